@@ -9,7 +9,7 @@ import random
 import time
 import tracemalloc
 
-from magnetar.broker.log.compaction_core import KeySurvey, compact_entry, parse_entry
+from magnetar.broker.log.compaction_core import SurvivingMessageSearch, compact_entry, parse_entry
 from magnetar.proto.entry import encode_batch, encode_broker_part, item_prefix
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 
@@ -36,11 +36,11 @@ def _log(options: Options, messages: int, keys: int) -> list[tuple[int, int, byt
 
 def _compact(entries: list[tuple[int, int, bytes]]) -> tuple[float, int]:
     begin = time.perf_counter()
-    survey = KeySurvey(KEYS_MAX, salt=b"bench")
+    survey = SurvivingMessageSearch(KEYS_MAX, salt=b"bench")
     while not survey.is_done:
         for first, count, entry in entries:
             survey.add_entry(first, count, parse_entry(entry))
-        survey.end_round()
+        survey.end_reading_round()
     for first, count, entry in entries:
         compact_entry(entry, first, count, survey.survivors)
     return time.perf_counter() - begin, len(survey.survivors)

@@ -18,7 +18,7 @@ _HEAD = [(b":method", b"POST"), (b":scheme", b"https"), (b":authority", b"x"), (
 def _call(n: int, method: str, flags: int = 0, token: bytes = b"") -> bytes:
     more = [(b"authorization", token)] if token else []
     head = encode_headers([*_HEAD, (b":path", f"/magnetar.wire.Broker/{method}".encode()), *more])
-    return frames.header_block(2 * n + 1, head, flags, frames.FRAME_DEFAULT)
+    return frames.encode_header_block(2 * n + 1, head, flags, frames.FRAME_DEFAULT)
 
 
 def _raw(kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
@@ -27,7 +27,7 @@ def _raw(kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0) -> by
 
 def _over(n: int) -> bytes:
     """Stream 1, which is over."""
-    return b"" if n else _call(0, "Connect") + frames.rst_stream(1, ErrorCode.CANCEL)
+    return b"" if n else _call(0, "Connect") + frames.encode_rst_stream(1, ErrorCode.CANCEL)
 
 
 def _huffman(n: int) -> bytes:
@@ -41,8 +41,8 @@ def _huffman(n: int) -> bytes:
 
 _END = frames.END_HEADERS | frames.END_STREAM
 FLOODS: dict[str, Callable[[int], bytes]] = {
-    "window-updates": lambda n: frames.window_update(0, 1),
-    "window-updates-over": lambda n: _over(n) + frames.window_update(1, 5),
+    "window-updates": lambda n: frames.encode_window_update(0, 1),
+    "window-updates-over": lambda n: _over(n) + frames.encode_window_update(1, 5),
     "pings": lambda n: frames.ping(n.to_bytes(8, "big")),
     "ping-answers": lambda n: frames.ping(bytes(8), frames.ACK),
     "settings": lambda n: frames.settings({}),
@@ -50,10 +50,10 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
     "settings-answers": lambda n: frames.SETTINGS_ACK,
     "priorities": lambda n: _raw(frames.PRIORITY, bytes(5), stream=1),
     "later-kinds": lambda n: _raw(77),
-    "goaways": lambda n: frames.goaway(0, ErrorCode.NO_ERROR),
-    "resets": lambda n: _over(n) + frames.rst_stream(1, ErrorCode.CANCEL),
-    "rapid-resets": lambda n: _call(n, "Lookup") + frames.rst_stream(2 * n + 1, ErrorCode.CANCEL),
-    "made-resets": lambda n: _call(n, "Connect") + frames.window_update(2 * n + 1, 0),
+    "goaways": lambda n: frames.encode_goaway(0, ErrorCode.NO_ERROR),
+    "resets": lambda n: _over(n) + frames.encode_rst_stream(1, ErrorCode.CANCEL),
+    "rapid-resets": lambda n: _call(n, "Lookup") + frames.encode_rst_stream(2 * n + 1, ErrorCode.CANCEL),
+    "made-resets": lambda n: _call(n, "Connect") + frames.encode_window_update(2 * n + 1, 0),
     "empty-data": lambda n: _over(n) + _raw(frames.DATA, stream=1),
     "single-bytes": lambda n: _over(n) + _raw(frames.DATA, b"x", stream=1),
     "padding": lambda n: _over(n) + _raw(frames.DATA, b"\xff" + bytes(255), frames.PADDED, 1),

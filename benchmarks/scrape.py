@@ -23,7 +23,7 @@ from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.subscription import NO_DELIVERIES
 from magnetar.broker.topic.statistics import TopicStatistics
 from magnetar.cli.run.metrics import MeasuredParts
-from magnetar.metadata.session import MetadataUse
+from magnetar.metadata.session import MetadataResponsiveness
 from magnetar.proto.names import Position, TopicName
 from magnetar.proto.states import Blocked
 from magnetar.runtime.budget import CallerMemory
@@ -62,7 +62,7 @@ def stand_in_broker(topics: dict[str, Any], config: BrokerConfig) -> Any:
     owned = SimpleNamespace(
         world=SimpleNamespace(clock=clock), loaded=topics, cache=SimpleNamespace(statistics=dict), config=config,
         metrics_topics=config.metrics_topics, publish_seconds=Histogram(SECONDS), bookie_statistics=dict,
-        memory=CallerMemory(), coordinators=(), metadata_use=MetadataUse(clock),
+        memory=CallerMemory(), coordinators=(), metadata_use=MetadataResponsiveness(clock),
         survey=TopicSurveyRunner(clock, topics.values), load_seconds=Histogram(SECONDS), lookups=0,
     )  # fmt: skip
     return SimpleNamespace(topic_manager=owned)

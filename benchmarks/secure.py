@@ -183,14 +183,14 @@ def secure_latency(options: Options) -> Run:
 def connect(options: Options) -> Run:
     """Connections per second, each with a handshake, an authenticated look-up, and its end; AT_ONCE at a time."""
     from magnetar.client.connect.authentication import make_caller_access
-    from magnetar.client.connect.connections import client_world
+    from magnetar.client.connect.connections import make_client_world
     from magnetar.client.connect.discovery import parse_service_url
     from magnetar.proto import wire_pb2 as wire
     from magnetar.runtime.network import rpc
 
     async def main(both: Both) -> tuple[int, float]:
         credentials = both.credentials()
-        url, network = parse_service_url(both.secure.url), client_world().network
+        url, network = parse_service_url(both.secure.url), make_client_world().network
         access = make_caller_access(url, credentials.pop("authentication"), credentials)
         made, until, begin = 0, time.perf_counter() + options.seconds, time.perf_counter()
 

@@ -244,10 +244,10 @@ def _keyed_consumer(client: Any, topic: str, name: str) -> Any:
 def _key_that_moves(first: str, second: str) -> str:
     """A key that is the first consumer's until the second one comes."""
     from magnetar.broker.subscription.core.policy import Member
-    from magnetar.broker.subscription.core.slot_owners import HashRing
+    from magnetar.broker.subscription.core.slot_owners import HashRingSlotOwners
     from magnetar.proto.names import sticky_slot
 
-    ring, newcomer = HashRing(), Member(2, second)
+    ring, newcomer = HashRingSlotOwners(), Member(2, second)
     ring.join(Member(1, first))
     ring.join(newcomer)
     return next(key for number in range(1000) if ring.owner(sticky_slot(key := f"stuck-{number}")) is newcomer)

@@ -100,7 +100,7 @@ async def _write(world: Any, client: Any, log: Any, aborts: int, rng: random.Ran
     core = outcomes.core = Transactions(log.shape, TxnSnapshot(log.shape.start))
     for number, index in enumerate(sorted(rng.sample(range(log.shape.end_index), aborts))):
         txn = TxnId(0, number)
-        core.register_unresolved(txn)
+        core.register_unresolved_transaction(txn)
         core.on_joined(txn)
         core.judge(txn, "bench", SequenceRange(number, number))
         position = Position(index // LEDGER_ENTRIES + 1, index % LEDGER_ENTRIES)

@@ -37,7 +37,7 @@ from ..ledger.peer_format import (
     RequestHead,
     Status,
     decode_request,
-    encode_statuses,
+    encode_add_statuses,
     pack_added,
     verify_add,
     verify_adds,
@@ -141,7 +141,7 @@ SEAL_BYTES = 1 << 20
 slower."""
 
 
-class AddIntentsOfTurn:
+class AddIntentsOfLoopTurn:
     """The requests to add entries that one turn of the event loop collected, in order, and their bytes. `seal` writes
     them as one group to the journal."""
 
@@ -192,10 +192,10 @@ class _Queue:
 
 class AddRequests:
     """Admits the ADD and ADD_MANY requests of a bookie. The service must call `on_request` for each request, and
-    `admit_held` when the store may have room again. `pressure` makes the sockets read slowly."""
+    `admit_held_adds` when the store may have room again. `pressure` makes the sockets read slowly."""
 
     def __init__(
-        self, store: Store, clock: Clock, intents: AddIntentsOfTurn,
+        self, store: Store, clock: Clock, intents: AddIntentsOfLoopTurn,
         newcomer: Callable[[Request, RequestHead, float], None],
         pressure: Callable[[bool], None], *, entry_bytes_max: int, held_bytes_max: int,
     ) -> None:  # fmt: skip
@@ -240,7 +240,7 @@ class AddRequests:
         else:
             self._admit(batch)
 
-    def on_plain_add(self, request: Request, ledger: int, entry: int, key: bytes, came: float) -> None:
+    def on_unflagged_add(self, request: Request, ledger: int, entry: int, key: bytes, came: float) -> None:
         """Handles an ADD request without flags. The result is the same as that of `on_request`, but this path is
         faster, because most requests are ADDs without flags."""
         opened = verify_add(ledger, entry, request.frames, self._entry_bytes_max)
@@ -289,7 +289,7 @@ class AddRequests:
         else:
             self._refuse(batch, status)
 
-    def answer_journaled(self, intents: Sequence[Intent], ok: bool) -> None:
+    def answer_journaled_adds(self, intents: Sequence[Intent], ok: bool) -> None:
         """Answers the requests of a sealed journal group, in the order of their arrival. `ok` True: the records of the
         group are durable; False: the journal had no room for them."""
         now, waits, sizes = self._clock.monotonic(), list[float](), list[float]()
@@ -312,7 +312,7 @@ class AddRequests:
             else:
                 waits.append(now - each.came)
                 sizes += [size for _, _, size in each.entries]
-                each.request.reply(*encode_statuses(each.ledger, each.entry, statuses))
+                each.request.reply(*encode_add_statuses(each.ledger, each.entry, statuses))
         self.seconds.observe_all(waits)
         self.entry_bytes.observe_all(sizes)
 
@@ -328,7 +328,7 @@ class AddRequests:
             queue.push(batch)
             self._press()
 
-    def admit_held(self) -> None:
+    def admit_held_adds(self) -> None:
         """Admits the held ADD requests in order while there is room, those of recoveries first. If the disk is full,
         refuses the held ADD requests of clients (READ_ONLY). If no file descriptor is free, refuses all held ADD
         requests (BUSY)."""
@@ -355,7 +355,7 @@ class AddRequests:
             self.pressure(pressed)
 
     @property
-    def held_counts(self) -> tuple[int, int]:
+    def count_held_adds(self) -> tuple[int, int]:
         """Returns (number of held ADD requests, their bytes together)."""
         queues = (self._held, self._held_recovery)
         return sum(len(queue.batches) for queue in queues), sum(queue.bytes for queue in queues)
@@ -397,4 +397,4 @@ class AddRequests:
         for value, count in Counter(statuses).items():
             if value:
                 self.refused[Status(value)] += count
-        batch.request.reply(*encode_statuses(batch.ledger, batch.entry, statuses))
+        batch.request.reply(*encode_add_statuses(batch.ledger, batch.entry, statuses))

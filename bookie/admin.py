@@ -76,7 +76,7 @@ from ..runtime.descriptors import PROCESS
 from ..runtime.metrics import RecentQuantiles
 from ..runtime.tasks import Tasks
 from .maintenance import marks
-from .maintenance.copies_core import GONE, bookies_of_ledger
+from .maintenance.copies_core import GONE, list_bookies_of_ledger
 from .maintenance.garbage import GarbageCollector, GarbageProgress, GarbageResult
 from .maintenance.restore import LimboRestorer
 from .maintenance.scrub import Scrubber
@@ -389,7 +389,7 @@ class RepairVerbs:
         while len(found) <= limit and (some := list(islice(ids, 256))):
             found += [
                 record for record in await self._records(some)
-                if state in ("", record.state) and (not bookie or bookie in bookies_of_ledger(record))
+                if state in ("", record.state) and (not bookie or bookie in list_bookies_of_ledger(record))
             ]  # fmt: skip
         return {"ledgers": [_short(record) for record in found[:limit]], "more": len(found) > limit}
 
@@ -399,7 +399,7 @@ class RepairVerbs:
         record = await marks.read_ledger(self._session(), ledger)
         if record is None:
             raise LedgerNotFound(f"ledger {ledger} does not exist; 'magnetar ledgers list' shows them", ledger=ledger)
-        mark = await marks.read_mark(self._session(), ledger)
+        mark = await marks.read_repair_mark(self._session(), ledger)
         return {
             **_short(record),
             "properties": dict(record.properties),
@@ -449,11 +449,11 @@ class RepairVerbs:
     async def _bookies(self, options: Options) -> Json:
         check_option_names(options, ())
         store = self._session()
-        available, departing = await marks.list_registered(store), await marks.list_departing(store)
+        available, departing = await marks.list_registered_bookies(store), await marks.list_departing_bookies(store)
         cookies = await store.children(paths.COOKIES)
         named: Counter[str] = Counter()
         for record in await self._records(await marks.list_ledgers(store, paths.LEDGERS)):
-            named.update(list(bookies_of_ledger(record)))
+            named.update(list(list_bookies_of_ledger(record)))
         rows: list[Json] = []
         for bookie in sorted({*available, *departing, *cookies, *named}):
             record_, state = available.get(bookie), "writable"
@@ -519,7 +519,7 @@ class RepairVerbs:
     async def _records_on(self, bookie: str) -> list[LedgerRecord]:
         """Returns the records of all ledgers that have a fragment on the bookie."""
         records = await self._records(await marks.list_ledgers(self._session(), paths.LEDGERS))
-        return [record for record in records if bookie in bookies_of_ledger(record)]
+        return [record for record in records if bookie in list_bookies_of_ledger(record)]
 
     async def _records(self, ledgers: Sequence[int]) -> list[LedgerRecord]:
         store = self._session()
@@ -528,7 +528,7 @@ class RepairVerbs:
 
     async def _marks(self, ledgers: Sequence[int]) -> list[UnderReplicatedRecord]:
         store = self._session()
-        found = await _in_parts(ledgers, lambda ledger: marks.read_mark(store, ledger))
+        found = await _in_parts(ledgers, lambda ledger: marks.read_repair_mark(store, ledger))
         return [each[0] for each in found if each is not None]
 
     async def _bytes_left(self, found: Sequence[UnderReplicatedRecord]) -> int:
@@ -560,7 +560,7 @@ def _short(record: LedgerRecord) -> Json:
         "entries": record.last_entry + 1 if closed else None,
         "bytes": record.length if closed else None,
         "fragments": len(record.fragments),
-        "bookies": list(bookies_of_ledger(record)),
+        "bookies": list(list_bookies_of_ledger(record)),
         "owner": record.properties.get("topic", ""),
     }
 

@@ -15,14 +15,14 @@ Guarded by tests/bookie/test_service.py and tests/bookie/test_registration.py.
 
 The disk under a bookie: when the bookie stops taking adds of clients, and when it takes them again.
 
-`judge_disk` decides from three facts: how much of the disk is used, whether a write found no room, and the state
+`decide_disk_state` decides from three facts: how much of the disk is used, whether a write found no room, and the state
 before:
 
 | state | when | what it stops |
 |---|---|---|
 | WRITABLE | | nothing |
 | TIGHT | used ≥ `disk_warn_share` | major compaction, which needs room before it gives some |
-| FULL | used ≥ `disk_full_share`, or free < the floor; until both are past what `judge_disk` says | adds of clients |
+| FULL | used ≥ `disk_full_share`, or free < the floor; until both pass `decide_disk_state` | adds of clients |
 | NO_ROOM | a write found no room, or the reserve was given up and is not filled again | adds of clients |
 
 An operator who empties the bookie (DepartingRecord) makes it read-only as FULL does, until the operator cancels it.
@@ -322,14 +322,15 @@ class DiskState(enum.Enum):
 
 
 class DiskLimits(NamedTuple):
-    """The limits by which `judge_disk` decides the state of a disk: shares of the disk's size, and numbers of bytes."""
+    """The limits by which `decide_disk_state` decides the state of a disk: shares of the disk's size, and numbers of
+    bytes."""
 
     full_share: float
     low_water_share: float
     warn_share: float
     free_bytes_min: int  # -1: not set
 
-    def free_floor_bytes(self, total: int) -> int:
+    def free_bytes_min_of_disk(self, total: int) -> int:
         """Returns the limit of free bytes for a disk of `total` bytes: with fewer free bytes, the disk is FULL."""
         return self.free_bytes_min if self.free_bytes_min >= 0 else min(FLOOR_BYTES, int(total * SMALL_SHARE))
 
@@ -345,10 +346,10 @@ class DiskUsage(NamedTuple):
         return 1.0 - self.free / self.total if self.total else 1.0
 
 
-def judge_disk(usage: DiskUsage, limits: DiskLimits, was: DiskState, *, no_room: bool) -> DiskState:
+def decide_disk_state(usage: DiskUsage, limits: DiskLimits, was: DiskState, *, no_room: bool) -> DiskState:
     """Returns the present state of the disk. `was`: the state of the disk before this call. `no_room`: a write found no
     room and no write has succeeded since, or the disk reserve is missing."""
-    floor = limits.free_floor_bytes(usage.total) * (LEAVES_SHARE if was.is_read_only else 1.0)
+    floor = limits.free_bytes_min_of_disk(usage.total) * (LEAVES_SHARE if was.is_read_only else 1.0)
     if no_room:
         return DiskState.NO_ROOM
     if usage.used_share >= limits.full_share or usage.free < floor:
@@ -385,7 +386,7 @@ class DiskMonitor:
     def is_read_only(self) -> bool:
         return self.departing or self.state.is_read_only
 
-    def set_departing(self, departing: bool) -> None:
+    def set_bookie_departing(self, departing: bool) -> None:
         """Sets whether an operator has ordered to move all copies off this bookie. While that order is in force, the
         bookie is read-only."""
         if departing is not self.departing:
@@ -411,7 +412,7 @@ class DiskMonitor:
         limit = limits.low_water_share if self.state.is_read_only else limits.full_share
         no_room = not await self._store.room.ensure_room(limit)
         usage = self.usage = DiskUsage(*await self._store.room.usage())
-        self._become(judge_disk(usage, limits, self.state, no_room=no_room), usage)
+        self._become(decide_disk_state(usage, limits, self.state, no_room=no_room), usage)
 
     def _become(self, state: DiskState, usage: DiskUsage | None = None) -> None:
         if state is not self.state:
@@ -423,7 +424,7 @@ class DiskMonitor:
 
     def _floor_told(self, usage: DiskUsage) -> str:
         """Returns a text for the log if fewer bytes are free than the floor; else ""."""
-        floor = self._limits.free_floor_bytes(usage.total)
+        floor = self._limits.free_bytes_min_of_disk(usage.total)
         if usage.free >= floor:
             return ""
         why = "free_bytes_min" if self._limits.free_bytes_min >= 0 else "the least where free_bytes_min is not set"

@@ -42,7 +42,7 @@ from .store.entrylog.mover import CompactionPolicy
 from .store.identity import BookieIdentity
 from .store.memtable import TABLES
 from .store.state_log import DirectoryFacts
-from .store.store import Store, StoreConfig, StorePorts
+from .store.store import Store, StoreCallbacks, StoreConfig
 
 if TYPE_CHECKING:
     from .admin import BookieAdmin
@@ -153,9 +153,11 @@ class Bookie:
             upto = partial(largest_allocated_ledger, self._registration.metadata)
             await self._registration.check_only_process(world, UUID(bytes=self._identity.uuid))
             await self._memory.load()
-            await self._memory.check_not_older(self._registration.metadata, accepted=self._identity.metadata_accepted)
+            await self._memory.check_metadata_not_older(
+                self._registration.metadata, accepted=self._identity.metadata_accepted
+            )
             known = DirectoryFacts(self._identity.journal, self._identity.losses, upto)
-            ports = StorePorts(
+            ports = StoreCallbacks(
                 on_room=lambda: self._service.on_store_room(), on_no_space=lambda: self._upkeep.on_no_space(),
                 on_bad=lambda: self._mender.on_quarantined(),
             )  # fmt: skip
@@ -261,7 +263,7 @@ class Bookie:
         if isinstance(error, NoSpace):
             return ReadOnly(f"no room for the journal in {self._config.data}; free some and start again")
         if isinstance(error, PermissionError):
-            return identity.unusable_directory(self._config.data, error)
+            return identity.make_unusable_directory_error(self._config.data, error)
         return error if isinstance(error, NewerFormat) else InvalidConfiguration(str(error))
 
     async def close(self) -> None:
@@ -366,7 +368,7 @@ class Bookie:
 
     async def _learn_departing(self) -> None:
         """Reads whether an operator has ordered to move all copies off this bookie."""
-        self._upkeep.set_departing(await self._registration.metadata.get(paths.departing(self.id)) is not None)
+        self._upkeep.set_bookie_departing(await self._registration.metadata.get(paths.departing(self.id)) is not None)
 
     def _highest(self) -> int:
         """Returns the largest ledger id that this bookie knows, also by a tombstone."""
@@ -378,7 +380,7 @@ class Bookie:
         deleted until a restart.
         """
         try:
-            await self._memory.check_not_older(metadata)
+            await self._memory.check_metadata_not_older(metadata)
         except InvalidConfiguration:
             self._went_back = True
             raise

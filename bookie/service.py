@@ -80,7 +80,7 @@ from ..runtime.disk import Buffer
 from ..runtime.metrics import SECONDS, Histogram
 from ..runtime.network import Request
 from ..runtime.tasks import Tasks
-from .adds import AddIntentsOfTurn, AddRequests, Intent, RequestBudget, request_memory_bytes
+from .adds import AddIntentsOfLoopTurn, AddRequests, Intent, RequestBudget, request_memory_bytes
 from .store.reads import ReadResult
 from .store.store import Store
 
@@ -233,7 +233,7 @@ class BookieService:
                 metadata, store.keys.record_key_of_metadata, self._handle_parked, self._refuse,
                 waiting_bytes_max=held_bytes_max
             )
-        self._intents = AddIntentsOfTurn(self._seal)
+        self._intents = AddIntentsOfLoopTurn(self._seal)
         self.adds = AddRequests(
             store, clock, self._intents, _unknown if self.newcomers is None else self.newcomers.add_request, slow_down,
             entry_bytes_max=entry_bytes_max, held_bytes_max=held_bytes_max,
@@ -269,7 +269,7 @@ class BookieService:
         came = self._clock.monotonic()
         for request in requests:
             if (add := parse_plain_add(request.head)) is not None:
-                self.adds.on_plain_add(request, *add, came)
+                self.adds.on_unflagged_add(request, *add, came)
                 continue
             try:
                 head = decode_request(request.head)
@@ -325,13 +325,13 @@ class BookieService:
     def _answer_turn(self, turn: list[Intent], ok: bool) -> None:
         if self._closed:
             return
-        self.adds.answer_journaled(turn, ok)
+        self.adds.answer_journaled_adds(turn, ok)
         self.on_store_room()
 
     def on_store_room(self) -> None:
         """Called when the store may have room again: admits ADD requests that were held."""
         if not self._closed:
-            self.adds.admit_held()
+            self.adds.admit_held_adds()
             self._seal()
 
     # ------------------------------------------------------------------------------------ fences and explicit LACs
@@ -477,7 +477,7 @@ class BookieService:
             self._start_read(request, head, self._clock.monotonic())
 
     async def _find_held(self, request: Request, head: RequestHead) -> None:
-        held = await self._store.find_held(head.ledger, head.entry, head.entry + head.count - 1)
+        held = await self._store.find_stored_entries(head.ledger, head.entry, head.entry + head.count - 1)
         if not self._closed:
             answer = AnswerHead(head.op, Status.OK, head.ledger, head.entry, -1, len(held))
             request.reply(answer.encode(), (encode_runs(held),))
@@ -542,7 +542,7 @@ class BookieService:
         }
 
     def statistics(self) -> dict[str, int]:
-        held, held_bytes = self.adds.held_counts
+        held, held_bytes = self.adds.count_held_adds
         return {
             "requests": self.requests,
             **{name: self.refused[status] + self.adds.refused[status] for status, name in _COUNTED.items()},

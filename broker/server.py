@@ -27,7 +27,7 @@ from .cluster.ownership import MEMBERS_S
 from .common.config import BrokerConfig
 from .common.retry import LogThrottle
 from .grpc import checked as later
-from .grpc.checked import CheckedService
+from .grpc.checked import AuthorizedService
 from .grpc.connection import BrokerService
 from .grpc.probes import make_probe_services
 from .node.load_turns import LOOK_S
@@ -61,10 +61,11 @@ class Broker:
         config.validate()
         self.topic_manager = TopicManager(world, config)
         self._services = {
-            name: CheckedService(name, service, self.topic_manager.access)
+            name: AuthorizedService(name, service, self.topic_manager.access)
             for name, service in (
-                ("Broker", BrokerService(self.topic_manager)), ("Admin", later.make_lazy_admin(self.topic_manager)),
-                ("Transactions", later.make_lazy_transactions(self.topic_manager)),
+                ("Broker", BrokerService(self.topic_manager)),
+                ("Admin", later.make_lazy_admin_service(self.topic_manager)),
+                ("Transactions", later.make_lazy_transaction_service(self.topic_manager)),
             )
         }  # fmt: skip
         self.rest = RestProtocol(self.topic_manager, self._services)
@@ -193,14 +194,14 @@ class Broker:
         while True:
             await asyncio.sleep(ORDERS_LOOK_S)
             try:
-                await self.topic_manager.follow_drain_requests()
+                await self.topic_manager.apply_drain_request()
             except MagnetarError as error:
                 if throttle.should_log(error):
                     _LOG.warning("whether this broker is to drain is not known: %s", error)
 
     async def _read_members(self) -> None:
         while True:
-            await self.topic_manager.read_members()
+            await self.topic_manager.read_brokers_and_bookies()
             await asyncio.sleep(MEMBERS_S)
 
     async def _measure_memory(self) -> None:

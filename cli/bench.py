@@ -89,7 +89,7 @@ class EventCounts:
         if self.messages == self.wanted:
             self.enough.set()
 
-    async def wait_enough(self, wanted: int | None, timeout_s: float) -> None:
+    async def wait_event_count(self, wanted: int | None, timeout_s: float) -> None:
         """Waits until `wanted` events were counted, or until `timeout_s` has passed. If `wanted` is None, waits for
         `timeout_s`."""
         self.wanted = wanted
@@ -99,7 +99,7 @@ class EventCounts:
                     await self.enough.wait()
 
 
-def latencies_of(samples_s: array[float]) -> dict[str, float]:
+def compute_latency_percentiles(samples_s: array[float]) -> dict[str, float]:
     """Returns percentiles of the latencies `samples_s` (seconds), in milliseconds; empty if there are no samples."""
     ordered = sorted(samples_s)
     if not ordered:
@@ -243,12 +243,12 @@ async def _told(load: Load, tally: EventCounts, work: Coroutine[Any, Any, None])
             record = {
                 "second": at, "messages": tally.messages - seen,
                 "mebibytes": round((tally.messages - seen) * load.size / (1 << 20), 3),
-                **latencies_of(tally.latencies_s[seen:]),
+                **compute_latency_percentiles(tally.latencies_s[seen:]),
             }  # fmt: skip
             seen = tally.messages
             if out.kind == "jsonl":
-                out.print_item(record)
-            elif not out.structured:
+                out.print_streamed_value(record)
+            elif not out.is_structured:
                 print(_line(record), file=sys.stderr)
         await task
     finally:
@@ -340,7 +340,7 @@ def produce(session: Session, topic: str | None, **given: Any) -> None:
             senders = await _senders(load, clients, tally)
             until = now() + load.duration_s
             took_s = await _told(load, tally, _all(each.run(until) for each in senders))
-        return _summary(load, took_s, tally, **latencies_of(tally.latencies_s)), tally
+        return _summary(load, took_s, tally, **compute_latency_percentiles(tally.latencies_s)), tally
 
     _run(session, "produce", topic, given, measure)
 
@@ -378,7 +378,7 @@ def consume(session: Session, topic: str | None, messages: int, **given: Any) ->
             consumers = [await each.subscribe(load.topic, name, **options) for each in clients]
 
             async def end() -> None:
-                await tally.wait_enough(messages if topic is None else None, load.duration_s)
+                await tally.wait_event_count(messages if topic is None else None, load.duration_s)
                 stopped.set()
 
             work = _all([end(), *(_receive(each, tally, stopped, False) for each in consumers)])
@@ -419,7 +419,7 @@ def latency(session: Session, topic: str | None, **given: Any) -> None:
 
             async def send() -> None:
                 await _all(each.run(until) for each in senders)
-                await received.wait_enough(tally.messages, GRACE_S)
+                await received.wait_event_count(tally.messages, GRACE_S)
                 stopped.set()
 
             took_s = await _told(load, tally, _all([send(), _receive(consumer, received, stopped, True)]))
@@ -427,7 +427,7 @@ def latency(session: Session, topic: str | None, **given: Any) -> None:
         both = {"confirmed": tally, "received": received}
         times = {
             f"{what}{key[0].upper()}{key[1:]}": each
-            for what, counted in both.items() for key, each in latencies_of(counted.latencies_s).items()
+            for what, counted in both.items() for key, each in compute_latency_percentiles(counted.latencies_s).items()
         }  # fmt: skip
         return _summary(load, took_s, tally, received=received.messages, **times), tally
 

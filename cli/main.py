@@ -70,7 +70,7 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 a part is not available here, 4 not fou
 """
 
 
-class Root(LazyGroup):
+class RootGroup(LazyGroup):
     """The command group `magnetar` itself, which has all other commands and `--version`."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
-root = Root()
+root = RootGroup()
 
 
 GC_IMPORTS = (200_000, 20, 50)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # The database and table of every command of an outbox, and what is said when SQLAlchemy is missing.
 
 
-class Database:
+class OutboxDatabase:
     """The database that contains an outbox, with its SQLAlchemy engine and the tables of the outbox."""
 
     def __init__(self, url: str, table: str) -> None:
@@ -59,7 +59,7 @@ class Database:
         self.engine.dispose()
 
 
-def with_database(function: Callable[..., None]) -> Callable[..., None]:
+def with_database_options(function: Callable[..., None]) -> Callable[..., None]:
     """Decorates a command: adds the options --database and --table, and passes the Database that they describe as
     `database`."""
 
@@ -70,7 +70,7 @@ def with_database(function: Callable[..., None]) -> Callable[..., None]:
     @click.option("--table", default="magnetar_outbox", show_default=True, help="The table of the rows.")
     @wraps(function)
     def command(*arguments: Any, database_url: str, table: str, **options: Any) -> None:
-        database = Database(database_url, table)
+        database = OutboxDatabase(database_url, table)
         try:
             function(*arguments, database=database, **options)
         finally:
@@ -79,7 +79,7 @@ def with_database(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def with_output(function: Callable[..., None]) -> Callable[..., None]:
+def with_output_option(function: Callable[..., None]) -> Callable[..., None]:
     """Decorates a command that sends no request to a server: adds the option -o, and passes the CommandOutput as
     `out`."""
 
@@ -98,9 +98,9 @@ STATES = ("waiting", "claimed", "held", "parked")
 
 
 @click.command()
-@with_output
-@with_database
-def create(database: Database, out: CommandOutput) -> None:
+@with_output_option
+@with_database_options
+def create(database: OutboxDatabase, out: CommandOutput) -> None:
     """Create the tables of an outbox, if no migration of the application creates them.
 
     \b
@@ -108,16 +108,18 @@ def create(database: Database, out: CommandOutput) -> None:
       magnetar outbox create --database postgresql+psycopg://shop@localhost/shop
     """
     database.admin(checked=False).create()
-    out.print_done(f"{database.outbox.rows.name} is there", table=database.outbox.rows.name)
+    out.print_result_text(f"{database.outbox.rows.name} is there", table=database.outbox.rows.name)
 
 
 @click.command("list")
 @click.option("--state", type=click.Choice(STATES), default=None, help="Only these rows.")
 @click.option("--topic", default=None, help="Only rows of this topic, by its full name.")
 @click.option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
-@with_output
-@with_database
-def list_rows(database: Database, out: CommandOutput, state: str | None, topic: str | None, limit: int) -> None:
+@with_output_option
+@with_database_options
+def list_outbox_rows(
+    database: OutboxDatabase, out: CommandOutput, state: str | None, topic: str | None, limit: int
+) -> None:
     """List the rows of an outbox by state: waiting, claimed by a relay, refused (held), or parked.
 
     \b
@@ -133,9 +135,9 @@ def list_rows(database: Database, out: CommandOutput, state: str | None, topic: 
 
 
 @click.command()
-@with_output
-@with_database
-def status(database: Database, out: CommandOutput) -> None:
+@with_output_option
+@with_database_options
+def status(database: OutboxDatabase, out: CommandOutput) -> None:
     """Show the lag of an outbox: the number of rows by state, the age of the oldest row, and which relay sends which
     shard.
 
@@ -148,7 +150,7 @@ def status(database: Database, out: CommandOutput) -> None:
     admin = database.admin()
     lag = RelayStore(database.engine, database.outbox).lag()._asdict()
     shards = [each._asdict() for each in admin.read_shards()]
-    if out.structured:
+    if out.is_structured:
         out.print_document({**lag, "shards": shards})
         return
     out.print_record(lag)
@@ -164,14 +166,14 @@ def _ids(everything: bool, ids: tuple[int, ...]) -> tuple[int, ...] | None:
 def _changed(out: CommandOutput, count: int, what: str, asked: int | None) -> None:
     if asked is not None and not count:
         raise Failure(f"none of these rows can be {what}: see 'magnetar outbox list'", NOT_FOUND)
-    out.print_done(f"{count:,} rows {what}", rows=count)
+    out.print_result_text(f"{count:,} rows {what}", rows=count)
 
 
 @click.command()
 @click.argument("ids", nargs=-1, type=int, required=True)
-@with_output
-@with_database
-def park(database: Database, out: CommandOutput, ids: tuple[int, ...]) -> None:
+@with_output_option
+@with_database_options
+def park(database: OutboxDatabase, out: CommandOutput, ids: tuple[int, ...]) -> None:
     """Park rows of an outbox: they are not sent until they are revived, and later rows with the same key wait.
 
     \b
@@ -184,9 +186,9 @@ def park(database: Database, out: CommandOutput, ids: tuple[int, ...]) -> None:
 @click.command()
 @click.argument("ids", nargs=-1, type=int)
 @click.option("--all", "everything", is_flag=True, help="All that are parked or were refused.")
-@with_output
-@with_database
-def revive(database: Database, out: CommandOutput, ids: tuple[int, ...], everything: bool) -> None:
+@with_output_option
+@with_database_options
+def revive(database: OutboxDatabase, out: CommandOutput, ids: tuple[int, ...], everything: bool) -> None:
     """Send parked and refused rows again: they wait for a relay, and their attempts are counted from 0.
 
     \b
@@ -201,9 +203,9 @@ def revive(database: Database, out: CommandOutput, ids: tuple[int, ...], everyth
 @click.command()
 @click.argument("ids", nargs=-1, type=int, required=True)
 @YES
-@with_output
-@with_database
-def drop(database: Database, out: CommandOutput, ids: tuple[int, ...], yes: bool) -> None:
+@with_output_option
+@with_database_options
+def drop(database: OutboxDatabase, out: CommandOutput, ids: tuple[int, ...], yes: bool) -> None:
     """Delete rows that no relay has claimed. Their messages are never sent.
 
     \b
@@ -216,9 +218,9 @@ def drop(database: Database, out: CommandOutput, ids: tuple[int, ...], yes: bool
 
 @click.command()
 @click.argument("count", type=click.IntRange(1, 1024))
-@with_output
-@with_database
-def shards(database: Database, out: CommandOutput, count: int) -> None:
+@with_output_option
+@with_database_options
+def shards(database: OutboxDatabase, out: CommandOutput, count: int) -> None:
     """Change the number of shards into which the outbox is divided. No relay may be running, and no row may be claimed.
 
     \b
@@ -226,16 +228,16 @@ def shards(database: Database, out: CommandOutput, count: int) -> None:
       magnetar outbox shards 4 --database sqlite:///shop.db
     """
     database.admin().set_shard_count(count)
-    out.print_done(f"{count} shards: start a relay for each", shards=count)
+    out.print_result_text(f"{count} shards: start a relay for each", shards=count)
 
 
 @click.command()
 @click.option("--shard", type=click.IntRange(0), default=0, show_default=True, help="Of the relay that stopped.")
 @click.option("--name", default=None, help="Of the outbox, as its relay has it (default: the database's).")
 @YES
-@with_database
+@with_database_options
 @with_session
-def renumber(session: Session, database: Database, shard: int, name: str | None, yes: bool) -> None:
+def renumber(session: Session, database: OutboxDatabase, shard: int, name: str | None, yes: bool) -> None:
     """Continue after the error OutboxBehind or SequencesForgotten: give the waiting rows numbers after those that their
     topics have. Claimed rows are sent again.
 
@@ -261,7 +263,7 @@ def renumber(session: Session, database: Database, shard: int, name: str | None,
 COMMANDS = {
     "create": LazyCommand(".outbox", "create", "Make the tables."),
     "relay": LazyCommand(".outbox", "relay", "Send the rows of a shard."),
-    "list": LazyCommand(".outbox", "list_rows", "List rows by state."),
+    "list": LazyCommand(".outbox", "list_outbox_rows", "List rows by state."),
     "status": LazyCommand(".outbox", "status", "The lag, and who relays which shard."),
     "park": LazyCommand(".outbox", "park", "Park rows."),
     "revive": LazyCommand(".outbox", "revive", "Let parked rows wait again."),
@@ -294,10 +296,10 @@ READY_POLL_S = 1.0
 )
 @click.option("--until-empty", is_flag=True, help="End when no row waits or is claimed.")
 @click.option("--report", type=FiniteNumber(0.1), default=10.0, show_default=True, help="Seconds between reports.")
-@with_database
+@with_database_options
 @with_session
 def relay(
-    session: Session, database: Database, shard: int, shards: int, name: str | None, standby: bool, atomic: bool,
+    session: Session, database: OutboxDatabase, shard: int, shards: int, name: str | None, standby: bool, atomic: bool,
     until_empty: bool, report: float,
 ) -> None:  # fmt: skip
     """Send the rows of a shard to their topics, each exactly once, until the relay is stopped.
@@ -333,7 +335,7 @@ def relay(
             running.stop()
         if running.error is not None:
             raise running.error
-        if not session.out.structured:
+        if not session.out.is_structured:
             print(_line(running), flush=True)
     finally:
         client.close()
@@ -343,7 +345,7 @@ def _report(running: Relay, session: Session, stopped: threading.Event, every_s:
     while not running.wait_ready(READY_POLL_S):
         if stopped.is_set():
             return
-    if running.error is None and not session.out.structured:
+    if running.error is None and not session.out.is_structured:
         print(f"ready {running.name}", flush=True)
     wait_s = min(every_s, 0.2) if until_empty else every_s
     while running.error is None and not stopped.wait(wait_s):
@@ -351,8 +353,8 @@ def _report(running: Relay, session: Session, stopped: threading.Event, every_s:
             if _is_empty(running):
                 return
             continue
-        if session.out.structured:
-            session.out.print_item(_record(running))
+        if session.out.is_structured:
+            session.out.print_streamed_value(_record(running))
         else:
             print(_line(running), flush=True)
 

@@ -1,6 +1,7 @@
 """`magnetar plan`: what a load needs, by formulas that docs/operations.md explains. Asks no server.
 
-`estimate` is pure: a load and a number of servers in, the needs of each out. Guarding tests: tests/cli/test_plan.py.
+`estimate_requirements` is pure: a load and a number of servers in, the needs of each out. Guarding tests:
+tests/cli/test_plan.py.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Load(NamedTuple):
     subscriptions: int  # of each topic
 
 
-class PlannedNeed(NamedTuple):
+class ServerRequirements(NamedTuple):
     """What each broker and each bookie needs for the planned load."""
 
     bookies: int
@@ -51,18 +52,18 @@ class PlannedNeed(NamedTuple):
     broker_memory_bytes: float
 
 
-def estimate(load: Load, bookies: int, brokers: int) -> PlannedNeed:
+def estimate_requirements(load: Load, bookies: int, brokers: int) -> ServerRequirements:
     """Returns the disk, network and memory that each server needs for the load if there are `bookies` bookies and
     `brokers` brokers."""
     stored = load.in_bytes_s * load.copies / bookies
-    return PlannedNeed(
+    return ServerRequirements(
         bookies, brokers, stored * load.retention_s / DISK_USED, 2 * stored, stored, load.in_bytes_s / brokers,
         load.in_bytes_s * (load.copies + load.fanout) / brokers,
         BROKER_BYTES + TOPIC_BYTES * load.topics / brokers + CACHE_BYTES,
     )  # fmt: skip
 
 
-def count_ledgers(load: Load) -> int:
+def estimate_ledgers(load: Load) -> int:
     """Returns about how many ledgers the load makes: those of topics, which are closed at a certain age or size, and
     one for each cursor."""
     by_age = load.topics * math.ceil(load.retention_s / ROLL_S + 1)
@@ -70,9 +71,9 @@ def count_ledgers(load: Load) -> int:
     return max(by_age, by_size) + load.topics * load.subscriptions
 
 
-def count_nodes(load: Load) -> int:
+def estimate_metadata_nodes(load: Load) -> int:
     """Returns about how many nodes (records) the load makes in the metadata."""
-    return load.topics * (2 + load.subscriptions) + count_ledgers(load)
+    return load.topics * (2 + load.subscriptions) + estimate_ledgers(load)
 
 
 class Bytes(click.FloatRange):
@@ -129,11 +130,13 @@ def plan(
     if count < copies:
         raise click.UsageError(f"{copies} copies need {copies} bookies at least, not {count}")
     load = Load(in_bytes_s, retention, fanout, copies, topics, fanout if subscriptions is None else subscriptions)
-    needs = estimate(load, count, brokers), estimate(load, max(count - 1, 1), max(brokers - 1, 1))
+    needs = estimate_requirements(load, count, brokers), estimate_requirements(
+        load, max(count - 1, 1), max(brokers - 1, 1)
+    )
     out = CommandOutput(output)
-    ledgers, nodes = count_ledgers(load), count_nodes(load)
+    ledgers, nodes = estimate_ledgers(load), estimate_metadata_nodes(load)
     warnings = [*_warnings(load, count, brokers)]
-    if out.structured:
+    if out.is_structured:
         whole, less = (each._asdict() for each in needs)
         out.print_document({"load": load._asdict(), "all": whole, "oneLess": less, "ledgers": ledgers,
                             "metadataNodes": nodes, "warnings": warnings})  # fmt: skip
@@ -153,7 +156,7 @@ def _warnings(load: Load, bookies: int, brokers: int) -> list[str]:
     return found
 
 
-def _rows(whole: PlannedNeed, less: PlannedNeed) -> list[Row]:
+def _rows(whole: ServerRequirements, less: ServerRequirements) -> list[Row]:
     texts = (
         ("bookies", "bookies", ""), ("disk of each bookie", "bookie_disk_bytes", "B"),
         ("writes of each bookie to its disk", "bookie_write_bytes_s", "B/s"),

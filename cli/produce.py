@@ -124,7 +124,7 @@ def produce(
             if sent % 1000 == 0 or rate:
                 counted(sent)
         confirmed = sending.finish()
-    session.out.print_done(f"{confirmed:,} messages confirmed", topic=topic, messages=confirmed)
+    session.out.print_result_text(f"{confirmed:,} messages confirmed", topic=topic, messages=confirmed)
 
 
 NUMBER = b"{i}"
@@ -354,14 +354,14 @@ _FIELD = re.compile(r"\{([A-Za-z_]+)\}|\\([ntr0\\])")
 def _shown(out: CommandOutput, template: str | None, program: str | None) -> Callable[[Message], None]:
     """Returns the function that processes each message before it is acknowledged. Raises UsageError if the template is
     invalid."""
-    from .common.output import print_message, printed_message_of
+    from .common.output import make_printed_message, print_message
 
     if template is not None and program is not None:
         raise click.UsageError("either --format or --pipe")
     if program is not None:
         return lambda message: _give(program, message)
     if template is None:
-        return lambda message: print_message(printed_message_of(message), out)
+        return lambda message: print_message(make_printed_message(message), out)
     unknown = [found[1] for found in _FIELD.finditer(template) if found[1] and found[1] not in FIELDS]
     if unknown:
         raise click.UsageError(f"a message has no {{{unknown[0]}}}: {', '.join(f'{{{each}}}' for each in FIELDS)}")
@@ -373,9 +373,9 @@ def format_message(template: str, message: Message) -> str:
     again."""
     from datetime import UTC, datetime
 
-    from .common.output import printed_message_of
+    from .common.output import make_printed_message
 
-    found = printed_message_of(message)
+    found = make_printed_message(message)
     values: dict[str, Callable[[], str]] = {
         "data": lambda: found.payload.decode("utf-8", "backslashreplace"), "key": lambda: found.key,
         "id": lambda: found.message_id, "topic": lambda: found.topic,

@@ -64,13 +64,13 @@ def init(folder: str, hosts: tuple[str, ...], cluster: str, keep: bool, servers:
 
     Example: magnetar security init ./security --host broker-1.example --host 10.0.0.7
     """
-    from ..security.authority import copy_to_servers, is_complete
+    from ..security.authority import copy_server_files, has_all_files
 
-    if keep and is_complete(Path(folder)):
+    if keep and has_all_files(Path(folder)):
         click.echo(f"{folder} is complete and kept", err=True)
     else:
         _initialize(folder, hosts, cluster)
-    for name in copy_to_servers(Path(folder), Path(servers)) if servers else ():
+    for name in copy_server_files(Path(folder), Path(servers)) if servers else ():
         click.echo(f"{Path(servers or '') / name}")
 
 
@@ -172,9 +172,9 @@ def key(folder: str, drop_old: bool) -> None:
 
     Example: magnetar security token key --folder ./security
     """
-    from ..security.authority import new_token_key
+    from ..security.authority import create_token_key
 
-    _rotate(Path(folder), "token-public.pem", drop_old, lambda: new_token_key(Path(folder)))
+    _rotate(Path(folder), "token-public.pem", drop_old, lambda: create_token_key(Path(folder)))
 
 
 def _rotate(folder: Path, public: str, drop_old: bool, renew: Callable[[], list[str]]) -> None:
@@ -184,7 +184,7 @@ def _rotate(folder: Path, public: str, drop_old: bool, renew: Callable[[], list[
     if not (folder / public).is_file():
         raise InvalidConfiguration(f"{folder} has no {public}: it is no folder of `security init`")
     if drop_old:
-        files.remove_older(folder / public)
+        files.remove_all_but_newest(folder / public)
     for name in [public] if drop_old else renew():
         click.echo(str(folder / name))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..proto.states import TxnId
 from .client import Client
-from .common.errors import PulsarException, Result, exception_of
+from .common.errors import PulsarException, Result, make_exception_for_result
 from .common.loggers import ignore_error, run_logging_errors
 from .consume.consumer import Consumer
 from .consume.ranges import IndexedMessage, Reader, StoredEntry
@@ -53,7 +53,7 @@ def _set_future(future: asyncio.Future[Any], result: Result, value: Any) -> None
         if result is Result.Ok:
             future.set_result(value)
         else:
-            future.set_exception(exception_of(result))
+            future.set_exception(make_exception_for_result(result))
 
     future.get_loop().call_soon_threadsafe(run_logging_errors, end, ignore_error)
 

@@ -33,15 +33,15 @@ from .common.checks import (
     WrongValue,
     check_parameter,
     check_parameters,
-    instance_check,
+    make_instance_check,
+    make_whole_number_check,
     shorten_value,
     to_plain_text,
-    whole_number_check,
 )
 from .common.closing import ClosedAfterAsyncWith, close_all, timeout_when_quiet
 from .common.errors import AlreadyClosed, PulsarException, Timeout, TopicNotFound, translate_error
 from .common.loggers import StatisticsReporter, attach_logger
-from .connect.connections import Connections, client_world
+from .connect.connections import Connections, make_client_world
 from .connect.service_info import AutoClusterFailover, ClientCluster, ServiceInfo, ServiceInfoProvider
 from .connect.topic_watch import TopicPattern, TopicPatternWatch
 from .consume.consumer import Consumer
@@ -81,7 +81,7 @@ from .produce.producer import Half, Producer
 from .transactions import coordinators as batches
 from .transactions.coordinators import Batch, BatchOutcome, SinkStatus
 from .transactions.halves import TABLE as HALF
-from .transactions.halves import CheckWatch, ClientHalves
+from .transactions.halves import ClientHalves, HalfCheckWatch
 from .transactions.process import Output
 from .transactions.transaction import Transaction, Transactions
 
@@ -157,12 +157,12 @@ class Client(ClosedAfterAsyncWith):
         if self._closed:
             raise AlreadyClosed("the client is closed")
         if self._connections is None:
-            self._connections = self._service.connect(self._world or client_world(), self.settings)
+            self._connections = self._service.connect(self._world or make_client_world(), self.settings)
             self._connections.make_halves = ClientHalves.of_client
             self._reports = StatisticsReporter(self, self.settings.stats_interval_in_seconds)
             if self._world is None:
                 self._connections.with_the_loop = WeakMethod(self.shutdown)
-                self._connections.close_with_loop()
+                self._connections.close_when_loop_ends()
         return self._connections
 
     def get_service_info(self) -> ServiceInfo:
@@ -234,13 +234,13 @@ class Client(ClosedAfterAsyncWith):
     async def commit_transaction(self, txn_id: TxnId | str) -> None:
         """Commits a transaction that any program prepared. May be called again. Raises TransactionAborted,
         TransactionForgotten, or InvalidTxnStatusError if the transaction is open."""
-        work = batches.end_prepared(self.transactions.coordinators, _txn_id(txn_id), is_commit=True)
+        work = batches.end_prepared_transaction(self.transactions.coordinators, _txn_id(txn_id), is_commit=True)
         await run_translating_errors(work)
 
     async def abort_transaction(self, txn_id: TxnId | str) -> None:
         """Aborts a prepared or open transaction that any program of this role began. May be called again. Raises
         InvalidTxnStatusError if the transaction is committed."""
-        work = batches.end_prepared(self.transactions.coordinators, _txn_id(txn_id), is_commit=False)
+        work = batches.end_prepared_transaction(self.transactions.coordinators, _txn_id(txn_id), is_commit=False)
         await run_translating_errors(work)
 
     async def half(
@@ -277,7 +277,9 @@ class Client(ClosedAfterAsyncWith):
 
         def register(function: CheckFunction) -> CheckFunction:
             check_parameter("function", FUNCTION, function)
-            ClientHalves.of_client(self.connections).watch(group, lambda halves: CheckWatch(halves, group, function))
+            ClientHalves.of_client(self.connections).watch(
+                group, lambda halves: HalfCheckWatch(halves, group, function)
+            )
             return function
 
         return register
@@ -390,7 +392,7 @@ class Client(ClosedAfterAsyncWith):
         """
         options = pick_parameters(locals(), "topic")
         check_parameters(CONSUMER, options)
-        check_parameter("batch_receive_policy", instance_check(ConsumerBatchReceivePolicy), batch_receive_policy)
+        check_parameter("batch_receive_policy", make_instance_check(ConsumerBatchReceivePolicy), batch_receive_policy)
         subscription_name = parse_topic_text(check_subscription_name, options["subscription_name"])
         settings = make_consumer_settings(
             pick_parameters(
@@ -503,9 +505,9 @@ class Client(ClosedAfterAsyncWith):
         of the old one.
         """
         check_parameters(READER, {"crypto_key_reader": crypto_key_reader})
-        check_parameter("incarnation", whole_number_check(0, INT64_MAX), incarnation)
-        check_parameter("first_index", whole_number_check(0, INT64_MAX), first_index)
-        check_parameter("end_index", whole_number_check(0, INT64_MAX), end_index)
+        check_parameter("incarnation", make_whole_number_check(0, INT64_MAX), incarnation)
+        check_parameter("first_index", make_whole_number_check(0, INT64_MAX), first_index)
+        check_parameter("end_index", make_whole_number_check(0, INT64_MAX), end_index)
         reader = RangeReader(self.connections, crypto_key_reader)
         async with aclosing(reader.read(parse_topic(topic), first_index, end_index, incarnation)) as found:
             try:

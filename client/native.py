@@ -17,8 +17,8 @@ from .common.checks import (
     ParameterCheck,
     Table,
     check_parameter,
-    instance_check,
-    whole_number_check,
+    make_instance_check,
+    make_whole_number_check,
 )  # fmt: skip
 from .common.loggers import ConsoleLogger, FileLogger, LoggerLevel, check_logger
 from .connect.authentication import Authentication
@@ -130,7 +130,7 @@ class KeySharedPolicy:
 
 
 Self = TypeVar("Self", bound="Configuration")
-_INFO = instance_check(SchemaDescription, optional=False)
+_INFO = make_instance_check(SchemaDescription, optional=False)
 _BYTES = SchemaDescription(SchemaTypeOfClient.BYTES, "BYTES", "")
 
 
@@ -249,7 +249,8 @@ class ConsumerConfiguration(_WithProperties):
         auto_ack_oldest_chunked_message_on_queue_full=_of(False, "auto_ack_oldest_chunked_message_on_queue_full"),
         batch_index_ack_enabled=_of(False, "batch_index_ack_enabled"),
         batch_receive_policy=Option(
-            instance_check(ConsumerBatchReceivePolicy, optional=False), BatchReceivePolicy(), "batch_receive_policy",
+            make_instance_check(ConsumerBatchReceivePolicy, optional=False), BatchReceivePolicy(),
+            "batch_receive_policy",
             chains=False,
         ),
         broker_consumer_stats_cache_time_ms=_of(30000, "broker_consumer_stats_cache_time_ms", chains=False),
@@ -298,14 +299,15 @@ class ClientConfiguration(Configuration):
     """A configuration whose options are the parameters of `Client`, as in Pulsar's C++ client."""
 
     _options: ClassVar[dict[str, Option]] = {
-        "authentication": Option(instance_check(Authentication, optional=False), None, "authentication", reads=False),
-        "concurrent_lookup_requests": Option(whole_number_check(1), 50000, "concurrent_lookup_requests"),
-        "connection_timeout": Option(whole_number_check(1), 10000, "connection_timeout_ms"),
-        "io_threads": Option(whole_number_check(1), 1, "io_threads"),
+        "authentication": Option(make_instance_check(Authentication, optional=False), None, "authentication",
+        reads=False),
+        "concurrent_lookup_requests": Option(make_whole_number_check(1), 50000, "concurrent_lookup_requests"),
+        "connection_timeout": Option(make_whole_number_check(1), 10000, "connection_timeout_ms"),
+        "io_threads": Option(make_whole_number_check(1), 1, "io_threads"),
         "listener_name": Option(TEXT, "", "listener_name", reads=False),
-        "message_listener_threads": Option(whole_number_check(1), 1, "message_listener_threads"),
-        "operation_timeout_seconds": Option(whole_number_check(1), 30, "operation_timeout_seconds"),
-        "stats_interval_in_seconds": Option(whole_number_check(0), 600, "stats_interval_in_seconds"),
+        "message_listener_threads": Option(make_whole_number_check(1), 1, "message_listener_threads"),
+        "operation_timeout_seconds": Option(make_whole_number_check(1), 30, "operation_timeout_seconds"),
+        "stats_interval_in_seconds": Option(make_whole_number_check(0), 600, "stats_interval_in_seconds"),
         "tls_allow_insecure_connection": Option(YES_OR_NO, False, "tls_allow_insecure_connection"),
         "tls_certificate_file_path": Option(TEXT, "", "tls_certificate_file_path"),
         "tls_private_key_file_path": Option(TEXT, "", "tls_private_key_file_path"),

@@ -15,8 +15,8 @@ Guards: tests/ledger/test_ledger.py, tests/ledger/test_bookies.py.
 
 Reports of damaged copies: `/damaged/<ledger>/<bookie>` lists the entries that need another copy at that bookie.
 
-Two kinds of process write the same record. Each changes only its own part, by compare-and-set (`store_report`), and
-removes the record when nothing is left:
+Two kinds of process write the same record. Each changes only its own part, by compare-and-set (`store_damage_report`),
+and removes the record when nothing is left:
 
     a reader or recoverer that got bytes which are not the entry   adds it, once per entry (`DamageReports`)
     the bookie itself (bookie/maintenance/scrub.py)                adds what it has quarantined, removes what is
@@ -49,11 +49,11 @@ from .peer_format import AnswerHead, Status, decode_answer, encode_ping
 from .placement_core import (
     UNKNOWN_RACK,
     BookieCandidate,
+    BookieFaultKind,
     BookieHealth,
     BookieQuarantine,
     PlacementFailure,
     RackRule,
-    TroubleKind,
     choose_bookies,
 )
 
@@ -99,7 +99,9 @@ def union_ranges(ranges: Ranges, others: Ranges) -> Ranges:
     return tuple(both)
 
 
-async def store_report(metadata: MetadataStore, ledger: int, bookie: str, now: Ranges, before: Ranges = ()) -> Ranges:
+async def store_damage_report(
+    metadata: MetadataStore, ledger: int, bookie: str, now: Ranges, before: Ranges = ()
+) -> Ranges:
     """Changes a bookie's damage report for a ledger in the metadata: removes the ranges `before`, which the caller
     added earlier, and adds the ranges `now`. Ranges that other processes added stay. Returns the stored ranges, at most
     RANGES_MAX."""
@@ -151,13 +153,13 @@ class DamageReports:
             (ledger, bookie), entries = next(iter(self._waiting.items()))
             del self._waiting[ledger, bookie]
             try:
-                await store_report(self._metadata, ledger, bookie, tuple((entry, entry) for entry in entries))
+                await store_damage_report(self._metadata, ledger, bookie, tuple((entry, entry) for entry in entries))
             except (MagnetarError, ValueError) as error:  # ValueError: the stored record is damaged
                 _LOG.warning("ledger %d: damage at bookie %s cannot be reported: %s", ledger, bookie, error)
                 for entry in entries:
                     self._told.pop((ledger, bookie, entry), None)
 
-    async def wait_written(self) -> None:
+    async def wait_reports_written(self) -> None:
         """Waits until every damage report that was queued before this call has been written, or was given up after
         errors."""
         await self._tasks.drain()
@@ -268,18 +270,18 @@ class Bookies:
         """Records that the bookie failed. For a while, the bookie is chosen last for ensembles, and reads ask it
         last."""
         self._quarantine.record_failure(bookie, self._world.clock.monotonic())
-        self.record_trouble(bookie, TroubleKind.FAILED)
+        self.record_bookie_trouble(bookie, BookieFaultKind.FAILED)
 
-    def record_trouble(self, bookie: str, kind: TroubleKind) -> None:
+    def record_bookie_trouble(self, bookie: str, kind: BookieFaultKind) -> None:
         """Records a fault `kind` of the bookie in answering a read. For a while, reads ask this bookie last
         (placement_core.py)."""
-        self._trouble.record_trouble(bookie, kind, self._world.clock.monotonic())
+        self._trouble.record_bookie_trouble(bookie, kind, self._world.clock.monotonic())
 
     def record_damage(self, bookie: str, ledger: int, entry: int) -> None:
         """Records that the bookie sent bytes that are not the requested entry. For a while, reads ask this bookie last;
         the damage is also reported in the metadata (`DamageReports`)."""
         _LOG.error("ledger %d, entry %d: wrong bytes from bookie %s", ledger, entry, bookie)
-        self.record_trouble(bookie, TroubleKind.DAMAGED)
+        self.record_bookie_trouble(bookie, BookieFaultKind.DAMAGED)
         self.damage.add(ledger, bookie, entry)
 
     def trouble_weights(self) -> dict[str, float]:
@@ -294,7 +296,7 @@ class Bookies:
         return frozenset(self._quarantine.quarantined(self._world.clock.monotonic()))
 
     # ------------------------------------------------------------------------------ choosing
-    async def count_healthy(self, wanted: int) -> int:
+    async def count_healthy_bookies(self, wanted: int) -> int:
         """Returns the number of writable bookies that did not fail lately. If there are fewer than `wanted`, first
         reads the list of bookies again."""
         if self._well() < wanted:
@@ -307,7 +309,7 @@ class Bookies:
     def _failed_lately(self, bookie: str) -> bool:
         return self._quarantine.has_failed_lately(bookie, self._world.clock.monotonic())
 
-    async def choose_after_listing(self, count: int, *, write_quorum: int | None = None) -> list[str]:
+    async def choose_bookies_after_listing(self, count: int, *, write_quorum: int | None = None) -> list[str]:
         """Chooses bookies like `choose`. If there are too few bookies, lists them again and retries, because the watch
         may lag."""
         try:
@@ -492,7 +494,7 @@ class Bookies:
             for bookie, peer in self.peers.items()
         }
 
-    def _counts(self, bookie: str) -> Iterable[tuple[TroubleKind, int]]:
+    def _counts(self, bookie: str) -> Iterable[tuple[BookieFaultKind, int]]:
         return self._trouble.counts.get(bookie, {}).items()
 
     async def close(self) -> None:

@@ -80,7 +80,7 @@ DELETED_AT_ONCE = 512
 """Most ledgers that are deleted in one commit: half of the operations that it may have."""
 
 
-async def find_deleted(store: MetadataStore, ledgers: Iterable[int]) -> BitMap64:
+async def find_deleted_ledgers(store: MetadataStore, ledgers: Iterable[int]) -> BitMap64:
     """Returns those of the given ledgers that the metadata records as deleted. Raises DamagedRecord, and the errors of
     the metadata."""
     deleted = BitMap64()
@@ -102,7 +102,7 @@ async def record_deletions(store: MetadataStore, ledgers: Iterable[int]) -> None
         await update_record(store, paths.deleted_ledgers(page), DeletedLedgersRecord, noted)
 
 
-async def deletion_operations(store: MetadataStore, ledgers: Iterable[int]) -> list[Operation]:
+async def make_deletion_operations(store: MetadataStore, ledgers: Iterable[int]) -> list[Operation]:
     """Returns operations that record the deletion of these ledgers like `record_deletions`; the caller must commit
     them, and may do so together with other operations. That commit raises BadVersion if another process changed the
     same DeletedLedgersRecord meanwhile."""
@@ -122,7 +122,7 @@ async def commit_ledger_deletions(store: MetadataStore, ledgers: Sequence[int], 
     own = {operation.path for operation in owner}
     for attempt in range(ATTEMPTS_MAX):
         try:
-            await store.commit([*await deletion_operations(store, ledgers), *owner])
+            await store.commit([*await make_deletion_operations(store, ledgers), *owner])
             return
         except BadVersion as error:  # of a page, which another process changed meanwhile
             if error.fields.get("path") in own or attempt == ATTEMPTS_MAX - 1:
@@ -250,7 +250,7 @@ class LedgerClient:
         rng = self._world.rng
         return new_record(
             await self._next_id(above), shape,
-            await self._bookies.choose_after_listing(shape.ensemble_size, write_quorum=shape.write_quorum),
+            await self._bookies.choose_bookies_after_listing(shape.ensemble_size, write_quorum=shape.write_quorum),
             key=rng.randbytes(KEY_BYTES), token=rng.randbytes(16).hex(),
             created_ms=self._world.clock.wall_ms(), properties=properties or {},
         )  # fmt: skip
@@ -276,14 +276,14 @@ class LedgerClient:
         self._remember(writer)
         return writer
 
-    async def check_bookies(
+    async def check_enough_bookies(
         self, wanted: Striping, *, shrink: ReplicationShortfall = ReplicationShortfall.NOTHING
     ) -> None:
         """Raises NotEnoughBookies if too few bookies are available now to create a ledger with this replication."""
         await self._bookies.wait_bookies_listed()
         if shrink is not ReplicationShortfall.NOTHING:
-            wanted = reduce_striping(wanted, await self._bookies.count_healthy(wanted.ensemble_size), shrink)
-        await self._bookies.choose_after_listing(wanted.ensemble_size, write_quorum=wanted.write_quorum)
+            wanted = reduce_striping(wanted, await self._bookies.count_healthy_bookies(wanted.ensemble_size), shrink)
+        await self._bookies.choose_bookies_after_listing(wanted.ensemble_size, write_quorum=wanted.write_quorum)
 
     def _remember(self, writer: LedgerWriter) -> None:
         if len(self._writers) > 2 * self._looked_at + WRITERS_MIN:
@@ -292,7 +292,7 @@ class LedgerClient:
         self._writers[writer.ledger_id] = writer
 
     async def _fit(self, wanted: Striping, shrink: ReplicationShortfall) -> Striping:
-        well = await self._bookies.count_healthy(wanted.ensemble_size)
+        well = await self._bookies.count_healthy_bookies(wanted.ensemble_size)
         fitting = reduce_striping(wanted, well, shrink)
         if fitting is not wanted:
             _LOG.warning(
@@ -327,7 +327,7 @@ class LedgerClient:
         reader = LedgerReader(
             writer.record, self._bookies, self._metadata, self._config, confirmed=lambda: writer.last_confirmed
         )
-        writer.add_change_listener(reader.apply_record)
+        writer.add_ensemble_change_listener(reader.apply_record)
         return reader
 
     async def recover(self, ledger_id: int) -> LedgerReader:
@@ -339,7 +339,7 @@ class LedgerClient:
         """
         return (await self._recover(ledger_id, joined=False))[0]
 
-    async def recover_to_close(self, ledger_id: int) -> tuple[LedgerReader, NodeUpdate | None]:
+    async def recover_until_close(self, ledger_id: int) -> tuple[LedgerReader, NodeUpdate | None]:
         """Recovers a ledger like `recover`, but leaves the close to the caller, who must commit the returned change;
         None: the ledger is closed already. The returned reader is valid only after that commit. The errors of the
         change are those of `RecoveryResult` in ledger/recovery.py."""

@@ -62,16 +62,16 @@ from .writer_core import (
     CloseLedger,
     ConfirmEntries,
     Effect,
-    EndRefused,
-    EndUnknown,
     EnsembleChanged,
-    EnsembleRefused,
-    EnsembleUnknown,
+    EnsembleChangeRefused,
+    EnsembleChangeUnknown,
     EntryOutcome,
     Fact,
     FailEntries,
+    LedgerCloseRefused,
+    LedgerCloseUnknown,
     LedgerEnded,
-    NoReplacement,
+    NoReplacementFound,
     QuorumTimedOut,
     SendAdd,
     Writer,
@@ -232,7 +232,7 @@ class LedgerWriter:
         if self._watchdog is None:
             self._watch()
 
-    def late_answers(self) -> Sequence[LateBookieAnswer]:
+    def late_bookie_answers(self) -> Sequence[LateBookieAnswer]:
         """Returns the latest answers of bookies that took longer than `late_s`."""
         return self._sender.late or ()
 
@@ -255,7 +255,7 @@ class LedgerWriter:
             self._room.set()
             self._room = None
 
-    def add_change_listener(self, tell: Callable[[LedgerRecord], None]) -> None:
+    def add_ensemble_change_listener(self, tell: Callable[[LedgerRecord], None]) -> None:
         """Registers a listener: after each change of the ensemble, `tell` is called with the new record, before any
         entry is confirmed by the new ensemble."""
         self._on_changed.append(tell)
@@ -377,10 +377,10 @@ class LedgerWriter:
     # ------------------------------------------------------------------------------ the ensemble
     async def _change_ensemble(self, change: ChangeEnsemble) -> None:
         """Replaces the failed bookies in the metadata, and gives the result to the core as a fact."""
-        fact: ChangeFact = EnsembleUnknown()
+        fact: ChangeFact = EnsembleChangeUnknown()
         try:
             others = await self._others(change)
-            fact = await self._commit(change, others) if others else NoReplacement()
+            fact = await self._commit(change, others) if others else NoReplacementFound()
         except MagnetarError as error:
             _LOG.warning("ledger %d: it is unknown whether its ensemble has changed: %s", self.ledger_id, error)
         except Exception:  # a bug, or a damaged record: the handle must not stay frozen for ever
@@ -392,7 +392,7 @@ class LedgerWriter:
         outcome = await store_transition(self._metadata, self.ledger_id, decide, timeout_s=self._config.close_timeout_s)
         if isinstance(outcome, TransitionRefused):
             _LOG.warning("ledger %d: its ensemble cannot change: %s", self.ledger_id, outcome.reason.value)
-            return EnsembleRefused()
+            return EnsembleChangeRefused()
         self._record = outcome.record
         for tell in self._on_changed:
             tell(outcome.record)
@@ -423,7 +423,7 @@ class LedgerWriter:
     # ------------------------------------------------------------------------------ the end
     async def _store_end(self, close: CloseLedger) -> None:
         """Stores the end, or reads the stored one, and gives the result to the core as a fact."""
-        fact: Fact = EndUnknown()
+        fact: Fact = LedgerCloseUnknown()
         try:
             outcome = await store_transition(
                 self._metadata, self.ledger_id,
@@ -438,7 +438,7 @@ class LedgerWriter:
             self._end_error = InternalError(f"ledger {self.ledger_id}: its end cannot be stored: {error!r}")
         else:
             if isinstance(outcome, TransitionRefused):
-                fact = EndRefused()
+                fact = LedgerCloseRefused()
             else:
                 fact = LedgerEnded(outcome.record.last_entry, outcome.record.length)
         try:

@@ -86,7 +86,7 @@ Run = tuple[int, int]
 """A range of entries: (first entry, last entry)."""
 
 
-class LossReport(NamedTuple):
+class LostEntriesReport(NamedTuple):
     """The entries of a closed ledger that no bookie is known to have: `lost` are certainly lost, `unknown` may still
     exist. `silent`: the bookies that did not answer, or whose answer was not certain."""
 
@@ -135,7 +135,7 @@ class LostEntriesSearch:
         return RequestHead(op, flags, self.record.ledger_id, entry, count, 1, self.record.key).encode()
 
     # ------------------------------------------------------------------------------ a closed one
-    async def find_lost_entries(self) -> LossReport:
+    async def find_lost_entries(self) -> LostEntriesReport:
         """Returns the lost and the unknown entries of the ledger, which must be CLOSED. Raises no error if bookies do
         not answer: these bookies are in `silent` of the report."""
         assert self.record.state == CLOSED, "entries of an open ledger are not lost"
@@ -150,7 +150,7 @@ class LostEntriesSearch:
                 for entry, verdict in zip(some, await asyncio.gather(*map(self._is_lost, some)), strict=True):
                     if verdict is not False:
                         _extend(lost if verdict else unknown, entry)
-        return LossReport(lost, unknown, sorted(self._silent))
+        return LostEntriesReport(lost, unknown, sorted(self._silent))
 
     async def is_lost(self, entry: int) -> bool:
         """Returns whether an entry that could not be read is certainly lost; False if the ledger is not CLOSED. Raises
@@ -236,7 +236,7 @@ class LostEntriesSearch:
                 ledger=self.record.ledger_id,
             )  # fmt: skip
         decide = partial(
-            transitions.close_recovered, snapshot=self.record.fragments, fragments=self.record.fragments,
+            transitions.close_recovered_ledger, snapshot=self.record.fragments, fragments=self.record.fragments,
             last_entry=known, length=0,
         )  # fmt: skip
         outcome = await store_transition(

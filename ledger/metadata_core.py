@@ -3,9 +3,9 @@
     none --create--> OPEN --close_by_writer--> CLOSED
                      |  ^                        ^
                      |  +--change_ensemble       |
-                     +--start_recovery--> IN_RECOVERY --close_recovered--+
+                     +--start_recovery--> IN_RECOVERY --close_recovered_ledger--+
 
-    any --replace_in_fragment--> the same state, another bookie in one final fragment (bookie/maintenance)
+    any --replace_bookie_in_fragment--> the same state, another bookie in one final fragment (bookie/maintenance)
 
 Each transition gets the record *as it is stored now* and returns `RecordWrite` (store this, by compare-and-set on the
 version just read), `AlreadyStored` (nothing to do: the stored record is the outcome) or `TransitionRefused` (give up,
@@ -158,7 +158,7 @@ def start_recovery(current: LedgerRecord | None) -> Transition:
     return AlreadyStored(current)
 
 
-def close_recovered(
+def close_recovered_ledger(
     current: LedgerRecord | None, snapshot: Sequence[Fragment], fragments: Sequence[Fragment],
     last_entry: int, length: int,
 ) -> Transition:  # fmt: skip
@@ -184,7 +184,7 @@ def close_recovered(
     return RecordWrite(record)
 
 
-def replace_in_fragment(current: LedgerRecord | None, first_entry: int, old: str, new: str) -> Transition:
+def replace_bookie_in_fragment(current: LedgerRecord | None, first_entry: int, old: str, new: str) -> Transition:
     """Puts the bookie `new` in the place of `old` in one *final* fragment of a ledger's record, in any state of the
     ledger. `new` must already have all the copies.
 

@@ -410,13 +410,13 @@ def verify_add(ledger: int, entry: int, frames: Sequence[Buffer], entry_bytes_ma
     return (entry, (header, payload) if payload else (header,), size), lac
 
 
-def encode_statuses(ledger: int, entry: int, statuses: bytes | bytearray) -> tuple[bytes, tuple[bytes]]:
+def encode_add_statuses(ledger: int, entry: int, statuses: bytes | bytearray) -> tuple[bytes, tuple[bytes]]:
     """Returns the head and the frames of the answer to an ADD_MANY request: one status for each entry. `ledger` and
     `entry` are those in the head of the request."""
     return AnswerHead(Op.ADD_MANY, Status.OK, ledger, entry, -1, len(statuses)).encode(), (bytes(statuses),)
 
 
-def decode_statuses(answer: AnswerHead, frames: Sequence[Buffer], count: int) -> list[Status]:
+def decode_add_statuses(answer: AnswerHead, frames: Sequence[Buffer], count: int) -> list[Status]:
     """Returns the status of each of the `count` entries of an ADD_MANY request. Raises ValueError if `answer` is not
     the answer to that request."""
     if answer.op is not Op.ADD_MANY:

@@ -105,7 +105,7 @@ def choose_bookies(
     rule = rule or RackRule()
     size = count + len(existing)
     quorum = size if write_quorum is None else write_quorum
-    order = weighted_order(candidates, rng)
+    order = draw_in_weighted_order(candidates, rng)
     if len(order) < count:
         return PlacementFailure.BOOKIES
     well = [each for each in order if not each.quarantined]
@@ -120,16 +120,16 @@ def choose_bookies(
     return PlacementFailure.RACKS if rule.enforce else ChosenBookies(puzzle.spread(pool), racks_short=True)
 
 
-def weighted_order(candidates: Sequence[BookieCandidate], rng: RandomSource) -> list[BookieCandidate]:
+def draw_in_weighted_order(candidates: Sequence[BookieCandidate], rng: RandomSource) -> list[BookieCandidate]:
     """Returns all candidates in a random order. They are drawn one after the other, with probabilities by their weights
     (Efraimidis and Spirakis)."""
-    weights = candidate_weights(candidates)
+    weights = compute_candidate_weights(candidates)
     drawn = [(-math.log(1.0 - rng.random()) / weights[each.bookie], each.bookie, each) for each in candidates]
     drawn.sort(key=lambda each: each[:2])
     return [each for _, _, each in drawn]
 
 
-def candidate_weights(candidates: Sequence[BookieCandidate]) -> dict[str, float]:
+def compute_candidate_weights(candidates: Sequence[BookieCandidate]) -> dict[str, float]:
     """Returns bookie → weight for all candidates, by their free bytes. Each weight is above 0 and at most
     WEIGHT_RATIO_MAX; the median is 1."""
     known = [each.free_bytes for each in candidates if each.free_bytes > 0]
@@ -295,7 +295,7 @@ WEIGHT_MAX = 4.0
 FORGET = 0.25
 
 
-class TroubleKind(enum.Enum):
+class BookieFaultKind(enum.Enum):
     """The kind of a bookie's fault. WEIGHTS has the weight of each kind."""
 
     FAILED = "failed"
@@ -303,7 +303,7 @@ class TroubleKind(enum.Enum):
     DAMAGED = "damaged"
 
 
-WEIGHTS = {TroubleKind.FAILED: 1.0, TroubleKind.SLOW: 0.5, TroubleKind.DAMAGED: 1.0}
+WEIGHTS = {BookieFaultKind.FAILED: 1.0, BookieFaultKind.SLOW: 0.5, BookieFaultKind.DAMAGED: 1.0}
 
 
 class BookieHealth:
@@ -313,11 +313,11 @@ class BookieHealth:
     def __init__(self, half_life_s: float) -> None:
         self._half_life_s = half_life_s
         self._weights: dict[str, tuple[float, float]] = {}  # bookie: weight, at which moment
-        self.counts: dict[str, dict[TroubleKind, int]] = {}
+        self.counts: dict[str, dict[BookieFaultKind, int]] = {}
 
-    def record_trouble(self, bookie: str, kind: TroubleKind, now: float) -> None:
+    def record_bookie_trouble(self, bookie: str, kind: BookieFaultKind, now: float) -> None:
         self._weights[bookie] = min(self._weight(bookie, now) + WEIGHTS[kind], WEIGHT_MAX), now
-        counts = self.counts.setdefault(bookie, dict.fromkeys(TroubleKind, 0))
+        counts = self.counts.setdefault(bookie, dict.fromkeys(BookieFaultKind, 0))
         counts[kind] += 1
 
     def reset_weight(self, bookie: str) -> None:

@@ -20,13 +20,13 @@ from ..metadata.records import CLOSED, LedgerRecord
 from ..metadata.store import MetadataStore
 from ..proto.errors import DataLost, InvalidRequest, MagnetarError, Unavailable
 from ..runtime.disk import Buffer
-from ..runtime.tasks import run_then
+from ..runtime.tasks import run_and_clean_up
 from . import lost as records
 from .bookies import Bookies
 from .config import LedgerConfig
 from .lost import LostEntriesSearch
 from .peer_format import Flags, Op, RequestHead, Status
-from .placement_core import TroubleKind
+from .placement_core import BookieFaultKind
 from .reader_core import (
     Effect,
     EntriesRead,
@@ -153,7 +153,7 @@ class LedgerReader:
             self._record, first, last, bytes_max, self._bookies.trouble_weights(), prefer=self.ledger_id
         )
         asked: dict[asyncio.Task[Fact], None] = {}  # in the order of asking
-        return await run_then(self._ask_on(read, asked), lambda: self._asked_enough(read, asked))
+        return await run_and_clean_up(self._ask_on(read, asked), lambda: self._asked_enough(read, asked))
 
     async def _ask_on(self, read: EntryRangeRead, asked: dict[asyncio.Task[Fact], None]) -> FinishRead | FailRead:
         effect: Effect | None = read.start()
@@ -182,7 +182,7 @@ class LedgerReader:
 
     def _report_trouble(self, read: EntryRangeRead) -> None:
         for bookie in read.slow:
-            self._bookies.record_trouble(bookie, TroubleKind.SLOW)
+            self._bookies.record_bookie_trouble(bookie, BookieFaultKind.SLOW)
         for bookie, entry in read.damaged:
             self.damaged_replies += 1
             self._bookies.record_damage(bookie, self.ledger_id, entry)

@@ -42,7 +42,7 @@ from .recovery_core import (
     RecordClosed,
     Recovery,
     RecoveryFailure,
-    ReportAbort,
+    ReportRecoveryFailure,
     SendFence,
     SendRead,
 )
@@ -52,7 +52,7 @@ _CERTAIN = (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER)
 _ENTRY_BYTES_MAX = (1 << 32) - 1
 
 
-class ClosedByOther(Unavailable):
+class ClosedByAnotherRecoverer(Unavailable):
     """Raised when another recoverer has closed the ledger with another end. The other end is the valid one: the caller
     must recover the ledger again."""
 
@@ -62,7 +62,8 @@ class RecoveryResult(NamedTuple):
     which the caller must close the ledger (None: the ledger is closed); `record` is the ledger's record after that
     change.
 
-    The transform of `end` raises ClosedByOther, or Unavailable if the stored record does not allow the close.
+    The transform of `end` raises ClosedByAnotherRecoverer, or Unavailable if the stored record does not allow the
+    close.
     """
 
     record: LedgerRecord
@@ -206,7 +207,7 @@ class _Attempt:
 
     def _ending(self, effect: CloseRecovered) -> Callable[[LedgerRecord | None], transitions.Transition]:
         return partial(
-            transitions.close_recovered, snapshot=self._record.fragments, fragments=effect.fragments,
+            transitions.close_recovered_ledger, snapshot=self._record.fragments, fragments=effect.fragments,
             last_entry=effect.last_entry, length=effect.length,
         )  # fmt: skip
 
@@ -219,9 +220,9 @@ class _Attempt:
             if isinstance(answer, transitions.RecordWrite):
                 return encode(answer.record, path)
             if isinstance(answer, transitions.TransitionRefused):
-                raise _error(ReportAbort(RecoveryFailure.CLOSE_REFUSED, -1), ledger_id)
+                raise _error(ReportRecoveryFailure(RecoveryFailure.CLOSE_REFUSED, -1), ledger_id)
             if (answer.record.last_entry, answer.record.length) != (effect.last_entry, effect.length):
-                raise ClosedByOther(f"ledger {ledger_id} was closed by another recoverer", ledger=ledger_id)
+                raise ClosedByAnotherRecoverer(f"ledger {ledger_id} was closed by another recoverer", ledger=ledger_id)
             return None
 
         closed = decide(self._record)
@@ -241,7 +242,7 @@ class _Attempt:
         return CloseRefused() if isinstance(outcome, transitions.TransitionRefused) else RecordClosed(outcome.record)
 
 
-def _error(effect: ReportAbort, ledger_id: int) -> MagnetarError:
+def _error(effect: ReportRecoveryFailure, ledger_id: int) -> MagnetarError:
     where = f"ledger {ledger_id}" + (f", entry {effect.entry}" if effect.entry >= 0 else "")
     cls = NotEnoughBookies if effect.why is RecoveryFailure.NOT_STORED else Unavailable
     return cls(f"{where}: {effect.why.value}; it stays in recovery", ledger=ledger_id, entry=effect.entry,

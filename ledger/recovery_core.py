@@ -147,7 +147,7 @@ class CloseRecovered(NamedTuple):
     fragments: tuple[Fragment, ...]
 
 
-class ReportAbort(NamedTuple):
+class ReportRecoveryFailure(NamedTuple):
     """Effect: report to the caller that the recovery gave up, and why. `entry` is the entry that could not be decided;
     -1: none."""
 
@@ -215,7 +215,9 @@ class CloseRefused(NamedTuple):
 Fact = (
     Fenced | FenceFailed | EntryFound | EntryMissing | ReadFailed | AddAcked | AddFailed | RecordClosed | CloseRefused
 )
-Effect = SendFence | SendRead | SendAdd[PayloadAdd[StoredCopy]] | CloseRecovered | ReportAbort | FinishRecovery
+Effect = SendFence | SendRead | SendAdd[
+    PayloadAdd[StoredCopy]
+] | CloseRecovered | ReportRecoveryFailure | FinishRecovery
 
 
 class Recovery:
@@ -359,7 +361,8 @@ class Recovery:
 
     def _verdict(self, entry: int, votes: EntryVotes) -> EntryVerdict:
         return (
-            votes.verdict(self.striping.misses_proving_absence) if entry > self.lac0 else votes.judge_confirmed_entry()
+            votes.verdict(self.striping.count_misses_proving_absence) if entry > self.lac0
+            else votes.judge_confirmed_entry()
         )
 
     # ------------------------------------------------------------------------------ writing back
@@ -431,7 +434,7 @@ class Recovery:
 
     def _abort(self, why: RecoveryFailure, entry: int = -1) -> Sequence[Effect]:
         self.state = RecoveryState.ABORTED
-        return [ReportAbort(why, entry)]
+        return [ReportRecoveryFailure(why, entry)]
 
     def check(self) -> None:
         self._adds.check()

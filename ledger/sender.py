@@ -34,8 +34,8 @@ from .peer_format import (
     ANSWER_BYTES,
     Op,
     Status,
+    decode_add_statuses,
     decode_answer,
-    decode_statuses,
     encode_add_many,
     encode_adds,
     pack_add,
@@ -127,12 +127,12 @@ class SentAddRequest(InProcessRequest):
             sender.record_answer_if_late(self, adds)
         sender.acked(adds, self.place)
         if sender.busy:
-            sender.on_bookie_room(self.place)
+            sender.on_bookie_has_room(self.place)
 
     def on_failed(self, error: BaseException) -> None:
         self.release()
         if isinstance(error, BackPressure):
-            self.sender.retry_later(self.place, self.adds, self.tries, self.sent_s)  # nothing was sent
+            self.sender.retry_adds_later(self.place, self.adds, self.tries, self.sent_s)  # nothing was sent
         else:
             self.sender.on_adds_failed(self.place, self.adds, error)
 
@@ -269,21 +269,21 @@ class AddSender:
                 self.record_answer_if_late(sent, stored)
             self.acked(stored, place)
             if self.busy:
-                self.on_bookie_room(place)
+                self.on_bookie_has_room(place)
         for status in sorted(by_status):
             if status in _REFUSED:
                 self._receive(AddRefused(_REFUSED[status]))
             else:
                 self.on_adds_failed(place, by_status[status], status.name)
         if busy is not None:
-            self.retry_later(place, busy, sent.tries, sent.sent_s)
+            self.retry_adds_later(place, busy, sent.tries, sent.sent_s)
 
     def on_adds_failed(self, place: _Place, adds: Sequence[AppendPayload], why: object) -> None:
         self._failed(place[1], why)
         for add in adds:
             self._receive(AddFailed(add.entry, *place))
 
-    def retry_later(self, place: _Place, adds: list[AppendPayload], tries: int, sent_s: float) -> None:
+    def retry_adds_later(self, place: _Place, adds: list[AppendPayload], tries: int, sent_s: float) -> None:
         slot, bookie = place
         if self._closed:  # first: the entries may be in another ledger now
             for add in adds:
@@ -312,7 +312,7 @@ class AddSender:
                 self.late = deque(maxlen=LATE_MAX)
             self.late.append(LateBookieAnswer(sent.place[1], stored[0].entry, stored[-1].entry, sent.sent_s, now_s))
 
-    def on_bookie_room(self, place: _Place) -> None:
+    def on_bookie_has_room(self, place: _Place) -> None:
         """Called when a bookie has stored an entry: soon repeats the requests that the bookie refused with BUSY."""
         busy = self.busy.get(place)
         if busy is not None and not busy.is_soon:
@@ -324,7 +324,7 @@ class AddSender:
         for sent, head, frames in self.busy.pop(place).requests:
             if self._closed:
                 sent.release()
-                self.retry_later(place, sent.adds, sent.tries, sent.sent_s)
+                self.retry_adds_later(place, sent.adds, sent.tries, sent.sent_s)
             else:
                 sent.tries += passed
                 self._post(sent, head, frames)
@@ -338,7 +338,7 @@ def _statuses(head: bytes, frames: Sequence[Buffer], count: int) -> list[Status]
     answer = decode_answer(head)
     if count == 1 and answer.op is Op.ADD:
         return [answer.status]
-    return decode_statuses(answer, frames, count)
+    return decode_add_statuses(answer, frames, count)
 
 
 def _parts(adds: list[AppendPayload]) -> list[list[AppendPayload]]:

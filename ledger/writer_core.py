@@ -35,7 +35,7 @@ ensemble have synced it and every entry before it is confirmed; so confirmed ⊆
 - `FENCED`, unknown: another client recovers or has closed the ledger, and may have kept the entry. When its end is
   known and reaches the entry, the entry is confirmed instead.
 - `UNAUTHORIZED`: a bookie refuses the key. The others may have the entry: unknown.
-- `UNKNOWN`: it was not known in time how it ended (`QuorumTimedOut`, `EnsembleUnknown`, `EndUnknown`).
+- `UNKNOWN`: it was not known in time how it ended (`QuorumTimedOut`, `EnsembleChangeUnknown`, `LedgerCloseUnknown`).
 
 When a writer is poisoned or abandoned during a change, the change may be written or not. No entry was confirmed since
 it began, so either record is right. Its answer is ignored.
@@ -117,7 +117,7 @@ class Striping:
         )
 
     @property
-    def misses_proving_absence(self) -> int:
+    def count_misses_proving_absence(self) -> int:
         """Returns how many bookies must certainly lack an entry to prove that it was never acknowledged: fewer than Qa
         slots are then left (§1.8)."""
         return self.write_quorum - self.ack_quorum + 1
@@ -388,16 +388,16 @@ class EnsembleChanged(NamedTuple):
     ensemble: tuple[str, ...]
 
 
-class NoReplacement(NamedTuple):
+class NoReplacementFound(NamedTuple):
     """Fact: no replacement for any failed bookie was found; certainly nothing was written."""
 
 
-class EnsembleRefused(NamedTuple):
+class EnsembleChangeRefused(NamedTuple):
     """Fact: the ensemble cannot be changed, because the record is not OPEN any more: IN_RECOVERY, CLOSED, or deleted.
     """
 
 
-class EnsembleUnknown(NamedTuple):
+class EnsembleChangeUnknown(NamedTuple):
     """Fact: the metadata did not answer in time, so that it is unknown whether the new ensemble is written."""
 
 
@@ -408,17 +408,18 @@ class LedgerEnded(NamedTuple):
     length: int
 
 
-class EndRefused(NamedTuple):
+class LedgerCloseRefused(NamedTuple):
     """Fact: the writer cannot close the ledger, because its record is IN_RECOVERY or does not exist."""
 
 
-class EndUnknown(NamedTuple):
+class LedgerCloseUnknown(NamedTuple):
     """Fact: the metadata did not answer, so that it is unknown whether the ledger is closed."""
 
 
-ChangeFact = EnsembleChanged | NoReplacement | EnsembleRefused | EnsembleUnknown
+ChangeFact = EnsembleChanged | NoReplacementFound | EnsembleChangeRefused | EnsembleChangeUnknown
 Fact = (
-    AddAcked | AddsAcked | AddFailed | AddRefused | QuorumTimedOut | ChangeFact | LedgerEnded | EndRefused | EndUnknown
+    AddAcked | AddsAcked | AddFailed | AddRefused | QuorumTimedOut | ChangeFact | LedgerEnded | LedgerCloseRefused
+    | LedgerCloseUnknown
 )
 
 
@@ -450,7 +451,8 @@ class ChangeEnsemble(NamedTuple):
 
 
 class CloseLedger(NamedTuple):
-    """Effect: change the record from OPEN to CLOSED with this end; the result is LedgerEnded, EndRefused or EndUnknown.
+    """Effect: change the record from OPEN to CLOSED with this end; the result is LedgerEnded, LedgerCloseRefused or
+    LedgerCloseUnknown.
     """
 
     last_entry: int
@@ -518,9 +520,9 @@ class Writer(Generic[A]):
             return self._timed_out(fact)
         if isinstance(fact, LedgerEnded):
             return self._on_end_fact(fact)
-        if isinstance(fact, EndRefused):
+        if isinstance(fact, LedgerCloseRefused):
             return self._end_failed(EntryOutcome.FENCED)
-        if isinstance(fact, EndUnknown):
+        if isinstance(fact, LedgerCloseUnknown):
             return self._end_failed(EntryOutcome.UNKNOWN)
         return self._change_ended(fact) if self.state in _CHANGE_UNDER_WAY else ()
 
@@ -556,9 +558,9 @@ class Writer(Generic[A]):
         return [ChangeEnsemble(self.adds.lac + 1, tuple((slot, self.adds.ensemble[slot]) for slot in slots))]
 
     def _change_ended(self, fact: ChangeFact) -> Sequence[Effect[A]]:
-        if isinstance(fact, EnsembleRefused):
+        if isinstance(fact, EnsembleChangeRefused):
             return self._closing()  # cannot close it any more: this reads its end, or that there is none
-        if isinstance(fact, EnsembleUnknown):
+        if isinstance(fact, EnsembleChangeUnknown):
             return self._poison(EntryOutcome.UNKNOWN)
         if isinstance(fact, EnsembleChanged):
             self.changes += 1
@@ -567,7 +569,7 @@ class Writer(Generic[A]):
             changing = self.state is WriterState.CHANGING
             if changing and self.adds.failed > self._tried and self.changes < self._changes_max:
                 return self._ask_change()
-        elif not isinstance(fact, NoReplacement):
+        elif not isinstance(fact, NoReplacementFound):
             assert_never(fact)
         return self._thaw()
 

@@ -75,7 +75,7 @@ def _next_id(tree: MetadataTree) -> int:
 def restore_backup(backup: str, target: str, least_id: int, token: str) -> str:
     """Replaces the metadata file `target` by the copy `backup`. Returns the name to which the old file was renamed, ""
     if there was none. Raises Busy if the metadata service is running."""
-    check_stopped(target)
+    check_service_stopped(target)
     scratch = f"{target}.restoring"
     os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
     _copy(backup, scratch)
@@ -93,7 +93,7 @@ def restore_backup(backup: str, target: str, least_id: int, token: str) -> str:
     return kept
 
 
-def check_stopped(target: str) -> None:
+def check_service_stopped(target: str) -> None:
     """Raises Busy if a running metadata service has the file `target` open."""
     if not os.path.exists(target):
         return

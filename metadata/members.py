@@ -75,13 +75,13 @@ class Members:
         members._background.supervise("members", members._follow)
         return members
 
-    def with_keys(self, world: World) -> World:
+    def with_member_keys(self, world: World) -> World:
         """Returns a copy of `world` whose network uses these keys for connections to peers. The certificates of a
         member network are kept."""
         network = world.network
         if not isinstance(network, MemberNetwork):
             network = MemberNetwork(network, OPEN, NOTHING)
-        return replace(world, network=network.with_peers(PeerServerKeys(self.keys, self)))
+        return replace(world, network=network.with_peer_keys(PeerServerKeys(self.keys, self)))
 
     async def read_record(self, path: str, cls: type[records.R]) -> records.R | None:
         """Returns the record of class `cls` at `path`, or None if there is none; reads it in the session that has this

@@ -89,7 +89,7 @@ def _from_wire(operation: wire.Operation) -> Operation:
     raise InvalidRequest(f"{operation.path}: operation of unknown kind {operation.kind}")
 
 
-def watch_events(watch_id: int, news: Sequence[NodeChanged] | WatchReset, revision: int) -> wire.SessionReply:
+def encode_watch_events(watch_id: int, news: Sequence[NodeChanged] | WatchReset, revision: int) -> wire.SessionReply:
     """Returns one reply with the changes `news` for a watch. The reply tells the client that the watch has seen every
     change up to `revision`."""
     if isinstance(news, WatchReset):

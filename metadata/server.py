@@ -34,10 +34,10 @@ from ..runtime.memory_shares import MIB, MemoryShare
 from ..runtime.network import CallContext, EndOfStream, Endpoint, Serving, Stream, World
 from ..runtime.peer.server import is_local
 from . import paths
-from .remote import parse_operations, watch_events
+from .remote import encode_watch_events, parse_operations
 from .sqlite import SqliteStore
 from .store import Check, Operation, Put
-from .tree_core import check_prefix, is_below, may_write
+from .tree_core import check_prefix, is_at_or_below, may_role_write
 
 TIMEOUT_S_MIN, TIMEOUT_S_MAX = 0.1, 600.0
 WATCHES_MAX = 1024
@@ -202,7 +202,7 @@ def _check_rights(principal: Principal, operations: Sequence[Operation]) -> None
     role = principal.name.partition("/")[0] if principal.kind is PrincipalKind.MEMBER else ""
     for each in operations:
         lasting = isinstance(each, Put) and not each.ephemeral
-        if not isinstance(each, Check) and not may_write(role, each.path, lasting=lasting):
+        if not isinstance(each, Check) and not may_role_write(role, each.path, lasting=lasting):
             raise Unauthorized(f"{principal} may not write {each.path}", path=each.path)
 
 
@@ -310,16 +310,16 @@ class _Attachment:
             news = history.changes_since(prefix, seen)
             self._seen[watch_id] = seen = history.revision
             if news:
-                self._stream.send_nowait(watch_events(watch_id, news, seen))
+                self._stream.send_nowait(encode_watch_events(watch_id, news, seen))
             await self._store.wait_change(seen, self._session)
 
     def _pong(self, number: int) -> None:
         for watch_id, seen in self._seen.items():
-            self._stream.send_nowait(watch_events(watch_id, (), seen))
+            self._stream.send_nowait(encode_watch_events(watch_id, (), seen))
         self._stream.send_nowait(wire.SessionReply(pong=number))
 
 
-class MembersService(MetadataService):
+class MembersOnlyService(MetadataService):
     """The metadata service during a restore (cli/storage/metadata_copies.py): it serves `/members` only.
 
     Bookies take an operator's requests by its key in `/members`. While the metadata is restored its service is stopped,
@@ -364,7 +364,7 @@ class MembersService(MetadataService):
 
 
 def _check(path: str, *others: str) -> None:
-    if not is_below(paths.MEMBERS, path) and path not in others:
+    if not is_at_or_below(paths.MEMBERS, path) and path not in others:
         raise _away(path)
 
 

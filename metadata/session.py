@@ -204,7 +204,7 @@ class SessionStore(MetadataStore):
 # The owner closes the sessions. Guarded by tests/metadata/test_reconnecting.py.
 
 
-class MetadataUse:
+class MetadataResponsiveness:
     """Records how fast and how reliably the metadata has answered this process, over all its sessions; used for metrics
     and for reports to operators."""
 
@@ -239,7 +239,7 @@ class ReconnectingStore(MetadataStore):
     """A metadata store that outlives its sessions. It uses one session at a time; its owner replaces a session that is
     lost."""
 
-    def __init__(self, session: MetadataStore, use: MetadataUse) -> None:
+    def __init__(self, session: MetadataStore, use: MetadataResponsiveness) -> None:
         self._session: MetadataStore = session
         self.use = use
         self._lost: MetadataStore | None = None  # the last session that is known to be lost

@@ -460,7 +460,7 @@ async def read_cluster_format(store: MetadataStore) -> int:
     return CLUSTER_FORMAT if found is None else found[0].format
 
 
-async def settle_cluster_format(store: MetadataStore) -> None:
+async def adopt_cluster_format(store: MetadataStore) -> None:
     """Makes this process write in the format of its cluster (metadata/records.py `set_written_format`). Each process
     calls this with each of its sessions before it writes."""
     set_written_format(await read_cluster_format(store))

@@ -46,7 +46,7 @@ def check_prefix(prefix: str) -> None:
         check_path(prefix)
 
 
-def is_below(prefix: str, path: str) -> bool:
+def is_at_or_below(prefix: str, path: str) -> bool:
     """Returns whether `path` is `prefix` itself or below it, at any depth."""
     return prefix == "/" or path == prefix or path.startswith(prefix + "/")
 
@@ -109,7 +109,7 @@ _OF_BOOKIES = (
 _NOT_OF_BROKERS = (paths.COOKIES, paths.BOOKIES)
 
 
-def may_write(role: str, path: str, *, lasting: bool = True) -> bool:
+def may_role_write(role: str, path: str, *, lasting: bool = True) -> bool:
     """Returns whether a member of the cluster with this role may write the node at `path`. Only "broker", "bookie" and
     "operator" may write. `lasting`: whether the node is not ephemeral."""
     if _is_in(path, paths.MEMBERS):
@@ -263,7 +263,8 @@ class ChangeHistory:
         for change in reversed(self._changes):  # from the newest: a watch usually lags by one or two revisions
             if change.revision <= after_revision:
                 break
-            if change.path.startswith(under) or change.path == prefix:  # `is_below`: each watch asks it of each change
+            # `is_at_or_below`: each watch asks it of each change
+            if change.path.startswith(under) or change.path == prefix:
                 news.append(change)
         news.reverse()
         return news

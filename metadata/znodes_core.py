@@ -59,7 +59,7 @@ def folder(prefix: str) -> str:
     return "" if prefix == "/" else "/".join(map(_escape, prefix.split("/")))
 
 
-def value_znode(path: str) -> str:
+def znode_of_value(path: str) -> str:
     """Returns the path of the znode that contains the value of the key `path`."""
     above, _, last = path.rpartition("/")
     return f"{folder(above) if above else ''}/{VALUE}{_escape(last)}"
@@ -74,7 +74,7 @@ def folders_of_key(path: str) -> list[str]:
 
 def key_of_znode(znode: str) -> str | None:
     """Returns the key whose value the znode contains. Returns None if the znode is a folder. The inverse of
-    `value_znode`."""
+    `znode_of_value`."""
     above, _, last = znode.rpartition("/")
     if not last.startswith(VALUE):
         return None
@@ -206,7 +206,7 @@ def size_bytes(steps: Sequence[Step], root_bytes: int) -> int:
     the root znode, below which the tree is stored."""
     size = MULTI_BYTES
     for step in steps:
-        size += STEP_BYTES + root_bytes + len(value_znode(step.path).encode())
+        size += STEP_BYTES + root_bytes + len(znode_of_value(step.path).encode())
         if isinstance(step, Create | Set):
             size += len(step.value)
     return size

@@ -49,7 +49,7 @@ from . import znodes_core as znodes
 from .address import ZookeeperAddress
 from .session import CALL_TIMEOUT_S, CLOSE_TIMEOUT_S, PAUSE_S_MIN, WATCH_QUEUE_MAX, SessionState, SessionStore
 from .store import ABSENT, NodeChanged, Operation, VersionedValue, WatchReset
-from .tree_core import check_operations, check_path, check_prefix, is_below
+from .tree_core import check_operations, check_path, check_prefix, is_at_or_below
 from .zookeeper_connection import (
     Answer,
     ConnectionState,
@@ -72,7 +72,7 @@ from .zookeeper_connection import (
 HANDSHAKE_S = 5.0
 
 
-async def check_tls(address: ZookeeperAddress) -> None:
+async def test_tls_connection(address: ZookeeperAddress) -> None:
     """Tests a TLS connection to the first ZooKeeper server that can be reached; returns without an error if none can be
     reached. Raises UntrustedServer if the server is not trusted, WrongProtocol if it does not speak TLS at this
     address, InvalidConfiguration if the TLS files cannot be used."""
@@ -186,7 +186,7 @@ class SessionWatches:
             return
         revision = event.zxid if event.zxid > 0 else self._line().zxid
         for watch in self._watches.values():
-            if is_below(watch.prefix, path):
+            if is_at_or_below(watch.prefix, path):
                 watch.on_event(path, event.kind, revision)
 
     def on_broken(self) -> None:
@@ -223,7 +223,7 @@ class SessionWatches:
 
     def _watched(self, prefix: str) -> list[str]:
         folder = self._root + znodes.folder(prefix)
-        return [folder] if prefix == "/" else [folder, self._root + znodes.value_znode(prefix)]
+        return [folder] if prefix == "/" else [folder, self._root + znodes.znode_of_value(prefix)]
 
     async def _attach(self, watch: TreeWatch) -> None:
         """Attaches a watch; `watch.attached` says whether that succeeded. If the connection broke, the caller tries
@@ -269,7 +269,7 @@ class _VersionReader:
                 self._youngest = max(self._youngest, answer.value.mzxid)
 
         async with self._several:
-            return (await self._line.exists(self._root + znodes.value_znode(path), note)).value is not None
+            return (await self._line.exists(self._root + znodes.znode_of_value(path), note)).value is not None
 
     async def _folder(self, prefix: str) -> bool:
         try:
@@ -312,7 +312,7 @@ async def connect_zookeeper(world: World, address: ZookeeperAddress, timeout_s: 
     """Connects to ZooKeeper and returns a store with an open session. Tries for `timeout_s`, then raises Unavailable.
     Raises Unauthorized at once."""
     if address.access.ca:
-        await check_tls(address)
+        await test_tls_connection(address)
     return await ZookeeperStore(world, address, timeout_s).start_or_close()
 
 
@@ -469,7 +469,7 @@ class ZookeeperStore(SessionStore):
         return (await self._read(lambda: self._line.exists(self._address.root), fresh=True)).zxid
 
     def _znode(self, path: str) -> str:
-        return self._address.root + znodes.value_znode(path)
+        return self._address.root + znodes.znode_of_value(path)
 
     async def _read(self, ask: Callable[[], Awaitable[T]], *, fresh: bool) -> T:
         """Repeats a read until it is answered or its deadline has passed. `fresh`: reads the latest state; else that of

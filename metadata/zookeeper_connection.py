@@ -121,7 +121,7 @@ class CreateFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class Multi:
+class MultiRequest:
     """Request to ZooKeeper: execute a transaction of several steps. The answer has the error code of each step, 0 for a
     step that succeeded."""
 
@@ -423,7 +423,7 @@ class ZooKeeperConnection:
     async def commit(self, root: str, steps: Sequence[znodes.Step]) -> int:
         """Sends a transaction. Returns its zxid (ZooKeeper's transaction id), or a later zxid. Raises
         TransactionRefused if a step failed and nothing was done."""
-        answer = await self.request(Multi(tuple(_request(root, step, self._acl) for step in steps)))
+        answer = await self.request(MultiRequest(tuple(_request(root, step, self._acl) for step in steps)))
         failed = [code for code in answer.value if code not in (0, zk.RolledBackError.code, _NEVER_TRIED)]
         if zk.NoAuthError.code in failed:
             raise Unauthorized("ZooKeeper refuses the transaction: its nodes have an access list without us")
@@ -461,7 +461,7 @@ _STALE = {zk.BadVersionError.code, zk.NoNodeError.code, zk.NodeExistsError.code}
 
 
 def _request(root: str, step: znodes.Step, acl: Any) -> Any:
-    path = root + znodes.value_znode(step.path)
+    path = root + znodes.znode_of_value(step.path)
     match step:
         case znodes.Create():
             return CreateRequest(path, step.value, acl, EPHEMERAL if step.ephemeral else 0)

@@ -55,7 +55,7 @@ def find_alarms(
             found.append(Alarm(text, "magnetar top --by traffic", code="D02"))
     degraded = sum(each["degraded"] for each in brokers)
     if degraded:
-        text = f"{count_of(degraded, 'topic')} write{'s' if degraded == 1 else ''} fewer copies than asked for."
+        text = f"{format_count(degraded, 'topic')} write{'s' if degraded == 1 else ''} fewer copies than asked for."
         found.append(Alarm(text, "magnetar bookies list", code="D05"))
     for each in oldest[:WORST]:
         age_s = (now_ms - each["oldest_ms"]) / 1000 if each["oldest_ms"] else 0.0
@@ -99,7 +99,7 @@ def find_repair_alarms(repair: Mapping[str, Any] | None) -> list[Alarm]:
         return [Alarm("No bookie says how repair gets on.", "magnetar bookies list", code="D05")]
     found, count = list[Alarm](), repair["underReplicated"]
     if count:
-        text = f"{count_of(count, 'ledger')} miss{'es' if count == 1 else ''} copies."
+        text = f"{format_count(count, 'ledger')} miss{'es' if count == 1 else ''} copies."
         found.append(Alarm(text, "magnetar ledgers under-replicated", code="D05"))
     if not repair["enabled"]:
         text = "Auto-recovery is disabled: copies of lost bookies are not made again."
@@ -115,6 +115,6 @@ def format_age(seconds: float) -> str:
     return f"{max(0, int(seconds))} s"
 
 
-def count_of(number: int, what: str) -> str:
+def format_count(number: int, what: str) -> str:
     """Returns text with a number and what it counts, such as "2 ledgers"."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"

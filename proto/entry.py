@@ -21,7 +21,7 @@ time 1001 as messages 0 and 1:
 
 **Text and bytes.** Protobuf calls keys, properties and names `string`, and Pulsar's clients put any bytes there. A key
 that is not UTF-8 is a key of bytes: it is read as its base64, marked so. Names and values of properties are text: what
-is not UTF-8 in them is read as U+FFFD (`properties_of`), as Pulsar's Java client reads it. So a reader has text
+is not UTF-8 in them is read as U+FFFD (`decode_properties`), as Pulsar's Java client reads it. So a reader has text
 everywhere, also of what a broker cannot see into (a compressed or encrypted batch), and no value costs a message. Names
 by which something is found again (the producer, the uuid of chunks, the keys of an encryption) are UTF-8: an entry with
 others is refused.
@@ -240,7 +240,7 @@ def parse_broker_part(entry: Buffer) -> tuple[int, int, int]:
     return metadata.index if metadata.HasField("index") else -1, metadata.broker_timestamp, 6 + size
 
 
-class StoredHead(NamedTuple):
+class StoredEntryHead(NamedTuple):
     """The fields that a broker reads from the head of a stored entry."""
 
     last_index: int  # -1: unknown
@@ -249,7 +249,7 @@ class StoredHead(NamedTuple):
     payload_offset: int
 
 
-def parse_stored_head(entry: Buffer) -> StoredHead:
+def parse_stored_head(entry: Buffer) -> StoredEntryHead:
     """Parses the head of a stored entry without verifying the entry's checksum. The checksum was verified when the
     entry was published, and the ledger's own checksum has protected the bytes since."""
     index, timestamp_ms, start = -1, 0, 0
@@ -266,10 +266,10 @@ def parse_stored_head(entry: Buffer) -> StoredHead:
         metadata = MessageMetadata.FromString(bytes(entry[offset - size : offset]))
     except (DecodeError, _U32_ERROR) as error:
         raise CorruptEntry(f"the head of the entry does not parse: {error}") from error
-    return StoredHead(index, timestamp_ms, metadata, offset)
+    return StoredEntryHead(index, timestamp_ms, metadata, offset)
 
 
-def declared_messages(entry: Buffer) -> int:
+def count_declared_messages(entry: Buffer) -> int:
     """Returns the number of messages that the head of a stored entry declares, whether this number is right or not; 1
     if the head declares none. The broker charges this number of permits and the consumer returns them
     (client/core/redelivery.py), so both must read it from the same bytes."""
@@ -379,12 +379,12 @@ def _read_key(fields: Any) -> None:
         fields.partition_key, fields.partition_key_b64_encoded = base64.b64encode(key).decode(), True
 
 
-def properties_of(fields: Any) -> dict[str, str]:
+def decode_properties(fields: Any) -> dict[str, str]:
     """Returns the properties of one message (MessageFields) as text. If a name appears twice, its last value counts."""
-    return {text_of(pair.key): text_of(pair.value) for pair in fields.properties}
+    return {decode_text(pair.key): decode_text(pair.value) for pair in fields.properties}
 
 
-def text_of(value: Any) -> str:
+def decode_text(value: Any) -> str:
     """Returns a string field of a message as text. Protobuf returns a field that is not UTF-8 as bytes; these bytes are
     converted."""
     found: str = value if isinstance(value, str) else value.decode("utf-8", "replace")
@@ -416,11 +416,13 @@ def decode_as_stored(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFi
 def decode_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes]]:
     """Decodes an entry into two lists: the metadata of all messages, and their payloads. This saves the garbage
     collector an object for each message."""
-    fields, payloads = decode_lazily(header, entry)
+    fields, payloads = decode_columns_lazily(header, entry)
     return fields, payloads if isinstance(payloads, list) else payloads.copy_all()
 
 
-def decode_lazily(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes] | EqualLengthPayloads]:
+def decode_columns_lazily(header: EntryHeader, entry: Buffer) -> tuple[
+    list[MessageFields], list[bytes] | EqualLengthPayloads
+]:
     """Decodes an entry like `decode_columns`, but copies payloads of equal length out of the entry only when they are
     read."""
     if not header.batched:
@@ -494,7 +496,7 @@ def _alike(items: bytes, offset: int, count: int) -> tuple[SingleMessageMetadata
     return single, EqualLengthPayloads(items, offset + length, size, step)
 
 
-def distinct_keys(metadata: MessageMetadata, payload_offset: int, entry: Buffer) -> list[bytes]:
+def find_distinct_keys(metadata: MessageMetadata, payload_offset: int, entry: Buffer) -> list[bytes]:
     """Returns the distinct keys of the entry's messages, in the order of the messages; a message without a key adds
     none.
 
@@ -503,7 +505,7 @@ def distinct_keys(metadata: MessageMetadata, payload_offset: int, entry: Buffer)
     a key have its uuid as the key.
     """
     if not metadata.HasField("num_messages_in_batch"):
-        key = single_entry_key(metadata)
+        key = key_of_single_message(metadata)
         return [] if key is None else [key]
     payload, offset = bytes(entry), payload_offset
     if metadata.compression:
@@ -532,7 +534,7 @@ def collect_item_keys(payload: bytes | mmap, offset: int, count: int, found: dic
     return offset
 
 
-def single_entry_key(metadata: MessageMetadata) -> bytes | None:
+def key_of_single_message(metadata: MessageMetadata) -> bytes | None:
     """Returns the key of the only message of an entry that is not a batch; None if the message has no key. A chunk of a
     message without a key has the message's uuid as its key."""
     key = routing_key(metadata)
@@ -544,7 +546,7 @@ def single_entry_key(metadata: MessageMetadata) -> bytes | None:
 def chunk_uuid(metadata: Any) -> str:
     """Returns the uuid of the chunked message to which a chunk belongs. In an old entry the uuid may not be UTF-8,
     because brokers once did not check it."""
-    return text_of(metadata.uuid)
+    return decode_text(metadata.uuid)
 
 
 def routing_key(fields: Any) -> bytes | None:

@@ -127,13 +127,13 @@ def check_producer_name(text: str) -> str:
     return text
 
 
-def is_role(text: str) -> bool:
+def is_valid_role(text: str) -> bool:
     return 0 < len(text) <= ROLE_CHARACTERS_MAX and text.isprintable() and text == text.strip()
 
 
 def check_role(text: str) -> str:
     """Returns the name of a role unchanged. Raises InvalidName if it is not printable text of a permitted length."""
-    if not is_role(text):
+    if not is_valid_role(text):
         raise InvalidName(f"a role is printable text of 1 to {ROLE_CHARACTERS_MAX} characters, not {text[:40]!r}")
     return text
 

@@ -7,7 +7,7 @@ needs. What follows from it:
 
 | face | how |
 |---|---|
-| gRPC | the rpc of that name (runtime/network.py `rpcs_of`), translated by proto/translation.py |
+| gRPC | the rpc of that name (runtime/network.py `list_rpc_names`), translated by proto/translation.py |
 | permission | broker/access/table_core.py `RULES`, asked at the border (broker/grpc/checked.py) |
 | REST | each of `routes` (broker/rest/transactions_routes.py), or a function in broker/rest/ |
 | the command line | the verb of `cli` (cli/admin/rows.py), or a function in cli/admin/ |
@@ -150,7 +150,7 @@ class Operation(NamedTuple, Generic[T]):
     reply: str = ""
 
 
-def topic_rule(permission: Permission, field: str = "name", subscription: str = "") -> PermissionRule:
+def make_topic_rule(permission: Permission, field: str = "name", subscription: str = "") -> PermissionRule:
     return PermissionRule(permission, PermissionPlace.TOPIC, field, subscription)
 
 
@@ -161,12 +161,12 @@ def topic_rule(permission: Permission, field: str = "name", subscription: str = 
 OPERATE = PermissionRule(Permission.OPERATE)
 NAMESPACE = PermissionRule(Permission.MANAGE, PermissionPlace.NAMESPACE, "name")
 SHOWN = PermissionRule(Permission.SHOWN, PermissionPlace.NAMESPACE, "namespace")
-MANAGE = topic_rule(Permission.MANAGE)
-LOOKUP = topic_rule(Permission.LOOKUP)
-CONSUME = topic_rule(Permission.CONSUME, "topic")
-SUBSCRIPTION = topic_rule(Permission.CONSUME, "topic", "name")
-OF_TOPIC_FIELD = topic_rule(Permission.MANAGE, "topic")
-SCHEMA = topic_rule(Permission.LOOKUP, "topic")
+MANAGE = make_topic_rule(Permission.MANAGE)
+LOOKUP = make_topic_rule(Permission.LOOKUP)
+CONSUME = make_topic_rule(Permission.CONSUME, "topic")
+SUBSCRIPTION = make_topic_rule(Permission.CONSUME, "topic", "name")
+OF_TOPIC_FIELD = make_topic_rule(Permission.MANAGE, "topic")
+SCHEMA = make_topic_rule(Permission.LOOKUP, "topic")
 PLACE = PermissionRule(Permission.MANAGE, PermissionPlace.PLACE)
 
 
@@ -246,7 +246,7 @@ CHECK_DELETE: Operation[int] = Operation("CheckDelete", MANAGE)
 PARTITIONS: Operation[int] = Operation("Partitions", SCHEMA, service="Broker", of_reply="partitions")
 LOOKUP_TOPIC: Operation[str] = Operation("Lookup", SCHEMA, service="Broker", of_reply="owner")
 OFFSETS: Operation[values.TopicOffsets] = _topic(
-    "Offsets", topic_rule(Permission.CONSUME, "topic", "subscription"), service="Broker"
+    "Offsets", make_topic_rule(Permission.CONSUME, "topic", "subscription"), service="Broker"
 )
 TOPIC_STATS: Operation[values.TopicStats] = _topic("TopicStats", LOOKUP)
 NAMESPACE_STATS: Operation[values.NamespaceStats] = Operation("NamespaceStats", SHOWN)
@@ -299,7 +299,7 @@ COMPACTION_STATUS: Operation[values.CompactionStatus] = _topic(
     "CompactionStatus", MANAGE, method="compaction_status",
     help="Returns the last compaction of one partition, and the compacted ledger that is read now.",
 )  # fmt: skip
-LAST_MESSAGE_ID: Operation[Any] = _topic("LastMessageId", topic_rule(Permission.CONSUME))
+LAST_MESSAGE_ID: Operation[Any] = _topic("LastMessageId", make_topic_rule(Permission.CONSUME))
 MESSAGE_ID_BY_TIME: Operation[Any] = _topic("MessageIdByTime", CONSUME)
 BACKLOG_SIZE: Operation[int] = _topic("BacklogSize", CONSUME)
 GET_MESSAGE: Operation[Any] = _topic("GetMessage", CONSUME)
@@ -307,7 +307,7 @@ EXAMINE_MESSAGES: Operation[Any] = _topic("ExamineMessages", CONSUME)
 
 # ------------------------------------------------------------------------------------ subscriptions
 LIST_SUBSCRIPTIONS: Operation[tuple[str, ...]] = _topic(
-    "ListSubscriptions", topic_rule(Permission.CONSUME), method="subscriptions",
+    "ListSubscriptions", make_topic_rule(Permission.CONSUME), method="subscriptions",
     help="Returns the names of the durable subscriptions, sorted.",
     routes=(HttpRoute("GET", "/subscriptions", "The durable subscriptions.", answer="[name]"),),
     cli=CliVerb(
@@ -343,7 +343,7 @@ RESET_SUBSCRIPTION: Operation[None] = _topic("ResetSubscription", SUBSCRIPTION, 
          name="reset_to_time", parts=(PathPart("milliseconds", "publish_time_ms", "the time in milliseconds"),)),
 ))  # fmt: skip
 ADVANCE_SUBSCRIPTION: Operation[None] = _topic(
-    "AdvanceSubscription", topic_rule(Permission.CONSUME, "topic", "subscription"), service="Broker"
+    "AdvanceSubscription", make_topic_rule(Permission.CONSUME, "topic", "subscription"), service="Broker"
 )
 SKIP_MESSAGES: Operation[None] = _topic("SkipMessages", SUBSCRIPTION, routes=(
     HttpRoute("POST", "{S}/skip_all", "The whole backlog counts as acknowledged.", name="skip_all",
@@ -373,7 +373,7 @@ LIST_SCHEMAS: Operation[tuple[values.TopicSchema, ...]] = Operation(
     "ListSchemas", LOOKUP, method="schemas",
     help="The versions that are not deleted, in their order. SchemaNotFound: there is none.",
 )  # fmt: skip
-PUT_SCHEMA: Operation[int] = Operation("PutSchema", topic_rule(Permission.PRODUCE, "topic"), of_reply="version")
+PUT_SCHEMA: Operation[int] = Operation("PutSchema", make_topic_rule(Permission.PRODUCE, "topic"), of_reply="version")
 FIND_SCHEMA: Operation[int] = Operation("FindSchema", SCHEMA, of_reply="version")
 TEST_SCHEMA: Operation[values.SchemaTest] = Operation("TestSchema", OF_TOPIC_FIELD)
 DELETE_SCHEMA: Operation[int | None] = Operation("DeleteSchema", MANAGE, of_reply="version")
@@ -473,7 +473,7 @@ DESCRIBE_CURSOR: Operation[values.CursorShape] = _topic(
     ),
 )  # fmt: skip
 DESCRIBE_LEDGERS: Operation[tuple[values.LedgerCopies, ...]] = _topic(
-    "DescribeLedgers", topic_rule(Permission.LOOKUP, "topic"), method="describe_ledgers",
+    "DescribeLedgers", make_topic_rule(Permission.LOOKUP, "topic"), method="describe_ledgers",
     takes=(
         RequestField("after", int, "Only ledgers with a greater id."),
         RequestField("limit", int, "At most so many: 1 to 200. 0: 100."),

@@ -273,7 +273,7 @@ def merge_policies(below: Policies, above: Policies) -> Policies:
     return msgspec.structs.replace(below, **given)
 
 
-def complete_retention(policies: Policies) -> Policies:
+def fill_retention(policies: Policies) -> Policies:
     """Returns a copy of the policies in which both parts of retention are set. If only the time is set, the size
     becomes unlimited, and the other way round."""
     found = policies

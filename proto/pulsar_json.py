@@ -88,7 +88,7 @@ def optional(place: object, none: str | None = None) -> str | None:
     return str(place) if place is not None else none
 
 
-def transaction_form(found: TransactionStats) -> dict[str, Any]:
+def transaction_to_json(found: TransactionStats) -> dict[str, Any]:
     """Returns the statistics of a transaction in their JSON form."""
     return {
         "txn": str(found.txn), "state": found.state.name, "owner": found.owner, "address": found.address,
@@ -97,7 +97,7 @@ def transaction_form(found: TransactionStats) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def topic_transaction_form(found: TransactionHere, none: str | None = None) -> dict[str, Any]:
+def topic_transaction_to_json(found: TransactionHere, none: str | None = None) -> dict[str, Any]:
     """Returns the JSON form of the part of a transaction at one topic, and of the acknowledgements there that wait for
     the transaction's end. `none`: the text for a missing position."""
     subscriptions = found.subscriptions
@@ -108,7 +108,7 @@ def topic_transaction_form(found: TransactionHere, none: str | None = None) -> d
     }
 
 
-def half_form(found: HalfStats) -> dict[str, Any]:
+def half_message_to_json(found: HalfStats) -> dict[str, Any]:
     """Returns the statistics of a half message in their JSON form."""
     return {
         "half": str(found.half), "state": found.state.name, "owner": found.owner, "group": found.group,
@@ -117,7 +117,7 @@ def half_form(found: HalfStats) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def coordinator_form(number: int, found: CoordinatorTransactions) -> dict[str, Any]:
+def coordinator_to_json(number: int, found: CoordinatorTransactions) -> dict[str, Any]:
     """Returns the statistics of transaction coordinator `number` in their JSON form."""
     return {
         "coordinator": number, "epoch": found.epoch, "open": found.open, "prepared": found.prepared,
@@ -125,7 +125,7 @@ def coordinator_form(number: int, found: CoordinatorTransactions) -> dict[str, A
     }
 
 
-def table_row(form: Mapping[str, Any]) -> dict[str, Any]:
+def make_table_row(form: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the JSON object `form` as one row of a table that the command line prints: with times in seconds, lists
     as text, and names as the command line writes them."""
     return {

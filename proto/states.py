@@ -174,7 +174,7 @@ class CompactionState(_Words):
 # The vocabulary of the broker's sessions: plain values that every protocol uses, without its messages.
 #
 # A protocol (broker/) translates its messages to these values, and the answers back. The numbers of the enums
-# are those of proto/wire.proto; `enum_of` refuses a number without a meaning.
+# are those of proto/wire.proto; `enum_from_number` refuses a number without a meaning.
 
 
 ENTRY_COST_BYTES = 1024
@@ -244,7 +244,7 @@ class LastMessage:
 E = TypeVar("E", bound=enum.IntEnum)
 
 
-def enum_of(kind: type[E], value: int, what: str) -> E:
+def enum_from_number(kind: type[E], value: int, what: str) -> E:
     """Returns the member of the enum `kind` with the number `value`. Raises InvalidRequest if there is no such member;
     `what` names the value in the error text."""
     try:

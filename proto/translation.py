@@ -1,8 +1,8 @@
 """Plain values to messages of proto/wire.proto and back, by the names of their fields.
 
     request_of(wire.TopicSpec, {"topic": "t", "partitions": 4})     an argument that no field is named for is its `name`
-    reply_of(wire.Names, ["a", "b"])                                a value that is no message is the first field
-    value_of(tuple[str, ...], reply)                                … and back
+    make_reply_message(wire.Names, ["a", "b"])                                a value that is no message is the first
+    field value_of(tuple[str, ...], reply)                                … and back
 
 Guards: tests/client/admin/test_grpc_transport.py compares each answer with its message, field by field;
 tests/broker/grpc/test_stats.py.
@@ -49,7 +49,7 @@ def request_of(kind: type[M], arguments: Mapping[str, object], name: str = "") -
         raise InvalidRequest(f"{name or kind.DESCRIPTOR.name}: {error}") from error
 
 
-def reply_of(kind: type[Message], value: object, field: str = "") -> Message:
+def make_reply_message(kind: type[Message], value: object, field: str = "") -> Message:
     """Returns a reply message of class `kind` with a handler's result `value`. `field`: the field that gets the result,
     if the reply has several fields."""
     if isinstance(value, Message):
@@ -90,7 +90,7 @@ def _plain(value: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------------ from messages
-def value_of_reply(
+def convert_reply(
     kind: Any, reply: Message, field: str = "", made: Mapping[Any, Callable[[Any], Any]] | None = None
 ) -> Any:
     """Converts a reply message to a value of type `kind` and returns it. `made`: functions that make the caller's own

@@ -35,7 +35,7 @@ class ArrivingLongMessage(Protocol):
     def on_memory_reserved(self) -> None:
         """Called when the message had to wait for memory, and the memory is now reserved."""
 
-    def on_too_slow(self) -> None:
+    def on_arrival_too_slow(self) -> None:
         """Called when the message arrives too slowly while others wait for its memory. The message must be ended."""
 
 
@@ -119,7 +119,7 @@ class ArrivingMessagesMemory:
         self._looks += 1
         slow = next((each for each, (_, since) in self._coming.items() if self._looks - since >= SLOW_LOOKS), None)
         if self._waiting and slow is not None:
-            slow.on_too_slow()  # one at a time: those that wait may fit then
+            slow.on_arrival_too_slow()  # one at a time: those that wait may fit then
             self.discard(slow)
         if self._waiting:
             self._watch()

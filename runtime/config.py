@@ -4,7 +4,7 @@
 
 In the environment two underscores stand for a level: MAGNETAR_BOOKIE__STORE__MEMTABLE_BYTES is `memtable_bytes` of
 [bookie.store]. After the section one is enough (MAGNETAR_BROKER_ROLL_MINUTES). A program first calls
-`read_file_variables`: then each variable may be given as the content of a file (MAGNETAR_BROKER_NAME_FILE=PATH).
+`set_variables_from_files`: then each variable may be given as the content of a file (MAGNETAR_BROKER_NAME_FILE=PATH).
 
 Every setting has a name with its unit, a type, a default, and a comment: what it ends or bounds, and what it costs. The
 comment is the text after the field in the source (`#` on its line, or a string literal below it). `settings` lists them
@@ -117,14 +117,14 @@ def setting_value(config: msgspec.Struct, name: str) -> object:
     return setting_value(value, rest) if rest else value
 
 
-def with_values(config: Config, values: Mapping[str, object]) -> Config:
+def replace_settings(config: Config, values: Mapping[str, object]) -> Config:
     """Returns a copy of `config` in which the settings have these values. The names of settings are like those of
     `explicit_settings`."""
     direct = {name: value for name, value in values.items() if "." not in name}
     tables = dict.fromkeys(name.partition(".")[0] for name in values if "." in name)
     for table in tables:
         inside = {name[len(table) + 1 :]: value for name, value in values.items() if name.startswith(table + ".")}
-        direct[table] = with_values(getattr(config, table), inside)
+        direct[table] = replace_settings(getattr(config, table), inside)
     return msgspec.structs.replace(config, **direct)
 
 
@@ -233,7 +233,7 @@ def _add_variables(
         before = values.get(table, defaults_of(kind)[table])
         assert isinstance(before, msgspec.Struct), "its settings were found"
         try:
-            values[table] = with_values(before, given)
+            values[table] = replace_settings(before, given)
         except (ValueError, AssertionError, TypeError) as error:
             raise InvalidConfiguration(
                 f"the {section}.{table} configuration contradicts itself: {error}", setting=table
@@ -269,7 +269,7 @@ PATHS = ("MAGNETAR_TOKEN", "MAGNETAR_SECURITY", "MAGNETAR_TLS_CA", "MAGNETAR_TLS
 """Variables whose value is the path of a file already: with `_FILE` they are the same."""
 
 
-def read_file_variables(environment: MutableMapping[str, str]) -> None:
+def set_variables_from_files(environment: MutableMapping[str, str]) -> None:
     """Reads each file that a variable MAGNETAR_…_FILE names, and sets the variable without _FILE to the content of the
     file (UTF-8, without the end of its last line). So a container can use mounted files without a shell that reads
     them. Raises InvalidConfiguration if both variables are set, or a file cannot be read."""

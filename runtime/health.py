@@ -115,7 +115,7 @@ class Health:
     def has_started(self) -> bool:
         return self.readiness is not _starting
 
-    def on_stopping(self) -> None:
+    def on_process_stopping(self) -> None:
         self.readiness = _stopping
         notify_systemd("STOPPING=1")
 

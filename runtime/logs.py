@@ -91,7 +91,7 @@ def _audit_to(handler: logging.Handler) -> None:
     audit.propagate = False
 
 
-def logged_facts(record: logging.LogRecord) -> dict[str, object]:
+def find_extra_values(record: logging.LogRecord) -> dict[str, object]:
     """Returns the values that a log record got in `extra`, by name."""
     return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
 
@@ -105,7 +105,7 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         line = super().formatMessage(record)
-        return " ".join([line, *(f"{name}={value}" for name, value in logged_facts(record).items())])
+        return " ".join([line, *(f"{name}={value}" for name, value in find_extra_values(record).items())])
 
 
 class JsonFormatter(logging.Formatter):
@@ -122,7 +122,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             **self._whose,
             "message": record.getMessage(),
-            **logged_facts(record),
+            **find_extra_values(record),
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)

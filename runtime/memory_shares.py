@@ -1,7 +1,7 @@
 """How the memory of a process is shared out: `memory_bytes`, over what may take memory in it. Pure.
 
     found = plan(budget, shares, given)
-    settings = found.apply_to(settings, "broker")    with the shares where the operator set nothing
+    settings = found.apply_to_config(settings, "broker")    with the shares where the operator set nothing
 
 A `MemoryShare` is what one setting bounds, in all: 64 MiB of `memtable_bytes` may take three times that. Each share
 gets its least. What is left is divided by weight; what a share has above its most goes to the others. So a larger
@@ -23,7 +23,7 @@ from msgspec import Meta
 
 from ..proto.errors import InvalidConfiguration
 from ..proto.names import parse_number
-from .config import load, with_values
+from .config import load, replace_settings
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
@@ -44,7 +44,7 @@ class MemoryShare(NamedTuple):
     most: int
     what: str  # takes this memory
 
-    def multiplied(self, count: int) -> MemoryShare:
+    def multiply_share(self, count: int) -> MemoryShare:
         """Returns this share multiplied by `count`, for a process with `count` parts that all have this setting."""
         return self._replace(unit_bytes=self.unit_bytes * count, weight=self.weight * count)
 
@@ -61,13 +61,13 @@ class MemoryPlan(NamedTuple):
         """Returns how many bytes each share gets, by the name of the share."""
         return {each.name: self.values[each.setting] * each.unit_bytes for each in self.shares}
 
-    def apply_to(self, config: Config, section: str) -> Config:
+    def apply_to_config(self, config: Config, section: str) -> Config:
         """Returns a copy of `config`, the configuration of `section`, with the values of the plan."""
         own = {name.partition(".")[2]: value for name, value in self.values.items() if name.startswith(section + ".")}
-        return with_values(config, own)
+        return replace_settings(config, own)
 
 
-def least_bytes(shares: Sequence[MemoryShare], given: Mapping[str, int]) -> int:
+def compute_least_bytes(shares: Sequence[MemoryShare], given: Mapping[str, int]) -> int:
     """Returns the smallest number of bytes with which the process can run. `given` are the values that the operator
     set."""
     return sum(given.get(each.setting, each.least) * each.unit_bytes for each in shares)
@@ -76,7 +76,7 @@ def least_bytes(shares: Sequence[MemoryShare], given: Mapping[str, int]) -> int:
 def plan_memory(budget: int, shares: Sequence[MemoryShare], given: Mapping[str, int]) -> MemoryPlan:
     """Divides the bytes `budget` among the shares, and returns the plan. `given` are the values that the operator set.
     Raises InvalidConfiguration if the budget is too small for them."""
-    needed = least_bytes(shares, given)
+    needed = compute_least_bytes(shares, given)
     if needed > budget:
         raise _too_small(budget, needed, shares, given)
     values = {each.setting: given.get(each.setting, each.least) for each in shares}
@@ -104,7 +104,7 @@ def _most(share: MemoryShare) -> int:
 def _too_small(
     budget: int, needed: int, shares: Sequence[MemoryShare], given: Mapping[str, int]
 ) -> InvalidConfiguration:
-    least = least_bytes(shares, {})
+    least = compute_least_bytes(shares, {})
     if not given:
         text = f"memory_bytes is {_mib(budget)}; this process needs {_mib(needed)} at least"
     else:
@@ -131,7 +131,7 @@ def _mib(size: int) -> str:
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-def machine_bytes(root: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
+def measure_machine_memory(root: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
     """Returns the bytes of memory that this process could use: the memory of the machine, or the smallest limit of its
     control groups (versions 1 and 2) and of their parents, whichever is less."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -177,7 +177,7 @@ class ProcessConfig(msgspec.Struct, frozen=True):
     memory_bytes: Annotated[int, Meta(ge=0)] = 0  # shared out to all that takes memory; 0: a quarter of the machine's
 
 
-def process_memory_bytes(
+def compute_process_memory(
     file: str | None, option: int | None, shares: Sequence[MemoryShare], given: Mapping[str, int], most: int = NO_LIMIT,
     processes: int = 1,
 ) -> int:  # fmt: skip
@@ -185,6 +185,6 @@ def process_memory_bytes(
     else of a quarter of the machine's memory, at most `most`. Without a setting the result is never less than the
     process needs with the settings `given`. Raises InvalidConfiguration."""
     process = load(ProcessConfig, "process", file=file, overrides={"memory_bytes": option})
-    needed = least_bytes(shares, given)
+    needed = compute_least_bytes(shares, given)
     own = process.memory_bytes // processes
-    return own or max(needed, min(most, machine_bytes() // MACHINE_SHARE) // processes)
+    return own or max(needed, min(most, measure_machine_memory() // MACHINE_SHARE) // processes)

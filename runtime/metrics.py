@@ -8,7 +8,7 @@
 Nothing is registered, and nothing runs between requests (metrics_server.py): each page is made from the parts that
 exist, so a deleted topic is not on it. Names begin with `magnetar_`, counters end in
 `_total`, units are seconds and bytes; one name has one kind and one set of label names. Only `foreign` and
-`add_foreign_summary` take other names, for the dashboards of another system. Only `MetricsPage` imports
+`add_summary_of_other_system` take other names, for the dashboards of another system. Only `MetricsPage` imports
 prometheus-client. Guarding test: tests/runtime/test_metrics.py.
 """
 
@@ -153,7 +153,7 @@ def _quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> f
 _ESCAPED = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 
 
-def label_text(**values: str) -> str:
+def format_labels(**values: str) -> str:
     """Returns the labels as text for a line of metrics, sorted and escaped."""
     return "{" + ",".join([f'{name}="{escape_label(text)}"' for name, text in sorted(values.items())]) + "} "
 
@@ -163,9 +163,9 @@ def escape_label(text: str) -> str:
     return text.translate(_ESCAPED) if '"' in text or "\\" in text or "\n" in text else text
 
 
-class Series:
+class MetricSeries:
     """The lines of one metric that has very many label values, such as one for each topic. A line is made when its
-    topic is read. A caller with ten thousands of lines appends to `lines` itself: each is the labels as `label_text`
+    topic is read. A caller with ten thousands of lines appends to `lines` itself: each is the labels as `format_labels`
     returns them, the number, and a line break."""
 
     __slots__ = ("_head", "_name", "lines")
@@ -225,15 +225,15 @@ class MetricsPage:
         self.query = query  # which topics are to be on it
         self._families: dict[str, tuple[Metric, tuple[str, ...]]] = {}  # name → metric, names of its labels
         self.shown: dict[tuple[str, tuple[tuple[str, str], ...]], float | Histogram] = {}
-        self._series: list[Series] = []
+        self._series: list[MetricSeries] = []
         self.process = ""  # which of a server's processes this page is of; "": it is the only one
         self.others: dict[str, bytes] = {}  # the pages of those (metrics_server.py), where this one is of all
 
-    def add_series(self, name: str, kind: str, help: str, *, ours: bool = True) -> Series:
+    def add_series(self, name: str, kind: str, help: str, *, ours: bool = True) -> MetricSeries:
         """Adds a counter or gauge with very many label values, and returns its Series. The caller must add the lines to
         the Series; they are not in `shown`. `ours` False: the name is that of another system, and `kind` is
         "untyped"."""
-        made = Series(name, kind, help, ours=ours)
+        made = MetricSeries(name, kind, help, ours=ours)
         self._series.append(made)
         return made
 
@@ -279,7 +279,7 @@ class MetricsPage:
 
         self._family(UnknownMetricFamily, name, help, labels, ours=False).add_metric(list(labels.values()), value)
 
-    def add_foreign_summary(
+    def add_summary_of_other_system(
         self, name: str, help: str, count: int, total: float, quantiles: Mapping[str, float], **labels: str
     ) -> None:
         """Adds a summary under the name that another system (Pulsar) gives it: quantiles, count and sum."""

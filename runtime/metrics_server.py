@@ -5,8 +5,8 @@
     await server.close()
 
 The text is always Prometheus' plain format (0.0.4). Metrics of which there are few go through prometheus-client; those
-of each topic are written line by line while the event loop reads the topics (metrics.py `Series`), in slices that delay
-neither the loop nor the interpreter, and are sent in pieces.
+of each topic are written line by line while the event loop reads the topics (metrics.py `MetricSeries`), in slices that
+delay neither the loop nor the interpreter, and are sent in pieces.
 
 Rule: only the event loop of the parts reads them. The thread that answers a request waits for the loop, at most
 `MEASURE_TIMEOUT_S`; then the request fails (500), and the numbers of that moment are missing. At most CONNECTIONS_MAX
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _HELP, _TYPE = "# HELP ", "# TYPE "
 
 
-def join_pages(texts: Mapping[str, bytes]) -> Iterator[bytes]:
+def join_metrics_pages(texts: Mapping[str, bytes]) -> Iterator[bytes]:
     """Yields the joined metrics pages of several processes, in pieces: one for each metric of each process."""
     heads: dict[str, list[str]] = {}
     groups: dict[str, list[tuple[str, list[str]]]] = {}  # metric → process, its lines
@@ -129,7 +129,7 @@ def as_text(page: MetricsPage) -> Iterator[bytes]:
     """Yields the metrics page in Prometheus' text format: first the metrics of the process itself, then those of its
     parts, then those of the other processes."""
     if page.process:
-        yield from join_pages({page.process: b"".join(_own(page)), **page.others})
+        yield from join_metrics_pages({page.process: b"".join(_own(page)), **page.others})
     else:
         yield from _own(page)
 

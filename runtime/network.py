@@ -83,7 +83,7 @@ class Endpoint(NamedTuple):
         return cls(host.strip("[]"), port)
 
 
-def address_network(peer: str) -> str:
+def network_of_caller(peer: str) -> str:
     """Returns the network to which a limit per address applies. For `peer` (HOST:PORT) with an IPv4 address it is the
     host; for an IPv6 address its /64 network, because one host can use all addresses of such a network."""
     host = peer.rpartition(":")[0].strip("[]")
@@ -336,7 +336,7 @@ class ByteStream(Protocol):
         guard, and every caller is LOCAL."""
         ...
 
-    def on_admitted(self) -> None:
+    def on_caller_authenticated(self) -> None:
         """Must be called by the service when it has authenticated the caller: from then on, the connection is not
         closed to make room for newer ones. Raises ConnectionLost if the caller's address has as many connections as it
         may have."""
@@ -456,7 +456,7 @@ def _standard_service(service: str) -> Any:
     return file.DESCRIPTOR.services_by_name[service.rpartition(".")[2]]
 
 
-def rpcs_of(service: str) -> list[str]:
+def list_rpc_names(service: str) -> list[str]:
     """Returns the names of all rpcs (methods) of a service in proto/wire.proto. For "Admin", also those that only rows
     of the table of operations define."""
     from ..proto import wire_pb2

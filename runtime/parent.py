@@ -39,7 +39,7 @@ from typing import NamedTuple
 from .child import Child, Frame, FrameDecoder, Kind, encode_frame
 from .clock import SystemClock
 from .health import BEAT_S, HUNG_S, has_systemd_watchdog, notify_systemd
-from .process import tune_memory
+from .process import tune_glibc_heap
 from .schedule_core import Effect, Exit, ForkProcess, KillProcess, ProcessSchedule, ReportServing, TerminateProcess
 
 _LOG = logging.getLogger("magnetar.parent")
@@ -91,7 +91,7 @@ class Parent:
     def run(self) -> int:
         """Runs the processes until all have ended, and returns the exit code of the server: 0 after SIGTERM, 130 after
         SIGINT, else that of a process that could not start."""
-        tune_memory()
+        tune_glibc_heap()
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()
         for each in (self._wake, self._waker):

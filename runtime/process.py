@@ -52,7 +52,7 @@ from .tcp import listening
 BLOCK_BYTES = 4096
 
 
-class SystemChance(random.SystemRandom):
+class SystemRandomNumbers(random.SystemRandom):
     """Random numbers of the operating system, for use in one thread. `randbytes` reads them in blocks, and returns no
     byte twice."""
 
@@ -76,7 +76,7 @@ class SystemChance(random.SystemRandom):
         self._block, self._at = b"", 0
 
 
-_ALL: weakref.WeakSet[SystemChance] = weakref.WeakSet()
+_ALL: weakref.WeakSet[SystemRandomNumbers] = weakref.WeakSet()
 
 
 def _forked() -> None:
@@ -126,7 +126,7 @@ class SystemNetwork:
 def real_world(seed: int | None = None) -> World:
     """Returns the world of this process (runtime/network.py `World`): the clock, disk, threads and network of the
     operating system. `seed` fixes only the random numbers."""
-    rng = random.Random(seed) if seed is not None else SystemChance()
+    rng = random.Random(seed) if seed is not None else SystemRandomNumbers()
     clock = SystemClock()
     return World(clock, rng, SystemFiles(), SystemWorkers(), SystemNetwork(clock))
 
@@ -148,7 +148,7 @@ def run(main: Callable[[], Coroutine[Any, Any, int | None]], stopping: Sequence[
     SIGTERM, 130 after SIGINT; 2 for a wrong configuration or request, 1 for another MagnetarError, both with one line
     on stderr. Another exception is a bug and is raised.
     """
-    tune_memory()
+    tune_glibc_heap()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GC_START)
     try:
@@ -197,7 +197,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 TRIM_BYTES, TRIM_BYTES_MIN = 64 << 20, 8 << 20
 
 
-def tune_memory() -> None:
+def tune_glibc_heap() -> None:
     """Makes glibc keep buffers of 128 KiB and more on its heap, instead of one mmap and munmap for each. Measured: 41
     µs for each of 64 held 128 KiB copies becomes 5 µs. Up to 64 MiB of free heap stay with the process. Does nothing
     with another C library, or if the user has set MALLOC_*."""
@@ -209,9 +209,9 @@ def tune_memory() -> None:
     mallopt(_M_ARENA_MAX, 2)
 
 
-def set_trim_threshold(free_bytes: int) -> None:
+def set_heap_trim_threshold(free_bytes: int) -> None:
     """Makes glibc return free heap memory to the system when more than `free_bytes` are free; the number is limited to
-    TRIM_BYTES_MIN … TRIM_BYTES. Has no effect where `tune_memory` has none."""
+    TRIM_BYTES_MIN … TRIM_BYTES. Has no effect where `tune_glibc_heap` has none."""
     mallopt = _mallopt()
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, max(TRIM_BYTES_MIN, min(free_bytes, TRIM_BYTES)))

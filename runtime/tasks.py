@@ -261,8 +261,9 @@ async def run_together(work: Iterable[Coroutine[Any, Any, None]], name: str) -> 
 # cancelled; then it raises the cancellation. So the caller may keep a lock that belongs to the work. Waiting for the
 # beginning (for the lock) can be cancelled as usual.
 #
-# `run_then` and `run_or_undo` are `finally` and `except` for coroutines that are compiled (setup.py): while these wait
-# within either, the exception that they handle is that of the whole thread, and whatever runs meanwhile sees it.
+# `run_and_clean_up` and `run_or_undo` are `finally` and `except` for coroutines that are compiled (setup.py): while
+# these wait within either, the exception that they handle is that of the whole thread, and whatever runs meanwhile sees
+# it.
 #
 # It returns only when the work has ended: if the disk hangs, only the end of the process ends it. An error of work
 # whose caller was cancelled is logged. Guarded by tests/runtime/test_unbroken.py.
@@ -300,7 +301,7 @@ async def run_to_end(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
     raise cancelled
 
 
-async def run_then(work: Awaitable[T], then: Callable[[], Awaitable[object]]) -> T:
+async def run_and_clean_up(work: Awaitable[T], then: Callable[[], Awaitable[object]]) -> T:
     """Awaits `work`, and afterwards, even if `work` failed, awaits `then()`. Returns the result of `work`, or raises
     its error."""
     try:
@@ -413,8 +414,8 @@ class SupervisedTask:
 
 
 class Supervisor:
-    """Runs the long-lived tasks of one part of a process, and restarts them when they fail. `count_failing` and the
-    counter `restarted` are for all parts of the process, for its metrics."""
+    """Runs the long-lived tasks of one part of a process, and restarts them when they fail. `count_failing_tasks` and
+    the counter `restarted` are for all parts of the process, for its metrics."""
 
     everywhere: ClassVar[weakref.WeakSet[Supervisor]] = weakref.WeakSet()
     restarted: ClassVar[int] = 0
@@ -425,7 +426,7 @@ class Supervisor:
         Supervisor.everywhere.add(self)
 
     @classmethod
-    def count_failing(cls) -> Counter[str]:
+    def count_failing_tasks(cls) -> Counter[str]:
         """Returns for each task name how many tasks with this name are failing now, in all parts of the process (0: all
         of them run)."""
         found = Counter[str]()

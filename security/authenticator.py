@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..proto.errors import InvalidConfiguration, Unauthenticated
-from ..proto.names import is_role
+from ..proto.names import is_valid_role
 from ..runtime.access import (
     AUTHORIZATION_MAX,
     NOTHING,
@@ -36,7 +36,7 @@ from ..runtime.logs import open_audit_log
 from ..runtime.network import ByteService, ByteServing, Channel, Endpoint, Network, Serving, World
 from ..runtime.tasks import SystemWorkers, Workers
 from .settings import CertificateSection, SecuritySettings, describe_source, read_private_file, read_secret
-from .token import PrincipalCache, RevocationList, TokenProvider, digest_of, time_text
+from .token import PrincipalCache, RevocationList, TokenProvider, digest_of_credential, format_time
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -83,7 +83,7 @@ class CertificateProvider:
         names no principal of this cluster."""
         if len(pem) > CERTIFICATE_BYTES_MAX:
             raise Unauthenticated(f"the client certificate has more than {CERTIFICATE_BYTES_MAX} bytes")
-        digest, now_ms = digest_of(pem), self._clock.wall_ms()
+        digest, now_ms = digest_of_credential(pem), self._clock.wall_ms()
         found = self._known.find(digest, now_ms)
         if found is None:
             found = self._read(pem, now_ms)
@@ -94,7 +94,8 @@ class CertificateProvider:
         certificate, uris, ends_ms = _parsed(pem)
         if now_ms >= ends_ms:
             raise Unauthenticated(
-                f"the client certificate has expired at {time_text(ends_ms)}; it is {time_text(now_ms)} at this server"
+                f"the client certificate has expired at {format_time(ends_ms)};"
+                f" it is {format_time(now_ms)} at this server"
             )
         name, kind = self._of_uri(uris) if uris else (self._common_name(certificate), PrincipalKind.CLIENT)
         return Principal(name, kind, "tls", ends_ms, f"{certificate.serial_number:x}")
@@ -106,7 +107,7 @@ class CertificateProvider:
         cluster, kind, name = match.groups()
         if cluster != self._settings.cluster:
             raise Unauthenticated("the client certificate is of another cluster than `cluster` of [certificate] names")
-        if not is_role(name) or (kind == "bookie" and not _is_uuid(name)):
+        if not is_valid_role(name) or (kind == "bookie" and not _is_uuid(name)):
             raise Unauthenticated("the magnetar:// URI of the client certificate names no role")
         return (name, PrincipalKind.CLIENT) if kind == "role" else (f"{kind}/{name}", PrincipalKind.MEMBER)
 
@@ -119,7 +120,7 @@ class CertificateProvider:
         if len(holders) != 1 or len(list(holders[0])) != 1:
             raise Unauthenticated("the subject of the client certificate needs exactly one common name, by itself")
         name = next(iter(holders[0])).value
-        if not isinstance(name, str) or not is_role(name):
+        if not isinstance(name, str) or not is_valid_role(name):
             raise Unauthenticated("the common name of the client certificate is no role")
         return name
 
@@ -305,7 +306,7 @@ def read_token(source: str) -> str:
         raise InvalidConfiguration(f"{describe_source(source)} has no token") from None
 
 
-def secured_world(world: World, path: str) -> World:
+def make_secured_world(world: World, path: str) -> World:
     """Returns the world of a broker, with a network secured by the settings in the file. Raises InvalidConfiguration.
     """
     settings = SecuritySettings.load(path)

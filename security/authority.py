@@ -77,7 +77,7 @@ def create_files(folder: Path, hosts: list[str], now: datetime.datetime, cluster
     return CreatedFiles(folder, sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()))
 
 
-def is_complete(folder: Path) -> bool:
+def has_all_files(folder: Path) -> bool:
     """Returns True if the folder has every file that `create_files` creates, False if it has none of them. Raises
     AlreadyExists if it has only some of them."""
     missing = [name for name in FILES if not (folder / name).is_file()]
@@ -86,7 +86,7 @@ def is_complete(folder: Path) -> bool:
     return not missing
 
 
-def copy_to_servers(folder: Path, servers: Path) -> list[str]:
+def copy_server_files(folder: Path, servers: Path) -> list[str]:
     """Copies those files that servers read from `folder` to the folder `servers`. Running servers load them like
     renewed files. Returns the names of the files that were different or missing. Raises AlreadyExists if `servers` has
     files of another authority."""
@@ -190,7 +190,7 @@ def add_authority(folder: Path, now: datetime.datetime) -> list[str]:
     return ["ca.pem", "ca-key.pem"]
 
 
-def new_token_key(folder: Path) -> list[str]:
+def create_token_key(folder: Path) -> list[str]:
     """Creates another key, which signs all tokens from now on. Older tokens stay valid, because `token-public.pem` also
     contains the older keys. Returns the names of the files."""
     key, before = _new_key(), (folder / "token-public.pem").read_bytes()
@@ -199,7 +199,7 @@ def new_token_key(folder: Path) -> list[str]:
     return ["token-public.pem", "token-key.pem"]
 
 
-def remove_older(path: Path) -> None:
+def remove_all_but_newest(path: Path) -> None:
     """Removes all certificates or keys except the newest from the file `path` (`ca.pem` or `token-public.pem`)."""
     first, end, _ = path.read_bytes().partition(b"\n-----END ")
     kind = first.partition(b"-----BEGIN ")[2].partition(b"-----")[0]

@@ -5,7 +5,7 @@ the file, always the same one, is tried, and its result ignored. Hashes run in A
 most WAITING_MAX. A success is remembered for REMEMBER_S under a keyed digest of user and password, until the file
 changes. A password in clear from another machine is refused.
 
-Password files of Apache's htpasswd: lines `user:hash`, with bcrypt (`-B`), `$hash_apr1$` (`-m`) or `{SHA}` (`-s`).
+Password files of Apache's htpasswd: lines `user:hash`, with bcrypt (`-B`), `$apr1$` (`-m`) or `{SHA}` (`-s`).
 
 Hashes of crypt(3) are refused: DES looks at eight characters only, and a short salt is quickly tried out. Empty lines
 and lines that begin with # are skipped. An error names the line, never what it says.
@@ -25,7 +25,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 from ..proto.errors import InvalidConfiguration, Unauthenticated, Unavailable
-from ..proto.names import is_role
+from ..proto.names import is_valid_role
 from ..runtime.access import Caller, Principal, PrincipalKind
 from ..runtime.clock import Clock
 from ..runtime.tasks import Worker, Workers
@@ -57,7 +57,7 @@ def parse_htpasswd(text: bytes) -> Mapping[str, str]:
         if not line.strip() or line.startswith("#"):
             continue
         user, colon, hashed = line.partition(":")
-        reason = "is not USER:HASH" if not colon or not is_role(user) else _unusable(hashed)
+        reason = "is not USER:HASH" if not colon or not is_valid_role(user) else _unusable(hashed)
         if reason or user in users:
             wrong = reason or "has a user of an earlier line"
             raise InvalidConfiguration(f"line {number} of the file of [basic] {wrong}")

@@ -26,11 +26,11 @@ from .token import (
     RSA_BITS_MAX,
     ClaimRules,
     PrincipalCache,
-    algorithms_of,
-    digest_of,
+    algorithms_of_public_key,
+    decode_unverified_token,
+    digest_of_credential,
     principal_of,
-    unverified_parts,
-    verified_claims,
+    verify_claims,
 )
 
 # ---------------------------------------------------------------------------------------------------------- jwks
@@ -45,7 +45,7 @@ _ALLOWED = {"RS256", "RS384", "RS512", "ES256", "ES384", "ES512"}
 """Algorithms that are taken, as by Pulsar's OpenID provider."""
 
 
-class IssuerKey(NamedTuple):
+class IssuerPublicKey(NamedTuple):
     """A public key with which an issuer of tokens signs."""
 
     kid: str
@@ -56,13 +56,13 @@ class IssuerKey(NamedTuple):
         return f"<key {self.kid!r} of {', '.join(self.algorithms)}>"
 
 
-def parse_keys(document: Mapping[str, Any]) -> tuple[IssuerKey, ...]:
+def parse_issuer_keys(document: Mapping[str, Any]) -> tuple[IssuerPublicKey, ...]:
     """Returns the keys in an issuer's key set `document` that can verify signatures. If two keys have the same `kid`,
     returns the first of them. Returns no keys if the document has none, or is no key set."""
     found = document.get("keys")
     if not isinstance(found, list):
         return ()
-    keys: dict[str, IssuerKey] = {}
+    keys: dict[str, IssuerPublicKey] = {}
     for each in found[:KEYS_MAX]:
         key = _parsed(each)
         if key is not None:
@@ -70,15 +70,15 @@ def parse_keys(document: Mapping[str, Any]) -> tuple[IssuerKey, ...]:
     return tuple(keys.values())
 
 
-def _parsed(jwk: object) -> IssuerKey | None:
+def _parsed(jwk: object) -> IssuerPublicKey | None:
     if not isinstance(jwk, dict) or jwk.get("use", "sig") != "sig" or "d" in jwk:
         return None
     kid, algorithm = jwk.get("kid", ""), jwk.get("alg")
     if not isinstance(kid, str) or len(kid) > TEXT_MAX:
         return None
     key = _public(jwk)
-    fits = tuple(each for each in algorithms_of(key) if each in _ALLOWED and algorithm in (None, each))
-    return IssuerKey(kid, fits, key) if fits else None
+    fits = tuple(each for each in algorithms_of_public_key(key) if each in _ALLOWED and algorithm in (None, each))
+    return IssuerPublicKey(kid, fits, key) if fits else None
 
 
 def _public(jwk: Mapping[str, Any]) -> object:
@@ -119,7 +119,7 @@ class OidcProvider:
     def __init__(self, settings: OidcSection, clock: Clock, workers: Workers, client: JsonClient | None = None) -> None:
         client = client or JsonClient(clock, TlsFiles(ca=settings.ca), require_https=settings.require_https)
         for issuer in settings.issuers:
-            if not client.is_allowed(issuer):
+            if not client.is_url_allowed(issuer):
                 raise InvalidConfiguration(f"the issuer {issuer} of [oidc] does not begin with https://")
         self._clock = clock
         self._issuers = {issuer: _Issuer(issuer, client, clock, workers) for issuer in settings.issuers}
@@ -131,7 +131,7 @@ class OidcProvider:
     def is_issuer_known(self, token: str) -> bool:
         """Returns whether the token, which is not verified yet, names one of the configured issuers. Raises
         Unauthenticated if the text is not a token."""
-        return self._issuer_of(unverified_parts(token)[1].get("iss")) is not None
+        return self._issuer_of(decode_unverified_token(token)[1].get("iss")) is not None
 
     async def principal(self, token: str) -> Principal:
         """Verifies a token and returns its principal. Raises Unauthenticated if the token is not valid, Unavailable if
@@ -140,7 +140,7 @@ class OidcProvider:
         if version != self._version:
             self._version = version
             self._known.clear()
-        digest = digest_of(token)
+        digest = digest_of_credential(token)
         found = self._known.find(digest, self._clock.wall_ms())
         if found is None:
             found = await self._verified(token)
@@ -148,7 +148,7 @@ class OidcProvider:
         return found
 
     async def _verified(self, token: str) -> Principal:
-        header, claims = unverified_parts(token)
+        header, claims = decode_unverified_token(token)
         issuer = self._issuer_of(claims.get("iss"))
         if issuer is None:
             raise Unauthenticated("the token is of an issuer that this server does not know")
@@ -158,7 +158,7 @@ class OidcProvider:
         key = await issuer.key(kid)
         if key is None:
             raise Unauthenticated("the token is not signed with a key of its issuer")
-        return principal_of(verified_claims(token, key.key, key.algorithms), self._rules, self._clock.wall_ms())
+        return principal_of(verify_claims(token, key.key, key.algorithms), self._rules, self._clock.wall_ms())
 
     def _issuer_of(self, name: object) -> _Issuer | None:
         return self._issuers.get(name) if isinstance(name, str) else None
@@ -174,14 +174,14 @@ class _Issuer:
         self._clock = clock
         self._workers = workers
         self._worker: Worker | None = None
-        self._keys: tuple[IssuerKey, ...] = ()
+        self._keys: tuple[IssuerPublicKey, ...] = ()
         self._shown: object = None  # the document of the keys
         self._fetched_at: float | None = None
         self._asked_at = -UNKNOWN_KID_S
         self._failure: MagnetarError | None = None
         self._fetching: asyncio.Future[dict[str, object]] | None = None
 
-    async def key(self, kid: str) -> IssuerKey | None:
+    async def key(self, kid: str) -> IssuerPublicKey | None:
         """Returns the issuer's key with this id, or None if the issuer has no such key. Raises Unavailable if the
         issuer does not answer."""
         age_s = self._age_s()
@@ -201,7 +201,7 @@ class _Issuer:
         """Returns whether the keys may be fetched again, because of an unknown `kid` or because they are old."""
         return self._clock.monotonic() - self._asked_at >= (RETRY_S if self._failure else UNKNOWN_KID_S)
 
-    def _find(self, kid: str) -> IssuerKey | None:
+    def _find(self, kid: str) -> IssuerPublicKey | None:
         if not kid and len(self._keys) == 1:
             return self._keys[0]
         return next((each for each in self._keys if kid and each.kid == kid), None)
@@ -236,7 +236,7 @@ class _Issuer:
         if found.get("issuer") != self._name:
             raise Unavailable("its discovery document is of another issuer")
         address = found.get("jwks_uri")
-        if not isinstance(address, str) or not self._client.is_allowed(address):
+        if not isinstance(address, str) or not self._client.is_url_allowed(address):
             raise Unavailable("its discovery document has no `jwks_uri` with https://")
         return self._client.ask(address)
 
@@ -245,7 +245,7 @@ class _Issuer:
         if fetching.cancelled():
             return
         failure = fetching.exception()
-        keys = () if failure is not None else parse_keys(fetching.result())
+        keys = () if failure is not None else parse_issuer_keys(fetching.result())
         if not keys:
             why = failure if isinstance(failure, MagnetarError) else Unavailable(f"no keys ({type(failure).__name__})")
             self._failure = why

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..proto.errors import InvalidConfiguration, InvalidRequest, Unauthenticated
-from ..proto.names import ROLE_CHARACTERS_MAX, is_role
+from ..proto.names import ROLE_CHARACTERS_MAX, is_valid_role
 from ..runtime.access import Principal, PrincipalKind
 from ..runtime.clock import Clock
 from .settings import Secret, TokenSection, WatchedValue, read_secret
@@ -34,7 +34,7 @@ from .settings import Secret, TokenSection, WatchedValue, read_secret
 REMEMBERED_MAX = 10_000
 
 
-def digest_of(credential: str | bytes) -> bytes:
+def digest_of_credential(credential: str | bytes) -> bytes:
     """Returns the digest of a credential, which a cache uses as the key of the verified principal."""
     return hashlib.sha256(credential if isinstance(credential, bytes) else credential.encode(errors="replace")).digest()
 
@@ -102,7 +102,7 @@ class TokenProvider:
         if self._version != self._verifier.version:
             self._version = self._verifier.version
             self._known.clear()
-        digest = digest_of(token)
+        digest = digest_of_credential(token)
         found = self._known.find(digest, self._clock.wall_ms())
         if found is None:
             found = verifier.verify(token)
@@ -126,7 +126,7 @@ class TokenVerifier:
         self._clock = clock
         data = read_secret(settings.secret_key).reveal() if settings.secret_key else _public_bytes(settings.public_key)
         self._keys = [
-            (key, _chosen(possible, settings.algorithm), digest_of(own))
+            (key, _chosen(possible, settings.algorithm), digest_of_credential(own))
             for key, possible, own in _verification_keys(settings, data)
         ]
         self.proofs = [proof for _, _, proof in self._keys]
@@ -143,9 +143,9 @@ class TokenVerifier:
         """Returns the claims of a token, and the digest of the key that signed them."""
         for key, algorithms, proof in self._keys[:-1]:
             with contextlib.suppress(Unauthenticated):
-                return verified_claims(token, key, algorithms), proof
+                return verify_claims(token, key, algorithms), proof
         key, algorithms, proof = self._keys[-1]
-        return verified_claims(token, key, algorithms), proof
+        return verify_claims(token, key, algorithms), proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class ClaimRules:
     required: tuple[str, ...] = ()
 
 
-def verified_claims(token: str, key: Any, algorithms: Sequence[str]) -> Mapping[str, Any]:
+def verify_claims(token: str, key: Any, algorithms: Sequence[str]) -> Mapping[str, Any]:
     """Verifies the signature of a token and returns its claims. Raises Unauthenticated if the token is malformed, or
     was not signed by the key with one of the algorithms."""
     jwt = _sized(token)
@@ -176,7 +176,7 @@ def verified_claims(token: str, key: Any, algorithms: Sequence[str]) -> Mapping[
     return claims
 
 
-def unverified_parts(token: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def decode_unverified_token(token: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Decodes a token and returns its header and claims, without any check. Must be used only to choose the key that
     verifies the token. Raises Unauthenticated if the text is not a token."""
     jwt = _sized(token)
@@ -201,7 +201,7 @@ def principal_of(claims: Mapping[str, Any], rules: ClaimRules, now_ms: int) -> P
         raise Unauthenticated(f"the token has no claim {missing[0]!r}")
     skew_ms = 1000 * rules.clock_skew_s
     if "iat" in rules.required and (_time_ms(claims, "iat") or 0) > now_ms + skew_ms:
-        raise Unauthenticated(f"the token was made in the future; it is {time_text(now_ms)} at this server")
+        raise Unauthenticated(f"the token was made in the future; it is {format_time(now_ms)} at this server")
     expires_ms = _check_times(claims, skew_ms, now_ms)
     _check_audience(claims, rules)
     identity = claims.get("jti", "")
@@ -219,14 +219,14 @@ def _check_times(claims: Mapping[str, Any], skew_ms: int, now_ms: int) -> int:
     if begins_ms is not None and now_ms + skew_ms < begins_ms:
         hint = _clocks(begins_ms - now_ms)
         raise Unauthenticated(
-            f"the token is valid from {time_text(begins_ms)} on; it is {time_text(now_ms)} at this server{hint}"
+            f"the token is valid from {format_time(begins_ms)} on; it is {format_time(now_ms)} at this server{hint}"
         )
     if ends_ms is None:
         return 0
     if ends_ms + skew_ms <= now_ms:
         hint = _clocks(now_ms - ends_ms)
         raise Unauthenticated(
-            f"the token has expired at {time_text(ends_ms)}; it is {time_text(now_ms)} at this server{hint}"
+            f"the token has expired at {format_time(ends_ms)}; it is {format_time(now_ms)} at this server{hint}"
         )
     return ends_ms + skew_ms
 
@@ -254,7 +254,7 @@ def _role(claims: Mapping[str, Any], claim: str) -> str:
     found = claims.get(claim)
     if isinstance(found, list) and found:
         found = found[0]
-    if not isinstance(found, str) or not is_role(found):
+    if not isinstance(found, str) or not is_valid_role(found):
         raise Unauthenticated(f"the token's claim {claim!r} is no role")
     return found
 
@@ -292,7 +292,7 @@ def _time_ms(claims: Mapping[str, Any], name: str) -> int | None:
     return int(found * 1000)
 
 
-def time_text(ms: int) -> str:
+def format_time(ms: int) -> str:
     try:
         return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):
@@ -327,12 +327,12 @@ def _public_key(source: str, data: bytes) -> tuple[Any, tuple[str, ...]]:
         key = load(data)
     except (ValueError, TypeError) as error:
         raise InvalidConfiguration(f"{source} is no public key in PEM or DER form") from error
-    if not (algorithms := algorithms_of(key)):
+    if not (algorithms := algorithms_of_public_key(key)):
         raise InvalidConfiguration(f"{source} is neither RSA of 2048 bits or more nor EC on a curve of JWT")
     return key, algorithms
 
 
-def algorithms_of(key: object) -> tuple[str, ...]:
+def algorithms_of_public_key(key: object) -> tuple[str, ...]:
     """Returns the signature algorithms that a public key can verify; empty if the key is weak or of another kind."""
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
@@ -400,7 +400,7 @@ def read_revoked(path: str) -> frozenset[str]:
     if len(data) > FILE_BYTES_MAX:
         raise InvalidConfiguration(f"the list of revoked tokens {path} has more than {FILE_BYTES_MAX} bytes")
     for number, line in enumerate(lines, 1):
-        if line and not line.startswith("#") and not is_role(line):
+        if line and not line.startswith("#") and not is_valid_role(line):
             raise InvalidConfiguration(f"line {number} of {path} is neither the id nor the role of a token")
     return frozenset(line for line in lines if line and not line.startswith("#"))
 
@@ -408,7 +408,7 @@ def read_revoked(path: str) -> frozenset[str]:
 def token_id_of(token: str) -> str:
     """Returns the id (`jti`) of a token without verifying the token's signature. Raises Unauthenticated if the text is
     not a token, InvalidRequest if the token has no id."""
-    found = unverified_parts(token)[1].get("jti")
+    found = decode_unverified_token(token)[1].get("jti")
     if not isinstance(found, str):
         raise InvalidRequest("the token has no id (jti): revoke its role, or replace the key of tokens")
     return found
@@ -417,7 +417,7 @@ def token_id_of(token: str) -> str:
 def revoke(path: str, what: str) -> None:
     """Adds `what`, a token id or a role, to the file of revoked tokens. Raises InvalidRequest if `what` is neither,
     InvalidConfiguration if the file cannot be used."""
-    if not is_role(what) or what != what.strip() or what.startswith("#"):
+    if not is_valid_role(what) or what != what.strip() or what.startswith("#"):
         raise InvalidRequest(
             "neither the id nor the role of a token: printable text on one line, without # at its start"
         )

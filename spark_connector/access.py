@@ -35,7 +35,7 @@ from ..client.connect.authentication import (
     AuthenticationTLS,
     AuthenticationToken,
     UnsupportedAuthentication,
-    authentication_by_name,
+    make_authentication_by_name,
 )
 from ..proto.errors import InvalidConfiguration, MagnetarError
 
@@ -62,7 +62,7 @@ FILE_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class QueryAccess:
     """The service URL and the credentials of one Spark query. Its repr does not show the credentials."""
 
     url: str
@@ -79,7 +79,7 @@ class Access:
         if self.token:
             return AuthenticationToken(lambda: _secret(self.token))
         if self.plugin:
-            found = authentication_by_name(self.plugin, _secret(self.params))
+            found = make_authentication_by_name(self.plugin, _secret(self.params))
             if isinstance(found, UnsupportedAuthentication):
                 raise InvalidConfiguration(f"{self.plugin}: libraries of Pulsar's C++ client are not loaded")
             return found
@@ -114,13 +114,13 @@ class Access:
         except MagnetarError as error:
             raise InvalidConfiguration(f"option 'service.url' and its credentials: {error.message}") from None
 
-    def credential_places(self) -> Iterator[str]:
+    def list_credential_places(self) -> Iterator[str]:
         """Yields the names of the files and variables (`file:PATH`, `env:NAME`) that contain the credentials."""
         yield from (each for each in (self.token, self.params) if each.startswith(_PLACES))
         yield from (f"file:{each}" for each in (self.trust, self.certificate, self.key) if each)
 
 
-def parse_access(found: dict[str, str]) -> Access:
+def parse_access(found: dict[str, str]) -> QueryAccess:
     """Makes the Access of a query from its options (by their canonical names). Missing options are taken from the
     environment and the profile. Raises InvalidConfiguration."""
     profile = _profile(found)
@@ -142,7 +142,7 @@ def parse_access(found: dict[str, str]) -> Access:
         )
     if "@" in url:  # a plan shows the options
         raise InvalidConfiguration("option 'service.url' has no user and password")
-    access = Access(
+    access = QueryAccess(
         url, said.get("token", ""), said.get("tls.trust.certs.file", ""), said.get("tls.certificate.file", ""),
         said.get("tls.private.key.file", ""), said.get("auth.plugin", ""), said.get("auth.params", ""),
     )  # fmt: skip
@@ -206,7 +206,7 @@ def _read_place(place: str) -> bytes | None:
         return None
 
 
-def digest_places(places: Iterable[str]) -> str:
+def digest_credential_places(places: Iterable[str]) -> str:
     """Returns a digest of the present content of the files and variables `places`. The digest changes when their
     content changes."""
     found = hashlib.sha256()

@@ -26,9 +26,9 @@ class MagnetarDataSource(DataSource):
         return "magnetar"
 
     def _source(self, *, streaming: bool) -> SourceOptions:
-        from .options import parse_source
+        from .options import parse_source_options
 
-        return parse_source(dict(self.options), streaming=streaming)
+        return parse_source_options(dict(self.options), streaming=streaming)
 
     def schema(self) -> StructType:
         """Returns the columns of the table. Raises an error only for options that are wrong for both streams and
@@ -59,14 +59,14 @@ class MagnetarDataSource(DataSource):
         return MagnetarStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from .sink import batch_writer
+        from .sink import make_batch_writer
 
-        return batch_writer(dict(self.options), schema, overwrite)
+        return make_batch_writer(dict(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from .sink import stream_writer
+        from .sink import make_stream_writer
 
-        return stream_writer(dict(self.options), schema, overwrite)
+        return make_stream_writer(dict(self.options), schema, overwrite)
 
 
 def _columns(options: SourceOptions) -> StructType:
@@ -75,10 +75,10 @@ def _columns(options: SourceOptions) -> StructType:
 
     if not options.by_registry:
         return rows.default_columns(options)
-    from .ranges import connection_of
-    from .shapes import schema_columns
+    from .ranges import get_query_connection
+    from .shapes import columns_of_schemas
 
-    return schema_columns(connection_of(options).newest_schemas(), rows.metadata_columns(options))
+    return columns_of_schemas(get_query_connection(options).find_newest_schemas(), rows.metadata_columns(options))
 
 
 def _check_columns(schema: StructType, options: SourceOptions) -> None:
@@ -88,10 +88,10 @@ def _check_columns(schema: StructType, options: SourceOptions) -> None:
     if not options.by_registry:
         rows.check_source_columns(schema, options)
         return
-    from .ranges import connection_of
+    from .ranges import get_query_connection
     from .shapes import check_metadata_columns
 
     check_metadata_columns(schema, rows.metadata_columns(options))
-    asked = connection_of(options)
+    asked = get_query_connection(options)
     for topic in {topic for topic, _ in asked.partitions(anew=True)}:
         asked.find_schema_with_columns(topic, schema)

@@ -27,10 +27,16 @@ from msgspec.structs import astuple
 from pyspark.sql.types import DataType, StructType
 
 from ..client.common.errors import InvalidMessage
-from ..client.model.payloads import SINGLE, avro_definition, make_avro_decoder, make_avro_encoder, named_types
+from ..client.model.payloads import (
+    SINGLE,
+    collect_named_types,
+    make_avro_decoder,
+    make_avro_encoder,
+    parse_avro_definition,
+)
 from ..proto.errors import InvalidConfiguration, InvalidRequest, InvalidSchema, SchemaNotFound
 from ..proto.schema import SchemaInfo, SchemaType
-from .shapes import META, ColumnField, DataTypeForms, TypedSchema, narrow_record
+from .shapes import META, ColumnField, DataTypeForms, TypedSchema, select_record_fields
 
 if TYPE_CHECKING:
     from .rows import RowBuilder
@@ -43,7 +49,7 @@ if TYPE_CHECKING:
 # begins. So a value inside costs as much as one at the top.
 
 
-def make_column(cells: Sequence[Any], shape: DataTypeForms) -> pa.Array:
+def make_arrow_column(cells: Sequence[Any], shape: DataTypeForms) -> pa.Array:
     """Makes an Arrow column of the type `shape.raw` from the values `cells`, which may contain None. Raises Arrow's
     error if the type cannot represent a value."""
     if shape.is_plain or not cells:
@@ -54,10 +60,10 @@ def make_column(cells: Sequence[Any], shape: DataTypeForms) -> pa.Array:
         return _records(cells, shape)
     items = chain.from_iterable(filter(None, cells))
     if pa.types.is_list(shape.raw):
-        return pa.ListArray.from_arrays(_begins(cells), make_column(list(items), shape.parts[0]), type=shape.raw)
+        return pa.ListArray.from_arrays(_begins(cells), make_arrow_column(list(items), shape.parts[0]), type=shape.raw)
     keys = pa.array(list(items), pa.string())
     values = list(chain.from_iterable(each.values() for each in cells if each))
-    return pa.MapArray.from_arrays(_begins(cells), keys, make_column(values, shape.parts[0]), type=shape.raw)
+    return pa.MapArray.from_arrays(_begins(cells), keys, make_arrow_column(values, shape.parts[0]), type=shape.raw)
 
 
 def _texts(cells: Sequence[Any], type_: pa.DataType) -> pa.Array:
@@ -71,7 +77,7 @@ def _texts(cells: Sequence[Any], type_: pa.DataType) -> pa.Array:
 def _records(cells: Sequence[Any], shape: DataTypeForms) -> pa.Array:
     blank = (None,) * len(shape.parts)
     rows = [blank if each is None else astuple(each) for each in cells]
-    parts = [make_column(part, of) for part, of in zip(zip(*rows, strict=True), shape.parts, strict=True)]
+    parts = [make_arrow_column(part, of) for part, of in zip(zip(*rows, strict=True), shape.parts, strict=True)]
     return pa.StructArray.from_arrays(parts, fields=list(shape.raw), mask=pa.array([each is None for each in cells]))
 
 
@@ -94,7 +100,7 @@ WRONG_VALUE = (pa.ArrowException, ValueError, TypeError, OverflowError)
 """Errors of Arrow for a value that its type cannot hold."""
 
 
-class SchemaByVersion(Protocol):
+class SchemaVersionLookup(Protocol):
     """A function that returns the topic's schema of the version that a message names."""
 
     def __call__(self, version: int) -> SchemaInfo: ...
@@ -107,7 +113,7 @@ class ColumnDecoder:
     """Decodes the payloads of one topic's messages to columns, for one Spark task. `make_column_builders` returns
     functions that build only the columns that a query uses."""
 
-    def __init__(self, reader: TypedSchema, versions: SchemaByVersion, *, is_strict: bool) -> None:
+    def __init__(self, reader: TypedSchema, versions: SchemaVersionLookup, *, is_strict: bool) -> None:
         self._reader, self._versions, self._is_strict = reader, versions, is_strict
         self._cells: dict[str, pa.Array] = {}
 
@@ -116,7 +122,7 @@ class ColumnDecoder:
         decodes the rows for all of them."""
         wanted = dict(zip(names, types, strict=True))
         if self._reader.info.type is SchemaType.JSON:
-            self._reader = self._reader._replace(record=narrow_record(self._reader.record, wanted))
+            self._reader = self._reader._replace(record=select_record_fields(self._reader.record, wanted))
             self._json: Decode = msgspec.json.Decoder(self._reader.record.json).decode
         self._decoders: dict[int | None, Decode] = {None: self._decoder(self._reader.info)}
         self._fields = {each.name: each for each in self._reader.record.fields}
@@ -125,7 +131,7 @@ class ColumnDecoder:
         def building(name: str) -> Build:
             def build(rows: RowBuilder, type_: pa.DataType) -> pa.Array:
                 if not self._cells:
-                    with without_gc():
+                    with garbage_collector_off():
                         self._cells = self._columns(rows, wanted)
                 return self._cells.pop(name)
 
@@ -180,7 +186,7 @@ class ColumnDecoder:
         schemaErrors=fail."""
         if self._is_strict:
             raise InvalidMessage(
-                f"message {builder.offset_of(row)} of {builder.topic} partition {builder.partition} is not of its "
+                f"message {builder.offset_of_row(row)} of {builder.topic} partition {builder.partition} is not of its "
                 f"schema: {_said(error)}; set schemaErrors=null to read null in its place"
             ) from error
         builder.unfit["schema"] += 1
@@ -212,7 +218,7 @@ class ColumnDecoder:
         own = self._reader.record.avro
         if writer.data == self._reader.info.data:
             return make_avro_decoder(own)
-        written = _plain(avro_definition(writer))
+        written = _plain(parse_avro_definition(writer))
         if isinstance(own, dict) and isinstance(written, dict) and "name" in own and "name" in written:
             written = {**written, "name": own["name"]}  # programs name their classes as they like
         return make_avro_decoder(written, own)
@@ -232,7 +238,7 @@ class ColumnDecoder:
 
     def _array(self, cells: Sequence[Any], name: str, type_: pa.DataType) -> pa.Array:
         field = self._fields[name]
-        return _converted(make_column(cells, field.shape), field, type_)
+        return _converted(make_arrow_column(cells, field.shape), field, type_)
 
     def _without_unfit(self, builder: RowBuilder, first: int, rows: list[Any], wanted: dict[str, pa.DataType]) -> None:
         """Replaces by a row of nulls each row with a value that its column cannot represent."""
@@ -302,7 +308,7 @@ def _said(error: Exception) -> str:
 
 
 @contextmanager
-def without_gc() -> Iterator[None]:
+def garbage_collector_off() -> Iterator[None]:
     """Switches Python's garbage collector off while the `with` block runs. Rows have no reference cycles, and searching
     for cycles costs more than the rows: 2.7 of 4.5 µs for ten fields of JSON."""
     was_on = gc.isenabled()
@@ -371,10 +377,10 @@ class RowEncoder:
         if known.record.is_single and known.info.type in SINGLE:
             self._encode: Callable[[Any], bytes] = SINGLE[known.info.type].encode
         elif known.info.type is SchemaType.AVRO:
-            self._names = named_types(avro_definition(known.info))
+            self._names = collect_named_types(parse_avro_definition(known.info))
             self._encode = make_avro_encoder(known.record.avro)
         else:
-            self._names = named_types(avro_definition(known.info))
+            self._names = collect_named_types(parse_avro_definition(known.info))
             self._encode = msgspec.json.Encoder(decimal_format="number").encode
 
     def payloads(self, batch: pa.RecordBatch) -> list[bytes | None]:

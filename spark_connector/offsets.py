@@ -33,7 +33,7 @@ UNKNOWN: Incarnations = {}
 INCARNATIONS = "incarnations"
 """Key beside the topics of an offset; no full name of a topic is like it."""
 SOURCE = "source"
-"""Key beside them in what a query reports (`progress_of`), and in no offset."""
+"""Key beside them in what a query reports (`make_progress_report`), and in no offset."""
 _PART = "-partition-"
 
 
@@ -88,7 +88,7 @@ def reset_recreated_partitions(
     return {p: at if _why_anew(p, at, available, made) is None else available[p].earliest for p, at in start.items()}
 
 
-def find_recreated(
+def find_recreated_partitions(
     start: Index, available: Mapping[Partition, AvailableRange], made: Incarnations
 ) -> list[LostMessages]:
     """Returns, as lost messages, the partitions that were created again: those whose index `reset_recreated_partitions`
@@ -117,7 +117,7 @@ def offset_to_json(index: Index, made: Incarnations = UNKNOWN) -> dict[str, dict
     return result | ({INCARNATIONS: dict(sorted(named.items()))} if named else {})
 
 
-def progress_of(index: Index, available: Mapping[Partition, AvailableRange]) -> dict[str, Any]:
+def make_progress_report(index: Index, available: Mapping[Partition, AvailableRange]) -> dict[str, Any]:
     """Returns what Spark's progress report shows for a query at the offset `index`: the messages that are available,
     and the lag. It is part of `latestOffset`, because Spark has no other metrics of a source in Python."""
     waiting = {p: max(0, a.end - index.get(p, a.earliest)) for p, a in available.items()}
@@ -191,7 +191,7 @@ def _bytes_of(there: AvailableRange, waiting: int) -> float:
     return there.bytes * min(waiting, held) / held if held > 0 else 0.0
 
 
-def plan_ranges(
+def plan_readable_ranges(
     start: Index, end: Index, available: Mapping[Partition, AvailableRange], begun: Incarnations = UNKNOWN,
     planned: Incarnations = UNKNOWN,
 ) -> tuple[list[MessageRange], list[LostMessages]]:  # fmt: skip
@@ -229,7 +229,9 @@ def plan_ranges(
     return found, lost
 
 
-def split_ranges(whole: list[MessageRange], partitions_min: int | None, records_max: int | None) -> list[MessageRange]:
+def split_into_task_ranges(
+    whole: list[MessageRange], partitions_min: int | None, records_max: int | None
+) -> list[MessageRange]:
     """Divides ranges of messages into tasks: about `partitions_min` tasks if there are enough messages, and none with
     more than `records_max` messages. The result depends only on the arguments, so that a batch that is run again has
     the same tasks."""

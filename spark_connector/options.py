@@ -20,7 +20,7 @@ from ..client.model.options import PRODUCER
 from ..proto.errors import InvalidConfiguration, InvalidName
 from ..proto.names import TopicName
 from . import access
-from .access import Access
+from .access import QueryAccess
 from .offsets import INCARNATIONS, SOURCE
 
 EARLIEST = -2
@@ -127,7 +127,7 @@ _SPELLED = {each.lower(): each for each in _WRITTEN.split()}
 class SourceOptions:
     """The options of a Spark query that reads topics."""
 
-    access: Access
+    access: QueryAccess
     topics: tuple[TopicName, ...]  # empty with a pattern
     pattern: str | None
     starting: Offsets | int | None  # None: the default (latest for streams, earliest for batches)
@@ -158,7 +158,7 @@ class SourceOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ExactlyOnce:
+class ExactlyOnceOptions:
     """The options of a sink that writes each message exactly once (spark_connector/sink.py)."""
 
     sink_id: str = ""  # empty: the query's; of a batch query: it is written once each time that it runs
@@ -172,14 +172,14 @@ class ExactlyOnce:
 class SinkOptions:
     """The options of a Spark query that writes to topics."""
 
-    access: Access
+    access: QueryAccess
     topic: str | None  # None: from the column `topic`
     client: Mapping[str, Any]
     producer: Mapping[str, Any]
     encryption_keys: tuple[str, ...] = ()
     public_key_file: str | None = None
     by_registry: bool = False  # columns become payloads by the topic's schema
-    once: ExactlyOnce | None = None  # None: at least once
+    once: ExactlyOnceOptions | None = None  # None: at least once
 
 
 def _canonical(options: Mapping[str, str]) -> dict[str, str]:
@@ -360,13 +360,13 @@ def _settings(
     return settings
 
 
-def _identity(found: Mapping[str, str], access: Access, *more: object) -> str:
+def _identity(found: Mapping[str, str], access: QueryAccess, *more: object) -> str:
     """Returns a digest of all options and credentials, so that a query never uses the connection of a different one."""
     said = json.dumps([sorted(found.items()), astuple(access), *more])
     return hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest()
 
 
-def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     found = _canonical(options)
     allowed = _COMMON | _SOURCE | (_STREAM if streaming else _BATCH)
     _refuse_unknown(found, allowed, "stream" if streaming else "batch read")
@@ -442,7 +442,7 @@ def _subscription(found: Mapping[str, str]) -> str | None:
     return found.get("subscriptionprefix", "spark-magnetar-source") + "-" + re.sub(r"[^-.\w]+", "-", what).strip("-")
 
 
-def parse_sink(options: Mapping[str, str], *, streaming: bool = False, complete: bool = False) -> SinkOptions:
+def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False, complete: bool = False) -> SinkOptions:
     """Returns the options of a query that writes. `complete`: each batch of the stream contains the whole result
     (outputMode("complete")). Raises InvalidConfiguration."""
     found = _canonical(options)
@@ -466,7 +466,7 @@ def parse_sink(options: Mapping[str, str], *, streaming: bool = False, complete:
     )
 
 
-def _exactly_once(found: Mapping[str, str], *, streaming: bool, complete: bool) -> ExactlyOnce | None:
+def _exactly_once(found: Mapping[str, str], *, streaming: bool, complete: bool) -> ExactlyOnceOptions | None:
     """Returns the options of exactly-once, which is the default of streams where it is possible; None: the sink writes
     at least once."""
     transient = found.get("topic", "").startswith("non-persistent:")
@@ -496,7 +496,7 @@ def _exactly_once(found: Mapping[str, str], *, streaming: bool, complete: bool) 
     batch_timeout_s = _duration_s(found, "batchtimeout", "24h" if streaming else "1h")
     if not batch_timeout_s >= BATCH_TIMEOUT_S_MIN:
         raise InvalidConfiguration(f"option 'batchTimeout' is at least {BATCH_TIMEOUT_S_MIN:g}s")
-    return ExactlyOnce(
+    return ExactlyOnceOptions(
         sink_id=sink_id,
         batch_id=None if batch_id is None else _batch_id(batch_id),
         adopt=_choice(found, "onnewcheckpoint", ("error", "adopt")) == "adopt",

@@ -27,10 +27,10 @@ from ..proto.errors import InvalidConfiguration, NotAllowed, NotFound, Subscript
 from ..proto.names import NamespaceName, TopicName
 from ..proto.schema import SchemaInfo
 from ..runtime.clock import Clock, SystemClock
-from .access import digest_places
+from .access import digest_credential_places
 from .offsets import AvailableRange, Incarnations, Index, Partition
 from .options import SourceOptions
-from .shapes import TypedSchema, find_newest, find_reader_schema
+from .shapes import TypedSchema, find_newest_schema, find_reader_schema
 
 T = TypeVar("T")
 _LOG = logging.getLogger("magnetar.spark")
@@ -43,9 +43,9 @@ _OF_PROCESS: dict[tuple[int, str], QueryConnection] = {}
 """(process, identity) → its connection; the one that was used last is at the end."""
 
 
-def connection_of(options: SourceOptions) -> QueryConnection:
+def get_query_connection(options: SourceOptions) -> QueryConnection:
     """Returns the connection that this process uses for a query. Makes it at the first call."""
-    key, held = (os.getpid(), options.identity), digest_places(_places(options))
+    key, held = (os.getpid(), options.identity), digest_credential_places(_places(options))
     found = _OF_PROCESS.pop(key, None)
     if found is not None and found.files_version != held:  # a key or a credential of its files is another one now
         if not found.reads:
@@ -63,7 +63,7 @@ def connection_of(options: SourceOptions) -> QueryConnection:
 
 
 def _places(options: SourceOptions) -> Iterator[str]:
-    yield from options.access.credential_places()
+    yield from options.access.list_credential_places()
     if options.private_key_file is not None:
         yield f"file:{options.private_key_file}"
 
@@ -159,7 +159,7 @@ class QueryConnection:
         asked = (self._admin.offsets(name.full, subscription=subscription) for name in partitions.values())
         return dict(zip(partitions, await asyncio.gather(*asked), strict=True))
 
-    def index_by_time(self, partition: Partition, at_ms: int) -> int:
+    def find_index_by_time(self, partition: Partition, at_ms: int) -> int:
         """Returns the index of the first message of a partition that was published at `at_ms` or later; the end of the
         partition if there is none."""
         name = self._partitions[partition].full
@@ -171,7 +171,7 @@ class QueryConnection:
         asked = self._admin.offsets(part.name, aborted_in=(first, end), incarnation=part.incarnation)
         return self._run(asked).aborted
 
-    def acknowledge_index(self, index: Index, made: Incarnations, subscription: str) -> None:
+    def acknowledge_up_to_offset(self, index: Index, made: Incarnations, subscription: str) -> None:
         """Acknowledges for `subscription` all messages before the offset `index`, in each partition that still exists.
         `made`: the incarnations of the partitions to which the offset belongs."""
         known = self.partitions()
@@ -220,11 +220,11 @@ class QueryConnection:
             self.reads -= 1
             self._run(entries.aclose())
 
-    def newest_schemas(self) -> dict[str, TypedSchema]:
+    def find_newest_schemas(self) -> dict[str, TypedSchema]:
         """Returns the newest schema of each topic of the query. Raises InvalidConfiguration if a topic has no schema,
         or if columns cannot be made of it."""
         names = sorted({topic for topic, _ in self.partitions(anew=True)})
-        return {name: find_newest(name, self.schemas(name)) for name in names}
+        return {name: find_newest_schema(name, self.schemas(name)) for name in names}
 
     def schemas(self, topic: str) -> list[TopicSchema]:
         """Returns all versions of a topic's schema that are not deleted."""

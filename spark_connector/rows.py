@@ -65,7 +65,7 @@ from pyspark.sql.types import (
 
 from ..client.aio import StoredEntry
 from ..client.common.errors import CryptoError
-from ..proto.entry import MessageFields, decode_columns, parse_entry, properties_of, text_of
+from ..proto.entry import MessageFields, decode_columns, decode_properties, decode_text, parse_entry
 from ..proto.entry_pb2 import MessageIdData, SingleMessageMetadata
 from ..proto.errors import InvalidConfiguration, NotAllowed
 from ..proto.schema import decode_version
@@ -167,7 +167,7 @@ def _without_size(fields: MessageFields) -> bytes:
     return serialized
 
 
-def decode_readable(stored: StoredEntry) -> Entry:
+def decode_readable_entry(stored: StoredEntry) -> Entry:
     """Decodes a stored entry whose messages can become rows. Raises CorruptEntry; NotAllowed if the entry is a chunk of
     a large message; CryptoError if it is encrypted."""
     entry = Entry(stored)
@@ -237,7 +237,7 @@ class RowBuilder:
         self.runs.append(run)
         return entry.first_index + skipped + run.rows
 
-    def offset_of(self, row: int) -> int:
+    def offset_of_row(self, row: int) -> int:
         """Returns the index (offset) of the message in row number `row`."""
         for run in self.runs:
             if row < run.rows:
@@ -428,11 +428,11 @@ def _has_properties(run: _Run) -> bool:
 
 
 def _pairs(m: MessageFields) -> list[tuple[str, str]]:
-    return list(properties_of(m).items())
+    return list(decode_properties(m).items())
 
 
 def _headers(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
-    of = lambda m: [{"key": text_of(p.key), "value": text_of(p.value).encode()} for p in m.properties] or None
+    of = lambda m: [{"key": decode_text(p.key), "value": decode_text(p.value).encode()} for p in m.properties] or None
     return pa.array(_per_message(builder, of), type_)
 
 

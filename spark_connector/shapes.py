@@ -48,7 +48,7 @@ from pyspark.sql.types import (
 )
 
 from ..client.admin import TopicSchema
-from ..client.model.payloads import avro_definition, named_types
+from ..client.model.payloads import collect_named_types, parse_avro_definition
 from ..proto.errors import InvalidConfiguration, InvalidSchema
 from ..proto.schema import SchemaInfo, SchemaType
 
@@ -129,14 +129,14 @@ _TIMES: dict[str, tuple[str, DataType, pa.DataType]] = {
 def parse_record_shape(info: SchemaInfo) -> RecordShape:
     """Returns the RecordShape of an AVRO or JSON schema. Raises InvalidSchema if columns cannot be made of the
     schema."""
-    parsed = avro_definition(info)
+    parsed = parse_avro_definition(info)
     try:
-        return _Shapes(named_types(parsed), json_=info.type is SchemaType.JSON).top(parsed)
+        return _Shapes(collect_named_types(parsed), json_=info.type is SchemaType.JSON).top(parsed)
     except RecursionError:
         raise InvalidSchema(f"the definition of this {info.type.name} schema is too deep for columns") from None
 
 
-def narrow_record(record: RecordShape, names: Collection[str]) -> RecordShape:
+def select_record_fields(record: RecordShape, names: Collection[str]) -> RecordShape:
     """Returns a copy of the record that has only the fields `names`, for JSON payloads."""
     if record.is_single:
         return record
@@ -382,7 +382,7 @@ def make_typed_schema(topic: str, info: SchemaInfo) -> TypedSchema:
         ) from error
 
 
-def find_newest(topic: str, versions: Iterable[TopicSchema]) -> TypedSchema:
+def find_newest_schema(topic: str, versions: Iterable[TopicSchema]) -> TypedSchema:
     """Returns the newest schema of `versions` that is not deleted. Raises InvalidConfiguration if there is none, or
     columns cannot be made of it."""
     living = [each for each in versions if not each.deleted]
@@ -399,7 +399,7 @@ def find_reader_schema(topic: str, versions: Iterable[TopicSchema], wanted: Stru
     what the newest schema lacks, if none has them."""
     living = sorted((each for each in versions if not each.deleted), key=lambda each: -each.version)
     named = {each.name: each.dataType for each in wanted if not each.name.startswith(META)}
-    last = find_newest(topic, living)
+    last = find_newest_schema(topic, living)
     if _has(last, named):
         return last
     for each in living[1:]:
@@ -429,7 +429,7 @@ def _has(found: TypedSchema, named: Mapping[str, DataType]) -> bool:
     return all(there.get(name) == type_ for name, type_ in named.items())
 
 
-def schema_columns(schemas: Mapping[str, TypedSchema], metadata: Iterable[StructField]) -> StructType:
+def columns_of_schemas(schemas: Mapping[str, TypedSchema], metadata: Iterable[StructField]) -> StructType:
     """Returns the columns of a query over all topics of `schemas`. `metadata`: the columns that do not come from a
     schema. Raises InvalidConfiguration if the columns of two topics differ, or if a field has the name of a column in
     `metadata`."""

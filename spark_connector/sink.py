@@ -88,9 +88,9 @@ from ..proto.names import TopicName
 from ..proto.schema import SchemaInfo
 from ..runtime.clock import SystemClock
 from . import decoding as encoding
-from .options import SinkOptions, parse_sink
+from .options import SinkOptions, parse_sink_options
 from .rows import HEADERS
-from .shapes import META, find_newest, make_typed_schema
+from .shapes import META, find_newest_schema, make_typed_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,7 +121,7 @@ class TaskReport(WriterCommitMessage):
         self.is_already = is_already  # an earlier run wrote the batch
 
 
-def batch_of_task(options: SinkOptions, run: str, *, streaming: bool = False) -> Batch | None:
+def find_batch_of_task(options: SinkOptions, run: str, *, streaming: bool = False) -> Batch | None:
     """Returns the batch that the running task writes; None if the options do not ask for exactly-once writing. `run`: a
     random id of this attempt to run the batch."""
     once, context = options.once, TaskContext.get()
@@ -580,7 +580,7 @@ class MagnetarWriter(DataSourceArrowWriter):
         self._delivery = BatchCommitter(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        batch = batch_of_task(self._options, self._delivery.run)
+        batch = find_batch_of_task(self._options, self._delivery.run)
         return _write(self._options, iterator, self._schema, batch)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -598,7 +598,7 @@ class MagnetarStreamWriter(DataSourceStreamArrowWriter):
         self._delivery = BatchCommitter(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        batch = batch_of_task(self._options, self._delivery.run, streaming=True)
+        batch = find_batch_of_task(self._options, self._delivery.run, streaming=True)
         return _write(self._options, iterator, self._schema, batch)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -613,12 +613,12 @@ def _plan(
 ) -> tuple[SinkOptions, SchemaInfo | None]:
     """Returns the options, and the schema with which rows are encoded, or None. Raises InvalidConfiguration if the
     columns are wrong."""
-    parsed = parse_sink(options, streaming=streaming, complete=complete)
+    parsed = parse_sink_options(options, streaming=streaming, complete=complete)
     if not parsed.by_registry:
         check_sink_columns(schema, parsed)
         return parsed, None
     topic = parsed.topic or ""
-    known = find_newest(topic, asyncio.run(_schemas(parsed, topic)))
+    known = find_newest_schema(topic, asyncio.run(_schemas(parsed, topic)))
     encoding.check_schema_columns(schema, topic, known)
     _check_types(schema)
     return parsed, known.info
@@ -639,11 +639,11 @@ async def _schemas(options: SinkOptions, topic: str) -> list[TopicSchema]:
         return await admin.schemas(topic)
 
 
-def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> MagnetarWriter:
+def make_batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> MagnetarWriter:
     if overwrite:
         raise InvalidConfiguration("a topic cannot be overwritten; use mode('append'), or delete the topic first")
     return MagnetarWriter(*_plan(options, schema, streaming=False))
 
 
-def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> MagnetarStreamWriter:
+def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> MagnetarStreamWriter:
     return MagnetarStreamWriter(*_plan(options, schema, streaming=True, complete=overwrite))

@@ -43,8 +43,8 @@ from . import offsets as decide
 from .decoding import ColumnDecoder
 from .offsets import UNKNOWN, AvailableRange, Incarnations, Index, MessageRange, Partition
 from .options import EARLIEST, LATEST, Offsets, SourceOptions
-from .ranges import PartitionIncarnation, QueryConnection, connection_of
-from .rows import RowBuilder, decode_readable
+from .ranges import PartitionIncarnation, QueryConnection, get_query_connection
+from .rows import RowBuilder, decode_readable_entry
 from .shapes import find_reader_schema
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ QUERY_PREFIX = "spark-query-"
 """Beginning of the names of subscriptions that queries have of their own; `magnetar spark` knows them by it."""
 
 
-class RangePartition(InputPartition):
+class RangeTask(InputPartition):
     """The work of one Spark task: the messages `first` … `end - 1` of one partition, in the incarnation that was
     planned. `done`: in the first task of a partition, the index before which all earlier batches are committed. `name`:
     the name of the partition; empty: the topic has no partitions."""
@@ -93,7 +93,7 @@ def _resolve(
         at_ms = times if isinstance(times, int) else times.get(partition[0], {}).get(partition[1])
         if at_ms is None:
             continue
-        found = asked.index_by_time(partition, at_ms)
+        found = asked.find_index_by_time(partition, at_ms)
         if found >= available[partition].end and on_none == "error":
             raise InvalidConfiguration(
                 f"no message of {partition} was published at or after {at_ms} ms; "
@@ -109,16 +109,16 @@ def _tasks(
 ) -> list[InputPartition]:  # fmt: skip
     """Returns the tasks that read from `start` to `end`. `names`: of the available partitions. `begun`, `planned`: the
     incarnations to which `start` and `end` belong."""
-    whole, lost = decide.plan_ranges(start, end, available, begun, planned)
+    whole, lost = decide.plan_readable_ranges(start, end, available, begun, planned)
     _report(lost, options)
-    parts = decide.split_ranges(whole, options.min_partitions, options.max_records_per_partition)
+    parts = decide.split_into_task_ranges(whole, options.min_partitions, options.max_records_per_partition)
     tasks: list[InputPartition] = []
     seen: set[Partition] = set()
     for each in sorted(parts):
         done = None if each.partition in seen else start.get(each.partition, each.first)
         if done is not None and decide.is_other_incarnation(begun.get(each.partition, 0), each.incarnation):
             done = each.first
-        tasks.append(RangePartition(each, done, names[each.partition].full))
+        tasks.append(RangeTask(each, done, names[each.partition].full))
         seen.add(each.partition)
     return tasks
 
@@ -139,7 +139,7 @@ def _report(lost: Sequence[decide.LostMessages], options: SourceOptions) -> None
 
 def _read(options: SourceOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """Yields Arrow batches of the range of one task, in order, each message once."""
-    if not isinstance(partition, RangePartition):  # Spark's stand-in for an empty list of partitions
+    if not isinstance(partition, RangeTask):  # Spark's stand-in for an empty list of partitions
         return
     try:
         yield from _rows(options, schema, partition)
@@ -148,11 +148,11 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
         _report([decide.LostMessages(wanted.partition, wanted.first, wanted.end, error.message)], options)
 
 
-def _rows(options: SourceOptions, schema: StructType, partition: RangePartition) -> Iterator[pa.RecordBatch]:
+def _rows(options: SourceOptions, schema: StructType, partition: RangeTask) -> Iterator[pa.RecordBatch]:
     """Yields Arrow batches. Raises TopicNotFound, or the client's NoSuchTopic, if the topic was deleted since the task
     was planned, and perhaps created again."""
     wanted, part = partition.range, partition.part
-    asked, at = connection_of(options), wanted.first
+    asked, at = get_query_connection(options), wanted.first
     if options.by_query and partition.done is not None and (query := _query()) is not None:
         asked.acknowledge_before(part, query, partition.done)
     decoding = _decoding(options, asked, schema, wanted.partition[0], part) if options.by_registry else None
@@ -161,7 +161,7 @@ def _rows(options: SourceOptions, schema: StructType, partition: RangePartition)
     for entries in asked.read(part, wanted.first, wanted.end):
         for stored in entries:
             try:
-                entry = decode_readable(stored)
+                entry = decode_readable_entry(stored)
             except MagnetarError as error:
                 at = _unreadable(options, wanted, at, stored, error)
                 continue
@@ -224,7 +224,7 @@ def _unreadable(
 
 
 def _check_gaps(
-    options: SourceOptions, asked: QueryConnection, task: RangePartition, gaps: list[tuple[int, int]]
+    options: SourceOptions, asked: QueryConnection, task: RangeTask, gaps: list[tuple[int, int]]
 ) -> None:
     """Checks indexes for which there is no row: those of aborted transactions are no loss, all others are. Raises
     DataLost, or logs a warning."""
@@ -263,7 +263,7 @@ class MagnetarReader(DataSourceReader):
         self.options, self.schema = options, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        options, asked = self.options, connection_of(self.options)
+        options, asked = self.options, get_query_connection(self.options)
         available = asked.read_available(anew=True)
         start = _resolve(
             EARLIEST if options.starting is None else options.starting,
@@ -291,7 +291,7 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._at: Index = {}  # the end of the batch that was planned last
 
     def initialOffset(self) -> dict[str, Any]:
-        options, asked = self.options, connection_of(self.options)
+        options, asked = self.options, get_query_connection(self.options)
         starting = LATEST if options.starting is None else options.starting
         available = asked.read_available(anew=True)
         start = _resolve(starting, options.starting_times, available, asked, options.on_no_offset_for_time)
@@ -311,8 +311,8 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Returns the offset at the end of the next batch; `start` itself if there is nothing to read."""
         options = self.options
         begin, made = decide.parse_offset(start), decide.parse_incarnations(start)
-        available = connection_of(self.options).read_available()
-        _report(decide.find_recreated(begin, available, made), options)
+        available = get_query_connection(self.options).read_available()
+        _report(decide.find_recreated_partitions(begin, available, made), options)
         anew = decide.reset_recreated_partitions(begin, available, made)
         if self._target is not None:
             available = {p: _limit_to(self._target[p], a) for p, a in available.items() if p in self._target}
@@ -344,14 +344,14 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = connection_of(self.options).read_available(anew=True)
+        self._target = get_query_connection(self.options).read_available(anew=True)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return decide.progress_of(self._at, connection_of(self.options).read_available())
+        return decide.make_progress_report(self._at, get_query_connection(self.options).read_available())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begun, planned = decide.parse_incarnations(start), decide.parse_incarnations(end)
-        asked = connection_of(self.options)
+        asked = get_query_connection(self.options)
         available, first, last = asked.read_available(), decide.parse_offset(start), decide.parse_offset(end)
         return _tasks(self.options, asked.listed, first, last, available, begun, planned)
 
@@ -361,7 +361,9 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         if self.options.subscription is not None:
             made = decide.parse_incarnations(end)
-            connection_of(self.options).acknowledge_index(decide.parse_offset(end), made, self.options.subscription)
+            get_query_connection(self.options).acknowledge_up_to_offset(
+                decide.parse_offset(end), made, self.options.subscription
+            )
 
     def stop(self) -> None:
-        connection_of(self.options).close()
+        get_query_connection(self.options).close()

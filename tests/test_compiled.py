@@ -129,7 +129,7 @@ def wrong_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
                     yield call.lineno, "the bound of a slice is computed twice: give it a name first"
         if isinstance(node, ast.Try):
             for line in (*waits([each for handler in node.handlers for each in handler.body]), *waits(node.finalbody)):
-                yield line, "it waits with everybody's exception: `run_then`, `run_or_undo` (runtime/tasks.py)"
+                yield line, "it waits with everybody's exception: `run_and_clean_up`, `run_or_undo` (runtime/tasks.py)"
         if isinstance(node, ast.AsyncWith):
             for item in (ast.unparse(each.context_expr) for each in node.items):
                 if not any(each in item for each in IMMEDIATE):

@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Self
 
-from magnetar.cli.demo import free_port, with_parent_death_signal
+from magnetar.cli.demo import add_parent_death_signal, find_free_port
 
 from .maven import HERE, Missing, jars, tool
 
@@ -54,7 +54,7 @@ class Kafka:
     """Ends with the block, or with this process; its log is in the folder."""
 
     def __init__(self, java: list[str], folder: Path) -> None:
-        broker, controller = range(first := free_port("127.0.0.1", count=2), first + 2)
+        broker, controller = range(first := find_free_port("127.0.0.1", count=2), first + 2)
         self.url = f"127.0.0.1:{broker}"
         written = folder / "server.properties"
         written.write_text("".join(f"{name}={value}\n" for name, value in settings(folder, broker, controller).items()))
@@ -64,7 +64,7 @@ class Kafka:
         self._log = folder / "kafka.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                with_parent_death_signal([*java, "kafka.Kafka", str(written)]), stdout=log, stderr=log, cwd=folder
+                add_parent_death_signal([*java, "kafka.Kafka", str(written)]), stdout=log, stderr=log, cwd=folder
             )
 
     def wait_ready(self) -> None:

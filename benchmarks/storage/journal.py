@@ -147,9 +147,9 @@ def store_replay(options: Options) -> Run:
 
     async def main(directory: str) -> Run:
         from magnetar.bookie.store.store import Store
-        from magnetar.runtime.process import real_world, tune_memory
+        from magnetar.runtime.process import real_world, tune_glibc_heap
 
-        tune_memory()  # as servers do
+        tune_glibc_heap()  # as servers do
         world, uuid = real_world(), os.urandom(16)
         await (await Store.open(world, directory, uuid)).close()
         size = await _write_journal(world, directory, uuid, options)

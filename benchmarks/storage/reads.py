@@ -265,7 +265,7 @@ def forget_cache(directory: str) -> None:
 
 def _apart(main: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
     """Runs it in a process of its own, so that memory of one part is not memory of another."""
-    from magnetar.runtime.process import run, tune_memory
+    from magnetar.runtime.process import run, tune_glibc_heap
 
     reading, writing = os.pipe()
     child = os.fork()
@@ -273,7 +273,7 @@ def _apart(main: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
         code = 1
         try:
             os.close(reading)
-            tune_memory()  # as servers do
+            tune_glibc_heap()  # as servers do
             with os.fdopen(writing, "w") as answer:
 
                 async def inside() -> None:

@@ -28,10 +28,10 @@ class Cookie(msgspec.Struct, frozen=True):
 
 
 def encode(cookie: Cookie) -> bytes:
-    return note.encode_note(MAGIC, cookie)
+    return note.encode_checked_json(MAGIC, cookie)
 
 
 def decode(data: bytes, path: str) -> Cookie:
     """Returns the cookie that is encoded in `data`. Raises DamagedFile or NewerFormat; `path` is named in the error
     text."""
-    return note.decode_note(data, MAGIC, Cookie, path)
+    return note.decode_checked_json(data, MAGIC, Cookie, path)

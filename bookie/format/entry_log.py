@@ -74,7 +74,7 @@ def _record_crc(length: int, stored: tuple[bytes, ...]) -> int:
     return extend_checksum(head, stored[0][: ENTRY_HEADER.size], length - ENTRY_HEADER.size)
 
 
-def intact_record(data: bytes, start: int, end: int) -> bytes | None:
+def decode_record_if_intact(data: bytes, start: int, end: int) -> bytes | None:
     """Decodes the record data[start:end] of an entry log and returns its stored entry. Returns None if the record is
     damaged."""
     stored = data[start + RECORD_HEADER_BYTES : end]
@@ -86,7 +86,7 @@ def intact_record(data: bytes, start: int, end: int) -> bytes | None:
     return stored
 
 
-def intact_entries(data: bytes | memoryview, offsets: Sequence[int], ledger: int, entry: int) -> list[bytes]:
+def decode_entries_if_intact(data: bytes | memoryview, offsets: Sequence[int], ledger: int, entry: int) -> list[bytes]:
     """Decodes records of an entry log and returns their stored entries: `entry`, `entry + 1`, … of `ledger`, up to the
     first record that is damaged or belongs to another entry.
 
@@ -114,7 +114,7 @@ def intact_entries(data: bytes | memoryview, offsets: Sequence[int], ledger: int
     return found
 
 
-def record_size(data: bytes, start: int) -> int:
+def decode_record_size(data: bytes, start: int) -> int:
     """Returns the size in bytes of the record at `start`, with its header, according to its length field; 0 if `data`
     ends within the header.
     """
@@ -123,7 +123,7 @@ def record_size(data: bytes, start: int) -> int:
     return RECORD_HEADER_BYTES + int(_HEAD.unpack_from(data, start)[0])
 
 
-def record_at(data: bytes, start: int) -> tuple[int, int, int] | None:
+def decode_record_ids_at(data: bytes, start: int) -> tuple[int, int, int] | None:
     """Verifies the record that begins at `start` and returns (offset of its end, ledger id, entry id). Returns None if
     `data` has no complete, undamaged record there."""
     if len(data) - start < _RECORD_BYTES_MIN:

@@ -100,14 +100,14 @@ def encode_extent_heads(extents: Sequence[Extent]) -> bytes:
     return b"".join([_HEAD.pack(*extent) for extent in extents])
 
 
-def encode_group(extents: Sequence[Extent], tables: Sequence[bytes]) -> bytes:
+def encode_index_group(extents: Sequence[Extent], tables: Sequence[bytes]) -> bytes:
     assert all(a.ledger <= b.ledger for a, b in pairwise(extents)), "the extents of a group must ascend by ledger"
     heads = encode_extent_heads(extents)
     head = _GROUP.pack(GROUP_MAGIC, len(extents), sum(map(len, tables)))
     return b"".join([head, _CRC.pack(crc32c(head, heads)), heads, *tables])
 
 
-def intact_group_header(data: bytes) -> GroupHeader | None:
+def decode_group_header_if_intact(data: bytes) -> GroupHeader | None:
     """Decodes the group header at the start of `data`. Returns None if the bytes are not a group header. The caller
     must compare the header's checksum later, because it also covers the extent heads."""
     if len(data) < GROUP_HEADER_BYTES:
@@ -118,13 +118,13 @@ def intact_group_header(data: bytes) -> GroupHeader | None:
     return GroupHeader(extents, tables_bytes, _CRC.unpack_from(data, _GROUP.size)[0])
 
 
-def group_checksum(data: bytes) -> int:
+def checksum_group_header(data: bytes) -> int:
     """Returns the checksum of the group header in `data`. The caller must continue this checksum with the bytes of the
     extent heads."""
     return crc32c(data[: _GROUP.size])
 
 
-def intact_extents(header: GroupHeader, data: bytes) -> list[Extent] | None:
+def decode_extents_if_intact(header: GroupHeader, data: bytes) -> list[Extent] | None:
     """Decodes the extents of a group from `data`, the bytes of the group's header and heads. Returns None if the
     checksum of these bytes is wrong."""
     heads = data[GROUP_HEADER_BYTES : GROUP_HEADER_BYTES + header.heads_bytes]
@@ -153,7 +153,7 @@ def find_ledger_extents(heads: Buffer, ledger: int, tables_offset: int) -> list[
     return found
 
 
-class HeadColumns(NamedTuple):
+class ExtentHeadColumns(NamedTuple):
     """The ledger ids and the numbers of entries of all extent heads of a group, as two arrays, because an object for
     each head would cost too much. `reach` is the largest end offset of any of these extents."""
 
@@ -162,7 +162,7 @@ class HeadColumns(NamedTuple):
     reach: int
 
 
-def head_columns(heads: bytes) -> HeadColumns:
+def decode_head_columns(heads: bytes) -> ExtentHeadColumns:
     words = array("I", heads)
     if sys.byteorder == "little":
         words.byteswap()
@@ -172,10 +172,10 @@ def head_columns(heads: bytes) -> HeadColumns:
     starts = array("I", bytes(8 * (len(heads) // HEAD_BYTES)))
     starts[low::2], starts[1 - low :: 2] = words[9::_HEAD_WORDS], words[8::_HEAD_WORDS]
     reach = max(map(add, array("Q", starts.tobytes()), words[7::_HEAD_WORDS]), default=0)
-    return HeadColumns(array("Q", ledgers.tobytes()), words[6::_HEAD_WORDS], reach)
+    return ExtentHeadColumns(array("Q", ledgers.tobytes()), words[6::_HEAD_WORDS], reach)
 
 
-def intact_table(extent: Extent, data: bytes) -> ExtentTable | None:
+def decode_table_if_intact(extent: Extent, data: bytes) -> ExtentTable | None:
     """Decodes the table of `extent` from `data`. Returns None if the table is damaged."""
     if len(data) != extent.table_bytes or crc32c(data) != extent.table_crc:
         return None
@@ -185,7 +185,7 @@ def intact_table(extent: Extent, data: bytes) -> ExtentTable | None:
     return ExtentTable(words[: extent.entries], words[extent.entries :])
 
 
-def single_table(extent: Extent) -> ExtentTable:
+def make_single_entry_table(extent: Extent) -> ExtentTable:
     """Returns the table of an extent that contains only one entry."""
     assert extent.entries == 1
     return ExtentTable(array("I", (0,)), array("I", (0, extent.length)))

@@ -107,7 +107,7 @@ def crc32c(*buffers: Buffer) -> int:
     return crc
 
 
-def extend_crc32c(crc: int, data: bytes) -> int:
+def continue_crc32c(crc: int, data: bytes) -> int:
     """Returns the CRC32C of earlier bytes followed by `data`. `crc` is the CRC32C of the earlier bytes alone."""
     return checksum.crc32c(data, crc)
 
@@ -277,7 +277,7 @@ def encode_first_block(header: bytes) -> bytes:
     return half + half
 
 
-def intact_block_header(data: bytes, salt: int, journal: int, offset: int) -> BlockHeader | None:
+def decode_block_header_if_intact(data: bytes, salt: int, journal: int, offset: int) -> BlockHeader | None:
     """Decodes the block header at the start of `data`; these bytes were read at `offset` of the file. Returns None if
     there is no valid header, or if the header is from an earlier use of the file."""
     if len(data) < BLOCK_HEADER_BYTES:
@@ -290,7 +290,7 @@ def intact_block_header(data: bytes, salt: int, journal: int, offset: int) -> Bl
     return BlockHeader(*rest)
 
 
-def intact_records(header: BlockHeader, data: bytes, offset: int = 0) -> BlockRecords | None:
+def decode_records_if_intact(header: BlockHeader, data: bytes, offset: int = 0) -> BlockRecords | None:
     """Decodes the records of the block with this header; the records begin at `offset` of `data`. Returns None if any
     record is damaged."""
     limit = offset + header.length

@@ -19,7 +19,7 @@ Limbo fences all ledgers up to its id for ever, also after it was left. Appended
 checkpoint (also one without entries) and synced; rewritten as the next generation when most of it is outdated. Which
 generation counts and how far is in the mark (format/mark.py): damage before that end is damage in durable data (file
 and offset), what is after belongs to an unfinished checkpoint and is cut. Because all records are equally long, a
-reader can go on after a damaged one (`intact_record`).
+reader can go on after a damaged one (`decode_record_if_intact`).
 
 Examples: ledger 5, fenced, key 20 × 0x22, no LAC, entries up to 9; entry 4 of ledger 5 quarantined; limbo up to 7;
 log 3 drained:
@@ -48,7 +48,7 @@ _SET = 1
 _NO_KEY = bytes(KEY_BYTES)
 
 
-class FactKind(enum.IntEnum):
+class LedgerIndexRecordKind(enum.IntEnum):
     """The type of a record in the ledger index. The table in the module's docstring lists the fields of each type."""
 
     LEDGER = 1
@@ -91,7 +91,7 @@ class QuarantinedEntries(NamedTuple):
     last: int
 
 
-class QuarantineEnd(NamedTuple):
+class QuarantineEnded(NamedTuple):
     """The record that the quarantine of some entries has ended, because a good copy of each of them was stored
     again."""
 
@@ -100,7 +100,7 @@ class QuarantineEnd(NamedTuple):
     last: int
 
 
-class LimboRow(NamedTuple):
+class LimboChange(NamedTuple):
     """The record that limbo, the state of a bookie that may have lost data, begins or ends. `entered` True: limbo
     begins, because entries of ledgers up to `upto` may be lost. `entered` False: limbo ends, because all lost entries
     were restored."""
@@ -109,14 +109,14 @@ class LimboRow(NamedTuple):
     entered: bool
 
 
-class DrainedLog(NamedTuple):
+class DrainedEntryLog(NamedTuple):
     """The record that all living entries of an entry log were copied to another log. Readers do not need the drained
     log, and a start of the bookie removes its files."""
 
     log: int
 
 
-State = LedgerState | Tombstone | QuarantinedEntries | QuarantineEnd | LimboRow | DrainedLog
+State = LedgerState | Tombstone | QuarantinedEntries | QuarantineEnded | LimboChange | DrainedEntryLog
 
 
 def encode_ledger(ledger: int, fenced: bool, key: bytes, lac: int, last: int) -> bytes:
@@ -129,40 +129,40 @@ def encode(record: State) -> bytes:
         case LedgerState(ledger, fenced, key, lac, last):
             return encode_ledger(ledger, fenced, key, lac, last)
         case Tombstone(first, last):
-            body = _BODY.pack(FactKind.TOMBSTONE, first, 0, _NO_KEY, 0, last)
+            body = _BODY.pack(LedgerIndexRecordKind.TOMBSTONE, first, 0, _NO_KEY, 0, last)
         case QuarantinedEntries(ledger, first, last):
-            body = _BODY.pack(FactKind.QUARANTINED, ledger, 0, _NO_KEY, first, last)
-        case QuarantineEnd(ledger, first, last):
-            body = _BODY.pack(FactKind.MENDED, ledger, 0, _NO_KEY, first, last)
-        case LimboRow(upto, entered):
-            body = _BODY.pack(FactKind.LIMBO, upto, _SET if entered else 0, _NO_KEY, 0, 0)
-        case DrainedLog(number):
-            body = _BODY.pack(FactKind.DRAINED, number, 0, _NO_KEY, 0, 0)
+            body = _BODY.pack(LedgerIndexRecordKind.QUARANTINED, ledger, 0, _NO_KEY, first, last)
+        case QuarantineEnded(ledger, first, last):
+            body = _BODY.pack(LedgerIndexRecordKind.MENDED, ledger, 0, _NO_KEY, first, last)
+        case LimboChange(upto, entered):
+            body = _BODY.pack(LedgerIndexRecordKind.LIMBO, upto, _SET if entered else 0, _NO_KEY, 0, 0)
+        case DrainedEntryLog(number):
+            body = _BODY.pack(LedgerIndexRecordKind.DRAINED, number, 0, _NO_KEY, 0, 0)
         case _ as never:
             assert_never(never)
     return _CRC.pack(crc32c(body)) + body
 
 
-def intact_record(data: Buffer, offset: int = 0) -> State | None:
+def decode_record_if_intact(data: Buffer, offset: int = 0) -> State | None:
     """Decodes the record of the ledger index that begins at `offset` of `data`. Returns None if the record is damaged,
     cut off, or of an unknown type."""
     body = bytes(data[offset + _CRC.size : offset + RECORD_BYTES])
     if len(body) != _BODY.size or crc32c(body) != _CRC.unpack_from(data, offset)[0]:
         return None
     kind, ledger, flags, key, lac, last = _BODY.unpack(body)
-    if kind == FactKind.LEDGER:
+    if kind == LedgerIndexRecordKind.LEDGER:
         return LedgerState(ledger, bool(flags & _SET), key, lac, last)
     match kind:
-        case FactKind.TOMBSTONE:
+        case LedgerIndexRecordKind.TOMBSTONE:
             return Tombstone(ledger, last)
-        case FactKind.QUARANTINED:
+        case LedgerIndexRecordKind.QUARANTINED:
             return QuarantinedEntries(ledger, lac, last)
-        case FactKind.MENDED:
-            return QuarantineEnd(ledger, lac, last)
-        case FactKind.LIMBO:
-            return LimboRow(ledger, bool(flags & _SET))
-        case FactKind.DRAINED:
-            return DrainedLog(ledger)
+        case LedgerIndexRecordKind.MENDED:
+            return QuarantineEnded(ledger, lac, last)
+        case LedgerIndexRecordKind.LIMBO:
+            return LimboChange(ledger, bool(flags & _SET))
+        case LedgerIndexRecordKind.DRAINED:
+            return DrainedEntryLog(ledger)
     return None
 
 
@@ -170,7 +170,7 @@ def decode_all(data: bytes, path: str) -> Iterator[State]:
     """Yields all records of a ledger index file whose bytes are `data`. The caller must have cut `data` at the end that
     the checkpoint mark names, and must check the file header itself. Raises DamagedFile if a record is damaged."""
     for offset in range(FILE_HEADER_BYTES, len(data), RECORD_BYTES):
-        record = intact_record(data, offset)
+        record = decode_record_if_intact(data, offset)
         if record is None:
             raise DamagedFile(path, offset, "record of the ledger index is of an unknown type or not what was written")
         yield record

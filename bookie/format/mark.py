@@ -38,7 +38,7 @@ _CRC = struct.Struct(">I")
 MARK_BYTES = FILE_HEADER_BYTES + _BODY.size + _CRC.size
 
 
-class OpenLog(NamedTuple):
+class OpenLogEnds(NamedTuple):
     """An entry log that is being written: its number, and how many bytes of its log file and of its index file are
     committed. Number 0: no log is open."""
 
@@ -67,18 +67,18 @@ class CheckpointMark(NamedTuple):
     last_log: int = 0
 
     @property
-    def hot_open_log(self) -> OpenLog:
-        return OpenLog(self.log, self.log_end, self.index_end)
+    def hot_open_log(self) -> OpenLogEnds:
+        return OpenLogEnds(self.log, self.log_end, self.index_end)
 
     @property
-    def cold_open_log(self) -> OpenLog:
-        return OpenLog(self.cold_log, self.cold_end, self.cold_index_end)
+    def cold_open_log(self) -> OpenLogEnds:
+        return OpenLogEnds(self.cold_log, self.cold_end, self.cold_index_end)
 
     @property
     def open_log_numbers(self) -> tuple[int, int]:
         return self.log, self.cold_log
 
-    def with_logs(self, hot: OpenLog, cold: OpenLog, last: int) -> CheckpointMark:
+    def with_logs(self, hot: OpenLogEnds, cold: OpenLogEnds, last: int) -> CheckpointMark:
         return self._replace(
             log=hot.number, log_end=hot.log_end, index_end=hot.index_end,
             cold_log=cold.number, cold_end=cold.log_end, cold_index_end=cold.index_end, last_log=last,
@@ -127,13 +127,13 @@ _HEAD = struct.Struct(">8sHI")
 N = TypeVar("N")
 
 
-def encode_note(magic: bytes, note: object) -> bytes:
+def encode_checked_json(magic: bytes, note: object) -> bytes:
     body = msgspec.json.encode(note)
     data = _HEAD.pack(magic, NOTE.version, len(body)) + body
     return data + _CRC.pack(crc32c(data))
 
 
-def decode_note(data: bytes, magic: bytes, kind: type[N], path: str) -> N:
+def decode_checked_json(data: bytes, magic: bytes, kind: type[N], path: str) -> N:
     """Decodes a small JSON file that has a magic and a checksum, and returns its content as an object of class `kind`.
     Raises DamagedFile or NewerFormat; `path` is named in the error text."""
     if len(data) < _HEAD.size:

@@ -40,8 +40,8 @@ from .snapshot import (
     Snapshot,
     list_file_numbers,
     open_file,
-    read_header,
-    read_windows,
+    read_file_in_parts,
+    read_header_or_damage,
     take_snapshot,
 )
 
@@ -59,7 +59,7 @@ class IndexedLedger(NamedTuple):
     last: int
 
 
-class IndexOverview(NamedTuple):
+class LedgerIndexOverview(NamedTuple):
     """An overview of a store's ledger index: the facts in it (such as tombstones), the ledgers that have a descriptor,
     and the damage that was found in the index."""
 
@@ -71,11 +71,11 @@ class IndexOverview(NamedTuple):
     quarantined: dict[int, list[tuple[int, int]]]  # ledger: intervals of entries
 
 
-def read_index_overview(snapshot: Snapshot) -> IndexOverview:
+def read_index_overview(snapshot: Snapshot) -> LedgerIndexOverview:
     facts, ledgers, damages = StateLog(), BitMap64(), list[Damage]()
     opened = _open(snapshot)
     if isinstance(opened, Damage):
-        return IndexOverview(facts, ledgers, [opened], opened.path, 0, {})
+        return LedgerIndexOverview(facts, ledgers, [opened], opened.path, 0, {})
     file, end = opened
     try:
         for record in _records(snapshot, file, end):
@@ -92,11 +92,11 @@ def read_index_overview(snapshot: Snapshot) -> IndexOverview:
     quarantined: dict[int, list[tuple[int, int]]] = {}
     for ledger, first, last in facts.quarantined():
         quarantined.setdefault(ledger, []).append((first, last))
-    return IndexOverview(facts, ledgers, damages, file.path, end, quarantined)
+    return LedgerIndexOverview(facts, ledgers, damages, file.path, end, quarantined)
 
 
 def walk_ledgers(
-    snapshot: Snapshot, seen: IndexOverview, start: int = 0, stop: int | None = None
+    snapshot: Snapshot, seen: LedgerIndexOverview, start: int = 0, stop: int | None = None
 ) -> Iterator[IndexedLedger]:
     """Yields the last record of each ledger with `start` ≤ id < `stop`, in ascending order of ledger ids."""
     opened = _open(snapshot)
@@ -136,13 +136,13 @@ def _named(snapshot: Snapshot) -> tuple[int, int | None]:
 def _records(snapshot: Snapshot, file: ReadableFile, end: int) -> Iterator[State | Damage]:
     """Yields the records in the order of the file, and a Damage in the place of each damaged one."""
     generation = int(file.path.rpartition("/")[2].removesuffix(SUFFIX))
-    header = read_header(snapshot, file, LEDGER_INDEX_MAGIC, generation)
+    header = read_header_or_damage(snapshot, file, LEDGER_INDEX_MAGIC, generation)
     if isinstance(header, Damage):
         yield header
     offset = FILE_HEADER_BYTES
-    for base, data in read_windows(file, FILE_HEADER_BYTES, end, _RECORDS_BYTES):
+    for base, data in read_file_in_parts(file, FILE_HEADER_BYTES, end, _RECORDS_BYTES):
         for at in range(0, len(data), RECORD_BYTES):
-            record = ledger_index.intact_record(data, at)
+            record = ledger_index.decode_record_if_intact(data, at)
             yield record or Damage(file.path, base + at, "record of the ledger index does not match its checksum")
         offset = base + len(data)
     if offset < end:
@@ -186,13 +186,13 @@ class IndexFile:
         self.snapshot = snapshot
         self.log = log
         self.file = file
-        ends = snapshot.committed_ends(log)
+        ends = snapshot.committed_ends_of_log(log)
         self.end = file.size() if ends is None else ends[1]
         if not snapshot.is_committed(log):
             self.end = 0
 
     def groups(self, start: int = FILE_HEADER_BYTES) -> Iterator[IndexGroup | Damage]:
-        header = read_header(self.snapshot, self.file, MAGIC, self.log) if self.end else None
+        header = read_header_or_damage(self.snapshot, self.file, MAGIC, self.log) if self.end else None
         if isinstance(header, Damage):
             yield header
         offset = FILE_HEADER_BYTES
@@ -212,7 +212,7 @@ class IndexFile:
     def _group(self, offset: int) -> IndexGroup | None:
         """Returns the group at `offset`; None if its heads do not match the checksum."""
         data = self.file.pread(GROUP_HEADER_BYTES, offset)
-        header = index.intact_group_header(data)
+        header = index.decode_group_header_if_intact(data)
         if header is None:
             return None
         group = IndexGroup(self.log, offset, header)
@@ -222,7 +222,7 @@ class IndexFile:
         return group if crc == header.crc else None
 
     def _next_group(self, start: int) -> IndexGroup | None:
-        for base, data in read_windows(self.file, start, self.end):
+        for base, data in read_file_in_parts(self.file, start, self.end):
             at = data.find(GROUP_MAGIC)
             while at >= 0:
                 group = self._group(base + at)
@@ -254,7 +254,7 @@ class IndexFile:
         reporting damage, because the scrubber may be rewriting that table in place."""
         for _ in range(2):
             data = self.file.pread(place.extent.table_bytes, place.table_offset)
-            found = index.intact_table(place.extent, data)
+            found = index.decode_table_if_intact(place.extent, data)
             if found is not None:
                 break
         if found is None:

@@ -25,8 +25,8 @@ from ..format.journal import (
     BlockHeader,
     FileHeader,
     JournalRecord,
-    intact_block_header,
-    intact_records,
+    decode_block_header_if_intact,
+    decode_records_if_intact,
 )
 from ..store.boot import JOURNAL
 from ..store.replay import FILLING, SPARE, SUFFIX, journal_name
@@ -37,8 +37,8 @@ from .snapshot import (
     Snapshot,
     list_file_numbers,
     open_file,
-    read_header,
-    read_windows,
+    read_file_in_parts,
+    read_header_or_damage,
     take_snapshot,
 )
 
@@ -73,7 +73,7 @@ class TornTail(NamedTuple):
     offset: int
 
 
-class OpenedJournal(NamedTuple):
+class OpenedJournalFile(NamedTuple):
     """The first item that `walk_journal` yields: the opened journal file and its header."""
 
     path: str
@@ -81,14 +81,14 @@ class OpenedJournal(NamedTuple):
     header: FileHeader
 
 
-Found = OpenedJournal | Block | TornTail | Damage | RemovedFile
+Found = OpenedJournalFile | Block | TornTail | Damage | RemovedFile
 
 
 def list_journal_numbers(snapshot: Snapshot) -> list[int]:
     return list_file_numbers(snapshot, JOURNAL, (SUFFIX,))
 
 
-def spare_names(snapshot: Snapshot) -> list[str]:
+def list_spare_journal_names(snapshot: Snapshot) -> list[str]:
     """Returns the names of the spare journal files: recycled files that wait for reuse, and the file that is being
     filled with zeros, if any."""
     path = snapshot.path(JOURNAL)
@@ -97,7 +97,7 @@ def spare_names(snapshot: Snapshot) -> list[str]:
     return [name for name in snapshot.files.list_directory(path) if name.startswith((SPARE, FILLING))]
 
 
-def missing_journals(snapshot: Snapshot) -> Iterator[Damage]:
+def find_missing_journals(snapshot: Snapshot) -> Iterator[Damage]:
     """Yields a Damage for each journal file that does not exist although the checkpoint mark, or the numbers of the
     other journal files, require it."""
     if snapshot.mark is None or not snapshot.mark.journal:
@@ -125,7 +125,7 @@ def walk_journal(snapshot: Snapshot, number: int, start: int = 0) -> Iterator[Fo
             yield damage if snapshot.files.exists(path) else RemovedFile(path)
         if header is None:
             return
-        yield OpenedJournal(path, file.size(), header)
+        yield OpenedJournalFile(path, file.size(), header)
         mark = snapshot.mark
         if mark is not None and number == mark.journal and file.size() < mark.offset:
             yield Damage(path, file.size(), f"the file ends here, and it was synced up to {mark.offset}")
@@ -138,7 +138,7 @@ def _header(snapshot: Snapshot, file: ReadableFile, number: int) -> tuple[FileHe
     """Returns the header from a copy that is whole (None if neither is), and the damage of the first copy that is not
     (None if both are).
     """
-    first, second = (read_header(snapshot, file, MAGIC, number, offset) for offset in (0, HEADER_COPY_OFFSET))
+    first, second = (read_header_or_damage(snapshot, file, MAGIC, number, offset) for offset in (0, HEADER_COPY_OFFSET))
     if isinstance(first, Damage):
         return None if isinstance(second, Damage) else second, first
     return first, second if isinstance(second, Damage) else None
@@ -160,14 +160,14 @@ def _walk(snapshot: Snapshot, file: ReadableFile, header: FileHeader, offset: in
 
 
 def _block_header(file: ReadableFile, header: FileHeader, offset: int) -> BlockHeader | None:
-    return intact_block_header(file.pread(BLOCK_HEADER_BYTES, offset), header.b, header.number, offset)
+    return decode_block_header_if_intact(file.pread(BLOCK_HEADER_BYTES, offset), header.b, header.number, offset)
 
 
 def _block(file: ReadableFile, header: FileHeader, offset: int) -> Block | None:
     found = _block_header(file, header, offset)
     if found is None or offset + found.padded_bytes > file.size():
         return None
-    records = intact_records(found, file.pread(found.padded_bytes, offset), BLOCK_HEADER_BYTES)
+    records = decode_records_if_intact(found, file.pread(found.padded_bytes, offset), BLOCK_HEADER_BYTES)
     return None if records is None else Block(header.number, offset, found, list(records.rows()))
 
 
@@ -210,7 +210,7 @@ def _next_block(file: ReadableFile, header: FileHeader, start: int, bad: int) ->
     block was made after the block at `bad` was synced.
     """
     first: int | None = None
-    for base, data in read_windows(file, start, file.size()):
+    for base, data in read_file_in_parts(file, start, file.size()):
         at = data.find(_MAGIC)
         while at >= 0:
             found = _block_header(file, header, base + at) if (base + at) % ALIGNMENT == 0 else None

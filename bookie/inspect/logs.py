@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...ledger.peer_format import ENTRY_HEADER
-from ..format.entry_log import DATA_OFFSET, MAGIC, RECORD_HEADER_BYTES, EntryIds, entry_ids, intact_record
+from ..format.entry_log import DATA_OFFSET, MAGIC, RECORD_HEADER_BYTES, EntryIds, decode_record_if_intact, entry_ids
 from ..format.journal import RECORD_BYTES_MAX, RecordType, crc32c
 from ..store.boot import ENTRIES, JOURNAL
 from ..store.entrylog.files import log_name
@@ -36,8 +36,8 @@ from .snapshot import (
     RemovedFile,
     Snapshot,
     open_file,
-    read_header,
-    read_windows,
+    read_file_in_parts,
+    read_header_or_damage,
     take_snapshot,
 )
 
@@ -56,7 +56,7 @@ class LoggedEntry(NamedTuple):
     lac: int
 
 
-class OpenedLog(NamedTuple):
+class OpenedLogFile(NamedTuple):
     """The first item that `walk_log` yields: the opened file of the log."""
 
     path: str
@@ -64,14 +64,14 @@ class OpenedLog(NamedTuple):
     end: int  # what counts of it
 
 
-Found = OpenedLog | LoggedEntry | Damage | RemovedFile
+Found = OpenedLogFile | LoggedEntry | Damage | RemovedFile
 
 
 def log_path(snapshot: Snapshot, log: int) -> str:
     return snapshot.path(ENTRIES, log_name(log))
 
 
-def classify_missing(snapshot: Snapshot, log: int) -> Damage | RemovedFile:
+def classify_missing_log(snapshot: Snapshot, log: int) -> Damage | RemovedFile:
     """Returns RemovedFile if the bookie itself removed this missing log, otherwise Damage.
 
     A log without living entries is deleted before its index, so its index may still exist. This function does not see
@@ -98,14 +98,14 @@ def walk_log(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator
     path = log_path(snapshot, log)
     file = open_file(snapshot, path)
     if file is None:
-        yield classify_missing(snapshot, log)
+        yield classify_missing_log(snapshot, log)
         return
     try:
-        header = read_header(snapshot, file, MAGIC, log)
+        header = read_header_or_damage(snapshot, file, MAGIC, log)
         if isinstance(header, Damage) and snapshot.is_committed(log):
             yield header
         end = _end_offset(snapshot, log)
-        yield OpenedLog(path, file.size(), file.size() if end is None else end)
+        yield OpenedLogFile(path, file.size(), file.size() if end is None else end)
         yield from _Walk(file, log, end).records(max(start, DATA_OFFSET))
     finally:
         file.close()
@@ -113,7 +113,7 @@ def walk_log(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator
 
 def _end_offset(snapshot: Snapshot, log: int) -> int | None:
     """Returns the length that the log must have; None if that is unknown."""
-    ends = snapshot.committed_ends(log)
+    ends = snapshot.committed_ends_of_log(log)
     if ends is not None:
         return ends[0]
     if not snapshot.is_committed(log):
@@ -171,14 +171,14 @@ class _Walk:
         if len(head) < RECORD_HEADER_BYTES or not ENTRY_HEADER.size <= length <= RECORD_BYTES_MAX:
             return None
         size = RECORD_HEADER_BYTES + length
-        stored = intact_record(self._bytes(offset, size), 0, size)
+        stored = decode_record_if_intact(self._bytes(offset, size), 0, size)
         ids = entry_ids(stored) if stored is not None else None
         if stored is None or ids is None or ids.ledger < 0 or ids.entry < 0:
             return None
         return LoggedEntry(self._log, offset, size, ids.ledger, ids.entry, ENTRY_HEADER.unpack_from(stored)[2])
 
     def _only_zeros(self, start: int) -> bool:
-        return not any(data.strip(b"\0") for _, data in read_windows(self._file, start, self._end))
+        return not any(data.strip(b"\0") for _, data in read_file_in_parts(self._file, start, self._end))
 
     def _next_record(self, start: int) -> int | None:
         overlap = 32
@@ -236,7 +236,7 @@ def _in_extent(snapshot: Snapshot, place: ExtentPlace, entry: int | None) -> Ite
         return
     file = open_file(snapshot, log_path(snapshot, place.log))
     if file is None:
-        yield classify_missing(snapshot, place.log)
+        yield classify_missing_log(snapshot, place.log)
         return
     try:
         for i, delta in enumerate(table.deltas):
@@ -248,7 +248,7 @@ def _in_extent(snapshot: Snapshot, place: ExtentPlace, entry: int | None) -> Ite
 
 
 def _copy(file: ReadableFile, place: ExtentPlace, entry: int, offset: int, size: int) -> EntryCopy:
-    stored = intact_record(file.pread(size, offset), 0, size)
+    stored = decode_record_if_intact(file.pread(size, offset), 0, size)
     damage = None
     if stored is None:
         damage = "the record does not match its checksum"
@@ -274,7 +274,7 @@ def find_journal_copies(
                 yield EntryCopy(record.entry, "journal", found.journal, offset, len(record.payload), None, path)
 
 
-def journal_record_types(snapshot: Snapshot, ledger: int) -> Iterator[str]:
+def read_journal_record_types(snapshot: Snapshot, ledger: int) -> Iterator[str]:
     """Yields the type of each record of the ledger in the journal after the checkpoint mark."""
     for found in _blocks_after_mark(snapshot):
         if isinstance(found, journals.Block):

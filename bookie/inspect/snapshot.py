@@ -48,11 +48,11 @@ __all__ = [
     "ReadableFile",
     "RemovedFile",
     "Snapshot",
+    "ends_of_open_logs",
     "list_file_numbers",
     "open_file",
-    "open_log_ends",
-    "read_header",
-    "read_windows",
+    "read_file_in_parts",
+    "read_header_or_damage",
     "take_snapshot",
 ]  # fmt: skip
 
@@ -92,17 +92,17 @@ class Snapshot(NamedTuple):
     def path(self, *names: str) -> str:
         return join_path(self.directory, *names)
 
-    def committed_ends(self, log: int) -> tuple[int, int] | None:
+    def committed_ends_of_log(self, log: int) -> tuple[int, int] | None:
         """Returns (end of the log, end of its index), in bytes, of the committed part of a log that is being written.
         Returns None if the log is complete: then its files are committed up to their ends."""
-        return None if self.mark is None else open_log_ends(self.mark).get(log)
+        return None if self.mark is None else ends_of_open_logs(self.mark).get(log)
 
     def is_committed(self, log: int) -> bool:
         """Returns whether a finished checkpoint includes the log. If not, an unfinished checkpoint made the log."""
         return self.mark is None or log <= self.mark.last_log
 
 
-def open_log_ends(mark: CheckpointMark) -> dict[int, tuple[int, int]]:
+def ends_of_open_logs(mark: CheckpointMark) -> dict[int, tuple[int, int]]:
     """Returns, for each log that is being written, (end of the log, end of its index): the committed bytes of its two
     files according to the mark."""
     return {
@@ -166,7 +166,7 @@ def _reasons(files: Files, path: str, damages: list[Damage]) -> tuple[str, ...]:
     if not files.exists(path):
         return ()
     try:
-        return note.decode_note(_whole(files, path), losses.MAGIC, losses.DataLossNote, path).reasons
+        return note.decode_checked_json(_whole(files, path), losses.MAGIC, losses.DataLossNote, path).reasons
     except DamagedFile as error:
         damages.append(Damage(error.path, error.offset, error.reason))
     except FileNotFoundError:  # limbo was left meanwhile
@@ -177,7 +177,7 @@ def _reasons(files: Files, path: str, damages: list[Damage]) -> tuple[str, ...]:
 
 
 def _whole(files: Files, path: str) -> bytes:
-    return losses.read_or_damaged(path, lambda: disk.read_file(files, path))
+    return losses.read_or_raise_damaged(path, lambda: disk.read_file(files, path))
 
 
 class _Tolerant:
@@ -216,7 +216,7 @@ def open_file(snapshot: Snapshot, path: str) -> ReadableFile | None:
         return None
 
 
-def read_header(
+def read_header_or_damage(
     snapshot: Snapshot, file: ReadableFile, magic: bytes, number: int, offset: int = 0
 ) -> FileHeader | Damage:
     """Reads and verifies the header of the file. Returns the header, or a Damage that says what is wrong. If the
@@ -242,7 +242,9 @@ def list_file_numbers(snapshot: Snapshot, folder: str, suffixes: tuple[str, ...]
     return sorted({number for stem in stems if (number := parse_number(stem)) is not None})
 
 
-def read_windows(file: ReadableFile, start: int, end: int, size: int = WINDOW_BYTES) -> Iterator[tuple[int, bytes]]:
+def read_file_in_parts(
+    file: ReadableFile, start: int, end: int, size: int = WINDOW_BYTES
+) -> Iterator[tuple[int, bytes]]:
     """Yields (offset, bytes) of consecutive parts of the file from `start` to `end`, `size` bytes each. Stops at the
     end of the file."""
     while start < end:

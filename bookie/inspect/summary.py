@@ -102,7 +102,7 @@ def summarize_log(snapshot: Snapshot, log: int, facts: StateLog) -> LogSummary |
     size = _size(snapshot, logs.log_path(snapshot, log))
     damages: list[Damage] = []
     if size is None:
-        absent = logs.classify_missing(snapshot, log)
+        absent = logs.classify_missing_log(snapshot, log)
         if isinstance(absent, RemovedFile):
             return absent
         damages.append(absent)
@@ -186,7 +186,7 @@ def summarize_journal(snapshot: Snapshot, number: int) -> JournalSummary | Remov
     end, size, damages = ALIGNMENT, 0, list[Damage]()
     for found in journals.walk_journal(snapshot, number):
         match found:
-            case journals.OpenedJournal():
+            case journals.OpenedJournalFile():
                 size = found.bytes
             case journals.Block():
                 end = found.end_offset
@@ -211,10 +211,12 @@ def summarize_store(snapshot: Snapshot, advance: Callable[[int], None] = lambda 
         advance(len(of_logs) + len(of_journals))
     known_logs = [each for each in of_logs if isinstance(each, LogSummary)]
     known_journals = [each for each in of_journals if isinstance(each, JournalSummary)]
-    damages = [*snapshot.damages, *seen.damages, *journals.missing_journals(snapshot)]
+    damages = [*snapshot.damages, *seen.damages, *journals.find_missing_journals(snapshot)]
     damages += [damage for log in known_logs for damage in log.damages]
     damages += [damage for journal in known_journals for damage in journal.damages]
-    spares = [_size(snapshot, snapshot.path(JOURNAL, name)) or 0 for name in journals.spare_names(snapshot)]
+    spares = [
+        _size(snapshot, snapshot.path(JOURNAL, name)) or 0 for name in journals.list_spare_journal_names(snapshot)
+    ]
     return StoreSummary(
         snapshot.directory, known_logs, known_journals, sum(spares), len(seen.ledgers), len(seen.facts.tombstones),
         len(seen.facts.quarantined()), seen.facts.limbo_upto, seen.facts.fenced_upto, seen.bytes,
@@ -311,7 +313,7 @@ def render_html(snapshot: Snapshot, summary: StoreSummary) -> str:
     ])  # fmt: skip
 
 
-def size_text(count: int) -> str:
+def format_size(count: int) -> str:
     """Returns a size as text, such as `1.5 GiB`."""
     value, unit = float(count), 0
     while value >= 1024 and unit < len(_UNITS) - 1:
@@ -323,16 +325,16 @@ def _numbers(summary: StoreSummary) -> Iterator[str]:
     dead = sum(log.data_bytes - log.live_bytes for log in summary.logs)
     limbo = "no" if summary.limbo_upto < 0 else f"up to ledger {summary.limbo_upto}"
     facts = {
-        "entry logs": f"{len(summary.logs)}, {size_text(summary.log_bytes)}",
-        "live in them": size_text(summary.live_bytes),
-        "dead in them": size_text(dead),
-        "journals": f"{len(summary.journals)}, {size_text(sum(each.bytes for each in summary.journals))}",
-        "spare segments": size_text(summary.spare_bytes),
+        "entry logs": f"{len(summary.logs)}, {format_size(summary.log_bytes)}",
+        "live in them": format_size(summary.live_bytes),
+        "dead in them": format_size(dead),
+        "journals": f"{len(summary.journals)}, {format_size(sum(each.bytes for each in summary.journals))}",
+        "spare segments": format_size(summary.spare_bytes),
         "ledgers": f"{summary.ledgers:,}",
         "deleted (intervals)": f"{summary.tombstones:,}",
         "quarantined (intervals)": f"{summary.quarantined:,}",
         "limbo": limbo,
-        "ledger index": size_text(summary.ledger_index_bytes),
+        "ledger index": format_size(summary.ledger_index_bytes),
     }
     yield "<dl>"
     for name, value in facts.items():
@@ -362,7 +364,7 @@ def _logs(logs: list[LogSummary]) -> Iterator[str]:
     for log in logs:
         bad = f', <span class="bad">{len(log.damages)} damaged</span>' if log.damages else ""
         yield (
-            f'<div class="row" id="log-{log.log}"><p>log {log.log}, {escape(log.state)}: {size_text(log.bytes)}, '
+            f'<div class="row" id="log-{log.log}"><p>log {log.log}, {escape(log.state)}: {format_size(log.bytes)}, '
             f"{100 * log.live_share:.0f} % live, held by {log.live_ledgers:,} of {log.ledgers:,} ledgers{bad}</p>"
         )
         yield _bar(f"log {log.log}", _pieces(log), largest) + "</div>"
@@ -373,17 +375,18 @@ def _pieces(log: LogSummary) -> list[Piece]:
     holders = [holder for holder in log.holders if holder.live and live]
     shown = sum(holder.bytes for holder in holders)
     pieces = [
-        Piece("live-a" if i % 2 == 0 else "live-b", holder.bytes, f"ledger {holder.ledger}: {size_text(holder.bytes)}")
+        Piece("live-a" if i % 2 == 0 else "live-b", holder.bytes,
+        f"ledger {holder.ledger}: {format_size(holder.bytes)}")
         for i, holder in enumerate(holders)
     ]
     others = log.live_ledgers - len(holders)
     pieces.append(
-        Piece("rest", log.live_bytes - shown, f"{others:,} other ledgers: {size_text(log.live_bytes - shown)}")
+        Piece("rest", log.live_bytes - shown, f"{others:,} other ledgers: {format_size(log.live_bytes - shown)}")
     )
     dead = log.data_bytes - log.live_bytes
-    pieces.append(Piece("dead", dead, f"dead: {size_text(dead)}"))
+    pieces.append(Piece("dead", dead, f"dead: {format_size(dead)}"))
     room = max(log.bytes - log.data_bytes, 0)
-    pieces.append(Piece("room", room, f"no records: {size_text(room)}"))
+    pieces.append(Piece("room", room, f"no records: {format_size(room)}"))
     return pieces
 
 
@@ -397,12 +400,12 @@ def _journals(snapshot: Snapshot, journals: list[JournalSummary]) -> Iterator[st
         marked = f", the mark at {offset:,}" if each.journal == number else ""
         bad = f', <span class="bad">{len(each.damages)} damaged</span>' if each.damages else ""
         yield (
-            f'<div class="row" id="journal-{each.journal}"><p>journal {each.journal}: {size_text(each.bytes)}, '
+            f'<div class="row" id="journal-{each.journal}"><p>journal {each.journal}: {format_size(each.bytes)}, '
             f"written up to {each.end:,}{marked}{bad}</p>"
         )
         pieces = [
-            Piece("dead", before, f"before the mark: {size_text(before)} are in entry logs"),
-            Piece("live-a", each.end - before, f"after the mark: {size_text(each.end - before)} would be replayed"),
+            Piece("dead", before, f"before the mark: {format_size(before)} are in entry logs"),
+            Piece("live-a", each.end - before, f"after the mark: {format_size(each.end - before)} would be replayed"),
             Piece("room", max(each.bytes - each.end, 0), "not written yet"),
         ]
         yield _bar(f"journal {each.journal}", pieces, largest, offset if each.journal == number else None) + "</div>"
@@ -418,8 +421,9 @@ def _ledgers(logs: list[LogSummary]) -> Iterator[str]:
     yield '<p class="faint">Their bytes in the logs of which they are among the largest holders.</p>'
     for each in largest:
         what = "live" if each.live else "deleted"
-        yield f'<div class="row" id="ledger-{each.ledger}"><p>ledger {each.ledger}: {size_text(each.bytes)}, {what}</p>'
-        piece = Piece("live-a" if each.live else "dead", each.bytes, f"{what}: {size_text(each.bytes)}")
+        size = format_size(each.bytes)
+        yield f'<div class="row" id="ledger-{each.ledger}"><p>ledger {each.ledger}: {size}, {what}</p>'
+        piece = Piece("live-a" if each.live else "dead", each.bytes, f"{what}: {format_size(each.bytes)}")
         yield _bar(f"ledger {each.ledger}", [piece], largest[0].bytes) + "</div>"
 
 

@@ -49,10 +49,10 @@ from ..store.memtable import IntegerIntervals
 #     DAMAGED     is registered, and reports damaged entries
 #     RETURNED    was LOST or DEPARTING when the ledger was marked, and is not any more: to be compared
 #
-# or when a recovery of it was begun and did not end. `decide_mark` gives the mark that the ledger should have, from its
-# record, the facts and its present mark: the same facts give the same mark, whichever auditor judges and however often.
-# A mark's `since_ms` is that of its first appearance; when its bookies change it is new to the workers: no attempts, no
-# waiting.
+# or when a recovery of it was begun and did not end. `decide_repair_mark` gives the mark that the ledger should have,
+# from its record, the facts and its present mark: the same facts give the same mark, whichever auditor judges and
+# however often. A mark's `since_ms` is that of its first appearance; when its bookies change it is new to the workers:
+# no attempts, no waiting.
 #
 # The auditor takes marks away only when the ledger was deleted, or names none of the marked bookies any more. That a
 # ledger is whole again is found by a worker, which compares (bookie/maintenance/copies_core.py).
@@ -105,12 +105,12 @@ class BookieAbsences:
         assert all(since <= now for since in self._since.values()), "no bookie is absent since a time in the future"
 
 
-def bookies_of_ledger(record: LedgerRecord) -> dict[str, None]:
+def list_bookies_of_ledger(record: LedgerRecord) -> dict[str, None]:
     """Returns all bookies that any fragment of the ledger names, each bookie once, in order."""
     return {bookie: None for fragment in record.fragments for bookie in fragment.bookies}
 
 
-def decide_mark(
+def decide_repair_mark(
     record: LedgerRecord | None, gone: Mapping[str, RepairReason], found: Mapping[str, RepairReason],
     mark: UnderReplicatedRecord | None, now_ms: int,
 ) -> UnderReplicatedRecord | None:  # fmt: skip
@@ -124,7 +124,7 @@ def decide_mark(
         return None
     bookies: dict[str, str] = {}
     before = {} if mark is None else mark.bookies
-    for bookie in sorted(bookies_of_ledger(record)):
+    for bookie in sorted(list_bookies_of_ledger(record)):
         if bookie in gone:
             bookies[bookie] = gone[bookie].value
         elif bookie in found:
@@ -147,7 +147,7 @@ def _changed(mark: UnderReplicatedRecord, bookies: dict[str, str], in_recovery: 
     )
 
 
-def mark_after_failure(
+def repair_mark_after_failure(
     mark: UnderReplicatedRecord, stuck: StuckReason, error: str, now_ms: int, retry_min_s: float, retry_max_s: float
 ) -> UnderReplicatedRecord:
     """Returns the repair mark after an attempt that did not repair the ledger. The wait before the next attempt is
@@ -177,7 +177,7 @@ def wait_until_attempt_s(
     return max(0.0, min((mark.retry_ms - now_ms) / 1000, bound_s))
 
 
-def with_next_attempt_now(mark: UnderReplicatedRecord) -> UnderReplicatedRecord:
+def schedule_next_attempt_now(mark: UnderReplicatedRecord) -> UnderReplicatedRecord:
     """Returns a copy of the repair mark whose next attempt is due at once, because a change may let the repair succeed
     now. The count of attempts stays, so that the repair is not retried in a tight loop."""
     return msgspec.structs.replace(mark, retry_ms=0)
@@ -241,7 +241,7 @@ Held = Mapping[tuple[int, str], IntegerIntervals | None]
 """(first entry of a final fragment, bookie) → the entries of it that the bookie holds; None: it did not answer."""
 
 
-def final_fragments(record: LedgerRecord) -> list[FinalFragment]:
+def list_final_fragments(record: LedgerRecord) -> list[FinalFragment]:
     ends = [fragment.first_entry - 1 for fragment in record.fragments[1:]]
     fragments: Sequence[Fragment] = record.fragments
     if record.state == CLOSED:
@@ -265,7 +265,7 @@ def runs(striping: Striping, slot: int, first: int, last: int) -> Iterator[tuple
         entry += max(length, 1)
 
 
-def runs_without_copies(wanted: Iterator[tuple[int, int]], held: IntegerIntervals) -> tuple[tuple[int, int], ...]:
+def find_runs_without_copies(wanted: Iterator[tuple[int, int]], held: IntegerIntervals) -> tuple[tuple[int, int], ...]:
     """Returns the parts of the entry runs `wanted` that are not in the set `held`, as ascending (first, last) pairs."""
     found: list[tuple[int, int]] = []
     for first, last in wanted:
@@ -279,10 +279,10 @@ def runs_without_copies(wanted: Iterator[tuple[int, int]], held: IntegerInterval
     return tuple(found)
 
 
-def copies_to_ask(record: LedgerRecord, gone: Collection[str]) -> list[tuple[FinalFragment, str]]:
+def list_copies_to_ask(record: LedgerRecord, gone: Collection[str]) -> list[tuple[FinalFragment, str]]:
     """Returns the pairs (final fragment, bookie) of all copies that a worker must ask the bookies about. Leaves out the
     copies at the bookies `gone`."""
-    return [(final, bookie) for final in final_fragments(record) for bookie in final.bookies if bookie not in gone]
+    return [(final, bookie) for final in list_final_fragments(record) for bookie in final.bookies if bookie not in gone]
 
 
 def find_copy_gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> tuple[CopyGap, ...]:
@@ -290,7 +290,7 @@ def find_copy_gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> t
     `held`: the entries that each bookie reported to have."""
     striping = striping_of_record(record)
     found: list[tuple[int, int, CopyGap]] = []
-    for number, final in enumerate(final_fragments(record)):
+    for number, final in enumerate(list_final_fragments(record)):
         here: list[CopyGap] = []
         for slot, bookie in enumerate(final.bookies):
             wanted = runs(striping, slot, final.first, final.last)
@@ -298,14 +298,16 @@ def find_copy_gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> t
                 here.append(CopyGap(final.first, final.last, slot, bookie, True, tuple(wanted)))
                 continue
             answer = held[final.first, bookie]
-            missing = () if answer is None else runs_without_copies(wanted, answer)
+            missing = () if answer is None else find_runs_without_copies(wanted, answer)
             if missing:
                 here.append(CopyGap(final.first, final.last, slot, bookie, False, missing))
         found += [(-len(here), number, gap) for gap in here]
     return tuple(gap for _, _, gap in sorted(found, key=lambda each: each[:2]))
 
 
-def gone_bookies(mark: UnderReplicatedRecord, available: Collection[str], departing: Collection[str]) -> frozenset[str]:
+def find_gone_bookies(
+    mark: UnderReplicatedRecord, available: Collection[str], departing: Collection[str]
+) -> frozenset[str]:
     """Returns the bookies whose copies a repair worker may treat as gone: the departing bookies, and those that the
     mark names as gone and that have not registered again."""
     lost = {bookie for bookie, reason in mark.bookies.items() if reason in GONE and bookie not in available}
@@ -330,7 +332,7 @@ def why_unreadable(look: LedgerCopies, entry: int) -> StuckReason:
     answered that it lacks the entry. Any other reason may be temporary."""
     record = look.record
     assert record is not None
-    final = next(each for each in final_fragments(record) if each.first <= entry <= each.last)
+    final = next(each for each in list_final_fragments(record) if each.first <= entry <= each.last)
     for slot in striping_of_record(record).write_set(entry):
         bookie = final.bookies[slot]
         if bookie in look.dead:
@@ -354,7 +356,9 @@ def needs_recovery_to_end(record: LedgerRecord, gone: Collection[str]) -> bool:
     return record.state == IN_RECOVERY or any(bookie in gone for bookie in record.fragments[-1].bookies)
 
 
-def damaged_in_last_fragment(record: LedgerRecord, reports: Mapping[str, DamagedEntriesRecord]) -> frozenset[str]:
+def find_bookies_damaged_in_last_fragment(
+    record: LedgerRecord, reports: Mapping[str, DamagedEntriesRecord]
+) -> frozenset[str]:
     """Returns the bookies of the last fragment that report damage in it."""
     last = record.fragments[-1]
     return frozenset(

@@ -105,12 +105,12 @@ class CompactionSchedule:
         left_s = interval_s - elapsed_s if elapsed_s >= 0 else 0.0
         return self._world.clock.monotonic() + max(0.0, left_s)
 
-    def due_compactions(self) -> tuple[bool, bool]:
+    def find_due_compactions(self) -> tuple[bool, bool]:
         """Returns (whether a minor compaction is due, whether a major compaction is due)."""
         now = self._world.clock.monotonic()
         return now >= self._minor_due, now >= self._major_due
 
-    async def record_run(self, *, minor: bool, major: bool) -> None:
+    async def record_compaction_run(self, *, minor: bool, major: bool) -> None:
         """Records that these kinds of compaction ran now. The interval of each of them begins again."""
         if not minor and not major:
             return
@@ -131,13 +131,13 @@ class CompactionSchedule:
         if not self._world.files.exists(path):
             return None
         try:
-            return note.decode_note(disk.read_file(self._world.files, path), MAGIC, LastCompactionTimes, path)
+            return note.decode_checked_json(disk.read_file(self._world.files, path), MAGIC, LastCompactionTimes, path)
         except (DamagedFile, NewerFormat, OSError) as error:
             _LOG.warning("the times of the last compactions cannot be read: %s", error)
             return None
 
     async def _save(self) -> None:
-        data = note.encode_note(MAGIC, self._times)
+        data = note.encode_checked_json(MAGIC, self._times)
         try:
             await self._worker.run(disk.replace_file, self._world.files, self._directory, NOTE, data)
         except (disk.NoSpace, OSError) as error:
@@ -297,7 +297,7 @@ class GarbageCollector:
             await asyncio.sleep(self._schedule.pass_s)
 
     async def _run_what_is_due(self) -> None:
-        minor_due, major_due = self._schedule.due_compactions()
+        minor_due, major_due = self._schedule.find_due_compactions()
         major = major_due and self._may_compact_major()
         full = self._disk_is_full()
         minor = major or minor_due or full
@@ -306,7 +306,7 @@ class GarbageCollector:
         except (MagnetarError, ValueError, NoSpace, OSError) as error:
             _LOG.warning("garbage collection failed, the next pass continues: %s", error)
             return
-        await self._schedule.record_run(minor=minor, major=major)
+        await self._schedule.record_compaction_run(minor=minor, major=major)
 
     # ------------------------------------------------------------------------------------ the pass
     async def _delete_dead(self, force: bool) -> tuple[int, GarbageRefusal | None, list[int]]:
@@ -320,7 +320,7 @@ class GarbageCollector:
         local = self._local()
         await self._check_cluster(metadata)
         missing = local - await _ids(await metadata.children(paths.LEDGERS))
-        deleted = await deletions.find_deleted(metadata, missing)
+        deleted = await deletions.find_deleted_ledgers(metadata, missing)
         refused = self._refusal(missing, deleted)
         wanted = missing if force else BitMap64() if refused is GarbageRefusal.WENT_BACK else deleted
         doubtful = not force and len(wanted) >= DELETED_MIN and len(wanted) > DELETED_SHARE_MAX * len(local)
@@ -368,7 +368,7 @@ class GarbageCollector:
         store = self._store
         local = store.descriptors.ledger_ids()
         for number in store.index.logs():
-            local |= store.index.ledgers_of(number)
+            local |= store.index.ledgers_of_log(number)
         for first, last in store.descriptors.tombstones:
             local.remove_range(first, last + 1)
         return local

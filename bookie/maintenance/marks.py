@@ -52,7 +52,7 @@ async def read_ledger(store: MetadataStore, ledger_id: int) -> LedgerRecord | No
     return None if found is None else found[0]
 
 
-async def read_mark(store: MetadataStore, ledger_id: int) -> tuple[UnderReplicatedRecord, int] | None:
+async def read_repair_mark(store: MetadataStore, ledger_id: int) -> tuple[UnderReplicatedRecord, int] | None:
     """Returns the repair mark of a ledger and its version; None if the ledger has no mark."""
     return await get_record(store, paths.under_replicated(ledger_id), UnderReplicatedRecord)
 
@@ -63,7 +63,7 @@ async def list_ledgers(store: MetadataStore, folder: str) -> list[int]:
     return sorted(parse_ledger_ids(folder, await store.children(folder)))
 
 
-async def list_registered(store: MetadataStore) -> dict[str, BookieRecord]:
+async def list_registered_bookies(store: MetadataStore) -> dict[str, BookieRecord]:
     """Returns the registered bookies. A bookie whose record cannot be read counts as registered and read-only."""
     found: dict[str, BookieRecord] = {}
     for name in await store.children(paths.BOOKIES):
@@ -78,7 +78,7 @@ async def list_registered(store: MetadataStore) -> dict[str, BookieRecord]:
     return found
 
 
-async def list_departing(store: MetadataStore) -> dict[str, DepartingRecord]:
+async def list_departing_bookies(store: MetadataStore) -> dict[str, DepartingRecord]:
     """Returns the departing bookies: those that an operator ordered to move all copies away from. A bookie whose record
     cannot be read counts as departing, because its node exists, but its cookie is never deleted."""
     found: dict[str, DepartingRecord] = {}
@@ -102,7 +102,7 @@ async def list_damage_reports(store: MetadataStore, ledger_id: int) -> dict[str,
     return found
 
 
-async def delete_report(store: MetadataStore, ledger_id: int, bookie: str) -> None:
+async def delete_damage_report(store: MetadataStore, ledger_id: int, bookie: str) -> None:
     """Deletes a bookie's report of damage in a ledger. Does nothing if another process changes the report at the same
     moment."""
     path = paths.damaged_copies_of_bookie(ledger_id, bookie)
@@ -129,12 +129,12 @@ Change = Callable[[UnderReplicatedRecord | None], UnderReplicatedRecord | None]
 """Takes the present mark and returns the one that should replace it; None means no mark."""
 
 
-async def change_mark(store: MetadataStore, ledger_id: int, change: Change) -> UnderReplicatedRecord | None:
+async def change_repair_mark(store: MetadataStore, ledger_id: int, change: Change) -> UnderReplicatedRecord | None:
     """Replaces the repair mark of the ledger by the mark that `change` returns for the present one, and returns the new
     mark. Calls `change` again if another process changed the mark meanwhile."""
     path = paths.under_replicated(ledger_id)
     while True:
-        found = await read_mark(store, ledger_id)
+        found = await read_repair_mark(store, ledger_id)
         before, version = (None, ABSENT) if found is None else found
         wanted = change(before)
         if wanted == before:
@@ -149,13 +149,13 @@ async def change_mark(store: MetadataStore, ledger_id: int, change: Change) -> U
         return wanted
 
 
-async def delete_mark(store: MetadataStore, ledger_id: int, version: int) -> bool:
+async def delete_repair_mark(store: MetadataStore, ledger_id: int, version: int) -> bool:
     """Deletes the repair mark of the ledger if the mark still has this version; returns True if the mark does not exist
     any more. Returns False if the mark has another version: then the worker must examine the ledger again."""
     try:
         await store.delete(paths.under_replicated(ledger_id), version)
     except BadVersion:
-        return await read_mark(store, ledger_id) is None
+        return await read_repair_mark(store, ledger_id) is None
     return True
 
 

@@ -37,11 +37,11 @@ from . import marks
 from .copies_core import (
     BookieAbsences,
     RepairReason,
-    bookies_of_ledger,
-    copies_to_ask,
-    decide_mark,
+    decide_repair_mark,
     find_copy_gaps,
-    with_next_attempt_now,
+    list_bookies_of_ledger,
+    list_copies_to_ask,
+    schedule_next_attempt_now,
 )
 from .repair_worker import Copier, RepairConfig, RepairWorker
 
@@ -196,8 +196,8 @@ class Auditor:
         """Makes one check: finds the bookies that are gone, marks the ledgers that need it, and reads new reports of
         damage.
         """
-        available = await marks.list_registered(self._metadata)
-        departing = await marks.list_departing(self._metadata)
+        available = await marks.list_registered_bookies(self._metadata)
+        departing = await marks.list_departing_bookies(self._metadata)
         now = self._clock.monotonic()
         reported = [bookie for _, bookie in self._reports]
         known = [*await self._metadata.children(paths.COOKIES), *self._named, *reported]
@@ -269,7 +269,7 @@ class Auditor:
         read. `changed`: if the ledger is closed now, its copies are checked soon.
         """
         record = await marks.read_ledger(self._metadata, ledger)
-        for bookie in bookies_of_ledger(record) if record is not None else ():
+        for bookie in list_bookies_of_ledger(record) if record is not None else ():
             self._named[bookie] = None
         if record is not None and record.state == CLOSED and changed:
             self._closed[ledger] = None
@@ -279,12 +279,12 @@ class Auditor:
         waits = self._is_recovering(ledger, record) and not found
 
         def change(mark: UnderReplicatedRecord | None) -> UnderReplicatedRecord | None:
-            wanted = decide_mark(record, gone, found, mark, now_ms)
+            wanted = decide_repair_mark(record, gone, found, mark, now_ms)
             return None if mark is None and waits and wanted is not None and not wanted.bookies else wanted
 
         if marked is not None and ledger not in marked and change(None) is None:
             return
-        after = await marks.change_mark(self._metadata, ledger, change)
+        after = await marks.change_repair_mark(self._metadata, ledger, change)
         if after is not None and after.since_ms == now_ms:
             self.counters["repair_marks"] += 1
             why = f"misses copies of {after.bookies}" if after.bookies else "was left in recovery"
@@ -303,8 +303,8 @@ class Auditor:
 
     async def _hurry(self, ledger: int) -> None:
         """Makes the next attempt of a marked ledger due at once."""
-        await marks.change_mark(
-            self._metadata, ledger, lambda mark: None if mark is None else with_next_attempt_now(mark)
+        await marks.change_repair_mark(
+            self._metadata, ledger, lambda mark: None if mark is None else schedule_next_attempt_now(mark)
         )
 
     async def _check_reports(self) -> None:
@@ -334,8 +334,8 @@ class Auditor:
         """Deletes the reports of lost bookies on this ledger, if the ledger needs nothing from them any more."""
         record = await marks.read_ledger(self._metadata, ledger)
         for bookie in lost:
-            if record is None or (record.state == CLOSED and bookie not in bookies_of_ledger(record)):
-                await marks.delete_report(self._metadata, ledger, bookie)
+            if record is None or (record.state == CLOSED and bookie not in list_bookies_of_ledger(record)):
+                await marks.delete_damage_report(self._metadata, ledger, bookie)
 
     async def _delete_departed(
         self, departing: Mapping[str, DepartingRecord], available: Mapping[str, BookieRecord]
@@ -398,11 +398,11 @@ class Auditor:
         """Returns the bookies, not gone, that lack entries of the ledger's final fragments."""
         gone = self._gone or {}
         held: dict[tuple[int, str], IntegerIntervals | None] = {}
-        for final, bookie in copies_to_ask(record, gone):
+        for final, bookie in list_copies_to_ask(record, gone):
             there = (self._available or {}).get(bookie)
             answer = None
             if there is not None and not there.limbo:
-                answer = await self._copier.find_held(record, bookie, final.first, final.last)
+                answer = await self._copier.find_stored_entries(record, bookie, final.first, final.last)
             held[final.first, bookie] = answer
         return {gap.bookie: RepairReason.INCOMPLETE for gap in find_copy_gaps(record, gone, held) if not gap.gone}
 
@@ -418,7 +418,7 @@ COUNTERS = (
 """The numbers of `statistics` that only grow; the others can fall."""
 
 
-def new_token(world: World) -> str:
+def make_owner_token(world: World) -> str:
     return world.rng.randbytes(16).hex()
 
 
@@ -435,7 +435,7 @@ class AutoRepair:
         name: str = "", token: str = "",
     ) -> None:  # fmt: skip
         config = config or RepairConfig()
-        token = token or new_token(world)
+        token = token or make_owner_token(world)
         self.name = name or f"worker-{token[:8]}"
         self._client = client
         self.auditor = Auditor(world, metadata, client, config, self.name, token)
@@ -476,7 +476,7 @@ class RepairSupervisor:
         while self._config.enabled:
             metadata = self._metadata()
             if metadata is not self._session:
-                self._session, self._token = metadata, new_token(self._world)
+                self._session, self._token = metadata, make_owner_token(self._world)
             client = LedgerClient(self._world, metadata)
             self._repair = AutoRepair(self._world, metadata, client, self._config, self.name, self._token)
             try:

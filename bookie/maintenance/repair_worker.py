@@ -24,7 +24,7 @@ import msgspec
 from ...ledger import lost as records
 from ...ledger.bookies import Bookies
 from ...ledger.client import LedgerClient
-from ...ledger.metadata_core import TransitionRefused, replace_in_fragment
+from ...ledger.metadata_core import TransitionRefused, replace_bookie_in_fragment
 from ...ledger.peer_format import (
     ADDS_MAX,
     ENTRIES_MAX,
@@ -33,8 +33,8 @@ from ...ledger.peer_format import (
     Op,
     RequestHead,
     Status,
+    decode_add_statuses,
     decode_held,
-    decode_statuses,
     encode_add_many,
     encode_adds,
 )
@@ -65,13 +65,13 @@ from .copies_core import (
     RemoveRepairMark,
     StuckReason,
     WaitForNextAttempt,
-    copies_to_ask,
-    damaged_in_last_fragment,
     decide_next_step,
-    gone_bookies,
-    mark_after_failure,
+    find_bookies_damaged_in_last_fragment,
+    find_gone_bookies,
+    find_runs_without_copies,
+    list_copies_to_ask,
     needs_recovery_to_end,
-    runs_without_copies,
+    repair_mark_after_failure,
     wait_until_attempt_s,
     why_unreadable,
 )
@@ -172,7 +172,9 @@ class Copier:
         self.counters = {"repair_entries": 0, "repair_bytes": 0}
 
     # ------------------------------------------------------------------------------ asking
-    async def find_held(self, record: LedgerRecord, bookie: str, first: int, last: int) -> IntegerIntervals | None:
+    async def find_stored_entries(
+        self, record: LedgerRecord, bookie: str, first: int, last: int
+    ) -> IntegerIntervals | None:
         """Asks a bookie which of the entries `first … last` it has stored, and returns these entries. Returns None if
         the bookie does not answer."""
         found = IntegerIntervals()
@@ -190,7 +192,7 @@ class Copier:
         return found
 
     # ------------------------------------------------------------------------------ copying
-    async def copy_runs(
+    async def copy_runs_of_entries(
         self, reader: LedgerReader, target: str, runs: Sequence[Run], copied: Callable[[int], None]
     ) -> None:
         """Reads runs of entries with `reader` and stores copies of them at the bookie `target`. Calls `copied` with the
@@ -254,7 +256,7 @@ class Copier:
                 self._bookies.record_failure(target)
                 raise CopyFailed(StuckReason.UNREACHABLE, f"bookie {target} does not answer")
             try:
-                statuses = decode_statuses(*answer, len(entries))
+                statuses = decode_add_statuses(*answer, len(entries))
             except ValueError as error:
                 raise CopyFailed(StuckReason.FAILED, f"bookie {target}: {error}") from error
             refused = next((status for status in statuses if status not in (Status.OK, Status.BUSY)), None)
@@ -440,7 +442,7 @@ class RepairWorker:
     async def _try(self, ledger: int) -> None:
         """Repairs the ledger if its mark is due and this worker gets the lock."""
         try:
-            found = await marks.read_mark(self._metadata, ledger)
+            found = await marks.read_repair_mark(self._metadata, ledger)
             if found is None:
                 return
             wait_s = self._waits_s(ledger, *found)
@@ -511,21 +513,23 @@ class RepairWorker:
         """
         if error.fields.get("reason") != RecoveryFailure.UNDECIDED.name or look.record is None:
             return StuckReason.UNREACHABLE
-        are_there = set(look.record.fragments[-1].bookies) <= set(await marks.list_registered(self._metadata))
+        are_there = set(look.record.fragments[-1].bookies) <= set(await marks.list_registered_bookies(self._metadata))
         return StuckReason.UNDECIDED if are_there else StuckReason.UNREACHABLE
 
     async def _examine(self, ledger: int, mark: UnderReplicatedRecord) -> LedgerCopies:
         """Reads the ledger's record, and asks its bookies which entries they hold."""
         record = await marks.read_ledger(self._metadata, ledger)
-        available = await marks.list_registered(self._metadata)
-        gone = gone_bookies(mark, available, await marks.list_departing(self._metadata))
+        available = await marks.list_registered_bookies(self._metadata)
+        gone = find_gone_bookies(mark, available, await marks.list_departing_bookies(self._metadata))
         damaged = frozenset[str]()
         held: dict[tuple[int, str], IntegerIntervals | None] = {}
         if record is not None:
-            damaged = damaged_in_last_fragment(record, await marks.list_damage_reports(self._metadata, ledger))
-            asked = copies_to_ask(record, gone)
+            damaged = find_bookies_damaged_in_last_fragment(
+                record, await marks.list_damage_reports(self._metadata, ledger)
+            )
+            asked = list_copies_to_ask(record, gone)
             answers = await asyncio.gather(*[
-                self._copier.find_held(record, bookie, final.first, final.last)
+                self._copier.find_stored_entries(record, bookie, final.first, final.last)
                 if bookie in available and not available[bookie].limbo else _silent()
                 for final, bookie in asked
             ])  # fmt: skip
@@ -546,7 +550,7 @@ class RepairWorker:
         return now - before.since
 
     async def _unmark(self, ledger: int, version: int, why: str) -> None:
-        if await marks.delete_mark(self._metadata, ledger, version):
+        if await marks.delete_repair_mark(self._metadata, ledger, version):
             _LOG.info("ledger %d: %s", ledger, why)
             self.counters["repair_ledgers"] += 1
             self._unsettled.pop(ledger, None)
@@ -565,9 +569,11 @@ class RepairWorker:
         def change(current: UnderReplicatedRecord | None) -> UnderReplicatedRecord | None:
             if current is None or stuck.why is StuckReason.OPEN:
                 return current
-            return mark_after_failure(current, stuck.why, stuck.text, now_ms, config.retry_min_s, config.retry_max_s)
+            return repair_mark_after_failure(
+                current, stuck.why, stuck.text, now_ms, config.retry_min_s, config.retry_max_s
+            )
 
-        await marks.change_mark(self._metadata, ledger, change)
+        await marks.change_repair_mark(self._metadata, ledger, change)
 
     # ------------------------------------------------------------------------------ gaps
     async def _fill(self, look: LedgerCopies, gaps: Sequence[CopyGap]) -> WaitForNextAttempt | None:
@@ -592,10 +598,10 @@ class RepairWorker:
         target = self._choose(record, gone, gap)
         wanted: Sequence[tuple[int, int]] = gap.missing
         if gap.gone and wanted:
-            wanted = runs_without_copies(iter(gap.missing), await self._held_at(record, target, gap))
+            wanted = find_runs_without_copies(iter(gap.missing), await self._held_at(record, target, gap))
         reader = self._client.make_reader(record)
-        await self._copier.copy_runs(reader, target, wanted, partial(self._copied, record.ledger_id))
-        missing = runs_without_copies(
+        await self._copier.copy_runs_of_entries(reader, target, wanted, partial(self._copied, record.ledger_id))
+        missing = find_runs_without_copies(
             iter(gap.missing), await self._held_at(record, target, gap)
         ) if gap.missing else ()
         if missing:
@@ -618,13 +624,13 @@ class RepairWorker:
         return found[gap.slot]
 
     async def _held_at(self, record: LedgerRecord, bookie: str, gap: CopyGap) -> IntegerIntervals:
-        held = await self._copier.find_held(record, bookie, gap.first, gap.last)
+        held = await self._copier.find_stored_entries(record, bookie, gap.first, gap.last)
         if held is None:
             raise CopyFailed(StuckReason.UNREACHABLE, f"bookie {bookie} does not answer")
         return held
 
     async def _replace(self, record: LedgerRecord, gap: CopyGap, target: str) -> LedgerRecord:
-        change = partial(replace_in_fragment, first_entry=gap.first, old=gap.bookie, new=target)
+        change = partial(replace_bookie_in_fragment, first_entry=gap.first, old=gap.bookie, new=target)
         outcome = await records.store_transition(self._metadata, record.ledger_id, change, timeout_s=30.0)
         if isinstance(outcome, TransitionRefused):
             raise CopyFailed(StuckReason.FAILED, outcome.reason.value)

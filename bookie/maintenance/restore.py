@@ -57,7 +57,7 @@ RUN_MAX = 64
 _BUSY_PAUSE_S = 0.05
 
 
-class LimboEntryRestorer:
+class LedgerCopyRestorer:
     """Restores this bookie's copies of ledgers from other bookies. Several calls of `restore` may run at the same time.
     `counters` are totals since the start of the process."""
 
@@ -120,7 +120,9 @@ class LimboEntryRestorer:
         close the ledger, because its compare-and-set fails.
         """
         descriptors, ledger = self._store.descriptors, record.ledger_id
-        for run in subtract_ranges(tuple(descriptors.quarantined_of(ledger)), tuple(_held(record, self._bookie))):
+        for run in subtract_ranges(
+            tuple(descriptors.quarantined_runs_of_ledger(ledger)), tuple(_held(record, self._bookie))
+        ):
             descriptors.end_quarantine(ledger, *run)
 
     async def _fill(
@@ -282,7 +284,7 @@ class LimboRestorer:
         _LOG.info("limbo: %d ledgers up to %d are compared", len(wanted), upto)
         client = LedgerClient(self._world, metadata)
         try:
-            restorer = LimboEntryRestorer(self._store, self._bookie, metadata, client)
+            restorer = LedgerCopyRestorer(self._store, self._bookie, metadata, client)
             self.blocked = await self._restore_all(restorer, wanted)
             for name, value in restorer.counters.items():
                 self.counters[f"limbo_{name}"] += value
@@ -291,7 +293,7 @@ class LimboRestorer:
         self._log_blocked()
         return not self.blocked
 
-    async def _restore_all(self, restorer: LimboEntryRestorer, wanted: list[int]) -> dict[int, str]:
+    async def _restore_all(self, restorer: LedgerCopyRestorer, wanted: list[int]) -> dict[int, str]:
         waiting = iter(wanted)
         blocked: dict[int, str] = {}
 

@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 
-from ...ledger.bookies import Ranges, store_report, subtract_ranges
+from ...ledger.bookies import Ranges, store_damage_report, subtract_ranges
 from ...ledger.client import LedgerClient
 from ...ledger.peer_format import Status
 from ...ledger.reader_core import verify_entry
@@ -46,7 +46,7 @@ from ..store.entrylog.files import ExtentScan, rewrite_table
 from ..store.entrylog.mover import file_size
 from ..store.store import Store
 from . import marks
-from .restore import LimboEntryRestorer
+from .restore import LedgerCopyRestorer
 
 _LOG = logging.getLogger("magnetar.bookie.maintenance")
 
@@ -246,7 +246,7 @@ class Scrubber:
             if not self._world.files.exists(path):
                 return ScrubPosition()
             try:
-                return note.decode_note(disk.read_file(self._world.files, path), MAGIC, ScrubPosition, path)
+                return note.decode_checked_json(disk.read_file(self._world.files, path), MAGIC, ScrubPosition, path)
             except (DamagedFile, NewerFormat) as error:
                 _LOG.warning("the scrubber starts again: %s", error)
                 return ScrubPosition()
@@ -257,7 +257,7 @@ class Scrubber:
         moment = self._world.clock.monotonic()
         if now or moment - self._saved_at >= SAVE_S:
             self._saved_at = moment
-            data = note.encode_note(MAGIC, self._place)
+            data = note.encode_checked_json(MAGIC, self._place)
             await self._worker.run(disk.replace_file, self._world.files, self._directory, SCRUB, data)
 
     def describe(self) -> dict[str, object]:
@@ -298,10 +298,10 @@ class QuarantineReports:
             self._look_at = self._clock.monotonic() + LOOK_S
         descriptors = self._store.descriptors
         for ledger in sorted({*descriptors.quarantined_ledgers(), *self._reported}):
-            ranges = tuple(descriptors.quarantined_of(ledger))
+            ranges = tuple(descriptors.quarantined_runs_of_ledger(ledger))
             if self._reported.get(ledger, ()) != ranges:
                 try:
-                    await store_report(metadata, ledger, self._bookie, ranges, self._reported.get(ledger, ()))
+                    await store_damage_report(metadata, ledger, self._bookie, ranges, self._reported.get(ledger, ()))
                 except DamagedRecord as error:  # what another process put there cannot be changed
                     UNREADABLE.skip(paths.damaged_copies_of_bookie(ledger, self._bookie), error)
                     continue
@@ -415,7 +415,7 @@ class EntryRepairer:
         metadata = self._metadata()
         client = LedgerClient(self._world, metadata)
         try:
-            reason = await LimboEntryRestorer(
+            reason = await LedgerCopyRestorer(
                 self._store, self._bookie, metadata, client
             ).restore(ledger, recover=False)
         finally:

@@ -54,7 +54,7 @@ SAVE_S = 60.0
 """Seconds. A note costs two syncs of the disk that the journal is on."""
 
 
-class SeenMetadata(msgspec.Struct, frozen=True):
+class RecordedMetadataState(msgspec.Struct, frozen=True):
     """The state of the metadata that the bookie has recorded on its disk. The table in the module's docstring says
     where each field comes from."""
 
@@ -65,7 +65,7 @@ class SeenMetadata(msgspec.Struct, frozen=True):
     restore: str = ""
 
 
-class CurrentMetadata(msgspec.Struct, frozen=True):
+class CurrentMetadataState(msgspec.Struct, frozen=True):
     """The state in which the metadata is now, and the largest ledger id in the bookie's store (`here`)."""
 
     incarnations: tuple[Incarnation, ...]
@@ -74,7 +74,7 @@ class CurrentMetadata(msgspec.Struct, frozen=True):
     here: int = -1  # the largest ledger id in the store, before the counter was asked for; -1: none
 
 
-class TrustVerdict(enum.Enum):
+class MetadataAgeVerdict(enum.Enum):
     """The verdict whether the metadata is at least as new as the state that the bookie has recorded."""
 
     CURRENT = "as it was, or younger"
@@ -82,16 +82,16 @@ class TrustVerdict(enum.Enum):
     RESTORED = "restored from a backup on purpose"
 
 
-def judge_metadata(seen: SeenMetadata, shown: CurrentMetadata) -> TrustVerdict:
+def judge_metadata(seen: RecordedMetadataState, shown: CurrentMetadataState) -> MetadataAgeVerdict:
     """Returns the verdict whether the present metadata (`shown`) is older than the recorded state (`seen`), by the
     table in the module's docstring."""
     if not _is_behind(seen, shown):
-        return TrustVerdict.CURRENT
+        return MetadataAgeVerdict.CURRENT
     restore = _last_restore(shown.incarnations)
-    return TrustVerdict.RESTORED if restore and restore != seen.restore else TrustVerdict.OLDER
+    return MetadataAgeVerdict.RESTORED if restore and restore != seen.restore else MetadataAgeVerdict.OLDER
 
 
-def _is_behind(seen: SeenMetadata, shown: CurrentMetadata) -> bool:
+def _is_behind(seen: RecordedMetadataState, shown: CurrentMetadataState) -> bool:
     """Returns whether the metadata lacks something that was recorded before."""
     if seen.ledger >= 0 and (shown.next_id is None or shown.next_id <= seen.ledger):
         return True
@@ -112,11 +112,13 @@ def _last_restore(incarnations: tuple[Incarnation, ...]) -> str:
     return next((each.token for each in reversed(incarnations) if each.restored), "")
 
 
-def next_seen_metadata(seen: SeenMetadata, shown: CurrentMetadata, *, restored: bool) -> SeenMetadata:
+def make_next_seen_metadata(
+    seen: RecordedMetadataState, shown: CurrentMetadataState, *, restored: bool
+) -> RecordedMetadataState:
     """Returns the state of the metadata that the bookie must record after the verdict CURRENT or RESTORED."""
     last = shown.incarnations[-1] if shown.incarnations else None
     known = -1 if shown.next_id is None else max(shown.next_id - 1, shown.here)
-    return SeenMetadata(
+    return RecordedMetadataState(
         number=last.number if last else 0,
         token=last.token if last else "",
         revision=shown.revision if restored else max(seen.revision, shown.revision),
@@ -134,8 +136,8 @@ class RollbackGuard:
         self._directory = directory
         self._worker = world.workers.start("bookie-seen")
         self._saved_at = world.clock.monotonic()
-        self.seen = SeenMetadata()
-        self._kept = SeenMetadata()  # of it, what is in the note
+        self.seen = RecordedMetadataState()
+        self._kept = RecordedMetadataState()  # of it, what is in the note
         self.here: Callable[[], int] = lambda: -1
 
     async def load(self) -> None:
@@ -144,19 +146,19 @@ class RollbackGuard:
         path = join_path(self._directory, NOTE)
         if self._world.files.exists(path):
             data = await self._worker.run(disk.read_file, self._world.files, path)
-            self.seen = self._kept = note.decode_note(data, MAGIC, SeenMetadata, path)
+            self.seen = self._kept = note.decode_checked_json(data, MAGIC, RecordedMetadataState, path)
 
-    async def check_not_older(self, metadata: MetadataStore, *, accepted: bool = False) -> None:
+    async def check_metadata_not_older(self, metadata: MetadataStore, *, accepted: bool = False) -> None:
         """Compares the metadata with the recorded state, then records the present state. Raises InvalidConfiguration if
         the metadata is older than the recorded state, unless `accepted` says that an operator accepted this."""
         shown = await _shown(metadata, self.here())
         verdict = judge_metadata(self.seen, shown)
-        if verdict is TrustVerdict.OLDER and not accepted:
+        if verdict is MetadataAgeVerdict.OLDER and not accepted:
             raise InvalidConfiguration(_text(self.seen, shown), verdict=verdict.name)
-        restored = verdict is not TrustVerdict.CURRENT
+        restored = verdict is not MetadataAgeVerdict.CURRENT
         if restored:
             shown = await self._raise_counter(metadata, shown)
-        seen = next_seen_metadata(self.seen, shown, restored=restored)
+        seen = make_next_seen_metadata(self.seen, shown, restored=restored)
         if restored:
             _LOG.error(
                 "the metadata was restored from an older copy: ledgers up to %d that are here and not in it are kept, "
@@ -165,7 +167,7 @@ class RollbackGuard:
             )  # fmt: skip
         await self._save(seen)
 
-    async def _raise_counter(self, metadata: MetadataStore, shown: CurrentMetadata) -> CurrentMetadata:
+    async def _raise_counter(self, metadata: MetadataStore, shown: CurrentMetadataState) -> CurrentMetadataState:
         """Raises the counter of ledger ids above every id that was seen. Returns the facts with the new counter."""
         least = max(self.seen.ledger, self.here()) + 1
 
@@ -175,14 +177,14 @@ class RollbackGuard:
         await update_record(metadata, paths.LEDGER_IDS, CounterRecord, raised)
         return msgspec.structs.replace(shown, next_id=max(shown.next_id or 0, least))
 
-    async def _save(self, seen: SeenMetadata) -> None:
+    async def _save(self, seen: RecordedMetadataState) -> None:
         """Records `seen`, which counts from now on even if the disk has no room for the file."""
         self.seen = seen
         now = self._world.clock.monotonic()
         important = seen != msgspec.structs.replace(self._kept, revision=seen.revision)
         if seen == self._kept or not (important or now - self._saved_at >= SAVE_S):
             return
-        data = note.encode_note(MAGIC, seen)
+        data = note.encode_checked_json(MAGIC, seen)
         try:
             await self._worker.run(disk.replace_file, self._world.files, self._directory, NOTE, data)
         except (disk.NoSpace, OSError) as error:
@@ -194,7 +196,7 @@ class RollbackGuard:
         await self._worker.close()
 
 
-async def _shown(metadata: MetadataStore, here: int) -> CurrentMetadata:
+async def _shown(metadata: MetadataStore, here: int) -> CurrentMetadataState:
     """Reads the metadata's present facts, its revision first.
 
     The metadata may restart in between: the revision of the new incarnation together with the token of the old one
@@ -204,10 +206,10 @@ async def _shown(metadata: MetadataStore, here: int) -> CurrentMetadata:
     incarnations = await get_record(metadata, paths.INCARNATIONS, IncarnationsRecord)
     counter = await get_record(metadata, paths.LEDGER_IDS, CounterRecord)
     listed = incarnations[0].incarnations if incarnations else ()
-    return CurrentMetadata(listed, revision, None if counter is None else counter[0].next, here)
+    return CurrentMetadataState(listed, revision, None if counter is None else counter[0].next, here)
 
 
-def _text(seen: SeenMetadata, shown: CurrentMetadata) -> str:
+def _text(seen: RecordedMetadataState, shown: CurrentMetadataState) -> str:
     """Returns the message for an operator: what the metadata lacks, and what to do."""
     highest = max(seen.ledger, shown.here)
     return (

@@ -47,7 +47,7 @@ from ...runtime.disk import Files, join_path
 from ...runtime.tasks import Worker
 from ..format import mark as mark_format
 from ..format.journal import ALIGNMENT, BlockRecords, DamagedFile, ForeignFile, RecordType
-from ..format.ledger_index import DrainedLog, QuarantinedEntries
+from ..format.ledger_index import DrainedEntryLog, QuarantinedEntries
 from ..format.mark import CheckpointMark
 from . import disk
 from . import index_files as ledger_index
@@ -58,7 +58,7 @@ from .index import LoadedIndexGroup
 from .index_files import LedgerDescriptor, LedgerDescriptors, LedgerIndexFile, LoadedIndex
 from .memtable import EntryTable, Memtable, Stored
 from .replay import JournalPosition, JournalReader, journal_numbers
-from .state_log import DataLossLog, DirectoryFacts, read_or_damaged
+from .state_log import DataLossLog, DirectoryFacts, read_or_raise_damaged
 
 _LOG = logging.getLogger("magnetar.bookie.store")
 
@@ -77,7 +77,7 @@ class BootResult(NamedTuple):
     ledgers: LedgerIndexFile
     loaded: LoadedIndex
     groups: list[LoadedIndexGroup]
-    facts: Sequence[QuarantinedEntries | DrainedLog]  # that follow from what was found
+    facts: Sequence[QuarantinedEntries | DrainedEntryLog]  # that follow from what was found
     gone: Mapping[str, BitMap64]  # logs of which only the index is here: for `logs_at_boot.complain`
     last_log: int
 
@@ -90,8 +90,8 @@ def load_files(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -
     losses.load()
     mark, count = _read_mark(files, directory, uuid, losses)
     ledgers = LedgerIndexFile(files, join_path(directory, LEDGERS), uuid, mark.ledgers_generation, mark.ledgers_end)
-    loaded = ledgers.load(losses.add_loss)
-    drained = frozenset(fact.log for fact in loaded.facts if isinstance(fact, DrainedLog))
+    loaded = ledgers.load(losses.add_data_loss)
+    drained = frozenset(fact.log for fact in loaded.facts if isinstance(fact, DrainedEntryLog))
     losses.write()
     ledgers.remove_old_generations()
     logs = logs_at_boot.EntryLogRepairAtStart(files, join_path(directory, ENTRIES), uuid, mark, drained, losses)
@@ -108,15 +108,15 @@ def _read_mark(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -
     journals = journal_numbers(files, join_path(directory, JOURNAL))
     if files.exists(path):
         try:
-            return mark_format.decode_mark(read_or_damaged(path, lambda: disk.read_file(files, path)), uuid, path)
+            return mark_format.decode_mark(read_or_raise_damaged(path, lambda: disk.read_file(files, path)), uuid, path)
         except ForeignFile:
             raise
         except DamagedFile as error:
-            losses.add_loss(str(error))
+            losses.add_data_loss(str(error))
     elif not numbers and not journals:
         return _create(files, directory, uuid), 1
     else:
-        losses.add_loss(f"{path} is gone, and there are journals or entry logs")
+        losses.add_data_loss(f"{path} is gone, and there are journals or entry logs")
     position = JournalPosition(min(journals, default=0), ALIGNMENT)
     generation, end = ledger_index.newest(files, join_path(directory, LEDGERS))
     return CheckpointMark(*position, 0, 0, 0, generation, end, last_log=max(numbers, default=0)), 0
@@ -139,9 +139,9 @@ async def enter_limbo(
     A store without any ledger has nothing to lose and does not enter limbo: its first start was cut short.
     """
     for reason in known.losses:
-        losses.add_loss(reason)
+        losses.add_data_loss(reason)
     if end < known.journal:
-        losses.add_loss(f"the journal ends at {tuple(end)}, and it was synced up to {tuple(known.journal)} once")
+        losses.add_data_loss(f"the journal ends at {tuple(end)}, and it was synced up to {tuple(known.journal)} once")
     if not losses.open:
         return
     await worker.run(losses.write)
@@ -209,7 +209,7 @@ class JournalReplay:
         """Records the reader's damages after the first `told` as losses, durable; returns how many there are now."""
         damages = list(reader.damages)
         for damage in damages[told:]:
-            self._losses.add_loss(str(DamagedFile(*damage)))
+            self._losses.add_data_loss(str(DamagedFile(*damage)))
         await worker.run(self._losses.write)
         return len(damages)
 
@@ -254,7 +254,7 @@ class JournalReplay:
             (lac,) = lac_of(payload)
             if lac > descriptor.lac:
                 descriptor.lac = lac
-        table.count_added(count, size)
+        table.count_added_entries(count, size)
 
     def _place(self, table: EntryTable, ledger: int) -> tuple[dict[int, Stored], LedgerDescriptor] | None:
         """Returns the ledger's entries in `table`, and its descriptor, both of which the caller may change; None if the

@@ -20,7 +20,7 @@ Any failed sync ends the process. Guarded by tests/bookie/store/test_checkpoint.
 `commit` writes the mark too: it commits what compaction moved (entrylog/compaction.py), or the removal of logs. It
 shares steps with a checkpoint and runs under the same lock. It does not change the journal's position, and writes only
 its own facts, which must not become durable with any other mark. Logs are begun and closed under this lock too
-(`run_exclusive_checkpoint`), because every mark names both open logs and the last number.
+(`run_between_checkpoints`), because every mark names both open logs and the last number.
 
 **A run that began goes to its end**, also when its caller is cancelled (`run_to_end`). Once the mark is durable, memory
 must agree with it; else the next append to the ledger index, a log or its index overwrites what the mark names. If a
@@ -42,7 +42,7 @@ from ...runtime.tasks import Worker, run_to_end
 from ..format import mark as mark_format
 from ..format.mark import CheckpointMark
 from . import disk
-from .entrylog.writer import LogNumbers, LogWriter, MemtableFlush, WrittenEntries
+from .entrylog.writer import LogNumberSequence, LogWriter, MemtableFlush, WrittenEntries
 from .index import EntryLogIndex
 from .index_files import IndexContent, LedgerDescriptors, LedgerIndexFile
 from .memtable import RELEASE_SLICE, Memtable, clear_in_steps
@@ -81,7 +81,7 @@ class Checkpoint:
         mark: tuple[CheckpointMark, int],
         memtable: Memtable,
         descriptors: LedgerDescriptors,
-        numbers: LogNumbers,
+        numbers: LogNumberSequence,
         hot: LogWriter,
         cold: LogWriter,
         index: EntryLogIndex,
@@ -163,7 +163,7 @@ class Checkpoint:
         flush = MemtableFlush(self._hot, table)
         await self._worker.run(flush.start)
         written: asyncio.Future[None] | None = None
-        while slices := await self._worker.run(flush.next_slices, self._at_once(flush)):
+        while slices := await self._worker.run(flush.take_next_slices, self._at_once(flush)):
             if written is not None:
                 await written
             written = self.writer.run(self._hot.append_all, slices)
@@ -178,14 +178,14 @@ class Checkpoint:
         one is written, because adds wait when it is full.
         """
         filled = self._memtable.active.size_bytes / self._memtable.bytes_max
-        return SLICES_LAGGING if filled > flush.done_share else 1
+        return SLICES_LAGGING if filled > flush.flushed_share else 1
 
     async def write_index(self) -> None:
         self._written = None
         if self._flush is not None:
             self._written = await self._worker.run(self._flush.write_index)
-        hot = self._hot.committed_state if self._written is None else self._written.open
-        self._next = self.mark.with_logs(hot, self._cold.committed_state, self._numbers.last)
+        hot = self._hot.committed_ends_of_open_log if self._written is None else self._written.open
+        self._next = self.mark.with_logs(hot, self._cold.committed_ends_of_open_log, self._numbers.last)
 
     async def write_ledgers(self) -> None:
         unwritten = self._descriptors.pending_changes()
@@ -244,7 +244,7 @@ class Checkpoint:
             self._source.release(released)
 
     # ------------------------------------------------------------------------------------ the mark's other author
-    async def run_exclusive_checkpoint(self, function: Callable[[], None]) -> None:
+    async def run_between_checkpoints(self, function: Callable[[], None]) -> None:
         """Runs `function`, which opens or closes a log, in a worker, while neither a checkpoint nor a commit runs."""
 
         async def run() -> None:
@@ -260,8 +260,8 @@ class Checkpoint:
 
     async def _commit(self, moved: WrittenEntries | None, facts: Sequence[Fact], drop: Collection[int]) -> None:
         generation, end = await self._worker.run(self._ledgers.append, facts)
-        cold = self._cold.committed_state if moved is None else moved.open
-        new = self.mark.with_logs(self._hot.committed_state, cold, self._numbers.last)
+        cold = self._cold.committed_ends_of_open_log if moved is None else moved.open
+        new = self.mark.with_logs(self._hot.committed_ends_of_open_log, cold, self._numbers.last)
         await self._replace_mark(new._replace(ledgers_generation=generation, ledgers_end=end))
         for fact in facts:
             self._descriptors.apply(fact)

@@ -50,7 +50,7 @@ class NoDescriptor(NoSpace):
     nothing about the disk."""
 
 
-def raise_or_die(files: Files, doing: str, error: OSError) -> NoReturn:
+def raise_no_space_or_exit(files: Files, doing: str, error: OSError) -> NoReturn:
     """Translates an error of the disk: raises NoSpace if the disk is full, NoDescriptor if no file descriptor is free.
     Any other error ends the process."""
     if error.errno in NONE_FREE:
@@ -63,13 +63,13 @@ def raise_or_die(files: Files, doing: str, error: OSError) -> NoReturn:
 
 def write(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> int:
     """Writes the buffers one after the other at `offset` of the file; returns their total size. Raises the errors of
-    `raise_or_die`."""
+    `raise_no_space_or_exit`."""
     if len(buffers) > GATHER_MAX:
         buffers = [b"".join(buffers)]
     try:
         return file.pwrite(buffers, offset)
     except OSError as error:
-        raise_or_die(files, f"write {file.path}", error)
+        raise_no_space_or_exit(files, f"write {file.path}", error)
 
 
 def open_file(files: Files, path: str, *, direct: bool = False) -> File:
@@ -77,7 +77,7 @@ def open_file(files: Files, path: str, *, direct: bool = False) -> File:
     try:
         return files.open(path, direct=direct)
     except OSError as error:
-        raise_or_die(files, f"open {path}", error)
+        raise_no_space_or_exit(files, f"open {path}", error)
 
 
 def open_direct(files: Files, path: str, block: bytes) -> File | None:
@@ -92,7 +92,7 @@ def open_direct(files: Files, path: str, block: bytes) -> File | None:
             raise
     except OSError as error:
         if error.errno not in NOT_DIRECT:
-            raise_or_die(files, f"write {path}", error)
+            raise_no_space_or_exit(files, f"write {path}", error)
         return None
     return file
 
@@ -117,7 +117,7 @@ def allocate(files: Files, file: File, size: int) -> None:
     try:
         file.allocate(size)
     except OSError as error:
-        raise_or_die(files, f"allocate {file.path}", error)
+        raise_no_space_or_exit(files, f"allocate {file.path}", error)
 
 
 def sync(files: Files, file: File) -> None:
@@ -142,7 +142,7 @@ def sync_directory(files: Files, path: str) -> None:
         files.sync_directory(path)
     except OSError as error:
         if error.errno in NONE_FREE:  # it was not opened
-            raise_or_die(files, f"sync directory {path}", error)
+            raise_no_space_or_exit(files, f"sync directory {path}", error)
         files.die(f"sync directory {path}: {error}")
         raise
 
@@ -155,11 +155,11 @@ def make_directories(files: Files, path: str) -> None:
         files.make_directories(path)
     except OSError as error:
         if error.errno in _NO_ROOM or error.errno in NONE_FREE:
-            raise_or_die(files, f"make {path}", error)
+            raise_no_space_or_exit(files, f"make {path}", error)
         raise
 
 
-def list_removable(files: Files, path: str) -> list[str]:
+def list_removable_files(files: Files, path: str) -> list[str]:
     """Returns the names of the files in a directory, for a caller that removes some of them. Returns an empty list if
     no file descriptor is free: the files can be removed later."""
     try:
@@ -182,7 +182,7 @@ def replace_file_in_slices(files: Files, directory: str, name: str, slices: Iter
     try:
         file = files.open(temporary, create=True)
     except OSError as error:
-        raise_or_die(files, f"create {temporary}", error)
+        raise_no_space_or_exit(files, f"create {temporary}", error)
     try:
         file.truncate(0)
         size = 0
@@ -196,7 +196,7 @@ def replace_file_in_slices(files: Files, directory: str, name: str, slices: Iter
     return size
 
 
-async def run_or_die(files: Files, what: str, work: Coroutine[Any, Any, None]) -> None:
+async def run_or_end_process(files: Files, what: str, work: Coroutine[Any, Any, None]) -> None:
     """Runs `work`, a background task that the store needs. If `work` raises an error, ends the process, which then
     answers no request."""
     try:

@@ -205,7 +205,7 @@ class GroupCommit(Generic[G]):
         return bool(self._waiting)
 
     @property
-    def must_fill_spare(self) -> bool:
+    def must_make_spare_file(self) -> bool:
         """Returns whether the current journal file is half full, so that a spare file should be prepared as the next
         one."""
         return self._offset > self._segment.size // 2

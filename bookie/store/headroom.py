@@ -115,7 +115,7 @@ class DiskReserve:
         try:
             file = self._files.open(self._path, create=True)
         except OSError as error:
-            disk.raise_or_die(self._files, f"create {self._path}", error)
+            disk.raise_no_space_or_exit(self._files, f"create {self._path}", error)
         try:
             disk.allocate(self._files, file, size)
         finally:

@@ -25,8 +25,8 @@ Order of a start. `claim_directory` locks and judges. Then the store opens: ever
 that ends before the record's position) becomes durable as limbo. Then `record_start` counts the start, first in the
 cookie, then in the record. Only then the bookie serves. So a start that is cut short gets the same verdict again, and
 the cookie is at most one start ahead. A host that lost its data returns under a new uuid (invariant 25). Operators call
-`delete_bookie`, `change_place` and `accept_metadata`. One process per directory: the process keeps the lock until it
-ends. Guarded by tests/bookie/test_identity.py.
+`delete_bookie`, `change_bookie_place` and `accept_metadata`. One process per directory: the process keeps the lock
+until it ends. Guarded by tests/bookie/test_identity.py.
 """
 
 from __future__ import annotations
@@ -189,10 +189,10 @@ def lock_directory(files: Files, directory: str) -> File:
             directory=directory,
         ) from error
     except (PermissionError, NotADirectoryError, FileExistsError, IsADirectoryError) as error:
-        raise unusable_directory(directory, error) from error
+        raise make_unusable_directory_error(directory, error) from error
 
 
-def unusable_directory(directory: str, error: OSError) -> InvalidConfiguration:
+def make_unusable_directory_error(directory: str, error: OSError) -> InvalidConfiguration:
     return InvalidConfiguration(
         f"the data directory {directory} cannot be used: {error.strerror} ({error.filename}). The process needs to "
         "own it, to write into it, and nothing else may have its name",
@@ -214,7 +214,7 @@ async def claim_directory(
         return await _claim(world, metadata, directory, lock, (place, *aliases))
     except PermissionError as error:
         lock.close()
-        raise unusable_directory(directory, error) from error
+        raise make_unusable_directory_error(directory, error) from error
     except records.DamagedRecord as error:
         lock.close()
         raise InvalidConfiguration(f"the metadata is damaged: {error}") from error
@@ -367,7 +367,7 @@ async def delete_cookie(metadata: MetadataStore, bookie: str, *more: Delete) -> 
     return True
 
 
-async def change_place(metadata: MetadataStore, bookie: str, place: str) -> CookieRecord:
+async def change_bookie_place(metadata: MetadataStore, bookie: str, place: str) -> CookieRecord:
     """Changes the bookie's cookie record: its data directory is at `place` from now on. Raises NotFound if there is no
     such bookie, Busy while the bookie is registered."""
     await _stopped(metadata, bookie)

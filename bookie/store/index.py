@@ -9,8 +9,8 @@ The index is a multimap of copies: an entry may be in several extents (replayed 
 every good copy counts. `add_group` adds a group and drops logs in one synchronous step, so that a reader sees a flush,
 a compaction or a deletion whole. It increments `generation`, by which a reader detects the change.
 
-This module reads no file: `find_run` says which pages are missing, search.py loads them in the read worker.
-Guarded by tests/bookie/store/test_index.py.
+This module reads no file: `find_extents_of_ledger_in_log` says which pages are missing, search.py loads them in the
+read worker. Guarded by tests/bookie/store/test_index.py.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from ..format.index import (
     PAGE_HEADS,
     Extent,
     ExtentTable,
+    decode_head_columns,
     encode_extent_heads,
     find_ledger_extents,
-    head_columns,
-    single_table,
+    make_single_entry_table,
 )
 from ..format.journal import crc32c
 
@@ -180,7 +180,7 @@ class LoadedIndexGroup:
     def feed(self, heads: bytes) -> None:
         """Adds the next extent heads. `heads` must consist of whole pages, except in the last call. Raises ValueError
         if the heads are not sorted by ledger."""
-        columns = head_columns(heads)
+        columns = decode_head_columns(heads)
         ledgers = columns.ledgers
         in_order = sorted(ledgers)
         if in_order != list(ledgers) or (self.ledgers and in_order[0] < self.ledgers.max()):
@@ -254,8 +254,8 @@ class LedgerExtents:
 
 
 class MissingIndexPages(NamedTuple):
-    """The result of `find_run` if index pages must be loaded from the disk first. The extents in `pages`, added to
-    those in `known`, are all extents of the ledger in that log."""
+    """The result of `find_extents_of_ledger_in_log` if index pages must be loaded from the disk first. The extents in
+    `pages`, added to those in `known`, are all extents of the ledger in that log."""
 
     log: int
     ledger: int
@@ -325,17 +325,17 @@ class EntryLogIndex:
     def logs(self) -> list[int]:
         return list(self._logs)
 
-    def logs_of(self, ledger: int) -> list[int]:
+    def logs_of_ledger(self, ledger: int) -> list[int]:
         """Returns, in ascending order, the numbers of the logs that have entries of the ledger."""
         return [number for number, log in self._logs.items() if ledger in log.ledgers]
 
-    def ledgers_of(self, log: int) -> BitMap64:
+    def ledgers_of_log(self, log: int) -> BitMap64:
         """Returns a copy of the set of ledgers that have entries in the log; empty if there is no such log."""
         found = self._logs.get(log)
         return BitMap64() if found is None else found.ledgers.copy()
 
     # ------------------------------------------------------------------------------------ extents
-    def find_run(self, log: int, ledger: int) -> LedgerExtents | MissingIndexPages:
+    def find_extents_of_ledger_in_log(self, log: int, ledger: int) -> LedgerExtents | MissingIndexPages:
         """Returns the extents of the ledger in that log; or MissingIndexPages, which says which pages of the index must
         be loaded first."""
         found = self._logs.get(log)
@@ -352,18 +352,18 @@ class EntryLogIndex:
             return known
         return MissingIndexPages(log, ledger, groups, pages, known)
 
-    def add_run(self, run: LedgerExtents) -> None:
+    def add_extents_of_ledger(self, run: LedgerExtents) -> None:
         """Adds extents of a ledger, which were loaded from the disk, to the LRU cache."""
         self._runs.put((run.log, run.ledger), run, run.size_bytes)
 
-    def is_certainly_absent(self, ledger: int, entry: int) -> bool:
+    def is_entry_certainly_absent(self, ledger: int, entry: int) -> bool:
         """Returns True if certainly no extent in any log has a range that includes the entry. Loads nothing from the
         disk: False may also mean that the answer is unknown."""
         for number, log in self._logs.items():
             if ledger in log.ledgers:
                 if (number, ledger) not in self._runs:
                     return False
-                run = self.find_run(number, ledger)
+                run = self.find_extents_of_ledger_in_log(number, ledger)
                 if isinstance(run, MissingIndexPages) or run.places(entry):
                     return False
         return True
@@ -372,8 +372,8 @@ class EntryLogIndex:
         """Returns all extents whose range includes the entry; extents in newer logs come first. Returns None if index
         pages must be loaded first."""
         places: list[ExtentPlace] = []
-        for log in reversed(self.logs_of(ledger)):
-            run = self.find_run(log, ledger)
+        for log in reversed(self.logs_of_ledger(ledger)):
+            run = self.find_extents_of_ledger_in_log(log, ledger)
             if isinstance(run, MissingIndexPages):
                 return None
             places += run.places(entry)
@@ -383,7 +383,7 @@ class EntryLogIndex:
     def table(self, place: ExtentPlace) -> ExtentTable | None:
         """Returns the table of an extent. Returns None if the table is not in memory and must be loaded."""
         if place.extent.entries == 1:
-            return single_table(place.extent)
+            return make_single_entry_table(place.extent)
         found = self._runs.get((place.log, place.table_offset, None))
         assert found is None or isinstance(found, ExtentTable)
         return found
@@ -429,7 +429,7 @@ def decode_page(log: int, ledger: int, page: Page, heads: bytes) -> list[ExtentP
     ]
 
 
-def record_number(place: ExtentPlace, table: ExtentTable, entry: int) -> int | None:
+def find_record_number(place: ExtentPlace, table: ExtentTable, entry: int) -> int | None:
     """Returns which record of the extent contains the entry, counted from 0. Returns None if the extent has no record
     of the entry."""
     delta = entry - place.extent.first

@@ -14,7 +14,7 @@ journal as that intent, so a start never finds an entry, a fence or an LAC of a 
     introduce(ledger, key)            the metadata has a record of the ledger with this key
     verdict(ledger, key)              whether an intent with this key is admitted
     ensure_descriptor(ledger, key)    the descriptor, after OK; enqueues the KEY record if it is not durable
-    take_enqueued()                   the KEY records of the group that is sealed now
+    take_enqueued_keys()                   the KEY records of the group that is sealed now
 
 `TombstoneWriter` writes the tombstones of deleted ledgers. Bound: `INTRODUCED_MAX` ledgers that were introduced and did
 not begin. Guarded by tests/bookie/test_newcomers.py, tests/bookie/store/test_crashes.py.
@@ -57,12 +57,12 @@ from ..format.journal import (
     decode_file_header,
     encode_file_header,
 )
-from ..format.ledger_index import RECORD_BYTES, FactKind, LedgerState, State, Tombstone
+from ..format.ledger_index import RECORD_BYTES, LedgerIndexRecordKind, LedgerState, State, Tombstone
 from . import disk
 from .index import LruCache
 from .journal import Journal
 from .memtable import IntegerIntervals, Memtable
-from .state_log import Fact, StateLog, read_or_damaged
+from .state_log import Fact, StateLog, read_or_raise_damaged
 
 LEAF_RECORDS = 256
 LEAF_BYTES = LEAF_RECORDS * RECORD_BYTES
@@ -103,7 +103,7 @@ class LedgerTable:
         where = _find(leaf, ledger, 0)
         if where * RECORD_BYTES == len(leaf) or _ledger(leaf, where) != ledger:
             return None
-        state = ledger_index.intact_record(leaf, where * RECORD_BYTES)
+        state = ledger_index.decode_record_if_intact(leaf, where * RECORD_BYTES)
         assert isinstance(state, LedgerState), f"the record of ledger {ledger} changed in memory"
         return state
 
@@ -214,10 +214,10 @@ class TableLoader:
                 crc, kind, ledger = _HEAD.unpack_from(record)
                 if crc32c(record[4:]) != crc:
                     bad.append(at)
-                elif kind == FactKind.LEDGER and ledger > self._highest:
+                elif kind == LedgerIndexRecordKind.LEDGER and ledger > self._highest:
                     self._highest = ledger
                     continue
-                elif kind == FactKind.LEDGER:
+                elif kind == LedgerIndexRecordKind.LEDGER:
                     self._changes[ledger] = record
                 else:
                     self._fact(record, at, bad)
@@ -229,7 +229,7 @@ class TableLoader:
         return bad
 
     def _fact(self, record: bytes, at: int, bad: list[int]) -> None:
-        fact = ledger_index.intact_record(record)
+        fact = ledger_index.decode_record_if_intact(record)
         if fact is None:
             bad.append(at)
         else:
@@ -285,7 +285,7 @@ class TableLoader:
 #
 # A checkpoint calls `begin_checkpoint` when it swaps the memtable, `pending_changes` for the worker, which encodes and
 # merges (`PendingChanges.encode_changes`, so that the event loop never walks over ledgers), and `on_written` after the
-# mark. `has_unwritten`: there is
+# mark. `has_unwritten_changes`: there is
 # something to write, also when there were no entries (#4843).
 
 
@@ -444,7 +444,7 @@ class LedgerDescriptors(StateLog):
             self.apply(cast("Fact", fact))
 
     @property
-    def has_unwritten(self) -> bool:
+    def has_unwritten_changes(self) -> bool:
         return bool(self.dirty_ledgers or self._settling or self._unwritten or self.has_changes)
 
     def begin_checkpoint(self) -> None:
@@ -522,7 +522,7 @@ class LedgerIndexFile:
         loading = TableLoader()
         faults: list[str] = []
         try:
-            read_or_damaged(path, lambda: self._feed(path, loading, faults))
+            read_or_raise_damaged(path, lambda: self._feed(path, loading, faults))
         except ForeignFile:
             raise
         except FileNotFoundError:
@@ -553,7 +553,7 @@ class LedgerIndexFile:
         finally:
             file.close()
 
-    def is_outdated(self, alive: int) -> bool:
+    def must_rewrite(self, alive: int) -> bool:
         """Returns whether the next `write` must rewrite the whole file, because it is damaged or has too many old
         records. `alive` is the number of ledgers."""
         large = self.end > _REWRITE_BYTES_MIN and self.end > _OUTDATED_MAX * alive * ledger_index.RECORD_BYTES
@@ -562,7 +562,7 @@ class LedgerIndexFile:
     def write(self, unwritten: PendingChanges) -> tuple[IndexContent, int, int]:
         """Writes the changes to the file, or all records if the file is outdated. Returns the content that was written,
         and (generation, end) of the file, which the mark must name."""
-        if self.is_outdated(unwritten.alive):
+        if self.must_rewrite(unwritten.alive):
             settled = unwritten.encode_changes(everything=True)
             try:
                 return settled, *self.rewrite([*settled.statements, *settled.table.leaves])
@@ -607,7 +607,7 @@ class LedgerIndexFile:
     def remove_old_generations(self) -> None:
         """Removes the files of other generations, without a sync. If a crash brings such a file back, the next start
         removes it."""
-        for other in disk.list_removable(self._files, self._directory):
+        for other in disk.list_removable_files(self._files, self._directory):
             if other != index_file_name(self.generation):
                 self._files.remove(join_path(self._directory, other))
 
@@ -717,7 +717,7 @@ class LedgerKeys:
             self._keying[ledger] = descriptor
         return descriptor
 
-    def take_enqueued(self) -> dict[int, LedgerDescriptor]:
+    def take_enqueued_keys(self) -> dict[int, LedgerDescriptor]:
         """Removes and returns the descriptors, by ledger, whose KEY records were enqueued since the last seal."""
         keying, self._keying = self._keying, {}
         return keying
@@ -763,7 +763,7 @@ class TombstoneWriter:
 
     async def write(self, ledgers: list[int]) -> bool:
         """Writes tombstones of these ledgers. Returns False if the journal had no room for all of them: then the
-        tombstones are only in memory, and `write_pending` makes them durable."""
+        tombstones are only in memory, and `write_pending_tombstones` makes them durable."""
         spans = IntegerIntervals()
         for ledger in ledgers:
             spans.add(ledger, ledger)
@@ -784,7 +784,7 @@ class TombstoneWriter:
         self.counters["ledgers_deleted"] += len(ledgers)
         return True
 
-    async def write_pending(self) -> None:
+    async def write_pending_tombstones(self) -> None:
         """Makes a checkpoint, which makes those tombstones durable for which the journal had no room."""
         loose = set(self._loose)
         if loose:

@@ -214,7 +214,7 @@ class Journal:
         worker = self._workers[0]
         await worker.run(segments.adopt_spare_files)
         self._use(await worker.run(segments.make_segment, segments.spares.pop() if segments.spares else "", previous))
-        self._task = asyncio.create_task(disk.run_or_die(self._files, "journal", self._run()), name="journal")
+        self._task = asyncio.create_task(disk.run_or_end_process(self._files, "journal", self._run()), name="journal")
 
     def _use(self, segment: Segment) -> None:
         self._segment = segment
@@ -388,8 +388,8 @@ class Journal:
         written = self._workers[block.lane].run(self._write, segment.file, buffers, block.offset, block.zeros)
         written.add_done_callback(self._written)
         self._flying.append((block.sequence, written))
-        if self.core.must_fill_spare:
-            self._segments.start_making_spare()
+        if self.core.must_make_spare_file:
+            self._segments.start_making_spare_journal()
 
     def _write(self, file: File, block: Sequence[Buffer], offset: int, zeros: Sequence[int]) -> float:
         """Writes zeros at these offsets and then a block, each durable before the next; must run in a worker. Returns

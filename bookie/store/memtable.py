@@ -107,14 +107,14 @@ class EntryTable:
 
     def entries_of(self, ledger: int) -> dict[int, Stored]:
         """Returns the dictionary of the ledger's entries. The caller may add entries to the dictionary and must then
-        call `count_added`."""
+        call `count_added_entries`."""
         entries = self.ledgers.get(ledger)
         if entries is None:
             entries = self.ledgers[ledger] = {}
             self.size_bytes += LEDGER_OVERHEAD_BYTES
         return entries
 
-    def count_added(self, count: int, size: int) -> None:
+    def count_added_entries(self, count: int, size: int) -> None:
         """Counts `count` entries, of `size` bytes together, that the caller has added.
 
         An entry that replaces an earlier one is counted again, so the counters may be too high, never too low.

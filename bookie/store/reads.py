@@ -42,8 +42,8 @@ from ...runtime.disk import Buffer
 from ...runtime.tasks import Worker
 from ..format.index import Extent, ExtentTable
 from . import disk
-from .entrylog.files import EntryLogReader, ExtentReadResult
-from .index import EntryLogIndex, ExtentPlace, LedgerExtents, LruCache, MissingIndexPages, record_number, run_end
+from .entrylog.files import EntriesOfExtent, EntryLogReader
+from .index import EntryLogIndex, ExtentPlace, LedgerExtents, LruCache, MissingIndexPages, find_record_number, run_end
 from .index_files import LedgerDescriptors
 from .memtable import ENTRY_OVERHEAD_BYTES, IntegerIntervals, Memtable
 
@@ -60,7 +60,7 @@ class EntrySearch:
         self._worker = worker
         self._ledger = ledger
         self._entry = entry
-        self._logs = index.logs_of(ledger)
+        self._logs = index.logs_of_ledger(ledger)
         self._low, self._high = 0, len(self._logs)  # where the bisection goes on
         self._found: list[ExtentPlace] = []
         self.damaged = False
@@ -90,22 +90,23 @@ class EntrySearch:
             self._low = self._high
 
     async def _run(self, number: int) -> LedgerExtents:
-        run, whole = await load_run(self._index, self._reader, self._worker, number, self._ledger)
+        run, whole = await load_extents_of_ledger(self._index, self._reader, self._worker, number, self._ledger)
         self.damaged = self.damaged or not whole
         return run
 
 
-async def load_run(
+async def load_extents_of_ledger(
     index: EntryLogIndex, reader: EntryLogReader, worker: Worker, number: int, ledger: int
 ) -> tuple[LedgerExtents, bool]:
     """Returns the extents of the ledger in log `number` that can be read, and whether these are all extents that the
     log has of the ledger. Caches a complete result. A second caller for the same ledger waits while the first one loads
     the extents, because a recovery reads an entry and the next one at the same time. Raises OSError if no file
     descriptor is free."""
-    missing = index.find_run(number, ledger)
+    missing = index.find_extents_of_ledger_in_log(number, ledger)
     if isinstance(missing, MissingIndexPages) and (other := index.loading.get((number, ledger))) is not None:
         await asyncio.wait([other])
-        missing = index.find_run(number, ledger)  # of damaged pages, or a group that came meanwhile, it is not all
+        # of damaged pages, or a group that came meanwhile, it is not all
+        missing = index.find_extents_of_ledger_in_log(number, ledger)
     if isinstance(missing, LedgerExtents):
         return missing, True
     loaded = index.loading[number, ledger] = asyncio.get_running_loop().create_future()
@@ -134,7 +135,7 @@ async def _load(
         whole = whole and not bad
     run = missing.complete(found)
     if whole:
-        index.add_run(run)
+        index.add_extents_of_ledger(run)
     return run, whole
 
 
@@ -145,9 +146,9 @@ async def _load(
 # A repair that gets the answer "held" makes no other copy, names this bookie in the ledger's record, and lets the last
 # other copy be deleted (bookie/maintenance). So an entry is held when it is in the index, which a mark covers, or when
 # it is
-# in memory and the journal is synced after the lookup: `find_held` seals before it returns. An entry for which the
-# journal had no room is not held until a checkpoint has moved it into the log (`Memtable.refused_runs_of_ledger`), even
-# if an older copy is in a log.
+# in memory and the journal is synced after the lookup: `find_stored_entries` seals before it returns. An entry for
+# which the journal had no room is not held until a checkpoint has moved it into the log
+# (`Memtable.refused_runs_of_ledger`), even if an older copy is in a log.
 #
 # The lookup takes memory first and the index next. A flush moves entries from memory to the index, and after a
 # compaction the index is read again (`EntryLogIndex.generation`), so no entry is missed. Extents without gaps cost a
@@ -173,7 +174,7 @@ class StoredEntryFinder:
         self._reader = reader
         self._worker = worker
 
-    async def find_held(self, ledger: int, first: int, last: int) -> IntegerIntervals:
+    async def find_stored_entries(self, ledger: int, first: int, last: int) -> IntegerIntervals:
         """Returns which of the entries `first … last` are durable at this bookie; none if the ledger is deleted. Waits
         for the journal if some of the entries are only in memory."""
         while True:
@@ -182,9 +183,9 @@ class StoredEntryFinder:
             generation = self._index.generation
             memory = self._in_memory(ledger, first, last)
             found = IntegerIntervals()
-            for number in self._index.logs_of(ledger):
+            for number in self._index.logs_of_ledger(ledger):
                 try:
-                    extents, _ = await load_run(self._index, self._reader, self._worker, number, ledger)
+                    extents, _ = await load_extents_of_ledger(self._index, self._reader, self._worker, number, ledger)
                 except OSError as error:  # no descriptor is free: not held, as far as it is known
                     _LOG.warning("cannot read the index of log %d: %s", number, error)
                     continue
@@ -193,7 +194,7 @@ class StoredEntryFinder:
                         await self._add(found, place, first, last)
             if generation == self._index.generation:
                 break
-        for run in self._descriptors.quarantined_of(ledger):
+        for run in self._descriptors.quarantined_runs_of_ledger(ledger):
             found.remove(*run)
         for run in memory:
             found.add(*run)
@@ -270,7 +271,7 @@ class Chunk(NamedTuple):
 
     entry: int
     entries: int | None
-    read: Future[ExtentReadResult]
+    read: Future[EntriesOfExtent]
 
 
 class SequentialRead:
@@ -367,7 +368,7 @@ class ReadAhead:
         place, entries = places[0], None
         table = self._index.table(place)
         if table is not None:
-            first = record_number(place, table, entry)
+            first = find_record_number(place, table, entry)
             if first is None:
                 return
             entries = run_end(table, first, _ENTRIES_MAX, chunk) - first
@@ -393,7 +394,7 @@ class ReadAhead:
         self._lanes.rotate()
         return self._lanes[0]
 
-    def _arrived(self, place: ExtentPlace, done: Future[ExtentReadResult]) -> None:
+    def _arrived(self, place: ExtentPlace, done: Future[EntriesOfExtent]) -> None:
         """Caches the table that a chunk's read found, also if the stream was dropped. Errors are ignored: the reader
         then reads in the ordinary way.
         """
@@ -494,7 +495,7 @@ class StoreReads:
         if entries:
             self._count_read(entries, "reads_memory")
             return ReadResult(Status.OK, entries, self._lac(ledger))
-        return self._miss(ledger, entry) if self._index.is_certainly_absent(ledger, entry) else None
+        return self._miss(ledger, entry) if self._index.is_entry_certainly_absent(ledger, entry) else None
 
     def read_from_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
         """Reads entries like `read`, but only from memory. Returns None if the read needs the disk."""
@@ -595,7 +596,7 @@ class StoreReads:
         missing = Status.NO_SUCH_LEDGER if descriptors.get(ledger) is None else Status.NO_SUCH_ENTRY
         return ReadResult(missing, [], lac)
 
-    async def _read_place(self, place: ExtentPlace, entry: int, count: int, bytes_max: int) -> ExtentReadResult:
+    async def _read_place(self, place: ExtentPlace, entry: int, count: int, bytes_max: int) -> EntriesOfExtent:
         """Reads a run of entries with one file read. For a single entry reads more of the extent, which goes to the
         cache.
         """
@@ -607,7 +608,7 @@ class StoreReads:
         except OSError as error:
             disk.raise_if_no_descriptor(error)
             _LOG.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
-            return ExtentReadResult(None, [], True)
+            return EntriesOfExtent(None, [], True)
         if table is None and found.table is not None:
             self._index.add_table(place, found.table)
         for i, stored in enumerate(found.entries[count:], entry + count):
@@ -631,14 +632,14 @@ class StoreReads:
             if generation == self._index.generation:
                 return Status.UNKNOWN if damaged or search.damaged else Status.NO_SUCH_ENTRY
 
-    async def _read_again(self, place: ExtentPlace, entry: int) -> ExtentReadResult:
+    async def _read_again(self, place: ExtentPlace, entry: int) -> EntriesOfExtent:
         try:
             return await self._worker.run(self._reader.read_entries, place, None, entry, 1, 1)
         except OSError as error:
             disk.raise_if_no_descriptor(error)
             ledger = place.extent.ledger
             _LOG.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
-            return ExtentReadResult(None, [], True)
+            return EntriesOfExtent(None, [], True)
 
     async def find_extent(self, number: int, extent: Extent) -> tuple[ExtentPlace, ExtentTable | None] | None:
         """Returns the place of the extent in log `number`, and the extent's table as it is stored on the disk (None:

@@ -67,12 +67,12 @@ from ..format.journal import (
     DamagedFile,
     FileHeader,
     ForeignFile,
+    decode_block_header_if_intact,
     decode_file_header,
+    decode_records_if_intact,
     encode_block_prefix,
     encode_file_header,
     encode_first_block,
-    intact_block_header,
-    intact_records,
 )
 from . import disk
 
@@ -203,7 +203,7 @@ class Segments:
                 file.pwrite([block], 0)
             except OSError as error:
                 if error.errno not in _REFUSALS:
-                    disk.raise_or_die(self._files, f"write {path}", error)
+                    disk.raise_no_space_or_exit(self._files, f"write {path}", error)
                 _LOG.info("%s cannot be written direct (%s): each block is written, then synced", path, error)
                 self.direct = False
         if not self.direct:
@@ -215,11 +215,11 @@ class Segments:
         return size
 
     # ------------------------------------------------------------------------------------ spares
-    def start_making_spare(self) -> None:
+    def start_making_spare_journal(self) -> None:
         """Starts to make a spare journal file in the background. Does nothing if there is a spare file already, or one
         is being made."""
         if not self.spares and self._filling is None:
-            filling = disk.run_or_die(self._files, "journal segment", self._fill())
+            filling = disk.run_or_end_process(self._files, "journal segment", self._fill())
             self._filling = asyncio.create_task(filling, name="journal-fill")
 
     async def _fill(self) -> None:
@@ -250,7 +250,7 @@ class Segments:
         try:
             return self._files.open(path, create=True)
         except OSError as error:
-            disk.raise_or_die(self._files, f"create {path}", error)
+            disk.raise_no_space_or_exit(self._files, f"create {path}", error)
 
     def _zero(self, file: File, offset: int, size: int) -> None:
         disk.write(self._files, file, [bytes(size)], offset)
@@ -280,7 +280,7 @@ class Segments:
         If the process crashes during this call, or if no file descriptor was free, the next call or the next start
         recycles or removes the files that are left.
         """
-        for number in _numbers(disk.list_removable(self._files, self._directory)):
+        for number in _numbers(disk.list_removable_files(self._files, self._directory)):
             if number >= position.journal:
                 continue
             path = join_path(self._directory, journal_name(number))
@@ -492,13 +492,13 @@ class _Blocks:
     def header(self, offset: int) -> BlockHeader | None:
         """Returns the header of the block at `offset`; None if no valid block of this use of the file begins there."""
         at = self._window(offset, BLOCK_HEADER_BYTES)
-        return intact_block_header(self._data[at : at + BLOCK_HEADER_BYTES], self._salt, self.number, offset)
+        return decode_block_header_if_intact(self._data[at : at + BLOCK_HEADER_BYTES], self._salt, self.number, offset)
 
     def records(self, header: BlockHeader, offset: int) -> BlockRecords | None:
         if offset + header.padded_bytes > self.size:
             return None
         at = self._window(offset, header.padded_bytes)
-        return intact_records(header, self._data, at + BLOCK_HEADER_BYTES)
+        return decode_records_if_intact(header, self._data, at + BLOCK_HEADER_BYTES)
 
     def find(self, offset: int, limit: int | None, bad: int) -> int | None:
         """Returns the offset of the first valid block header at or after `offset` and before `limit`. None if there is

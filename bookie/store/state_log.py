@@ -25,12 +25,12 @@ import msgspec
 from ...runtime.disk import Files, join_path
 from ..format import mark as note
 from ..format.journal import DamagedFile
-from ..format.ledger_index import DrainedLog, LimboRow, QuarantinedEntries, QuarantineEnd, State, Tombstone
+from ..format.ledger_index import DrainedEntryLog, LimboChange, QuarantinedEntries, QuarantineEnded, State, Tombstone
 from . import disk
 from .memtable import IntegerIntervals, Stored
 from .replay import JournalPosition
 
-Fact = Tombstone | QuarantinedEntries | QuarantineEnd | LimboRow | DrainedLog
+Fact = Tombstone | QuarantinedEntries | QuarantineEnded | LimboChange | DrainedEntryLog
 
 
 class StateLog:
@@ -60,16 +60,16 @@ class StateLog:
             case QuarantinedEntries(ledger, first, last):
                 if ledger not in self.tombstones:
                     self._quarantined.setdefault(ledger, IntegerIntervals()).add(first, last)
-            case QuarantineEnd(ledger, first, last):
+            case QuarantineEnded(ledger, first, last):
                 known = self._quarantined.get(ledger)
                 if known is not None:
                     known.remove(first, last)
                     if not len(known):
                         del self._quarantined[ledger]
-            case LimboRow(upto, entered):
+            case LimboChange(upto, entered):
                 self.fenced_upto = max(self.fenced_upto, upto)
                 self.limbo_upto = max(self.limbo_upto, upto) if entered else -1
-            case DrainedLog(log):
+            case DrainedEntryLog(log):
                 self.drained.add(log)
 
     # ------------------------------------------------------------------------------------ quarantine
@@ -79,7 +79,7 @@ class StateLog:
     def end_quarantine(self, ledger: int, first: int, last: int) -> None:
         """Ends the quarantine of the entries `first … last`, because an entry log has good copies of them, or the
         running checkpoint writes good copies there."""
-        self.add_fact(QuarantineEnd(ledger, first, last))
+        self.add_fact(QuarantineEnded(ledger, first, last))
 
     def end_stored_quarantine(self, ledgers: dict[int, dict[int, Stored]]) -> None:
         """Ends the quarantine of all entries in `ledgers` that are quarantined, because the running checkpoint writes
@@ -93,7 +93,7 @@ class StateLog:
         known = self._quarantined.get(ledger)
         return known is not None and entry in known
 
-    def quarantined_of(self, ledger: int) -> list[tuple[int, int]]:
+    def quarantined_runs_of_ledger(self, ledger: int) -> list[tuple[int, int]]:
         """Returns (first, last) of each run of quarantined entries of the ledger, in ascending order."""
         return list(self._quarantined.get(ledger, ()))
 
@@ -109,15 +109,15 @@ class StateLog:
 
     # ------------------------------------------------------------------------------------ limbo
     def enter_limbo(self, upto: int) -> None:
-        self.add_fact(LimboRow(upto, entered=True))
+        self.add_fact(LimboChange(upto, entered=True))
 
     def leave_limbo(self) -> None:
         if self.limbo_upto >= 0:
-            self.add_fact(LimboRow(self.limbo_upto, entered=False))
+            self.add_fact(LimboChange(self.limbo_upto, entered=False))
 
     # ------------------------------------------------------------------------------------ logs
-    def mark_drained(self, log: int) -> None:
-        self.add_fact(DrainedLog(log))
+    def mark_log_drained(self, log: int) -> None:
+        self.add_fact(DrainedEntryLog(log))
 
     # ------------------------------------------------------------------------------------ for the ledger index
     @property
@@ -139,10 +139,10 @@ class StateLog:
         facts: list[State] = [Tombstone(first, last) for first, last in self.tombstones]
         facts += self.quarantined()
         if self.fenced_upto >= 0:
-            facts.append(LimboRow(self.fenced_upto, entered=False))
+            facts.append(LimboChange(self.fenced_upto, entered=False))
         if self.limbo_upto >= 0:
-            facts.append(LimboRow(self.limbo_upto, entered=True))
-        return facts + [DrainedLog(log) for log in sorted(self.drained)]
+            facts.append(LimboChange(self.limbo_upto, entered=True))
+        return facts + [DrainedEntryLog(log) for log in sorted(self.drained)]
 
     def copy(self) -> StateLog:
         """Returns a copy of all facts, for use in a worker thread."""
@@ -214,7 +214,7 @@ class DirectoryFacts(NamedTuple):
 
 class DataLossLog:
     """Records the data losses that this start or an earlier start found, in a file. All calls must come from a worker,
-    except `add_loss`."""
+    except `add_data_loss`."""
 
     def __init__(self, files: Files, directory: str) -> None:
         self._files = files
@@ -229,15 +229,15 @@ class DataLossLog:
         if not self._files.exists(self._path):
             return
         try:
-            known = note.decode_note(disk.read_file(self._files, self._path), MAGIC, DataLossNote, self._path)
+            known = note.decode_checked_json(disk.read_file(self._files, self._path), MAGIC, DataLossNote, self._path)
         except DamagedFile as error:
-            self.add_loss(str(error))
+            self.add_data_loss(str(error))
             return
         self.reasons += known.reasons
         self._durable = (len(self.reasons), known.settled)
         self.open = not known.settled
 
-    def add_loss(self, reason: str) -> None:
+    def add_data_loss(self, reason: str) -> None:
         _LOG.error("data was lost: %s", reason)
         self.open = True
         if reason not in self.reasons and len(self.reasons) < REASONS_MAX:
@@ -261,12 +261,12 @@ class DataLossLog:
             disk.sync_directory(self._files, self._directory)
 
     def _write(self, *, settled: bool) -> None:
-        data = note.encode_note(MAGIC, DataLossNote(tuple(self.reasons), settled))
+        data = note.encode_checked_json(MAGIC, DataLossNote(tuple(self.reasons), settled))
         disk.replace_file(self._files, self._directory, LIMBO, data)
         self._durable = (len(self.reasons), settled)
 
 
-def read_or_damaged(path: str, read: Callable[[], T]) -> T:
+def read_or_raise_damaged(path: str, read: Callable[[], T]) -> T:
     """Returns the result of calling `read`. Raises DamagedFile, also if the disk cannot read a sector of the file
     `path`."""
     try:

@@ -45,7 +45,7 @@ from .checkpoint import Checkpoint, JournalPort
 from .entrylog import at_boot as logs_at_boot
 from .entrylog import files as log_files
 from .entrylog.compaction import EntryLogCompactor
-from .entrylog.writer import LogNumbers, LogWriter
+from .entrylog.writer import LogNumberSequence, LogWriter
 from .group_commit_core import WORKERS
 from .headroom import DiskHeadroom, DiskReserve
 from .index import EntryLogIndex, ExtentPlace
@@ -153,7 +153,7 @@ async def load(
         descriptors.add_fact(fact)
     for group in found.groups:
         index.add(group)
-    numbers = LogNumbers(found.last_log)
+    numbers = LogNumberSequence(found.last_log)
     hot, cold = [
         LogWriter(
             files, entries, uuid, numbers,
@@ -167,7 +167,7 @@ async def load(
     )  # fmt: skip
     replay = boot.JournalReplay(memtable, descriptors, checkpoint, losses)
     end = await replay.run(files, join_path(directory, boot.JOURNAL), uuid, workers.journal[0], workers.read)
-    logs_at_boot.log_missing_logs(found.gone, descriptors.tombstones)
+    logs_at_boot.report_missing_logs(found.gone, descriptors.tombstones)
     await boot.enter_limbo(workers.flush, losses, known, end, descriptors)
     if replay.records:
         # The flush and the mark come before a new journal file, whose header says that all before it is durable: what
@@ -223,7 +223,7 @@ class CheckpointScheduler:
         self._flushed_bytes = 0
 
     def start(self) -> None:
-        guarded = disk.run_or_die(self._files, "checkpoints", self._run())
+        guarded = disk.run_or_end_process(self._files, "checkpoints", self._run())
         self._task = asyncio.create_task(guarded, name="bookie-checkpoint")
 
     async def stop(self) -> None:
@@ -270,7 +270,9 @@ class CheckpointScheduler:
                 async with asyncio.timeout(self._interval_s):
                     await self._due.wait()
             except TimeoutError:
-                if not (self._memtable.active.entries or self._memtable.flushing or self._descriptors.has_unwritten):
+                if not (
+                    self._memtable.active.entries or self._memtable.flushing or self._descriptors.has_unwritten_changes
+                ):
                     continue
             self._due.clear()
             if self._stopping.is_set():
@@ -292,10 +294,10 @@ class CheckpointScheduler:
 # --------------------------------------------------------------------------------------------------------- store
 
 
-__all__ = ["Store", "StoreConfig", "StorePorts"]
+__all__ = ["Store", "StoreCallbacks", "StoreConfig"]
 
 
-class StorePorts(msgspec.Struct, frozen=True):
+class StoreCallbacks(msgspec.Struct, frozen=True):
     """The callbacks of a store: functions of its owner that the store calls. None of them is called before `Store.open`
     returns."""
 
@@ -309,7 +311,7 @@ class Store:
     The caller must have locked the directory (bookie/store/identity.py)."""
 
     def __init__(
-        self, world: World, directory: str, uuid: bytes, config: StoreConfig, loaded: LoadedStore, ports: StorePorts
+        self, world: World, directory: str, uuid: bytes, config: StoreConfig, loaded: LoadedStore, ports: StoreCallbacks
     ) -> None:
         files, entries, workers = world.files, join_path(directory, boot.ENTRIES), loaded.workers
         self._workers = workers
@@ -362,7 +364,7 @@ class Store:
         self.compactor = EntryLogCompactor(
             files, world.clock, entries, uuid, workers=(workers.compact, workers.flush),
             checkpoint=self._checkpoint, hot=self._log, cold=self._cold, descriptors=self.descriptors,
-            log_bytes_max=config.log_bytes_max, settle=self._tombstones.write_pending,
+            log_bytes_max=config.log_bytes_max, settle=self._tombstones.write_pending_tombstones,
             with_room=self.room.run_and_retry_with_reserve,
             forget=self._reads.close_log, on_bad=ports.on_bad,
         )  # fmt: skip
@@ -372,11 +374,11 @@ class Store:
     async def open(
         cls, world: World, directory: str, uuid: bytes, config: StoreConfig | None = None,
         known: DirectoryFacts | None = None,
-        ports: StorePorts | None = None,
+        ports: StoreCallbacks | None = None,
     ) -> Store:  # fmt: skip
         """Starts a store (store/boot.py) and returns it; the store then serves reads and adds. Raises ForeignFile,
         NewerFormat or NoSpace."""
-        config, known, ports = config or StoreConfig(), known or DirectoryFacts(), ports or StorePorts()
+        config, known, ports = config or StoreConfig(), known or DirectoryFacts(), ports or StoreCallbacks()
         workers = StoreWorkers.start(world.workers)
         try:
             loaded = await load(world, directory, uuid, config, known, workers)
@@ -558,7 +560,7 @@ class Store:
         fencing, self._fencing = self._fencing, {}
         adding, self._adding = self._adding, []
         self._fenced |= fencing.keys()
-        self._journal.seal(partial(self._sealed, fencing, self.keys.take_enqueued(), adding), done)
+        self._journal.seal(partial(self._sealed, fencing, self.keys.take_enqueued_keys(), adding), done)
 
     def _sealed(
         self, fencing: dict[int, LedgerDescriptor], keying: dict[int, LedgerDescriptor],
@@ -610,10 +612,10 @@ class Store:
         `StoreReads.verify`."""
         return await self._reads.verify(ledger, entry)
 
-    async def find_held(self, ledger: int, first: int, last: int) -> IntegerIntervals:
+    async def find_stored_entries(self, ledger: int, first: int, last: int) -> IntegerIntervals:
         """Returns which of the entries `first … last` are durable at this bookie, according to the memory and the index
         (search.py)."""
-        return await self._held.find_held(ledger, first, last)
+        return await self._held.find_stored_entries(ledger, first, last)
 
     async def find_extent(self, log_number: int, extent: Extent) -> tuple[ExtentPlace, ExtentTable | None] | None:
         """Returns the place of an extent in a log, and the extent's table as it is stored on the disk (None: the table
@@ -623,7 +625,10 @@ class Store:
     def index_end(self, log_number: int) -> int | None:
         """Returns the offset up to which the log's index file is committed. Returns None if the log is complete: then
         the whole index file counts."""
-        opened = {each.committed_state.number: each.committed_state.index_end for each in (self._log, self._cold)}
+        opened = {
+            each.committed_ends_of_open_log.number: each.committed_ends_of_open_log.index_end
+            for each in (self._log, self._cold)
+        }
         return opened.get(log_number)
 
     # ------------------------------------------------------------------------------------ keeping

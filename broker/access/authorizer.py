@@ -32,7 +32,7 @@ from ...runtime.tasks import Supervisor, Tasks
 from ..common.retry import LogThrottle
 from ..common.token_bucket import EventLoopSlices
 from ..topic.topic import Topic
-from .table_core import ACTIONS, Right, Rights, why_denied
+from .table_core import ACTIONS, AccessRight, Rights, why_right_denied
 
 AGAIN_S = 0.5
 """Seconds between two tries to decide again while the grants cannot be read."""
@@ -42,7 +42,10 @@ _VERBS = {
     Permission.OPERATE: "operate", Permission.MANAGE: "administer", Permission.PRODUCE: "produce to",
     Permission.CONSUME: "consume from", Permission.LOOKUP: "look up",
 }  # fmt: skip
-_RIGHTS = {Permission.PRODUCE: Right.PRODUCE, Permission.CONSUME: Right.CONSUME, Permission.LOOKUP: Right.LOOKUP}
+_RIGHTS = {
+    Permission.PRODUCE: AccessRight.PRODUCE, Permission.CONSUME: AccessRight.CONSUME,
+    Permission.LOOKUP: AccessRight.LOOKUP,
+}
 
 
 class Authorizer:
@@ -74,7 +77,7 @@ class Authorizer:
     ) -> None:  # fmt: skip
         """Raises Unauthorized if the caller does not have the permission; raises Unavailable if the grants cannot be
         read. `audited`: a refusal is written to the audit log."""
-        if may_call_everything(principal) or permission in (Permission.SHOWN, Permission.OWN):
+        if may_call_every_operation(principal) or permission in (Permission.SHOWN, Permission.OWN):
             return
         what = str(topic or namespace or tenant or "the cluster")
         why = await self._why_not(principal, permission, topic, namespace, tenant, subscription)
@@ -82,7 +85,7 @@ class Authorizer:
             what = f"{what}, subscription {subscription!r}" if subscription else what
             if audited:
                 self.audit.record_denial(principal, permission.name.lower(), what, why, peer)
-            raise make_unauthorized(principal, permission, f" {what}", why)
+            raise make_unauthorized_error(principal, permission, f" {what}", why)
 
     async def _why_not(
         self, principal: Principal, permission: Permission, topic: TopicName | None, namespace: NamespaceName | None,
@@ -99,23 +102,23 @@ class Authorizer:
         return self._decide(principal, _RIGHTS[permission], await self._rights(name), topic, subscription)
 
     def _decide(
-        self, principal: Principal, right: Right, rights: Rights, topic: TopicName | None, subscription: str
+        self, principal: Principal, right: AccessRight, rights: Rights, topic: TopicName | None, subscription: str
     ) -> str:
         named = topic.base.full if topic is not None else ""
-        return why_denied(principal.name, right, rights, named, subscription, wildcards=self._wildcards)
+        return why_right_denied(principal.name, right, rights, named, subscription, wildcards=self._wildcards)
 
     async def make_topic_filter(self, principal: Principal, name: NamespaceName) -> Callable[[str], bool]:
         """Returns a function that takes the full name of a topic of the namespace, and returns True if the caller may
         see the topic. A caller sees the topics that it may look up."""
-        if may_call_everything(principal):
+        if may_call_every_operation(principal):
             return lambda topic: True
         rights = await self._rights(name)
-        return lambda topic: not self._decide(principal, Right.LOOKUP, rights, TopicName.parse(topic), "")
+        return lambda topic: not self._decide(principal, AccessRight.LOOKUP, rights, TopicName.parse(topic), "")
 
     async def is_administrator(self, principal: Principal, tenant: str) -> bool:
         """Returns True if the principal administers the tenant. A tenant with a damaged record counts as one without
         administrators, so that a list of several tenants still succeeds."""
-        if may_call_everything(principal):
+        if may_call_every_operation(principal):
             return True
         try:
             return principal.name in await self._administrators(tenant)
@@ -159,27 +162,31 @@ class Authorizer:
     def _close_unauthorized(self, topic: Topic, rights: Rights) -> None:
         """Closes the producers and consumers of the topic whose right to it was revoked."""
         for producer in list(topic.producers):
-            if why := self._why_revoked(producer.principal, Right.PRODUCE, rights, topic.name):
+            if why := self._why_revoked(producer.principal, AccessRight.PRODUCE, rights, topic.name):
                 producer.close(self._end_error(producer.principal, Permission.PRODUCE, topic.name, why))
         for subscription in list(topic.subscriptions.values()):
             for consumer in list(subscription.consumers.values()):
-                if why := self._why_revoked(consumer.principal, Right.CONSUME, rights, topic.name, subscription.name):
+                if why := self._why_revoked(
+                    consumer.principal, AccessRight.CONSUME, rights, topic.name, subscription.name
+                ):
                     subscription.disconnect(
                         consumer, self._end_error(consumer.principal, Permission.CONSUME, topic.name, why)
                     )
 
     def _why_revoked(
-        self, principal: Principal, right: Right, rights: Rights, topic: TopicName, subscription: str = ""
+        self, principal: Principal, right: AccessRight, rights: Rights, topic: TopicName, subscription: str = ""
     ) -> str:
         """Returns why a connected caller does not have its right any more; empty if it still has the right."""
-        return "" if may_call_everything(principal) else self._decide(principal, right, rights, topic, subscription)
+        return "" if may_call_every_operation(principal) else self._decide(
+            principal, right, rights, topic, subscription
+        )
 
     def _end_error(self, principal: Principal, permission: Permission, topic: TopicName, why: str) -> MagnetarError:
         self.audit.record_denial(principal, f"{permission.name.lower()} (connected)", str(topic), why)
-        return make_unauthorized(principal, permission, f" {topic}", why)
+        return make_unauthorized_error(principal, permission, f" {topic}", why)
 
 
-def may_call_everything(principal: Principal) -> bool:
+def may_call_every_operation(principal: Principal) -> bool:
     """Returns True if the principal may call every operation: a super user, a local caller without security, and
     another broker or an operator with a certificate of the cluster. Returns False for a bookie, which calls no
     operation of a broker."""
@@ -187,7 +194,7 @@ def may_call_everything(principal: Principal) -> bool:
     return principal.is_super or principal.kind is PrincipalKind.LOCAL or member
 
 
-def make_unauthorized(principal: Principal, permission: Permission, what: str, why: str) -> Unauthorized:
+def make_unauthorized_error(principal: Principal, permission: Permission, what: str, why: str) -> Unauthorized:
     """Returns the Unauthorized error for a caller that does not have the permission. `what` names the object, `why` is
     the reason."""
     return Unauthorized(f"{principal} may not {_VERBS[permission]}{what}: {why}")
@@ -205,7 +212,7 @@ GRANTS_MAX = 5000
 Granted = dict[str, tuple[str, ...]]
 
 
-def with_grant(record: GrantsRecord, topic: str, role: str, actions: Sequence[str]) -> GrantsRecord:
+def record_with_grant(record: GrantsRecord, topic: str, role: str, actions: Sequence[str]) -> GrantsRecord:
     """Returns the record in which `role` has the grants `actions` in place of its former ones. `topic`: the full name
     of a topic without partition; empty: the grant is for the namespace. Raises InvalidRequest if an action is unknown
     or none is given."""
@@ -218,7 +225,7 @@ def with_grant(record: GrantsRecord, topic: str, role: str, actions: Sequence[st
     return _bounded(replace(record, topics={**record.topics, topic: {**record.topics.get(topic, {}), **given}}))
 
 
-def without_grant(record: GrantsRecord, topic: str, role: str) -> GrantsRecord:
+def record_without_grant(record: GrantsRecord, topic: str, role: str) -> GrantsRecord:
     """Returns the record without the grants of the role at the topic. If `topic` is empty, returns the record without
     the grants of the role at the namespace."""
     if not topic:
@@ -227,7 +234,7 @@ def without_grant(record: GrantsRecord, topic: str, role: str) -> GrantsRecord:
     return replace(record, topics={name: granted for name, granted in topics.items() if granted})
 
 
-def with_subscription_roles(record: GrantsRecord, subscription: str, roles: Sequence[str]) -> GrantsRecord:
+def record_with_subscription_roles(record: GrantsRecord, subscription: str, roles: Sequence[str]) -> GrantsRecord:
     """Returns the record in which only the given roles may use the subscription. Raises InvalidRequest if no role is
     given."""
     if not roles:
@@ -238,7 +245,7 @@ def with_subscription_roles(record: GrantsRecord, subscription: str, roles: Sequ
     )
 
 
-def without_subscription_roles(record: GrantsRecord, subscription: str, roles: Collection[str]) -> GrantsRecord:
+def record_without_subscription_roles(record: GrantsRecord, subscription: str, roles: Collection[str]) -> GrantsRecord:
     """Returns the record in which the given roles are removed from the roles of the subscription. When no role is left,
     the subscription accepts every consumer again, as in Pulsar."""
     left = tuple(each for each in record.subscriptions.get(subscription, ()) if each not in roles)
@@ -246,7 +253,7 @@ def without_subscription_roles(record: GrantsRecord, subscription: str, roles: C
     return replace(record, subscriptions={name: roles for name, roles in lists.items() if roles})
 
 
-def without_topic_grants(record: GrantsRecord, topic: str) -> GrantsRecord:
+def record_without_topic_grants(record: GrantsRecord, topic: str) -> GrantsRecord:
     """Returns the record without any grants at the topic."""
     return replace(record, topics={name: granted for name, granted in record.topics.items() if name != topic})
 
@@ -366,7 +373,7 @@ class AccessGrants:
                 return
             try:
                 await self._metadata.commit(
-                    [*still, put_operation(path, without_topic_grants(found[0], topic.full), found[1])]
+                    [*still, put_operation(path, record_without_topic_grants(found[0], topic.full), found[1])]
                 )
             except BadVersion as error:
                 if error.fields.get("path") != path:

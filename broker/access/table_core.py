@@ -13,13 +13,21 @@ from enum import Enum
 
 import msgspec
 
-from ...proto.operations import CONSUME, OPERATE, OPERATIONS, Permission, PermissionPlace, PermissionRule, topic_rule
+from ...proto.operations import (
+    CONSUME,
+    OPERATE,
+    OPERATIONS,
+    Permission,
+    PermissionPlace,
+    PermissionRule,
+    make_topic_rule,
+)
 
 _OWN = PermissionRule(Permission.OWN)
 
 RULES: Mapping[str, PermissionRule] = {
-    "Broker.Connect open_producer": topic_rule(Permission.PRODUCE, "topic"),
-    "Broker.Connect subscribe": topic_rule(Permission.CONSUME, "topic", "subscription"),
+    "Broker.Connect open_producer": make_topic_rule(Permission.PRODUCE, "topic"),
+    "Broker.Connect subscribe": make_topic_rule(Permission.CONSUME, "topic", "subscription"),
     "Broker.Read": CONSUME,
     "Broker.WatchTopics": PermissionRule(Permission.SHOWN, PermissionPlace.NAMESPACE, "namespace"),
     "Transactions.Find": PermissionRule(Permission.SHOWN),
@@ -66,7 +74,7 @@ Granted = Mapping[str, tuple[str, ...]]
 """Role → actions."""
 
 
-class Right(Enum):
+class AccessRight(Enum):
     """An action on a topic or a namespace that a grant permits to a role."""
 
     LOOKUP = "produce or consume"
@@ -85,8 +93,8 @@ class Rights(msgspec.Struct, frozen=True):
     prefix_mode: bool = False
 
 
-def why_denied(
-    role: str, right: Right, rights: Rights, topic: str, subscription: str = "", *, wildcards: bool = False
+def why_right_denied(
+    role: str, right: AccessRight, rights: Rights, topic: str, subscription: str = "", *, wildcards: bool = False
 ) -> str:
     """Returns the reason why the role does not have the right; empty if the role has the right. `topic`: the full name
     of a topic without partition; empty: the right at the namespace is asked for."""
@@ -94,7 +102,7 @@ def why_denied(
         return "it has no role"
     if role in rights.admins:
         return ""
-    wanted = ("produce", "consume") if right is Right.LOOKUP else (right.value,)
+    wanted = ("produce", "consume") if right is AccessRight.LOOKUP else (right.value,)
     granted = (rights.roles, rights.topics.get(topic, {}))
     if not any(action in _actions(role, each, wildcards) for each in granted for action in wanted):
         return f"it was not granted {right.value}"

@@ -117,10 +117,10 @@ BUNDLES_MAX = 1 << 12
 
 def bundle_name_of_topic(topic: TopicName, bundles: int) -> str:
     """Returns the name of the bundle to which the topic belongs, in a namespace with `bundles` bundles."""
-    return bundle_name(bundle_number(topic, bundles), bundles)
+    return bundle_name(bundle_number_of_topic(topic, bundles), bundles)
 
 
-def bundle_number(topic: TopicName, bundles: int) -> int:
+def bundle_number_of_topic(topic: TopicName, bundles: int) -> int:
     """Returns the number of the bundle to which the topic belongs, in a namespace with `bundles` bundles."""
     return crc32(topic.full.encode()) * bundles // HASHES
 

@@ -264,11 +264,11 @@ class Catalog:
             raise TopicNotFound(f"topic {topic} does not exist", topic=topic)
         return found
 
-    async def ensure_partitions(self, topic: TopicName, *, by_use: bool = False) -> int:
+    async def count_or_create_partitions(self, topic: TopicName, *, by_use: bool = False) -> int:
         """Returns the number of partitions like `count_partitions`; creates a missing topic with the namespace's
         default number of partitions, if automatic creation is allowed. With `by_use` and a default of 0, the topic is
-        not created now but at its first use (`ensure_topic`), as this call is only a query of Pulsar's clients. While
-        the metadata does not answer, returns the last known answer (broker/common/retry.py)."""
+        not created now but at its first use (`ensure_topic_exists`), as this call is only a query of Pulsar's clients.
+        While the metadata does not answer, returns the last known answer (broker/common/retry.py)."""
         return await self._last_partitions.get(topic, lambda: self._partitions_or_create(topic, by_use=by_use))
 
     async def _partitions_or_create(self, topic: TopicName, *, by_use: bool) -> int:
@@ -287,7 +287,7 @@ class Catalog:
         found = await self.count_partitions(topic)
         return found if found is not None else policies.default_partitions
 
-    async def ensure_topic(self, topic: TopicName) -> None:
+    async def ensure_topic_exists(self, topic: TopicName) -> None:
         """Checks that a topic or a partition may be used. Creates the missing record of the topic if automatic creation
         is allowed; a non-persistent topic needs no record. Raises TopicNotFound if the topic does not exist and is not
         created, or if it has no partition of this number; raises NotAllowed if the topic is partitioned."""
@@ -447,7 +447,7 @@ class Catalog:
             operations.append(Delete(_policies_path(topic)))
         await deletions.commit_ledger_deletions(self._store, ledgers, operations)
 
-    async def get_partitioned(self, topic: TopicName) -> PartitionedRecord | None:
+    async def get_partitioned_record(self, topic: TopicName) -> PartitionedRecord | None:
         """Returns the record of a partitioned topic; None if no partitioned topic has this name. Who deletes the topic
         must pass the record to `make_partition_count_check`."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)

@@ -62,14 +62,14 @@ class MissingLedger(NamedTuple):
     topic: str
 
 
-class OrphanSearch(NamedTuple):
+class OrphanSearchResult(NamedTuple):
     """The result of a search for orphans: the orphan ledgers and the missing ledgers that were found."""
 
     orphans: list[Orphan]
     missing: list[MissingLedger]
 
 
-async def find_orphans(metadata: MetadataStore, now_ms: int, age_s: float) -> OrphanSearch:
+async def find_orphans(metadata: MetadataStore, now_ms: int, age_s: float) -> OrphanSearchResult:
     ledger_ids = parse_ledger_ids(paths.LEDGERS, await metadata.children(paths.LEDGERS))
     referred, listed = set[int](), list[MissingLedger]()
     for tenant, namespace in await _namespaces(metadata):
@@ -89,9 +89,9 @@ async def find_orphans(metadata: MetadataStore, now_ms: int, age_s: float) -> Or
         some = candidates[start : start + READ_AT_ONCE]
         records = await asyncio.gather(*[get_record(metadata, paths.ledger(each), LedgerRecord) for each in some])
         orphans += [orphan for found in records if found and (orphan := _orphan(found[0], now_ms, age_s))]
-    noted = await deletions.find_deleted(metadata, [each.ledger_id for each in orphans])
+    noted = await deletions.find_deleted_ledgers(metadata, [each.ledger_id for each in orphans])
     explained = [each.ledger_id in noted or await _is_replaced(metadata, each) for each in orphans]
-    return OrphanSearch(
+    return OrphanSearchResult(
         [o._replace(unexplained=not known) for o, known in zip(orphans, explained, strict=True)], missing
     )
 

@@ -68,7 +68,7 @@ from ...metadata.records import (
     Record,
     encode,
 )
-from ...metadata.session import MetadataUse
+from ...metadata.session import MetadataResponsiveness
 from ...metadata.store import (
     ABSENT,
     Delete,
@@ -84,7 +84,7 @@ from ...proto.names import NamespaceName, TopicName
 from ...runtime.clock import Clock
 from ...runtime.tasks import run_to_end
 from ..common.retry import SharedCallsByKey
-from .bundles_core import LoadReport, Placement, bundle_name, bundle_number
+from .bundles_core import LoadReport, Placement, bundle_name, bundle_number_of_topic
 
 _LOG = logging.getLogger("magnetar.broker")
 
@@ -103,13 +103,13 @@ async def list_bookies(store: MetadataStore) -> list[BookieRecord]:
     return await _all(store, paths.BOOKIES, BookieRecord)
 
 
-async def list_drains(store: MetadataStore) -> list[DrainRecord]:
+async def list_drain_orders(store: MetadataStore) -> list[DrainRecord]:
     """Returns the orders to drain a broker that are stored in the metadata, including orders to brokers that do not
     run."""
     return await _all(store, paths.DRAINING, DrainRecord)
 
 
-async def request_drain(store: MetadataStore, broker: BrokerRecord, now_ms: int) -> None:
+async def order_drain(store: MetadataStore, broker: BrokerRecord, now_ms: int) -> None:
     """Stores the order that the broker drains. The order is in force until `cancel_drain`. Idempotent."""
     order = DrainRecord(broker=broker.name, endpoint=broker.endpoint, since_ms=now_ms)
     await update_record(store, paths.draining(broker.name), DrainRecord, lambda found: found or order)
@@ -121,7 +121,7 @@ async def cancel_drain(store: MetadataStore, name: str) -> bool:
     running = {each.name: each for each in await list_brokers(store)}
     endpoint = running[name].endpoint if name in running else ""
     ended = [
-        each.broker for each in await list_drains(store)
+        each.broker for each in await list_drain_orders(store)
         if each.broker == name or (endpoint and each.endpoint == endpoint and each.broker not in running)
     ]  # fmt: skip
     for broker in ended:
@@ -193,9 +193,9 @@ class Ownership:
                 ))  # fmt: skip
 
     @staticmethod
-    def owner_path(topic: TopicName, policies: NamespaceRecord) -> str:
+    def owner_record_path(topic: TopicName, policies: NamespaceRecord) -> str:
         """Returns the path, in the metadata, of the owner record of the bundle to which the topic belongs."""
-        return _path_of(topic, bundle_number(topic, policies.bundles), policies.bundles)
+        return _path_of(topic, bundle_number_of_topic(topic, policies.bundles), policies.bundles)
 
     def make_owner_check(self, path: str) -> Callable[[], bool]:
         """Returns a function without arguments that returns True if this broker owns the bundle whose owner record is
@@ -213,7 +213,7 @@ class Ownership:
         or assigns the bundle to another broker of its group. `opens`: a client opens the topic at this broker; if the
         owner is a broker that drains, the draining broker has probably sent the client here, so this call waits up to
         MOVE_WAIT_S until the bundle is given away. Raises Unavailable if the owner is shutting down."""
-        path = self.owner_path(topic, policies)
+        path = self.owner_record_path(topic, policies)
         return self.me if self.is_owned(path) else await self.find_owner_by_path(path, f"topic {topic}", opens=opens)
 
     async def find_owner_by_path(self, path: str, what: str, *, opens: bool = False) -> BrokerRecord:
@@ -379,7 +379,7 @@ class Ownership:
             await self._write_owner(path, heir, found[1])
 
     @property
-    def owned_paths(self) -> list[str]:
+    def owner_record_paths(self) -> list[str]:
         """Returns the paths of the owner records of everything that this broker owns."""
         return list(self._owned)
 
@@ -411,10 +411,10 @@ class ClusterMembers(NamedTuple):
     away_ms: int = 0
 
 
-class KnownMembers:
+class LastKnownMembers:
     """The lists of registered brokers and bookies that one broker read last. They outlive a metadata session."""
 
-    def __init__(self, clock: Clock, use: MetadataUse) -> None:
+    def __init__(self, clock: Clock, use: MetadataResponsiveness) -> None:
         self._clock = clock
         self._use = use
         self._last = ClusterMembers()

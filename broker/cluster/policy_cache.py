@@ -2,7 +2,7 @@
 
     cache = PolicyCache(metadata, defaults, changed)
     await cache.open()                         from here on changes are seen
-    await cache.get_applied(topic)             reads the policies of the namespace and its topics, once
+    await cache.get_applied_policies(topic)             reads the policies of the namespace and its topics, once
     await cache.change(namespace, topic, …)    written, and known here, when it returns
     await cache.close()
 
@@ -31,9 +31,14 @@ from ...metadata.store import Delete, MetadataStore, NodeChanged, WatchReset, ge
 from ...proto.applied import AppliedPolicies
 from ...proto.errors import MagnetarError, NotFound
 from ...proto.names import NamespaceName, TopicName
-from ...proto.policies import Policies, check, complete_retention, merge_policies, without
+from ...proto.policies import Policies, check, fill_retention, merge_policies, without
 from ...runtime.tasks import Supervisor
-from ..common.config import RuntimeSettings, adapt_policies_to_non_persistent, parse_runtime, resolve_policies
+from ..common.config import (
+    RuntimeSettings,
+    adapt_policies_to_non_persistent,
+    parse_runtime_settings,
+    resolve_policies_in_force,
+)
 from .catalog import Catalog
 
 _LOG = logging.getLogger("magnetar.broker")
@@ -83,25 +88,25 @@ class PolicyCache:
         await self._background.close()
 
     # ------------------------------------------------------------------ asking
-    async def get_applied(self, topic: TopicName) -> AppliedPolicies:
+    async def get_applied_policies(self, topic: TopicName) -> AppliedPolicies:
         """Returns the policies in force for a topic. Reads the policies of its namespace first if they are not in the
         cache."""
         await self._namespace(topic.namespace_name)
-        return self.get_applied_nowait(topic)
+        return self.get_applied_policies_nowait(topic)
 
-    def get_applied_nowait(self, topic: TopicName) -> AppliedPolicies:
+    def get_applied_policies_nowait(self, topic: TopicName) -> AppliedPolicies:
         """Returns the policies in force for a topic, from the cache, without waiting. The policies of the topic's
         namespace must have been read before."""
         known = self._known[topic.namespace_name]
         own = known.topics.get(topic.local)
-        applied = known.applied if own is None else resolve_policies(self.defaults, known.own, own)
+        applied = known.applied if own is None else resolve_policies_in_force(self.defaults, known.own, own)
         return applied if topic.persistent else adapt_policies_to_non_persistent(applied)
 
-    async def get_namespace_applied(self, name: NamespaceName) -> AppliedPolicies:
+    async def get_applied_namespace_policies(self, name: NamespaceName) -> AppliedPolicies:
         """Returns the policies in force for a namespace. Reads them first if they are not in the cache."""
         return (await self._namespace(name)).applied
 
-    async def read_set_policies(self, name: NamespaceName | None, topic: TopicName | None) -> Policies:
+    async def read_uninherited_policies(self, name: NamespaceName | None, topic: TopicName | None) -> Policies:
         """Returns the policies that are set at the topic or the namespace itself, without inherited policies. If `name`
         is None, returns the policies that are set for all brokers."""
         found = await get_record(self._metadata, _path(name, topic), PoliciesRecord)
@@ -116,14 +121,14 @@ class PolicyCache:
 
     async def _read(self, name: NamespaceName) -> _Namespace:
         """Reads the policies of a namespace and its topics from the metadata into the cache."""
-        own = await self.read_set_policies(name, None)
+        own = await self.read_uninherited_policies(name, None)
         local = [paths.decode_segment(each) for each in await self._metadata.children(_path(name, None))]
         topics: dict[str, Policies] = {}
         for start in range(0, len(local), READ_AT_ONCE):
             some = local[start : start + READ_AT_ONCE]
-            found = await asyncio.gather(*[self.read_set_policies(name, _topic(name, each)) for each in some])
+            found = await asyncio.gather(*[self.read_uninherited_policies(name, _topic(name, each)) for each in some])
             topics.update((each, policies) for each, policies in zip(some, found, strict=True) if policies != NONE)
-        known = self._known[name] = _Namespace(own, topics, resolve_policies(self.defaults, own))
+        known = self._known[name] = _Namespace(own, topics, resolve_policies_in_force(self.defaults, own))
         return known
 
     async def read_broker_record(self) -> PoliciesRecord:
@@ -134,8 +139,8 @@ class PolicyCache:
 
     async def _read_defaults(self) -> None:
         record = self.of_brokers = await self.read_broker_record()
-        self.defaults = resolve_policies(self._configured, record.policies)
-        self._runtime_changed(parse_runtime(record.properties))
+        self.defaults = resolve_policies_in_force(self._configured, record.policies)
+        self._runtime_changed(parse_runtime_settings(record.properties))
 
     # ------------------------------------------------------------------ changing
     async def change_policies(
@@ -147,7 +152,7 @@ class PolicyCache:
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()
-            policies = check(complete_retention(merge_policies(without(record.policies, *remove), given)))
+            policies = check(fill_retention(merge_policies(without(record.policies, *remove), given)))
             return msgspec.structs.replace(record, policies=policies)
 
         found = await update_record(self._metadata, _path(name, topic), PoliciesRecord, changed)
@@ -159,7 +164,7 @@ class PolicyCache:
                 await self._read_again(name, topic.local if topic is not None else None)
         return found[0].policies
 
-    async def change_runtime(self, name: str, text: str | None) -> None:
+    async def change_runtime_setting(self, name: str, text: str | None) -> None:
         """Sets the setting `name` of RuntimeSettings for all brokers, or removes it. This broker uses the new value
         when this call returns."""
 
@@ -230,7 +235,7 @@ class PolicyCache:
     async def _read_defaults_again(self) -> None:
         await self._read_defaults()
         for name, known in self._known.items():
-            known.applied = resolve_policies(self.defaults, known.own)
+            known.applied = resolve_policies_in_force(self.defaults, known.own)
             self._changed(name)
 
     async def _on_change(self, path: str) -> None:
@@ -246,10 +251,10 @@ class PolicyCache:
     async def _read_again(self, name: NamespaceName, local: str | None) -> None:
         known = self._known[name]
         if local is None:
-            known.own = await self.read_set_policies(name, None)
-            known.applied = resolve_policies(self.defaults, known.own)
+            known.own = await self.read_uninherited_policies(name, None)
+            known.applied = resolve_policies_in_force(self.defaults, known.own)
         else:
-            own = await self.read_set_policies(name, _topic(name, local))
+            own = await self.read_uninherited_policies(name, _topic(name, local))
             known.topics.pop(local, None)
             if own != NONE:
                 known.topics[local] = own

@@ -4,16 +4,16 @@
 it. Equal definitions have equal fingerprints: of AVRO, JSON and PROTOBUF the canonical form counts
 (schema_core.py), of others the bytes, and of KEY_VALUE also the encoding (in Pulsar that does not count).
 
-`why_incompatible` is the rule for a producer's schema, `why_unreadable_by` that for a consumer's. Guarding tests:
-tests/broker/cluster/test_definition.py.
+`why_incompatible` is the rule for a producer's schema, `why_consumer_cannot_read` that for a consumer's. Guarding
+tests: tests/broker/cluster/test_definition.py.
 
 Avro schemas: parsing, and the canonical form, which equal schemas share (pure).
 
-`parse_avro` checks a definition and returns its types as a tree, in which a name that is used again is the same node: a
-recursive record contains itself. Bounds, as clients send it: DEFINITION_BYTES_MAX, DEPTH_MAX, FIELDS_MAX.
+`parse_avro_types` checks a definition and returns its types as a tree, in which a name that is used again is the same
+node: a recursive record contains itself. Bounds, as clients send it: DEFINITION_BYTES_MAX, DEPTH_MAX, FIELDS_MAX.
 
-`encode_canonical` returns the form that Pulsar compares: white space, the order of members, `doc` and aliases do not
-count; order of fields, defaults and other properties do; all names are full.
+`encode_canonical_schema` returns the form that Pulsar compares: white space, the order of members, `doc` and aliases do
+not count; order of fields, defaults and other properties do; all names are full.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "str
 NAMED = ("record", "error", "enum", "fixed")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _UNTOLD = ("doc", "aliases", "namespace")
-"""Members that `encode_canonical` leaves out; the namespace is part of the full names."""
+"""Members that `encode_canonical_schema` leaves out; the namespace is part of the full names."""
 
 
 class AvroType:
@@ -91,7 +91,7 @@ def parse_json(text: bytes) -> Any:
         raise InvalidSchema(f"the schema is no JSON: {error}") from None
 
 
-def parse_avro(loaded: Any) -> AvroType:
+def parse_avro_types(loaded: Any) -> AvroType:
     """Returns the type that an Avro definition describes, as a tree of types. `loaded`: the parsed JSON of the
     definition. Raises InvalidSchema, whose text names the invalid part."""
     return _Parser().type(loaded, "", "the schema", 0)
@@ -240,9 +240,9 @@ def _name_in(of: dict[str, Any], where: str) -> str:
 
 
 # ------------------------------------------------------------------ the canonical form
-def encode_canonical(loaded: Any) -> bytes:
-    """Returns the canonical form of an Avro definition, which is the same for equal schemas. `parse_avro` must have
-    accepted the definition. Raises InvalidSchema if the definition is nested too deep."""
+def encode_canonical_schema(loaded: Any) -> bytes:
+    """Returns the canonical form of an Avro definition, which is the same for equal schemas. `parse_avro_types` must
+    have accepted the definition. Raises InvalidSchema if the definition is nested too deep."""
     return encode_sorted_json(_canonical(loaded, ""))
 
 
@@ -461,10 +461,10 @@ class SchemaDefinitionText(NamedTuple):
         loaded = parse_json(info.data)
         if info.type is SchemaType.JSON and isinstance(loaded, dict) and loaded.get("type") == "object":
             return cls(info, _hash(info, encode_sorted_json(loaded)))  # an old client's
-        node = parse_avro(loaded)
+        node = parse_avro_types(loaded)
         if node.kind == "union":
             raise InvalidSchema("the schema is a union: a topic's schema is one type, best a record")
-        return cls(info, _hash(info, encode_canonical(loaded)), node)
+        return cls(info, _hash(info, encode_canonical_schema(loaded)), node)
 
     @classmethod
     def _pair(cls, info: SchemaInfo) -> SchemaDefinitionText:
@@ -541,7 +541,7 @@ def why_incompatible(
     return None
 
 
-def why_unreadable_by(
+def why_consumer_cannot_read(
     mode: Compatibility, reader: SchemaDefinitionText, live: Sequence[tuple[int, SchemaDefinitionText]]
 ) -> str | None:
     """Returns the reason why a consumer with the schema `reader` cannot read the messages of a topic with the schemas

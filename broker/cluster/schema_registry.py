@@ -64,7 +64,7 @@ _Rule = Callable[[Compatibility, "SchemaDefinitionText", Sequence[tuple[int, "Sc
 _UNTYPED = (SchemaType.NONE, SchemaType.AUTO_CONSUME)
 
 
-class SchemaRules(NamedTuple):
+class SchemaPolicies(NamedTuple):
     """The policies of a topic that affect its schemas (proto/policies.py)."""
 
     compatibility: Compatibility = Compatibility.FULL
@@ -72,7 +72,7 @@ class SchemaRules(NamedTuple):
     enforced: bool = False  # whether a producer without a schema is refused if the topic has one
 
     @classmethod
-    def from_policies(cls, applied: AppliedPolicies) -> SchemaRules:
+    def from_policies(cls, applied: AppliedPolicies) -> SchemaPolicies:
         return cls(applied.schema_compatibility, applied.schema_auto_update, applied.schema_validation_enforced)
 
 
@@ -126,7 +126,7 @@ class SchemaRegistry:
 
     # ------------------------------------------------------------------ producers and consumers
     async def register_producer_schema(
-        self, topic: TopicName, info: SchemaInfo | None, rules: SchemaRules, user: str
+        self, topic: TopicName, info: SchemaInfo | None, rules: SchemaPolicies, user: str
     ) -> int | None:
         """Registers a producer's schema for the topic and returns its version; returns None if the producer has no
         schema. Raises IncompatibleSchema if the topic's policy forbids the schema, InvalidSchema if it is not a valid
@@ -138,7 +138,7 @@ class SchemaRegistry:
         return None
 
     async def check_consumer_schema(
-        self, topic: TopicName, info: SchemaInfo | None, rules: SchemaRules, user: str, *, idle: bool
+        self, topic: TopicName, info: SchemaInfo | None, rules: SchemaPolicies, user: str, *, idle: bool
     ) -> None:
         """Checks that a consumer with its schema can read the topic's messages. `idle`: the topic has no messages and
         no producers; if an idle topic has no schema, the consumer's schema is registered for it. Raises
@@ -155,16 +155,16 @@ class SchemaRegistry:
             )
         elif not any(each.fingerprint == asked.fingerprint for each in live):
             wanted = live if rules.compatibility.transitive else live[-1:]
-            from .schema_core import why_unreadable_by
+            from .schema_core import why_consumer_cannot_read
 
             known = await self._known(topic, wanted)
-            why = await self._compared(known, asked, why_unreadable_by, rules.compatibility)
+            why = await self._compared(known, asked, why_consumer_cannot_read, rules.compatibility)
             if why is not None:
                 raise IncompatibleSchema(f"topic {topic.base}: the consumer's schema: {why}", topic=topic)
 
     # ------------------------------------------------------------------ changing
     async def register(
-        self, topic: TopicName, info: SchemaInfo, rules: SchemaRules, *, user: str, by_hand: bool = False
+        self, topic: TopicName, info: SchemaInfo, rules: SchemaPolicies, *, user: str, by_hand: bool = False
     ) -> int:
         """Registers a schema for the topic, unless an equal schema is registered already. Returns the version of the
         schema. `by_hand`: an operator registers the schema, which is allowed even where producers may not register

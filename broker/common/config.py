@@ -234,7 +234,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True):
 RUNTIME = RuntimeSettings.__struct_fields__
 
 
-def parse_runtime(texts: Mapping[str, str]) -> RuntimeSettings:
+def parse_runtime_settings(texts: Mapping[str, str]) -> RuntimeSettings:
     """Returns the settings that the stored `texts` set. A text that is not a valid value of its setting, as a later
     version may store it, is ignored."""
     found = dict[str, Any]()
@@ -244,7 +244,7 @@ def parse_runtime(texts: Mapping[str, str]) -> RuntimeSettings:
     return RuntimeSettings(**found)
 
 
-def resolve_policies(broker: AppliedPolicies, *levels: Policies) -> AppliedPolicies:
+def resolve_policies_in_force(broker: AppliedPolicies, *levels: Policies) -> AppliedPolicies:
     """Returns the policies in force. Each policy has the value of the last one of `levels` (namespace, then topic) that
     sets it, else the value of the broker. `max_message_bytes` never exceeds the broker's value."""
     values = {name: getattr(broker, name) for name in NAMES}
@@ -257,7 +257,7 @@ def resolve_policies(broker: AppliedPolicies, *levels: Policies) -> AppliedPolic
     return AppliedPolicies(**values)
 
 
-def make_policies(applied: AppliedPolicies) -> Policies:
+def make_fully_set_policies(applied: AppliedPolicies) -> Policies:
     """Returns Policies in which every field is set to its value in force. It is the answer to a request for applied
     policies."""
     return Policies(**{name: getattr(applied, name) for name in NAMES})

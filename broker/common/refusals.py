@@ -165,7 +165,7 @@ class AckRefusal(_Refusal):
 # epoch. 0: unknown.
 
 
-def differs_from_incarnation(there: int, meant: int) -> bool:
+def are_different_incarnations(there: int, meant: int) -> bool:
     """Returns True if the two incarnations of a topic are known to differ: `there`, the incarnation of the present
     topic, and `meant`, the incarnation that the caller means. 0 means that an incarnation is unknown; then returns
     False."""
@@ -176,7 +176,7 @@ def check_incarnation(topic: TopicName, there: int, meant: int) -> None:
     """Raises TopicNotFound if the topic that the caller means was deleted, and another topic has its name now. `there`:
     the incarnation of the present topic; `meant`: the incarnation that the caller means; 0: the caller accepts any
     incarnation."""
-    if differs_from_incarnation(there, meant):
+    if are_different_incarnations(there, meant):
         raise TopicNotFound(
             f"the topic {topic} that is meant was deleted and made anew since (at {there} ms, not {meant})", topic=topic
         )

@@ -7,8 +7,8 @@ sleeps while it holds anything, and nothing that arrived is dropped. So a rate h
 whatever the size of an entry, and an entry larger than a second's worth is not stuck.
 
 A `RateLimit` is two buckets, for messages and bytes; a rate of 0 has no limit and costs nothing. Several `RateLimit`s
-in a row (subscription, topic, broker) are asked together: `wait_s` and `count_allowed` below. Guarding test:
-test_token_bucket.py.
+in a row (subscription, topic, broker) are asked together: `wait_s` and `count_entries_rates_allow` below. Guarding
+test: test_token_bucket.py.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class RateLimitedItem(Protocol):
     def size(self) -> int: ...
 
 
-def delay_of_all_rates_s(rates: Iterable[RateLimit], now: float) -> float:
+def delay_until_rates_allow_s(rates: Iterable[RateLimit], now: float) -> float:
     """Returns the seconds until all of the rates allow at least one more message; 0 if they allow one now. Increments
     the counter `throttled` of each rate that does not allow one now."""
     longest = 0.0
@@ -132,7 +132,7 @@ def delay_of_all_rates_s(rates: Iterable[RateLimit], now: float) -> float:
     return longest
 
 
-def count_allowed(rates: Iterable[RateLimit], entries: Sequence[RateLimitedItem], now: float) -> int:
+def count_entries_rates_allow(rates: Iterable[RateLimit], entries: Sequence[RateLimitedItem], now: float) -> int:
     """Returns how many of `entries`, from the first on, the rates allow now: all entries for which there are tokens,
     and one more entry that may leave a debt."""
     limited = [rate for rate in rates if rate.limited]

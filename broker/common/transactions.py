@@ -23,7 +23,7 @@ from ...proto.states import TxnId, TxnState
 from ...runtime.access import Principal, PrincipalKind
 
 
-def transaction_role(principal: Principal) -> str | None:
+def role_of_writable_transactions(principal: Principal) -> str | None:
     """Returns the role in whose transactions the caller may write; None if the caller may write in the transactions of
     every role.
 
@@ -84,8 +84,8 @@ class Coordinators(Protocol):
         or was before; COMMITTED, ABORTED or a settlement if the transaction has ended, and nothing may be added.
 
         `owner` is the role that writes in the transaction at that topic; InvalidRequest is raised if the transaction is
-        another role's. `owner` is None for a caller that may write in every transaction (`transaction_role`), and for a
-        topic that was loaded with entries of the transaction.
+        another role's. `owner` is None for a caller that may write in every transaction
+        (`role_of_writable_transactions`), and for a topic that was loaded with entries of the transaction.
 
         Never raises TransactionForgotten: what ended long ago is ABORTED for a topic that does not know its outcome,
         because a commit is forgotten only after every participant has stored it. Any other error says nothing of the

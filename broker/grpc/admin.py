@@ -26,14 +26,20 @@ from ...proto.operations import Permission
 from ...proto.policies import decode, encode
 from ...proto.schema import encode_version
 from ...proto.statistics import BacklogAnalysis, OrphanLedger, Orphans, SchemaTest, SkippedLost
-from ...proto.translation import reply_of
+from ...proto.translation import make_reply_message
 from ...runtime.access import Principal
 from ...runtime.network import CallContext
 from ..node.topic_manager import TopicManager
 from ..session import inspection, settings, summaries
 from ..session.administration import Administration
-from ..session.backlogs import FilteredEntry, TopicBacklogs
-from ..session.summaries import PageQuery, Summaries, describe_bookie, explain_kept, explain_stuck
+from ..session.backlogs import EntryWithHiddenMessages, TopicBacklogs
+from ..session.summaries import (
+    ClusterSummaries,
+    TopicPageQuery,
+    describe_bookie,
+    explain_kept_ledgers,
+    explain_stuck_subscription,
+)
 from ..session.topics import SchemaQueries
 from ..subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
 from ..topic.statistics import estimate_backlog
@@ -99,7 +105,7 @@ class MessageAdminService:
         return BacklogAnalysis(*await (await self._backlogs(request.topic)).analyze(request.name))
 
     async def message_id_by_time(self, request: wire.MessageIdByTimeRequest, context: CallContext) -> MessageId:
-        return await (await self._backlogs(request.topic)).find_by_time(request.publish_time_ms)
+        return await (await self._backlogs(request.topic)).find_message_by_time(request.publish_time_ms)
 
     async def backlog_size(self, request: wire.BacklogSizeRequest, context: CallContext) -> int:
         return (await self._backlogs(request.topic)).estimate_bytes_after(_position(request.position))
@@ -112,7 +118,7 @@ def _position(given: wire.Position | wire.MessageId) -> Position:
     return Position(given.ledger_id, given.entry_id)
 
 
-def to_wire_delivery(shown: FilteredEntry) -> wire.Delivery:
+def to_wire_delivery(shown: EntryWithHiddenMessages) -> wire.Delivery:
     """Returns an entry as a wire message of type Delivery, which lists the batch indexes that the caller may not
     receive."""
     ledger_id, entry_id = shown.entry.position
@@ -146,7 +152,7 @@ class SchemaAdminService:
 
     async def test_schema(self, request: wire.SchemaRequest, context: CallContext) -> SchemaTest:
         topic, info = TopicName.parse(request.topic), translate.parse_schema_info(request.schema)
-        found = await self._schemas.judge_schema(topic, info)
+        found = await self._schemas.judge_schema_compatibility(topic, info)
         return SchemaTest(found.refused, found.compatibility)
 
     async def delete_schema(self, request: wire.DeleteRequest, context: CallContext) -> wire.SchemaReply:
@@ -171,7 +177,7 @@ class AdminService:
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
         self._administration = Administration(broker)
-        self._summaries = Summaries(broker)
+        self._summaries = ClusterSummaries(broker)
 
     async def _topic(self, name: str) -> Topic:
         return await self._administration.load_topic(TopicName.parse(name))
@@ -304,7 +310,7 @@ class AdminService:
         found = wire.NamespaceStatsReply(
             here=self._broker.endpoint, brokers=[each.endpoint for each in await self._broker.list_brokers()]
         )
-        names = [each for each in await self._administration.list_owned(name, request.after) if shown(each)]
+        names = [each for each in await self._administration.list_owned_topics(name, request.after) if shown(each)]
         clock = self._broker.world.clock
         size, end_s = 0, clock.monotonic() + PAGE_S
         for start in range(0, len(names), STATS_AT_ONCE):
@@ -325,7 +331,7 @@ class AdminService:
         except MagnetarError as error:
             _LOG.debug("no statistics of %s among those of its namespace: %s", name, error)
             return None
-        return cast(wire.TopicStatsReply, reply_of(wire.TopicStatsReply, found))
+        return cast(wire.TopicStatsReply, make_reply_message(wire.TopicStatsReply, found))
 
     async def topic_internal_stats(self, request: wire.Name, context: CallContext) -> values.TopicInternalStats:
         return summaries.internal_stats(await self._topic(request.name), self._broker.cache.bytes)
@@ -341,8 +347,8 @@ class AdminService:
         await self._administration.start_compaction(TopicName.parse(request.name))
 
     async def compaction_status(self, request: wire.Name, context: CallContext) -> wire.CompactionStatusReply:
-        found = summaries.compaction_stats(await self._topic(request.name))
-        reply = cast(wire.CompactionStatusReply, reply_of(wire.CompactionStatusReply, found))
+        found = summaries.collect_compaction_stats(await self._topic(request.name))
+        reply = cast(wire.CompactionStatusReply, make_reply_message(wire.CompactionStatusReply, found))
         if found.ledger_id < 0:
             reply.ClearField("horizon")
         return reply
@@ -396,17 +402,17 @@ class AdminService:
         return await self._summaries.summarize(here=request.here)
 
     async def topic_page(self, request: wire.TopicPageRequest, context: CallContext) -> values.TopicPage:
-        query = PageQuery(request.prefix, request.contains, request.sort, request.after, request.limit)
-        return await self._summaries.list_page(query, here=request.here)
+        query = TopicPageQuery(request.prefix, request.contains, request.sort, request.after, request.limit)
+        return await self._summaries.list_topic_page(query, here=request.here)
 
     async def why_stuck(self, request: wire.DeleteSubscriptionRequest, context: CallContext) -> values.WhyStuck:
         topic = await self._topic(request.topic)
         subscription = topic.find_subscription(request.name)
         log = topic.readable_log(uncommitted=subscription.reads_uncommitted)
-        return explain_stuck(topic, subscription, estimate_backlog(log, subscription))
+        return explain_stuck_subscription(topic, subscription, estimate_backlog(log, subscription))
 
     async def why_kept(self, request: wire.Name, context: CallContext) -> values.WhyKept:
-        return explain_kept(await self._topic(request.name))
+        return explain_kept_ledgers(await self._topic(request.name))
 
     # ------------------------------------------------------------------ the cluster
     async def describe_broker(

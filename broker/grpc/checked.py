@@ -15,9 +15,9 @@ from google.protobuf.message import Message
 from ...proto.errors import MagnetarError
 from ...proto.names import NamespaceName, TopicName
 from ...proto.operations import OPERATIONS, Operation, Permission, PermissionPlace, PermissionRule
-from ...runtime.network import CallContext, rpc, rpcs_of
+from ...runtime.network import CallContext, list_rpc_names, rpc
 from ...runtime.tasks import Workers
-from ..access.authorizer import Authorizer, may_call_everything
+from ..access.authorizer import Authorizer, may_call_every_operation
 from ..access.table_core import RULES
 from ..node.topic_manager import TopicManager
 
@@ -29,16 +29,16 @@ from ..node.topic_manager import TopicManager
 Method = Callable[[Any, Any], Awaitable[Any]]
 
 
-def handler_name(method: str) -> str:
+def handler_name_of_rpc(method: str) -> str:
     """Returns the name of the Python method that implements an rpc: `list_topics` for the rpc "ListTopics"."""
     return "".join(f"_{each.lower()}" if each.isupper() else each for each in method).lstrip("_")
 
 
-def find_handlers(name: str, parts: Sequence[object]) -> dict[str, Method]:
+def find_rpc_handlers(name: str, parts: Sequence[object]) -> dict[str, Method]:
     """Returns the bound method that implements each rpc of the service `name`, by the name of the method. `parts`: the
     objects that implement the service together; exactly one of them has each method."""
     found = {}
-    for attribute in map(handler_name, rpcs_of(name)):
+    for attribute in map(handler_name_of_rpc, list_rpc_names(name)):
         having = [part for part in parts if hasattr(part, attribute)]
         assert len(having) == 1, f"{name}: {len(having)} parts have {attribute}"
         found[attribute] = getattr(having[0], attribute)
@@ -55,8 +55,8 @@ class LazyService:
         self._module = f"{__package__}.{module}"
         self._make = make
         self._handlers: dict[str, Method] = {}
-        for method in rpcs_of(name):
-            attribute = handler_name(method)
+        for method in list_rpc_names(name):
+            attribute = handler_name_of_rpc(method)
             setattr(self, attribute, self._method(attribute))
 
     def _method(self, attribute: str) -> Method:
@@ -64,13 +64,13 @@ class LazyService:
             if not self._handlers:
                 await self._workers.load(self._module)
                 if not self._handlers:  # no other call was faster
-                    self._handlers = find_handlers(self._name, self._make())
+                    self._handlers = find_rpc_handlers(self._name, self._make())
             return await self._handlers[attribute](asked, context)
 
         return call
 
 
-def make_lazy_admin(broker: TopicManager) -> LazyService:
+def make_lazy_admin_service(broker: TopicManager) -> LazyService:
     """Returns a proxy of the service "Admin", whose module is imported at its first call."""
     def make() -> Sequence[object]:
         from .admin import PARTS
@@ -80,7 +80,7 @@ def make_lazy_admin(broker: TopicManager) -> LazyService:
     return LazyService("Admin", broker.world.workers, "admin", make)
 
 
-def make_lazy_transactions(broker: TopicManager) -> LazyService:
+def make_lazy_transaction_service(broker: TopicManager) -> LazyService:
     """Returns a proxy of the service "Transactions", whose module is imported at its first call."""
     def make() -> Sequence[object]:
         from .transactions import PARTS
@@ -104,15 +104,15 @@ LOOKS = re.compile(
 """Matches rpcs that are not audited: those that change nothing and return no message, and the many of clients."""
 
 
-class CheckedService:
+class AuthorizedService:
     """Wraps `service`, an implementation of the gRPC service `name` ("Admin"): checks the caller's permission for each
     call, and writes each change to the audit log. The methods of an Admin implementation return plain values, and the
     methods of this object return messages. `value_handlers`: maps an rpc to the method that returns the plain value."""
 
     def __init__(self, name: str, service: object, access: Authorizer) -> None:
         self.value_handlers: dict[str, Handler] = {}
-        for method in rpcs_of(name):
-            path, attribute, target = f"{name}.{method}", handler_name(method), rpc(name, method)
+        for method in list_rpc_names(name):
+            path, attribute, target = f"{name}.{method}", handler_name_of_rpc(method), rpc(name, method)
             handler = getattr(service, attribute)
             if target.streaming:
                 assert any(each.partition(" ")[0] == path for each in RULES), f"{path} has no rule"
@@ -125,9 +125,9 @@ class CheckedService:
 
 def _encoded(operation: Operation[Any], reply: type[Message], handler: Handler) -> Handler:
     async def call(request: Any, context: CallContext) -> Message:
-        from ...proto.translation import reply_of  # with the service, which a start does not load
+        from ...proto.translation import make_reply_message  # with the service, which a start does not load
 
-        return reply_of(reply, await handler(request, context), operation.of_reply)
+        return make_reply_message(reply, await handler(request, context), operation.of_reply)
 
     return call
 
@@ -136,7 +136,7 @@ def _checked(path: str, rule: PermissionRule, handler: Handler, access: Authoriz
     act = not LOOKS.match(path)
 
     async def call(request: Any, context: CallContext) -> Any:
-        if not may_call_everything(context.principal):
+        if not may_call_every_operation(context.principal):
             await _authorize(path, rule, request, context, access)
         if not act:
             return await handler(request, context)
@@ -149,7 +149,7 @@ def _checked(path: str, rule: PermissionRule, handler: Handler, access: Authoriz
         finally:
             access.audit.record_act(
                 context.principal, context.peer, path, _subject(request), result, fields=_fields(request),
-                is_administration=may_call_everything(context.principal)
+                is_administration=may_call_every_operation(context.principal)
                 or _needed(path, rule, request) in _OF_ADMINISTRATORS,
             )  # fmt: skip
 
@@ -171,7 +171,7 @@ async def authorize_request(
     """Checks the caller's permission for the rpc `path` ("Admin.DeleteTopic") with this request, as a call of the rpc
     would. Raises Unauthorized if the caller may not call the rpc; InvalidName if a topic or namespace in the request
     has an invalid name. `audited`: whether the audit log records the check."""
-    if not may_call_everything(context.principal):
+    if not may_call_every_operation(context.principal):
         await _authorize(path, RULES[path], request, context, access, audited=audited)
 
 

@@ -31,7 +31,7 @@ from ...proto.names import TopicName
 from ...proto.schema import decode_version
 from ...runtime.clock import Clock
 from ...runtime.network import CallContext, EndOfStream, Pieces, Stream
-from ...runtime.tasks import Tasks, run_then, run_to_end
+from ...runtime.tasks import Tasks, run_and_clean_up, run_to_end
 from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from ..session.topics import SchemaQueries, TopicOwner, TopicQueries
@@ -57,11 +57,11 @@ AHEAD_TURNS = 6
 Connects = Stream[wire.ServerFrame | Pieces, wire.ClientFrame]
 
 
-async def serve_connect(broker: TopicManager, stream: Connects, context: CallContext) -> None:
+async def serve_connect_stream(broker: TopicManager, stream: Connects, context: CallContext) -> None:
     """Serves one Connect stream of a client until the client or the broker ends the stream. If the client ends its
     direction of the stream, the requests in progress are answered before the stream ends."""
     connection = ConnectStream(broker, stream, context)
-    await run_then(_serve(connection, stream, broker.world.clock), lambda: run_to_end(connection.close()))
+    await run_and_clean_up(_serve(connection, stream, broker.world.clock), lambda: run_to_end(connection.close()))
 
 
 async def _serve(connection: ConnectStream, stream: Connects, clock: Clock) -> None:
@@ -84,7 +84,7 @@ async def _serve(connection: ConnectStream, stream: Connects, clock: Clock) -> N
             await connection.wait_room()
     except EndOfStream:
         pass
-    await connection.answer_outstanding()
+    await connection.answer_outstanding_requests()
 
 
 class ConnectStream:
@@ -215,12 +215,14 @@ class ConnectStream:
         self._leaving.spawn(leaving, "client-leaves")
 
     # ------------------------------------------------------------------ the end of the stream
-    async def answer_outstanding(self) -> None:
+    async def answer_outstanding_requests(self) -> None:
         """Called after the client has ended its direction of the stream: answers all requests in progress, and cancels
         the opening of producers and consumers that are not open yet."""
         handlers = list(self.handlers.values())
         await asyncio.gather(*[handler.leave() for handler in handlers if not handler.opened])
-        await asyncio.gather(*[handler.wait_settled() for handler in handlers if isinstance(handler, ProducerHandler)])
+        await asyncio.gather(
+            *[handler.wait_publishes_answered() for handler in handlers if isinstance(handler, ProducerHandler)]
+        )
         while self._tasks or self._leaving or self._owed:
             await self._tasks.drain()
             await self._leaving.drain()
@@ -265,10 +267,10 @@ class BrokerService:
         return wire.PartitionsReply(partitions=found.count, owner=owner)
 
     async def connect(self, stream: Connects, context: CallContext) -> None:
-        await serve_connect(self._broker, stream, context)
+        await serve_connect_stream(self._broker, stream, context)
 
     async def read(self, stream: read.Reads, context: CallContext) -> None:
-        await read.serve_read(self._broker, stream, context)
+        await read.serve_read_stream(self._broker, stream, context)
 
     async def watch_topics(self, stream: watch.Watches, context: CallContext) -> None:
         await watch.serve_topic_watch(self._topics, stream, context)

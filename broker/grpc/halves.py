@@ -17,14 +17,14 @@ from ...proto.operations import Permission
 from ...proto.states import HALF_MESSAGES_MAX, TxnId, coordinator_of
 from ...runtime.network import CallContext, EndOfStream, Stream
 from ..node.topic_manager import TopicManager
-from ..transaction.intents_core import AskHalf, HalfChange, HalfRow, HalfVerb
+from ..transaction.intents_core import AskAboutHalfMessage, HalfMessageChangeVerb, HalfMessageEndVerb, HalfMessageRow
 from ..transaction.records_core import HalfMessage
 
 Watching = Stream[wire.HalfCheck, wire.WatchHalvesItem]
 LIST_DEFAULT, LIST_MAX = 1_000, 5_000
 
 
-def parse_half_id(asked: wire.TransactionId) -> TxnId:
+def parse_half_message_id(asked: wire.TransactionId) -> TxnId:
     """Returns the id of the half message that two numbers of a request identify. Raises InvalidRequest if the numbers
     are not a valid id."""
     return TxnId.from_numbers(asked.most, asked.least)
@@ -38,11 +38,11 @@ class HalfMessageService:
         self._broker = broker
 
     async def prepare_half(self, request: wire.HalfRequest, context: CallContext) -> wire.HalfReply:
-        half, messages = parse_half_id(request.half), await self._messages(request, context)
+        half, messages = parse_half_message_id(request.half), await self._messages(request, context)
         coordinators = self._broker.transactions
-        if half.coordinator != coordinator_of(request.group, await coordinators.ensure_count()):
+        if half.coordinator != coordinator_of(request.group, await coordinators.ensure_coordinator_count()):
             raise InvalidRequest(f"half {half} is not of the coordinator of group {request.group[:100]!r}")
-        state = await (await coordinators.load_owned(half.coordinator)).prepare_half(
+        state = await (await coordinators.load_owned_coordinator(half.coordinator)).prepare_half(
             half, context.principal.name, request.group, request.check_key, messages, request.check_after_ms / 1000
         )
         return wire.HalfReply(state=state.name)
@@ -75,12 +75,12 @@ class HalfMessageService:
         return messages
 
     async def end_half(self, request: wire.EndHalfRequest, context: CallContext) -> wire.HalfReply:
-        half = parse_half_id(request.half)
+        half = parse_half_message_id(request.half)
         try:
-            verb = HalfVerb(request.verb)
+            verb = HalfMessageEndVerb(request.verb)
         except ValueError:
             raise InvalidRequest(f"{request.verb} is no way to end a half") from None
-        state = await (await self._broker.transactions.load_owned(half.coordinator)).end_half(
+        state = await (await self._broker.transactions.load_owned_coordinator(half.coordinator)).end_half(
             half, verb, context.principal.name, request.check, request.why
         )
         return wire.HalfReply(state=state.name)
@@ -101,7 +101,9 @@ class HalfMessageService:
 
     async def _ask(self, stream: Watching, group: str, context: CallContext) -> None:
         coordinators = self._broker.transactions
-        coordinator = await coordinators.load_owned(coordinator_of(group, await coordinators.ensure_count()))
+        coordinator = await coordinators.load_owned_coordinator(
+            coordinator_of(group, await coordinators.ensure_coordinator_count())
+        )
         async with aclosing(coordinator.watch_halves(context.principal.name, group)) as asked:
             async for each in asked:
                 await stream.send(_check(coordinator.number, each))
@@ -115,7 +117,7 @@ async def _gone(stream: Watching) -> None:
         return
 
 
-def _check(coordinator: int, asked: AskHalf) -> wire.HalfCheck:
+def _check(coordinator: int, asked: AskAboutHalfMessage) -> wire.HalfCheck:
     return wire.HalfCheck(
         half=wire.TransactionId(most=coordinator, least=asked.half), check=asked.check, check_key=asked.check_key,
         unknown=asked.unknown, age_ms=int(asked.age_s * 1000), answer_ms=int(asked.answer_s * 1000),
@@ -130,11 +132,11 @@ class HalfMessageAdminService:
         self._broker = broker
 
     async def list_halves(self, request: wire.ListHalvesRequest, context: CallContext) -> wire.ListHalvesReply:
-        half = parse_half_id(request.half) if request.HasField("half") else None
+        half = parse_half_message_id(request.half) if request.HasField("half") else None
         number = request.coordinator if half is None else half.coordinator
         if not await self._broker.transactions.has_been_loaded(number):
             return wire.ListHalvesReply()  # and it is not loaded for the question
-        coordinator = await self._broker.transactions.load_owned(number)
+        coordinator = await self._broker.transactions.load_owned_coordinator(number)
         found = coordinator.half_message_counts()
         rows = coordinator.list_halves(half, request.group, min(request.limit or LIST_DEFAULT, LIST_MAX))
         return wire.ListHalvesReply(
@@ -142,15 +144,15 @@ class HalfMessageAdminService:
         )
 
     async def change_half(self, request: wire.ChangeHalfRequest, context: CallContext) -> None:
-        half = parse_half_id(request.half)
+        half = parse_half_message_id(request.half)
         try:
-            verb = HalfChange(request.verb)
+            verb = HalfMessageChangeVerb(request.verb)
         except ValueError:
             raise InvalidRequest(f"{request.verb} is no change of a half") from None
-        await (await self._broker.transactions.load_owned(half.coordinator)).change_half(half, verb)
+        await (await self._broker.transactions.load_owned_coordinator(half.coordinator)).change_half(half, verb)
 
 
-def _row(number: int, row: HalfRow) -> wire.HalfInfo:
+def _row(number: int, row: HalfMessageRow) -> wire.HalfInfo:
     return wire.HalfInfo(
         half=wire.TransactionId(most=number, least=row.half), state=row.phase.name, owner=row.owner, group=row.group,
         check_key=row.check_key, age_ms=int(row.age_s * 1000), unknown=row.unknown, members=row.members,

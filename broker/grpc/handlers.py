@@ -42,7 +42,7 @@ from ...runtime.network import CallContext, EndOfStream, Pieces, Stream
 from ..cluster.policy_cache import Told, TopicAdded, TopicList
 from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
-from ..session.backlogs import IndexRange, RangeReader
+from ..session.backlogs import MessageIndexRange, RangeReader
 from ..session.consumer import ConsumerSession
 from ..session.producer import ProducerSession
 from ..session.topics import TopicQueries
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 Reads = Stream[wire.ReadReply | Pieces, wire.ReadRequest]
 
 
-async def serve_read(broker: TopicManager, stream: Reads, caller: CallContext) -> None:
+async def serve_read_stream(broker: TopicManager, stream: Reads, caller: CallContext) -> None:
     while True:
         try:
             items = await stream.receive()
@@ -74,7 +74,9 @@ async def serve_read(broker: TopicManager, stream: Reads, caller: CallContext) -
 async def _answer(
     broker: TopicManager, stream: Reads, request: wire.ReadRequest, caller: CallContext, turns: EventLoopSlices
 ) -> None:
-    wanted = IndexRange(request.topic, request.first_index, request.end_index, request.bytes_max, request.incarnation)
+    wanted = MessageIndexRange(
+        request.topic, request.first_index, request.end_index, request.bytes_max, request.incarnation
+    )
     reader, error = RangeReader(broker, wanted, caller), None
     try:
         async with aclosing(reader.read_entries(turns)) as entries:
@@ -324,7 +326,7 @@ class ProducerHandler(Handler):
         self._hears_waits = frame.open_producer.hears_waits
         options = translate.parse_producer_options(frame.open_producer, self._connection.broker.config)
         self._session = await ProducerSession.open(self._connection.broker, options, self, self._connection.caller)
-        return translate.make_opened_frame(self.number, self._session)
+        return translate.make_producer_opened_frame(self.number, self._session)
 
     def on_frame(self, frame: wire.ClientFrame, turns: EventLoopSlices) -> None:
         if self._work is not None or self._session is None or frame.WhichOneof("kind") != "publish":
@@ -349,7 +351,7 @@ class ProducerHandler(Handler):
         if self._session is not None:
             self._session.leave()
 
-    async def wait_settled(self) -> None:
+    async def wait_publishes_answered(self) -> None:
         """Closes the session of the producer, and waits until every publish is answered."""
         if self.opened:
             await self._close()
@@ -420,7 +422,7 @@ class ConsumerHandler(Handler):
             steps = translate.redeliver_in_steps(session, frame.redeliver)
             self._go_through(steps, turns, self._given_back(frame.redeliver.request_id))
         elif kind == "seek":
-            self._request(frame.seek.request_id, lambda: translate.seek_session(session, frame.seek))
+            self._request(frame.seek.request_id, lambda: translate.seek_subscription(session, frame.seek))
         elif kind == "unsubscribe":
             self._request(frame.unsubscribe, session.unsubscribe)
         elif kind == "last_message_id":
@@ -469,7 +471,7 @@ class ConsumerHandler(Handler):
             super()._on_close(request_id)
 
     async def _last(self, session: ConsumerSession, request_id: int) -> wire.ServerFrame:
-        return translate.last_message_frame(self.number, request_id, await session.find_last_message())
+        return translate.make_last_message_frame(self.number, request_id, await session.find_last_message())
 
     async def _close(self) -> None:
         if self._session is not None:
@@ -494,7 +496,7 @@ class ConsumerHandler(Handler):
     def on_active_changed(self, active: bool) -> None:
         self._connection.send(wire.ServerFrame(id=self.number, active=active))
 
-    def on_moving(self, error: MagnetarError) -> asyncio.Future[None] | None:
+    def on_topic_moving(self, error: MagnetarError) -> asyncio.Future[None] | None:
         if not (self._says_last and self.opened) or self.has_ended or self._last_acks is not None:
             return None
         closed = to_wire(error)

@@ -18,7 +18,7 @@ from ..common.token_bucket import EventLoopSlices
 from ..common.transactions import Settlement, txn_state_of_join_answer
 from ..node.topic_manager import TopicManager
 from ..session import summaries
-from ..session.topics import listener_endpoint
+from ..session.topics import find_listener_endpoint
 from ..transaction.intents_core import EndVerb, TransactionRow
 from ..transaction.peers import encode_settlement
 from ..transaction.records_core import Participant, SinkTag
@@ -39,18 +39,18 @@ class TransactionService:
         self._broker = broker
 
     async def _here(self, txn: TxnId) -> RunningCoordinator:
-        return await self._broker.transactions.load_owned(txn.coordinator)
+        return await self._broker.transactions.load_owned_coordinator(txn.coordinator)
 
     async def find(self, request: wire.FindCoordinator, context: CallContext) -> wire.CoordinatorReply:
         coordinators = self._broker.transactions
         owner = await coordinators.find_owner(request.coordinator)
         return wire.CoordinatorReply(
-            owner=listener_endpoint(owner, request.listener), here=owner.name == self._broker.name,
-            coordinators=await coordinators.ensure_count(),
+            owner=find_listener_endpoint(owner, request.listener), here=owner.name == self._broker.name,
+            coordinators=await coordinators.ensure_coordinator_count(),
         )  # fmt: skip
 
     async def begin(self, request: wire.BeginRequest, context: CallContext) -> wire.BeginReply:
-        coordinator = await self._broker.transactions.load_owned(request.coordinator)
+        coordinator = await self._broker.transactions.load_owned_coordinator(request.coordinator)
         tag = _tag(request.sink) if request.HasField("sink") else None
         begun = await coordinator.begin(
             context.principal.name, request.count, request.timeout_ms / 1000, name=request.name, holder=request.holder,
@@ -83,7 +83,7 @@ class TransactionService:
     async def _running(self, numbers: Iterable[int]) -> dict[int, RunningCoordinator | MagnetarError]:
         """Returns for each number the coordinator that runs at this broker, after loading it if necessary, or the error
         with which that failed."""
-        here = self._broker.transactions.find_loaded
+        here = self._broker.transactions.find_loaded_coordinator
         found: dict[int, RunningCoordinator | MagnetarError] = {}
         missing = []
         for number in numbers:
@@ -97,7 +97,7 @@ class TransactionService:
 
     async def _loaded(self, number: int) -> RunningCoordinator | MagnetarError:
         try:
-            return await self._broker.transactions.load_owned(TxnId.from_numbers(number, 0).coordinator)
+            return await self._broker.transactions.load_owned_coordinator(TxnId.from_numbers(number, 0).coordinator)
         except MagnetarError as error:
             return error
 
@@ -117,14 +117,14 @@ class TransactionService:
         numbers = {txn.coordinator for txn in txns} or {request.coordinator}
         if len(numbers) != 1:
             raise InvalidRequest("a batch is of one coordinator")
-        coordinator = await self._broker.transactions.load_owned(numbers.pop())
+        coordinator = await self._broker.transactions.load_owned_coordinator(numbers.pop())
         tag = _tag(request.sink) if request.sink.sink_id else None
         return wire.CommitBatchReply(
             already=await coordinator.commit_batch(context.principal.name, txns, tag, adopt=request.sink.adopt)
         )
 
     async def sink_status(self, request: wire.SinkRequest, context: CallContext) -> wire.SinkReply:
-        running = await self._broker.transactions.load_owned(request.coordinator)
+        running = await self._broker.transactions.load_owned_coordinator(request.coordinator)
         found = running.core.table.find_sink_batch(request.sink_id, context.principal.name)
         if found is None:
             return wire.SinkReply(batch=-1)
@@ -170,7 +170,9 @@ class TransactionService:
             for _, it in items
         ]
         try:
-            errors = await self._broker.topic_settler.settle_local(TopicName.parse(topic), settlements)
+            errors = await self._broker.topic_transaction_settler.settle_at_own_topic(
+                TopicName.parse(topic), settlements
+            )
         except MagnetarError as error:
             errors = [error] * len(items)
         return [
@@ -196,8 +198,8 @@ class TransactionAdminService:
         number = request.coordinator if txn is None else txn.coordinator
         if not await self._broker.transactions.has_been_loaded(number):
             return wire.ListTransactionsReply(ledger_id=-1)  # and it is not loaded for the question
-        coordinator = await self._broker.transactions.load_owned(number)
-        found, ledger = coordinator.statistics(), coordinator.log.ledger_size
+        coordinator = await self._broker.transactions.load_owned_coordinator(number)
+        found, ledger = coordinator.statistics(), coordinator.log.size_of_current_ledger
         rows = coordinator.list_transactions(txn, min(request.limit or LIST_DEFAULT, ITEMS_MAX))
         return wire.ListTransactionsReply(
             items=[_row(number, row) for row in rows], open=found["open"], prepared=found["prepared"],
@@ -210,17 +212,17 @@ class TransactionAdminService:
 
     async def abort_transaction(self, request: wire.TransactionId, context: CallContext) -> wire.TransactionReply:
         txn = parse_txn_id(request)
-        state = await (await self._broker.transactions.load_owned(txn.coordinator)).abort_by_admin(txn)
+        state = await (await self._broker.transactions.load_owned_coordinator(txn.coordinator)).abort_by_admin(txn)
         return wire.TransactionReply(txn=request, state=_state(state))
 
     async def detach_transaction(self, request: wire.DetachTransactionRequest, context: CallContext) -> None:
         txn = parse_txn_id(request.txn)
-        coordinator = await self._broker.transactions.load_owned(txn.coordinator)
+        coordinator = await self._broker.transactions.load_owned_coordinator(txn.coordinator)
         await coordinator.remove_participant(txn, TopicName.parse(request.topic).full)
 
     async def topic_transaction(self, request: wire.TopicTransactionRequest, context: CallContext) -> TransactionHere:
         topic = await self._broker.topic(TopicName.parse(request.topic))
-        return summaries.transaction_stats(topic, parse_txn_id(request.txn))
+        return summaries.collect_transaction_stats(topic, parse_txn_id(request.txn))
 
 
 def parse_txn_id(asked: wire.TransactionId) -> TxnId:

@@ -30,7 +30,7 @@ from ...proto.states import (
     LastMessage,
     RedeliveryOrder,
     TxnId,
-    enum_of,
+    enum_from_number,
 )
 from ...runtime.disk import Buffer
 from ...runtime.network import Pieces
@@ -44,13 +44,13 @@ from ..subscription.core.cursor_state import BATCH_INDEXES_MAX, bits_of_indexes
 from ..subscription.core.dispatch import Delivery
 from ..subscription.core.policy import PolicyOptions
 from ..subscription.core.slot_owners import KeySharedOptions
-from ..subscription.core.subscription_types import type_of
+from ..subscription.core.subscription_types import find_subscription_type
 
 
 # ------------------------------------------------------------------ schemas
 def parse_schema_info(given: wire.SchemaInfo) -> SchemaInfo:
     return SchemaInfo(
-        type=enum_of(SchemaType, given.type, "schema type"), data=given.data, name=given.name,
+        type=enum_from_number(SchemaType, given.type, "schema type"), data=given.data, name=given.name,
         properties=dict(given.properties),
     )  # fmt: skip
 
@@ -66,14 +66,14 @@ def make_schema_reply(found: SchemaVersion) -> wire.SchemaReply:
 # ------------------------------------------------------------------ producers
 def parse_producer_options(asked: wire.OpenProducer, config: BrokerConfig) -> ProducerOptions:
     return ProducerOptions(
-        asked.topic, asked.producer_name, enum_of(AccessMode, asked.access_mode, "access mode"),
+        asked.topic, asked.producer_name, enum_from_number(AccessMode, asked.access_mode, "access mode"),
         dict(asked.properties), asked.instance, asked.connection, asked.initial_subscription, asked.topic_epoch,
         parse_schema_info(asked.schema) if asked.HasField("schema") else None,
         metadata_bytes_max(config) if asked.copies else 0,
     )  # fmt: skip
 
 
-def make_opened_frame(id_: int, session: ProducerSession) -> wire.ServerFrame:
+def make_producer_opened_frame(id_: int, session: ProducerSession) -> wire.ServerFrame:
     return wire.ServerFrame(
         id=id_,
         producer_opened=wire.ProducerOpened(
@@ -87,14 +87,15 @@ def make_opened_frame(id_: int, session: ProducerSession) -> wire.ServerFrame:
 # ------------------------------------------------------------------ consumers
 def parse_subscribe_options(asked: wire.Subscribe) -> SubscribeOptions:
     return SubscribeOptions(
-        asked.topic, asked.subscription, type_of(asked.type),
-        enum_of(InitialPosition, asked.initial_position, "initial position"), asked.consumer_name, asked.durable,
+        asked.topic, asked.subscription, find_subscription_type(asked.type),
+        enum_from_number(InitialPosition, asked.initial_position, "initial position"), asked.consumer_name,
+        asked.durable,
         MessageId.from_wire(asked.start) if asked.HasField("start") else None, asked.start_inclusive,
         dict(asked.properties), asked.priority_level, dict(asked.subscription_properties), asked.read_compacted,
         asked.existing_only, asked.instance, _policy_options(asked), asked.many_topics,
         parse_schema_info(asked.schema) if asked.HasField("schema") else None,
-        enum_of(Isolation, asked.isolation, "isolation"),
-        enum_of(RedeliveryOrder, asked.redelivery_order, "redelivery order") is RedeliveryOrder.KEY,
+        enum_from_number(Isolation, asked.isolation, "isolation"),
+        enum_from_number(RedeliveryOrder, asked.redelivery_order, "redelivery order") is RedeliveryOrder.KEY,
         asked.incarnation,
     )  # fmt: skip
 
@@ -103,7 +104,7 @@ def _policy_options(asked: wire.Subscribe) -> PolicyOptions:
     """Returns the Key_Shared options in a Subscribe; the other subscription types ignore them."""
     shared = asked.key_shared
     return KeySharedOptions(
-        enum_of(KeySharedMode, shared.mode, "mode of Key_Shared") is KeySharedMode.STICKY,
+        enum_from_number(KeySharedMode, shared.mode, "mode of Key_Shared") is KeySharedMode.STICKY,
         shared.allow_out_of_order_delivery, tuple((each.first, each.last) for each in shared.ranges),
     )  # fmt: skip
 
@@ -191,7 +192,7 @@ def redeliver_in_steps(session: ConsumerSession, asked: wire.Redeliver) -> Itera
     return session.redeliver(positions, list(parse_entry_sets(asked.ledgers)), counted=not asked.uncounted)
 
 
-async def seek_session(session: ConsumerSession, asked: wire.Seek) -> None:
+async def seek_subscription(session: ConsumerSession, asked: wire.Seek) -> None:
     if asked.HasField("message_id"):
         await session.seek_message(MessageId.from_wire(asked.message_id))
     elif asked.HasField("publish_time_ms"):
@@ -200,7 +201,7 @@ async def seek_session(session: ConsumerSession, asked: wire.Seek) -> None:
         await session.seek_index(asked.index)
 
 
-def last_message_frame(id_: int, request_id: int, found: LastMessage) -> wire.ServerFrame:
+def make_last_message_frame(id_: int, request_id: int, found: LastMessage) -> wire.ServerFrame:
     answer = wire.LastMessageId(
         request_id=request_id, index=found.index,
         id=wire.MessageId(
@@ -220,17 +221,17 @@ def parse_permission_change(request: wire.ChangePermissionsRequest) -> Callable[
     request is invalid."""
     kind, given = request.WhichOneof("change"), request
     if kind == "grant":
-        return lambda record, topic: permissions.with_grant(record, topic, given.grant.role, given.grant.actions)
+        return lambda record, topic: permissions.record_with_grant(record, topic, given.grant.role, given.grant.actions)
     if kind == "revoke":
-        return lambda record, topic: permissions.without_grant(record, topic, given.revoke)
+        return lambda record, topic: permissions.record_without_grant(record, topic, given.revoke)
     if given.topic:
         raise InvalidRequest("the lists of subscriptions are those of a namespace: name that")
     if kind == "grant_subscription":
         of = given.grant_subscription
-        return lambda record, _: permissions.with_subscription_roles(record, of.subscription, of.roles)
+        return lambda record, _: permissions.record_with_subscription_roles(record, of.subscription, of.roles)
     if kind == "revoke_subscription":
         left = given.revoke_subscription
-        return lambda record, _: permissions.without_subscription_roles(record, left.subscription, left.roles)
+        return lambda record, _: permissions.record_without_subscription_roles(record, left.subscription, left.roles)
     if kind == "prefix_mode":
         return lambda record, _: replace(record, prefix_mode=given.prefix_mode)
     raise InvalidRequest("a change of permissions that this broker does not know")

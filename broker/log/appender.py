@@ -32,7 +32,7 @@ from .cache import StoredEntry, TailCache
 from .log_queue_core import LogQueue, QueuedPublish, SequenceRange
 from .log_shape_core import Span
 from .managed_ledger import ManagedLedger
-from .slow_publishes import SlowPublishes
+from .slow_publishes import SlowPublishLog
 
 # ------------------------------------------------------------------------------------------------------- publish
 # An entry in flight to a topic's log, and its publisher, which gets the outcome.
@@ -112,7 +112,7 @@ class Appender:
     def __init__(
         self, clock: Clock, chain: ManagedLedger, cache: TailCache, config: BrokerConfig, tasks: Tasks, *,
         on_confirmed: Callable[[], None], on_delayed: Callable[[Position, int], None],
-        on_stopped: Callable[[], None], publish_seconds: Histogram, slow_publishes: SlowPublishes,
+        on_stopped: Callable[[], None], publish_seconds: Histogram, slow_publishes: SlowPublishLog,
     ) -> None:  # fmt: skip
         self.queue: LogQueue[Publish] = LogQueue(0)
         self.writer: LedgerWriter | None = None

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from ...proto.entry import chunk_uuid, distinct_keys, parse_stored_head, single_entry_key
+from ...proto.entry import chunk_uuid, find_distinct_keys, key_of_single_message, parse_stored_head
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import MagnetarError
 from ...proto.names import Position, sticky_slot
 from ...runtime.disk import Buffer
-from .unfolding import is_slow_to_parse
+from .unfolding import is_entry_slow_to_parse
 
 ENTRY_BYTES = 512
 """Memory of an entry besides its bytes: the object, position, numbers, frames, its place in the cache. Measured: 490
@@ -72,24 +72,24 @@ class StoredEntry:
     @property
     def slots(self) -> tuple[int, ...]:
         """Returns the Key_Shared slots of the keys of the entry's messages, the slot of the first message first.
-        `find_slots` or `set_slots` must have been called before."""
-        assert self._slots is not None, "find_slots comes before"
+        `find_key_slots` or `set_key_slots` must have been called before."""
+        assert self._slots is not None, "find_key_slots comes before"
         return self._slots
 
-    def find_slots(self) -> bool:
+    def find_key_slots(self) -> bool:
         """Computes the Key_Shared slots of the entry's messages and stores them in the entry. Returns False, and
         computes nothing, if that would take long (unfolding.py): then the caller must compute the slots in a thread,
-        and call `set_slots`."""
+        and call `set_key_slots`."""
         if self._slots is None:
             self._slots = _slots_of(self.frames[-1])
         return self._slots is not None
 
     @property
-    def has_slots(self) -> bool:
+    def has_key_slots(self) -> bool:
         """Returns True if the Key_Shared slots of the entry's messages are known."""
         return self._slots is not None
 
-    def set_slots(self, slots: tuple[int, ...]) -> None:
+    def set_key_slots(self, slots: tuple[int, ...]) -> None:
         """Stores the Key_Shared slots of the entry's messages, which were computed in a thread."""
         self._slots = slots
 
@@ -119,15 +119,15 @@ def _slots_of(entry: Buffer) -> tuple[int, ...] | None:
         head = parse_stored_head(entry)
         if not head.metadata.HasField("num_messages_in_batch") or head.metadata.encryption_keys:
             return _slots_of_one(head.metadata)
-        if is_slow_to_parse(head.metadata):
+        if is_entry_slow_to_parse(head.metadata):
             return None
-        return tuple(dict.fromkeys(map(sticky_slot, distinct_keys(head.metadata, head.payload_offset, entry))))
+        return tuple(dict.fromkeys(map(sticky_slot, find_distinct_keys(head.metadata, head.payload_offset, entry))))
     except MagnetarError:
         return ()  # damaged: its consumer detects that
 
 
 def _slots_of_one(metadata: MessageMetadata) -> tuple[int, ...]:
-    key = single_entry_key(metadata)
+    key = key_of_single_message(metadata)
     return _SLOTS[key] if key is not None else ()
 
 
@@ -171,7 +171,7 @@ class TailCache:
             while self.bytes > self.bytes_max:
                 self._drop_oldest()
 
-    def add_all(self, ledger_id: int, several: Iterable[StoredEntry]) -> None:
+    def add_entries_of_ledger(self, ledger_id: int, several: Iterable[StoredEntry]) -> None:
         """Adds several entries of one ledger, which must be in order."""
         entries = self._ledgers.get(ledger_id)
         if entries is None:
@@ -208,7 +208,9 @@ class TailCache:
         entries = self._ledgers.get(position[0])
         return entries.get(position[1]) if entries is not None else None
 
-    def cached_run(self, position: Position, last_entry: int, entries_max: int, bytes_max: int) -> list[StoredEntry]:
+    def get_cached_entries(
+        self, position: Position, last_entry: int, entries_max: int, bytes_max: int
+    ) -> list[StoredEntry]:
         """Returns consecutive cached entries of one ledger, from `position` on: up to `last_entry`, `entries_max` and
         `bytes_max`, and at least one. Returns no entries if the entry at `position` is not cached."""
         entries = self._ledgers.get(position[0])

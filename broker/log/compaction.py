@@ -60,23 +60,23 @@ from .cache import StoredEntry
 from .compaction_core import (
     KEY_BYTES,
     DamagedCompaction,
-    KeySurvey,
-    SurvivorRow,
+    SurvivingEntriesRow,
+    SurvivingMessageSearch,
     compact_entry,
     decode_survivor,
-    decode_table_piece,
-    decode_table_rows,
+    decode_survivor_table_piece,
+    decode_survivor_table_rows,
     encode_survivor,
-    encode_table,
-    last_batch_index,
+    encode_survivor_table,
+    last_surviving_batch_index,
     parse_entry,
 )
 from .log import Log, ReadableLog, SegmentReader
-from .log_shape_core import CommittedShape, LogShape, Span, TrimLimit, bisect_entries
+from .log_shape_core import CommittedShape, LogShape, Span, TrimLimit, find_first_entry_by_bisection
 from .managed_ledger import TopicFenced
-from .reader import PositionOfIndex
-from .snapshot_ledger import StateLedgers
-from .unfolding import run_off_loop
+from .reader import PositionAndIndex
+from .snapshot_ledger import TopicStateLedgers
+from .unfolding import run_in_thread_if_slow
 
 # ------------------------------------------------------------------------------------------------- compacted_log
 # Reading a compacted ledger: by original position and by time. And the places of the topic as its readers see them.
@@ -90,23 +90,25 @@ class CompactedLedger:
     """An open compacted ledger: the entries of a topic that survived a compaction. `read` returns them as entries of
     the topic, at their original positions."""
 
-    def __init__(self, record: Compacted, reader: LedgerReader, rows: list[SurvivorRow]) -> None:
+    def __init__(self, record: Compacted, reader: LedgerReader, rows: list[SurvivingEntriesRow]) -> None:
         self.record = record
         self.rows = rows
         self._reader = reader
         self._ids = [row.ledger_id for row in rows]
 
     @classmethod
-    async def open(cls, ledgers: StateLedgers, record: Compacted) -> CompactedLedger:
+    async def open(cls, ledgers: TopicStateLedgers, record: Compacted) -> CompactedLedger:
         """Opens the compacted ledger and reads its table. Returns the open ledger. Raises DataLost if the ledger is
         damaged or lost; LedgerNotFound if it does not exist; Unavailable if bookies do not answer."""
         reader = await ledgers.open(record.ledger_id)
         try:
-            _, pieces, body = decode_table_piece((await reader.read(reader.last_entry, reader.last_entry))[0].payload)
+            _, pieces, body = decode_survivor_table_piece(
+                (await reader.read(reader.last_entry, reader.last_entry))[0].payload
+            )
             for back in range(1, pieces):
                 at = reader.last_entry - back
-                body = decode_table_piece((await reader.read(at, at))[0].payload)[2] + body
-            return cls(record, reader, decode_table_rows(body))
+                body = decode_survivor_table_piece((await reader.read(at, at))[0].payload)[2] + body
+            return cls(record, reader, decode_survivor_table_rows(body))
         except DamagedCompaction as error:
             raise DataLost(f"compacted ledger {record.ledger_id}: {error}", ledger=record.ledger_id) from error
 
@@ -130,7 +132,7 @@ class CompactedLedger:
         before = row.survivors.rank(position[1] - 1) if row.ledger_id == position[0] and position[1] > 0 else 0
         return row.first + before
 
-    def find_row(self, ledger_id: int) -> SurvivorRow | None:
+    def find_survivor_row(self, ledger_id: int) -> SurvivingEntriesRow | None:
         """Returns the row that the table has for a ledger of the topic; None if no entry of that ledger survives."""
         at = bisect_left(self._ids, ledger_id)
         return self.rows[at] if at < len(self.rows) and self._ids[at] == ledger_id else None
@@ -148,11 +150,12 @@ class CompactedLedger:
         """Returns the surviving entry with this number (from 0)."""
         return (await self.read(number, 1))[0]
 
-    async def find_first_since(self, time_ms: int) -> StoredEntry | None:
+    async def find_first_survivor_since(self, time_ms: int) -> StoredEntry | None:
         """Returns the first surviving entry that arrived at or after `time_ms` (ms since the epoch); None if there is
         none."""
         return (
-            await bisect_entries(self.entries - 1, self.read_survivor, lambda entry: entry.timestamp_ms >= time_ms)
+            await find_first_entry_by_bisection(self.entries - 1, self.read_survivor,
+            lambda entry: entry.timestamp_ms >= time_ms)
         ).entry
 
     async def read_last_survivor(self) -> tuple[StoredEntry, int] | None:
@@ -161,7 +164,7 @@ class CompactedLedger:
         if not self.entries:
             return None
         entry = await self.read_survivor(self.entries - 1)
-        return entry, last_batch_index(entry.payload)
+        return entry, last_surviving_batch_index(entry.payload)
 
 
 class CompactedShape(CommittedShape):
@@ -171,10 +174,10 @@ class CompactedShape(CommittedShape):
 
     def __init__(self, log: LogShape) -> None:
         self._ghosts: set[int] = set()
-        self._rows: dict[int, SurvivorRow] = {}
+        self._rows: dict[int, SurvivingEntriesRow] = {}
         super().__init__(log)
 
-    def set_survivors(self, rows: list[SurvivorRow]) -> None:
+    def set_survivor_rows(self, rows: list[SurvivingEntriesRow]) -> None:
         """Sets the rows of the compacted ledger. Its surviving entries can be read even where the log has trimmed the
         ledgers that contained them."""
         self._rows = {row.ledger_id: row for row in rows}
@@ -192,12 +195,12 @@ class CompactedShape(CommittedShape):
             self._spans[ledger_id] = _ghost(row)
             self._ghosts.add(ledger_id)
 
-    def is_trimmed(self, ledger_id: int) -> bool:
+    def is_ledger_trimmed(self, ledger_id: int) -> bool:
         """Returns True if the log has trimmed this ledger and some of its entries survive in the compacted ledger."""
         return ledger_id in self._ghosts
 
 
-def _ghost(row: SurvivorRow) -> Span:
+def _ghost(row: SurvivingEntriesRow) -> Span:
     """Returns a span for a trimmed ledger, for the entries of it that compaction kept."""
     return Span(row.ledger_id, row.first_index, row.entries - 1, row.end_index)
 
@@ -244,29 +247,29 @@ class CompactedReader:
     async def read_entry(self, position: Position) -> StoredEntry:
         return (await self.read(position, 1))[0] if self._covers(position) else await self._log.read_entry(position)
 
-    async def locate_index(self, index: int) -> PositionOfIndex:
+    async def locate_index(self, index: int) -> PositionAndIndex:
         compacted, place = self.compacted, await self._log.locate_index(index)
         if compacted is not None:
             for row in compacted.rows:
                 if (
                     index < row.end_index
                     and row.ledger_id < place.position[0]
-                    and self._shape.is_trimmed(row.ledger_id)
+                    and self._shape.is_ledger_trimmed(row.ledger_id)
                 ):
-                    return PositionOfIndex(Position(row.ledger_id, 0), row.first_index)  # trimmed: from its ledger on
+                    return PositionAndIndex(Position(row.ledger_id, 0), row.first_index)  # trimmed: from its ledger on
         return place
 
-    async def locate_time(self, time_ms: int) -> PositionOfIndex:
+    async def locate_time(self, time_ms: int) -> PositionAndIndex:
         compacted = self.compacted
-        if compacted is not None and (found := await compacted.find_first_since(time_ms)) is not None:
-            return PositionOfIndex(found.position, found.first_index)
+        if compacted is not None and (found := await compacted.find_first_survivor_since(time_ms)) is not None:
+            return PositionAndIndex(found.position, found.first_index)
         return await self._log.locate_time(time_ms)
 
-    async def index_after(self, mark: Position) -> int:
-        return await self._log.index_after(mark)
+    async def message_index_after(self, mark: Position) -> int:
+        return await self._log.message_index_after(mark)
 
-    def cached_index_after(self, mark: Position) -> int | None:
-        return self._log.cached_index_after(mark)
+    def cached_message_index_after(self, mark: Position) -> int | None:
+        return self._log.cached_message_index_after(mark)
 
     async def read_last_message(self) -> tuple[Position, int, int] | None:
         compacted = self.compacted
@@ -276,7 +279,7 @@ class CompactedReader:
         return await self._log.read_last_message()
 
 
-class CompactedView:
+class CompactedLogView:
     """The log of a topic for consumers that read the compacted form. A ReadableLog."""
 
     is_compacted = True
@@ -301,7 +304,7 @@ class CompactedView:
         self._log = log
         self.reader.set_log_reader(log.reader)
         assert isinstance(log.shape, CommittedShape), "it is the view of what is committed"
-        self.shape.set_outcomes(log.shape.outcomes)
+        self.shape.set_transaction_outcomes(log.shape.outcomes)
 
     @property
     def compacted(self) -> CompactedLedger | None:
@@ -310,7 +313,7 @@ class CompactedView:
 
     def switch_compacted_ledger(self, compacted: CompactedLedger) -> None:
         """Reads from the compacted ledger `compacted` instead of the present one from now on."""
-        self.shape.set_survivors(compacted.rows)
+        self.shape.set_survivor_rows(compacted.rows)
         self.reader.compacted = compacted
 
     def removed_entries(self) -> Iterator[tuple[int, BitMap]]:
@@ -322,7 +325,7 @@ class CompactedView:
         for span in self.shape.spans:
             if span.ledger_id > horizon[0]:
                 break
-            row = compacted.find_row(span.ledger_id)
+            row = compacted.find_survivor_row(span.ledger_id)
             last = horizon[1] if span.ledger_id == horizon[0] else span.last_entry
             removed = BitMap(range(last + 1))
             if row is not None:
@@ -377,12 +380,12 @@ class Compaction:
         self._task: asyncio.Task[None] | None = None
         self._tasks: Tasks | None = None
         self._progress: CompactionProgress | None = None  # None, as those beside it: most topics are never compacted
-        self._view: CompactedView | None = None
+        self._view: CompactedLogView | None = None
 
     @property
-    def view(self) -> CompactedView:
+    def view(self) -> CompactedLogView:
         if self._view is None:
-            self._view = CompactedView(self.log)
+            self._view = CompactedLogView(self.log)
             if self.shown is not self.log:
                 self._view.hide_uncommitted_entries(self.shown)
         return self._view
@@ -395,8 +398,8 @@ class Compaction:
         return self._progress
 
     @property
-    def ledgers(self) -> StateLedgers:
-        return StateLedgers(self._ledger_client, self.config, self._replication, self.topic, compacted="true")
+    def ledgers(self) -> TopicStateLedgers:
+        return TopicStateLedgers(self._ledger_client, self.config, self._replication, self.topic, compacted="true")
 
     # ------------------------------------------------------------------ facts
     @property
@@ -528,13 +531,13 @@ class CompactionRun:
         self._shown = of.shown
         self._horizon = of.shown.shape.stable  # before any entry of an open transaction
         self._end_index = of.shown.shape.end_index
-        self._survey = KeySurvey(
+        self._survey = SurvivingMessageSearch(
             max(1, of.config.compaction_memory_bytes // KEY_BYTES), salt=of.world.rng.randbytes(16),
             retain_null_key=of.config.compaction_retain_null_key,
         )  # fmt: skip
         self._writer: LedgerWriter | None = None
         self._written: list[asyncio.Future[int]] = []
-        self._rows: list[SurvivorRow] = []
+        self._rows: list[SurvivingEntriesRow] = []
         self._compacted: Compacted | None = None
         self._entries = self._messages = self._size = 0
         self._breath = 0
@@ -575,7 +578,7 @@ class CompactionRun:
                 for entry in entries:
                     await self._aside(entry, self._survey_entry, entry)
                     await self._breathe(entry.count)
-            survey.end_round()
+            survey.end_reading_round()
             progress.rounds = survey.rounds
         if survey.unreadable:
             _LOG.warning("%s: %d entries stay as they are: they cannot be parsed", self._of.topic, survey.unreadable)
@@ -611,7 +614,7 @@ class CompactionRun:
                         await writer.wait_room()
                 await self._breathe(entry.count)
             await self._stored()
-        for piece in encode_table(self._rows):
+        for piece in encode_survivor_table(self._rows):
             self._append(piece)
         await self._stored()
 
@@ -654,8 +657,8 @@ class CompactionRun:
             number += len(entries)
             yield entries
         shape, reader = self._shown.shape, self._shown.reader
-        position = shape.after(old.horizon) if old is not None else shape.at_or_after(shape.start)
-        while (position := shape.next_existing(position)) <= self._horizon and shape.is_readable(position):
+        position = shape.after(old.horizon) if old is not None else shape.position_at_or_after(shape.start)
+        while (position := shape.next_position_not_lost(position)) <= self._horizon and shape.is_readable(position):
             entries = await self._tried(partial(reader.read, position, bytes_max))
             yield [entry for entry in entries if entry.position <= self._horizon]
             position = shape.after(entries[-1].position)
@@ -672,7 +675,7 @@ class CompactionRun:
         raise AssertionError("the last try returns or raises")
 
     def _aside(self, entry: StoredEntry, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
-        return run_off_loop(entry.frames[-1], self._of.world, work, *args, **kwargs)
+        return run_in_thread_if_slow(entry.frames[-1], self._of.world, work, *args, **kwargs)
 
     async def _breathe(self, messages: int) -> None:
         """Counts messages as read, and yields to other tasks after each BREATH_MESSAGES."""
@@ -699,16 +702,18 @@ class CompactionRun:
         self._entries += 1
         self._size += size
 
-    def _row(self, ledger_id: int, entry: StoredEntry) -> SurvivorRow:
-        span = self._log.shape.find_span(ledger_id)
+    def _row(self, ledger_id: int, entry: StoredEntry) -> SurvivingEntriesRow:
+        span = self._log.shape.find_span_of_ledger(ledger_id)
         if span is not None:
             last = self._horizon[1] if ledger_id == self._horizon[0] else span.last_entry
             end_index = self._end_index if ledger_id == self._horizon[0] else span.end_index
-            return SurvivorRow(ledger_id, last + 1, span.first_index, end_index, self._entries, BitMap())
-        before = self._old.find_row(ledger_id) if self._old is not None else None
+            return SurvivingEntriesRow(ledger_id, last + 1, span.first_index, end_index, self._entries, BitMap())
+        before = self._old.find_survivor_row(ledger_id) if self._old is not None else None
         if before is not None:
-            return SurvivorRow(ledger_id, before.entries, before.first_index, before.end_index, self._entries, BitMap())
-        return SurvivorRow(
+            return SurvivingEntriesRow(
+                ledger_id, before.entries, before.first_index, before.end_index, self._entries, BitMap()
+            )
+        return SurvivingEntriesRow(
             ledger_id, entry.position[1] + 1, entry.first_index, entry.index + 1, self._entries, BitMap()
         )
 

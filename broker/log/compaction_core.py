@@ -1,9 +1,9 @@
 """Compaction by key: which messages survive, and what is left of an entry. Nothing here reads or writes.
 
-    survey = KeySurvey(keys_max, retain_null_key=False, salt=…)
+    survey = SurvivingMessageSearch(keys_max, retain_null_key=False, salt=…)
     while not survey.is_done:                    # one round reads everything once
         for entry in …: survey.add_entry(entry.first_index, entry.count, parse_entry(entry.bytes))
-        survey.end_round()
+        survey.end_reading_round()
     compact_entry(entry.bytes, entry.first_index, entry.count, survey.survivors)   # the bytes to keep; None: nothing
 
 Rules (Pulsar CP1, its complaints 24 and 49)
@@ -84,7 +84,7 @@ class DamagedCompaction(ValueError):
     """Raised if the bytes of a compacted ledger are damaged."""
 
 
-class SurvivorRow(msgspec.Struct):
+class SurvivingEntriesRow(msgspec.Struct):
     """A row of the table of a compacted ledger: the entries of one ledger of the topic that survived the compaction."""
 
     ledger_id: int
@@ -132,7 +132,7 @@ def decode_survivor(data: Buffer) -> tuple[Position, bytes]:
     return Position(*_POSITION.unpack_from(body)), body[_POSITION.size :]
 
 
-def encode_table(rows: list[SurvivorRow]) -> list[bytes]:
+def encode_survivor_table(rows: list[SurvivingEntriesRow]) -> list[bytes]:
     """Returns the entries that store the table of surviving entries at the end of a compacted ledger. Each entry
     contains one piece of the table."""
     parts: list[bytes] = []
@@ -146,7 +146,7 @@ def encode_table(rows: list[SurvivorRow]) -> list[bytes]:
     return [_record(TABLE, _PIECE.pack(number, len(pieces)) + each) for number, each in enumerate(pieces)]
 
 
-def decode_table_piece(data: Buffer) -> tuple[int, int, bytes]:
+def decode_survivor_table_piece(data: Buffer) -> tuple[int, int, bytes]:
     """Returns the number of a piece of the table of surviving entries, the number of all pieces, and the bytes of the
     rows in the piece. Raises DamagedCompaction if `data` is damaged."""
     body = _body(data, TABLE)
@@ -158,10 +158,10 @@ def decode_table_piece(data: Buffer) -> tuple[int, int, bytes]:
     return number, pieces, body[_PIECE.size :]
 
 
-def decode_table_rows(body: bytes) -> list[SurvivorRow]:
+def decode_survivor_table_rows(body: bytes) -> list[SurvivingEntriesRow]:
     """Returns the rows of the table of surviving entries. `body`: the concatenated bytes of the rows of all pieces.
     Raises DamagedCompaction if `body` is damaged."""
-    rows: list[SurvivorRow] = []
+    rows: list[SurvivingEntriesRow] = []
     offset = 0
     while offset < len(body):
         if len(body) - offset < _ROW.size:
@@ -175,7 +175,7 @@ def decode_table_rows(body: bytes) -> list[SurvivorRow]:
         except (ValueError, IndexError, MemoryError) as error:
             raise DamagedCompaction(f"a bitmap of the table cannot be read: {error}") from error
         offset += size
-        rows.append(SurvivorRow(ledger_id, entries, first_index, end_index, first, survivors))
+        rows.append(SurvivingEntriesRow(ledger_id, entries, first_index, end_index, first, survivors))
     return rows
 
 
@@ -204,7 +204,7 @@ def parse_entry(entry: Buffer) -> Opened | None:
         return None
 
 
-class KeySurvey:
+class SurvivingMessageSearch:
     """The first pass of a compaction: finds the messages that survive, and collects their indexes in `survivors`."""
 
     def __init__(self, keys_max: int, *, retain_null_key: bool = False, salt: bytes = b"") -> None:
@@ -283,7 +283,7 @@ class KeySurvey:
             self._latest = {key: at for key, at in self._latest.items() if int.from_bytes(key[:4]) < high}
             self._chunks = {name: each for name, each in self._chunks.items() if int.from_bytes(each[0][:4]) < high}
 
-    def end_round(self) -> None:
+    def end_reading_round(self) -> None:
         """Ends a round, which is one reading of the whole log. Adds the latest message of each key of this round to
         `survivors`."""
         for value in self._latest.values():
@@ -322,7 +322,7 @@ def compact_entry(entry: Buffer, first_index: int, count: int, survivors: BitMap
     return broker_part + encode_entry(header.metadata, payload)
 
 
-def last_batch_index(entry: Buffer) -> int:
+def last_surviving_batch_index(entry: Buffer) -> int:
     """Returns the batch index of the last message of the entry that no compaction removed; -1 if the entry is not a
     batch, or does not parse."""
     found = parse_entry(entry)

@@ -5,7 +5,7 @@
     Log             what a topic publishes to: on bookies (broker/log/topic_log.py), or in memory alone
                     (broker/topic/nonpersistent.py)
 
-And the log for readers of committed entries (`CommittedReader`, `CommittedView`).
+And the log for readers of committed entries (`CommittedReader`, `CommittedLogView`).
 
 Rule: nothing after the last confirmed entry (`shape.last`) is read.
 """
@@ -27,7 +27,7 @@ from ..common.config import Replication
 from .appender import Publish
 from .cache import StoredEntry
 from .log_shape_core import CommittedShape, LogShape, TxnOutcomes
-from .reader import PositionOfIndex
+from .reader import PositionAndIndex
 
 
 class SegmentReader(Protocol):
@@ -47,19 +47,19 @@ class SegmentReader(Protocol):
 
     async def read_entry(self, position: Position) -> StoredEntry: ...
 
-    async def locate_index(self, index: int) -> PositionOfIndex:
+    async def locate_index(self, index: int) -> PositionAndIndex:
         """Returns the position of the entry that contains the message with the index `index`, or of the first entry
         after it. If there is none, returns the position after the last entry."""
 
-    async def locate_time(self, time_ms: int) -> PositionOfIndex:
+    async def locate_time(self, time_ms: int) -> PositionAndIndex:
         """Returns the position of the first entry that arrived at or after `time_ms` (ms since the epoch); the position
         after the last entry if there is none."""
 
-    def cached_index_after(self, mark: Position) -> int | None:
-        """Returns the index of the first message after the entry `mark`, as `index_after` does, but without reading an
-        entry; None if an entry would have to be read."""
+    def cached_message_index_after(self, mark: Position) -> int | None:
+        """Returns the index of the first message after the entry `mark`, as `message_index_after` does, but without
+        reading an entry; None if an entry would have to be read."""
 
-    async def index_after(self, mark: Position) -> int:
+    async def message_index_after(self, mark: Position) -> int:
         """Returns the index of the first message after the entry `mark`."""
 
     async def read_last_message(self) -> tuple[Position, int, int] | None:
@@ -133,7 +133,7 @@ class Log(ReadableLog, Protocol):
         """Takes the topic over, so that only this broker writes to it. If the topic does not exist, awaits `create()`
         first, which creates it; raises TopicNotFound if `create` is None."""
 
-    async def is_ours(self) -> bool:
+    async def is_still_owned(self) -> bool:
         """Returns True if no other broker has taken the topic over. Raises the error of the metadata store if the
         topic's record cannot be read."""
 
@@ -187,7 +187,7 @@ class CommittedReader:
         self._log = log
 
     def _shown(self, entries: list[StoredEntry]) -> list[StoredEntry]:
-        if not entries or self._shape.hides_none_between(entries[0].position, entries[-1].position):
+        if not entries or self._shape.is_every_entry_visible(entries[0].position, entries[-1].position):
             return entries
         readable = self._shape.is_readable
         return [entry for entry in entries if readable(entry.position)]
@@ -215,35 +215,35 @@ class CommittedReader:
         if not self._shape.is_readable(position):
             raise InvalidRequest(f"there is no entry {position} (any more)", position=position)
 
-    async def locate_index(self, index: int) -> PositionOfIndex:
+    async def locate_index(self, index: int) -> PositionAndIndex:
         return await self._next_shown(await self._log.locate_index(index))
 
-    async def locate_time(self, time_ms: int) -> PositionOfIndex:
+    async def locate_time(self, time_ms: int) -> PositionAndIndex:
         return await self._next_shown(await self._log.locate_time(time_ms))
 
-    async def _next_shown(self, place: PositionOfIndex) -> PositionOfIndex:
-        position = self._shape.next_existing(place.position)
+    async def _next_shown(self, place: PositionAndIndex) -> PositionAndIndex:
+        position = self._shape.next_position_not_lost(place.position)
         if not self._shape.is_readable(position):
-            return PositionOfIndex(self._shape.after(self._shape.stable), self._shape.end_index)
+            return PositionAndIndex(self._shape.after(self._shape.stable), self._shape.end_index)
         if position == place.position:
             return place
-        return PositionOfIndex(position, (await self._log.read_entry(position)).first_index)
+        return PositionAndIndex(position, (await self._log.read_entry(position)).first_index)
 
-    async def index_after(self, mark: Position) -> int:
-        return await self._log.index_after(mark)
+    async def message_index_after(self, mark: Position) -> int:
+        return await self._log.message_index_after(mark)
 
-    def cached_index_after(self, mark: Position) -> int | None:
-        return self._log.cached_index_after(mark)
+    def cached_message_index_after(self, mark: Position) -> int | None:
+        return self._log.cached_message_index_after(mark)
 
     async def read_last_message(self) -> tuple[Position, int, int] | None:
-        last = self._shape.last_existing
+        last = self._shape.last_position_not_lost
         if last.entry_id < 0:
             return None
         entry = await self._log.read_entry(last)
         return last, entry.count - 1 if entry.count > 1 else -1, entry.index
 
 
-class CommittedView:
+class CommittedLogView:
     """The log of a topic with its committed entries only. A ReadableLog."""
 
     is_compacted = False
@@ -251,7 +251,7 @@ class CommittedView:
     def __init__(self, log: ReadableLog, decided: TxnOutcomes) -> None:
         self.topic = log.topic
         self.shape = CommittedShape(log.shape)
-        self.shape.set_outcomes(decided)
+        self.shape.set_transaction_outcomes(decided)
         self.reader = CommittedReader(self.shape, log.reader)
         self._log = log
 

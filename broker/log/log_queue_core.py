@@ -121,7 +121,7 @@ class LogQueue(Generic[Q]):
         return len(self._sent) + len(self.pending)
 
     @property
-    def sent_entries(self) -> int:
+    def sent_entry_count(self) -> int:
         """Returns the number of publishes that are sent to a ledger and not confirmed."""
         return len(self._sent)
 
@@ -155,12 +155,12 @@ class SequenceRange(NamedTuple):
     chunks: int = 1
 
     @property
-    def is_wide(self) -> bool:
+    def has_too_many_ids(self) -> bool:
         """Returns True if the range contains too many sequence ids to record each of them: a header may declare any
         first and last id."""
         return self.last - self.first >= SPAN_MAX or self.last >= ID_END
 
-    def add_to(self, ids: BitMap64) -> None:
+    def add_ids_to(self, ids: BitMap64) -> None:
         """Adds each sequence id of the range to the set `ids`, unless the range contains too many ids."""
-        if not self.is_wide:
+        if not self.has_too_many_ids:
             ids.add_range(self.first, self.last + 1)

@@ -11,12 +11,13 @@ that are needed no more are removed, at the front and between others: where inde
 The positions of a log for readers of committed entries: it ends at the last stable position, without gaps.
 
     shape = CommittedShape(log.shape)        as the log itself, at no cost
-    shape.set_outcomes(outcomes)             from here on it ends where `outcomes` says, and leaves out what is aborted
+    shape.set_transaction_outcomes(outcomes)             from here on it ends where `outcomes` says, and leaves out what
+    is aborted
 
 The *last stable position* is the last entry before which, and at which, each entry is plain, committed or aborted. What
-is aborted is skipped by every question: `after`, `before`, `at_or_after`, `last`, counts. So a cursor's mark moves over
-it, nothing reads it, and no backlog counts it; and nothing of it is stored for any subscription. What was ever shown
-stays: entries before the last stable position change no more.
+is aborted is skipped by every question: `after`, `before`, `position_at_or_after`, `last`, counts. So a cursor's mark
+moves over it, nothing reads it, and no backlog counts it; and nothing of it is stored for any subscription. What was
+ever shown stays: entries before the last stable position change no more.
 `has` and `last_confirmed` are of the log, shown or not: acknowledgements are checked against those (after a take-over
 the last stable position may be before what was delivered already, until the outcomes are known again).
 Guarding tests: tests/broker/topic/test_transactions_core.py, tests/broker/topic/test_shown.py.
@@ -96,45 +97,45 @@ class LogShape:
         for follower in self._followers:
             follower.remove(ledger_id)
 
-    def set_lost_runs(self, holes: dict[int, list[tuple[int, int]]], least_index: int) -> None:
+    def set_skipped_lost_ranges(self, holes: dict[int, list[tuple[int, int]]], least_index: int) -> None:
         """Sets the ranges of lost entries that an operator has skipped, by ledger: consumers do not wait for these
         entries. From now on no message gets an index below `least_index`."""
         self._holes, self._least_index = holes, least_index
         for follower in self._followers:
-            follower.set_lost_runs(holes, least_index)
+            follower.set_skipped_lost_ranges(holes, least_index)
 
     def lost_run_end(self, position: Position) -> Position | None:
         """Returns the last position of the range of skipped lost entries that contains `position`; None if the entry at
         `position` was not skipped."""
-        found = self.lost_run(position)
+        found = self.skipped_lost_range(position)
         return None if found is None else Position(position[0], found[1])
 
-    def lost_run(self, position: Position) -> tuple[int, int] | None:
+    def skipped_lost_range(self, position: Position) -> tuple[int, int] | None:
         """Returns the first and the last entry id of the range of skipped lost entries that contains `position`; None
         if the entry at `position` was not skipped."""
         found = self._holes.get(position[0]) if self._holes else None
         return next((run for run in found or () if run[0] <= position[1] <= run[1]), None)
 
-    def next_existing(self, position: Position) -> Position:
-        """Returns the first position at or after `position`, as `at_or_after` does, but passes over skipped lost
-        entries."""
-        position = self.at_or_after(position)
+    def next_position_not_lost(self, position: Position) -> Position:
+        """Returns the first position at or after `position`, as `position_at_or_after` does, but passes over skipped
+        lost entries."""
+        position = self.position_at_or_after(position)
         while (last := self.lost_run_end(position)) is not None:
             position = self.after(last)
         return position
 
     @property
-    def last_existing(self) -> Position:
+    def last_position_not_lost(self) -> Position:
         """Returns the position of the last entry, as `last` does, but passes over skipped lost entries."""
         position = self.last
-        while (run := self.lost_run(position)) is not None:
+        while (run := self.skipped_lost_range(position)) is not None:
             position = self.before(Position(position[0], run[0]))
         return position
 
-    def add_follower(self, follower: LogShape) -> None:
+    def add_following_shape(self, follower: LogShape) -> None:
         """Adds every span of this shape, the present ones and later ones, also to the shape `follower`."""
         self._followers.append(follower)
-        follower.set_lost_runs(self._holes, self._least_index)
+        follower.set_skipped_lost_ranges(self._holes, self._least_index)
         for span in self.spans:
             follower.add(span)
 
@@ -153,7 +154,7 @@ class LogShape:
     def tail(self) -> Span:
         return self._spans[self._ids[-1]]
 
-    def find_span(self, ledger_id: int) -> Span | None:
+    def find_span_of_ledger(self, ledger_id: int) -> Span | None:
         return self._spans.get(ledger_id)
 
     @property
@@ -176,7 +177,7 @@ class LogShape:
             count += span.end_index - max(span.first_index, index)
         return count
 
-    def index_after_messages(self, index: int, messages: int) -> int:
+    def index_after_next_messages(self, index: int, messages: int) -> int:
         """Returns the index that follows the next `messages` existing messages from `index` on; the end index if there
         are fewer messages."""
         for ledger_id in self._ids:
@@ -193,7 +194,7 @@ class LogShape:
             return self._spans[self._ids[0]].size
         return sum([span.size for span in self._spans.values()])
 
-    def has_readable_after(self, mark: Position) -> bool:
+    def has_readable_entry_after(self, mark: Position) -> bool:
         """Returns True if readers see at least one confirmed entry after the position `mark`."""
         if self._ids:
             tail = self._spans[self._ids[-1]]
@@ -228,7 +229,7 @@ class LogShape:
                 return Position(ledger_id, span.last_entry)
         return self.start
 
-    def at_or_after(self, position: Position) -> Position:
+    def position_at_or_after(self, position: Position) -> Position:
         """Returns the first position, at or after `position`, at which an entry exists or at which the next entry will
         be stored."""
         ledger_id, entry_id = position
@@ -249,7 +250,7 @@ class LogShape:
         span = self._spans.get(ledger_id)
         if span is not None and (span.open or entry_id < span.last_entry):
             return Position(ledger_id, entry_id + 1)
-        return self.at_or_after(Position(ledger_id, entry_id + 1))
+        return self.position_at_or_after(Position(ledger_id, entry_id + 1))
 
     def before(self, position: Position) -> Position:
         """Returns the position of the last entry before `position`. It is the mark of a cursor that reads `position`
@@ -274,16 +275,16 @@ class LogShape:
         """Returns the ids of those entries of the ledger that readers never see; None if there are none."""
         return None
 
-    def count_visible(self, ledger_id: int, first: int) -> int:
+    def count_visible_entries(self, ledger_id: int, first: int) -> int:
         """Returns how many entries of the ledger, from the entry id `first` on, readers see."""
         span = self._spans.get(ledger_id)
         return max(0, span.last_entry - first + 1) if span is not None else 0
 
-    def aborted_messages(self, first: int, end: int) -> int:
+    def count_aborted_messages(self, first: int, end: int) -> int:
         """Returns the number of messages with indexes `first` … `end - 1` that are in aborted transactions."""
         return 0
 
-    def skip_hidden(self, mark: Position) -> Position:
+    def last_hidden_after(self, mark: Position) -> Position:
         """Returns the last position of the entries directly after `mark` that readers never see; `mark` itself if
         readers see the next entry."""
         return mark
@@ -293,11 +294,11 @@ class LogShape:
         span = self._spans.get(position[0])
         return span is not None and 0 <= position[1] <= span.last_entry
 
-    def clamp_mark(self, mark: Position) -> Position:
+    def limit_mark_to_log(self, mark: Position) -> Position:
         """Returns the position `mark` moved into the log: not before its start, and not after its last entry."""
         return min(max(mark, self.start), max(self.last, self.start))
 
-    def span_of_index(self, index: int) -> Span | None:
+    def find_span_of_index(self, index: int) -> Span | None:
         """Returns the span that contains the first existing message with an index of at least `index`; None if there is
         no such message."""
         spans = [span for span in self.spans if span.last_entry >= 0]
@@ -320,7 +321,8 @@ class LogShape:
 # Rules:
 # - What an operator passed over (`topics skip-lost`) is left out: the answer is the next entry that exists.
 # - A lost entry that was not passed over is skipped by the search as long as the answer does not depend on it. Where it
-#   does, the caller raises `DataLost` with the range: `LookupResult.lost` are the lost entries directly before the one
+#   does, the caller raises `DataLost` with the range: `EntrySearchResult.lost` are the lost entries directly before the
+# one
 #   that was found, and one of them may be the right answer.
 # - Unavailable is not lost: it ends the search, and the caller may ask again.
 # Bounds: LOST_LOOKED_AT lost entries in a row are tried; each costs a question to every replica.
@@ -336,7 +338,7 @@ EntryOf = Callable[[int], Awaitable[StoredEntry]]
 """Reads an entry of the ledger. Raises DataLost if it is lost."""
 
 
-class LookupResult(NamedTuple):
+class EntrySearchResult(NamedTuple):
     """The result of a search for an entry: the entry that was found, and the range of lost entries directly before
     it."""
 
@@ -344,10 +346,10 @@ class LookupResult(NamedTuple):
     lost: Run | None = None  # directly before it, or at the end of the ledger
 
 
-async def bisect_entries(
+async def find_first_entry_by_bisection(
     last: int, entry_of: EntryOf, reached: Callable[[StoredEntry], bool],
     passed_over: Callable[[int], Run | None] = lambda entry_id: None,
-) -> LookupResult:  # fmt: skip
+) -> EntrySearchResult:  # fmt: skip
     """Returns the first existing entry, from entry id 0 to `last`, for which the function `reached` returns True.
     Searches by bisection, so `reached` must return True for all entries after it. `entry_of` returns the entry with an
     id; `passed_over` returns the range of skipped lost entries that contains an entry. Raises DataLost if more than
@@ -381,7 +383,7 @@ async def bisect_entries(
             low = entry.position[1] + 1
         else:
             found, high = entry or found, middle - 1  # none is there from the middle up to the entry
-    return LookupResult(found, _before(last + 1 if found is None else found.position[1], lost, passed_over))
+    return EntrySearchResult(found, _before(last + 1 if found is None else found.position[1], lost, passed_over))
 
 
 def _before(entry_id: int, lost: set[int], passed_over: Callable[[int], Run | None]) -> Run | None:
@@ -444,7 +446,7 @@ class TrimLimit(NamedTuple):
     released_ledgers: frozenset[int] = frozenset()  # ledgers after the mark
     why: LedgerStays = LedgerStays.NOT_ACKNOWLEDGED  # a ledger that is not passed stays
 
-    def has_released(self, span: Span) -> bool:
+    def has_released_ledger(self, span: Span) -> bool:
         """Returns True if the holder no longer needs the ledger of `span`."""
         return self.mark >= (span.ledger_id, span.last_entry) or span.ledger_id in self.released_ledgers
 
@@ -485,7 +487,7 @@ def list_reasons_to_keep_ledgers(
     return result
 
 
-def find_trimmable(
+def find_trimmable_ledgers(
     shape: LogShape, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> list[int]:
     """Returns the ids of the ledgers that may be deleted now, as `list_reasons_to_keep_ledgers` decides."""
@@ -493,7 +495,7 @@ def find_trimmable(
     return [ledger for ledger, stays in kept if stays is None]
 
 
-def may_trim_last(
+def may_trim_last_ledger(
     last: Span, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> bool:
     """Returns True if the last ledger, which must be closed, may be deleted as soon as another ledger follows it."""
@@ -528,7 +530,7 @@ def _holder(span: Span, holders: Sequence[TrimLimit]) -> TrimLimit | None:
     """Returns the first holder that still needs the ledger; None if none does."""
     if span.last_entry < 0:
         return None
-    return next((holder for holder in holders if not holder.has_released(span)), None)
+    return next((holder for holder in holders if not holder.has_released_ledger(span)), None)
 
 
 # -------------------------------------------------------------------------------------------------- quorums_core
@@ -627,22 +629,22 @@ class TxnOutcomes(Protocol):
     def stable_index(self) -> int:
         """Returns the index of the first message after the last stable position."""
 
-    def aborted_messages(self, first: int, end: int) -> int:
+    def count_aborted_messages(self, first: int, end: int) -> int:
         """Returns the number of messages with indexes `first` … `end - 1` that are in aborted transactions."""
 
 
 class CommittedShape(LogShape):
     """The shape of a log for readers that get committed entries only. It changes with the shape of the log itself
-    (`LogShape.add_follower`)."""
+    (`LogShape.add_following_shape`)."""
 
     __slots__ = ("_decided",)
 
     def __init__(self, log: LogShape) -> None:
         super().__init__()
         self._decided: TxnOutcomes | None = None
-        log.add_follower(self)
+        log.add_following_shape(self)
 
-    def set_outcomes(self, decided: TxnOutcomes) -> None:
+    def set_transaction_outcomes(self, decided: TxnOutcomes) -> None:
         """Sets the object that knows the outcomes of transactions. From now on the shape ends at the last stable
         position, and does not contain aborted entries."""
         self._decided = decided
@@ -669,13 +671,13 @@ class CommittedShape(LogShape):
         span = self._spans.get(ledger_id)
         if span is not None and (span.open or entry_id < span.last_entry):
             return Position(ledger_id, entry_id + 1)
-        return super().at_or_after(Position(ledger_id, entry_id + 1))
+        return super().position_at_or_after(Position(ledger_id, entry_id + 1))
 
     def hidden_entries_of_ledger(self, ledger_id: int) -> BitMap | None:
         decided = self._decided
         return decided.aborted.get(ledger_id) if decided is not None else None
 
-    def skip_hidden(self, mark: Position) -> Position:
+    def last_hidden_after(self, mark: Position) -> Position:
         if self._decided is None:
             return mark
         following = self._skip_aborted(first := self._following(mark))
@@ -712,8 +714,8 @@ class CommittedShape(LogShape):
         aborted = decided.aborted.get(position[0])
         return aborted is None or position[1] not in aborted
 
-    def at_or_after(self, position: Position) -> Position:
-        found = super().at_or_after(position)
+    def position_at_or_after(self, position: Position) -> Position:
+        found = super().position_at_or_after(position)
         return found if self._decided is None else self._skip_aborted(found)
 
     def after(self, position: Position) -> Position:
@@ -729,7 +731,7 @@ class CommittedShape(LogShape):
             found = super().before(Position(found[0], first_of_contiguous(aborted, found[1])))
         return found
 
-    def hides_none_between(self, first: Position, last: Position) -> bool:
+    def is_every_entry_visible(self, first: Position, last: Position) -> bool:
         """Returns True if readers see every entry from `first` to `last`. Both must be in one ledger."""
         decided = self._decided
         if decided is None:
@@ -745,12 +747,14 @@ class CommittedShape(LogShape):
         if index >= end:
             return 0
         return (
-            super().count_messages_from(index) - super().count_messages_from(end) - decided.aborted_messages(index, end)
+            super().count_messages_from(index)
+            - super().count_messages_from(end)
+            - decided.count_aborted_messages(index, end)
         )
 
-    def index_after_messages(self, index: int, messages: int) -> int:
+    def index_after_next_messages(self, index: int, messages: int) -> int:
         if self._decided is None:
-            return super().index_after_messages(index, messages)
+            return super().index_after_next_messages(index, messages)
         low, high, total = index, self.end_index, self.count_messages_from(index)
         if messages >= total:
             return high
@@ -762,11 +766,11 @@ class CommittedShape(LogShape):
                 low = middle + 1
         return low
 
-    def aborted_messages(self, first: int, end: int) -> int:
-        return 0 if self._decided is None or first >= end else self._decided.aborted_messages(first, end)
+    def count_aborted_messages(self, first: int, end: int) -> int:
+        return 0 if self._decided is None or first >= end else self._decided.count_aborted_messages(first, end)
 
-    def count_visible(self, ledger_id: int, first: int) -> int:
-        span = self.find_span(ledger_id)
+    def count_visible_entries(self, ledger_id: int, first: int) -> int:
+        span = self.find_span_of_ledger(ledger_id)
         if span is None:
             return 0
         last, decided = span.last_entry, self._decided

@@ -47,7 +47,7 @@ from ...ledger import client as deletions
 from ...ledger.client import LedgerIdTaken
 from ...ledger.lost import Run
 from ...ledger.placement_core import ReplicationShortfall
-from ...ledger.recovery import ClosedByOther
+from ...ledger.recovery import ClosedByAnotherRecoverer
 from ...metadata import paths
 from ...metadata.records import CLOSED, DamagedRecord, LedgerRecord, LostRange, TopicLedger, TopicRecord, decode, encode
 from ...metadata.store import MetadataStore, NodeUpdate, VersionedValue, update_nodes
@@ -204,7 +204,7 @@ class ManagedLedger:
     new ledger is made by `make_next_ledger_record`, `add_ledger` and `apply_added_ledger`, also in this order.
 
     Before the next ledger is made, `end_ledger` ends the one that is written; `make_closed_ledger_row` returns its row
-    for the list, and `close_tail` closes it in the shape."""
+    for the list, and `close_last_ledger_in_shape` closes it in the shape."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, topic: TopicName, *,
@@ -261,7 +261,7 @@ class ManagedLedger:
             try:
                 await self.listed.change(kept, claim=claim, pending_deletion=(), together=(*ends, *claims))
                 break
-            except ClosedByOther as error:
+            except ClosedByAnotherRecoverer as error:
                 _LOG.info("%s: %s", self._topic, error)
                 closed = await self.recover_ledgers()  # it is closed now
             except MessageTooLarge:
@@ -277,14 +277,14 @@ class ManagedLedger:
         holes: dict[int, list[tuple[int, int]]] = {}
         for lost in self.listed.record.lost:
             holes.setdefault(lost.ledger_id, []).append((lost.first_entry, lost.last_entry))
-        self.shape.set_lost_runs(holes, max((lost.end_index for lost in self.listed.record.lost), default=0))
+        self.shape.set_skipped_lost_ranges(holes, max((lost.end_index for lost in self.listed.record.lost), default=0))
         self.shape.check()
         await self.delete_ledgers(gone)
 
     async def _recover(self, known: TopicLedger, *, joined: bool) -> TopicLedger:
         try:
             if joined:
-                reader, self._end = await self._ledgers.recover_to_close(known.ledger_id)
+                reader, self._end = await self._ledgers.recover_until_close(known.ledger_id)
             else:
                 reader = await self._ledgers.recover(known.ledger_id)
         except LedgerNotFound as error:
@@ -402,12 +402,12 @@ class ManagedLedger:
         assert last.ledger_id == ledger_id, "a ledger ends before the next one is listed"
         return _closed(last, last_entry, size, end_index, self._world.clock.wall_ms())
 
-    async def is_ours(self) -> bool:
+    async def is_still_owned(self) -> bool:
         """Returns True if the stored list is the list that this owner wrote. A broker that takes the topic over changes
         the list."""
         return await self.listed.is_current()
 
-    def close_tail(self, ended: TopicLedger) -> None:
+    def close_last_ledger_in_shape(self, ended: TopicLedger) -> None:
         """Closes the last ledger in the shape. `ended`: the closed row of that ledger."""
         self.shape.close_last_ledger_span(
             ended.ledger_id, ended.entries - 1, ended.end_index, ended.size, ended.closed_ms
@@ -437,7 +437,7 @@ class ManagedLedger:
 
     def _discard_ledgers(self, ledger_ids: list[int]) -> None:
         for ledger_id in ledger_ids:
-            if self.shape.find_span(ledger_id) is not None:
+            if self.shape.find_span_of_ledger(ledger_id) is not None:
                 self.shape.remove(ledger_id)
             self.reader.discard(ledger_id)
             self._cache.discard(ledger_id)
@@ -515,7 +515,7 @@ class SkipLostRequest:
             rows, claim=self._world.rng.randbytes(16).hex(), lost=_bounded([*before.lost, *found], rows)
         )
         for each in found:
-            _LOG.error("%s: passed over on purpose, for all: %s", self._topic, describe_range(each))
+            _LOG.error("%s: passed over on purpose, for all: %s", self._topic, describe_lost_range(each))
         kept = {each.ledger_id for each in rows}
         await self._delete([each.row.ledger_id for each in looked if each.gone and each.row.ledger_id not in kept])
         return found
@@ -588,7 +588,7 @@ class SkipLostRequest:
             raise NotAllowed(error.message, topic=self._topic, ledger=row.ledger_id) from error
 
     async def _without_record(self, row: TopicLedger) -> _InspectedLedger:
-        forced = row.ledger_id not in await deletions.find_deleted(self._list.store, [row.ledger_id])
+        forced = row.ledger_id not in await deletions.find_deleted_ledgers(self._list.store, [row.ledger_id])
         if forced and not self._force:
             self._doubts += max(1, row.entries)
             self._silent.add(f"the bookies of ledger {row.ledger_id}, whose record is missing,")
@@ -650,7 +650,7 @@ def _bounded(lost: Sequence[LostRange], rows: Sequence[TopicLedger]) -> tuple[Lo
     return kept
 
 
-def describe_range(lost: LostRange) -> str:
+def describe_lost_range(lost: LostRange) -> str:
     """Returns the range of lost entries as a text for users."""
     if lost.last_entry < 0:
         return f"ledger {lost.ledger_id} from entry {lost.first_entry} on, from index {lost.first_index} on"

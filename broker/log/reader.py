@@ -24,10 +24,17 @@ from ...proto.errors import DataLost, InvalidRequest, MagnetarError
 from ...proto.names import Position
 from ..common.retry import SharedCallsByKey
 from .cache import StoredEntry, TailCache
-from .log_shape_core import LOST_LOOKED_AT, LogShape, LookupResult, Span, bisect_entries, make_data_lost_error
+from .log_shape_core import (
+    LOST_LOOKED_AT,
+    EntrySearchResult,
+    LogShape,
+    Span,
+    find_first_entry_by_bisection,
+    make_data_lost_error,
+)
 
 
-class PositionOfIndex(NamedTuple):
+class PositionAndIndex(NamedTuple):
     """The position of an entry, and the index of its first message."""
 
     position: Position
@@ -63,19 +70,19 @@ class TopicLogReader:
     def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
         """Returns consecutive confirmed entries of one ledger that are in memory, from `position` on; returns no
         entries if the first one is not in memory."""
-        span = self._shape.find_span(position[0])
+        span = self._shape.find_span_of_ledger(position[0])
         if span is None:
             return []
-        found = self._cache.cached_run(position, span.last_entry, entries_max, bytes_max)
+        found = self._cache.get_cached_entries(position, span.last_entry, entries_max, bytes_max)
         if not found and self._recent is not None:
-            found = self._recent.cached_run(position, span.last_entry, entries_max, bytes_max)
+            found = self._recent.get_cached_entries(position, span.last_entry, entries_max, bytes_max)
         return found
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
         """Reads entries of one ledger from bookies and returns them: from `position` on, up to `last_entry`, at least
         one. Raises InvalidRequest if no entry is at `position`, or if the entry was trimmed; DataLost, with the range
         of lost entries, if the entry is lost."""
-        span = self._shape.find_span(position[0])
+        span = self._shape.find_span_of_ledger(position[0])
         if span is None or not self._shape.is_readable(position):
             raise InvalidRequest(f"there is no entry {position} (any more)", position=position)
         key = (position, bytes_max, min(span.last_entry, last_entry))
@@ -94,11 +101,11 @@ class TopicLogReader:
         """Returns the last entry id of the lost entries that begin at `position`. Tries LOST_LOOKED_AT entries at most,
         which is enough for the operator to decide."""
         ledger_id, last = position
-        span = self._shape.find_span(ledger_id)
+        span = self._shape.find_span_of_ledger(ledger_id)
         end = last if span is None else min(span.last_entry, last + LOST_LOOKED_AT)
         while last < end:
             following = Position(ledger_id, last + 1)
-            if self.get(following) is not None or self._shape.lost_run(following) is not None:
+            if self.get(following) is not None or self._shape.skipped_lost_range(following) is not None:
                 break
             try:
                 await self._read_stored(following, 1, following.entry_id)
@@ -119,7 +126,7 @@ class TopicLogReader:
         parse = StoredEntry.parse
         entries = [parse(Position(ledger_id, each.entry), each.payload) for each in found]
         if self._recent is not None:
-            self._recent.add_all(ledger_id, entries)
+            self._recent.add_entries_of_ledger(ledger_id, entries)
         return entries
 
     async def read_entry(self, position: Position) -> StoredEntry:
@@ -135,7 +142,7 @@ class TopicLogReader:
         return reader
 
     # ------------------------------------------------------------------ by index and time
-    async def locate_index(self, index: int) -> PositionOfIndex:
+    async def locate_index(self, index: int) -> PositionAndIndex:
         """Returns the position of the entry that contains the message with the index `index`; the position after the
         last entry if `index` is at or after the end of the log. If the message was trimmed, or if its entry is lost and
         was skipped, returns the position of the first entry after it.
@@ -143,7 +150,7 @@ class TopicLogReader:
         Raises DataLost if the message may be in a lost entry that was not skipped.
         """
         index = max(index, self._shape.first_index)
-        span = self._shape.span_of_index(index)
+        span = self._shape.find_span_of_index(index)
         if span is None:
             return self._end_position()
         found, lost = await self._first(span, lambda entry: entry.index >= index)
@@ -151,7 +158,7 @@ class TopicLogReader:
             raise make_data_lost_error(span.ledger_id, lost)
         return _indexed(found) if found is not None else await self._after(span)
 
-    async def locate_time(self, time_ms: int) -> PositionOfIndex:
+    async def locate_time(self, time_ms: int) -> PositionAndIndex:
         """Returns the position of the first entry that arrived at or after `time_ms` (ms since the epoch); the position
         after the last entry if there is none. Raises DataLost if a lost entry may be the answer: the entry before it
         arrived earlier, and the one after it did not."""
@@ -172,10 +179,10 @@ class TopicLogReader:
             raise doubt
         return self._end_position()
 
-    async def index_after(self, mark: Position) -> int:
+    async def message_index_after(self, mark: Position) -> int:
         """Returns the index of the first message after the entry `mark`. Raises DataLost if the entry of that message
         is lost, and the entry `mark` is lost, too."""
-        known = self.cached_index_after(mark)
+        known = self.cached_message_index_after(mark)
         if known is not None:
             return known
         try:
@@ -185,11 +192,11 @@ class TopicLogReader:
                 raise
         return (await self.read_entry(mark)).index + 1
 
-    def cached_index_after(self, mark: Position) -> int | None:
-        """Returns the index of the first message after the entry `mark`, as `index_after` does, but without reading an
-        entry; None if an entry would have to be read."""
+    def cached_message_index_after(self, mark: Position) -> int | None:
+        """Returns the index of the first message after the entry `mark`, as `message_index_after` does, but without
+        reading an entry; None if an entry would have to be read."""
         position = self._following(mark)
-        span = self._shape.find_span(position[0])
+        span = self._shape.find_span_of_ledger(position[0])
         if span is None:
             return self._shape.end_index
         if position[1] == 0:
@@ -200,43 +207,43 @@ class TopicLogReader:
         return None if entry is None else entry.first_index
 
     def _following(self, mark: Position) -> Position:
-        return self._shape.next_existing(Position(mark[0], mark[1] + 1))
+        return self._shape.next_position_not_lost(Position(mark[0], mark[1] + 1))
 
     async def read_last_message(self) -> tuple[Position, int, int] | None:
         """Returns the last message that readers see: the position of its entry, its batch index (-1: the entry is not a
         batch) and its index; None if there is no such message."""
-        last = self._shape.last_existing
+        last = self._shape.last_position_not_lost
         if last.entry_id < 0:
             return None
         entry = await self.read_entry(last)
         return last, entry.count - 1 if entry.count > 1 else -1, entry.index
 
-    def _end_position(self) -> PositionOfIndex:
-        return PositionOfIndex(self._shape.after(self._shape.last), self._shape.end_index)
+    def _end_position(self) -> PositionAndIndex:
+        return PositionAndIndex(self._shape.after(self._shape.last), self._shape.end_index)
 
-    async def _after(self, span: Span) -> PositionOfIndex:
+    async def _after(self, span: Span) -> PositionAndIndex:
         """Returns the position of the first entry after the span."""
-        position = self._shape.next_existing(Position(span.ledger_id, span.last_entry + 1))
+        position = self._shape.next_position_not_lost(Position(span.ledger_id, span.last_entry + 1))
         return _indexed(await self.read_entry(position)) if self._shape.is_readable(position) else self._end_position()
 
     def _is_any_before(self, span: Span, entry: StoredEntry | None) -> bool:
         """Returns True if the ledger has an entry before `entry`; with `entry` None, if it has any entry."""
-        first = self._shape.next_existing(Position(span.ledger_id, 0))
+        first = self._shape.next_position_not_lost(Position(span.ledger_id, 0))
         return self._shape.has_entry(first) and first < (
             Position(span.ledger_id + 1, 0) if entry is None else entry.position
         )
 
-    async def _since(self, span: Span, time_ms: int) -> LookupResult:
+    async def _since(self, span: Span, time_ms: int) -> EntrySearchResult:
         """Finds the first entry of the ledger that arrived at or after `time_ms`. Does not search a ledger whose last
         entry arrived before that."""
         last = await self._one(span, span.last_entry)
         if last is not None and last.timestamp_ms < time_ms:
-            return LookupResult(None)
+            return EntrySearchResult(None)
         return await self._first(span, lambda entry: entry.timestamp_ms >= time_ms)
 
     async def _one(self, span: Span, entry_id: int) -> StoredEntry | None:
         """Returns an entry of the ledger; None if it is lost, whether it was skipped or not."""
-        if self._shape.lost_run(Position(span.ledger_id, entry_id)) is not None:
+        if self._shape.skipped_lost_range(Position(span.ledger_id, entry_id)) is not None:
             return None
         try:
             return await self._stored(Position(span.ledger_id, entry_id))
@@ -249,17 +256,17 @@ class TopicLogReader:
         cached = self.get(position)
         return cached if cached is not None else (await self._read_stored(position, 1, position[1]))[0]
 
-    async def _first(self, span: Span, reached: Callable[[StoredEntry], bool]) -> LookupResult:
+    async def _first(self, span: Span, reached: Callable[[StoredEntry], bool]) -> EntrySearchResult:
         """Finds the first entry of the ledger for which `reached` is true. `reached` must be true for all entries after
         it."""
-        return await bisect_entries(
+        return await find_first_entry_by_bisection(
             span.last_entry, lambda id_: self._stored(Position(span.ledger_id, id_)), reached,
-            lambda id_: self._shape.lost_run(Position(span.ledger_id, id_)),
+            lambda id_: self._shape.skipped_lost_range(Position(span.ledger_id, id_)),
         )  # fmt: skip
 
 
-def _indexed(entry: StoredEntry) -> PositionOfIndex:
-    return PositionOfIndex(entry.position, entry.first_index)
+def _indexed(entry: StoredEntry) -> PositionAndIndex:
+    return PositionAndIndex(entry.position, entry.first_index)
 
 
 # --------------------------------------------------------------------------------------------------- read_memory
@@ -267,7 +274,7 @@ def _indexed(entry: StoredEntry) -> PositionOfIndex:
 #
 #     size = memory.read_size(read_bytes)  what to read now: less when many subscriptions have something
 #     async with memory.reserve(size)      waits while the reads under way take all of it
-#     memory.set_used_bytes_of(buffer, size)        what a subscription has now; 0: nothing
+#     memory.set_used_bytes_of_holder(buffer, size)        what a subscription has now; 0: nothing
 #
 # A read that begins makes room: the subscriptions that have used what they have least recently give it back, and read
 # it again when they need it. So a subscription whose consumers take nothing keeps no other from reading, nothing waits
@@ -279,12 +286,12 @@ CHUNK_BYTES_MIN = 64 << 10
 """Least bytes of a read, however many subscriptions there are: a shorter one costs a bookie as much."""
 
 
-class MemoryHolder(Protocol):
+class ReadMemoryHolder(Protocol):
     """An object that has entries in memory and can remove them from memory when memory is scarce."""
 
     def release_memory(self) -> None:
         """Removes all entries from memory that can be read again, and reports the bytes that remain to
-        `ReadMemory.set_used_bytes_of`."""
+        `ReadMemory.set_used_bytes_of_holder`."""
         ...
 
 
@@ -296,7 +303,7 @@ class ReadMemory:
         self.held = 0  # by subscriptions
         self.under_way = 0  # asked of bookies
         self.given_back = 0  # times that a subscription had to
-        self._holders: OrderedDict[MemoryHolder, int] = OrderedDict()  # the one that was used last comes last
+        self._holders: OrderedDict[ReadMemoryHolder, int] = OrderedDict()  # the one that was used last comes last
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
@@ -358,7 +365,7 @@ class ReadMemory:
             holder.release_memory()
             assert holder not in self._holders, "it has given all back"
 
-    def set_used_bytes_of(self, holder: MemoryHolder, size: int) -> None:
+    def set_used_bytes_of_holder(self, holder: ReadMemoryHolder, size: int) -> None:
         """Stores that `holder` has `size` bytes in memory now; 0: none."""
         self.held += size - self._holders.get(holder, 0)
         if size:

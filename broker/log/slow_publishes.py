@@ -33,11 +33,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ...ledger import LedgerWriter
-from ...proto.entry import decode_columns, parse_header, properties_of
+from ...proto.entry import decode_columns, decode_properties, parse_header
 from ...proto.errors import CorruptEntry
 from ...proto.names import TopicName
 from ...runtime.clock import Clock
-from .unfolding import is_slow_to_parse
+from .unfolding import is_entry_slow_to_parse
 
 if TYPE_CHECKING:
     from .appender import Publish
@@ -48,7 +48,7 @@ LINES_MAX, LINES_S = 10, 10.0
 TRACE_KEYS = ("traceparent", "messaging.trace_parent")
 
 
-class SlowPublishes:
+class SlowPublishLog:
     """Writes the log lines about slow publishes of all topics of a broker. `slow_s`: from how many seconds on a publish
     is slow; 0: no publish is reported."""
 
@@ -79,14 +79,14 @@ class SlowPublishes:
         bookies: dict[str, dict[str, int | bool]] = {}
         for slot, bookie in first.sent.items():
             bookies[bookie] = {} if slot in first.acks else {"stored": False}
-        for late in () if writer is None else writer.late_answers():
+        for late in () if writer is None else writer.late_bookie_answers():
             if late.bookie in bookies and late.first_entry <= first.entry <= late.last_entry:
                 bookies[late.bookie] = {
                     "sent_ms": round((late.sent_s - began_s) * 1000),
                     "stored_ms": round((late.answered_s - began_s) * 1000),
                 }
         facts: dict[str, object] = {"topic": str(topic), "producer": first.name}
-        if trace := find_trace(b"".join(first.frames)):
+        if trace := find_trace_id(b"".join(first.frames)):
             facts["trace"] = trace
         facts |= {
             "ledger": -1 if writer is None else writer.ledger_id, "entry": first.entry,
@@ -100,14 +100,14 @@ class SlowPublishes:
         _LOG.warning("slow publish", extra=facts)
 
 
-def find_trace(entry: bytes) -> str:
+def find_trace_id(entry: bytes) -> str:
     """Returns the trace id of the first message of a stored entry that contains a trace context; empty if no message
     contains one."""
     with suppress(CorruptEntry):
         header = parse_header(entry, verify=False)
-        contexts = [properties_of(header.metadata)]
-        if header.batched and not header.metadata.encryption_keys and not is_slow_to_parse(header.metadata):
-            contexts += map(properties_of, decode_columns(header, entry)[0])
+        contexts = [decode_properties(header.metadata)]
+        if header.batched and not header.metadata.encryption_keys and not is_entry_slow_to_parse(header.metadata):
+            contexts += map(decode_properties, decode_columns(header, entry)[0])
         for properties in contexts:
             for key in TRACE_KEYS:
                 parts = properties.get(key, "").split("-")

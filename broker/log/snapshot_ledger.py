@@ -1,6 +1,6 @@
 """A topic's own state on bookies: ledgers of snapshots, of which a record in the metadata names the current one.
 
-    ledger = SnapshotLedger(StateLedgers(…), decode_piece, DamagedX, alarm)
+    ledger = SnapshotLedger(TopicStateLedgers(…), decode_piece, DamagedX, alarm)
     state = await ledger.recover(record.ledger_id, whole)     at the take-over, after the record was claimed
     stored = await ledger.append(entries)                     False: there is no ledger that takes them; roll
     await ledger.roll(entries, name)                          entries hold all of the state
@@ -56,7 +56,7 @@ class SnapshotPiece(Protocol):
         """Returns the number of this piece, from 0, among the pieces of its snapshot."""
 
     @property
-    def is_last(self) -> bool:
+    def is_last_piece(self) -> bool:
         """Returns True if this is the last piece of a snapshot."""
 
 
@@ -64,7 +64,7 @@ P = TypeVar("P", bound=SnapshotPiece)
 S = TypeVar("S")
 
 
-class StateLedgers:
+class TopicStateLedgers:
     """Creates, opens and deletes the ledgers in which a topic stores one kind of state. `properties`: the properties of
     each of these ledgers."""
 
@@ -131,7 +131,7 @@ class SnapshotLedger(Generic[P]):
     __slots__ = ("_alarm", "_damage", "_decode", "_ledgers", "_writer", "ledger_id", "sequence")
 
     def __init__(
-        self, ledgers: StateLedgers, decode: Callable[[bytes], P], damage: type[Exception],
+        self, ledgers: TopicStateLedgers, decode: Callable[[bytes], P], damage: type[Exception],
         alarm: Callable[[str, Exception], None],
     ) -> None:  # fmt: skip
         self.ledger_id = -1
@@ -168,14 +168,14 @@ class SnapshotLedger(Generic[P]):
     async def _pieces(self, reader: LedgerReader, last: int) -> list[P]:
         """Returns the pieces of the snapshot that ends at entry `last`; empty if none ends there, or it is
         incomplete."""
-        end = await self.read_piece(reader, last)
+        end = await self.read_snapshot_piece(reader, last)
         self.sequence = max(self.sequence, end.sequence)
-        if not end.is_last or last < end.piece:
+        if not end.is_last_piece or last < end.piece:
             return []
-        pieces = [*[await self.read_piece(reader, last - back) for back in range(end.piece, 0, -1)], end]
+        pieces = [*[await self.read_snapshot_piece(reader, last - back) for back in range(end.piece, 0, -1)], end]
         return pieces if all(each.sequence == end.sequence for each in pieces) else []
 
-    async def read_piece(self, reader: LedgerReader, entry_id: int) -> P:
+    async def read_snapshot_piece(self, reader: LedgerReader, entry_id: int) -> P:
         """Reads and decodes the entry `entry_id` of the ledger. Returns the piece of a snapshot that it contains."""
         (entry,) = await reader.read(entry_id, entry_id)
         return self._decode(bytes(entry.payload))

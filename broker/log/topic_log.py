@@ -62,7 +62,7 @@ from .cache import TailCache
 from .log_queue_core import LogQueue
 from .log_shape_core import allowed_replication_shortfall
 from .managed_ledger import Claims, ManagedLedger, TopicFenced, make_no_claim_operations
-from .slow_publishes import SlowPublishes
+from .slow_publishes import SlowPublishLog
 
 _LOG = logging.getLogger("magnetar.broker.log")
 
@@ -88,7 +88,7 @@ class TopicLog:
         on_delayed: Callable[[Position, int], None], on_lost: Callable[[MagnetarError], None],
         owned: Callable[[], bool], publish_seconds: Histogram | None = None,
         on_waits: Callable[[MagnetarError], None] = lambda error: None, claims: Claims = make_no_claim_operations,
-        slow_publishes: SlowPublishes | None = None,
+        slow_publishes: SlowPublishLog | None = None,
     ) -> None:  # fmt: skip
         self.topic = topic
         self.state = TopicState.OPENING
@@ -115,7 +115,7 @@ class TopicLog:
             world.clock, self._managed_ledger, cache, config, self._tasks, on_confirmed=on_confirmed,
             on_delayed=on_delayed,
             on_stopped=self._start_switch, publish_seconds=publish_seconds or Histogram(SECONDS),
-            slow_publishes=slow_publishes or SlowPublishes(world.clock, 0.0),
+            slow_publishes=slow_publishes or SlowPublishLog(world.clock, 0.0),
         )  # fmt: skip
 
     def removed_entries(self) -> Iterable[tuple[int, BitMap]]:
@@ -266,7 +266,7 @@ class TopicLog:
             raise
         self._appender.confirm(stored)
         if ended is not None:
-            self._managed_ledger.close_tail(ended)
+            self._managed_ledger.close_last_ledger_in_shape(ended)
         await self._managed_ledger.apply_added_ledger(writer, end_index, empty)
         self._appender.start_ledger(writer)
         if self.state is TopicState.SWITCHING:
@@ -292,13 +292,13 @@ class TopicLog:
             self._tasks.spawn(self._appender.writer.abandon(), "topic-log-abandon")
         self._on_lost(error)
 
-    async def is_ours(self) -> bool:
+    async def is_still_owned(self) -> bool:
         """Returns True if no other broker has taken the topic over; a broker that does so changes the stored list of
         ledgers. Raises the error of the metadata store if the list cannot be read."""
         if self._changing.locked():
             return True  # a broker that changes the list now finds out
         async with self._changing:
-            return await self._managed_ledger.is_ours()
+            return await self._managed_ledger.is_still_owned()
 
     # ------------------------------------------------------------------ trimming, sealing, closing
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
@@ -384,7 +384,7 @@ class TopicLog:
         stored, ended = self._appender.end_ledger(last_entry)
         self._appender.confirm(stored)
         if ended is not None:
-            self._managed_ledger.close_tail(ended)
+            self._managed_ledger.close_last_ledger_in_shape(ended)
             await self._managed_ledger.commit_end(ended, terminated=terminated or None)
         elif terminated:
             await self._managed_ledger.terminate()

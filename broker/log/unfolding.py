@@ -1,11 +1,11 @@
 """The slots of an entry whose messages take long to parse: many of them, or many bytes once decompressed.
 
 Key_Shared has to know the key of each message of a batch. Of most entries that is less than a millisecond, in the event
-loop (`StoredEntry.find_slots`). An entry may be 64 KB on the wire and 64 MiB decompressed, or contain half a million
-messages: it is decompressed in a thread, into memory that the entry's declared size bounds (proto/compression.py), and
-its messages are parsed in slices (`EventLoopSlices`). One entry at a time in a process, so they never take more than 64
-MiB together. Nothing of a subscription overtakes its entry meanwhile (read_ahead.py). Compaction and dead letters parse
-such an entry in a thread (`run_off_loop`).
+loop (`StoredEntry.find_key_slots`). An entry may be 64 KB on the wire and 64 MiB decompressed, or contain half a
+million messages: it is decompressed in a thread, into memory that the entry's declared size bounds
+(proto/compression.py), and its messages are parsed in slices (`EventLoopSlices`). One entry at a time in a process, so
+they never take more than 64 MiB together. Nothing of a subscription overtakes its entry meanwhile (read_ahead.py).
+Compaction and dead letters parse such an entry in a thread (`run_in_thread_if_slow`).
 
 Guarding test: tests/broker/log/test_unfolding.py.
 """
@@ -39,7 +39,7 @@ R = TypeVar("R")
 _ONE_AT_A_TIME: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
-def is_slow_to_parse(metadata: MessageMetadata) -> bool:
+def is_entry_slow_to_parse(metadata: MessageMetadata) -> bool:
     """Returns True if an entry with this metadata takes long to parse, because it has many messages, many uncompressed
     bytes, or many properties."""
     return (
@@ -49,7 +49,7 @@ def is_slow_to_parse(metadata: MessageMetadata) -> bool:
     )
 
 
-async def compute_slots(entry: Buffer, world: World) -> tuple[int, ...]:
+async def compute_key_slots(entry: Buffer, world: World) -> tuple[int, ...]:
     """Returns the Key_Shared slots of the keys of the messages in a stored batch, the slot of the first message first.
     Decompresses the batch in a thread. Returns () if the batch is damaged."""
     async with _turn():
@@ -65,11 +65,13 @@ async def compute_slots(entry: Buffer, world: World) -> tuple[int, ...]:
             return ()  # its consumer reports the damage
 
 
-async def run_off_loop(entry: Buffer, world: World, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+async def run_in_thread_if_slow(
+    entry: Buffer, world: World, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+) -> R:
     """Calls the function `work(*args, **kwargs)`, which parses the stored `entry`, and returns its result. If the entry
     takes long to parse, `work` runs in a thread, one such call at a time; else it is called directly."""
     try:
-        long = is_slow_to_parse(parse_stored_head(entry).metadata)
+        long = is_entry_slow_to_parse(parse_stored_head(entry).metadata)
     except CorruptEntry:
         long = False
     if not long:

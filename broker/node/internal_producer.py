@@ -142,7 +142,7 @@ class InternalProducer:
 # same. Guards: tests/client/transactions/test_halves.py.
 
 
-class HalfPublisher:
+class CommittedHalfPublisher:
     """Publishes the messages of a half message to their topics after its commit, in one transaction."""
 
     def __init__(self, producer: InternalProducer, clock: Clock) -> None:
@@ -202,7 +202,7 @@ OWNERS_MAX = 10_000
 
 
 @runtime_checkable
-class SettlingTopic(Protocol):
+class TransactionSettlingTopic(Protocol):
     """The interface of a loaded topic to which the outcomes of transactions are applied."""
 
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
@@ -211,7 +211,7 @@ class SettlingTopic(Protocol):
         Idempotent."""
 
 
-class TopicSettler:
+class TopicTransactionSettler:
     """Applies the outcomes of transactions to topics of any broker. `load`: a function that returns a topic of this
     broker, after loading it if necessary, or raises NotOwner. `owner`: a function that returns the endpoint of the
     broker that serves the topic; "": this broker."""
@@ -240,7 +240,7 @@ class TopicSettler:
             if endpoint:
                 errors = await self._peers().settle(endpoint, topic, settlements)
             else:
-                errors = await self.settle_local(topic, settlements)
+                errors = await self.settle_at_own_topic(topic, settlements)
         except MagnetarError as error:
             errors = [error] * len(settlements)
         if any(errors):
@@ -252,11 +252,13 @@ class TopicSettler:
     async def _is_gone(self, topic: TopicName) -> bool:
         return await self._metadata.get(topic_path(topic)) is None
 
-    async def settle_local(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
+    async def settle_at_own_topic(
+        self, topic: TopicName, settlements: Sequence[Settlement]
+    ) -> list[MagnetarError | None]:
         """Applies the outcomes of transactions to a topic that this broker owns. Returns None or the error for each
         transaction. Raises NotOwner if another broker owns the topic; NotAllowed if the topic does not support
         transactions."""
         loaded = await self._load(topic)
-        if not isinstance(loaded, SettlingTopic):
+        if not isinstance(loaded, TransactionSettlingTopic):
             raise NotAllowed(f"topic {topic} takes no transactions")
         return await loaded.settle(settlements, SETTLE_S)

@@ -7,9 +7,9 @@ and closes ledgers. Loading all at once is slower than one after the other, and 
     turns.prioritize(name)            a producer waits for it: it comes before those that only consumers wait for
 
 At most `at_once` topics have a turn, in the order of their arrival. A turn lasts until the load has ended, and for
-`turn_timeout_s` at most: then a topic whose bookies do not answer goes on without a turn and delays no other. Nothing
-is refused. `turn_timeout_s` is TURN_S, or twice the usual time of a successful load if that is more: with slow disks,
-turns that end before their loads would admit ever more topics, until none is loaded in time.
+`load_turn_timeout_s` at most: then a topic whose bookies do not answer goes on without a turn and delays no other.
+Nothing is refused. `load_turn_timeout_s` is TURN_S, or twice the usual time of a successful load if that is more: with
+slow disks, turns that end before their loads would admit ever more topics, until none is loaded in time.
 Guards: tests/broker/node/test_load_turns.py.
 """
 
@@ -28,7 +28,8 @@ from ..log.cache import TailCache
 from ..topic.topic import Topic
 
 TURN_S, TURN_S_MAX = 1.0, 10.0
-"""Bounds of `turn_timeout_s`: a load takes some milliseconds when its bookies answer, and clients wait for 30 s."""
+"""Bounds of `load_turn_timeout_s`: a load takes some milliseconds when its bookies answer, and clients wait for 30
+s."""
 USUAL_PART = 8
 """The usual load time moves towards that of a quicker load by this fraction (1 / USUAL_PART) of the difference; that of
 a slower load becomes the usual time at once."""
@@ -51,7 +52,7 @@ class TopicLoadQueue:
         return len(self._first) + len(self._others)
 
     @property
-    def turn_timeout_s(self) -> float:
+    def load_turn_timeout_s(self) -> float:
         """The number of seconds after which the turn of a load ends, also if the load has not ended: the next topic may
         then be loaded."""
         return min(max(TURN_S, 2 * self._usual_s), TURN_S_MAX)
@@ -130,7 +131,7 @@ class _Turn:
     async def __aenter__(self) -> None:
         self._began = await self._turns.wait_turn(self._name)
         self._held = True
-        self._timer = asyncio.get_running_loop().call_later(self._turns.turn_timeout_s, self._end_turn)
+        self._timer = asyncio.get_running_loop().call_later(self._turns.load_turn_timeout_s, self._end_turn)
 
     async def __aexit__(self, failed: type[BaseException] | None, *_: object) -> None:
         if failed is None:
@@ -186,7 +187,7 @@ class CacheLimits(NamedTuple):
     lacking: int  # bytes that the state needs in addition to its share and all of the caches
 
 
-def limit_caches(state_bytes: int, config: BrokerConfig) -> CacheLimits:
+def compute_cache_limits(state_bytes: int, config: BrokerConfig) -> CacheLimits:
     """Returns the sizes of the caches that leave enough memory for a state of `state_bytes` bytes. The cache of
     catch-up reads shrinks first, then the tail cache."""
     over = max(0, state_bytes - config.state_memory_bytes)
@@ -209,7 +210,7 @@ def ack_hole_memory_limit(sizes: Sequence[int], limit: int, own_max: int) -> int
     return own_max
 
 
-class StateMemory:
+class BrokerStateMemory:
     """Measures how much memory the state of the broker takes (topics, subscriptions, connections), and limits the
     caches to the memory that is left."""
 
@@ -247,7 +248,7 @@ class StateMemory:
                 subscription.pump.wake()
             if turns.is_slice_used_up:
                 await turns.begin_slice()
-        self._resize(limit_caches(self.bytes, self._config))
+        self._resize(compute_cache_limits(self.bytes, self._config))
 
     def _resize(self, room: CacheLimits) -> None:
         tail, recent = self._cache, self._cache.recent

@@ -81,7 +81,7 @@ def _facts(core: ProducerCore, frame: wire.ServerFrame, clock: Clock) -> list[Pr
         case "receipt":
             return core.on_receipt(frame.receipt.sequence_id, frame.receipt.ledger_id, frame.receipt.entry_id, now)
         case "credit":
-            return core.on_credit(frame.credit)
+            return core.on_credit_granted(frame.credit)
         case "failed":
             raise from_wire(frame.failed.error)
         case "closed":

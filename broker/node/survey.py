@@ -70,7 +70,7 @@ class TopicTotals(msgspec.Struct):
     bytes_out: int = 0
 
 
-class SurveyedTopic(NamedTuple):
+class MeasuredTopic(NamedTuple):
     """The measured values of one topic. `rates`: its traffic between the last two measurements. `oldest_ms`: the
     arrival time of the oldest unacknowledged message, in milliseconds since the epoch; 0: there is no such message, or
     its time is not known yet."""
@@ -88,7 +88,7 @@ class TopicSurvey(msgspec.Struct, frozen=True):
     at_s: float  # of the clock
     total: TopicTotals
     namespaces: Mapping[str, TopicTotals]
-    largest: Mapping[str, tuple[SurveyedTopic, ...]]  # by each of MEASURES, the largest first
+    largest: Mapping[str, tuple[MeasuredTopic, ...]]  # by each of MEASURES, the largest first
 
     def count_topics(self) -> int:
         """Returns the number of topics in all namespaces of this survey."""
@@ -106,16 +106,16 @@ class TopicSurvey(msgspec.Struct, frozen=True):
         )
 
 
-def inspect_topic(topic: Topic) -> SurveyedTopic:
+def measure_topic(topic: Topic) -> MeasuredTopic:
     """Measures one topic now, and returns the values. The rates are those of the last survey. Reads no entry."""
     log, shape, backlog, oldest = topic.log, topic.log.shape, 0, 0
     for each in topic.subscriptions.values():
-        if each.is_durable and shape.has_readable_after(each.cursor.mark):
+        if each.is_durable and shape.has_readable_entry_after(each.cursor.mark):
             backlog += estimate_backlog(log, each)
             arrived = topic.maintenance.oldest_arrival_ms_in_memory(each)
             if arrived and (not oldest or arrived < oldest):
                 oldest = arrived
-    return SurveyedTopic(topic, topic.traffic.walked_rates, backlog, oldest)
+    return MeasuredTopic(topic, topic.traffic.walked_rates, backlog, oldest)
 
 
 class _Walk:
@@ -126,7 +126,7 @@ class _Walk:
     def __init__(self, passed_s: float) -> None:
         self.passed_s = passed_s
         self.sums: dict[int, tuple[str, TopicTotals]] = {}  # by the identity of the namespace's name
-        self.heaps: dict[str, list[tuple[float, int, SurveyedTopic]]] = {name: [] for name in MEASURES}
+        self.heaps: dict[str, list[tuple[float, int, MeasuredTopic]]] = {name: [] for name in MEASURES}
         self.ageless: list[Callable[[], Coroutine[Any, Any, object]]] = []  # the reads of ages
         self.walked = 0
 
@@ -155,7 +155,7 @@ class _Walk:
                 sums.consumers += len(each.consumers)
             if each.store is not None:
                 sums.subscriptions += 1
-                if shape.has_readable_after(each.cursor.mark):
+                if shape.has_readable_entry_after(each.cursor.mark):
                     backlog += estimate_backlog(log, each)
                     arrived = topic.maintenance.oldest_arrival_ms_in_memory(each)
                     if arrived == 0 and len(self.ageless) < AGES_READ:
@@ -164,12 +164,12 @@ class _Walk:
                         oldest = arrived
         if backlog:
             sums.backlog += backlog
-            self._note("backlog", backlog, SurveyedTopic(topic, traffic.walked_rates, backlog, oldest))
+            self._note("backlog", backlog, MeasuredTopic(topic, traffic.walked_rates, backlog, oldest))
             if oldest:
-                self._note("age", -oldest, SurveyedTopic(topic, traffic.walked_rates, backlog, oldest))
+                self._note("age", -oldest, MeasuredTopic(topic, traffic.walked_rates, backlog, oldest))
         if traffic.walked_rates is not NO_RATES:
             rates = traffic.walked_rates
-            self._note("traffic", rates.bytes_in + rates.bytes_out, SurveyedTopic(topic, rates, backlog, oldest))
+            self._note("traffic", rates.bytes_in + rates.bytes_out, MeasuredTopic(topic, rates, backlog, oldest))
 
     def _count(self, sums: TopicTotals, topic: Topic, now: tuple[int, int, int, int]) -> None:
         traffic, passed_s = topic.traffic, self.passed_s
@@ -185,14 +185,14 @@ class _Walk:
         sums.throughput_in += rates.bytes_in
         sums.throughput_out += rates.bytes_out
 
-    def _note(self, measure: str, size: float, facts: SurveyedTopic) -> None:
+    def _note(self, measure: str, size: float, facts: MeasuredTopic) -> None:
         heap = self.heaps[measure]
         if len(heap) < TOP:
             heappush(heap, (size, self.walked, facts))
         elif size > heap[0][0]:
             heappushpop(heap, (size, self.walked, facts))
 
-    def largest(self) -> dict[str, tuple[SurveyedTopic, ...]]:
+    def largest(self) -> dict[str, tuple[MeasuredTopic, ...]]:
         return {
             measure: tuple(facts for _, _, facts in sorted(heap, reverse=True)) for measure, heap in self.heaps.items()
         }

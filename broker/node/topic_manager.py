@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from ...ledger import LedgerClient, LedgerConfig
 from ...ledger.writer_core import Striping
 from ...metadata.records import CLUSTER_FORMAT, BookieRecord, BrokerRecord, Feature, LostRange, may_write_feature
-from ...metadata.session import MetadataUse, ReconnectingStore
+from ...metadata.session import MetadataResponsiveness, ReconnectingStore
 from ...metadata.store import MetadataStore
 from ...proto.errors import BadVersion, Busy, InvalidRequest, MagnetarError, NotEnoughBookies, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName
@@ -38,15 +38,22 @@ from ...proto.versions import PRODUCT
 from ...runtime import logs
 from ...runtime.budget import CallerMemory
 from ...runtime.clock import Clock
-from ...runtime.memory_shares import machine_bytes
+from ...runtime.memory_shares import measure_machine_memory
 from ...runtime.metrics import SECONDS, Histogram, MetricsPage
 from ...runtime.network import World
 from ...runtime.tasks import Tasks, run_to_end, run_together
 from ..access.authorizer import AccessGrants, Authorizer
 from ..cluster.bundles_core import bundle_name
 from ..cluster.catalog import Catalog, CatalogLimits
-from ..cluster.orphans import Orphan, OrphanSearch, delete_orphans, find_orphans
-from ..cluster.ownership import ClusterMembers, KnownMembers, Ownership, list_bookies, list_brokers, list_drains
+from ..cluster.orphans import Orphan, OrphanSearchResult, delete_orphans, find_orphans
+from ..cluster.ownership import (
+    ClusterMembers,
+    LastKnownMembers,
+    Ownership,
+    list_bookies,
+    list_brokers,
+    list_drain_orders,
+)
 from ..cluster.policy_cache import PolicyCache, TopicWatcher
 from ..cluster.schema_registry import SchemaRegistry
 from ..common.config import BrokerConfig, MetricsTopics, RuntimeSettings
@@ -57,15 +64,15 @@ from ..log.cache import TailCache
 from ..log.log_shape_core import allowed_replication_shortfall
 from ..log.managed_ledger import ManagedLedgerRecord, SkipLostRequest, TopicFenced
 from ..log.reader import ReadMemory
-from ..log.slow_publishes import SlowPublishes
+from ..log.slow_publishes import SlowPublishLog
 from ..topic.maintenance import run_maintenance
 from ..topic.nonpersistent import NonPersistentStorage
 from ..topic.statistics import BrokerRateLimits
 from ..topic.storage import DurableTopicStorage, Storage
 from ..topic.topic import Topic
 from ..transaction.coordinators import TransactionCoordinators
-from .internal_producer import HalfPublisher, InternalProducer, TopicSettler
-from .load_turns import StateMemory, TopicLoadQueue
+from .internal_producer import CommittedHalfPublisher, InternalProducer, TopicTransactionSettler
+from .load_turns import BrokerStateMemory, TopicLoadQueue
 from .survey import TopicSurveyRunner
 
 if TYPE_CHECKING:
@@ -103,7 +110,7 @@ class ReadinessCheck:
         shape = Striping(config.ensemble_size, config.write_quorum, config.ack_quorum)
         try:
             async with asyncio.timeout(PLACE_S):
-                await ledgers.check_bookies(
+                await ledgers.check_enough_bookies(
                     shape, shrink=allowed_replication_shortfall(degraded_writes=config.degraded_writes)
                 )
         except NotEnoughBookies as error:
@@ -155,7 +162,8 @@ class _OwnershipSession:
         policies_changed: Callable[[NamespaceName], None], runtime_changed: Callable[[RuntimeSettings], None],
         grants_changed: Callable[[str, str], None],
         topic: Callable[[TopicName], Awaitable[Topic]], endpoint: Callable[[TopicName], Awaitable[str]],
-        halves: HalfPublisher, storage: Callable[[MetadataStore, LedgerClient], Storage], use: MetadataUse,
+        halves: CommittedHalfPublisher, storage: Callable[[MetadataStore, LedgerClient], Storage],
+        use: MetadataResponsiveness,
     ) -> None:  # fmt: skip
         metadata = self.metadata = ReconnectingStore(metadata, use)
         self.settled = True  # whether it is known what is owned: False from the loss of a session until `resume` ends
@@ -175,7 +183,7 @@ class _OwnershipSession:
             memory_bytes_max=config.append_memory_bytes, late_s=config.slow_publish_s,
         )  # fmt: skip
         self.ledgers = LedgerClient(world, metadata, quorums)
-        self.participants = TopicSettler(metadata, topic, endpoint, lambda: self.transactions.peers)
+        self.participants = TopicTransactionSettler(metadata, topic, endpoint, lambda: self.transactions.peers)
         self.transactions = TransactionCoordinators(
             world, config, metadata, self.ledgers, self.ownership, self.participants, halves.publish,
             self.is_settled,
@@ -199,7 +207,7 @@ class _OwnershipSession:
         await self.ledgers.close()
 
     async def _topics_max(self, namespace: NamespaceName) -> int:
-        applied = await self.policies.get_namespace_applied(namespace)
+        applied = await self.policies.get_applied_namespace_policies(namespace)
         return applied.max_topics
 
 
@@ -214,12 +222,12 @@ class TopicManager:
         # the process that serves has its own
         self.measure: Callable[[MetricsPage], Awaitable[None]] = _write_no_metrics
         self._rates = BrokerRateLimits(config)
-        self.memory = CallerMemory(config.client_memory_bytes or machine_bytes() // 4)
+        self.memory = CallerMemory(config.client_memory_bytes or measure_machine_memory() // 4)
         self.cache = TailCache(config.cache_bytes, TailCache(config.catch_up_cache_bytes))
         self.reads = ReadMemory(config.read_memory_bytes)
-        self.state = StateMemory(config, world.clock, self.cache, self.memory)
+        self.state = BrokerStateMemory(config, world.clock, self.cache, self.memory)
         self.publish_seconds = Histogram(SECONDS)  # of each entry of any topic: from arrival to confirmation
-        self.slow_publishes = SlowPublishes(world.clock, config.slow_publish_s)
+        self.slow_publishes = SlowPublishLog(world.clock, config.slow_publish_s)
         self.name = config.name or f"broker-{world.rng.randbytes(4).hex()}"
         self.endpoint = ""  # where clients reach this broker
         self.internal_producer = InternalProducer(world, lambda: self.endpoint)
@@ -228,8 +236,8 @@ class TopicManager:
         self.lookups = 0  # questions for the owner of a topic
         self.started_ms = world.clock.wall_ms()  # since the epoch
         self.survey = TopicSurveyRunner(world.clock, lambda: self.loaded.values())
-        self.metadata_use = MetadataUse(world.clock)
-        self.members = KnownMembers(world.clock, self.metadata_use)
+        self.metadata_use = MetadataResponsiveness(world.clock)
+        self.members = LastKnownMembers(world.clock, self.metadata_use)
         self.heirs: dict[str, BrokerRecord] = {}  # brokers that got bundles of this one, by endpoint
         self._moved: dict[str, BrokerRecord] = {}  # who got the topics that were loaded here, by full name
         self._ordered_to_drain = False
@@ -265,7 +273,7 @@ class TopicManager:
         )  # fmt: skip
         changed = (self._policies_changed, self._apply_runtime, self.access.on_grants_changed)
         others = (self._existing, self._elsewhere)
-        halves = HalfPublisher(self.internal_producer, self.world.clock)
+        halves = CommittedHalfPublisher(self.internal_producer, self.world.clock)
         session = _OwnershipSession(
             self.world, self.config, metadata, me, *changed, *others, halves, self._durable, self.metadata_use
         )
@@ -312,9 +320,9 @@ class TopicManager:
         return self._session.ledgers.bookies.memory.held if self._session is not None else 0
 
     @property
-    def owned_count(self) -> int:
+    def owned_bundle_count(self) -> int:
         """Returns how many bundles and transaction coordinators this broker owns, in sum."""
-        return len(self._session.ownership.owned_paths) if self._session is not None else 0
+        return len(self._session.ownership.owner_record_paths) if self._session is not None else 0
 
     @property
     def has_session(self) -> bool:
@@ -344,7 +352,7 @@ class TopicManager:
         session.settled = True
 
     async def _validate(self, session: _OwnershipSession, topic: Topic) -> None:
-        if not topic.owned() or not await topic.log.is_ours():
+        if not topic.owned() or not await topic.log.is_still_owned():
             topic.log.abandon(NotOwner(f"topic {topic.name} was taken over while this broker had no session"))
 
     async def abandon_all(self, error: MagnetarError) -> None:
@@ -398,10 +406,10 @@ class TopicManager:
                     if self._throttle.should_log(error):
                         _LOG.warning("%s is not given away: %s", path, error)
 
-        await run_together([move(path) for path in ownership.owned_paths], "drain")
-        return len(ownership.owned_paths)
+        await run_together([move(path) for path in ownership.owner_record_paths], "drain")
+        return len(ownership.owner_record_paths)
 
-    async def follow_drain_requests(self) -> None:
+    async def apply_drain_request(self) -> None:
         """Checks whether an operator's request to drain this broker is stored in the metadata. If it is, drains this
         broker, also after a restart, and tries again to move bundles that could not be moved before. Ends the drain if
         the request was removed. Called again and again."""
@@ -422,7 +430,7 @@ class TopicManager:
         is_named = bool(self.config.name)
         return any(
             each.broker == self.name or (not is_named and each.endpoint == self.endpoint)
-            for each in await list_drains(metadata)
+            for each in await list_drain_orders(metadata)
         )
 
     async def can_release_bundles(self) -> bool:
@@ -430,7 +438,8 @@ class TopicManager:
         answers."""
         session = self._session
         return (
-            session is not None and session.settled and bool(session.ownership.owned_paths) and await session.answers()
+            session is not None and session.settled and bool(session.ownership.owner_record_paths)
+            and await session.answers()
         )
 
     async def end_drain(self) -> None:
@@ -487,7 +496,7 @@ class TopicManager:
         return self._open().transactions
 
     @property
-    def topic_settler(self) -> TopicSettler:
+    def topic_transaction_settler(self) -> TopicTransactionSettler:
         return self._open().participants
 
     async def _existing(self, name: TopicName) -> Topic:
@@ -533,7 +542,7 @@ class TopicManager:
     async def list_brokers(self) -> list[BrokerRecord]:
         return await list_brokers(self._open().metadata)
 
-    async def read_members(self) -> ClusterMembers:
+    async def read_brokers_and_bookies(self) -> ClusterMembers:
         """Returns the registered brokers and bookies. If the metadata does not answer in time, returns the last known
         lists (broker/cluster/ownership.py)."""
         session = self._session
@@ -590,13 +599,13 @@ class TopicManager:
         if name.full in self._skipping:
             raise Unavailable(f"lost entries of topic {name} are being passed over; try again", topic=name)
         namespace = await session.catalog.get_cached_namespace(name.namespace_name)
-        ownership, path = session.ownership, session.ownership.owner_path(name, namespace)
+        ownership, path = session.ownership, session.ownership.owner_record_path(name, namespace)
         if not ownership.is_owned(path):
             owner = await ownership.find_owner(name, namespace, opens=True)
             if owner.name != self.name:
                 raise _served_by(name, owner)
         topic = Topic(
-            self.world, session.ledgers, self.config, name, await session.policies.get_applied(name),
+            self.world, session.ledgers, self.config, name, await session.policies.get_applied_policies(name),
             session.storage if name.persistent else NonPersistentStorage(self.world, self.config), rates=self._rates,
             owned=ownership.make_owner_check(path), settled=session.is_settled, on_lost=self._lost,
             coordinators=session.transactions,
@@ -604,7 +613,7 @@ class TopicManager:
         try:
             async with self._turns.make_load_turn(name.full):
                 begun_s = self.world.clock.monotonic()
-                await topic.open(partial(session.catalog.ensure_topic, name) if create else None)
+                await topic.open(partial(session.catalog.ensure_topic_exists, name) if create else None)
         except MagnetarError as error:
             if self._throttle.should_log(error):
                 _LOG.warning("topic %s does not open: %s", name, error)
@@ -618,7 +627,7 @@ class TopicManager:
             raise Unavailable("this broker gave the topic up while it was loaded; look it up again")
         self.loaded[name.full] = topic
         self.load_seconds.observe(self.world.clock.monotonic() - begun_s)
-        applied = session.policies.get_applied_nowait(name)
+        applied = session.policies.get_applied_policies_nowait(name)
         if applied is not topic.applied:  # they have changed while it was opened, perhaps
             topic.apply(applied)
         return topic
@@ -661,7 +670,9 @@ class TopicManager:
             going: list[Topic] = []
 
             async def unload(path: str = path, going: list[Topic] = going) -> None:
-                going += [topic for topic in self.loaded.values() if ownership.owner_path(topic.name, record) == path]
+                going += [
+                    topic for topic in self.loaded.values() if ownership.owner_record_path(topic.name, record) == path
+                ]
                 for start in range(0, len(going), AT_ONCE):
                     await run_together(
                         [self._unload(topic) for topic in going[start : start + AT_ONCE]], "topic-unload"
@@ -755,7 +766,7 @@ class TopicManager:
         if self._session is not None:
             for topic in self.loaded.values():
                 if topic.name.namespace_name == namespace:
-                    topic.apply(self._session.policies.get_applied_nowait(topic.name))
+                    topic.apply(self._session.policies.get_applied_policies_nowait(topic.name))
 
     def _apply_runtime(self, changed: RuntimeSettings) -> None:
         """Applies the settings that are changed for all brokers while they run."""
@@ -792,7 +803,7 @@ class TopicManager:
             except MagnetarError as error:
                 _LOG.warning("%s is inactive and not deleted: %s", topic.name, error)
 
-    async def find_orphans(self, *, remove: bool, unexplained: bool = False) -> tuple[OrphanSearch, list[Orphan]]:
+    async def find_orphans(self, *, remove: bool, unexplained: bool = False) -> tuple[OrphanSearchResult, list[Orphan]]:
         """Searches the cluster for orphaned ledgers (broker/cluster/orphans.py). With `remove`, deletes the orphans;
         with `unexplained` also, those whose owner has no record. Returns the result of the search, and the orphans that
         were deleted."""
@@ -820,4 +831,4 @@ class TopicManager:
     @property
     def is_blocking_producers(self) -> bool:
         """Returns whether a topic exists at this broker whose backlog quota blocks its producers now."""
-        return any(topic.maintenance.must_hold_producers() for topic in self.loaded.values())
+        return any(topic.maintenance.must_pause_producers() for topic in self.loaded.values())

@@ -170,18 +170,18 @@ class PulsarConnection:
 
     def _came(self, size: int) -> bool:
         self._last_heard, self._pinged = self._clock.monotonic(), False
-        return self._frames.on_bytes(size) or self._lacks_place
+        return self._frames.on_bytes_received(size) or self._lacks_place
 
     @property
     def _lacks_place(self) -> bool:
         """Whether a long frame begins to arrive for which no memory is reserved: the rest must not be read before
         `_wait_for_place`."""
-        return not self._has_place and self._frames.incoming_bytes > LONG_FRAME_BYTES
+        return not self._has_place and self._frames.incomplete_frame_bytes > LONG_FRAME_BYTES
 
     async def _wait_for_place(self) -> None:
         """Waits until there is memory for the long frame. Raises ConnectionLost."""
         self._has_place = True
-        if not self._memory.arrivals.admit(self, self._frames.incoming_bytes):
+        if not self._memory.arrivals.admit(self, self._frames.incomplete_frame_bytes):
             self._place = asyncio.get_running_loop().create_future()
             try:
                 await self._place
@@ -195,7 +195,7 @@ class PulsarConnection:
         if self._place is not None and not self._place.done():
             self._place.set_result(None)
 
-    def on_too_slow(self) -> None:
+    def on_arrival_too_slow(self) -> None:
         self._end_with(ConnectionLost(f"{self.caller.peer}: memory is short, and a long frame came too slowly"))
 
     def _release_place(self) -> None:
@@ -206,7 +206,7 @@ class PulsarConnection:
 
     async def _handle_frames(self) -> None:
         turns = EventLoopSlices(self._clock)
-        for each in self._frames.complete_frames():
+        for each in self._frames.take_complete_frames():
             if self._ended is not None:
                 raise self._ended
             if self._busy:
@@ -229,7 +229,7 @@ class PulsarConnection:
             return take(command, rest)
         if command.type == Command.CONNECT:
             raise InvalidRequest("a second CONNECT")
-        self.start_request(lookup.answer_request(self, command))
+        self.start_request(lookup.answer_command(self, command))
         return None
 
     async def _unless_ended(self, wait: Callable[[], Awaitable[T]]) -> T:
@@ -335,11 +335,11 @@ class PulsarConnection:
             await self._authenticate(asked.auth_method_name, asked.auth_data)
         except MagnetarError as error:
             self._refuse(error)
-        self._stream.on_admitted()
+        self._stream.on_caller_authenticated()
         self.version = max(1, min(PROTOCOL_VERSION, asked.protocol_version))
         self._frames.bytes_max = self.broker.config.max_message_bytes + FRAME_EXTRA_BYTES
         flags = pulsar.FeatureFlags(supports_get_partitioned_metadata_without_auto_creation=True)
-        flags.supports_topic_watchers = lookup.supports_patterns()
+        flags.supports_topic_watchers = lookup.supports_topic_patterns()
         self.send(encode_frame(connected=pulsar.CommandConnected(
             server_version=f"Magnetar {PRODUCT}", protocol_version=self.version, feature_flags=flags,
             max_message_size=payload_bytes_max(self.broker.config),
@@ -353,14 +353,14 @@ class PulsarConnection:
         if self.version and principal.name != self.caller.principal.name:
             raise Unauthenticated("the role of a connection may not change")
         self._admitted.close()
-        self._admitted.enter_context(self._callers.end_on_expiry(principal, self.abort))
+        self._admitted.enter_context(self._callers.end_when_credentials_expire(principal, self.abort))
         self.caller, self._challenged = CallContext(self.caller.peer, principal, self.client), False
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
         self._renew_s = min(RENEW_S, max(0, principal.expires_ms - self._clock.wall_ms()) / 2000)
         for handler in self.handlers.list_handlers():
-            handler.on_renewed(principal)
+            handler.on_credentials_renewed(principal)
 
     def _refuse(self, error: MagnetarError) -> NoReturn:
         self.send(encode_frame(error=pulsar.CommandError(
@@ -465,7 +465,7 @@ class PulsarConnection:
         if self._pings > PINGS_MAX:
             raise InvalidRequest(f"more than {PINGS_MAX} pings and answers to pings in {KEEP_ALIVE_S:g} s")
 
-    def find_next_urls(self, error: MagnetarError) -> dict[str, str]:
+    def find_urls_of_next_owner(self, error: MagnetarError) -> dict[str, str]:
         """Returns the fields of a CLOSE command that tell the client the addresses of the broker to which the topic
         moves. Returns no fields if `error` does not name that broker, or if the listener that the client uses is not
         known. The client then looks the topic up."""
@@ -479,7 +479,7 @@ class PulsarConnection:
     # ------------------------------------------------------------------ the end
     async def close(self) -> None:
         """Ends the connection: its producers leave their topics, and its consumers leave their subscriptions."""
-        left = await asyncio.gather(self._tasks.close(), *self.handlers.take_closings(), return_exceptions=True)
+        left = await asyncio.gather(self._tasks.close(), *self.handlers.remove_all_handlers(), return_exceptions=True)
         for failure in left:
             if isinstance(failure, BaseException):
                 _LOG.error("a producer or consumer did not leave in order", exc_info=failure)
@@ -509,15 +509,15 @@ class HandlerTable:
             Command.CLOSE_CONSUMER: self._close_consumer, Command.UNSUBSCRIBE: self._of_consumer,
             Command.SEEK: self._of_consumer, Command.GET_LAST_MESSAGE_ID: self._of_consumer,
             Command.CONSUMER_STATS: self._of_consumer,
-            Command.WATCH_TOPIC_LIST: lambda command, rest: self._lists.start_watch(command.watch_topic_list),
+            Command.WATCH_TOPIC_LIST: lambda command, rest: self._lists.start_topic_watch(command.watch_topic_list),
             Command.WATCH_TOPIC_LIST_CLOSE: lambda command,
-            rest: self._lists.stop_watch(command.watch_topic_list_close),
+            rest: self._lists.stop_topic_watch(command.watch_topic_list_close),
         }  # fmt: skip
 
     def list_handlers(self) -> list[ProducerHandler | ConsumerHandler]:
         return [*self.producers.values(), *self.consumers.values()]
 
-    def take_closings(self) -> list[Awaitable[object]]:
+    def remove_all_handlers(self) -> list[Awaitable[object]]:
         """Removes all handlers from the table. Returns the awaitables that end the handlers; the caller must await
         them."""
         every = self.list_handlers()

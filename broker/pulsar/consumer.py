@@ -23,16 +23,16 @@ from ...proto.errors import InvalidRequest, MagnetarError, Unavailable
 from ...proto.names import LATEST, MessageId, Position
 from ...proto.states import InitialPosition
 from ...runtime.access import Principal
-from ...runtime.tasks import run_or_undo, run_then
+from ...runtime.tasks import run_and_clean_up, run_or_undo
 from ..common.refusals import SubscribeRefusal
 from ..log.cache import StoredEntry
 from ..session.consumer import PERMITS_MAX, ConsumerSession, SubscribeOptions
 from ..subscription.core.dispatch import Delivery
 from ..subscription.core.slot_owners import KeySharedOptions
-from ..subscription.core.subscription_types import type_of
+from ..subscription.core.subscription_types import find_subscription_type
 from . import translate
 from .frames import NO_REQUEST, encode_frame, encode_message_head
-from .transactions import has_txn, txn_of
+from .transactions import has_txn, transaction_id_of
 from .translate import ensure_magnetar_error, pulsar_error_number
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ class ConsumerHandler:
     async def _open(self) -> None:
         asked, connection = self._asked, self._connection
         try:
-            options = parse_subscribe(asked)
+            options = parse_subscribe_command(asked)
             if self._before is not None:
-                options = await self._before.end_sought_session(options)
+                options = await self._before.end_session_after_seek(options)
             session = await ConsumerSession.open(connection.broker, options, self, connection.caller)
             if not asked.durable and asked.start_message_rollback_duration_sec and self._before is None:
                 back_ms = asked.start_message_rollback_duration_sec * 1000
@@ -104,16 +104,16 @@ class ConsumerHandler:
         self.session = session
         if self._over:  # it was closed meanwhile: `leave` waits for this task, and ends the session
             return
-        self.on_renewed(connection.caller.principal)
+        self.on_credentials_renewed(connection.caller.principal)
         connection.send_success(asked.request_id)
 
-    def on_renewed(self, principal: Principal) -> None:
+    def on_credentials_renewed(self, principal: Principal) -> None:
         """Called when the client has renewed its credentials: passes the caller with the new credentials to the
         session."""
         if self.session is not None:
-            self.session.on_renewed(principal)
+            self.session.on_credentials_renewed(principal)
 
-    async def end_sought_session(self, options: SubscribeOptions) -> SubscribeOptions:
+    async def end_session_after_seek(self, options: SubscribeOptions) -> SubscribeOptions:
         """Ends the session of a reader after a seek. Returns the options for the reader's next session: `options`, but
         with the target of the seek as the start position."""
         session = self.session
@@ -151,7 +151,7 @@ class ConsumerHandler:
             consumer_id=self.id, txnid_most_bits=asked.txnid_most_bits, txnid_least_bits=asked.txnid_least_bits
         )
         try:
-            await translate.ack_in_transaction(session, txn_of(asked), asked)
+            await translate.ack_in_transaction(session, transaction_id_of(asked), asked)
         except Exception as failure:
             error = ensure_magnetar_error(failure)
             answer.error, answer.message = pulsar_error_number(error), error.message
@@ -182,7 +182,7 @@ class ConsumerHandler:
         session = self._opened()
         self.has_sought = True
         self._close_at_client()
-        await run_then(self._seek(session, asked), self._after_seek)
+        await run_and_clean_up(self._seek(session, asked), self._after_seek)
 
     async def _seek(self, session: ConsumerSession, asked: pulsar.CommandSeek) -> None:
         if asked.HasField("message_id"):
@@ -234,7 +234,7 @@ class ConsumerHandler:
             parts.append(b"\x18" + encode_varint(delivery.redelivery_count))
         if delivery.acked_indexes:
             words = translate.encode_ack_set(delivery.acked_indexes, delivery.entry.count)
-            parts += [b"\x20" + encode_varint(translate.unsigned_long(word)) for word in words]
+            parts += [b"\x20" + encode_varint(translate.to_unsigned_long(word)) for word in words]
         if self._epoch is not None:
             parts.append(b"\x28" + encode_varint(self._epoch))
         return b"".join(parts)
@@ -257,7 +257,7 @@ class ConsumerHandler:
             change = pulsar.CommandActiveConsumerChange(consumer_id=self.id, is_active=self._is_active)
             self._connection.send(encode_frame(active_consumer_change=change))
 
-    def on_moving(self, error: MagnetarError) -> asyncio.Future[None] | None:
+    def on_topic_moving(self, error: MagnetarError) -> asyncio.Future[None] | None:
         """Tells the client that its consumer is closed, because the topic moves to another broker. Acknowledgements
         that the client sends before it reads the command still count if they arrive in time. Pulsar's protocol does not
         mark the last acknowledgement."""
@@ -275,7 +275,7 @@ class ConsumerHandler:
             self._connection.start_uncancelled_cleanup(self.leave())
 
     def _close_at_client(self, error: MagnetarError | None = None) -> None:
-        urls = self._connection.find_next_urls(error) if error is not None else {}
+        urls = self._connection.find_urls_of_next_owner(error) if error is not None else {}
         self._connection.send(
             encode_frame(close_consumer=pulsar.CommandCloseConsumer(
                 consumer_id=self.id, request_id=NO_REQUEST, **urls
@@ -290,7 +290,7 @@ class ConsumerHandler:
     # ------------------------------------------------------------------ the end
     async def close(self, request_id: int) -> None:
         """Handles CLOSE_CONSUMER. Answers the command when everything that the consumer acknowledged is durable."""
-        await run_then(self._close(request_id), self.leave)
+        await run_and_clean_up(self._close(request_id), self.leave)
 
     async def _close(self, request_id: int) -> None:
         try:
@@ -319,7 +319,7 @@ class ConsumerHandler:
             await asyncio.wait((opening,))
 
 
-def parse_subscribe(asked: pulsar.CommandSubscribe) -> SubscribeOptions:
+def parse_subscribe_command(asked: pulsar.CommandSubscribe) -> SubscribeOptions:
     """Returns the options of the consumer that a SUBSCRIBE command describes. Raises InvalidRequest if they are
     invalid."""
     start = None
@@ -332,9 +332,9 @@ def parse_subscribe(asked: pulsar.CommandSubscribe) -> SubscribeOptions:
     )  # fmt: skip
     again = start is not None and start.position < LATEST  # the client passes over what it wants no more
     return SubscribeOptions(
-        asked.topic, asked.subscription, type_of(asked.subType), InitialPosition(asked.initialPosition),
-        asked.consumer_name, asked.durable, start, again, translate.to_properties(asked.metadata),
-        asked.priority_level, translate.to_properties(asked.subscription_properties), asked.read_compacted,
+        asked.topic, asked.subscription, find_subscription_type(asked.subType), InitialPosition(asked.initialPosition),
+        asked.consumer_name, asked.durable, start, again, translate.make_property_map(asked.metadata),
+        asked.priority_level, translate.make_property_map(asked.subscription_properties), asked.read_compacted,
         not asked.force_topic_creation, "", policy,
         schema=translate.parse_schema(asked.schema) if asked.HasField("schema") else None,
     )  # fmt: skip

@@ -73,8 +73,8 @@ class PulsarFrameSplitter:
     """Cuts a stream of bytes into frames, in linear time. Buffers at most one incomplete frame, whose size is checked
     as soon as its first four bytes are here.
 
-        size = await stream.read_into(frames.read_buffer, frames.on_bytes)
-        for each in frames.complete_frames(): …
+        size = await stream.read_into(frames.read_buffer, frames.on_bytes_received)
+        for each in frames.take_complete_frames(): …
 
     Many small frames share a buffer of CHUNK_BYTES. A larger frame gets a buffer of its size at once if one of that
     size was complete before; else the buffer grows as bytes arrive. A buffer without a frame goes to `spare`."""
@@ -93,7 +93,7 @@ class PulsarFrameSplitter:
         return len(self._buffer)
 
     @property
-    def incoming_bytes(self) -> int:
+    def incomplete_frame_bytes(self) -> int:
         """The size in bytes of the frame that has not arrived completely; 0 if there is no such frame, or its size is
         not known yet."""
         return self._frame_bytes() if self._end - self._begin >= 4 else 0
@@ -109,20 +109,20 @@ class PulsarFrameSplitter:
             self._make_room(max(CHUNK_BYTES, 2 * here))
         return self._buffer[self._end :]
 
-    def on_bytes(self, size: int) -> bool:
-        """Called when `size` bytes were read into the buffer of `read_buffer`. Returns True if `complete_frames` will
-        now yield a frame, or raise an error."""
+    def on_bytes_received(self, size: int) -> bool:
+        """Called when `size` bytes were read into the buffer of `read_buffer`. Returns True if `take_complete_frames`
+        will now yield a frame, or raise an error."""
         self._end += size
         here = self._end - self._begin
         return here >= 4 and (here >= (wanted := self._frame_bytes()) or not 8 <= wanted <= self.bytes_max + 4)
 
     def receive_frames(self, size: int) -> Iterator[memoryview]:
         """Counts `size` bytes as received, and returns an iterator over the frames that are complete now: calls
-        `on_bytes`, then `complete_frames`."""
-        self.on_bytes(size)
-        return self.complete_frames()
+        `on_bytes_received`, then `take_complete_frames`."""
+        self.on_bytes_received(size)
+        return self.take_complete_frames()
 
-    def complete_frames(self) -> Iterator[memoryview]:
+    def take_complete_frames(self) -> Iterator[memoryview]:
         """Yields the complete frames, each without its first size field. A frame is valid until the iterator is
         advanced. Raises InvalidRequest if a frame is too large or too short."""
         while self._end - self._begin >= 4:

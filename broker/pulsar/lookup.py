@@ -50,7 +50,7 @@ from ..transaction.coordinators import ASSIGN_TOPIC
 from . import transactions
 from .consumer import ConsumerHandler
 from .frames import encode_frame
-from .translate import encode_message_id, ensure_magnetar_error, parse_schema, pulsar_error_number, wire_schema
+from .translate import encode_message_id, ensure_magnetar_error, make_wire_schema, parse_schema, pulsar_error_number
 
 if TYPE_CHECKING:
     from .connection import PulsarConnection
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 Command = pulsar.BaseCommand
 
 
-async def answer_request(connection: PulsarConnection, command: Command) -> None:
+async def answer_command(connection: PulsarConnection, command: Command) -> None:
     """Handles a command of the client and sends the answer. Ends the connection if a client may not send such a
     command."""
     kind = Command.Type.Name(command.type).lower()
@@ -112,7 +112,7 @@ def _lookup_failed(asked: Any, error: MagnetarError) -> bytes:
 async def _partitions(connection: PulsarConnection, asked: pulsar.CommandPartitionedTopicMetadata) -> bytes:
     topic, broker = TopicName.parse(asked.topic), connection.broker
     if topic == ASSIGN_TOPIC:
-        count = await broker.transactions.ensure_count()
+        count = await broker.transactions.ensure_coordinator_count()
     else:
         await broker.access.check_permission(connection.caller.principal, Permission.LOOKUP, topic=topic)
         create = asked.metadata_auto_creation_enabled
@@ -187,7 +187,7 @@ async def _schema(connection: PulsarConnection, asked: pulsar.CommandGetSchema) 
 
 def _schema_is(request_id: int, info: SchemaInfo, version: bytes) -> bytes:
     return encode_frame(get_schema_response=pulsar.CommandGetSchemaResponse(
-        request_id=request_id, schema=wire_schema(info), schema_version=version
+        request_id=request_id, schema=make_wire_schema(info), schema_version=version
     ))  # fmt: skip
 
 
@@ -281,7 +281,7 @@ async def _last(handler: ConsumerHandler, request_id: int) -> bytes:
 async def _stats(handler: ConsumerHandler, request_id: int) -> bytes:
     session = handler.session
     assert session is not None, "it is open"
-    found = await summaries.subscription_stats(session.topic, session.subscription)
+    found = await summaries.collect_subscription_stats(session.topic, session.subscription)
     member = session.member
     return encode_frame(consumer_stats_response=pulsar.CommandConsumerStatsResponse(
         request_id=request_id, consumerName=session.name, type=subscription_types.title(found.type),
@@ -299,7 +299,7 @@ AGAIN_S = 1.0
 _LOG = logging.getLogger("magnetar.broker.pulsar")
 
 
-def supports_patterns() -> bool:
+def supports_topic_patterns() -> bool:
     """Returns whether clients may subscribe by a pattern of topic names: whether RE2 is installed."""
     return importlib.util.find_spec("re2") is not None
 
@@ -312,7 +312,7 @@ class TopicWatchers:
         self._tasks = Tasks()
         self._watchers: dict[int, asyncio.Task[None]] = {}
 
-    def start_watch(self, asked: pulsar.CommandWatchTopicList) -> None:
+    def start_topic_watch(self, asked: pulsar.CommandWatchTopicList) -> None:
         if asked.watcher_id in self._watchers:
             self._connection.send_error(asked.request_id, Unavailable("there is a watcher of this id"))
             return
@@ -340,7 +340,7 @@ class TopicWatchers:
         if self._watchers.get(watcher_id) is task:
             del self._watchers[watcher_id]
 
-    def stop_watch(self, asked: pulsar.CommandWatchTopicListClose) -> None:
+    def stop_topic_watch(self, asked: pulsar.CommandWatchTopicListClose) -> None:
         task = self._watchers.pop(asked.watcher_id, None)
         if task is not None:
             task.cancel()
@@ -356,7 +356,7 @@ class _Watcher:
         self._connection = connection
         self._asked = asked
         self._namespace = NamespaceName.parse(asked.namespace)
-        self._matches = compile_pattern(asked.topics_pattern)
+        self._matches = compile_topic_pattern(asked.topics_pattern)
         self._known: set[str] = set()
         self.answered = False
 
@@ -428,7 +428,7 @@ class _Watcher:
         )))  # fmt: skip
 
 
-def compile_pattern(text: str) -> Callable[[str], bool]:
+def compile_topic_pattern(text: str) -> Callable[[str], bool]:
     """Returns a function that takes the full name of a topic, and returns whether the name matches the pattern. Raises
     InvalidRequest if the pattern is invalid; NotAllowed if RE2 is not installed."""
     if len(text) > PATTERN_MAX:

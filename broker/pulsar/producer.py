@@ -31,8 +31,8 @@ from ...proto.schema import encode_version
 from ...proto.states import AccessMode
 from ...runtime.access import Principal
 from ...runtime.disk import Buffer
-from ...runtime.network import address_network
-from ...runtime.tasks import run_then
+from ...runtime.network import network_of_caller
+from ...runtime.tasks import run_and_clean_up
 from ..common.config import BrokerConfig
 from ..session.producer import METADATA_BYTES, ProducerOptions, ProducerSession, metadata_bytes_max
 from .frames import NO_REQUEST, encode_frame, encode_receipt, parse_sent_entry
@@ -66,7 +66,7 @@ class ProducerHandler:
     def __init__(self, connection: PulsarConnection, asked: pulsar.CommandProducer) -> None:
         self.id = asked.producer_id
         self.epoch = asked.epoch
-        self.network = address_network(connection.caller.peer)
+        self.network = network_of_caller(connection.caller.peer)
         self.instance = ""
         self._connection = connection
         self._asked = asked
@@ -120,11 +120,11 @@ class ProducerHandler:
         self._session = session
         if self._over:  # it was closed meanwhile: `leave` waits for this task, and ends the session
             return
-        self.on_renewed(self._connection.caller.principal)
+        self.on_credentials_renewed(self._connection.caller.principal)
         self._connection.names.add(self._asked.topic, session.name, self)
         self._succeeded(request_id, session.name, session.last_sequence_id)
 
-    def on_renewed(self, principal: Principal) -> None:
+    def on_credentials_renewed(self, principal: Principal) -> None:
         """Called when the client has renewed its credentials: passes the caller with the new credentials to the
         session."""
         if self._session is not None:
@@ -220,7 +220,7 @@ class ProducerHandler:
         if not self._over:
             self._connection.send(
                 encode_frame(close_producer=pulsar.CommandCloseProducer(
-                    producer_id=self.id, request_id=NO_REQUEST, **self._connection.find_next_urls(error)
+                    producer_id=self.id, request_id=NO_REQUEST, **self._connection.find_urls_of_next_owner(error)
                 ))
             )  # fmt: skip
             self.on_replaced()
@@ -234,7 +234,7 @@ class ProducerHandler:
 
     async def close(self, request_id: int) -> None:
         """Handles CLOSE_PRODUCER. Answers the command when every publish in flight is answered."""
-        await run_then(self._close(request_id), self.leave)
+        await run_and_clean_up(self._close(request_id), self.leave)
 
     async def _close(self, request_id: int) -> None:
         try:

@@ -54,7 +54,7 @@ def has_txn(command: Any) -> bool:
     return bool(command.HasField("txnid_most_bits") and command.HasField("txnid_least_bits"))
 
 
-def txn_of(command: Any) -> TxnId:
+def transaction_id_of(command: Any) -> TxnId:
     """Returns the transaction id in a command. Raises InvalidRequest if its two numbers are not a valid transaction
     id."""
     return TxnId.from_numbers(command.txnid_most_bits, command.txnid_least_bits)
@@ -72,7 +72,7 @@ async def connect_coordinator(connection: PulsarConnection, asked: pulsar.Comman
     return encode_frame(tc_client_connect_response=pulsar.CommandTcClientConnectResponse(request_id=asked.request_id))
 
 
-def connect_error_frame(asked: pulsar.CommandTcClientConnectRequest, error: MagnetarError) -> bytes:
+def make_connect_error_frame(asked: pulsar.CommandTcClientConnectRequest, error: MagnetarError) -> bytes:
     return encode_frame(tc_client_connect_response=pulsar.CommandTcClientConnectResponse(
         request_id=asked.request_id, error=_number(error), message=error.message
     ))  # fmt: skip
@@ -89,7 +89,7 @@ async def begin_transaction(connection: PulsarConnection, asked: pulsar.CommandN
 
 
 async def add_partitions(connection: PulsarConnection, asked: pulsar.CommandAddPartitionToTxn) -> bytes:
-    txn, require = txn_of(asked), connection.broker.access.check_permission
+    txn, require = transaction_id_of(asked), connection.broker.access.check_permission
     for topic in _topics(asked.partitions):
         await require(connection.caller.principal, Permission.PRODUCE, topic=topic)
     await _begin_time(connection, txn)
@@ -97,7 +97,7 @@ async def add_partitions(connection: PulsarConnection, asked: pulsar.CommandAddP
 
 
 async def add_subscriptions(connection: PulsarConnection, asked: pulsar.CommandAddSubscriptionToTxn) -> bytes:
-    txn, require = txn_of(asked), connection.broker.access.check_permission
+    txn, require = transaction_id_of(asked), connection.broker.access.check_permission
     topics = _topics(each.topic for each in asked.subscription)
     for topic, each in zip(topics, asked.subscription, strict=True):
         await require(connection.caller.principal, Permission.CONSUME, topic=topic, subscription=each.subscription)
@@ -106,7 +106,7 @@ async def add_subscriptions(connection: PulsarConnection, asked: pulsar.CommandA
 
 
 async def end_transaction(connection: PulsarConnection, asked: pulsar.CommandEndTxn) -> bytes:
-    txn = txn_of(asked)
+    txn = transaction_id_of(asked)
     verb = EndVerb.COMMIT if asked.txn_action == pulsar.COMMIT else EndVerb.ABORT
     coordinator = await _here(connection, txn.coordinator)
     state = await coordinator.end(txn, verb, connection.caller.principal.name)
@@ -116,7 +116,7 @@ async def end_transaction(connection: PulsarConnection, asked: pulsar.CommandEnd
 
 
 async def _here(connection: PulsarConnection, number: int) -> RunningCoordinator:
-    return await connection.broker.transactions.load_owned(number)
+    return await connection.broker.transactions.load_owned_coordinator(number)
 
 
 def _topics(names: Iterable[str]) -> list[TopicName]:
@@ -162,7 +162,7 @@ def _number(error: MagnetarError) -> pulsar.ServerError:
 
 Answer = tuple[Callable[["PulsarConnection", Any], Awaitable[bytes]], Callable[[Any, MagnetarError], bytes]]
 ANSWERS: dict[str, Answer] = {
-    "tc_client_connect_request": (connect_coordinator, connect_error_frame),
+    "tc_client_connect_request": (connect_coordinator, make_connect_error_frame),
     "new_txn": (begin_transaction, _failed(NEW_TXN)),
     "add_partition_to_txn": (add_partitions, _failed("add_partition_to_txn_response")),
     "add_subscription_to_txn": (add_subscriptions, _failed("add_subscription_to_txn_response")),

@@ -21,7 +21,7 @@ from ...proto.entry_pb2 import KeyValue, MessageIdData
 from ...proto.errors import InvalidRequest
 from ...proto.names import MessageId, Position
 from ...proto.schema import SchemaInfo, SchemaType
-from ...proto.states import AckedEntry, TxnId, enum_of
+from ...proto.states import AckedEntry, TxnId, enum_from_number
 from ..common.refusals import AckRefusal
 from ..session.consumer import ACK_ENTRIES, ConsumerSession
 from ..subscription.core.cursor_state import BATCH_INDEXES_MAX
@@ -79,17 +79,17 @@ def ensure_magnetar_error(error: Exception) -> errors.MagnetarError:
 WORD = (1 << 64) - 1
 
 
-def signed_long(number: int) -> int:
+def to_signed_long(number: int) -> int:
     """Returns the signed 64-bit number (a Java long) that has the same bits as the uint64 `number`."""
     return number - (1 << 64) if number >> 63 else number
 
 
-def unsigned_long(number: int) -> int:
+def to_unsigned_long(number: int) -> int:
     """Returns the uint64 that has the same bits as the signed 64-bit number (a Java long) `number`."""
     return number & WORD
 
 
-def to_properties(pairs: Iterable[KeyValue]) -> dict[str, str]:
+def make_property_map(pairs: Iterable[KeyValue]) -> dict[str, str]:
     return {pair.key: pair.value for pair in pairs}
 
 
@@ -100,13 +100,13 @@ def parse_message_id(of: MessageIdData) -> MessageId:
     if of.ack_set:
         left = _bits(of.ack_set)
         batch_index = (left & -left).bit_length() - 1 if left else batch_index
-    return MessageId(signed_long(of.ledgerId), signed_long(of.entryId), of.partition, batch_index)
+    return MessageId(to_signed_long(of.ledgerId), to_signed_long(of.entryId), of.partition, batch_index)
 
 
 def encode_message_id(position: Position, partition: int, batch_index: int = -1) -> MessageIdData:
     return MessageIdData(
-        ledgerId=unsigned_long(position[0]),
-        entryId=unsigned_long(position[1]),
+        ledgerId=to_unsigned_long(position[0]),
+        entryId=to_unsigned_long(position[1]),
         partition=partition,
         batch_index=batch_index,
     )
@@ -119,12 +119,12 @@ def parse_schema(given: pulsar.Schema) -> SchemaInfo | None:
     if given.type == SchemaType.NONE:
         return None
     return SchemaInfo(
-        type=enum_of(SchemaType, given.type, "schema type"), data=given.schema_data, name=given.name,
-        properties=to_properties(given.properties),
+        type=enum_from_number(SchemaType, given.type, "schema type"), data=given.schema_data, name=given.name,
+        properties=make_property_map(given.properties),
     )  # fmt: skip
 
 
-def wire_schema(info: SchemaInfo) -> pulsar.Schema:
+def make_wire_schema(info: SchemaInfo) -> pulsar.Schema:
     pairs = [KeyValue(key=key, value=value) for key, value in info.properties.items()]
     return pulsar.Schema(name=info.name, schema_data=info.data, type=info.type, properties=pairs)
 
@@ -192,7 +192,7 @@ def parse_individual_acks(
     a part of the batch is outstanding at this consumer (an abort requeued the rest): the batch size that the client
     sends is used. With `exact`, raises InvalidRequest if the batch size is not known, or no message is named."""
     for each in ids:
-        position = Position(signed_long(each.ledgerId), signed_long(each.entryId))
+        position = Position(to_signed_long(each.ledgerId), to_signed_long(each.entryId))
         if position.entry_id < 0:
             continue
         if not each.ack_set:
@@ -214,7 +214,7 @@ def parse_individual_acks(
 def parse_cumulative_ack(of: MessageIdData) -> Iterator[AckedEntry]:
     """Yields the entry up to which a cumulative acknowledgement acknowledges all messages. Yields nothing for entry id
     -1, which a client sends before it has finished the first message of a ledger."""
-    position = Position(signed_long(of.ledgerId), signed_long(of.entryId))
+    position = Position(to_signed_long(of.ledgerId), to_signed_long(of.entryId))
     if of.ack_set:
         left = _bits(of.ack_set)
         done = (left & -left).bit_length() - 1 if left else 0
@@ -246,7 +246,7 @@ def encode_ack_set(acked: Sequence[int], count: int) -> list[int]:
         left &= ~(1 << index)
     words = []
     while left:
-        words.append(signed_long(left & WORD))
+        words.append(to_signed_long(left & WORD))
         left >>= 64
     return words
 
@@ -260,4 +260,4 @@ def redeliver_in_steps(
     command names none, or if the subscription type preserves the order."""
     individual = session.subscription.dispatcher.policy.individual
     ids = asked.message_ids if individual else ()
-    return session.redeliver(Position(signed_long(each.ledgerId), signed_long(each.entryId)) for each in ids)
+    return session.redeliver(Position(to_signed_long(each.ledgerId), to_signed_long(each.entryId)) for each in ids)

@@ -26,9 +26,9 @@ from ...proto.names import TopicName
 from ...runtime.access import AUTHORIZATION_MAX, Caller, CallerLimits, Guard
 from ...runtime.grpc.limits import CallerAuthenticator
 from ...runtime.network import CallContext
-from ..grpc.checked import CheckedService
+from ..grpc.checked import AuthorizedService
 from ..node.topic_manager import TopicManager
-from .call import ROUTES, BadRequest, JsonResponse, RestRequest, RouteRow, error_response, make_response
+from .call import ROUTES, BadRequest, JsonResponse, RestRequest, RestRoute, error_response, make_response
 from .measure import Measure
 from .stats import RateMeters
 
@@ -71,7 +71,7 @@ class Application:
     def __init__(
         self,
         broker: TopicManager,
-        services: Mapping[str, CheckedService],
+        services: Mapping[str, AuthorizedService],
         guard: Guard | None,
         measure: Callable[[], Measure],
     ) -> None:
@@ -106,7 +106,7 @@ class Application:
     def _routes(self) -> Iterable[Mount | Route]:
         """Yields one Route for each path, in the order of the table; those with the same first segments under one
         Mount."""
-        by_path: dict[str, dict[str, RouteRow]] = {}
+        by_path: dict[str, dict[str, RestRoute]] = {}
         for row in ROUTES:
             by_path.setdefault(row.path, {})[row.method] = row
         groups: dict[str, list[Route]] = {}
@@ -117,7 +117,7 @@ class Application:
         for head, found in groups.items():
             yield from [Mount(head, routes=found)] if head else found
 
-    def _endpoint(self, rows: dict[str, RouteRow]) -> Callable[[Request], Any]:
+    def _endpoint(self, rows: dict[str, RestRoute]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
             row = rows["GET" if request.method == "HEAD" else request.method]
             try:
@@ -131,7 +131,7 @@ class Application:
 
         return endpoint
 
-    async def _answer(self, row: RouteRow, request: Request) -> Response:
+    async def _answer(self, row: RestRoute, request: Request) -> Response:
         _check_site(request)
         context = CallContext(request.state.caller.peer)
         if not row.is_open:

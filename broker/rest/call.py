@@ -1,7 +1,7 @@
 """A request as its handler sees it: names, body and query as values, and operations with the caller's rights.
 
     await call.call_here(op.CREATE_TOPIC, name=call.topic.full)     as over gRPC: authorized, audited
-    await call.call_partitions(op.COMPACT)                          of the topic, or of each partition
+    await call.call_each_partition(op.COMPACT)                          of the topic, or of each partition
 
 A partition of another broker is asked there, with the rights of this broker; the caller's rights are checked here
 before.
@@ -26,9 +26,9 @@ from ...proto.names import NamespaceName, TopicName
 from ...proto.operations import Operation
 from ...proto.versions import PRODUCT
 from ...runtime.network import CallContext
-from ..grpc.checked import CheckedService, authorize_request
+from ..grpc.checked import AuthorizedService, authorize_request
 from ..node.topic_manager import TopicManager
-from ..session.administration import answer_value, ask_broker, make_request
+from ..session.administration import ask_broker, make_operation_request, parse_operation_reply
 from .measure import Measure
 from .stats import RateMeters
 
@@ -130,7 +130,7 @@ class RestRequest:
     """An HTTP request of the administration, as the handler of its route gets it."""
 
     broker: TopicManager
-    services: Mapping[str, CheckedService]
+    services: Mapping[str, AuthorizedService]
     context: CallContext
     names: Mapping[str, str]
     query: Mapping[str, str]
@@ -151,7 +151,7 @@ class RestRequest:
         tenant, namespace, local = (self.names[each] for each in ("tenant", "namespace", "topic"))
         return TopicName.parse(f"{self.names['domain']}://{tenant}/{namespace}/{local}")
 
-    def check_cluster(self) -> None:
+    def check_cluster_in_path(self) -> None:
         """Raises NotFound if the path of the request names a cluster other than this broker's."""
         if self.names["cluster"] != self.broker.config.cluster:
             raise NotFound(f"there is no cluster {self.names['cluster'][:100]!r}")
@@ -198,17 +198,19 @@ class RestRequest:
         """Calls an operation at this broker, with the caller's rights, and returns its answer. Raises the errors of the
         operation, such as NotOwner if another broker owns the topic."""
         handler = self.services[operation.service].value_handlers[operation.name]
-        return answer_value(operation, await handler(make_request(operation, arguments), self.context))
+        return parse_operation_reply(
+            operation, await handler(make_operation_request(operation, arguments), self.context)
+        )
 
     async def authorize(self, operation: Operation[Any], **arguments: object) -> None:
         """Raises Unauthorized if the caller may not call the operation with these arguments."""
         path = f"{operation.service}.{operation.name}"
-        await authorize_request(path, make_request(operation, arguments), self.context, self.broker.access)
+        await authorize_request(path, make_operation_request(operation, arguments), self.context, self.broker.access)
 
     async def may_call(self, operation: Operation[Any], **arguments: object) -> bool:
         """Returns True if the caller may call the operation with these arguments. The check is not written to the audit
         log."""
-        request = make_request(operation, arguments)
+        request = make_operation_request(operation, arguments)
         try:
             path = f"{operation.service}.{operation.name}"
             await authorize_request(path, request, self.context, self.broker.access, audited=False)
@@ -232,7 +234,7 @@ class RestRequest:
         if await self.list_partitions():
             raise BadRequest(f"topic {self.topic} has partitions: {what}", 405)
 
-    async def call_partitions(self, operation: Operation[T], **arguments: object) -> list[T]:
+    async def call_each_partition(self, operation: Operation[T], **arguments: object) -> list[T]:
         """Calls the operation for the topic. If the topic is partitioned, calls the operation for each partition, in
         order. Returns the answers in that order. Raises the first error; the operation is not undone at the partitions
         before."""
@@ -241,9 +243,9 @@ class RestRequest:
         partitions = await self.list_partitions()
         if not partitions:
             return [await self.call_local(operation, **{field: self.topic.full}, **arguments)]
-        return [await self.call_owner(operation, each, **arguments) for each in partitions]
+        return [await self.call_topic_owner(operation, each, **arguments) for each in partitions]
 
-    async def call_owner(self, operation: Operation[T], topic: TopicName, **arguments: object) -> T:
+    async def call_topic_owner(self, operation: Operation[T], topic: TopicName, **arguments: object) -> T:
         """Calls the operation at the topic's owner, which is this broker or another one; returns its answer. Another
         broker does not check the caller's rights, so they must be checked before."""
         asked: dict[str, Any] = {operation.rule.field: topic.full, **arguments}
@@ -284,7 +286,7 @@ TOPIC = "/admin/v2/{domain:domain}/{tenant}/{namespace}/{topic}"
 SUBSCRIPTION = TOPIC + "/subscription/{subscription}"
 
 
-class RouteRow(NamedTuple):
+class RestRoute(NamedTuple):
     """A route of the HTTP server: its method, its path, its handler, and the texts that describe it in
     /openapi.json."""
 
@@ -298,14 +300,14 @@ class RouteRow(NamedTuple):
     is_open: bool = False  # whether no credentials are needed
 
 
-ROUTES: list[RouteRow] = []
+ROUTES: list[RestRoute] = []
 
 
 def register_route(
     method: str, path: str, summary: str, *, body: str = "", answer: str = "", busy: int = 409, is_open: bool = False
 ) -> Callable[[H], H]:
     def register(handler: H) -> H:
-        ROUTES.append(RouteRow(method, path, summary, handler, body, answer, busy, is_open))
+        ROUTES.append(RestRoute(method, path, summary, handler, body, answer, busy, is_open))
         return handler
 
     return register
@@ -322,7 +324,7 @@ _SECRETS = {
 }  # fmt: skip
 
 
-def openapi_path(row: RouteRow) -> str:
+def openapi_path(row: RestRoute) -> str:
     """Returns the path of a route as OpenAPI writes it, without the types of its parameters: `{domain}` instead of
     `{domain:domain}`."""
     return _NAME.sub(r"{\1}", row.path)
@@ -344,7 +346,7 @@ def make_openapi_document() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _operation(row: RouteRow) -> dict[str, Any]:
+def _operation(row: RestRoute) -> dict[str, Any]:
     done = {"200": {"description": row.answer}} if row.answer else {"204": {"description": "done"}}
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     found: dict[str, Any] = {

@@ -21,7 +21,7 @@ from ...proto.versions import PRODUCT
 from ...runtime.metrics import MetricsPage, MetricsQuery
 from ...runtime.metrics_server import MEASURE_TIMEOUT_S, as_text
 from ..cluster.bundles_core import bundle_name_of_topic
-from ..session.settings import SHOWN, changed_settings, list_settings, parse_setting_name, parse_setting_value
+from ..session.settings import SHOWN, list_changed_settings, list_settings, parse_setting_name, parse_setting_value
 from .call import BadRequest, RestRequest, make_openapi_document, register_route
 
 # ------------------------------------------------------------------------------------------------------- cluster
@@ -135,7 +135,7 @@ async def configuration(call: RestRequest) -> object:
 @register_route("GET", BROKERS + "/configuration/values", "Those that were changed.", answer="{name: text}")
 async def changed_configuration(call: RestRequest) -> object:
     await call.authorize(op.GET_POLICIES)
-    return changed_settings(await call.broker.policies.read_broker_record())
+    return list_changed_settings(await call.broker.policies.read_broker_record())
 
 
 @register_route(
@@ -188,7 +188,7 @@ async def internal_configuration(call: RestRequest) -> object:
 @register_route("GET", BROKERS + "/{cluster}", "The brokers that run.", answer="[host:port]")
 async def list_brokers_of_cluster(call: RestRequest) -> object:
     found = await _http(call)
-    call.check_cluster()
+    call.check_cluster_in_path()
     return found
 
 

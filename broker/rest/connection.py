@@ -238,7 +238,7 @@ class _Connection:
 
     def _admitted(self) -> None:
         self._share = None
-        self._stream.on_admitted()
+        self._stream.on_caller_authenticated()
 
     async def _some(self) -> bytes:
         """Reads and returns the next bytes; empty if the client has ended its side. The buffer is only allocated when

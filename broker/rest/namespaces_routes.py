@@ -19,7 +19,7 @@ from ...proto.names import TopicName, check_role
 from ...proto.operations import Operation
 from ...proto.policies import Policies, check, check_properties, decode
 from ...proto.statistics import NamespaceInfo, Permissions
-from ..access.authorizer import with_grant
+from ..access.authorizer import record_with_grant
 from ..cluster.bundles_core import BUNDLES_MAX, HASHES
 from .call import NAMESPACE, TOPIC, BadRequest, RestRequest, register_route
 from .policies import (
@@ -171,7 +171,7 @@ async def list_clusters(call: RestRequest) -> list[str]:
 
 @register_route("GET", CLUSTER, "Where clients reach the cluster.", answer="ClusterData")
 async def get_cluster(call: RestRequest) -> object:
-    call.check_cluster()
+    call.check_cluster_in_path()
     mine = next((each for each in await call.broker.list_brokers() if each.name == call.broker.name), None)
     urls = mine.pulsar.get("", ()) if mine is not None else ()
     http = mine.http if mine is not None else ""
@@ -197,19 +197,19 @@ async def create_cluster(call: RestRequest) -> None:
 
 @register_route("GET", CLUSTER + "/peers", "None: clusters are not linked.", answer="[name]")
 async def peers(call: RestRequest) -> list[str]:
-    call.check_cluster()
+    call.check_cluster_in_path()
     return []
 
 
 @register_route("GET", CLUSTER + "/failureDomains", "None: racks of bookies are theirs.", answer="{}")
 async def failure_domains(call: RestRequest) -> dict[str, object]:
-    call.check_cluster()
+    call.check_cluster_in_path()
     return {}
 
 
 @register_route("GET", CLUSTER + "/namespaceIsolationPolicies", "None.", answer="{}")
 async def isolation_policies(call: RestRequest) -> dict[str, object]:
-    call.check_cluster()
+    call.check_cluster_in_path()
     return {}
 
 
@@ -304,7 +304,7 @@ def _grants(given: Mapping[str, Any]) -> dict[str, list[str]]:
     kind = dict[str, list[str]]
     found: dict[str, list[str]] = convert_value(auth.get("namespace_auth") or {}, kind, "auth_policies.namespace_auth")
     for role, actions in found.items():
-        with_grant(GrantsRecord(), "", check_role(role), actions)
+        record_with_grant(GrantsRecord(), "", check_role(role), actions)
     return found
 
 
@@ -430,4 +430,4 @@ async def _each_topic(call: RestRequest, operation: Operation[None], **arguments
     for topic in await call.call_local(op.LIST_TOPICS, namespace=name, partitions=True):
         if topic.startswith("persistent:"):
             with contextlib.suppress(NotFound):
-                await call.call_owner(operation, TopicName.parse(topic), **arguments)
+                await call.call_topic_owner(operation, TopicName.parse(topic), **arguments)

@@ -21,7 +21,7 @@ from ..node.topic_manager import TopicManager
 from .measure import Measure, write_empty_metrics
 
 if TYPE_CHECKING:
-    from ..grpc.checked import CheckedService
+    from ..grpc.checked import AuthorizedService
     from .connection import HttpListener
 
 
@@ -29,7 +29,7 @@ class RestProtocol:
     """Serves the connections of an HTTP listener. `services`: the checked services "Admin" and "Broker". `measure`: the
     function that writes the page of `GET /metrics`."""
 
-    def __init__(self, broker: TopicManager, services: Mapping[str, CheckedService]) -> None:
+    def __init__(self, broker: TopicManager, services: Mapping[str, AuthorizedService]) -> None:
         self._broker = broker
         self._services = services
         self._connections: HttpListener | None = None

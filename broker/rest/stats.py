@@ -1,7 +1,7 @@
 """Statistics as Pulsar's JSON, with every key that its admin, pulsarctl and dashboards read.
 
-`topic_stats_json` gets the values of proto/statistics.py, of this broker or of another one. What only the owner knows
-of its producers and consumers (version of the client, connected since, rates) comes from the loaded topic.
+`make_topic_stats_json` gets the values of proto/statistics.py, of this broker or of another one. What only the owner
+knows of its producers and consumers (version of the client, connected since, rates) comes from the loaded topic.
 
 Rates are averages since the last request, at least RATE_S ago; the first ones since the client connected. Times that
 Magnetar does not record are 0; numbers about offload and replication, which do not exist, are 0 or -1.
@@ -64,7 +64,7 @@ class RateMeters:
         return found
 
 
-def topic_stats_json(
+def make_topic_stats_json(
     found: values.TopicStats,
     topic: Topic | None,
     meters: RateMeters,
@@ -215,7 +215,7 @@ def _consumer(found: values.ConsumerStats, live: Consumer | None, meters: RateMe
 
 
 # ------------------------------------------------------------------ internals
-def internal_stats_json(found: values.TopicInternalStats, stats: values.TopicStats) -> dict[str, Any]:
+def make_internal_stats_json(found: values.TopicInternalStats, stats: values.TopicStats) -> dict[str, Any]:
     """Returns the internal statistics of a topic as Pulsar's JSON. `found`: the statistics of its log; `stats`: those
     of its subscriptions."""
     newest = found.ledgers[-1] if found.ledgers else None
@@ -300,7 +300,7 @@ ENDING = {"COMMITTED": "COMMITTING", "ABORTED": "ABORTING"}
 
 
 # ------------------------------------------------------------------ of a transaction
-def transaction_metadata_json(
+def make_transaction_metadata_json(
     found: values.TransactionStats, at: Mapping[str, values.TransactionHere | None], now_ms: int
 ) -> dict[str, Any]:
     """Returns the state of a transaction as Pulsar's JSON object TransactionMetadata. `at`: what each topic reports of
@@ -311,24 +311,26 @@ def transaction_metadata_json(
         "txnId": str(found.txn), "status": ENDING.get(status, status) if found.topics else status,
         "openTimestamp": now_ms - found.age_ms if is_known else 0, "timeoutAt": found.timeout_ms,
         "producedPartitions": {
-            topic: buffer_stats_json(here, found) for topic,
+            topic: make_buffer_stats_json(here, found) for topic,
             here in at.items() if here is None or here.first is not None
         },
         "ackedPartitions": {
-            topic: {each.name: pending_ack_json(each) for each in here.subscriptions}
+            topic: {each.name: make_pending_ack_json(each) for each in here.subscriptions}
             for topic, here in at.items() if here is not None and here.subscriptions
         },
         "owner": found.owner, "address": found.address, "name": found.name, "reason": found.reason,
     }  # fmt: skip
 
 
-def buffer_stats_json(here: values.TransactionHere | None, found: values.TransactionStats | None) -> dict[str, Any]:
+def make_buffer_stats_json(
+    here: values.TransactionHere | None, found: values.TransactionStats | None
+) -> dict[str, Any]:
     """Returns the state of a transaction at a topic as Pulsar's JSON object TransactionInBufferStats."""
     first = optional(here.first) if here is not None else None
     return {"startPosition": first, "aborted": found is not None and found.state is TxnState.ABORTED}
 
 
-def pending_ack_json(pending: values.PendingOfTransaction | None) -> dict[str, Any]:
+def make_pending_ack_json(pending: values.PendingOfTransaction | None) -> dict[str, Any]:
     """Returns the state of a transaction at a subscription as Pulsar's JSON object TransactionInPendingAckStats."""
     return {
         "cumulativeAckPosition": optional(pending.up_to) if pending is not None else None,
@@ -337,7 +339,7 @@ def pending_ack_json(pending: values.PendingOfTransaction | None) -> dict[str, A
 
 
 # ------------------------------------------------------------------ of a coordinator
-def coordinator_stats_json(found: values.CoordinatorTransactions) -> dict[str, Any]:
+def make_coordinator_stats_json(found: values.CoordinatorTransactions) -> dict[str, Any]:
     """Returns the statistics of a transaction coordinator as Pulsar's JSON object TransactionCoordinatorStats."""
     return {
         "state": "Ready" if found.epoch else "None",
@@ -349,7 +351,7 @@ def coordinator_stats_json(found: values.CoordinatorTransactions) -> dict[str, A
     }
 
 
-def coordinator_internals_json(number: int, found: values.CoordinatorTransactions) -> dict[str, Any]:
+def make_coordinator_internals_json(number: int, found: values.CoordinatorTransactions) -> dict[str, Any]:
     """Returns the ledger of a transaction coordinator as Pulsar's JSON object TransactionCoordinatorInternalStats. A
     coordinator has one ledger, which begins with a snapshot."""
     ledger: dict[str, Any] = {
@@ -371,7 +373,7 @@ def coordinator_internals_json(number: int, found: values.CoordinatorTransaction
 
 
 # ------------------------------------------------------------------ of a topic
-def transaction_buffer_stats(stats: values.TopicStats, internals: values.TopicInternalStats) -> dict[str, Any]:
+def make_transaction_buffer_stats(stats: values.TopicStats, internals: values.TopicInternalStats) -> dict[str, Any]:
     """Returns the statistics of the transactions at a topic as Pulsar's JSON object TransactionBufferStats. The state
     is NoSnapshot if the topic never had a transaction."""
     seen = stats.transactions

@@ -12,12 +12,12 @@ from starlette.responses import Response
 
 from ...proto import operations as op
 from ...proto.compression import decompress, decompress_to_mapping
-from ...proto.entry import PROPERTIES_LONG, EntryHeader, parse_entry, properties_of
+from ...proto.entry import PROPERTIES_LONG, EntryHeader, decode_properties, parse_entry
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import AlreadyExists, BackPressure, NotFound
 from ...proto.names import LATEST, MessageId, Position
 from ...runtime.budget import MemoryBudget
-from ..log.unfolding import run_off_loop
+from ..log.unfolding import run_in_thread_if_slow
 from ..session.backlogs import PEEK_MESSAGES_MAX
 from .call import SUBSCRIPTION, TOPIC, BadRequest, RestRequest, register_route
 
@@ -56,7 +56,7 @@ async def create_subscription(call: RestRequest) -> None:
     there = 0
     for each in partitions:
         try:
-            await call.call_owner(op.CREATE_SUBSCRIPTION, each, **asked)
+            await call.call_topic_owner(op.CREATE_SUBSCRIPTION, each, **asked)
         except AlreadyExists:
             there += 1
     if there == len(partitions):
@@ -86,7 +86,7 @@ async def reset_to_message(call: RestRequest) -> None:
     await call.authorize(op.RESET_SUBSCRIPTION, topic=call.topic.full, **asked)
     if partitioned and to.ledger_id < LATEST.ledger_id and await call.list_partitions():
         raise BadRequest(f"topic {call.topic} has partitions, and a message id is of one: name it", 405)
-    await call.call_partitions(op.RESET_SUBSCRIPTION, **asked)
+    await call.call_each_partition(op.RESET_SUBSCRIPTION, **asked)
 
 
 @register_route("POST", SUBSCRIPTION + "/skip/{number}", "The next so many messages count as acknowledged.")
@@ -109,7 +109,7 @@ async def expire_to_message(call: RestRequest) -> None:
 @register_route("GET", SUBSCRIPTION + "/properties", "Its properties.", answer="{name: value}")
 async def get_properties(call: RestRequest) -> object:
     asked = {"name": call.names["subscription"], "force": call.parse_flag("force")}
-    return (await call.call_partitions(op.GET_SUBSCRIPTION_PROPERTIES, **asked))[0]
+    return (await call.call_each_partition(op.GET_SUBSCRIPTION_PROPERTIES, **asked))[0]
 
 
 @register_route("GET", SUBSCRIPTION + "/analyzeBacklog", "Counts the backlog by reading it.",
@@ -242,7 +242,7 @@ async def _entry(call: RestRequest, found: Any) -> Response:
     try:
         part = memoryview(found.entry)[header.payload_offset :]
         answer.payload = (
-            await run_off_loop(found.entry, call.broker.world, _unfolded, header, part) if is_folded else part
+            await run_in_thread_if_slow(found.entry, call.broker.world, _unfolded, header, part) if is_folded else part
         )
     except BaseException:
         answer.release()
@@ -337,7 +337,7 @@ def _headers(metadata: MessageMetadata) -> dict[str, str | None]:
         headers["X-Pulsar-Is-Encrypted"] = "true"
     if len(metadata.properties) > PROPERTIES_LONG:
         headers["X-Pulsar-PROPERTY"] = None
-    elif properties := properties_of(metadata):
+    elif properties := decode_properties(metadata):
         headers["X-Pulsar-PROPERTY"] = msgspec.json.encode(properties).decode()
     return headers
 

@@ -25,7 +25,7 @@ from ..session.administration import ask_broker
 from ..topic.topic import Topic
 from .call import TOPIC, BadRequest, RestRequest, register_route
 from .policies import NO_STORAGE
-from .stats import internal_stats_json, merge_partition_stats, topic_stats_json
+from .stats import make_internal_stats_json, make_topic_stats_json, merge_partition_stats
 from .subscriptions_routes import message_id
 
 T = TypeVar("T")
@@ -152,7 +152,7 @@ async def _stats(call: RestRequest, name: TopicName) -> Found:
 
 def _shown(call: RestRequest, found: Found) -> dict[str, Any]:
     publishers, consumers = not call.parse_flag("excludePublishers"), not call.parse_flag("excludeConsumers")
-    return topic_stats_json(*found, call.meters, publishers=publishers, consumers=consumers)
+    return make_topic_stats_json(*found, call.meters, publishers=publishers, consumers=consumers)
 
 
 @register_route(
@@ -234,7 +234,7 @@ async def internals(call: RestRequest) -> object:
 async def _internals(call: RestRequest, name: TopicName) -> dict[str, Any]:
     topic = await _loaded(call, name)
     found = await summaries.topic_stats(topic, call.broker.endpoint)
-    return internal_stats_json(summaries.internal_stats(topic, 0), found)
+    return make_internal_stats_json(summaries.internal_stats(topic, 0), found)
 
 
 @register_route(
@@ -249,7 +249,7 @@ async def partitioned_internals(call: RestRequest) -> object:
         except NotOwner:
             owner, world = (await call.broker.find_owner(name)).endpoint, call.broker.world
             of_log = await ask_broker(world, owner, op.TOPIC_INTERNAL_STATS, name=name.full)
-            found[name.full] = internal_stats_json(
+            found[name.full] = make_internal_stats_json(
                 of_log, await ask_broker(world, owner, op.TOPIC_STATS, name=name.full)
             )
     return {"metadata": {"partitions": len(found), "deleted": False, "properties": {}}, "partitions": found}
@@ -394,7 +394,7 @@ async def delete_topic(call: RestRequest) -> None:
 async def skip_lost(call: RestRequest) -> object:
     only = call.query.get("ledger", "")
     ledger = {"ledger_id": call.parse_number(only, "the parameter ledger")} if only else {}
-    found = await call.call_partitions(op.SKIP_LOST, force=call.parse_flag("force"), **ledger)
+    found = await call.call_each_partition(op.SKIP_LOST, force=call.parse_flag("force"), **ledger)
     topics = await call.list_partitions() or [call.topic]
     return [
         {
@@ -424,7 +424,7 @@ async def terminate_partitions(call: RestRequest) -> object:
     await call.authorize(op.TERMINATE_TOPIC, name=call.topic.full)
     if not await call.list_partitions():
         raise BadRequest(f"topic {call.topic} has no partitions: POST …/terminate", 405)
-    found = await call.call_partitions(op.TERMINATE_TOPIC)
+    found = await call.call_each_partition(op.TERMINATE_TOPIC)
     return {str(number): message_id(each) for number, each in enumerate(found)}
 
 
@@ -442,7 +442,7 @@ async def remove_property(call: RestRequest) -> None:
 @register_route("GET", TOPIC + "/compaction", "How the last compaction went; of partitions the one that is least done.",
        answer="{status, lastError}")  # fmt: skip
 async def compaction_status(call: RestRequest) -> object:
-    found = await call.call_partitions(op.COMPACTION_STATUS)
+    found = await call.call_each_partition(op.COMPACTION_STATUS)
     order = ("ERROR", "RUNNING", "NOT_RUN", "SUCCESS")
     least = min(found, key=lambda each: order.index(each.state) if each.state in order else 0)
     return {"status": least.state, "lastError": least.error}

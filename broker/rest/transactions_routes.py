@@ -31,10 +31,15 @@ from ...proto.operations import (
     PermissionPlace,
     PermissionRule,
 )
-from ...proto.pulsar_json import coordinator_form, half_form, topic_transaction_form, transaction_form
+from ...proto.pulsar_json import (
+    coordinator_to_json,
+    half_message_to_json,
+    topic_transaction_to_json,
+    transaction_to_json,
+)
 from ...proto.states import COORDINATORS_MAX, TxnId, TxnState
 from ...proto.statistics import CoordinatorTransactions, SubscriptionStats, TransactionHere, TransactionStats
-from ..grpc.checked import handler_name
+from ..grpc.checked import handler_name_of_rpc
 from ..subscription.core.cursor import Cursor
 from . import stats as forms
 from .call import NAMESPACE, SUBSCRIPTION, TOPIC, Handler, RestRequest, register_route
@@ -76,7 +81,7 @@ async def parse_coordinator_numbers(call: RestRequest) -> list[int]:
     all coordinators."""
     if asked := call.query.get("coordinatorId", ""):
         return [_coordinator(call, asked)]
-    return list(range(await call.broker.transactions.read_count()))
+    return list(range(await call.broker.transactions.read_coordinator_count()))
 
 
 async def _listed(call: RestRequest, number: int, limit: int = 1) -> CoordinatorTransactions:
@@ -97,7 +102,7 @@ async def _at(call: RestRequest, found: TransactionStats) -> dict[str, Transacti
 
     async def ask(topic: str) -> TransactionHere | MagnetarError:
         try:
-            return await call.call_owner(op.TOPIC_TRANSACTION, TopicName.parse(topic), txn=found.txn)
+            return await call.call_topic_owner(op.TOPIC_TRANSACTION, TopicName.parse(topic), txn=found.txn)
         except MagnetarError as error:
             return error
 
@@ -111,7 +116,7 @@ async def _metadata(call: RestRequest, found: TransactionStats, *, asked: bool =
         at |= {
             topic: None if isinstance(here, MagnetarError) else here for topic, here in (await _at(call, found)).items()
         }
-    return forms.transaction_metadata_json(found, at, call.broker.world.clock.wall_ms())
+    return forms.make_transaction_metadata_json(found, at, call.broker.world.clock.wall_ms())
 
 
 # ------------------------------------------------------------------ coordinators
@@ -125,7 +130,7 @@ async def coordinators(call: RestRequest) -> object:
         for each in await call.broker.list_brokers()
     }
     here = urls.get(call.broker.name, "")  # it takes one that no broker has; Pulsar's tools need a URL
-    owners = await call.broker.transactions.read_owners()
+    owners = await call.broker.transactions.read_coordinator_owners()
     return [{"id": number, "brokerServiceUrl": urls.get(owner, here)} for number, owner in enumerate(owners)]
 
 
@@ -133,7 +138,7 @@ async def coordinators(call: RestRequest) -> object:
        answer="{id: TransactionCoordinatorStats} | TransactionCoordinatorStats")  # fmt: skip
 async def coordinator_stats(call: RestRequest) -> object:
     found = {
-        number: forms.coordinator_stats_json(await _listed(call, number))
+        number: forms.make_coordinator_stats_json(await _listed(call, number))
         for number in await parse_coordinator_numbers(call)
     }
     return next(iter(found.values())) if call.query.get("coordinatorId") else found
@@ -143,7 +148,7 @@ async def coordinator_stats(call: RestRequest) -> object:
        answer="TransactionCoordinatorInternalStats")  # fmt: skip
 async def coordinator_internals(call: RestRequest) -> object:
     number = _coordinator(call, call.names["coordinator"])
-    return forms.coordinator_internals_json(number, await _listed(call, number))
+    return forms.make_coordinator_internals_json(number, await _listed(call, number))
 
 
 @register_route(
@@ -151,7 +156,7 @@ async def coordinator_internals(call: RestRequest) -> object:
 )
 async def coordinator_replicas(call: RestRequest) -> None:
     await call.authorize(op.ABORT_TRANSACTION)
-    wanted, count = call.parse_body(int), await call.broker.transactions.read_count()
+    wanted, count = call.parse_body(int), await call.broker.transactions.read_coordinator_count()
     if wanted != count:
         raise NotAllowed(f"there are {count} coordinators: `transaction_coordinators`, fixed by the first transaction")
 
@@ -200,7 +205,7 @@ async def _outcome(call: RestRequest) -> TransactionStats | None:
     "The first message of a transaction in a topic.",
        answer="TransactionInBufferStats")  # fmt: skip
 async def transaction_in_buffer(call: RestRequest) -> object:
-    return forms.buffer_stats_json(await _here(call), await _outcome(call))
+    return forms.make_buffer_stats_json(await _here(call), await _outcome(call))
 
 
 @register_route("GET", BASE + "/transactionInPendingAckStats" + OF_SUBSCRIPTION + ID,
@@ -209,7 +214,7 @@ async def transaction_in_pending_acks(call: RestRequest) -> object:
     found = await _here(call)
     await _subscription(call)
     name = call.names["subscription"]
-    return forms.pending_ack_json(next((each for each in found.subscriptions if each.name == name), None))
+    return forms.make_pending_ack_json(next((each for each in found.subscriptions if each.name == name), None))
 
 
 @register_route("GET", BASE + "/transactionBufferStats" + OF_TOPIC,
@@ -221,7 +226,7 @@ async def buffer_stats(call: RestRequest) -> object:
         await call.call_local(op.TOPIC_STATS, name=name),
         await call.call_local(op.TOPIC_INTERNAL_STATS, name=name),
     )
-    return forms.transaction_buffer_stats(stats, log)
+    return forms.make_transaction_buffer_stats(stats, log)
 
 
 async def _subscription(call: RestRequest) -> SubscriptionStats:
@@ -261,7 +266,9 @@ def _state_of(cursor: Cursor, position: Position, bit: int) -> str:
     if cursor.is_acked(position):
         return "MarkDelete"
     pending = cursor.pending
-    bits, whole = (pending.bits_at(position), pending.is_pending(position)) if pending is not None else (0, False)
+    bits, whole = (
+        pending.message_bits_at(position), pending.is_pending(position)
+    ) if pending is not None else (0, False)
     if bit >= 0 and cursor.acked_or_pending_bits(position) & ~bits & (1 << bit):
         return "MarkDelete"
     return "PendingAck" if whole or (bits >> bit & 1 if bit >= 0 else bits) else "NotInPendingAck"
@@ -291,14 +298,16 @@ async def list_transactions(call: RestRequest) -> object:
     limit = call.parse_number(call.query.get("limit", str(LIST_DEFAULT)), "limit", least=1)
     asked = await parse_coordinator_numbers(call)
     found = [each for number in asked for each in (await _listed(call, number, min(limit, LIST_DEFAULT))).items]
-    return [transaction_form(each) for each in sorted(found, key=lambda each: -each.age_ms)]
+    return [transaction_to_json(each) for each in sorted(found, key=lambda each: -each.age_ms)]
 
 
 @register_route(
     "GET", BASE + "/status", "The coordinators: epochs and counts.", answer="[{coordinator, epoch, open, …}]"
 )
 async def status(call: RestRequest) -> object:
-    return [coordinator_form(number, await _listed(call, number)) for number in await parse_coordinator_numbers(call)]
+    return [
+        coordinator_to_json(number, await _listed(call, number)) for number in await parse_coordinator_numbers(call)
+    ]
 
 
 @register_route("GET", BASE + "/id" + ID,
@@ -308,10 +317,10 @@ async def show(call: RestRequest) -> object:
     found = await _found(call, parse_txn_id(call))
     at = [
         {"topic": topic, "error": str(here)} if isinstance(here, MagnetarError)
-        else {"topic": topic, **topic_transaction_form(here)}
+        else {"topic": topic, **topic_transaction_to_json(here)}
         for topic, here in (await _at(call, found)).items()
     ]  # fmt: skip
-    return {**transaction_form(found), "at": at}
+    return {**transaction_to_json(found), "at": at}
 
 
 @register_route("POST", BASE + "/id" + ID + "/abort", "As abortTransaction, with the state.", answer="{txn, state}")
@@ -341,21 +350,21 @@ async def list_halves(call: RestRequest) -> object:
     group, parked, rows = call.query.get("group", ""), call.parse_flag("parked"), list[dict[str, Any]]()
     for number in await parse_coordinator_numbers(call):
         found = await call.call_coordinator(op.LIST_HALVES, coordinator=number, group=group, limit=limit)
-        rows += map(half_form, found.items)
+        rows += map(half_message_to_json, found.items)
     return sorted((each for each in rows if each["state"] == "PARKED" or not parked), key=lambda each: -each["ageMs"])
 
 
 @register_route("GET", HALVES + ID, "A half message. 404: it is decided, or never was.",
        answer="{half, state, owner, group, …, reason}")  # fmt: skip
-async def show_half(call: RestRequest) -> object:
+async def show_half_message(call: RestRequest) -> object:
     half = parse_txn_id(call)
     found = await call.call_coordinator(op.LIST_HALVES, half=half, limit=1)
     if not found.items:
         raise NotFound(f"no half {half} is open")
-    return half_form(found.items[0])
+    return half_message_to_json(found.items[0])
 
 
-show_half.__name__ = "show"  # in the document
+show_half_message.__name__ = "show"  # in the document
 
 
 BASES = {
@@ -381,7 +390,7 @@ def _handler(row: Operation[Any], http: HttpRoute) -> Handler:
         if row.asked_of is not AnsweringBroker.OWNER:
             found = await call.call_local(row, **_place(call, row.rule, place), **arguments)
             return _shown(found) if http.answer else None
-        answers = await call.call_partitions(row, **arguments)
+        answers = await call.call_each_partition(row, **arguments)
         if len(answers) == 1 or answers[0] is None:
             return _shown(answers[0]) if http.answer else None
         if all(map(_is_texts, answers)):
@@ -389,7 +398,7 @@ def _handler(row: Operation[Any], http: HttpRoute) -> Handler:
         parts = await call.list_partitions()
         return {part.full: _shown(each) for part, each in zip(parts, answers, strict=True)} if http.answer else None
 
-    handle.__name__ = http.name or handler_name(row.name)
+    handle.__name__ = http.name or handler_name_of_rpc(row.name)
     return handle
 
 

@@ -25,11 +25,11 @@ from ...proto.names import MessageId, NamespaceName, Position, TopicName
 from ...proto.operations import Operation, answer_of
 from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
 from ...proto.statistics import BrokerInfo, LostOfSubscription, LostRange, SkippedLost, Unloaded
-from ...proto.translation import request_of, value_of_reply
+from ...proto.translation import convert_reply, request_of
 from ...runtime.network import Endpoint, World, rpc
 from ..cluster.bundles_core import bundle_name_of_topic
-from ..cluster.ownership import cancel_drain, request_drain
-from ..common.config import FIXED, make_policies, resolve_policies
+from ..cluster.ownership import cancel_drain, order_drain
+from ..common.config import FIXED, make_fully_set_policies, resolve_policies_in_force
 from ..common.refusals import check_incarnation
 from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
@@ -47,19 +47,19 @@ FORWARD_TIMEOUT_S = 30.0
 """Seconds that a request to another broker may take."""
 
 
-def make_request(operation: Operation[Any], arguments: Mapping[str, object]) -> Message:
+def make_operation_request(operation: Operation[Any], arguments: Mapping[str, object]) -> Message:
     """Returns the gRPC request message of an operation with these arguments. Raises InvalidRequest if an argument does
     not fit the field of the message."""
     kind: type[Message] = rpc(operation.service, operation.name).request
     return request_of(kind, arguments, operation.name)
 
 
-def answer_value(operation: Operation[T], reply: object) -> T:
+def parse_operation_reply(operation: Operation[T], reply: object) -> T:
     """Returns the answer of an operation, converted from its gRPC reply message to a plain Python value. A `reply` that
     is not a message is returned unchanged."""
     if isinstance(reply, Message):
         kind = answer_of(operation.name, MessageId=MessageId, StoredMessage=Any)
-        reply = value_of_reply(kind, reply, operation.of_reply, {MessageId: MessageId.from_wire})
+        reply = convert_reply(kind, reply, operation.of_reply, {MessageId: MessageId.from_wire})
     return cast(T, reply)
 
 
@@ -71,8 +71,8 @@ async def ask_broker(
     channel = world.network.connect(Endpoint.parse(endpoint))
     try:
         target = rpc(operation.service, operation.name)
-        reply = await channel.call(target, make_request(operation, arguments), timeout_s=timeout_s)
-        return answer_value(operation, reply)
+        reply = await channel.call(target, make_operation_request(operation, arguments), timeout_s=timeout_s)
+        return parse_operation_reply(operation, reply)
     finally:
         await channel.close()
 
@@ -124,7 +124,7 @@ class Administration:
         loaded, and how many bundles it owns."""
         broker, found = self._broker, list[BrokerInfo]()
         for each in await broker.list_brokers():
-            counts = (len(broker.loaded), broker.owned_count) if each.name == broker.name else (0, 0)
+            counts = (len(broker.loaded), broker.owned_bundle_count) if each.name == broker.name else (0, 0)
             found.append(BrokerInfo(each.name, each.endpoint, *counts, draining=each.draining))
         return found
 
@@ -134,7 +134,7 @@ class Administration:
         found = next((each for each in await self._broker.list_brokers() if each.name == name), None)
         if found is None:
             raise NotFound(f"no broker {name!r} is registered; 'magnetar brokers list' shows them")
-        await request_drain(self._broker.metadata, found, self._broker.world.clock.wall_ms())
+        await order_drain(self._broker.metadata, found, self._broker.world.clock.wall_ms())
 
     async def undrain_broker(self, name: str) -> None:
         """Removes the request to drain a broker; the broker need not be running. Raises NotFound if there is neither a
@@ -203,13 +203,17 @@ class Administration:
         neither is given, those in force at this broker."""
         defaults = self._broker.policies.defaults
         if not namespace and not topic:
-            return make_policies(defaults) if applied else await self._broker.policies.read_set_policies(None, None)
+            if applied:
+                return make_fully_set_policies(defaults)
+            return await self._broker.policies.read_uninherited_policies(None, None)
         place, name = await self._place(namespace, topic)
-        found = await self._broker.policies.read_set_policies(place, name)
+        found = await self._broker.policies.read_uninherited_policies(place, name)
         if not applied:
             return found
-        levels = (found,) if name is None else (await self._broker.policies.read_set_policies(place, None), found)
-        return make_policies(resolve_policies(defaults, *levels))
+        levels = (found,) if name is None else (
+            await self._broker.policies.read_uninherited_policies(place, None), found
+        )
+        return make_fully_set_policies(resolve_policies_in_force(defaults, *levels))
 
     async def change_policies(self, namespace: str, topic: str, given: Policies, removed: Sequence[str]) -> None:
         """Sets the policies in `given` for a namespace or a topic, and unsets those named in `removed`, which are
@@ -261,7 +265,7 @@ class Administration:
         stored = await self._broker.catalog.list_topics(name, partitions=partitions)
         return sorted([*stored, *await self._non_persistent(name, partitions=partitions)])
 
-    async def list_owned(self, name: NamespaceName, after: str) -> list[str]:
+    async def list_owned_topics(self, name: NamespaceName, after: str) -> list[str]:
         """Returns the sorted full names of the partitions and unpartitioned topics of a namespace that this broker
         owns, beginning after the name `after`. Looks up the owner of each bundle, so this broker may become the owner
         of some bundles. Returns an empty list if the namespace does not exist."""
@@ -344,7 +348,9 @@ class Administration:
         """Returns the record of a partitioned topic; None if the topic exists without partitions. Raises TopicNotFound
         if it does not exist."""
         partitions = await self._broker.catalog.count_existing_partitions(topic)
-        return await self._broker.catalog.get_partitioned(topic) if partitions and not topic.is_partition else None
+        return await self._broker.catalog.get_partitioned_record(
+            topic
+        ) if partitions and not topic.is_partition else None
 
     async def _delete_one(self, topic: TopicName, *, force: bool, incarnation: int) -> None:
         owner = await self._broker.find_owner(topic)

@@ -1,6 +1,6 @@
 """The administrative operations on one topic's subscriptions and messages, in plain values, at the topic's owner.
-Before them, where a cursor is placed that starts at a message (`start_mark_of`, `find_start_mark`); after them, reading
-a range of message indexes (`RangeReader`).
+Before them, where a cursor is placed that starts at a message (`compute_start_mark`, `find_start_mark`); after them,
+reading a range of message indexes (`RangeReader`).
 
 Guarding tests: tests/broker/grpc/test_services.py, tests/broker/grpc/test_examine.py.
 """
@@ -33,7 +33,7 @@ from ..topic.topic import Topic
 # Where a cursor is placed that starts at a message, or is moved to it.
 
 
-def start_mark_of(
+def compute_start_mark(
     shape: LogShape, start: MessageId, inclusive: bool, *, last_again: bool = False
 ) -> tuple[Position, int]:
     """Returns the mark of a cursor that starts at the message `start` (after it if not `inclusive`), and the number of
@@ -46,11 +46,11 @@ def start_mark_of(
     if position >= LATEST:
         return (shape.before(shape.last) if last_again and shape.last.entry_id >= 0 else shape.last), 0
     if position.entry_id < 0:
-        return shape.clamp_mark(position), 0
+        return shape.limit_mark_to_log(position), 0
     if start.batch_index >= 0:
         done = start.batch_index + (0 if inclusive else 1)
-        return shape.clamp_mark(shape.before(position)), done if shape.is_readable(position) else 0
-    return shape.clamp_mark(shape.before(position) if inclusive else position), 0
+        return shape.limit_mark_to_log(shape.before(position)), done if shape.is_readable(position) else 0
+    return shape.limit_mark_to_log(shape.before(position) if inclusive else position), 0
 
 
 async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[Position]]:
@@ -59,7 +59,7 @@ async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[P
     the number of messages of the next entry that count as acknowledged, and the later entries that count as
     acknowledged."""
     shape = log.shape
-    last = shape.last_existing
+    last = shape.last_position_not_lost
     if last.entry_id < 0:
         return last, 0, ()
     entry = await log.reader.read_entry(last)
@@ -85,14 +85,14 @@ async def find_start_mark(log: ReadableLog, start: MessageId, inclusive: bool) -
     messages of the next entry count as acknowledged. If that number is above 0, reads the entry, to check that it
     contains more messages."""
     shape = log.shape
-    mark, done = start_mark_of(shape, start, inclusive)
+    mark, done = compute_start_mark(shape, start, inclusive)
     if not done or shape.lost_run_end(start.position) is not None:
         return mark, 0
     position = start.position
     found = log.reader.read_cached(position, 1, 1) or await log.reader.read(position, 1)
     if not found or found[0].position != position:
         return mark, 0  # compaction removed it
-    return (mark, done) if done < found[0].count else (shape.clamp_mark(position), 0)
+    return (mark, done) if done < found[0].count else (shape.limit_mark_to_log(position), 0)
 
 
 # ------------------------------------------------------------------------------------------------------ backlogs
@@ -103,7 +103,7 @@ AGE_S_MAX = 10_000_000_000
 """Longest age in seconds: 300 years."""
 
 
-class FilteredEntry(msgspec.Struct, frozen=True):
+class EntryWithHiddenMessages(msgspec.Struct, frozen=True):
     """A stored entry, with the batch indexes (`hidden`) of the messages that the caller may not receive."""
 
     entry: StoredEntry
@@ -126,7 +126,7 @@ class TopicBacklogs:
     async def create(self, name: str, start: MessageId | None, properties: dict[str, str]) -> None:
         """Creates a durable subscription that starts at the message `start`; if `start` is None, at the end of the
         topic. Raises AlreadyExists if the topic has a subscription of that name."""
-        mark = start_mark_of(self._topic.shown.shape, start, inclusive=True)[0] if start is not None else None
+        mark = compute_start_mark(self._topic.shown.shape, start, inclusive=True)[0] if start is not None else None
         await self._topic.registry.subscribe(name, mark, properties, exclusive=True)
 
     def properties(self, name: str) -> dict[str, str]:
@@ -177,36 +177,38 @@ class TopicBacklogs:
         life, entries = self._topic.maintenance, 0
         for subscription in self._named(name):
             if up_to is not None:
-                entries += await life.skip_whole_messages(subscription, self._topic.shown.shape.clamp_mark(up_to))
+                entries += await life.skip_whole_messages(
+                    subscription, self._topic.shown.shape.limit_mark_to_log(up_to)
+                )
             else:
-                entries += await life.expire_older(subscription, older_than_s)
+                entries += await life.expire_messages_older_than(subscription, older_than_s)
             await subscription.wait_durable()
         return entries
 
-    async def peek(self, name: str, messages: int) -> list[FilteredEntry]:
+    async def peek(self, name: str, messages: int) -> list[EntryWithHiddenMessages]:
         """Returns the entries that contain the next `messages` messages of the subscription, and acknowledges nothing.
         Raises InvalidRequest if `messages` is too large."""
         if messages > PEEK_MESSAGES_MAX:
             raise InvalidRequest(f"{messages} messages at once are more than {PEEK_MESSAGES_MAX}")
         subscription = self._topic.find_subscription(name)
-        entries = await backlog.peek_backlog(self._topic.shown, subscription, messages)
-        return [FilteredEntry(entry, subscription.cursor.acked_indexes(entry.position)) for entry in entries]
+        entries = await backlog.read_first_backlog_entries(self._topic.shown, subscription, messages)
+        return [EntryWithHiddenMessages(entry, subscription.cursor.acked_indexes(entry.position)) for entry in entries]
 
     async def analyze(self, name: str) -> examine.Backlog:
         """Reads the backlog of a subscription, and returns the counts of its entries and messages."""
         return await examine.analyze_backlog(self._topic.shown, self._topic.find_subscription(name))
 
     # ------------------------------------------------------------------ messages
-    async def read_nth_message(self, number: int, *, from_latest: bool) -> FilteredEntry:
+    async def read_nth_message(self, number: int, *, from_latest: bool) -> EntryWithHiddenMessages:
         """Returns the entry with the n-th message (`number`, from 1) of the topic, counted from the oldest, or from the
         newest if `from_latest`. The other messages of its batch are hidden."""
         entry, at = await examine.find_nth_message(self._topic.shown, number, from_latest=from_latest)
-        return FilteredEntry(entry, [index for index in range(entry.count) if index != at])
+        return EntryWithHiddenMessages(entry, [index for index in range(entry.count) if index != at])
 
-    async def read_message(self, position: Position) -> FilteredEntry:
-        return FilteredEntry(await examine.read_message(self._topic.shown, position), [])
+    async def read_message(self, position: Position) -> EntryWithHiddenMessages:
+        return EntryWithHiddenMessages(await examine.read_message(self._topic.shown, position), [])
 
-    async def find_by_time(self, publish_time_ms: int) -> MessageId:
+    async def find_message_by_time(self, publish_time_ms: int) -> MessageId:
         """Returns the id of the first message that arrived at or after `publish_time_ms` (ms since the epoch). If there
         is no such message, returns the position of the next message that will be published."""
         position = (await self._topic.shown.reader.locate_time(publish_time_ms)).position
@@ -220,7 +222,7 @@ class TopicBacklogs:
     def estimate_bytes_after(self, position: Position) -> int:
         """Returns an estimate of the bytes that are stored after `position`."""
         shape = self._topic.shown.shape
-        return backlog_bytes(shape, shape.clamp_mark(position))
+        return backlog_bytes(shape, shape.limit_mark_to_log(position))
 
 
 # -------------------------------------------------------------------------------------------------------- reader
@@ -235,7 +237,7 @@ class TopicBacklogs:
 READ_BYTES_MAX = 16 << 20
 
 
-class IndexRange(msgspec.Struct, frozen=True):
+class MessageIndexRange(msgspec.Struct, frozen=True):
     """A request to read the messages of a topic whose indexes are from `first` (inclusive) to `end` (exclusive)."""
 
     topic: str
@@ -249,7 +251,7 @@ class RangeReader:
     """Reads the entries of a topic whose messages have indexes in a given range. `next_index`: the index from which to
     continue after the entries that were yielded."""
 
-    def __init__(self, broker: TopicManager, wanted: IndexRange, caller: CallContext) -> None:
+    def __init__(self, broker: TopicManager, wanted: MessageIndexRange, caller: CallContext) -> None:
         self._caller = caller
         self.next_index = wanted.first
         self._broker = broker
@@ -270,7 +272,9 @@ class RangeReader:
         if wanted.first >= end:
             return
         place = await log.reader.locate_index(wanted.first)
-        position, self.next_index = log.shape.next_existing(place.position), max(wanted.first, place.first_index)
+        position, self.next_index = log.shape.next_position_not_lost(place.position), max(
+            wanted.first, place.first_index
+        )
         left = wanted.bytes_max or READ_BYTES_MAX
         while self.next_index < end and left > 0 and log.shape.is_readable(position):
             await self._require(name)
@@ -286,7 +290,7 @@ class RangeReader:
                 position = log.shape.after(entry.position)
                 if turns.is_slice_used_up:
                     await turns.begin_slice()
-            position = log.shape.next_existing(position)
+            position = log.shape.next_position_not_lost(position)
         if left > 0:
             self.next_index = max(self.next_index, end)  # none of the rest is kept
         self.next_index = min(self.next_index, wanted.end)

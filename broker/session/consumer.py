@@ -40,11 +40,11 @@ from ...proto.states import AckedEntry, EntrySet, InitialPosition, Isolation, La
 from ...runtime.access import Principal
 from ...runtime.clock import Clock
 from ...runtime.network import CallContext
-from ...runtime.tasks import run_or_undo, run_then
-from ..cluster.schema_registry import SchemaRules
-from ..common.refusals import SubscribeRefusal, differs_from_incarnation
+from ...runtime.tasks import run_and_clean_up, run_or_undo
+from ..cluster.schema_registry import SchemaPolicies
+from ..common.refusals import SubscribeRefusal, are_different_incarnations
 from ..common.token_bucket import EventLoopSlices
-from ..common.transactions import transaction_role
+from ..common.transactions import role_of_writable_transactions
 from ..node.topic_manager import TopicManager
 from ..subscription.consumer import Consumer, Outlet
 from ..subscription.core.cursor_state import TxnAcks
@@ -55,7 +55,7 @@ from ..subscription.core.subscription_types import EXCLUSIVE, SubscriptionType
 from ..subscription.dead_letters import move_mark_before_chunked_message
 from ..subscription.subscription import Subscription
 from ..topic.topic import Topic
-from .backlogs import find_last_message, find_start_mark, start_mark_of
+from .backlogs import compute_start_mark, find_last_message, find_start_mark
 from .producer import check_name_size
 
 ACK_ENTRIES = 100
@@ -93,7 +93,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     def for_topic(self, topic: Topic) -> SubscribeOptions:
         """Returns the options adapted to the present incarnation of the topic. If the topic was deleted and created
         again since the consumer read it, the consumer begins at the earliest message."""
-        if not differs_from_incarnation(topic.incarnation, self.incarnation):
+        if not are_different_incarnations(topic.incarnation, self.incarnation):
             return self
         return msgspec.structs.replace(self, start=None, initial_position=InitialPosition.EARLIEST)
 
@@ -171,7 +171,7 @@ class ConsumerSession:
 
     async def _join(self, options: SubscribeOptions) -> None:
         topic, subscription, consumer = self.topic, self.subscription, self._consumer
-        await subscription.wait_returned(consumer)
+        await subscription.wait_entries_returned(consumer)
         if not subscription.is_durable and topic.subscriptions.get(subscription.name) is not subscription:
             raise SubscribeRefusal.ENDED.error()
         topic.registry.check_consumer(subscription, options.type, consumer)
@@ -217,8 +217,8 @@ class ConsumerSession:
     def on_active_changed(self, active: bool) -> None:
         self._port.on_active_changed(active)
 
-    def on_moving(self, error: MagnetarError) -> asyncio.Future[None] | None:
-        return None if self._over or self._removing else self._port.on_moving(error)
+    def on_topic_moving(self, error: MagnetarError) -> asyncio.Future[None] | None:
+        return None if self._over or self._removing else self._port.on_topic_moving(error)
 
     def on_closed(self, error: MagnetarError) -> None:
         if not (self._over or self._removing):
@@ -229,7 +229,7 @@ class ConsumerSession:
         await self._port.wait_drained()
 
     # ------------------------------------------------------------------ at once
-    def on_renewed(self, principal: Principal) -> None:
+    def on_credentials_renewed(self, principal: Principal) -> None:
         """Called when the caller has renewed its credentials, for the same role: uses the new credentials from now
         on."""
         self._consumer.principal = principal
@@ -268,7 +268,7 @@ class ConsumerSession:
         entries. Raises NotAllowed if several consumers may share the subscription; TransactionConflict if one of these
         messages is pending in a transaction. If it raises, nothing is acknowledged."""
         self.subscription.check_cumulative(self._consumer, acked)
-        for mark in self.subscription.acks.cumulative_ack_steps(self._consumer.member, acked.position):
+        for mark in self.subscription.acks.split_cumulative_ack(self._consumer.member, acked.position):
             self.subscription.ack_cumulative(self._consumer, AckedEntry(mark))
             yield
         self.subscription.ack_cumulative(self._consumer, acked)
@@ -285,7 +285,7 @@ class ConsumerSession:
             wanted += some
             yield
         named = bool(wanted or sets)
-        for held in self.subscription.acks.find_outstanding(self._consumer.member, sets):
+        for held in self.subscription.acks.find_outstanding_entries(self._consumer.member, sets):
             wanted += held
             yield
         self.subscription.redeliver(self._consumer, wanted if named else None, counted=counted)
@@ -310,7 +310,7 @@ class ConsumerSession:
         or a cancellation the outcome is unknown: the caller must repeat the request, in the same transaction.
         """
         subscription, turns, wanted, last = self.subscription, EventLoopSlices(self._clock), TxnAcks(), None
-        subscription.check_transactional()
+        subscription.check_supports_transactions()
         if cumulative:
             *others, last = entries
             if others or sets:
@@ -320,8 +320,8 @@ class ConsumerSession:
                 if turns.is_slice_used_up:
                     await turns.begin_slice()
         transactions = self.topic.transactions
-        if not transactions.joins.join_nowait(txn, transaction_role(self._consumer.principal)):
-            await transactions.joins.join(txn, transaction_role(self._consumer.principal))
+        if not transactions.joins.join_nowait(txn, role_of_writable_transactions(self._consumer.principal)):
+            await transactions.joins.join(txn, role_of_writable_transactions(self._consumer.principal))
         for left in reversed(range(PREDECESSORS_MAX)):
             if self._over or subscription.consumers.get(self.member.id) is not self._consumer:
                 raise ConnectionLost("the consumer is closed: nothing was acknowledged")
@@ -342,12 +342,14 @@ class ConsumerSession:
         call `ack_in_transaction`, which can wait or raise errors."""
         subscription, wanted = self.subscription, TxnAcks()
         try:
-            subscription.check_transactional()
+            subscription.check_supports_transactions()
             for _ in subscription.acks.collect_requested_acks(entries, sets, wanted):
                 pass
             if self._over or subscription.consumers.get(self.member.id) is not self._consumer:
                 return False
-            if not self.topic.transactions.joins.join_nowait(txn, transaction_role(self._consumer.principal)):
+            if not self.topic.transactions.joins.join_nowait(
+                txn, role_of_writable_transactions(self._consumer.principal)
+            ):
                 return False
             subscription.ack_in_transaction(self._consumer, txn, wanted)
         except MagnetarError:
@@ -427,7 +429,7 @@ class ConsumerSession:
         it acknowledged is durable when this method returns."""
         self._over = True
         self.subscription.leave(self._consumer)
-        await run_then(self.wait_durable(), self.leave)
+        await run_and_clean_up(self.wait_durable(), self.leave)
 
     async def leave(self) -> None:
         """Ends the consumer at once, as after a lost connection: its outstanding messages are delivered to other
@@ -442,7 +444,7 @@ async def _check_schema(broker: TopicManager, topic: Topic, options: SubscribeOp
     invalid."""
     if options.schema is not None:
         idle = not topic.log.next_index and not len(topic.producers)
-        rules, user = SchemaRules.from_policies(topic.applied), caller.principal.name
+        rules, user = SchemaPolicies.from_policies(topic.applied), caller.principal.name
         await broker.schemas.check_consumer_schema(topic.name, options.schema, rules, user, idle=idle)
 
 
@@ -460,7 +462,7 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
     if options.durable:
         mark = shape.start if options.initial_position is InitialPosition.EARLIEST else None
         if start is not None:
-            mark = start_mark_of(shape, start, options.start_inclusive, last_again=options.start_inclusive)[0]
+            mark = compute_start_mark(shape, start, options.start_inclusive, last_again=options.start_inclusive)[0]
         properties = dict(options.subscription_properties)
         return await topic.registry.subscribe(
             options.subscription, mark, properties, compacted=compacted, by_consumer=True

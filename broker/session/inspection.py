@@ -11,8 +11,8 @@ the size of the tree. Guarding tests: tests/broker/session/test_inspection.py.
 
 What a subscription has acknowledged, in few numbers: buckets of entries, and the largest gaps.
 
-    count_buckets(shape, cursor, delayed, 600)     from mark-delete to the end, at most so many
-    find_gaps(shape, cursor, 10)                   the largest runs of entries that are not acknowledged
+    count_entries_in_buckets(shape, cursor, delayed, 600)     from mark-delete to the end, at most so many
+    find_largest_gaps(shape, cursor, 10)                   the largest runs of entries that are not acknowledged
 
 A *gap* is a run of entries of one ledger that are not acknowledged, before one that is. A cursor may have millions of
 holes: both functions work on whole bitmaps, and look at single runs of at most twice as many as they return. An entry
@@ -62,14 +62,14 @@ from ..log.log import ReadableLog
 from ..log.log_shape_core import LogShape, Span
 from ..node.topic_manager import TopicManager
 from ..subscription.core.cursor import Cursor
-from ..subscription.core.cursor_state import count_ranges, run_end
+from ..subscription.core.cursor_state import count_contiguous_ranges, run_end
 from ..subscription.subscription import Subscription
 from ..topic.topic import Topic
 
 NONE = BitMap()
 
 
-def spans_after(shape: LogShape, mark: Position) -> Iterator[tuple[Span, int]]:
+def ledgers_after_mark(shape: LogShape, mark: Position) -> Iterator[tuple[Span, int]]:
     """Yields each ledger that has entries after the position `mark`, with the id of its first entry after `mark`."""
     for span in shape.spans:
         first = mark.entry_id + 1 if span.ledger_id == mark.ledger_id else 0
@@ -77,25 +77,25 @@ def spans_after(shape: LogShape, mark: Position) -> Iterator[tuple[Span, int]]:
             yield span, first
 
 
-def done_entries(shape: LogShape, cursor: Cursor, ledger_id: int) -> BitMap:
+def find_done_entries(shape: LogShape, cursor: Cursor, ledger_id: int) -> BitMap:
     """Returns the ids of the entries of a ledger that need not be delivered: those after mark-delete that are
     acknowledged, and those that are hidden from readers."""
     acked, hidden = cursor.acked.get(ledger_id, NONE), shape.hidden_entries_of_ledger(ledger_id)
     return acked if hidden is None else acked | hidden
 
 
-def count_buckets(
+def count_entries_in_buckets(
     shape: LogShape, cursor: Cursor, delayed: Mapping[int, BitMap], buckets: int
 ) -> tuple[CursorBucket, ...]:
     """Divides the entries after mark-delete into at most `buckets` ranges of equal size (the last one may be smaller).
     Returns, for each range, the number of its entries and how many of them are acknowledged, pending or delayed."""
-    spans = [*spans_after(shape, cursor.mark)]
+    spans = [*ledgers_after_mark(shape, cursor.mark)]
     left = size = -(-sum(span.last_entry + 1 - first for span, first in spans) // buckets)
     found, pending = list[CursorBucket](), cursor.pending
     start, counts = Position(-1, -1), [0, 0, 0, 0]
     index = 0
     for span, first in spans:
-        done, held = done_entries(shape, cursor, span.ledger_id), delayed.get(span.ledger_id, NONE)
+        done, held = find_done_entries(shape, cursor, span.ledger_id), delayed.get(span.ledger_id, NONE)
         whole = pending.whole.get(span.ledger_id, NONE) if pending is not None else NONE
         while first <= span.last_entry:
             end = min(first + left, span.last_entry + 1)
@@ -123,20 +123,20 @@ def _entries_up_to(mark: Position, ledger_id: int, first: int, end: int) -> int:
     return min(max(mark.entry_id + 1 - first, 0), end - first)
 
 
-def find_gaps(shape: LogShape, cursor: Cursor, count: int) -> list[tuple[Position, int]]:
+def find_largest_gaps(shape: LogShape, cursor: Cursor, count: int) -> list[tuple[Position, int]]:
     """Returns the `count` largest gaps (runs of unacknowledged entries before an acknowledged one), the largest first:
     the first entry and the number of entries of each."""
-    found, last = list[tuple[Position, int]](), cursor.last_hole
-    for span, first in spans_after(shape, cursor.mark):
+    found, last = list[tuple[Position, int]](), cursor.last_hole_position
+    for span, first in ledgers_after_mark(shape, cursor.mark):
         end = last.entry_id if span.ledger_id == last.ledger_id else span.last_entry + 1
         if span.ledger_id > last.ledger_id or first >= end:
             continue
-        open_ = BitMap(range(first, end)) - done_entries(shape, cursor, span.ledger_id)
-        found += [(Position(span.ledger_id, at), size) for at, size in largest_runs(open_, count)]
+        open_ = BitMap(range(first, end)) - find_done_entries(shape, cursor, span.ledger_id)
+        found += [(Position(span.ledger_id, at), size) for at, size in find_largest_runs(open_, count)]
     return nlargest(count, found, key=lambda each: (each[1], -each[0].ledger_id, -each[0].entry_id))
 
 
-def largest_runs(entries: BitMap, count: int) -> list[tuple[int, int]]:
+def find_largest_runs(entries: BitMap, count: int) -> list[tuple[int, int]]:
     """Returns the `count` largest runs of consecutive entries, or that many of them if several are equally large: the
     first entry and the number of entries of each.
 
@@ -144,12 +144,12 @@ def largest_runs(entries: BitMap, count: int) -> list[tuple[int, int]]:
     - length + 1 such stretches. `length` is doubled, and then refined, while enough runs remain.
     """
     starts, length = entries, 1
-    while count_ranges(longer := starts & starts.shift(-length)) >= count:
+    while count_contiguous_ranges(longer := starts & starts.shift(-length)) >= count:
         starts, length = longer, 2 * length
     step = length // 2
     while step:
         longer = starts & starts.shift(-step)
-        if count_ranges(longer) >= count:
+        if count_contiguous_ranges(longer) >= count:
             starts, length = longer, length + step
         step //= 2
     found, longer = list[tuple[int, int]](), starts & starts.shift(-1)
@@ -193,8 +193,8 @@ async def describe_cursor(topic: Topic, subscription: Subscription, buckets: int
     buckets = _limited(buckets, BUCKETS, BUCKETS_MAX, "buckets")
     log, cursor = topic.readable_log(uncommitted=subscription.reads_uncommitted), subscription.cursor
     delays = subscription.dispatcher.delays
-    found = count_buckets(log.shape, cursor, delays.held_entries if delays is not None else {}, buckets)
-    gaps = find_gaps(log.shape, cursor, GAPS)
+    found = count_entries_in_buckets(log.shape, cursor, delays.held_entries if delays is not None else {}, buckets)
+    gaps = find_largest_gaps(log.shape, cursor, GAPS)
     published = await asyncio.gather(*(_published_ms(log, first) for first, _ in gaps))
     return CursorShape(
         cursor.mark, log.shape.last, found,
@@ -243,7 +243,7 @@ async def describe_ledgers(metadata: MetadataStore, topic: Topic, after: int, li
 
 
 def _copies(topic: Topic, listed: TopicLedger, record: LedgerRecord | None, missing: dict[str, str]) -> LedgerCopies:
-    span = topic.log.shape.find_span(listed.ledger_id)
+    span = topic.log.shape.find_span_of_ledger(listed.ledger_id)
     entries, size = (span.last_entry + 1, span.size) if span is not None else (max(listed.entries, 0), listed.size)
     state = LedgerState.UNKNOWN
     if record is not None:

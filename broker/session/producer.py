@@ -37,10 +37,10 @@ from ...proto.states import ENTRY_COST_BYTES, AccessMode, TopicState
 from ...runtime.budget import MemoryBudget
 from ...runtime.disk import Buffer
 from ...runtime.network import CallContext
-from ..cluster.schema_registry import SchemaRules
+from ..cluster.schema_registry import SchemaPolicies
 from ..common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from ..node.topic_manager import TopicManager
-from ..topic.producer import Producer, PublishOutcomes
+from ..topic.producer import Producer, PublishOutcomePort
 from ..topic.topic import Topic
 from ..topic.transactions import EventBeforePublish
 
@@ -80,7 +80,7 @@ class ProducerOptions(msgspec.Struct, frozen=True):
         check_name_size("instance", self.instance)
 
 
-class ProducerPort(PublishOutcomes, Protocol):
+class ProducerPort(PublishOutcomePort, Protocol):
     """The interface through which a producer session sends answers to its client. No method is called after
     `on_closed`."""
 
@@ -141,7 +141,7 @@ class ProducerSession:
             principal=principal, client=caller.client, since_ms=broker.world.clock.wall_ms(),
             properties=options.properties, room=options.room,
         )  # fmt: skip
-        rules = SchemaRules.from_policies(topic.applied)
+        rules = SchemaPolicies.from_policies(topic.applied)
         session.schema_version = await broker.schemas.register_producer_schema(
             topic_name, options.schema, rules, principal.name
         )
@@ -163,7 +163,7 @@ class ProducerSession:
         self._opened = True
         if self.topic.gate.must_wait:
             self._owed = self._grant
-            self.topic.gate.queue_until_gate_opens(self._step)
+            self.topic.gate.queue_step_until_gate_opens(self._step)
         else:
             self._freed = self._grant
 
@@ -219,7 +219,7 @@ class ProducerSession:
                 self._waiting = deque()
             self._waiting.append(bytes(entry))
             if not self._awaiting:
-                topic.gate.queue_until_gate_opens(self._step)
+                topic.gate.queue_step_until_gate_opens(self._step)
         else:
             self._publish(entry)
 
@@ -229,7 +229,7 @@ class ProducerSession:
         topic, producer = self.topic, self.producer
         why, counts = (
             topic.maintenance.publish_refusal() if topic.maintenance.quota is not None else None,
-            topic.gate.is_limited,
+            topic.gate.has_rate_limit,
         )
         before = topic.log.next_index if counts else 0
         published = producer.publish(entry) if why is None else producer.refuse(entry, why)
@@ -259,7 +259,7 @@ class ProducerSession:
             self.producer.refuse(entry, error)
             self.on_bytes_freed(len(entry))
         if self._waiting:
-            self.topic.gate.queue_until_gate_opens(self._step)
+            self.topic.gate.queue_step_until_gate_opens(self._step)
         else:
             self._grant_owed()
 
@@ -277,7 +277,7 @@ class ProducerSession:
     def _grant_owed(self) -> None:
         if self._owed and self.producer.close_error is None:
             if self.topic.gate.must_wait:
-                self.topic.gate.queue_until_gate_opens(self._step)
+                self.topic.gate.queue_step_until_gate_opens(self._step)
                 return
             owed, self._owed = self._owed, 0
             self._freed += owed

@@ -96,7 +96,7 @@ def _words_of(hint: Any) -> list[str]:
     return [word for each in get_args(hint) for word in _words_of(each)]
 
 
-def removed_fields(name: str) -> tuple[str, ...]:
+def find_settings_to_remove(name: str) -> tuple[str, ...]:
     """Returns the names of the settings that must be removed together with the setting `name`: the setting itself, and
     a setting that can only be set together with it."""
     ours = parse_setting_name(name)
@@ -108,7 +108,7 @@ async def change_setting(broker: TopicManager, name: str, text: str) -> None:
     InvalidRequest if the setting or the value is invalid."""
     ours, given = parse_setting_name(name), parse_setting_value(name, text)
     if ours in RUNTIME:
-        await broker.policies.change_runtime(ours, to_java_text(given[ours]))
+        await broker.policies.change_runtime_setting(ours, to_java_text(given[ours]))
     else:
         await broker.policies.change_policies(None, None, Policies(**given))
 
@@ -118,12 +118,12 @@ async def remove_setting(broker: TopicManager, name: str) -> None:
     again. Raises InvalidRequest if the setting is unknown."""
     ours = parse_setting_name(name)
     if ours in RUNTIME:
-        await broker.policies.change_runtime(ours, None)
+        await broker.policies.change_runtime_setting(ours, None)
     else:
-        await broker.policies.change_policies(None, None, Policies(), removed_fields(name))
+        await broker.policies.change_policies(None, None, Policies(), find_settings_to_remove(name))
 
 
-def changed_settings(record: PoliciesRecord) -> dict[str, str]:
+def list_changed_settings(record: PoliciesRecord) -> dict[str, str]:
     """Returns the settings that are changed for all brokers, with their values as text. A setting that Pulsar has too
     is listed under Pulsar's name."""
     values: list[tuple[str, object]] = [(name, getattr(record.policies, name)) for name in DYNAMIC]
@@ -147,14 +147,15 @@ async def describe_broker(broker: TopicManager, *, tasks: bool = False, metrics:
     settings = list_settings(broker)
     page = await _metrics_page(broker) if metrics else ""
     return BrokerDescription(
-        broker.name, PRODUCT, broker.world.clock.wall_ms(), PROCESS.limit, settings, dump_tasks() if tasks else "", page
+        broker.name, PRODUCT, broker.world.clock.wall_ms(), PROCESS.limit, settings,
+        describe_waiting_tasks() if tasks else "", page
     )
 
 
 def list_settings(broker: TopicManager) -> tuple[BrokerSetting, ...]:
     """Returns the settings that are in force at this broker, each with the source of its value. A setting that was
     changed at run time has the source `dynamic`."""
-    config, changed = broker.config, {_OURS[name] for name in changed_settings(broker.policies.of_brokers)}
+    config, changed = broker.config, {_OURS[name] for name in list_changed_settings(broker.policies.of_brokers)}
     defaults, found = defaults_of(BrokerConfig), list[BrokerSetting]()
     for name in config.__struct_fields__:
         value: object = getattr(config, name)
@@ -181,7 +182,7 @@ async def _metrics_page(broker: TopicManager) -> str:
     return b"".join(pieces).decode()
 
 
-def dump_tasks() -> str:
+def describe_waiting_tasks() -> str:
     """Returns where each task of this event loop waits now, as text: its name, and its stack of calls from the
     outermost one on, with file, line and function. Contains no values of variables."""
     lines = list[str]()

@@ -2,9 +2,10 @@
 subscription or a ledger stays where it is.
 
     await Summaries(broker).summarize()                 of all brokers, one request to each
-    await Summaries(broker).list_page(query)            of all brokers, merged
-    explain_stuck(topic, subscription, backlog)         sentences, from what the dispatcher and the pump know
-    explain_kept(topic)                                 per ledger, from what holds it (`Topic.trim_limits`)
+    await Summaries(broker).list_topic_page(query)            of all brokers, merged
+    explain_stuck_subscription(topic, subscription, backlog)         sentences, from what the dispatcher and the pump
+    know explain_kept_ledgers(topic)                                 per ledger, from what holds it
+    (`Topic.trim_limits`)
 
 The broker that is asked asks each other one once, never once per topic, and waits for them OTHERS_S: a broker that does
 not answer by then is named in `silent`. All of it is from memory; nothing is read from bookies or the metadata but the
@@ -51,7 +52,7 @@ from ...runtime.descriptors import PROCESS
 from ...runtime.health import HEARTBEAT
 from ..cluster.ownership import ClusterMembers
 from ..common.token_bucket import EventLoopSlices
-from ..node.survey import STRIDE, SurveyedTopic, TopicTotals, inspect_topic
+from ..node.survey import STRIDE, MeasuredTopic, TopicTotals, measure_topic
 from ..node.topic_manager import TopicManager
 from ..subscription.consumer import Consumer
 from ..subscription.core.cursor_state import NOWHERE
@@ -84,12 +85,12 @@ async def topic_stats(topic: Topic, owner: str, *, precise: bool = False, ages: 
             for each in topic.producers
         ),
         subscriptions=tuple(
-            [await subscription_stats(topic, each, precise, ages) for each in [*topic.subscriptions.values()]]
+            [await collect_subscription_stats(topic, each, precise, ages) for each in [*topic.subscriptions.values()]]
         ),
         dropped=topic.dropped_messages, quota=life.quota or states.BacklogQuotaState.NOT_REACHED,
         expired_entries=life.expired, evicted_entries=life.evicted, publish_throttled=topic.gate.rate_limited_count,
         terminated=topic.log.state is states.TopicState.TERMINATED, created_ms=topic.incarnation,
-        published_ms=topic.log.last_published_ms, unsubscribed=topic.unsubscribed_retention().describe(),
+        published_ms=topic.log.last_published_ms, unsubscribed=topic.retention_without_subscriptions().describe(),
         transactions=_transactions(topic),
     )  # fmt: skip
 
@@ -104,20 +105,20 @@ def _transactions(topic: Topic) -> values.TopicTransactions | None:
     )  # fmt: skip
 
 
-def transaction_stats(topic: Topic, txn: TxnId) -> values.TransactionHere:
+def collect_transaction_stats(topic: Topic, txn: TxnId) -> values.TransactionHere:
     subscriptions = tuple(
         values.PendingOfTransaction(each.name, acks.entry_count, acks.up_to if acks.up_to != NOWHERE else None)
         for each in topic.subscriptions.values()
         if each.cursor.pending is not None and (acks := each.cursor.pending.of.get(txn)) is not None
     )
-    found = topic.transactions.find_open(txn)
+    found = topic.transactions.find_open_statistics(txn)
     if found is None:
         return values.TransactionHere(bool(subscriptions), None, 0, 0, False, 0, subscriptions)
     entries = found.entries, found.size, found.holds, found.waiting
     return values.TransactionHere(True, found.first, *entries, subscriptions)
 
 
-async def subscription_stats(
+async def collect_subscription_stats(
     topic: Topic, subscription: Subscription, precise: bool = False, ages: bool = True
 ) -> values.SubscriptionStats:  # fmt: skip
     log = topic.readable_log(uncommitted=subscription.reads_uncommitted)
@@ -140,7 +141,7 @@ async def subscription_stats(
         name=subscription.name, type=_name(type_), durable=subscription.is_durable,
         backlog=backlog, backlog_bytes=backlog_bytes(topic.log.shape, cursor.mark), oldest_ms=oldest_ms,
         unacked=dispatcher.unacked, mark_delete=cursor.mark, read_position=dispatcher.read_position,
-        acked_ranges=cursor.holes.range_count if cursor.acked else 0,
+        acked_ranges=cursor.holes.hole_range_count if cursor.acked else 0,
         consumers=tuple(_consumer(each, slots[id_]) for id_, each in subscription.consumers.items()),
         active_consumer=active.name if active is not None else "",
         blocked=blocked or states.Blocked.NO, blocked_on_unacked=dispatcher.full,
@@ -195,7 +196,7 @@ def internal_stats(topic: Topic, cache_bytes: int) -> values.TopicInternalStats:
                 span.last_entry + 1, span.size, span.first_index, log.ensemble.get(span.ledger_id, ()),
                 stays or states.LedgerStays.NO,
             )
-            for span, (_, stays) in zip(log.shape.spans, topic.why_ledgers_stay(), strict=True)
+            for span, (_, stays) in zip(log.shape.spans, topic.list_reasons_ledgers_stay(), strict=True)
         ),
         last_confirmed=log.shape.last, cache_bytes=cache_bytes, pending_adds=log.pending_entries,
         replication=str(log.replication or ""), wanted_replication=str(log.wanted_replication),
@@ -203,7 +204,7 @@ def internal_stats(topic: Topic, cache_bytes: int) -> values.TopicInternalStats:
     )  # fmt: skip
 
 
-def compaction_stats(topic: Topic) -> values.CompactionStatus:
+def collect_compaction_stats(topic: Topic) -> values.CompactionStatus:
     progress, record = topic.compaction.progress, topic.compaction.record
     found = values.CompactionStatus(
         progress.state, progress.step, progress.error, progress.looked_at, progress.to_look_at, progress.rounds,
@@ -232,7 +233,7 @@ SORTS = (
 T = TypeVar("T")
 
 
-class PageQuery(NamedTuple):
+class TopicPageQuery(NamedTuple):
     """A query for one page of the list of all topics in the cluster: by which name parts topics are selected, in which
     order, and where the page begins."""
 
@@ -249,7 +250,7 @@ def loop_busy() -> float:
     return HEARTBEAT.busy_ratio if HEARTBEAT.beat_at is not None else -1.0
 
 
-class Summaries:
+class ClusterSummaries:
     """Collects summaries of the load and the topics of this broker and of all other brokers."""
 
     def __init__(self, broker: TopicManager) -> None:
@@ -259,7 +260,7 @@ class Summaries:
         """Returns the summaries of all brokers, sorted by name; with `here`, the summary of this broker only."""
         if here:
             return ClusterSummary((await self._summary(),), ())
-        mine, members = await asyncio.gather(self._summary(), self._broker.read_members())
+        mine, members = await asyncio.gather(self._summary(), self._broker.read_brokers_and_bookies())
         others, silent = await self._ask_others(members, op.BROKER_SUMMARIES)
         found = [mine, *(each for other in others for each in other.brokers)]
         bookies = tuple(map(describe_bookie, members.bookies))
@@ -279,7 +280,7 @@ class Summaries:
             rows("traffic"), rows("backlog"), rows("age"),
         )  # fmt: skip
 
-    async def list_page(self, query: PageQuery, *, here: bool) -> TopicPage:
+    async def list_topic_page(self, query: TopicPageQuery, *, here: bool) -> TopicPage:
         """Returns one page of the loaded topics of all brokers; with `here`, of this broker only. Raises InvalidRequest
         if the query is invalid."""
         query = query._replace(limit=query.limit or LIMIT)
@@ -291,7 +292,7 @@ class Summaries:
         mine = await self._page(query, key, after)
         if here:
             return mine
-        members = await self._broker.read_members()
+        members = await self._broker.read_brokers_and_bookies()
         others, silent = await self._ask_others(members, op.TOPIC_PAGE, **query._asdict())
         pages = [mine, *others]
         rows = nsmallest(query.limit, (row for page in pages for row in page.topics), key=key)
@@ -299,7 +300,7 @@ class Summaries:
         return TopicPage(tuple(rows), _next(query, rows) if more else "", sum(page.found for page in pages), silent)
 
     async def _page(
-        self, query: PageQuery, key: Callable[[TopicRow], tuple[float, str]], after: tuple[float, str] | None
+        self, query: TopicPageQuery, key: Callable[[TopicRow], tuple[float, str]], after: tuple[float, str] | None
     ) -> TopicPage:
         """Returns the page of this broker's topics."""
         broker, turns = self._broker, EventLoopSlices(self._broker.world.clock)
@@ -310,12 +311,12 @@ class Summaries:
         if key is _by_name:  # only what is shown is looked at
             fitting.sort(key=lambda topic: topic.name.full)
             later = [each for each in fitting if after is None or each.name.full > after[1]]
-            rows = [_row(inspect_topic(each), broker.endpoint) for each in later[: query.limit]]
+            rows = [_row(measure_topic(each), broker.endpoint) for each in later[: query.limit]]
             return TopicPage(tuple(rows), _next(query, rows) if len(later) > len(rows) else "", len(fitting), ())
         found = list[TopicRow]()
         for start in range(0, len(fitting), STRIDE):
             for each in fitting[start : start + STRIDE]:
-                row = _row(inspect_topic(each), broker.endpoint)
+                row = _row(measure_topic(each), broker.endpoint)
                 if after is None or key(row) > after:
                     found.append(row)
             if turns.is_slice_used_up:
@@ -350,7 +351,7 @@ def describe_bookie(record: BookieRecord) -> BookieInfo:
     )
 
 
-def _row(facts: SurveyedTopic, owner: str) -> TopicRow:
+def _row(facts: MeasuredTopic, owner: str) -> TopicRow:
     topic, rates = facts.topic, facts.rates
     subscriptions = topic.subscriptions.values()
     return TopicRow(
@@ -386,14 +387,14 @@ def _sort_key(sort: str) -> Callable[[TopicRow], tuple[float, str]]:
     return lambda row: (-float(value(row)), row.name)
 
 
-def _next(query: PageQuery, rows: Sequence[TopicRow]) -> str:
+def _next(query: TopicPageQuery, rows: Sequence[TopicRow]) -> str:
     if not rows:
         return ""
     number, name = _sort_key(query.sort)(rows[-1])
     return f"{number!r} {name}"
 
 
-def _parse_after(query: PageQuery) -> tuple[float, str] | None:
+def _parse_after(query: TopicPageQuery) -> tuple[float, str] | None:
     if not query.after:
         return None
     number, _, name = query.after.partition(" ")
@@ -429,7 +430,7 @@ ENDS = {
 """What would end each reason."""
 
 
-def explain_stuck(topic: Topic, subscription: Subscription, backlog: int) -> WhyStuck:
+def explain_stuck_subscription(topic: Topic, subscription: Subscription, backlog: int) -> WhyStuck:
     """Returns why a subscription delivers no more messages, or that it delivers. `backlog`: the number of its messages
     that are not acknowledged."""
     blocked = subscription.pump.blocked or Blocked.NO
@@ -461,12 +462,12 @@ def explain_stuck(topic: Topic, subscription: Subscription, backlog: int) -> Why
     return WhyStuck(stuck, blocked, tuple(each for each in sentences if each))
 
 
-def explain_kept(topic: Topic) -> WhyKept:
+def explain_kept_ledgers(topic: Topic) -> WhyKept:
     """Returns, for each ledger of the topic, the reason why the ledger is not deleted."""
     now_ms, found = topic.world.clock.wall_ms(), list[KeptLedger]()
     durable = [each for each in topic.subscriptions.values() if each.is_durable]
-    for span, (_, stays) in zip(topic.log.shape.spans, topic.why_ledgers_stay(), strict=True):
-        holders = tuple(sorted(each.name for each in durable if not each.cursor.trim_limit.has_released(span)))
+    for span, (_, stays) in zip(topic.log.shape.spans, topic.list_reasons_ledgers_stay(), strict=True):
+        holders = tuple(sorted(each.name for each in durable if not each.cursor.trim_limit.has_released_ledger(span)))
         sentence = _kept_sentence(topic, stays, holders, span.closed_ms, now_ms)
         messages = span.end_index - span.first_index
         found.append(KeptLedger(span.ledger_id, span.size, messages, stays or LedgerStays.NO, holders, sentence))

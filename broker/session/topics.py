@@ -20,9 +20,9 @@ from ...proto.names import NamespaceName, TopicName, check_subscription_name
 from ...proto.schema import Compatibility, SchemaInfo, SchemaVersion
 from ...proto.states import AckedEntry
 from ...runtime.access import Principal
-from ..access.authorizer import may_call_everything
+from ..access.authorizer import may_call_every_operation
 from ..cluster.policy_cache import Told, TopicAdded, TopicList, TopicRemoved
-from ..cluster.schema_registry import SchemaRules
+from ..cluster.schema_registry import SchemaPolicies
 from ..common.refusals import check_incarnation
 from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
@@ -58,7 +58,7 @@ class Offsets(msgspec.Struct, frozen=True):
     incarnation: int = 0  # of the topic; 0: not known
 
 
-def listener_endpoint(broker: BrokerRecord, listener: str) -> str:
+def find_listener_endpoint(broker: BrokerRecord, listener: str) -> str:
     """Returns the gRPC address (HOST:PORT) of the broker for clients that use the listener `listener` (empty: the
     default one). Raises NotFound if the broker has no `magnetar://` URL for this listener."""
     if not listener:
@@ -80,7 +80,7 @@ class TopicQueries:
         """Returns the broker that owns a topic; the topic need not exist. Raises Unavailable if the owner is not known
         at the moment; NotFound if the owner has no listener of this name."""
         owner = await self._broker.find_owner(topic)
-        return TopicOwner(listener_endpoint(owner, listener), owner.name == self._broker.name)
+        return TopicOwner(find_listener_endpoint(owner, listener), owner.name == self._broker.name)
 
     async def partitions(self, topic: TopicName, *, create: bool, by_use: bool = False) -> Partitions:
         """Returns the number of partitions of a topic. `create`: creates a missing topic with the namespace's default
@@ -92,7 +92,7 @@ class TopicQueries:
         if not create:
             await catalog.get_namespace(topic.namespace_name)
             return Partitions(await catalog.count_existing_partitions(topic))
-        count, owner = await catalog.ensure_partitions(topic, by_use=by_use), None
+        count, owner = await catalog.count_or_create_partitions(topic, by_use=by_use), None
         if not count:
             with contextlib.suppress(MagnetarError):  # the look-up says why
                 owner = await self.lookup(topic)
@@ -114,14 +114,16 @@ class TopicQueries:
         index = -1
         if subscription:
             check_subscription_name(subscription)
-            index = await reader.index_after((await topic.registry.subscribe(subscription, shape.start)).cursor.mark)
+            index = await reader.message_index_after(
+                (await topic.registry.subscribe(subscription, shape.start)).cursor.mark
+            )
         by_time, turns = list[int](), EventLoopSlices(self._broker.world.clock)
         for time_ms in times_ms:
             by_time.append((await reader.locate_time(time_ms)).first_index)
             if turns.is_slice_used_up:
                 await turns.begin_slice()
         topic.check_may_answer_end_of_topic()
-        aborted = shape.aborted_messages(*aborted_in)
+        aborted = shape.count_aborted_messages(*aborted_in)
         made_ms = topic.incarnation
         return Offsets(shape.first_index, shape.end_index, shape.size, by_time, index, aborted, made_ms)
 
@@ -163,7 +165,7 @@ class TopicQueries:
         gap. A topic that a later grant permits to look up is not reported: the caller must watch again. The removal of
         a topic is reported only if the topic was reported before. For a caller that may not look up all topics,
         `after_revision` is therefore ignored: the caller always gets the list first."""
-        if may_call_everything(principal):
+        if may_call_every_operation(principal):
             async for told in self._broker.make_topic_watcher().watch_namespace(namespace, after_revision):
                 yield told
             return
@@ -228,7 +230,7 @@ class SchemaQueries:
         equal; InvalidRequest if `info` is invalid."""
         return await self._broker.schemas.find_version(topic, info)
 
-    async def judge_schema(self, topic: TopicName, info: SchemaInfo) -> SchemaVerdict:
+    async def judge_schema_compatibility(self, topic: TopicName, info: SchemaInfo) -> SchemaVerdict:
         """Returns whether the schema could be registered for the topic, and the compatibility rule that decides that.
         Registers nothing. Raises InvalidRequest if `info` is invalid."""
         mode = (await self._rules(topic)).compatibility
@@ -239,6 +241,6 @@ class SchemaQueries:
         schema."""
         return await self._broker.schemas.delete(topic, force=force)
 
-    async def _rules(self, topic: TopicName) -> SchemaRules:
+    async def _rules(self, topic: TopicName) -> SchemaPolicies:
         await self._broker.catalog.get_cached_namespace(topic.namespace_name)
-        return SchemaRules.from_policies(await self._broker.policies.get_applied(topic))
+        return SchemaPolicies.from_policies(await self._broker.policies.get_applied_policies(topic))

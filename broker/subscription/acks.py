@@ -111,7 +111,7 @@ class SubscriptionAcks:
         pending = self._cursor.pending
         if pending is None or self._cursor.is_acked(position):
             return False
-        of_batch = pending.bits_at(position)
+        of_batch = pending.message_bits_at(position)
         return pending.is_pending(position) or bool(of_batch & bits if bits else of_batch)
 
     def _refuse(self, position: Position) -> None:
@@ -121,8 +121,8 @@ class SubscriptionAcks:
         """Acknowledges many whole entries of one ledger. `entries`: a serialized roaring bitmap of entry ids. Raises
         InvalidRequest if the bitmap cannot be parsed, or contains an entry after the last one; TransactionConflict if
         an entry is pending in a transaction. All other entries are acknowledged nevertheless."""
-        wanted = parse_entry_set(entries)
-        span = self._shape.find_span(ledger_id)
+        wanted = parse_entry_ids(entries)
+        span = self._shape.find_span_of_ledger(ledger_id)
         last = span.last_entry if span is not None else -1
         beyond: Position | None = None
         if wanted and wanted.max() > last:
@@ -133,7 +133,7 @@ class SubscriptionAcks:
             wanted -= BitMap([each[1] for each in batches])
         new = self._cursor.ack_set(ledger_id, wanted)
         if new:
-            self._dispatcher.on_set_acked(member, ledger_id, new)
+            self._dispatcher.on_entries_acked(member, ledger_id, new)
         refused = self._first_pending(ledger_id, wanted)
         try:
             self.ack(member, [AckedEntry(each) for each in batches])
@@ -172,8 +172,8 @@ class SubscriptionAcks:
         self.check_cumulative(acked)
         if bits:
             size = self._size(member, position)
-            self._cursor.ack_cumulative_batch(position, self._checked(position, bits).bit_length() - 1, size)
-            self._dispatcher.on_mark_acked(self._cursor.mark)
+            self._cursor.ack_cumulative_into_batch(position, self._checked(position, bits).bit_length() - 1, size)
+            self._dispatcher.on_acked_up_to(self._cursor.mark)
         else:
             self.skip_to(position)
 
@@ -191,26 +191,26 @@ class SubscriptionAcks:
         """Acknowledges all messages up to and including `mark`, except those that are pending in a transaction."""
         cursor = self._cursor
         cursor.ack_cumulative(mark)
-        self._dispatcher.on_mark_acked(max(mark, cursor.mark))
+        self._dispatcher.on_acked_up_to(max(mark, cursor.mark))
         if cursor.mark < mark:
-            self._dispatcher.add_entries_released(cursor.deliverable_up_to(mark))  # batches of unknown size
+            self._dispatcher.add_entries_released(cursor.deliverable_entries_up_to(mark))  # batches of unknown size
 
     def ack_first_messages(self, position: Position, messages: int) -> None:
         """Acknowledges the first `messages` messages of the entry, except those that are pending in a transaction."""
         if self._cursor.ack_first_messages(position, messages):
             self._dispatcher.on_acked(None, position)
 
-    def find_outstanding(self, member: Member, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
+    def find_outstanding_entries(self, member: Member, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
         """Yields, in slices, the positions of `sets` that are outstanding at the consumer. Raises InvalidRequest if a
         set cannot be parsed."""
         wanted: dict[int, BitMap] = {}
         for number, each in enumerate(sets, 1):
             if not number % MARK_ENTRIES:
                 yield []
-            entries = parse_entry_set(each.entries)
+            entries = parse_entry_ids(each.entries)
             if each.ledger_id in wanted:
                 wanted[each.ledger_id] |= entries
-            elif self._shape.find_span(each.ledger_id) is not None:
+            elif self._shape.find_span_of_ledger(each.ledger_id) is not None:
                 wanted[each.ledger_id] = entries
         outstanding = member.outstanding
         if sum(map(len, wanted.values())) <= len(outstanding):
@@ -222,7 +222,7 @@ class SubscriptionAcks:
             while some := list(islice(every, MARK_ENTRIES)):
                 yield [each for each in some if each[0] in wanted and each[1] in wanted[each[0]]]
 
-    def cumulative_ack_steps(self, member: Member, mark: Position) -> Iterator[Position]:
+    def split_cumulative_ack(self, member: Member, mark: Position) -> Iterator[Position]:
         """Yields positions before `mark` at which a large cumulative acknowledgement can be applied in steps: one
         position for each MARK_ENTRIES entries that are outstanding at the consumer. Yields nothing if the outstanding
         entries are not in log order."""
@@ -239,7 +239,7 @@ class SubscriptionAcks:
 
         So an index of a few bytes costs no more memory than the ledger's messages need, and no caller is told that a
         message was acknowledged that does not exist."""
-        span = self._shape.find_span(position[0])
+        span = self._shape.find_span_of_ledger(position[0])
         messages = min(BATCH_INDEXES_MAX, span.end_index - span.first_index if span is not None else 0)
         if bits.bit_length() > messages:
             raise AckRefusal.NO_SUCH_MESSAGES.error(f"the ledger of {position} has no {bits.bit_length()} messages")
@@ -255,7 +255,7 @@ class SubscriptionAcks:
         return False
 
 
-def parse_entry_set(data: bytes) -> BitMap:
+def parse_entry_ids(data: bytes) -> BitMap:
     """Returns the entry ids in a serialized roaring bitmap. Raises InvalidRequest if `data` is not such a bitmap."""
     try:
         return BitMap.deserialize(data)
@@ -307,7 +307,7 @@ class TransactionalAcks(SubscriptionAcks):
                 wanted.add(position, self._checked(position, bits) if bits else 0)
             yield
         for each in sets:
-            found = parse_entry_set(each.entries)
+            found = parse_entry_ids(each.entries)
             if found:
                 self._check_there(Position(each.ledger_id, found.min()))
                 self._check_there(Position(each.ledger_id, found.max()))
@@ -350,7 +350,7 @@ class TransactionalAcks(SubscriptionAcks):
         pending_acks.add_pending(cursor, txn, new)
         for ledger_id, each in new.entries.items():
             if len(each) > 1:
-                dispatcher.on_set_acked(member, ledger_id, each)
+                dispatcher.on_entries_acked(member, ledger_id, each)
             else:
                 dispatcher.on_acked(member, Position(ledger_id, each.min()))
         for position, part in new.parts.items():
@@ -359,7 +359,7 @@ class TransactionalAcks(SubscriptionAcks):
             else:
                 dispatcher.on_messages_acked(member, position, part.bits.bit_count())
         if new.up_to != NOWHERE:
-            dispatcher.on_mark_acked(max(new.up_to, cursor.mark))
+            dispatcher.on_acked_up_to(max(new.up_to, cursor.mark))
         return True
 
     def _exact(self, member: Member, wanted: TxnAcks, *, rest: bool) -> TxnAcks:

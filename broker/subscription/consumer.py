@@ -57,7 +57,7 @@ class Outlet(Protocol):
         that."""
         ...
 
-    def on_moving(self, error: MagnetarError) -> asyncio.Future[None] | None:
+    def on_topic_moving(self, error: MagnetarError) -> asyncio.Future[None] | None:
         """Called when the topic begins to close in order, to move to another broker. Sends `error` to the client, as
         `on_closed` does. Acknowledgements that the client sends before it reads the error still count. Returns a future
         that completes when the last of them has arrived. Returns None if the client was not told yet, or if its

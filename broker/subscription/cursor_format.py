@@ -20,8 +20,8 @@ others. `messages` 0: not known; `until` 0: not held back; up to -1:-1: nothing.
 acknowledgement is in the chunk of its own ledger and block. `sequence` is that of the write, and grows by one with
 each; a row has that of its chunk, so that an entry in the wrong place is detected. `size` of a row is all bytes of the
 chunk's entries. A reader starts at the end and goes back to the last marker all of whose chunks can be read: chunks
-after it are what a crash left (torn, skipped), damage is DamagedState. Holes before the mark may still be stored; they
-are ignored.
+after it are what a crash left (torn, skipped), damage is DamagedCursorState. Holes before the mark may still be stored;
+they are ignored.
 
 Example: mark 7:3, no chunks, sequence 1:
 
@@ -77,11 +77,11 @@ HEAD_BYTES = _HEAD.size + _CRC.size
 MARKER = 0
 
 
-class DamagedState(ValueError):
+class DamagedCursorState(ValueError):
     """Raised if bytes that should be a part of a cursor's stored state are damaged."""
 
 
-class ChunkPlace(NamedTuple):
+class CursorChunkPlace(NamedTuple):
     """Where a chunk is stored in the cursor ledger: the number of its write, its first entry, its number of pieces
     (entries), and their size in bytes together."""
 
@@ -103,11 +103,11 @@ class Piece(NamedTuple):
     body: bytes
 
     @property
-    def is_last(self) -> bool:
+    def is_last_piece(self) -> bool:
         """Returns True if this is the last piece of a marker. With it a write of the state is complete."""
         return self.kind == MARKER and self.piece == self.pieces - 1
 
-    def belongs_to(self, key: ChunkKey, row: ChunkPlace, piece: int) -> bool:
+    def is_piece_of_chunk(self, key: ChunkKey, row: CursorChunkPlace, piece: int) -> bool:
         """Returns True if this is the piece number `piece` of the chunk `key`, which the marker describes by `row`."""
         return self[:6] == (key.kind, row.sequence, key.ledger_id, key.block, piece, row.pieces)
 
@@ -120,7 +120,7 @@ def encode_chunk(key: ChunkKey, sequence: int, body: bytes) -> list[bytes]:
     return _encode(version, key.kind, key.ledger_id, key.block, sequence, body)
 
 
-def encode_marker(mark: Position, rows: Mapping[ChunkKey, ChunkPlace], sequence: int) -> list[bytes]:
+def encode_marker(mark: Position, rows: Mapping[ChunkKey, CursorChunkPlace], sequence: int) -> list[bytes]:
     """Returns the ledger entries of a marker. A marker stores the mark of the cursor, and the places `rows` of all
     valid chunks."""
     parts = [_POSITION.pack(*mark), _COUNT.pack(len(rows))]
@@ -138,7 +138,7 @@ def _encode(version: int, kind: int, ledger_id: int, block: int, sequence: int, 
     return entries
 
 
-def encode_body(key: ChunkKey, cursor: Cursor) -> bytes:
+def encode_chunk_body(key: ChunkKey, cursor: Cursor) -> bytes:
     """Returns the content of the chunk `key`, encoded from the current state of the cursor."""
     covered = key.entry_range()
     first, last = Position(key.ledger_id, covered[0]), Position(key.ledger_id, covered[-1])
@@ -208,43 +208,43 @@ def encode_snapshot(entries: list[bytes]) -> bytes:
 
 # ------------------------------------------------------------------------------------------ decoding
 def decode_piece(entry: bytes) -> Piece:
-    """Decodes one entry of a cursor ledger, and returns it. Raises DamagedState if the entry is damaged; NewerFormat if
-    a later version of Magnetar wrote it."""
+    """Decodes one entry of a cursor ledger, and returns it. Raises DamagedCursorState if the entry is damaged;
+    NewerFormat if a later version of Magnetar wrote it."""
     if len(entry) < HEAD_BYTES:
-        raise DamagedState(f"{len(entry)} bytes are too few for a cursor entry")
+        raise DamagedCursorState(f"{len(entry)} bytes are too few for a cursor entry")
     if entry[:2] != MAGIC:
-        raise DamagedState("not a cursor entry")
+        raise DamagedCursorState("not a cursor entry")
     body = entry[HEAD_BYTES:]
     if crc32c(entry[: _HEAD.size] + body) != _CRC.unpack_from(entry, _HEAD.size)[0]:
-        raise DamagedState("checksum does not match")
+        raise DamagedCursorState("checksum does not match")
     check_format(CURSOR, entry[2], "a cursor ledger")
     _, _, kind, sequence, ledger_id, block, piece, pieces = _HEAD.unpack_from(entry)
     found = Piece(kind, sequence, ledger_id, block, piece, pieces, body)
     if not found.piece < found.pieces or found.kind > max(ChunkKind):
-        raise DamagedState(f"piece {found.piece} of {found.pieces} of kind {found.kind}")
+        raise DamagedCursorState(f"piece {found.piece} of {found.pieces} of kind {found.kind}")
     return found
 
 
-def decode_marker(body: bytes) -> tuple[Position, dict[ChunkKey, ChunkPlace]]:
+def decode_marker(body: bytes) -> tuple[Position, dict[ChunkKey, CursorChunkPlace]]:
     """Returns the mark and the places of all valid chunks that a marker contains. `body`: the bodies of its pieces.
-    Raises DamagedState if `body` is damaged."""
+    Raises DamagedCursorState if `body` is damaged."""
     try:
         mark = Position(*_POSITION.unpack_from(body))
         (count,) = _COUNT.unpack_from(body, _POSITION.size)
         start = _POSITION.size + _COUNT.size
         if len(body) != start + count * _ROW.size:
-            raise DamagedState(f"a marker of {count} rows has {len(body)} bytes")
+            raise DamagedCursorState(f"a marker of {count} rows has {len(body)} bytes")
         rows = {
-            ChunkKey(ChunkKind(kind), ledger_id, block): ChunkPlace(*where)
+            ChunkKey(ChunkKind(kind), ledger_id, block): CursorChunkPlace(*where)
             for kind, ledger_id, block, *where in _ROW.iter_unpack(body[start:])
         }
     except (struct.error, ValueError) as error:
-        raise DamagedState(f"a marker does not parse: {error}") from error
+        raise DamagedCursorState(f"a marker does not parse: {error}") from error
     return mark, rows
 
 
 def add_chunk(state: CursorState, key: ChunkKey, body: bytes) -> None:
-    """Decodes the content `body` of the chunk `key`, and adds it to the state. Raises DamagedState if `body` is
+    """Decodes the content `body` of the chunk `key`, and adds it to the state. Raises DamagedCursorState if `body` is
     damaged."""
     try:
         if key.kind is ChunkKind.HOLES:
@@ -257,7 +257,7 @@ def add_chunk(state: CursorState, key: ChunkKey, body: bytes) -> None:
             for entry_id, redeliveries, until_ms in _REDELIVERED.iter_unpack(body):
                 state.counts[_inside(key, entry_id)] = RedeliveryCount(redeliveries, until_ms)
     except struct.error as error:
-        raise DamagedState(f"a chunk ends early: {error}") from error
+        raise DamagedCursorState(f"a chunk ends early: {error}") from error
 
 
 def _partials(key: ChunkKey, body: bytes) -> Iterator[tuple[Position, PartialBatch]]:
@@ -266,7 +266,7 @@ def _partials(key: ChunkKey, body: bytes) -> Iterator[tuple[Position, PartialBat
         entry_id, messages, size = _PARTIAL.unpack_from(body, offset)
         offset += _PARTIAL.size
         if not size or offset + size > len(body) or size * 8 > BATCH_INDEXES_MAX + 8:
-            raise DamagedState(f"{size} bytes of bits at {offset} of {len(body)}")
+            raise DamagedCursorState(f"{size} bytes of bits at {offset} of {len(body)}")
         bits = int.from_bytes(body[offset : offset + size], "little")
         yield _inside(key, entry_id), PartialBatch(bits, messages)
         offset += size
@@ -287,7 +287,7 @@ def _add_pending(state: CursorState, key: ChunkKey, body: bytes) -> None:
             acks.entries[key.ledger_id] = acks.entries.get(key.ledger_id, BitMap()) | entries
         for position, partial in _partials(key, partials):
             if position in acks.parts or not partial.bits:
-                raise DamagedState(f"{position} is pending twice, or not at all")
+                raise DamagedCursorState(f"{position} is pending twice, or not at all")
             acks.parts[position] = partial
 
 
@@ -296,7 +296,7 @@ def _sized(body: bytes, offset: int) -> tuple[bytes, int]:
     (size,) = _COUNT.unpack_from(body, offset)
     start = offset + _COUNT.size
     if start + size > len(body):
-        raise DamagedState(f"{size} bytes at {start} of {len(body)}")
+        raise DamagedCursorState(f"{size} bytes at {start} of {len(body)}")
     return body[start : start + size], start + size
 
 
@@ -311,31 +311,31 @@ def _add_holes(state: CursorState, key: ChunkKey, holes: BitMap) -> None:
 
 
 def _inside(key: ChunkKey, entry_id: int) -> Position:
-    """Returns the position of the entry. Raises DamagedState if it is not in the chunk's block."""
+    """Returns the position of the entry. Raises DamagedCursorState if it is not in the chunk's block."""
     if entry_id not in key.entry_range():
-        raise DamagedState(f"entry {entry_id} is in block {key.block} of the {key.kind.name.lower()}")
+        raise DamagedCursorState(f"entry {entry_id} is in block {key.block} of the {key.kind.name.lower()}")
     return Position(key.ledger_id, entry_id)
 
 
 def decode_snapshot(data: bytes) -> CursorState:
-    """Returns the state of a cursor that a snapshot contains. Raises DamagedState if the snapshot is damaged."""
+    """Returns the state of a cursor that a snapshot contains. Raises DamagedCursorState if the snapshot is damaged."""
     pieces, offset = [], 0
     while offset < len(data):
         if offset + _COUNT.size > len(data):
-            raise DamagedState("a snapshot ends inside a length")
+            raise DamagedCursorState("a snapshot ends inside a length")
         (size,) = _COUNT.unpack_from(data, offset)
         offset += _COUNT.size
         pieces.append(decode_piece(data[offset : offset + size]))
         offset += size
     if not pieces or pieces[-1].kind != MARKER:
-        raise DamagedState("a snapshot without a marker")
+        raise DamagedCursorState("a snapshot without a marker")
     last = pieces[-1]
     mark, rows = decode_marker(b"".join(each.body for each in pieces[-last.pieces :]))
     state = CursorState(mark)
     for key, row in rows.items():
         chunk = pieces[row.first_entry : row.first_entry + row.pieces]
-        if len(chunk) != row.pieces or not all(each.belongs_to(key, row, at) for at, each in enumerate(chunk)):
-            raise DamagedState("a chunk is missing in a snapshot")
+        if len(chunk) != row.pieces or not all(each.is_piece_of_chunk(key, row, at) for at, each in enumerate(chunk)):
+            raise DamagedCursorState("a chunk is missing in a snapshot")
         add_chunk(state, key, b"".join(each.body for each in chunk))
     return state
 
@@ -344,4 +344,4 @@ def _bitmap(data: bytes) -> BitMap:
     try:
         return BitMap.deserialize(data)
     except (ValueError, MemoryError, IndexError) as error:
-        raise DamagedState(f"a bitmap does not parse: {error}") from error
+        raise DamagedCursorState(f"a bitmap does not parse: {error}") from error

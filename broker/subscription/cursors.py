@@ -42,11 +42,11 @@ from ..common.config import BrokerConfig, Policy
 from ..common.retry import retry_until_done
 from ..log.log_shape_core import LogShape
 from ..log.managed_ledger import TopicFenced, claim_check
-from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
+from ..log.snapshot_ledger import SnapshotLedger, TopicStateLedgers
 from . import cursor_format as stored
 from .core.cursor import Cursor
 from .core.cursor_state import ChunkKey, CursorState
-from .core.positions import CursorLog, CursorWrite, LedgerBounds
+from .core.positions import CursorLedgerBounds, CursorLog, CursorWrite
 
 _LOG = logging.getLogger("magnetar.broker.cursor")
 
@@ -67,7 +67,7 @@ def cursor_path(topic: TopicName, subscription: str) -> str:
     return paths.cursor(topic.tenant, topic.namespace, topic.stored_local, subscription)
 
 
-def claim_changes(topic: TopicName, record: TopicRecord, claim: str) -> list[NodeUpdate]:
+def make_claim_changes(topic: TopicName, record: TopicRecord, claim: str) -> list[NodeUpdate]:
     """Returns the changes of the metadata that claim the subscriptions of the topic for this broker (those that the
     topic's record names, CLAIMS_MAX at most). They are made in the commit that claims the topic: a broker that opens
     hundreds of topics makes one commit for each topic instead of two. `DurableCursor.open` claims the other
@@ -90,8 +90,8 @@ def _claimed(path: str, claim: str, node: VersionedValue | None) -> bytes | None
 class DurableCursor:
     """The cursor of one subscription with its storage: its record in the metadata and its cursor ledger. `on_fenced`:
     called once, when another broker has claimed the subscription. `claim`: the claim of the topic's owner, if the
-    subscription exists (`claim_changes`). A new subscription makes a claim of its own, so that the remains of a deleted
-    subscription of the same name are not mistaken for the new one."""
+    subscription exists (`make_claim_changes`). A new subscription makes a claim of its own, so that the remains of a
+    deleted subscription of the same name are not mistaken for the new one."""
 
     __slots__ = (
         "_claim", "_closed", "_config", "_cursor", "_is_of_owner",
@@ -133,12 +133,12 @@ class DurableCursor:
         none."""
         if self._ledger_used is None:
             self._ledger_used = SnapshotLedger(
-                self._state_ledgers(), stored.decode_piece, stored.DamagedState, self._alarm
+                self._state_ledgers(), stored.decode_piece, stored.DamagedCursorState, self._alarm
             )
         return self._ledger_used
 
-    def _state_ledgers(self) -> StateLedgers:
-        return StateLedgers(
+    def _state_ledgers(self) -> TopicStateLedgers:
+        return TopicStateLedgers(
             self._ledger_client, self._config, self._replication, self.topic, cursor=self.subscription
         )  # fmt: skip
 
@@ -213,22 +213,24 @@ class DurableCursor:
             return None
         try:
             return stored.decode_snapshot(self._record.snapshot)
-        except stored.DamagedState as error:
+        except stored.DamagedCursorState as error:
             self._alarm("the snapshot in the record cannot be used", error)
             return None
 
     async def _state_of(self, reader: LedgerReader, pieces: list[stored.Piece]) -> CursorState:
         """Returns the state, with all of its chunks, that a marker describes. `pieces`: those of the marker. Raises
-        DamagedState or DataLost if a part of it cannot be read."""
+        DamagedCursorState or DataLost if a part of it cannot be read."""
         body = b"".join(each.body for each in pieces)
         mark, rows = stored.decode_marker(body)
         state, reads = CursorState(mark), asyncio.Semaphore(READS_MAX)
 
-        async def chunk(key: ChunkKey, row: stored.ChunkPlace) -> None:
+        async def chunk(key: ChunkKey, row: stored.CursorChunkPlace) -> None:
             async with reads:
-                found = [await self._ledger.read_piece(reader, row.first_entry + at) for at in range(row.pieces)]
-            if not all(each.belongs_to(key, row, at) for at, each in enumerate(found)):
-                raise stored.DamagedState(f"{key} is not at entry {row.first_entry}")
+                found = [
+                    await self._ledger.read_snapshot_piece(reader, row.first_entry + at) for at in range(row.pieces)
+                ]
+            if not all(each.is_piece_of_chunk(key, row, at) for at, each in enumerate(found)):
+                raise stored.DamagedCursorState(f"{key} is not at entry {row.first_entry}")
             stored.add_chunk(state, key, b"".join(each.body for each in found))
 
         outcomes = await asyncio.gather(*(chunk(*each) for each in rows.items()), return_exceptions=True)
@@ -378,7 +380,7 @@ class DurableCursor:
     async def _write(self) -> None:
         self._ledger.sequence += 1
         write = None
-        if self._log is not None and self._ledger.is_writable and self._log.why_roll(self._bounds()) is None:
+        if self._log is not None and self._ledger.is_writable and self._log.why_ledger_ends(self._bounds()) is None:
             write = await self._write_in(self._log, self._append)
         if write is None:
             log = CursorLog()
@@ -388,9 +390,9 @@ class DurableCursor:
         self.writes += 1
         self.cursor.on_stored(write.version, write.mark)
 
-    def _bounds(self) -> LedgerBounds:
+    def _bounds(self) -> CursorLedgerBounds:
         config = self._config
-        return LedgerBounds(config.cursor_roll_entries, config.cursor_roll_bytes, config.cursor_live_share)
+        return CursorLedgerBounds(config.cursor_roll_entries, config.cursor_roll_bytes, config.cursor_live_share)
 
     async def _write_in(self, log: CursorLog, store: Callable[[CursorWrite], Awaitable[bool]]) -> CursorWrite | None:
         """Stores the next write by `store` and returns it. Returns None if it was not stored; then its changes are part

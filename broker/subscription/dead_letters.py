@@ -48,18 +48,18 @@ from ...runtime.tasks import Tasks
 from ..common.retry import LogThrottle
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
-from ..log.unfolding import run_off_loop
+from ..log.unfolding import run_in_thread_if_slow
 from .core.cursor import Cursor
 from .core.cursor_state import bit_indexes
 from .core.dispatch import Dispatcher
-from .core.policy import Chunk, ChunkRun, chunk_run_at, chunk_runs_of
+from .core.policy import Chunk, MessageChunkRun, find_chunk_run_at, find_chunk_runs
 from .core.redelivery_backoff import (
     BackoffQueue,
+    DeadLetterOrigin,
     DeadLetterPolicy,
-    LetterOrigin,
-    chunk_dead_letter,
-    dead_letters_of,
-    letter_policy_of,
+    make_chunk_dead_letter,
+    make_dead_letters,
+    merge_dead_letter_policy,
 )
 from .cursors import DurableCursor
 
@@ -104,7 +104,7 @@ class _Budget:
 
 async def find_whole_message(
     log: ReadableLog, entry: StoredEntry, mark: Position, now_ms: int, budget: _Budget | None = None
-) -> ChunkRun | None:
+) -> MessageChunkRun | None:
     """Returns all chunks of the large message of which `entry` is a chunk; None if the message will never be complete.
     Does not search the entries up to `mark`. Raises Unavailable if the missing chunks may still be stored."""
     search = _Search(log, entry, _Budget() if budget is None else budget)
@@ -115,12 +115,12 @@ async def find_whole_message(
         if each.chunk_of == search.uuid:
             found.append(search.chunk(each))
             latest_ms = each.timestamp_ms
-            if any(run.whole and entry.position in run.places for run in chunk_runs_of(found)):
+            if any(run.whole and entry.position in run.places for run in find_chunk_runs(found)):
                 break
         elif search.is_of_producer(each):
             went_on = True
             break
-    run, last = chunk_run_at(found, entry.position)
+    run, last = find_chunk_run_at(found, entry.position)
     if run.whole:
         return run
     if run.chunks and last and not went_on and search.at_end and now_ms - latest_ms < INCOMPLETE_MS:
@@ -128,15 +128,15 @@ async def find_whole_message(
     return None
 
 
-async def find_divided_messages(log: ReadableLog, mark: Position) -> list[ChunkRun]:
+async def find_divided_messages(log: ReadableLog, mark: Position) -> list[MessageChunkRun]:
     """Returns the chunked messages that have chunks both up to `mark` and after `mark`. Searches the entry at the mark,
     and the entries after it that one read returns."""
-    shape, runs, seen, budget = log.shape, list[ChunkRun](), set[str](), _Budget()
+    shape, runs, seen, budget = log.shape, list[MessageChunkRun](), set[str](), _Budget()
     entries = list[StoredEntry]()
     if shape.is_readable(mark) and shape.lost_run_end(mark) is None:
         with suppress(DataLost):  # a message of which a chunk is lost is not whole: no mark divides it
             entries += [await log.reader.read_entry(mark)]
-    following = shape.next_existing(shape.after(mark))
+    following = shape.next_position_not_lost(shape.after(mark))
     if shape.is_readable(following):
         with suppress(DataLost):
             entries += await log.reader.read(following, READ_BYTES)
@@ -211,7 +211,7 @@ class _Search:
         """Yields all entries after the entry, until the end of the log or of the budget."""
         shape, budget = self._log.shape, self._budget
         position = shape.after(self._entry.position)
-        while budget.left > 0 and shape.is_readable(position := shape.next_existing(position)):
+        while budget.left > 0 and shape.is_readable(position := shape.next_position_not_lost(position)):
             async for each in self._read(position, Position(position.ledger_id, (1 << 62) - 1), once=True):
                 yield each
                 budget.left -= 1
@@ -221,11 +221,11 @@ class _Search:
     async def _read(self, first: Position, last: Position, *, once: bool = False) -> AsyncIterator[StoredEntry]:
         """Yields the entries of one ledger from `first` to `last`; `once`: only those of one read."""
         shape = self._log.shape
-        position = shape.next_existing(first)
+        position = shape.next_position_not_lost(first)
         while position <= last and shape.is_readable(position):
             for each in await self._log.reader.read(position, READ_BYTES, last.entry_id):
                 yield each
-                position = shape.next_existing(shape.after(each.position))
+                position = shape.next_position_not_lost(shape.after(each.position))
             if once:
                 return
 
@@ -284,7 +284,9 @@ class DeadLetters:
 
     def _policy(self) -> DeadLetterPolicy:
         """Returns the policy that is in force now."""
-        return letter_policy_of(self.applied, self._store.properties).for_subscription(self._topic, self._subscription)
+        return merge_dead_letter_policy(
+            self.applied, self._store.properties
+        ).for_subscription(self._topic, self._subscription)
 
     @property
     def is_active(self) -> bool:
@@ -298,7 +300,7 @@ class DeadLetters:
         at it."""
         return bool(self._policy()) and (self._dispatcher.policy.individual or self._dispatcher.ordered)
 
-    def on_given_back(self, positions: Sequence[Position], *, at_once: bool = False) -> None:
+    def on_entries_given_back(self, positions: Sequence[Position], *, at_once: bool = False) -> None:
         """Called before the dispatcher takes back the entries at `positions`: counts a redelivery of each, and holds
         each back for its back-off or as a dead letter. `at_once`: holds back only dead letters."""
         policy, now_ms = self._policy(), self._clock.wall_ms()
@@ -398,10 +400,10 @@ class DeadLetters:
 
     async def _move_entry(self, entry: StoredEntry, policy: DeadLetterPolicy, times: int) -> None:
         position = entry.position
-        source = LetterOrigin(self._log.topic, self._subscription, position, times, policy.max_redeliver_count)
+        source = DeadLetterOrigin(self._log.topic, self._subscription, position, times, policy.max_redeliver_count)
         done = frozenset(bit_indexes(self._cursor.acked_or_pending_bits(position)))
-        letters = await run_off_loop(
-            entry.frames[-1], self._log.world, dead_letters_of, source, entry.payload, done, self._clock.wall_ms()
+        letters = await run_in_thread_if_slow(
+            entry.frames[-1], self._log.world, make_dead_letters, source, entry.payload, done, self._clock.wall_ms()
         )
         if self._dispatcher.ordered and len(letters) == entry.count - len(done) > 1:  # what follows was not given yet
             await self._publish(policy, source, letters[:1])
@@ -410,13 +412,15 @@ class DeadLetters:
         await self._publish(policy, source, letters)
         await self._moved(position, (position,), entry.count, times)
 
-    async def _move_message(self, position: Position, message: ChunkRun, policy: DeadLetterPolicy, times: int) -> None:
-        source = LetterOrigin(
+    async def _move_message(
+        self, position: Position, message: MessageChunkRun, policy: DeadLetterPolicy, times: int
+    ) -> None:
+        source = DeadLetterOrigin(
             self._log.topic, self._subscription, message.chunks[-1], times, policy.max_redeliver_count
         )
         letters, now_ms = list[bytes](), self._clock.wall_ms()
         for place in message.chunks:
-            letters.append(chunk_dead_letter(source, (await self._log.reader.read_entry(place)).payload, now_ms))
+            letters.append(make_chunk_dead_letter(source, (await self._log.reader.read_entry(place)).payload, now_ms))
             if sum(map(len, letters)) >= GROUP_BYTES:
                 await self._publish(policy, source, letters)
                 letters = []
@@ -424,7 +428,7 @@ class DeadLetters:
             await self._publish(policy, source, letters)
         await self._moved(position, message.places, 1, times)
 
-    async def _publish(self, policy: DeadLetterPolicy, source: LetterOrigin, letters: Sequence[bytes]) -> None:
+    async def _publish(self, policy: DeadLetterPolicy, source: DeadLetterOrigin, letters: Sequence[bytes]) -> None:
         topic, here = policy.dead_letter_topic(source.topic, self._subscription), (self._topic, self._incarnation)
         await self._forward(here, topic, source.producer_name, letters, source.position[1])
 

@@ -68,7 +68,7 @@ from ...runtime.tasks import Tasks, run_together
 from ..common.config import BrokerConfig, Policy
 from ..common.retry import retry_until_done
 from ..log.managed_ledger import TopicFenced
-from ..log.snapshot_ledger import StateLedgers
+from ..log.snapshot_ledger import TopicStateLedgers
 from .core.delay_buckets import (
     KEY_BYTES,
     SEGMENT_ENTRIES,
@@ -229,8 +229,8 @@ class DelayedDelivery:
         return self._used
 
     @property
-    def _bucket_ledgers(self) -> StateLedgers:
-        return StateLedgers(
+    def _bucket_ledgers(self) -> TopicStateLedgers:
+        return TopicStateLedgers(
             self._ledger_client, self._config, self._replication, self._topic, delays=self._places.subscription
         )  # fmt: skip
 
@@ -259,12 +259,12 @@ class DelayedDelivery:
             if self.core.must_make_bucket:
                 self._seal()
 
-    def release_due(self, dispatcher: Dispatcher) -> int:
+    def release_due_entries(self, dispatcher: Dispatcher) -> int:
         """Makes the due entries deliverable. Called before the pump assigns entries, only for a subscription type that
         delays. Returns the time (ms since the epoch) up to which entries are due; ALL_TIME if the topic's policy delays
         nothing."""
         core, now_ms = self.core, self._world.clock.wall_ms()
-        if core.count or core.has_drained:
+        if core.count or core.has_unused_ledgers:
             self._release_due(dispatcher, now_ms)
         return now_ms if self.applied.delayed_delivery else ALL_TIME
 
@@ -272,10 +272,10 @@ class DelayedDelivery:
         core = self.core
         if self._closed:
             return
-        if core.count and not self.is_enabled and not core.is_released:
-            core.release_all()
+        if core.count and not self.is_enabled and not core.has_released_all:
+            core.release_all_entries()
         if dispatcher.members:
-            room = WAITING_MAX - dispatcher.policy.unread_entries
+            room = WAITING_MAX - dispatcher.policy.waiting_entries_to_read
             due = core.take_due(now_ms, room) if room > 0 else []
             if due:
                 dispatcher.add_entries_due(due)
@@ -285,11 +285,11 @@ class DelayedDelivery:
                 self._spawn(self._load(load))
         if core.must_make_bucket:
             self._seal()
-        self._drop(core.take_drained())
+        self._drop(core.take_unused_ledgers())
 
-    def set_timer(self, dispatcher: Dispatcher) -> None:
-        """Sets the timer for the next call of `release_due`, unless another event will cause this call earlier. Called
-        after each run of the pump."""
+    def set_release_timer(self, dispatcher: Dispatcher) -> None:
+        """Sets the timer for the next call of `release_due_entries`, unless another event will cause this call earlier.
+        Called after each run of the pump."""
         if not self.core.count or self._closed or not dispatcher.members or not dispatcher.delaying:
             return
         if not self.is_ready:
@@ -403,11 +403,11 @@ class DelayedDelivery:
                 except MagnetarError as error:
                     self._alarm(bucket.ledger_id, error)
                 else:
-                    self.core.add_bucket(bucket.ledger_id, segments, now_ms)
+                    self.core.add_stored_bucket(bucket.ledger_id, segments, now_ms)
 
         await run_together([one(bucket) for bucket in self._places.buckets], "directory of delayed messages")
         self.is_ready = True
-        self._drop(self.core.take_drained())
+        self._drop(self.core.take_unused_ledgers())
         self._wake()
 
     async def _directory(self, ledger_id: int) -> list[DelaySegment]:
@@ -428,9 +428,9 @@ class DelayedDelivery:
             body = await self._patiently(lambda: self._segments(load))
         except (MagnetarError, DamagedBucket) as error:
             self._alarm(load.ledger_id, error)
-            self.core.mark_lost(load.ledger_id)
+            self.core.mark_bucket_lost(load.ledger_id)
         else:
-            self.core.add_loaded(load, body)
+            self.core.add_loaded_keys(load, body)
         self._wake()
 
     async def _segments(self, load: ReadDelaySegments) -> bytes:

@@ -3,7 +3,7 @@
 It asks the dispatcher what it wants, takes that from memory or has it read (read_ahead.py), hands it out, and repeats.
 `wake` pumps once in the next turn of the event loop, however often it is called: after new entries, permits,
 acknowledgements. Nothing here is per message. In each turn the entries that consumers give back are handled first
-(`RedeliveryReturnQueue`); then consumers are notified of what the policy reports (`Policy.take_events`).
+(`RedeliveryReturnQueue`); then consumers are notified of what the policy reports (`Policy.take_active_changes`).
 `blocked` is why no consumer gets the next entry. A dispatch rate that is exceeded has one timer.
 """
 
@@ -26,11 +26,17 @@ from ...runtime.clock import Clock
 from ...runtime.disk import Buffer
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig
-from ..common.token_bucket import SLICE_S, EventLoopSlices, RateLimit, count_allowed, delay_of_all_rates_s
+from ..common.token_bucket import (
+    SLICE_S,
+    EventLoopSlices,
+    RateLimit,
+    count_entries_rates_allow,
+    delay_until_rates_allow_s,
+)
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.reader import ReadMemory
-from ..log.unfolding import run_off_loop
+from ..log.unfolding import run_in_thread_if_slow
 from .consumer import Consumer
 from .core.dispatch import ALL_TIME, Delivery, Dispatcher, DispatchLimits
 from .core.policy import Member
@@ -57,14 +63,14 @@ SHARE = 16
 when the limit is reached."""
 
 
-def find_oversized(member: Member, limits: DispatchLimits) -> list[Position]:
+def find_oversized_entries(member: Member, limits: DispatchLimits) -> list[Position]:
     """Returns the entries outstanding at the consumer that contain more messages than 1 / SHARE of the smallest of the
     limits."""
     share = max(1, min((each for each in limits if each), default=0) // SHARE)
     return [position for position, messages in member.outstanding.items() if messages > share]
 
 
-def is_malformed(entry: Buffer) -> bool:
+def is_malformed_entry(entry: Buffer) -> bool:
     """Returns True if no consumer can read the stored entry: the checksum is right, but the entry does not contain the
     messages that its header declares."""
     if not is_intact(entry):
@@ -142,7 +148,7 @@ class RedeliveryReturnQueue:
         """Gives back batches of which an aborted transaction had acknowledged some messages. Each batch counts as
         redelivered, also if a consumer holds its other messages."""
         for position in batches:
-            holder = self._dispatcher.find_holder(position)
+            holder = self._dispatcher.find_holding_consumer(position)
             if holder is not None:
                 self.add(holder, (position,), counted=True)
             else:
@@ -153,7 +159,7 @@ class RedeliveryReturnQueue:
         some, cursor = list(islice(positions, RETURN_ENTRIES)), self._dispatcher.cursor
         free = [position for position in some if not cursor.is_done(position)]
         if (counting := self._counting()) is not None:
-            counting.on_given_back(free, at_once=self._dispatcher.ordered)  # in its place, and not later
+            counting.on_entries_given_back(free, at_once=self._dispatcher.ordered)  # in its place, and not later
         else:
             for position in free:
                 cursor.count_redelivery(position)
@@ -177,7 +183,7 @@ class RedeliveryReturnQueue:
             if counted and self._dispatcher.ordered:
                 some = self._dispatcher.mark_failed(member, some)
             if counted and (counting := self._counting()) is not None:
-                counting.on_given_back([each for each in some if each in member.outstanding])
+                counting.on_entries_given_back([each for each in some if each in member.outstanding])
                 counted = False
             self._dispatcher.redeliver(member, some, counted=counted and not first.leaves)
             if first.positions:
@@ -306,7 +312,7 @@ class DeliveryPump:
             return  # the store wakes it when that is durable; nothing wakes that of a topic which closes
         self._hand_out_some()
         if self._delayed is not None and self._delayed.core.count:
-            self._delayed.set_timer(self._dispatcher)  # also for what was just held
+            self._delayed.set_release_timer(self._dispatcher)  # also for what was just held
 
     def _hand_out_some(self) -> None:
         end = self._clock.monotonic() + SLICE_S
@@ -317,14 +323,14 @@ class DeliveryPump:
             if self._clock.monotonic() > end:
                 self.wake()
                 return
-        for event in policy.take_events():
+        for event in policy.take_active_changes():
             self._subscription.consumers[event.member.id].outlet.on_active_changed(event.active)
         now_ms = ALL_TIME
         if self._delayed is not None and self._dispatcher.delaying:
             if not self._delayed.is_ready:
                 self.blocked = Blocked.FINDING_DELAYS
                 return
-            now_ms = self._delayed.release_due(self._dispatcher)
+            now_ms = self._delayed.release_due_entries(self._dispatcher)
         handed_out = 0
         while handed_out < PUMP_ENTRIES_MAX and (now := self._clock.monotonic()) <= end:
             rates: Sequence[RateLimit] = ()
@@ -348,7 +354,7 @@ class DeliveryPump:
             entries = self._at_hand.get_wanted_entries(want, end)
             if not entries:
                 return
-            entries = entries[: count_allowed(rates, entries, now)] if rates else entries
+            entries = entries[: count_entries_rates_allow(rates, entries, now)] if rates else entries
             before = self._dispatcher.progress
             deliveries = self._dispatcher.assign(entries, now_ms)
             for rate in rates:
@@ -374,14 +380,14 @@ class DeliveryPump:
             if consumer.outlet.deliver(own):
                 self._pause(consumer)
             if consumer.member.blocked or self._dispatcher.full:
-                positions = find_oversized(consumer.member, self._dispatcher.limits)
+                positions = find_oversized_entries(consumer.member, self._dispatcher.limits)
                 if positions:
                     self._tasks.spawn(self._judge(positions), "look at entries that block consumers")
         if self._buffer is not None:
             self._buffer.discard_delivered_entries(deliveries)
 
     async def _judge(self, positions: Sequence[Position]) -> None:
-        """Discards those of the entries that are malformed (`is_malformed`)."""
+        """Discards those of the entries that are malformed (`is_malformed_entry`)."""
         for position in positions:
             if self._cursor.is_done(position):
                 continue
@@ -389,7 +395,7 @@ class DeliveryPump:
                 entry = await self._log.reader.read_entry(position)
             except MagnetarError:
                 continue  # trimmed, or not to be read now: its consumer has it
-            if await run_off_loop(entry.frames[-1], self._log.world, is_malformed, entry.payload):
+            if await run_in_thread_if_slow(entry.frames[-1], self._log.world, is_malformed_entry, entry.payload):
                 _LOG.error("%s: entry %s is malformed, and discarded", self._title, position)
                 self._subscription.skip_entries([position])
 
@@ -413,7 +419,7 @@ class DeliveryPump:
     def _throttled(self, rates: Sequence[RateLimit], now: float) -> bool:
         """Returns True if a dispatch rate is exceeded. Then nothing is read or delivered, and a timer resumes the pump
         as soon as the rate permits."""
-        seconds = delay_of_all_rates_s(rates, now)
+        seconds = delay_until_rates_allow_s(rates, now)
         if seconds > 0:
             self.blocked = Blocked.THROTTLED
             self._wake_later(seconds, now)
@@ -440,7 +446,7 @@ class DeliveryPump:
             return  # an abort gives back
         shape = self._log.shape
         if not self._dispatcher.replay_entries and not shape.has_entry(
-            shape.at_or_after(self._dispatcher.read_position)
+            shape.position_at_or_after(self._dispatcher.read_position)
         ):
             self._end_told = True
             for consumer in self._subscription.consumers.values():
@@ -472,11 +478,11 @@ class DeliveryPump:
         self.wake()
 
     # ------------------------------------------------------------------ what it reads, and its end
-    def read_from(self, log: ReadableLog) -> None:
+    def restart_with_log(self, log: ReadableLog) -> None:
         """Delivers from `log` from now on, beginning after the cursor's mark. The entries in memory are dropped."""
         self._log = log
         if self._buffer is not None:
-            self._buffer.read_from(log)
+            self._buffer.restart_with_log(log)
 
     def switch_log(self, log: ReadableLog) -> None:
         """Delivers from `log` from now on, without dropping the entries in memory. `log` must have the same entries as

@@ -41,7 +41,7 @@ from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.log_shape_core import make_data_lost_error
 from ..log.reader import ReadMemory
-from ..log.unfolding import compute_slots
+from ..log.unfolding import compute_key_slots
 from .core.dispatch import Delivery, Dispatcher, Read, ReplayRange
 
 _LOG = logging.getLogger("magnetar.broker.subscription")
@@ -107,7 +107,7 @@ class ReadAheadBuffer:
         """Reads from `log` from now on. The entries in memory stay."""
         self._log = log
 
-    def read_from(self, log: ReadableLog) -> None:
+    def restart_with_log(self, log: ReadableLog) -> None:
         """Reads from `log` from now on. The entries in memory are dropped."""
         self._log = log
         self.clear()
@@ -132,7 +132,7 @@ class ReadAheadBuffer:
         now = self._ahead_bytes + self._kept_bytes
         if now != self._counted:
             self._counted = now
-            self._memory.set_used_bytes_of(self, now)
+            self._memory.set_used_bytes_of_holder(self, now)
 
     # ------------------------------------------------------------------ what is in memory
     def get_wanted_entries(self, want: Read | ReplayRange, end: float) -> Sequence[StoredEntry]:
@@ -149,8 +149,8 @@ class ReadAheadBuffer:
         """Returns the first of the entries, up to one whose slots take long to compute: a task computes these."""
         found: list[StoredEntry] = []
         for entry in entries:
-            if not entry.has_slots:
-                if not entry.find_slots():
+            if not entry.has_key_slots:
+                if not entry.find_key_slots():
                     break
                 if self._clock.monotonic() > end:
                     found.append(entry)
@@ -163,7 +163,7 @@ class ReadAheadBuffer:
 
     async def _unfold(self, entry: StoredEntry) -> None:
         try:
-            entry.set_slots(await compute_slots(entry.frames[-1], self._log.world))
+            entry.set_key_slots(await compute_key_slots(entry.frames[-1], self._log.world))
         except Exception as error:
             self._cannot_read(entry.position, error)
         else:

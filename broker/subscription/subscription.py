@@ -42,7 +42,7 @@ from .consumer import ActivityTimes, Consumer
 from .core.cursor import Cursor
 from .core.cursor_state import TxnAcks
 from .core.dispatch import Dispatcher, DispatchLimits
-from .core.pending_acks import SettledAcks, entries_of_aborted_acks, first_redelivered_entry
+from .core.pending_acks import SettledAcks, entries_of_aborted_acks, find_first_redelivered_entry
 from .core.policy import AT_THE_END, Member, SubscriptionOptions
 from .core.subscription_types import EXCLUSIVE, SubscriptionType
 from .cursors import DurableCursor
@@ -61,7 +61,7 @@ class Deliveries(NamedTuple):
     size: int
     redelivered: int
 
-    def add_counts(self, member: Member) -> Deliveries:
+    def add_counts_of_member(self, member: Member) -> Deliveries:
         return Deliveries(
             self.messages + member.delivered_messages, self.size + member.delivered_bytes,
             self.redelivered + member.redelivered_messages,
@@ -116,7 +116,7 @@ class Subscription:
         """Returns the counts of what was delivered to the consumers of the subscription since it was loaded."""
         found = self.departed
         for each in self.consumers.values():
-            found = found.add_counts(each.member)
+            found = found.add_counts_of_member(each.member)
         return found
 
     @property
@@ -130,7 +130,7 @@ class Subscription:
         if self.dead_letters is not None:
             self.dead_letters.applied = applied
         if self.dispatcher.limits != _limits(applied):
-            self.dispatcher.set_limits(_limits(applied))
+            self.dispatcher.set_unacked_limits(_limits(applied))
             self.pump.wake()
 
     # ------------------------------------------------------------------ what it reads
@@ -146,10 +146,10 @@ class Subscription:
         those of open and aborted transactions."""
         return self.isolation is Isolation.READ_UNCOMMITTED
 
-    def read_from(self, log: ReadableLog) -> None:
+    def restart_with_log(self, log: ReadableLog) -> None:
         """Delivers from `log` from now on, beginning after the cursor's mark. No consumer may be connected."""
         self.log = log
-        self.pump.read_from(log)
+        self.pump.restart_with_log(log)
         self.cursor.rebase(log.shape)
         self.acks.rebase(log.shape)
         self._leave_out()
@@ -164,12 +164,12 @@ class Subscription:
         self.pump.switch_log(log)
         self.cursor.rebase(log.shape)
         self.acks.rebase(log.shape)
-        self.dispatcher.extend_to(log.shape)
+        self.dispatcher.use_longer_log(log.shape)
         if self.delayed is not None:
             self.delayed.core.shape = log.shape
-        self.on_outcomes_known()
+        self.on_transaction_outcomes_known()
 
-    def on_outcomes_known(self) -> None:
+    def on_transaction_outcomes_known(self) -> None:
         """Called when transactions of the topic have ended: their entries become visible to consumers, or remain hidden
         for ever."""
         if self.cursor.advance() and self.store is not None:
@@ -194,7 +194,7 @@ class Subscription:
             )
         self.isolation = isolation
 
-    def has_undelivered_before(self, horizon: Position) -> bool:
+    def has_undelivered_up_to(self, horizon: Position) -> bool:
         """Returns True if an entry up to and including `horizon` was not delivered yet, or is not acknowledged and may
         be delivered again."""
         return self.dispatcher.read_position <= horizon or (self.dispatcher.tracks and self.cursor.mark < horizon)
@@ -205,7 +205,7 @@ class Subscription:
         if the policy refuses the consumer.
 
         If entries of other consumers are being given back, gives all of them back first, at once. To do this in slices,
-        await `wait_returned` before.
+        await `wait_entries_returned` before.
         """
         for other in list(self.consumers.values()):
             if consumer.instance and other.instance == consumer.instance:
@@ -249,7 +249,7 @@ class Subscription:
         if consumer.member.id not in self.consumers:
             return
         del self.consumers[consumer.member.id]
-        self.departed = self.departed.add_counts(consumer.member)
+        self.departed = self.departed.add_counts_of_member(consumer.member)
         if consumer.waiting is not None:
             consumer.waiting.cancel()
         letters = self.dead_letters
@@ -258,13 +258,13 @@ class Subscription:
         if self.consumers or counted or self.pump.return_queue:
             self.pump.return_queue.add(member, list(member.outstanding), counted=counted, leaves=True)
         else:
-            self.dispatcher.leave_all()  # the next one that joins begins anew
+            self.dispatcher.remove_all_consumers()  # the next one that joins begins anew
         if not self.consumers:
             self.type = None
             self.pump.clear_buffer()
         self.pump.wake()
 
-    async def wait_returned(self, consumer: Consumer) -> None:
+    async def wait_entries_returned(self, consumer: Consumer) -> None:
         """Waits until all entries that are being given back have been given back, also those of the last connection of
         `consumer`. Called before `consumer` joins."""
         for other in self.consumers.values():
@@ -285,7 +285,7 @@ class Subscription:
         """Stops the delivery, because more messages could not be acknowledged in time, and sends `error` to the
         consumers. Returns futures that complete when the last acknowledgements of the consumers have arrived."""
         self.pump.is_moving = True
-        told = [consumer.outlet.on_moving(error) for consumer in self.consumers.values()]
+        told = [consumer.outlet.on_topic_moving(error) for consumer in self.consumers.values()]
         return [last for last in told if last is not None]
 
     def flow(self, consumer: Consumer, permits: int) -> None:
@@ -377,13 +377,13 @@ class Subscription:
         share the subscription; TransactionConflict, InvalidRequest or BackPressure as `TransactionalAcks.add_pending`
         does. If it raises, nothing has changed.
         """
-        self.check_transactional()
+        self.check_supports_transactions()
         if cumulative is not None and self.dispatcher.policy.individual:
             self.check_cumulative(consumer, cumulative)
         if self.acks.add_pending(consumer.member, txn, wanted, cumulative, self._config.cursor_memory_bytes, rest=rest):
             self._on_mark_moved()
 
-    def check_transactional(self) -> None:
+    def check_supports_transactions(self) -> None:
         """Raises NotAllowed if the subscription is not durable: such a subscription stores no acknowledgements, so
         transactions cannot use it."""
         if self.store is None:
@@ -408,7 +408,7 @@ class Subscription:
         if self.reads_compacted:
             self._leave_out()  # what was compacted while it was pending
         cursor, ordered = self.cursor, not self.dispatcher.policy.individual
-        first = first_redelivered_entry(cursor, settled.acks)
+        first = find_first_redelivered_entry(cursor, settled.acks)
         if ordered and first is not None:
             self.dispatcher.move_read_position_back(first)
             self.pump.clear_buffer()

@@ -30,7 +30,7 @@ from ...proto.errors import MagnetarError, ProducerBusy
 from ...proto.names import Position, TopicName
 from ...proto.states import BacklogQuotaState
 from ..common.refusals import SubscribeRefusal
-from ..log.log_shape_core import NOTHING, LogShape, Retention, TrimLimit, may_trim_last
+from ..log.log_shape_core import NOTHING, LogShape, Retention, TrimLimit, may_trim_last_ledger
 from ..subscription.core.subscription_types import SubscriptionType
 
 BUCKETS_MAX = 10_000
@@ -208,14 +208,14 @@ def must_roll_ledger(
     tail = shape.tail
     if not tail.open:
         retention = Retention(applied.retention_minutes, applied.retention_mib)
-        return quiet_s >= idle_s and may_trim_last(tail, holders, retention, now_ms, unread)
+        return quiet_s >= idle_s and may_trim_last_ledger(tail, holders, retention, now_ms, unread)
     if applied.retention_minutes < 0 and applied.retention_mib < 0:
         return False
     if unread != NOTHING:
         return unread.minutes > 0 and age_s >= unread.minutes * 60
     if applied.retention_minutes > 0 and age_s >= applied.retention_minutes * 60:
         return True
-    return quiet_s >= idle_s and all(holder.has_released(tail) for holder in holders)
+    return quiet_s >= idle_s and all(holder.has_released_ledger(tail) for holder in holders)
 
 
 def backlog_bytes(shape: LogShape, mark: Position) -> int:
@@ -235,7 +235,7 @@ def estimate_delayed_bytes(shape: LogShape, delayed_in: Callable[[int], int]) ->
     return sum(span.size * delayed_in(span.ledger_id) // (span.last_entry + 1) for span in shape.spans if span.size)
 
 
-def judge_quota(applied: AppliedPolicies, backlog: int, oldest_s: float) -> BacklogQuotaState | None:
+def judge_backlog_quota(applied: AppliedPolicies, backlog: int, oldest_s: float) -> BacklogQuotaState | None:
     """Returns the reaction that the policy demands to a backlog that exceeds the quota; None if the backlog does not
     exceed it. `oldest_s`: the age in seconds of the oldest unacknowledged message; 0 if there is none."""
     limit = applied.backlog_quota_bytes

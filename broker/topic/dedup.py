@@ -1,5 +1,5 @@
 """The deduplication of a topic: what is decided in broker/topic/dedup_core.py, kept across crashes and moves. After it,
-the interface of a topic's parts (`TopicPart`), and the replay of the log when a topic is loaded (`replay`).
+the interface of a topic's parts (`StatefulTopicPart`), and the replay of the log when a topic is loaded (`replay`).
 
 Snapshots go to a ledger of their own, which the topic's record names (`dedup`). Rules (ledger protocol §3.4, Pulsar
 PR9; invariants 32, 33, 34)
@@ -33,7 +33,7 @@ highest sequence id, and of a chunked message that is not complete its uuid and 
 base64; a reader that does not know it takes those up to its highest id for stored.
 The version is that of proto/versions.py. Big-endian; `sequence` grows by one with each snapshot; the checksum covers
 the 20 bytes before it and the body. A reader goes back from the end to the last whole snapshot: torn ones are
-what a crash left. Damage is DamagedSnapshot.
+what a crash left. Damage is DamagedDedupSnapshot.
 Guarding test: tests/broker/topic/test_dedup_format.py.
 """
 
@@ -50,7 +50,7 @@ import msgspec
 from pyroaring import BitMap64
 
 from ...ledger import LedgerClient, LedgerReader
-from ...metadata.records import DedupPlace
+from ...metadata.records import DeduplicationPlace
 from ...proto.applied import AppliedPolicies
 from ...proto.checksum import crc32c
 from ...proto.entry import parse_header, split_broker_part
@@ -65,9 +65,9 @@ from ..common.config import BrokerConfig, Policy
 from ..log.log import Log
 from ..log.log_queue_core import SequenceRange
 from ..log.log_shape_core import TrimLimit
-from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
+from ..log.snapshot_ledger import SnapshotLedger, TopicStateLedgers
 from .dedup_core import DedupCore, SequenceProgress, Snapshot
-from .transactions import TopicTransactions, txn_of
+from .transactions import TopicTransactions, transaction_id_of
 
 MAGIC = b"MD"
 PIECE_BYTES = 1 << 20
@@ -77,7 +77,7 @@ _HEAD = struct.Struct(">2sBBQII")
 _CRC = struct.Struct(">I")
 
 
-class DamagedSnapshot(ValueError):
+class DamagedDedupSnapshot(ValueError):
     """Raised if bytes are not a valid piece of a deduplication snapshot, or if pieces are not a complete snapshot."""
 
 
@@ -90,7 +90,7 @@ class Piece(NamedTuple):
     body: bytes
 
     @property
-    def is_last(self) -> bool:
+    def is_last_piece(self) -> bool:
         """Returns True if this is the last piece of a snapshot."""
         return self.piece == self.pieces - 1
 
@@ -117,31 +117,31 @@ def _piece(sequence: int, piece: int, pieces: int, body: bytes) -> bytes:
 
 
 def decode_piece(entry: bytes) -> Piece:
-    """Returns the piece of a snapshot that the entry contains. Raises DamagedSnapshot if the entry is damaged."""
+    """Returns the piece of a snapshot that the entry contains. Raises DamagedDedupSnapshot if the entry is damaged."""
     if len(entry) < _HEAD.size + _CRC.size:
-        raise DamagedSnapshot(f"{len(entry)} bytes are no piece of a snapshot")
+        raise DamagedDedupSnapshot(f"{len(entry)} bytes are no piece of a snapshot")
     magic, version, _, sequence, piece, pieces = _HEAD.unpack_from(entry)
     if magic != MAGIC:
-        raise DamagedSnapshot(f"{entry[:2].hex()} does not begin a snapshot")
+        raise DamagedDedupSnapshot(f"{entry[:2].hex()} does not begin a snapshot")
     body = entry[_HEAD.size + _CRC.size :]
     if _CRC.unpack_from(entry, _HEAD.size)[0] != crc32c(body, crc32c(entry[: _HEAD.size])):
-        raise DamagedSnapshot("the checksum does not match")
+        raise DamagedDedupSnapshot("the checksum does not match")
     check_format(DEDUPLICATION, version, "a snapshot ledger")
     return Piece(sequence, piece, pieces, body)
 
 
 def decode_snapshot(pieces: Sequence[Piece]) -> Snapshot:
-    """Returns the snapshot that consists of these pieces, which must be in order. Raises DamagedSnapshot if the
+    """Returns the snapshot that consists of these pieces, which must be in order. Raises DamagedDedupSnapshot if the
     snapshot is damaged."""
     try:
         found = msgspec.json.decode(b"".join(each.body for each in pieces), type=_Stored)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedSnapshot(f"it is no snapshot: {error}") from error
+        raise DamagedDedupSnapshot(f"it is no snapshot: {error}") from error
     persisted = {name: SequenceProgress(number, uuid, chunk) for name, number, uuid, chunk in found.producers}
     try:
         gaps = {name: BitMap64.deserialize(each) for name, each in found.gaps.items()}
     except ValueError as error:
-        raise DamagedSnapshot(f"its gaps do not parse: {error}") from error
+        raise DamagedDedupSnapshot(f"its gaps do not parse: {error}") from error
     return Snapshot(Position(found.ledger, found.entry), persisted, gaps)
 
 
@@ -151,7 +151,7 @@ ROLL_SNAPSHOTS = 1_000
 """Snapshots of one ledger: it costs their bytes, only the last one counts."""
 
 
-def sequence_range(metadata: MessageMetadata) -> SequenceRange:
+def parse_sequence_range(metadata: MessageMetadata) -> SequenceRange:
     """Returns the range of sequence ids in the metadata of an entry; for a chunk, also the uuid of its message and the
     number of the chunk."""
     first, last = metadata.sequence_id, metadata.highest_sequence_id
@@ -218,10 +218,10 @@ class Deduplication:
     def _ledger(self) -> SnapshotLedger[Piece]:
         """Returns the snapshot ledger; made with its first use: most topics have none."""
         if self._ledger_used is None:
-            ledgers = StateLedgers(
+            ledgers = TopicStateLedgers(
                 self._ledger_client, self._config, self._replication, self._log.topic, dedup="snapshots"
             )  # fmt: skip
-            self._ledger_used = SnapshotLedger(ledgers, decode_piece, DamagedSnapshot, self._alarm)
+            self._ledger_used = SnapshotLedger(ledgers, decode_piece, DamagedDedupSnapshot, self._alarm)
         return self._ledger_used
 
     # ------------------------------------------------------------------ opening
@@ -271,10 +271,10 @@ class Deduplication:
         if counts:
             self.core.on_publish_confirmed(name, numbers, position)
         else:
-            self.core.on_uncommitted_stored(position)
+            self.core.on_uncommitted_entry_stored(position)
         if aborted:
             back = BitMap64()
-            numbers.add_to(back)
+            numbers.add_ids_to(back)
             self.core.add_aborted_sequence_gaps({name: back})
         self.replayed += 1
 
@@ -331,9 +331,9 @@ class Deduplication:
             self._since += 1
             self._due()
 
-    def on_uncommitted_stored(self, position: Position) -> None:
+    def on_uncommitted_entry_stored(self, position: Position) -> None:
         """Called when an entry of a transaction is stored: its sequence ids count only when the transaction commits."""
-        self.core.on_uncommitted_stored(position)
+        self.core.on_uncommitted_entry_stored(position)
         if self.core.enabled:
             self._since += 1
             self._due()
@@ -386,7 +386,7 @@ class Deduplication:
     async def _turn_on(self) -> None:
         position = self._snapshot_now().position
         self._stored = position
-        await self._log.commit_fields(dedup=DedupPlace(mark_ledger=position[0], mark_entry=position[1]))
+        await self._log.commit_fields(dedup=DeduplicationPlace(mark_ledger=position[0], mark_entry=position[1]))
         self.core.enable()
         self._since = 0
         _LOG.info("%s: publishes are deduplicated from %s on", self._log.topic, position)
@@ -458,7 +458,7 @@ class Deduplication:
     async def _name(self, position: Position, ledger_id: int) -> None:
         mark_ledger, mark_entry = position
         await self._log.commit_fields(
-            dedup=DedupPlace(ledger_id=ledger_id, mark_ledger=mark_ledger, mark_entry=mark_entry)
+            dedup=DeduplicationPlace(ledger_id=ledger_id, mark_ledger=mark_ledger, mark_entry=mark_entry)
         )
 
     def _cancel_timer(self) -> None:
@@ -515,7 +515,7 @@ class Deduplication:
 # Guarding test: tests/broker/topic/test_parts.py.
 
 
-class TopicPart(Protocol):
+class StatefulTopicPart(Protocol):
     """A part of a topic with state that outlives the owner of the topic, such as compaction, deduplication,
     transactions. The comment above this class gives the order of the calls."""
 
@@ -548,11 +548,11 @@ async def replay_log_for_dedup_and_transactions(
     if starts:
         shape = log.shape
         position = shape.after(min(starts))
-        while shape.is_readable(position := shape.next_existing(position)):
+        while shape.is_readable(position := shape.next_position_not_lost(position)):
             for entry in await log.reader.read(position, REPLAY_BYTES):
                 header = parse_header(split_broker_part(entry.payload)[2], verify=False)
-                numbers, txn = sequence_range(header.metadata), txn_of(header.metadata)
-                aborted = txn is not None and transactions.add_replayed(txn, header, numbers, entry)
+                numbers, txn = parse_sequence_range(header.metadata), transaction_id_of(header.metadata)
+                aborted = txn is not None and transactions.add_replayed_entry(txn, header, numbers, entry)
                 hidden = txn is not None and transactions.is_hidden(txn, entry.position)
                 dedup.replay(header.producer_name, numbers, entry.position, counts=not hidden, aborted=aborted)
                 position = shape.after(entry.position)

@@ -50,11 +50,12 @@ the earlier, because a broker detects a broken connection later than the client;
 refused, and so is another producer of that name, or one of another role, whatever it says it is, unless it takes the
 topic with EXCLUSIVE_WITH_FENCING: then the one that was there is fenced, as after any such taking.
 
-**Epoch** (`judge_epoch`): a topic counts the producers that took it for themselves, in its record, before the taker may
-publish. One that returns names the epoch that it had: the topic's is the same, and it continues; or another producer
-took the topic meanwhile, and it is fenced for good, also when it lost only its connection, to a broker that died, and
-not its registration. The count of a topic begins after when it was made (`next_epoch`), so that an epoch of a deleted
-topic is lower than any of one that was made anew under its name: a producer of the old one does not fence who has this.
+**Epoch** (`judge_epoch_change`): a topic counts the producers that took it for themselves, in its record, before the
+taker may publish. One that returns names the epoch that it had: the topic's is the same, and it continues; or another
+producer took the topic meanwhile, and it is fenced for good, also when it lost only its connection, to a broker that
+died, and not its registration. The count of a topic begins after when it was made (`next_epoch`), so that an epoch of a
+deleted topic is lower than any of one that was made anew under its name: a producer of the old one does not fence who
+has this.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class ProducerRegistration(NamedTuple):
     connection: int = 0
     owner: str | None = None
     """The role of the producer; None: one that may write for each (broker/common/transactions.py
-    `transaction_role`)."""
+    `role_of_writable_transactions`)."""
 
     def may_replace(self, other: ProducerRegistration) -> bool:
         """Returns True if this registration may be a later connection of the same producer as the registration `other`.
@@ -115,7 +116,7 @@ class EpochChange(enum.Enum):
     FENCED = "another producer took the topic for itself since this one had it"
 
 
-def judge_epoch(mode: AccessMode, had: int, topic: int) -> EpochChange:
+def judge_epoch_change(mode: AccessMode, had: int, topic: int) -> EpochChange:
     """Returns the effect that the join of a producer has on the topic's epoch. `had`: the epoch in which a producer
     that connects again had exclusive access; 0 if it never had. `topic`: the present epoch of the topic."""
     if mode == SHARED:
@@ -415,7 +416,7 @@ class DedupCore:
             del self._gaps[name]
 
     # ------------------------------------------------------------------ entries of transactions
-    def judge_stored_sequence(self, name: str, numbers: SequenceRange) -> DedupVerdict:
+    def judge_by_stored_entries(self, name: str, numbers: SequenceRange) -> DedupVerdict:
         """Returns the verdict on an entry by stored entries alone. The entry does not count as in flight afterwards."""
         if not self.enabled:
             return DedupVerdict.NEW
@@ -425,7 +426,7 @@ class DedupCore:
             return known
         return self._judge_gap(persisted, pushed, numbers)
 
-    def on_uncommitted_stored(self, position: Position) -> None:
+    def on_uncommitted_entry_stored(self, position: Position) -> None:
         """Called when an entry of a transaction was stored at `position`: its sequence ids do not count, or count only
         later (transactions_core.py)."""
         assert position > self.position, "the log is taken in its order"

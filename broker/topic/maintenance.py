@@ -32,7 +32,7 @@ from .admission_core import (
     estimate_delayed_bytes,
     find_mark_for_backlog_bytes,
     is_inactive,
-    judge_quota,
+    judge_backlog_quota,
     must_roll_ledger,
 )
 
@@ -66,7 +66,7 @@ class TopicMaintenance:
         self._ages: dict[str, tuple[Position, int]] = {}  # subscription → its first open entry, and when it arrived
 
     # ------------------------------------------------------------------ answers
-    def must_hold_producers(self) -> bool:
+    def must_pause_producers(self) -> bool:
         """Returns True if producers must wait (they get no credit), because the backlog exceeds the quota."""
         return self.quota is BacklogQuotaState.HOLD
 
@@ -111,9 +111,9 @@ class TopicMaintenance:
         ttl_s = self._topic.applied.message_ttl_s
         if ttl_s:
             for subscription in self._durable():
-                self.expired += await self.expire_older(subscription, ttl_s)
+                self.expired += await self.expire_messages_older_than(subscription, ttl_s)
 
-    async def expire_older(self, subscription: Subscription, seconds: float) -> int:
+    async def expire_messages_older_than(self, subscription: Subscription, seconds: float) -> int:
         """Acknowledges, for the subscription, the messages that arrived more than `seconds` ago. Returns the number of
         acknowledged entries."""
         limit_ms = self._world.clock.wall_ms() - int(seconds * 1000)
@@ -156,7 +156,7 @@ class TopicMaintenance:
         """Returns the arrival time (ms since the epoch) of the subscription's oldest unacknowledged message; None if
         there is none."""
         log = self._topic.readable_log(uncommitted=subscription.reads_uncommitted)
-        position = log.shape.next_existing(log.shape.after(subscription.cursor.mark))
+        position = log.shape.next_position_not_lost(log.shape.after(subscription.cursor.mark))
         if not log.shape.is_readable(position):
             return None
         known = self._ages.get(subscription.name)
@@ -169,7 +169,7 @@ class TopicMaintenance:
         but without reading an entry. If an entry would have to be read, returns the time that was read last, although
         its message was acknowledged since; 0 if there is no unacknowledged message, or no time is known."""
         log = self._topic.readable_log(uncommitted=subscription.reads_uncommitted)
-        position = log.shape.next_existing(log.shape.after(subscription.cursor.mark))
+        position = log.shape.next_position_not_lost(log.shape.after(subscription.cursor.mark))
         if not log.shape.is_readable(position):
             return 0
         known = self._ages.get(subscription.name)
@@ -193,8 +193,8 @@ class TopicMaintenance:
         age_s = (self._world.clock.wall_ms() - oldest_ms) / 1000 if oldest_ms is not None else 0.0
         backlog = backlog_bytes(shape, slowest.cursor.mark)
         if not applied.backlog_quota_counts_delayed and slowest.delayed is not None:
-            backlog -= estimate_delayed_bytes(shape, slowest.delayed.core.count_delayed)
-        quota = judge_quota(applied, backlog, age_s)
+            backlog -= estimate_delayed_bytes(shape, slowest.delayed.core.count_delayed_entries)
+        quota = judge_backlog_quota(applied, backlog, age_s)
         if quota is BacklogQuotaState.EVICT:
             before = self.evicted
             try:
@@ -217,7 +217,7 @@ class TopicMaintenance:
             )
             self.evicted += await self.skip_whole_messages(subscription, mark)
         if applied.backlog_quota_s:
-            self.evicted += await self.expire_older(subscription, applied.backlog_quota_s)
+            self.evicted += await self.expire_messages_older_than(subscription, applied.backlog_quota_s)
 
     def _decide(self, quota: BacklogQuotaState | None) -> None:
         if quota is self.quota:
@@ -231,7 +231,7 @@ class TopicMaintenance:
             self._topic.on_backlog_quota_changed()
 
     async def run_parts(self) -> None:
-        """Calls `TopicPart.run_due` of each part of the topic, which starts the work that is due."""
+        """Calls `StatefulTopicPart.run_due` of each part of the topic, which starts the work that is due."""
         for part in self._topic.parts:
             part.run_due(self._topic.applied)
 
@@ -243,7 +243,8 @@ class TopicMaintenance:
         if log.state is TopicState.SERVING and must_roll_ledger(
             log.shape, self._topic.applied, self._topic.trim_limits(), quiet_s=now - self._quiet_since,
             age_s=log.ledger_age_s,
-            idle_s=self.roll_idle_s, now_ms=self._world.clock.wall_ms(), unread=self._topic.unsubscribed_retention(),
+            idle_s=self.roll_idle_s, now_ms=self._world.clock.wall_ms(),
+            unread=self._topic.retention_without_subscriptions(),
         ):  # fmt: skip
             await log.roll()
 

@@ -44,7 +44,7 @@ from ..common.config import BrokerConfig, Replication
 from ..log.appender import Publish
 from ..log.cache import StoredEntry
 from ..log.log_shape_core import LogShape, Span
-from ..log.reader import PositionOfIndex
+from ..log.reader import PositionAndIndex
 from ..subscription.consumer import Consumer
 from ..subscription.core.cursor import Cursor
 from ..subscription.core.cursor_state import CursorState
@@ -60,7 +60,7 @@ IN_FLIGHT_ENTRIES = 1000
 IN_FLIGHT_BYTES = 4 << 20
 
 
-class RecentEntries:
+class EntriesInFlight:
     """The entries in flight of a non-persistent topic, in memory. They are read through this object, the SegmentReader
     of its log."""
 
@@ -76,16 +76,16 @@ class RecentEntries:
             self._bytes -= self._entries.popleft().size
 
     @property
-    def oldest_position(self) -> PositionOfIndex:
+    def oldest_position(self) -> PositionAndIndex:
         """Returns the position of the oldest entry in flight; the position after the last entry if no entry is in
         flight."""
         if self._entries:
-            return PositionOfIndex(self._entries[0].position, self._entries[0].first_index)
+            return PositionAndIndex(self._entries[0].position, self._entries[0].first_index)
         return self._end_position
 
     @property
-    def _end_position(self) -> PositionOfIndex:
-        return PositionOfIndex(self._shape.after(self._shape.last), self._shape.end_index)
+    def _end_position(self) -> PositionAndIndex:
+        return PositionAndIndex(self._shape.after(self._shape.last), self._shape.end_index)
 
     def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
         first = self.oldest_position.position
@@ -107,10 +107,10 @@ class RecentEntries:
     async def read_entry(self, position: Position) -> StoredEntry:
         return (await self.read(position, 1))[0]
 
-    async def index_after(self, mark: Position) -> int:
+    async def message_index_after(self, mark: Position) -> int:
         return self.message_index_at(self._shape.after(mark))
 
-    def cached_index_after(self, mark: Position) -> int | None:
+    def cached_message_index_after(self, mark: Position) -> int | None:
         return self.message_index_at(self._shape.after(mark))
 
     def message_index_at(self, position: Position) -> int:
@@ -121,16 +121,16 @@ class RecentEntries:
             return found[0].first_index
         return self.oldest_position.first_index if position < self.oldest_position.position else self._shape.end_index
 
-    async def locate_index(self, index: int) -> PositionOfIndex:
+    async def locate_index(self, index: int) -> PositionAndIndex:
         return self._first(lambda entry: entry.index >= index)
 
-    async def locate_time(self, time_ms: int) -> PositionOfIndex:
+    async def locate_time(self, time_ms: int) -> PositionAndIndex:
         return self._first(lambda entry: entry.timestamp_ms >= time_ms)
 
-    def _first(self, reached: Callable[[StoredEntry], bool]) -> PositionOfIndex:
+    def _first(self, reached: Callable[[StoredEntry], bool]) -> PositionAndIndex:
         for entry in self._entries:
             if reached(entry):
-                return PositionOfIndex(entry.position, entry.first_index)
+                return PositionAndIndex(entry.position, entry.first_index)
         return self._end_position
 
     async def read_last_message(self) -> tuple[Position, int, int] | None:
@@ -156,7 +156,7 @@ class NonPersistentLog:
         self.topic = topic.name
         self.state = TopicState.OPENING
         self.shape = LogShape()
-        self.reader = RecentEntries(self.shape)
+        self.reader = EntriesInFlight(self.shape)
         self.world = world
         self._of = topic
         self._timestamp_ms = 0
@@ -215,7 +215,7 @@ class NonPersistentLog:
         """Returns (), because a non-persistent topic is not compacted."""
         return ()
 
-    async def is_ours(self) -> bool:
+    async def is_still_owned(self) -> bool:
         return True
 
     def begin_ledger(self) -> None:
@@ -262,7 +262,7 @@ class NonPersistentSubscription(Subscription):
 
     def join(self, consumer: Consumer, type_: SubscriptionType) -> None:
         if not self.consumers:
-            self.pump.continue_after(self.log.shape.last, self.log.shape.end_index)
+            self.pump.continue_after_mark(self.log.shape.last, self.log.shape.end_index)
         super().join(consumer, type_)
 
 
@@ -280,7 +280,7 @@ class NonPersistentPump(DeliveryPump):
         self._recent = log.reader
         self._next_index = log.shape.end_index
 
-    def continue_after(self, mark: Position, next_index: int) -> None:
+    def continue_after_mark(self, mark: Position, next_index: int) -> None:
         """Continues the delivery after the position `mark`, and counts everything up to `mark` as acknowledged.
         `next_index`: the index of the first message after `mark`."""
         self._of.cursor.seek(mark)
@@ -289,14 +289,14 @@ class NonPersistentPump(DeliveryPump):
 
     def deliver_available_entries(self) -> None:
         of, shape, start = self._of, self._of.log.shape, self._recent.oldest_position
-        if shape.at_or_after(of.dispatcher.read_position) < start.position:
+        if shape.position_at_or_after(of.dispatcher.read_position) < start.position:
             of.dropped += start.first_index - self._next_index
-            self.continue_after(shape.before(start.position), start.first_index)
+            self.continue_after_mark(shape.before(start.position), start.first_index)
         super().deliver_available_entries()
-        here = shape.at_or_after(of.dispatcher.read_position)
+        here = shape.position_at_or_after(of.dispatcher.read_position)
         self._next_index = self._recent.message_index_at(here)
         if not of.dispatcher.replay_entries and of.cursor.ack_cumulative(shape.before(here)):
-            of.dispatcher.on_mark_acked(of.cursor.mark)
+            of.dispatcher.on_acked_up_to(of.cursor.mark)
 
 
 class NonPersistentStorage(msgspec.Struct, frozen=True):

@@ -30,7 +30,7 @@ roaring bitmap (of an open transaction {ledger: bitmap}); `indexes` and `starts`
 ones.
 `sequence` is that of the write, and grows by one with each; a row of `parts` has that of its part, so that an entry in
 the wrong place is detected. The checksum covers the 20 bytes before it and the body.
-A reader goes back from the end to the last marker all of whose parts can be read. Damage is DamagedOutcomes.
+A reader goes back from the end to the last marker all of whose parts can be read. Damage is DamagedTransactionOutcomes.
 Guarding test: tests/broker/topic/test_transactions_format.py.
 """
 
@@ -47,7 +47,7 @@ import msgspec
 from pyroaring import BitMap, BitMap64
 
 from ...ledger import LedgerClient, LedgerReader
-from ...metadata.records import OutcomesPlace
+from ...metadata.records import TransactionOutcomesPlace
 from ...proto.checksum import crc32c
 from ...proto.errors import InternalError, MagnetarError, NotOwner
 from ...proto.names import Position
@@ -59,9 +59,9 @@ from ..common.config import BrokerConfig, Policy
 from ..common.retry import retry_until_done
 from ..log.log import Log
 from ..log.managed_ledger import TopicFenced
-from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
+from ..log.snapshot_ledger import SnapshotLedger, TopicStateLedgers
 from .dedup_core import SequenceProgress
-from .transactions_core import AbortedEntriesOfLedger, OpenTxn, Transactions, TxnSnapshot
+from .transactions_core import AbortedEntriesOfLedger, OpenTxnInSnapshot, Transactions, TxnSnapshot
 
 MAGIC = b"MX"
 PIECE_BYTES = 1 << 20
@@ -73,11 +73,11 @@ _CRC = struct.Struct(">I")
 HEAD_BYTES = _HEAD.size + _CRC.size
 
 
-class DamagedOutcomes(ValueError):
+class DamagedTransactionOutcomes(ValueError):
     """Raised if bytes are not a valid snapshot of the transactions of a topic, or not a valid piece of a snapshot."""
 
 
-class OutcomesPartRow(NamedTuple):
+class OutcomesPartPlace(NamedTuple):
     """The place of a part of a snapshot in the outcomes ledger. The marker of a snapshot lists these places."""
 
     sequence: int
@@ -95,17 +95,17 @@ class Piece(NamedTuple):
     body: bytes
 
     @property
-    def is_last(self) -> bool:
+    def is_last_piece(self) -> bool:
         """Returns True if this is the last piece of a marker. With this piece the snapshot is complete."""
         return self.kind == MARKER and self.piece == self.pieces - 1
 
 
-class Marker(NamedTuple):
+class SnapshotMarker(NamedTuple):
     """The end of a snapshot of the transactions of a topic. It lists the parts that are valid."""
 
     position: Position
-    open: tuple[OpenTxn, ...]
-    parts: Mapping[int, OutcomesPartRow]
+    open: tuple[OpenTxnInSnapshot, ...]
+    parts: Mapping[int, OutcomesPartPlace]
     ended: tuple[TxnId, ...] = ()
 
 
@@ -135,14 +135,14 @@ class _Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 # ------------------------------------------------------------------------------------------ encoding
-def encode_part(ledger_id: int, part: AbortedEntriesOfLedger, sequence: int) -> list[bytes]:
+def encode_outcomes_part(ledger_id: int, part: AbortedEntriesOfLedger, sequence: int) -> list[bytes]:
     """Returns the entries that store the part, in the order in which they must be appended."""
     part.entries.run_optimize()
     stored = _Part(ledger_id, part.entries.serialize(), part.indexes.serialize(), part.size)
     return _pieces(PART, sequence, msgspec.msgpack.encode(stored))
 
 
-def encode_marker(marker: Marker, sequence: int) -> list[bytes]:
+def encode_marker(marker: SnapshotMarker, sequence: int) -> list[bytes]:
     """Returns the entries that store the marker, in the order in which they must be appended."""
     rows = [(ledger_id, *row) for ledger_id, row in sorted(marker.parts.items())]
     opened = [_open(each) for each in marker.open]
@@ -150,7 +150,7 @@ def encode_marker(marker: Marker, sequence: int) -> list[bytes]:
     return _pieces(MARKER, sequence, msgspec.msgpack.encode(stored))
 
 
-def _open(each: OpenTxn) -> _Open:
+def _open(each: OpenTxnInSnapshot) -> _Open:
     numbers = [(name, *progress, *last) for name, (progress, last) in each.numbers.items()]
     entries = {ledger_id: entries.serialize() for ledger_id, entries in each.entries.items()}
     return _Open(
@@ -170,28 +170,28 @@ def _pieces(kind: int, sequence: int, body: bytes) -> list[bytes]:
 
 # ------------------------------------------------------------------------------------------ decoding
 def decode_piece(entry: bytes) -> Piece:
-    """Returns the piece that the entry contains. Raises DamagedOutcomes if the entry is damaged; NewerFormat if a later
-    version of Magnetar wrote it."""
+    """Returns the piece that the entry contains. Raises DamagedTransactionOutcomes if the entry is damaged; NewerFormat
+    if a later version of Magnetar wrote it."""
     if len(entry) < HEAD_BYTES:
-        raise DamagedOutcomes(f"{len(entry)} bytes are no piece of outcomes")
+        raise DamagedTransactionOutcomes(f"{len(entry)} bytes are no piece of outcomes")
     magic, version, kind, sequence, piece, pieces = _HEAD.unpack_from(entry)
     if magic != MAGIC:
-        raise DamagedOutcomes(f"{entry[:2].hex()} does not begin outcomes")
+        raise DamagedTransactionOutcomes(f"{entry[:2].hex()} does not begin outcomes")
     body = entry[HEAD_BYTES:]
     if _CRC.unpack_from(entry, _HEAD.size)[0] != crc32c(body, crc32c(entry[: _HEAD.size])):
-        raise DamagedOutcomes("the checksum does not match")
+        raise DamagedTransactionOutcomes("the checksum does not match")
     check_format(OUTCOMES, version, "an outcomes ledger")
     if not piece < pieces or kind > PART:
-        raise DamagedOutcomes(f"piece {piece} of {pieces} of kind {kind}")
+        raise DamagedTransactionOutcomes(f"piece {piece} of {pieces} of kind {kind}")
     return Piece(kind, sequence, piece, pieces, body)
 
 
-def decode_marker(pieces: Sequence[Piece]) -> Marker:
-    """Returns the marker that consists of these pieces. Raises DamagedOutcomes if the marker is damaged."""
+def decode_marker(pieces: Sequence[Piece]) -> SnapshotMarker:
+    """Returns the marker that consists of these pieces. Raises DamagedTransactionOutcomes if the marker is damaged."""
     try:
         found = msgspec.msgpack.decode(b"".join(each.body for each in pieces), type=_Marker)
         opened = tuple(
-            OpenTxn(
+            OpenTxnInSnapshot(
                 TxnId(each.most, each.least), Position(*each.first),
                 {ledger_id: BitMap.deserialize(entries) for ledger_id, entries in each.entries.items()},
                 BitMap64.deserialize(each.indexes), BitMap64.deserialize(each.starts), each.size,
@@ -203,26 +203,26 @@ def decode_marker(pieces: Sequence[Piece]) -> Marker:
             for each in found.open
         )  # fmt: skip
     except (msgspec.DecodeError, ValueError, IndexError, MemoryError, RecursionError) as error:
-        raise DamagedOutcomes(f"it is no marker: {error}") from error
-    rows = {row[0]: OutcomesPartRow(*row[1:]) for row in found.parts}
-    return Marker(Position(*found.position), opened, rows, tuple(TxnId(*each) for each in found.ended))
+        raise DamagedTransactionOutcomes(f"it is no marker: {error}") from error
+    rows = {row[0]: OutcomesPartPlace(*row[1:]) for row in found.parts}
+    return SnapshotMarker(Position(*found.position), opened, rows, tuple(TxnId(*each) for each in found.ended))
 
 
-def decode_part(ledger_id: int, row: OutcomesPartRow, pieces: Sequence[Piece]) -> AbortedEntriesOfLedger:
-    """Returns the part that is stored at the place `row`. Raises DamagedOutcomes if the pieces are damaged, or belong
-    to another part."""
+def decode_outcomes_part(ledger_id: int, row: OutcomesPartPlace, pieces: Sequence[Piece]) -> AbortedEntriesOfLedger:
+    """Returns the part that is stored at the place `row`. Raises DamagedTransactionOutcomes if the pieces are damaged,
+    or belong to another part."""
     for number, each in enumerate(pieces):
         if each[:4] != (PART, row.sequence, number, row.pieces):
-            raise DamagedOutcomes(f"the part of ledger {ledger_id} is not at entry {row.first_entry}")
+            raise DamagedTransactionOutcomes(f"the part of ledger {ledger_id} is not at entry {row.first_entry}")
     try:
         found = msgspec.msgpack.decode(b"".join(each.body for each in pieces), type=_Part)
         if found.ledger != ledger_id:
-            raise DamagedOutcomes(f"the part of ledger {ledger_id} is of ledger {found.ledger}")
+            raise DamagedTransactionOutcomes(f"the part of ledger {ledger_id} is of ledger {found.ledger}")
         return AbortedEntriesOfLedger(
             BitMap.deserialize(found.entries), BitMap64.deserialize(found.indexes), found.size
         )
     except (msgspec.DecodeError, ValueError, IndexError, MemoryError, RecursionError) as error:
-        raise DamagedOutcomes(f"it is no part: {error}") from error
+        raise DamagedTransactionOutcomes(f"it is no part: {error}") from error
 
 
 _LOG = logging.getLogger("magnetar.broker.topic.transactions")
@@ -256,10 +256,10 @@ class OutcomesLedger:
         self._world, self._config, self._log = world, config, log
         self._loop = asyncio.get_running_loop()
         self._ledger = SnapshotLedger(
-            StateLedgers(ledgers, config, replication, log.topic, transactions="outcomes"), decode_piece,
-            DamagedOutcomes, self._alarm,
+            TopicStateLedgers(ledgers, config, replication, log.topic, transactions="outcomes"), decode_piece,
+            DamagedTransactionOutcomes, self._alarm,
         )  # fmt: skip
-        self._rows: dict[int, OutcomesPartRow] = {}  # of the ledger that is written
+        self._rows: dict[int, OutcomesPartPlace] = {}  # of the ledger that is written
         self._entries = self._bytes = 0
         self._outcomes = 0  # since the last write began
         self._tasks = Tasks()
@@ -269,7 +269,7 @@ class OutcomesLedger:
         self._closed = False
 
     # ------------------------------------------------------------------ opening
-    async def recover(self, place: OutcomesPlace) -> TxnSnapshot:
+    async def recover(self, place: TransactionOutcomesPlace) -> TxnSnapshot:
         """Returns the last stored snapshot of the topic's transactions. `place`: the ledger that the topic's record
         names. The log must be taken over before. Raises Unavailable if bookies do not answer."""
         self._ledger.ledger_id = place.ledger_id
@@ -282,12 +282,16 @@ class OutcomesLedger:
     async def _whole(self, reader: LedgerReader, pieces: list[Piece]) -> TxnSnapshot:
         marker, reads = decode_marker(pieces), asyncio.Semaphore(READS_MAX)
 
-        async def part(ledger_id: int, row: OutcomesPartRow) -> AbortedEntriesOfLedger:
+        async def part(ledger_id: int, row: OutcomesPartPlace) -> AbortedEntriesOfLedger:
             async with reads:
-                found = [await self._ledger.read_piece(reader, row.first_entry + at) for at in range(row.pieces)]
-            return decode_part(ledger_id, row, found)
+                found = [
+                    await self._ledger.read_snapshot_piece(reader, row.first_entry + at) for at in range(row.pieces)
+                ]
+            return decode_outcomes_part(ledger_id, row, found)
 
-        wanted = [(each, row) for each, row in marker.parts.items() if self._log.shape.find_span(each) is not None]
+        wanted = [
+            (each, row) for each, row in marker.parts.items() if self._log.shape.find_span_of_ledger(each) is not None
+        ]
         parts = await asyncio.gather(*(part(*each) for each in wanted), return_exceptions=True)
         aborted: dict[int, AbortedEntriesOfLedger] = {}
         for (ledger_id, _), found in zip(wanted, parts, strict=True):
@@ -393,25 +397,25 @@ class OutcomesLedger:
         return self._entries >= self._config.cursor_roll_entries or self._bytes >= self._config.cursor_roll_bytes
 
     def _plan(
-        self, position: Position, known: dict[int, OutcomesPartRow], changed: set[int], first: int
-    ) -> tuple[list[bytes], dict[int, OutcomesPartRow]]:
+        self, position: Position, known: dict[int, OutcomesPartPlace], changed: set[int], first: int
+    ) -> tuple[list[bytes], dict[int, OutcomesPartPlace]]:
         """Returns the entries of the next write, and the places of all valid parts after it."""
         core, sequence, entries = self.core, self._ledger.sequence, list[bytes]()
-        rows: dict[int, OutcomesPartRow] = {}
+        rows: dict[int, OutcomesPartPlace] = {}
         for ledger_id in core.aborted:
             row = known.get(ledger_id)
             if row is None or ledger_id in changed:
-                pieces = encode_part(ledger_id, core.get_aborted_entries_of_ledger(ledger_id), sequence)
-                row = OutcomesPartRow(sequence, first + len(entries), len(pieces))
+                pieces = encode_outcomes_part(ledger_id, core.get_aborted_entries_of_ledger(ledger_id), sequence)
+                row = OutcomesPartPlace(sequence, first + len(entries), len(pieces))
                 entries += pieces
             rows[ledger_id] = row
         entries += encode_marker(
-            Marker(position, core.open_transactions(), rows, core.ended_with_entries_in_flight()), sequence
+            SnapshotMarker(position, core.open_transactions(), rows, core.ended_txns_with_entries_in_flight()), sequence
         )
         return entries, rows
 
     async def _name(self, position: Position, ledger_id: int) -> None:
-        place = OutcomesPlace(ledger_id=ledger_id, mark_ledger=position[0], mark_entry=position[1])
+        place = TransactionOutcomesPlace(ledger_id=ledger_id, mark_ledger=position[0], mark_entry=position[1])
         await self._log.commit_fields(transactions=place)
 
     # ------------------------------------------------------------------ ending

@@ -24,13 +24,13 @@ from ...runtime.access import LOCAL, Principal
 from ...runtime.clock import Clock
 from ...runtime.disk import Buffer
 from ..common.refusals import PublishRefusal
-from ..common.token_bucket import EventLoopSlices, RateLimit, delay_of_all_rates_s
-from ..common.transactions import transaction_role
+from ..common.token_bucket import EventLoopSlices, RateLimit, delay_until_rates_allow_s
+from ..common.transactions import role_of_writable_transactions
 from ..log.appender import Publish
 from ..log.log_queue_core import ID_END, SPAN_MAX
-from .dedup import sequence_range
+from .dedup import parse_sequence_range
 from .dedup_core import DedupVerdict, why_refused
-from .transactions import EventBeforePublish, txn_of
+from .transactions import EventBeforePublish, transaction_id_of
 
 if TYPE_CHECKING:
     from .topic import Topic
@@ -39,7 +39,7 @@ UNNUMBERED = -1
 """The sequence id of a refused entry that names none."""
 
 
-class PublishOutcomes(Protocol):
+class PublishOutcomePort(Protocol):
     """The port through which a producer reports the outcomes of its entries to its connection. No method may wait or
     raise."""
 
@@ -63,7 +63,7 @@ class PublishOutcomes(Protocol):
         ...
 
 
-class ProducerOutlet(PublishOutcomes, Protocol):
+class ProducerOutcomePort(PublishOutcomePort, Protocol):
     """The port through which a producer reports the outcomes of its entries, and the bytes that are no longer in
     flight."""
 
@@ -113,13 +113,13 @@ class Producer:
     )  # fmt: skip
 
     def __init__(
-        self, id_: int, name: str, mode: AccessMode, topic: Topic, outlet: ProducerOutlet, *,
+        self, id_: int, name: str, mode: AccessMode, topic: Topic, outlet: ProducerOutcomePort, *,
         address: str, instance: str, size_max: int, connection: int = 0, epoch: int = 0,
         principal: Principal = LOCAL, client: str = "", since_ms: int = 0, properties: dict[str, str] | None = None,
         room: int = 0,
     ) -> None:  # fmt: skip
         self.principal = principal
-        self.writer = transaction_role(principal)
+        self.writer = role_of_writable_transactions(principal)
         self.client = client  # its name and version, as it says
         self.since_ms = since_ms  # it was opened, wall clock
         self.properties = properties or {}
@@ -171,7 +171,7 @@ class Producer:
                 return self._refuse(client_part, why)
         try:
             metadata, _, checksum, unfolded = parse_checked_head(client_part)
-            txn = txn_of(metadata) if metadata.HasField("txnid_most_bits") else None
+            txn = transaction_id_of(metadata) if metadata.HasField("txnid_most_bits") else None
         except CorruptEntry as error:
             return self._refuse(client_part, PublishRefusal.CORRUPT, error)
         except InvalidRequest as error:
@@ -184,8 +184,8 @@ class Producer:
             self._dedup.set_enabled(wanted)
         if dedup.enabled and metadata.producer_name != self.name:
             return self._refuse(client_part, PublishRefusal.WRONG_NAME)
-        numbers = sequence_range(metadata)
-        if txn is not None and dedup.enabled and numbers.is_wide:
+        numbers = parse_sequence_range(metadata)
+        if txn is not None and dedup.enabled and numbers.has_too_many_ids:
             text = f"the sequence ids of an entry in a transaction span {SPAN_MAX} at most, and are below {ID_END}"
             wide = PublishRefusal.WIDE_IDS.error(f"{text}; this one has {numbers.first} to {numbers.last}")
             return self._refuse(client_part, PublishRefusal.WIDE_IDS, wide)
@@ -196,7 +196,7 @@ class Producer:
         if txn is None:
             verdict = dedup.judge(self.name, numbers)
         elif self.transactions.joins.join_nowait(txn, self.writer):
-            verdict = dedup.judge_stored_sequence(self.name, numbers)
+            verdict = dedup.judge_by_stored_entries(self.name, numbers)
             if verdict is DedupVerdict.NEW:
                 verdict = self.transactions.judge(txn, metadata.producer_name, numbers)
         else:
@@ -210,7 +210,7 @@ class Producer:
         )  # fmt: skip
         try:
             if publish.deliver_at_ms:
-                topic.check_delay(publish.deliver_at_ms)
+                topic.check_delivery_time(publish.deliver_at_ms)
             topic.log.publish(publish)
         except MagnetarError as error:
             self._has_failed(publish)
@@ -265,7 +265,7 @@ class Producer:
             if dedup.waiting or dedup.core.enabled:
                 dedup.on_publish_confirmed(self.name)
         else:
-            self._dedup.on_uncommitted_stored(position)
+            self._dedup.on_uncommitted_entry_stored(position)
             self.transactions.on_publish_confirmed(
                 publish.txn, publish.name, publish.numbers, position, index - publish.count + 1, publish.count, size
             )
@@ -349,7 +349,7 @@ class Producer:
 #
 # A producer's session checks `must_wait` before it publishes, reports to `count_published` what it published, and
 # queues entries
-# that arrive while the gate is closed. `queue_until_gate_opens` calls the session once for each entry that may be
+# that arrive while the gate is closed. `queue_step_until_gate_opens` calls the session once for each entry that may be
 # published then, in
 # turn with the other sessions, so that no producer takes the share of another. So a producer that is too fast gets no
 # receipts, and therefore no credit (broker/session/producer.py; PIP-322, Pulsar L1, T18); entries are never dropped,
@@ -380,7 +380,7 @@ class PublishGate:
         return sum(rate.throttled for rate in self.rates[:1])
 
     @property
-    def is_limited(self) -> bool:
+    def has_rate_limit(self) -> bool:
         """Returns True if the topic or the broker has a publish rate, so that publishes must be reported to
         `count_published`."""
         own, of_broker = self.rates
@@ -402,7 +402,7 @@ class PublishGate:
             return False
         return any(rate.limited and rate.delay_s(self._clock.monotonic()) > 0 for rate in self.rates)
 
-    def queue_until_gate_opens(self, step: Step) -> None:
+    def queue_step_until_gate_opens(self, step: Step) -> None:
         """Queues the function `step`, which publishes one entry. When the gate is open, `step` is called in turn with
         other steps, until it returns False."""
         if self._waiting is None:
@@ -437,7 +437,7 @@ class PublishGate:
         producers."""
         if self._timer is not None or self._held():
             return
-        seconds = delay_of_all_rates_s(self.rates, self._clock.monotonic())
+        seconds = delay_until_rates_allow_s(self.rates, self._clock.monotonic())
         self._timer = (
             self._loop.call_later(seconds, self.resume_queued_publishes)
             if seconds > 0

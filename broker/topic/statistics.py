@@ -90,13 +90,13 @@ class TopicStatistics:
 async def count_unacknowledged(log: ReadableLog, subscription: Subscription) -> int:
     """Returns the number of messages that the subscription has not acknowledged. A batch after the mark that is
     acknowledged as a whole is subtracted as one message; the rest is exact."""
-    return _size(log, subscription, await log.reader.index_after(subscription.cursor.mark))
+    return _size(log, subscription, await log.reader.message_index_after(subscription.cursor.mark))
 
 
-def cached_backlog_size(log: ReadableLog, subscription: Subscription) -> int | None:
+def count_unacknowledged_from_memory(log: ReadableLog, subscription: Subscription) -> int | None:
     """Returns the number of messages that the subscription has not acknowledged, as `count_unacknowledged` does, but
     without reading an entry; None if an entry would have to be read."""
-    after = log.reader.cached_index_after(subscription.cursor.mark)
+    after = log.reader.cached_message_index_after(subscription.cursor.mark)
     return None if after is None else _size(log, subscription, after)
 
 
@@ -105,9 +105,9 @@ def estimate_backlog(log: ReadableLog, subscription: Subscription) -> int:
     `count_unacknowledged` would have to read one, the messages of its ledger are taken as spread evenly over its
     entries."""
     shape, mark = log.shape, subscription.cursor.mark
-    after = log.reader.cached_index_after(mark)
+    after = log.reader.cached_message_index_after(mark)
     if after is None:
-        span = shape.find_span(mark[0])
+        span = shape.find_span_of_ledger(mark[0])
         assert span is not None, "the entry after the mark is in its ledger"
         passed = (span.end_index - span.first_index) * (mark[1] + 1) // (span.last_entry + 1)
         after = span.first_index + passed
@@ -117,7 +117,9 @@ def estimate_backlog(log: ReadableLog, subscription: Subscription) -> int:
 def _size(log: ReadableLog, subscription: Subscription, after: int) -> int:
     shape, acked, holes = log.shape, subscription.cursor.acked, 0
     if acked:
-        holes = sum(len(entries) for ledger_id, entries in acked.items() if shape.find_span(ledger_id) is not None)
+        holes = sum(
+            len(entries) for ledger_id, entries in acked.items() if shape.find_span_of_ledger(ledger_id) is not None
+        )
     return max(0, shape.count_messages_from(after) - holes - subscription.cursor.partial_messages)
 
 
@@ -125,13 +127,13 @@ PEEK_BYTES_MAX = 8 << 20
 """Bytes of one peek: an answer has to fit into a gRPC message."""
 
 
-async def peek_backlog(log: ReadableLog, subscription: Subscription, messages: int) -> list[StoredEntry]:
+async def read_first_backlog_entries(log: ReadableLog, subscription: Subscription, messages: int) -> list[StoredEntry]:
     """Returns the next entries that the subscription has not acknowledged, until they contain `messages` messages or
     PEEK_BYTES_MAX bytes; at least one entry if there is any."""
     shape, found, size, turns = log.shape, list[StoredEntry](), 0, EventLoopSlices(log.world.clock)
     position = shape.after(subscription.cursor.mark)
     while messages > 0 and shape.is_readable(
-        position := subscription.cursor.next_unacked(shape.next_existing(position))
+        position := subscription.cursor.next_unacked_position(shape.next_position_not_lost(position))
     ):
         entry = await log.reader.read_entry(position)
         size += entry.size
@@ -152,7 +154,9 @@ async def skip_messages(log: ReadableLog, subscription: Subscription, messages: 
     shape = log.shape
     mark, acked = shape.last, 0
     if messages >= 0:
-        index = shape.index_after_messages(await log.reader.index_after(subscription.cursor.mark), messages)
+        index = shape.index_after_next_messages(
+            await log.reader.message_index_after(subscription.cursor.mark), messages
+        )
         place = await log.reader.locate_index(index)
         mark, acked = shape.before(place.position), max(0, index - place.first_index)
     subscription.skip_to(mark, acked if shape.is_readable(shape.after(mark)) else 0)
@@ -194,7 +198,7 @@ async def analyze_backlog(
         first = mark[1] + 1 if span.ledger_id == mark[0] else 0
         if span.ledger_id < mark[0] or first > span.last_entry:
             continue
-        entries += shape.count_visible(span.ledger_id, first)
+        entries += shape.count_visible_entries(span.ledger_id, first)
         holes = len(cursor.acked.get(span.ledger_id, ()))
         entries -= holes
         partial = any(position[0] == span.ledger_id for position in cursor.partial)
@@ -203,21 +207,21 @@ async def analyze_backlog(
             left -= span.last_entry - first + 1
         else:
             acknowledged += holes
-    messages = shape.count_messages_from(await log.reader.index_after(mark)) - acknowledged
+    messages = shape.count_messages_from(await log.reader.message_index_after(mark)) - acknowledged
     return Backlog(entries, max(0, messages), acknowledged, backlog_bytes(shape, mark), left >= 0)
 
 
 async def _acknowledged(log: ReadableLog, subscription: Subscription, span: Span, first: int) -> int:
     """Returns how many messages of the ledger, from entry `first` on, the subscription has acknowledged."""
     cursor, found = subscription.cursor, 0
-    position = log.shape.next_existing(Position(span.ledger_id, first))
+    position = log.shape.next_position_not_lost(Position(span.ledger_id, first))
     while position[0] == span.ledger_id and log.shape.is_readable(position):
         for entry in await log.reader.read(position, CHUNK_BYTES):
             if cursor.is_acked(entry.position):
                 found += entry.count
             else:
                 found += len(cursor.acked_indexes(entry.position))
-            position = log.shape.next_existing(log.shape.after(entry.position))
+            position = log.shape.next_position_not_lost(log.shape.after(entry.position))
     return found
 
 
@@ -229,7 +233,7 @@ async def find_nth_message(log: ReadableLog, number: int, *, from_latest: bool) 
     count = shape.count_messages_from(shape.first_index)
     if not 1 <= number <= count:
         raise NotFound(f"topic {log.topic} has {count} messages; there is no message number {number}")
-    index = shape.index_after_messages(shape.first_index, count - number if from_latest else number - 1)
+    index = shape.index_after_next_messages(shape.first_index, count - number if from_latest else number - 1)
     place = await log.reader.locate_index(index)
     return await log.reader.read_entry(place.position), max(0, index - place.first_index)
 

@@ -1,7 +1,7 @@
 """The storage of a topic's log and subscriptions: on bookies and in the metadata, or none (nonpersistent.py).
 
-A topic is constructed with its `Storage` and knows no more of the difference. `DeletionTransactions` checks and aborts
-the open transactions of a topic that is to be deleted.
+A topic is constructed with its `Storage` and knows no more of the difference. `TransactionsOfDeletedTopic` checks and
+aborts the open transactions of a topic that is to be deleted.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ..log.cache import TailCache
 from ..log.log import Log
 from ..log.log_shape_core import LogShape
 from ..log.reader import ReadMemory
-from ..log.slow_publishes import SlowPublishes
+from ..log.slow_publishes import SlowPublishLog
 from ..log.topic_log import TopicLog
 from ..subscription.core.cursor import Cursor
 from ..subscription.core.cursor_state import CursorState
 from ..subscription.core.delays import DelayIndex
-from ..subscription.cursors import DurableCursor, claim_changes
+from ..subscription.cursors import DurableCursor, make_claim_changes
 from ..subscription.dead_letters import DeadLetters
 from ..subscription.delays import DelayedDelivery
 from ..subscription.subscription import Subscription
@@ -75,7 +75,7 @@ class DurableTopicStorage(msgspec.Struct, frozen=True):
     forward: Callable[Concatenate[tuple[TopicName, int], ...], Awaitable[object]]  # copies of its messages
     reads: ReadMemory
     publish_seconds: Histogram | None = None
-    slow_publishes: SlowPublishes | None = None
+    slow_publishes: SlowPublishLog | None = None
 
     def create_log(self, topic: Topic) -> TopicLog:
         return TopicLog(
@@ -84,7 +84,7 @@ class DurableTopicStorage(msgspec.Struct, frozen=True):
             on_delayed=topic.on_delayed_entry_stored,
             on_lost=topic.abandon,
             owned=topic.owned, publish_seconds=self.publish_seconds, on_waits=topic.on_waiting,
-            claims=claim_changes, slow_publishes=self.slow_publishes,
+            claims=make_claim_changes, slow_publishes=self.slow_publishes,
         )  # fmt: skip
 
     async def open_subscriptions(self, topic: Topic, shape: LogShape) -> list[Subscription]:
@@ -100,14 +100,14 @@ class DurableTopicStorage(msgspec.Struct, frozen=True):
         self, topic: Topic, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
     ) -> Subscription:
         store = self._store(topic, name)
-        mark = shape.clamp_mark(mark if mark is not None else LATEST)
+        mark = shape.limit_mark_to_log(mark if mark is not None else LATEST)
         await store.create(shape, mark, properties, partial(topic.registry.commit, name))
         return self._subscription(topic, store)
 
     def make_nondurable_subscription(
         self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool
     ) -> Subscription:
-        cursor, clock = Cursor(shape, CursorState(shape.clamp_mark(mark))), self.world.clock
+        cursor, clock = Cursor(shape, CursorState(shape.limit_mark_to_log(mark))), self.world.clock
         return Subscription(
             name, topic.shown, cursor, None, clock, self.config, topic.applied, tracks=tracks, memory=self.reads
         )
@@ -171,7 +171,7 @@ ENDED = (TxnState.COMMITTED, TxnState.ABORTED)
 Ask = Callable[[TxnId], Awaitable[ReportedTransaction]]
 
 
-class DeletionTransactions:
+class TransactionsOfDeletedTopic:
     """Checks the open transactions of a topic before the topic is deleted, and aborts them. Asks the coordinators of
     the transactions."""
 

@@ -47,22 +47,36 @@ from ..common.refusals import PublishRefusal, SubscribeRefusal
 from ..common.token_bucket import RateLimit
 from ..common.transactions import Coordinators, NoCoordinators, Settlement
 from ..log.compaction import Compaction
-from ..log.log import CommittedView, ReadableLog
-from ..log.log_shape_core import NOTHING, LogShape, Retention, TrimLimit, find_trimmable, list_reasons_to_keep_ledgers
+from ..log.log import CommittedLogView, ReadableLog
+from ..log.log_shape_core import (
+    NOTHING,
+    LogShape,
+    Retention,
+    TrimLimit,
+    find_trimmable_ledgers,
+    list_reasons_to_keep_ledgers,
+)
 from ..subscription.consumer import Consumer
 from ..subscription.core.redelivery_backoff import check_properties
 from ..subscription.core.subscription_types import SubscriptionType
 from ..subscription.subscription import Subscription
 from . import statistics as backlog
 from .admission_core import Admission
-from .dedup import Deduplication, TopicPart, replay_log_for_dedup_and_transactions
-from .dedup_core import EpochChange, ProducerJoinDenied, ProducerRegistration, ProducerTable, judge_epoch, next_epoch
+from .dedup import Deduplication, StatefulTopicPart, replay_log_for_dedup_and_transactions
+from .dedup_core import (
+    EpochChange,
+    ProducerJoinDenied,
+    ProducerRegistration,
+    ProducerTable,
+    judge_epoch_change,
+    next_epoch,
+)
 from .maintenance import TopicMaintenance
 from .producer import Producer, PublishGate
 from .statistics import BrokerRateLimits, TopicStatistics
 from .storage import Storage
 from .transactions import TopicTransactions
-from .transactions_core import Transactions, TxnEnd
+from .transactions_core import Transactions, TxnEndEffect
 
 _LOG = logging.getLogger("magnetar.broker.topic")
 
@@ -132,7 +146,7 @@ class Topic:
         self._broker_rates = rates
         self.admission = Admission(name, config.max_same_address_producers, config.max_same_address_consumers)
         self.maintenance = TopicMaintenance(world, self, config.roll_idle_s)
-        self.gate = PublishGate(world.clock, (self._publish_rate, rates.publish), self.maintenance.must_hold_producers)
+        self.gate = PublishGate(world.clock, (self._publish_rate, rates.publish), self.maintenance.must_pause_producers)
         self.replication = self._replication  # one bound method for all that ask
         self.log = storage.create_log(self)
         self.shown: ReadableLog = self.log  # what readers of committed entries see: whatever shows entries reads this
@@ -145,7 +159,7 @@ class Topic:
             world, ledgers, config, self, self.log, self.replication, coordinators or NoCoordinators()
         )
         self.dedup.limit_snapshots(self.transactions.position_before_open_transactions)
-        self.parts: tuple[TopicPart, ...] = (self.dedup, self.transactions, self.compaction)
+        self.parts: tuple[StatefulTopicPart, ...] = (self.dedup, self.transactions, self.compaction)
         self.apply(applied)
 
     @property
@@ -169,9 +183,9 @@ class Topic:
         for producer in self.producers:
             producer.size_max = applied.max_message_bytes + producer.room
         for subscription in self.subscriptions.values():
-            self.apply_to_subscription(subscription)
+            self.apply_policies_to_subscription(subscription)
 
-    def apply_to_subscription(self, subscription: Subscription) -> None:
+    def apply_policies_to_subscription(self, subscription: Subscription) -> None:
         """Applies the topic's policies to a subscription."""
         applied, own = self.applied, subscription.pump.rates[0]
         messages, size = applied.subscription_dispatch_rate_messages, applied.subscription_dispatch_rate_bytes
@@ -235,7 +249,7 @@ class Topic:
         for subscription in self.subscriptions.values():
             subscription.pump.hold_entry_until(position, at_ms)
 
-    def check_delay(self, at_ms: int) -> None:
+    def check_delivery_time(self, at_ms: int) -> None:
         """Raises NotAllowed if the delivery time `at_ms` (ms since the epoch) is later than the policy allows. (A
         subscription type that does not delay messages delivers the entry at once.)"""
         limit, delay = self.applied.max_delay_ms, at_ms - self.world.clock.wall_ms()
@@ -271,7 +285,7 @@ class Topic:
                     f"the consumers of subscription {subscription.name!r} read {way}", topic=self.name
                 )
         elif compacted or wanted is not subscription.log:
-            subscription.read_from(wanted)
+            subscription.restart_with_log(wanted)
 
     def _compacted(self) -> None:
         """Called after a compaction: disconnects the consumers of subscriptions that read the compacted form and are
@@ -281,7 +295,7 @@ class Topic:
         assert record is not None, "it was just written"
         horizon = Position(record.horizon_ledger, record.horizon_entry)
         for subscription in list(self.subscriptions.values()):
-            if subscription.reads_compacted and subscription.has_undelivered_before(horizon):
+            if subscription.reads_compacted and subscription.has_undelivered_up_to(horizon):
                 subscription.disconnect_all(Unavailable(f"topic {self.name} was compacted; subscribe again"))
 
     def find_subscription(self, name: str) -> Subscription:
@@ -296,28 +310,28 @@ class Topic:
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
         """Settles transactions at this topic. Returns one value for each settlement, as soon as the outcome is stored
         durably: None, or an error (transactions.py). Raises NotOwner if the topic has ended at this broker."""
-        self.check_open()
+        self.check_not_ended()
         return await self.transactions.settle(settlements, timeout_s)
 
-    def merge_sequence_ids(self, end: TxnEnd) -> None:
+    def pass_sequence_ids_to_dedup(self, end: TxnEndEffect) -> None:
         """Tells deduplication the sequence ids of a transaction that has ended. `end`: the effect of the transaction's
         end."""
         self.dedup.on_transaction_ended(end.numbers, end.sent, end.back)
 
     def hide_uncommitted_entries(self, core: Transactions) -> None:
         """Has all consumers read committed entries only. Called with the topic's first transaction."""
-        self.shown = CommittedView(self.log, core)
+        self.shown = CommittedLogView(self.log, core)
         self.compaction.hide_uncommitted_entries(self.shown)
         for each in self.subscriptions.values():
             each.switch_log(self.readable_log(compacted=each.reads_compacted, uncommitted=each.reads_uncommitted))
 
-    def on_outcomes_known(self) -> None:
+    def on_transaction_outcomes_known(self) -> None:
         """Called when the last stable position has moved, or entries were aborted: wakes the subscriptions, which
         deliver what they may deliver now."""
         if self.transactions.core is not None:
             self._woken_at = self.transactions.core.stable
         for each in self.subscriptions.values():
-            each.on_outcomes_known()
+            each.on_transaction_outcomes_known()
 
     async def truncate(self) -> None:
         """Acknowledges all messages for each durable subscription, and deletes all ledgers except the one that is being
@@ -337,7 +351,7 @@ class Topic:
         """Returns the retention of acknowledged ledgers that the policies set."""
         return Retention(self.applied.retention_minutes, self.applied.retention_mib)
 
-    def unsubscribed_retention(self) -> Retention:
+    def retention_without_subscriptions(self) -> Retention:
         """Returns the retention of messages while the topic has no durable subscription. Returns no retention if the
         topic has one, or is compacted, because then the subscription or the compaction keeps the messages."""
         durable = any(each.is_durable for each in self.subscriptions.values())
@@ -352,20 +366,20 @@ class Topic:
         async with self.registry.changing:
             if self._ended:
                 return []
-            kept = (self.retention(), self.unsubscribed_retention()) if retained else (NOTHING, NOTHING)
+            kept = (self.retention(), self.retention_without_subscriptions()) if retained else (NOTHING, NOTHING)
             return await run_to_end(self._trim(*kept))
 
     async def _trim(self, retention: Retention, unread: Retention) -> list[int]:
         now_ms = self.world.clock.wall_ms()
         before = {span.ledger_id: span for span in self.log.shape.spans}
         gone = await self.log.trim(
-            lambda: find_trimmable(self.log.shape, self.trim_limits(), retention, now_ms, unread)
+            lambda: find_trimmable_ledgers(self.log.shape, self.trim_limits(), retention, now_ms, unread)
         )
         for ledger_id in gone:
-            self.transactions.on_trimmed(ledger_id, before[ledger_id].first_index, before[ledger_id].end_index)
-            if self.compaction.shape.find_span(ledger_id) is None:
+            self.transactions.on_ledger_trimmed(ledger_id, before[ledger_id].first_index, before[ledger_id].end_index)
+            if self.compaction.shape.find_span_of_ledger(ledger_id) is None:
                 for subscription in self.subscriptions.values():
-                    subscription.cursor.on_trimmed(ledger_id)
+                    subscription.cursor.on_ledger_trimmed(ledger_id)
         return gone
 
     def trim_limits(self) -> list[TrimLimit]:
@@ -375,12 +389,12 @@ class Topic:
         parts = [part.trim_limit(self.applied) for part in self.parts]
         return [*cursors, *(each for each in parts if each is not None)]
 
-    def why_ledgers_stay(self) -> list[tuple[int, LedgerStays | None]]:
+    def list_reasons_ledgers_stay(self) -> list[tuple[int, LedgerStays | None]]:
         """Returns a pair for each ledger, oldest first: the ledger id, and the reason why the ledger stays; None
         instead of a reason if the next trim deletes the ledger."""
         now_ms = self.world.clock.wall_ms()
         return list_reasons_to_keep_ledgers(
-            self.log.shape, self.trim_limits(), self.retention(), now_ms, self.unsubscribed_retention()
+            self.log.shape, self.trim_limits(), self.retention(), now_ms, self.retention_without_subscriptions()
         )
 
     # ------------------------------------------------------------------ ending
@@ -389,7 +403,7 @@ class Topic:
         """Returns True if the topic has ended at this broker, so that it accepts no more requests."""
         return self._ended
 
-    def check_open(self) -> None:
+    def check_not_ended(self) -> None:
         """Raises NotOwner if the topic has ended at this broker. After its end the topic's state may be outdated, and a
         caller would receive no further messages from the topic."""
         if self._ended or self.is_going or self.log.state is TopicState.LOST:
@@ -402,7 +416,7 @@ class Topic:
         """Raises an error if a client must not be told that it has reached the end of the topic; must be called before
         that answer. Raises NotOwner if the topic has ended at this broker; Unavailable if another broker may have
         continued the topic by now."""
-        self.check_open()
+        self.check_not_ended()
         if not self._settled():
             raise Unavailable(f"this broker cannot tell whether topic {self.name} continued elsewhere; ask again")
 
@@ -497,7 +511,7 @@ class Topic:
         if self._deleting is None:
             self._deleting = asyncio.Lock()
         async with self._deleting:
-            self.check_open()
+            self.check_not_ended()
             if not force:
                 self._check_unused()
             try:
@@ -540,7 +554,7 @@ class ProducerRegistry:
         ProducerBusy or ProducerFenced if the producer may not join; BacklogQuotaExceeded if the topic refuses
         publishes; NotOwner if the topic has ended at this broker."""
         topic = self._topic
-        topic.check_open()
+        topic.check_not_ended()
         refusal = topic.maintenance.publish_refusal()
         if refusal is not None:
             raise refusal
@@ -549,7 +563,7 @@ class ProducerRegistry:
         epoch, created_ms = topic.log.record.epoch, topic.log.record.created_ms
         if self._epochs is not None and self._epochs.locked():  # another one has the next epoch; it is not stored yet
             epoch = next_epoch(epoch, created_ms)
-        change = judge_epoch(producer.mode, producer.epoch, epoch)
+        change = judge_epoch_change(producer.mode, producer.epoch, epoch)
         if change is EpochChange.FENCED:
             raise ProducerFenced(f"topic {topic.name}, producer {producer.name!r}: {change.value}", topic=topic.name)
         registered = self._register(producer)
@@ -565,7 +579,7 @@ class ProducerRegistry:
                 await topic.log.commit_fields(epoch=producer.epoch)
         await topic.dedup.wait_idle(producer.name)
         await topic.transactions.wait_idle(producer.name)
-        topic.check_open()
+        topic.check_not_ended()
 
     def _register(self, producer: Producer) -> bool:
         """Registers a producer. Returns False if it has to wait for exclusive access. Displaced producers are closed.
@@ -638,7 +652,8 @@ class SubscriptionRegistry:
             self.add(subscription)
             mark = subscription.cursor.mark
             if topic.compaction.shape.after(mark) != topic.log.shape.after(mark):
-                subscription.read_from(topic.compaction.view)  # it has not read all that is left of trimmed ledgers
+                # it has not read all that is left of trimmed ledgers
+                subscription.restart_with_log(topic.compaction.view)
         await self._make_lost_ones()
 
     async def _make_lost_ones(self) -> None:
@@ -692,7 +707,7 @@ class SubscriptionRegistry:
         # made before the first transaction, perhaps
         if topic.shown is not topic.log and not subscription.reads_compacted:
             subscription.switch_log(topic.readable_log(uncommitted=subscription.reads_uncommitted))
-        topic.apply_to_subscription(subscription)
+        topic.apply_policies_to_subscription(subscription)
         return subscription
 
     async def subscribe(
@@ -708,7 +723,7 @@ class SubscriptionRegistry:
         """
         check_subscription_name(name)
         async with self.changing:
-            self._topic.check_open()
+            self._topic.check_not_ended()
             found = self._by_name.get(name)
             if found is not None:
                 if exclusive:
@@ -725,7 +740,7 @@ class SubscriptionRegistry:
         self, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
     ) -> Subscription:
         subscription = await self._storage.create(self._topic, name, mark, properties, shape)
-        self._topic.check_open()
+        self._topic.check_not_ended()
         return self.add(subscription)
 
     def check_subscription(self, name: str, *, by_consumer: bool) -> None:
@@ -762,7 +777,7 @@ class SubscriptionRegistry:
     def register_nondurable_subscription(self, subscription: Subscription) -> None:
         """Adds a non-durable subscription to the topic, under another name if its own name is taken. Raises NotOwner if
         the topic has ended at this broker, because its consumer would not be told about that."""
-        self._topic.check_open()
+        self._topic.check_not_ended()
         key = subscription.name
         while key in self._by_name:
             key = f"{subscription.name}-{self._topic.world.rng.randbytes(4).hex()}"

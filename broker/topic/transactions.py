@@ -30,7 +30,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...ledger import LedgerClient
-from ...metadata.records import OutcomesPlace
+from ...metadata.records import TransactionOutcomesPlace
 from ...proto.applied import AppliedPolicies
 from ...proto.entry import EntryHeader
 from ...proto.entry_pb2 import MessageMetadata
@@ -50,9 +50,9 @@ from ..log.log_shape_core import TrimLimit
 from ..subscription.subscription import Subscription
 from .dedup_core import DedupVerdict
 from .outcomes import OutcomesLedger
-from .storage import DeletionTransactions
+from .storage import TransactionsOfDeletedTopic
 from .transactions_core import NOT_KNOWN, OpenTxnStats, Transactions, TxnSnapshot
-from .txn_joins import SharedTransactionRuns, TransactionOutcomeResolver, TxnJoins, error_of_done_future
+from .txn_joins import SharedTransactionRuns, TransactionJoins, TransactionOutcomeResolver, error_of_done_future
 
 if TYPE_CHECKING:
     from .topic import Topic
@@ -95,7 +95,7 @@ class TransactionStats(NamedTuple):
     aborts: int
 
 
-def txn_of(metadata: MessageMetadata) -> TxnId | None:
+def transaction_id_of(metadata: MessageMetadata) -> TxnId | None:
     """Returns the id of the transaction to which an entry with this metadata belongs; None if it belongs to none.
     Raises InvalidRequest if the id is not a valid transaction id."""
     if not metadata.HasField("txnid_most_bits") or not metadata.HasField("txnid_least_bits"):
@@ -111,7 +111,7 @@ class _TxnWork:
     def __init__(self, of: TopicTransactions) -> None:
         self.runs = SharedTransactionRuns(of.topic.name, is_over=of.ended)
         self.questions = TransactionOutcomeResolver(of, self.runs)
-        self.joins = TxnJoins(of, self.runs, self.questions)
+        self.joins = TransactionJoins(of, self.runs, self.questions)
         self.settles: dict[TxnId, asyncio.Future[None]] = {}
         self.landing: dict[TxnId, asyncio.Future[None]] = {}  # until nothing of it is on its way
         self.ends: dict[TxnId, list[Callable[[MagnetarError | None], None]]] = {}
@@ -120,7 +120,7 @@ class _TxnWork:
 
 class TopicTransactions:
     """The transactions of a loaded topic. Applies the decisions of `Transactions`, and stores its state. A
-    TopicPart."""
+    StatefulTopicPart."""
 
     __slots__ = (
         "_config", "_ledger", "_ledger_client", "_log", "_loop", "_replication", "_under_way", "coordinators", "core",
@@ -148,7 +148,7 @@ class TopicTransactions:
         return self._under_way
 
     @property
-    def joins(self) -> TxnJoins:
+    def joins(self) -> TransactionJoins:
         """Returns the object that makes the topic join transactions. Each publish and each acknowledgement in a
         transaction must pass through it first."""
         return self._here.joins
@@ -161,7 +161,7 @@ class TopicTransactions:
     # ------------------------------------------------------------------ opening
     async def open(self, applied: AppliedPolicies) -> None:
         """Loads the stored state of the transactions, if the topic's record says that there is one. After this call
-        `add_replayed` must be called for the entries of the log."""
+        `add_replayed_entry` must be called for the entries of the log."""
         place = self._log.record.transactions
         if place is None:
             return
@@ -182,13 +182,13 @@ class TopicTransactions:
         replayed."""
         return self.core.position if self.core is not None else None
 
-    def add_replayed(self, txn: TxnId, header: EntryHeader, numbers: SequenceRange, entry: StoredEntry) -> bool:
+    def add_replayed_entry(self, txn: TxnId, header: EntryHeader, numbers: SequenceRange, entry: StoredEntry) -> bool:
         """Adds an entry of a transaction to the state when the topic is loaded. Must be called in log order. Returns
         True if the entry is aborted."""
         if self.core is None:
             return False
         if entry.position > self.core.position:
-            self.core.add_replayed(
+            self.core.add_replayed_entry(
                 txn, header.producer_name, numbers, entry.position, entry.first_index, entry.count, entry.size
             )
             self.replayed += 1
@@ -214,10 +214,10 @@ class TopicTransactions:
         only, and the coordinators of open transactions are asked for the outcomes."""
         if self.core is None:
             return
-        self.questions.register_pending(self.core)
+        self.questions.register_pending_acknowledgements(self.core)
         self.topic.hide_uncommitted_entries(self.core)
         now = self.world.clock.monotonic()
-        self.joins.since = dict.fromkeys(self.core.open_txns, now)
+        self.joins.since = dict.fromkeys(self.core.open_transaction_ids, now)
         self.questions.start_resolver_task()
 
     # ------------------------------------------------------------------ joining
@@ -248,7 +248,7 @@ class TopicTransactions:
             if core is None:
                 position = self._log.shape.last_confirmed
                 await self._log.commit_fields(
-                    transactions=OutcomesPlace(mark_ledger=position[0], mark_entry=position[1])
+                    transactions=TransactionOutcomesPlace(mark_ledger=position[0], mark_entry=position[1])
                 )
                 ledger = self._make_ledger()
                 ledger.position, ledger.stored_index = position, self._log.shape.end_index
@@ -272,7 +272,7 @@ class TopicTransactions:
         self.core.on_publish_confirmed(txn, name, numbers, position, first_index, count, size)
         if self.core.version != late:
             self._stored_soon()
-            self.topic.on_outcomes_known()
+            self.topic.on_transaction_outcomes_known()
         self._landed(txn)
 
     def on_publish_failed(self, txn: TxnId, name: str) -> None:
@@ -338,7 +338,7 @@ class TopicTransactions:
         for txn, each in {each.txn: each for each in settlements if each.txn not in self._here.settles}.items():
             groups.setdefault(self._apply(each), []).append(txn)
         if any(writes.outcome for writes in groups):
-            self.topic.on_outcomes_known()
+            self.topic.on_transaction_outcomes_known()
         for writes, txns in groups.items():
             self._here.runs.start(self._here.settles, txns, partial(self._written, writes))
         return [self._here.settles[each.txn] for each in settlements]
@@ -355,7 +355,7 @@ class TopicTransactions:
                 self.topic.name, txn, end.missing,
             )  # fmt: skip
         if end.numbers or end.back:
-            self.topic.merge_sequence_ids(end)
+            self.topic.pass_sequence_ids_to_dedup(end)
         for each in touched:
             each.settle(txn, settlement.committed)
         if end.shown:
@@ -374,8 +374,8 @@ class TopicTransactions:
             await writes.acks[0].wait_durable()
         else:
             await asyncio.gather(*(each.wait_durable() for each in writes.acks))
-        if not writes.outcome and not writes.acks and not await self._log.is_ours():
-            raise self._here.runs.not_owner_error()
+        if not writes.outcome and not writes.acks and not await self._log.is_still_owned():
+            raise self._here.runs.make_not_owner_error()
 
     def _on_ended(self, txn: TxnId) -> None:
         self.joins.discard(txn)
@@ -404,14 +404,14 @@ class TopicTransactions:
             return TrimLimit(self._log.shape.before(first), why=LedgerStays.TRANSACTION_OPEN)
         return TrimLimit(stored, why=LedgerStays.NOT_IN_OUTCOMES)
 
-    def on_trimmed(self, ledger_id: int, first_index: int, end_index: int) -> None:
+    def on_ledger_trimmed(self, ledger_id: int, first_index: int, end_index: int) -> None:
         if self.core is not None:
-            self.core.on_trimmed(ledger_id, first_index, end_index)
+            self.core.on_ledger_trimmed(ledger_id, first_index, end_index)
 
     @property
     def open_transactions(self) -> list[TxnId]:
         """Returns the transactions that have not ended at this topic, the transaction with the earliest entry first."""
-        return self.core.open_txns if self.core is not None else []
+        return self.core.open_transaction_ids if self.core is not None else []
 
     # ------------------------------------------------------------------ deletion (storage.py)
     async def block_transaction_joins(self, *, force: bool) -> None:
@@ -429,8 +429,8 @@ class TopicTransactions:
         if opened := self.open_transactions:
             await self._deletion().check(opened, force=force)
 
-    def _deletion(self) -> DeletionTransactions:
-        return DeletionTransactions(self.world.clock, self.topic.name, self.coordinators)
+    def _deletion(self) -> TransactionsOfDeletedTopic:
+        return TransactionsOfDeletedTopic(self.world.clock, self.topic.name, self.coordinators)
 
     def allow_transaction_joins(self) -> None:
         """Permits joins again after `block_transaction_joins`, because the topic is not deleted after all."""
@@ -441,7 +441,7 @@ class TopicTransactions:
         core = self.core
         if core is None:
             return None
-        opened = core.open_txns
+        opened = core.open_transaction_ids
         oldest = opened[0] if opened else None
         now = self.world.clock.monotonic()
         age_s = now - self.joins.since.get(oldest, now) if oldest is not None else 0.0
@@ -450,10 +450,10 @@ class TopicTransactions:
             core.aborted_bytes, core.commits, core.aborts,
         )
 
-    def find_open(self, txn: TxnId) -> OpenTxnStats | None:
+    def find_open_statistics(self, txn: TxnId) -> OpenTxnStats | None:
         """Returns the statistics of an open transaction; None if the transaction has ended at this topic, or is not
         known."""
-        return self.core.find_open(txn) if self.core is not None else None
+        return self.core.find_open_statistics(txn) if self.core is not None else None
 
     def stop(self) -> None:
         self.ended = True
@@ -465,7 +465,7 @@ class TopicTransactions:
             here.landing.clear()
             for future in waiting:
                 if not future.done():
-                    future.set_exception(here.runs.not_owner_error())
+                    future.set_exception(here.runs.make_not_owner_error())
                     future.exception()
             here.ends.clear()
         if self._ledger is not None:

@@ -22,7 +22,7 @@ Rules
   it is confirmed and what is on its way (dedup_core.py has the verdicts). A commit returns the numbers, for the topic's
   deduplication to keep; an abort drops them, and the same ids are NEW again.
 - A `snapshot` is a position and what is known of the entries up to it: the open transactions and what is aborted. The
-  headers of the entries after it say the rest: `add_replayed` for each of them, in order.
+  headers of the entries after it say the rest: `add_replayed_entry` for each of them, in order.
 - `version` grows with each outcome that has to be stored.
 
 Bounds: `OPEN_MAX` transactions of a topic. A bitmap of a million aborted entries takes 250 KB at most.
@@ -137,7 +137,7 @@ class TopicTxn:
         return late, indexes, end
 
 
-class OpenTxn(NamedTuple):
+class OpenTxnInSnapshot(NamedTuple):
     """An open transaction, as a snapshot of the topic's transactions stores it."""
 
     txn: TxnId
@@ -161,13 +161,13 @@ class TxnSnapshot(NamedTuple):
     """The stored state of a topic's transactions, after all entries up to `position` and before all later entries."""
 
     position: Position
-    open: tuple[OpenTxn, ...] = ()
+    open: tuple[OpenTxnInSnapshot, ...] = ()
     aborted: Mapping[int, AbortedEntriesOfLedger] = {}
     ended: tuple[TxnId, ...] = ()
     """Transactions that had ended, and had entries on their way: what of them is after `position` is aborted."""
 
 
-class TxnEnd(NamedTuple):
+class TxnEndEffect(NamedTuple):
     """The effect of a transaction's end on the topic: the progress of each producer that counts for deduplication from
     now on; `shown`: whether the visibility of entries has changed."""
 
@@ -181,7 +181,7 @@ class TxnEnd(NamedTuple):
     """Entries that had a receipt, as the coordinator says, and are not in the log: acknowledged data is lost."""
 
 
-NOT_KNOWN = TxnEnd({}, shown=False)
+NOT_KNOWN = TxnEndEffect({}, shown=False)
 
 
 def _above(own: EntriesOfTxnProducer) -> BitMap64:
@@ -227,7 +227,7 @@ class Transactions:
         self._flying: dict[str, int] = {}  # producer → its entries on their way, in any transaction
         self._senders: dict[str, _Sender] = {}  # producer → where it sent something
         for ledger_id, part in snapshot.aborted.items():
-            if shape.find_span(ledger_id) is not None:
+            if shape.find_span_of_ledger(ledger_id) is not None:
                 self.aborted[ledger_id], self.sizes[ledger_id] = part.entries, part.size
                 self.aborted_indexes |= part.indexes
         for each in sorted(snapshot.open, key=lambda each: each.first):
@@ -239,7 +239,7 @@ class Transactions:
                 self._sends(each.txn, name, own.progress.number)
 
     # ------------------------------------------------------------------ joining
-    def register_unresolved(self, txn: TxnId) -> TxnPhase:
+    def register_unresolved_transaction(self, txn: TxnId) -> TxnPhase:
         """Adds the transaction if it is not known, and returns its phase. Called before its coordinator is asked about
         the transaction."""
         found = self.known.get(txn)
@@ -291,7 +291,7 @@ class Transactions:
         answer = judge_sequence_range(own.progress, own.pushed, numbers)
         if answer is DedupVerdict.NEW:
             own.pushed = own.pushed.after(numbers)
-            numbers.add_to(own.sent)
+            numbers.add_ids_to(own.sent)
             self._sends(txn, name, numbers.last)
             own.in_flight += 1
             found.in_flight += 1
@@ -353,7 +353,7 @@ class Transactions:
             self._add(txn, found, name, numbers, position, first_index, count, size)
         self._landed(txn, name)
 
-    def add_replayed(
+    def add_replayed_entry(
         self, txn: TxnId, name: str, numbers: SequenceRange, position: Position, first_index: int, count: int,
         size: int,
     ) -> None:  # fmt: skip
@@ -364,7 +364,7 @@ class Transactions:
         if txn in self._ended:
             self._abort_one(position, first_index, count, size)
             return
-        self.register_unresolved(txn)
+        self.register_unresolved_transaction(txn)
         self._add(txn, self.known[txn], name, numbers, position, first_index, count, size)
 
     def add_replayed_sequence_ids(self, txn: TxnId, name: str, numbers: SequenceRange, position: Position) -> bool:
@@ -374,11 +374,11 @@ class Transactions:
             return True
         found = self.known.get(txn)
         if found is not None and name in found.numbers:
-            numbers.add_to(found.numbers[name].sent)
+            numbers.add_ids_to(found.numbers[name].sent)
         return False
 
     def finish_replay(self) -> None:
-        """Ends the replay: each entry of a transaction in the log must have been given to `add_replayed` or
+        """Ends the replay: each entry of a transaction in the log must have been given to `add_replayed_entry` or
         `add_replayed_sequence_ids`."""
         self.position, self._ended = self._shape.last_confirmed, frozenset()
 
@@ -394,13 +394,13 @@ class Transactions:
         if own is None:
             own = found.numbers[name] = EntriesOfTxnProducer()
         own.progress, own.last = own.progress.after(numbers), position
-        numbers.add_to(own.sent)
+        numbers.add_ids_to(own.sent)
         self._sends(txn, name, numbers.last)
         if not own.in_flight:
             own.pushed = own.progress
 
     # ------------------------------------------------------------------ the end
-    def settle(self, settlement: Settlement) -> TxnEnd:
+    def settle(self, settlement: Settlement) -> TxnEndEffect:
         """Applies the outcome of a transaction. Returns the effect. Idempotent: of a transaction that is known again
         without an entry (for an acknowledgement, a join or a new owner), the entries up to `last` were decided before,
         and are not missing."""
@@ -442,11 +442,11 @@ class Transactions:
         if not found.in_flight:
             del self.known[settlement.txn]
         self.version += shown
-        return TxnEnd(numbers, shown, sent, back, missing)
+        return TxnEndEffect(numbers, shown, sent, back, missing)
 
     def _is_in_log(self, position: Position) -> bool:
         """Returns True if the log has, or had, an entry at this position."""
-        span = self._shape.find_span(position[0])
+        span = self._shape.find_span_of_ledger(position[0])
         return position[1] <= span.last_entry if span is not None else position <= self._shape.last_confirmed
 
     def _abort_one(self, position: Position, first_index: int, count: int, size: int) -> None:
@@ -464,7 +464,7 @@ class Transactions:
             self.sizes[ledger_id] = self.sizes.get(ledger_id, 0) + size * len(entries) // total
             self.changed.add(ledger_id)
 
-    def on_trimmed(self, ledger_id: int, first_index: int, end_index: int) -> None:
+    def on_ledger_trimmed(self, ledger_id: int, first_index: int, end_index: int) -> None:
         """Called when a ledger was deleted: removes the state of the entries in it."""
         self._stable = None
         if self.aborted.pop(ledger_id, None) is not None:
@@ -498,7 +498,7 @@ class Transactions:
             return found.first
         return None
 
-    def aborted_messages(self, first: int, end: int) -> int:
+    def count_aborted_messages(self, first: int, end: int) -> int:
         return int(self.aborted_indexes.range_cardinality(first, end))
 
     def is_hidden(self, txn: TxnId, position: Position) -> bool:
@@ -517,7 +517,7 @@ class Transactions:
         return found is not None and found.phase is not TxnPhase.ENDED
 
     @property
-    def open_txns(self) -> list[TxnId]:
+    def open_transaction_ids(self) -> list[TxnId]:
         """Returns the ids of the transactions that have not ended, the transaction with the earliest entry first."""
         rest = [txn for txn, each in self.known.items() if each.phase is not TxnPhase.ENDED and txn not in self._hidden]
         return [*self._hidden, *rest]
@@ -537,7 +537,7 @@ class Transactions:
         found = self.known.get(txn)
         return found.in_flight if found is not None else 0
 
-    def find_open(self, txn: TxnId) -> OpenTxnStats | None:
+    def find_open_statistics(self, txn: TxnId) -> OpenTxnStats | None:
         """Returns the statistics of an open transaction; None if the transaction has ended, or is not known."""
         found = self.known.get(txn)
         if found is None or found.phase is TxnPhase.ENDED:
@@ -559,18 +559,18 @@ class Transactions:
     # ------------------------------------------------------------------ snapshots
     def get_aborted_entries_of_ledger(self, ledger_id: int) -> AbortedEntriesOfLedger:
         """Returns those entries of the ledger that are in aborted transactions, as a snapshot stores them."""
-        span = self._shape.find_span(ledger_id)
+        span = self._shape.find_span_of_ledger(ledger_id)
         indexes = BitMap64()
         if span is not None:
             indexes.add_range(span.first_index, span.end_index)
             indexes &= self.aborted_indexes
         return AbortedEntriesOfLedger(self.aborted[ledger_id], indexes, self.sizes[ledger_id])
 
-    def open_transactions(self) -> tuple[OpenTxn, ...]:
+    def open_transactions(self) -> tuple[OpenTxnInSnapshot, ...]:
         """Returns the open transactions, as a snapshot stores them. Entries in flight are not included, because they
         are after the position of the snapshot."""
         return tuple(
-            OpenTxn(
+            OpenTxnInSnapshot(
                 txn, each.first, {id_: entries.copy() for id_, entries in each.entries.items()}, each.indexes.copy(),
                 each.starts.copy(), each.size,
                 {
@@ -580,7 +580,7 @@ class Transactions:
             for txn, each in self._hidden.items() if each.first is not None
         )  # fmt: skip
 
-    def ended_with_entries_in_flight(self) -> tuple[TxnId, ...]:
+    def ended_txns_with_entries_in_flight(self) -> tuple[TxnId, ...]:
         """Returns the ids of the transactions that have ended while entries of them were in flight."""
         return tuple(txn for txn, each in self.known.items() if each.phase is TxnPhase.ENDED)
 
@@ -588,7 +588,7 @@ class Transactions:
         """Returns a snapshot of the topic's transactions as of the last confirmed entry."""
         parts = {each: self.get_aborted_entries_of_ledger(each) for each in self.aborted}
         return TxnSnapshot(
-            self._shape.last_confirmed, self.open_transactions(), parts, self.ended_with_entries_in_flight()
+            self._shape.last_confirmed, self.open_transactions(), parts, self.ended_txns_with_entries_in_flight()
         )
 
     def check(self) -> None:

@@ -89,11 +89,11 @@ class SharedTransactionRuns:
     def make_not_owner_run(self) -> asyncio.Future[None]:
         """Returns the future of a run that has failed with NotOwner."""
         refused: asyncio.Future[None] = self._loop.create_future()
-        refused.set_exception(self.not_owner_error())
+        refused.set_exception(self.make_not_owner_error())
         refused.exception()
         return refused
 
-    def not_owner_error(self) -> MagnetarError:
+    def make_not_owner_error(self) -> MagnetarError:
         """Returns the NotOwner error for callers that come after the topic has ended at this broker."""
         return NotOwner(f"topic {self._topic} is not served here any more; look it up again")
 
@@ -145,7 +145,7 @@ class TransactionOutcomeResolver:
                 return await self._until_over(txn)
         except (MagnetarError, TimeoutError) as error:
             if self._of.ended:
-                raise self._runs.not_owner_error() from error
+                raise self._runs.make_not_owner_error() from error
             _LOG.info("%s: transaction %s: %s", self._of.topic.name, txn, error)
             return None
 
@@ -165,20 +165,21 @@ class TransactionOutcomeResolver:
                     over.set_result(None)
 
             self._of.call_when_ended(txn, tell)
-            self.on_outcome(txn, joined)
+            self.on_outcome_answered(txn, joined)
             await over
         return state
 
-    def register_pending(self, core: Transactions) -> None:
+    def register_pending_acknowledgements(self, core: Transactions) -> None:
         """Adds the transactions of all pending acknowledgements to `core`, so that their coordinators are asked,
         too."""
         for each in self._of.topic.registry.durable_subscriptions():
             for txn in each.pending_transactions:
-                core.register_unresolved(txn)
+                core.register_unresolved_transaction(txn)
 
     def start_resolver_task(self) -> None:
         """Starts the task that asks coordinators, if the topic has open transactions and the task does not run yet."""
-        if self._asking is None and not self._of.ended and self._of.core is not None and self._of.core.open_txns:
+        core = self._of.core
+        if self._asking is None and not self._of.ended and core is not None and core.open_transaction_ids:
             self._asking = self._runs.tasks.spawn(self._keep_asking(), "open transactions of a topic")
 
     async def _keep_asking(self) -> None:
@@ -187,14 +188,14 @@ class TransactionOutcomeResolver:
         pause_s, swept = ASK_S, clock.monotonic()
         try:
             while not self._of.ended:
-                self.register_pending(core)
-                if not core.open_txns:
+                self.register_pending_acknowledgements(core)
+                if not core.open_transaction_ids:
                     break
                 every = clock.monotonic() - swept >= OPEN_ASK_S
                 if every:
                     swept = clock.monotonic()
                 wanted = [
-                    txn for txn in core.open_txns
+                    txn for txn in core.open_transaction_ids
                     if (every or core.known[txn].phase is TxnPhase.ASKED) and not self._of.joins.is_joining(txn)
                 ]  # fmt: skip
                 await self._ask_all(wanted)
@@ -207,7 +208,7 @@ class TransactionOutcomeResolver:
         for first in range(0, len(txns), ASK_AT_ONCE):
             await asyncio.gather(*map(self._ask_one, txns[first : first + ASK_AT_ONCE]))
 
-    def resolve_others_of_coordinator(self, number: int) -> None:
+    def resolve_other_transactions_of_coordinator(self, number: int) -> None:
         """Asks the coordinator `number` about its other open transactions at this topic. Called when the coordinator
         refused a join because the transaction is aborted: this topic did not know that, so it may not know other
         outcomes either."""
@@ -237,9 +238,9 @@ class TransactionOutcomeResolver:
         if txn_state_of_join_answer(joined) in (TxnState.OPEN, TxnState.PREPARED):
             self._of.core.on_joined(txn)
         else:
-            self.on_outcome(txn, joined)
+            self.on_outcome_answered(txn, joined)
 
-    def on_outcome(self, txn: TxnId, joined: Joined) -> None:
+    def on_outcome_answered(self, txn: TxnId, joined: Joined) -> None:
         """Called with the answer `joined` of the coordinator about a transaction that is not settled at this topic:
         settles the transaction if it has ended."""
         if isinstance(joined, Settlement):
@@ -261,7 +262,7 @@ JOIN_RETRY_S = 0.1
 """Seconds between two tries of a join."""
 
 
-class TxnJoins:
+class TransactionJoins:
     """Makes one topic a participant of transactions, on behalf of the topic's producers and subscriptions."""
 
     __slots__ = ("_asked", "_of", "_questions", "_runs", "_under_way", "_writers", "is_leaving", "since")
@@ -308,7 +309,7 @@ class TxnJoins:
             return False
         if not self._of.coordinators.join_nowait(txn, self._of.topic.name.full, owner):
             return False
-        core.register_unresolved(txn)
+        core.register_unresolved_transaction(txn)
         return self._is_in(core, txn, owner)
 
     def _is_writer(self, txn: TxnId, owner: str | None) -> bool:
@@ -343,7 +344,7 @@ class TxnJoins:
         self._check_leaving()
         core = await self._of.store_has_transactions()
         is_full = core.is_full(txn)
-        if is_full or core.register_unresolved(txn) is TxnPhase.ENDED:
+        if is_full or core.register_unresolved_transaction(txn) is TxnPhase.ENDED:
             if not self._is_writer(txn, owner):
                 await self._patiently(txn, owner)  # raises InvalidRequest for another role: it learns nothing
             if is_full:
@@ -362,9 +363,9 @@ class TxnJoins:
             return
         self._join_refused(core, txn)
         if txn in core.known:  # a load found entries of it
-            self._questions.on_outcome(txn, joined)
+            self._questions.on_outcome_answered(txn, joined)
         if state is TxnState.ABORTED:
-            self._questions.resolve_others_of_coordinator(txn.coordinator)
+            self._questions.resolve_other_transactions_of_coordinator(txn.coordinator)
         if state is TxnState.COMMITTED:
             raise TransactionEnded(f"transaction {txn} is committed", txn=str(txn))
         raise TransactionAborted(f"transaction {txn} is aborted", txn=str(txn))

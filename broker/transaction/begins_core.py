@@ -45,11 +45,11 @@ from .outcomes_core import OutcomeDecider, UndurableDecisions
 from .records_core import (
     FORGOTTEN,
     AnyRecord,
-    Detached,
     IdleNamesRemoved,
     KeptSinkBatch,
     NameHolderChanged,
     Participant,
+    ParticipantDetached,
     Prepared,
     SinkBatch,
     SinkTag,
@@ -65,7 +65,7 @@ from .state_core import (
     Phase,
     TransactionTable,
     UnsettledTransaction,
-    txn_state_of,
+    txn_state_of_table_entry,
 )
 
 # ----------------------------------------------------------------------------------------------------- ends_core
@@ -82,7 +82,7 @@ RECORD_BYTES_MAX = 4 << 20
 """Largest estimated size of a commit record in bytes: a record must fit into one entry of the ledger."""
 
 
-class TransactionEnds:
+class TransactionEndDecider:
     """Decides the requests to join a transaction, and the requests to commit, prepare or abort a transaction."""
 
     def __init__(self, table: TransactionTable, decisions: UndurableDecisions, outcomes: OutcomeDecider) -> None:
@@ -98,7 +98,7 @@ class TransactionEnds:
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now, intent.owner)
         if isinstance(found, LiveTransaction) and intent.topic:
             self._add_participant(found, intent.topic)
-        return txn_state_of(found)
+        return txn_state_of_table_entry(found)
 
     def _add_participant(self, live: LiveTransaction, topic: str) -> None:
         if topic in live.participants:
@@ -134,7 +134,7 @@ class TransactionEnds:
         elif isinstance(found, UnsettledTransaction) and _is_to_wait(found, intent):
             found.waiting_requests.append(intent.request)
         else:
-            self._decisions.answer(intent, self._answer_ended(intent, txn_state_of(found)))
+            self._decisions.answer(intent, self._answer_ended(intent, txn_state_of_table_entry(found)))
 
     def _answer_ended(self, intent: End, state: TxnState) -> TxnState:
         """Returns the state as the answer to an End of a transaction that has ended already. If the transaction was
@@ -151,14 +151,14 @@ class TransactionEnds:
             if live.phase is Phase.ABORTING:
                 live.waiting_intents.append(intent)
             else:
-                self._outcomes.receive_queued_intent([intent], now)
+                self._outcomes.receive_given_intents([intent], now)
             return
         if intent.verb is EndVerb.COMMIT and live.owned.tag is not None:
             raise InvalidRequest(f"{self._table.txn_id(live.txn)} is of a sink: it commits with its batch")
         if intent.verb is EndVerb.PREPARE and live.phase is Phase.PREPARED:
             self._decisions.answer(intent, TxnState.PREPARED)
             return
-        self._table.check_holder(live.owned.owner, live.owned.name, live.owned.holder)
+        self._table.check_name_holder(live.owned.owner, live.owned.name, live.owned.holder)
         listed = self.list_participants(live, intent.participants, now)
         if intent.verb is EndVerb.PREPARE:
             live.phase = Phase.PREPARING
@@ -166,7 +166,7 @@ class TransactionEnds:
             self._decisions.decide(Prepared(live.txn, live.owned, listed, left_s))
         elif not listed and live.phase is Phase.OPEN:
             self._outcomes.commit_without_participants(live, now)
-            self._outcomes.receive_queued_intent([intent], now)
+            self._outcomes.receive_given_intents([intent], now)
             return
         else:
             live.phase = Phase.COMMITTING
@@ -208,8 +208,8 @@ class TransactionEnds:
                 return
             found = TxnState.ABORTED
         if found is TxnState.ABORTED and intent.txn < self._table.state.forgotten_below:
-            raise self._table.make_forgotten_error(intent.txn)
-        self._decisions.answer(intent, txn_state_of(found))
+            raise self._table.make_transaction_forgotten_error(intent.txn)
+        self._decisions.answer(intent, txn_state_of_table_entry(found))
 
     def abort_open(self, intent: AbortOpen, now: float) -> None:
         """Aborts the transaction of the intent if it is open. Answers the intent with the row of the transaction."""
@@ -227,7 +227,7 @@ class TransactionEnds:
         if ending is None or intent.topic not in ending.waiting:
             raise NotFound(f"{self._table.txn_id(intent.txn)} does not wait for {intent.topic}")
         if ending.is_durable:
-            self._decisions.decide(Detached(intent.txn, intent.topic), intent)
+            self._decisions.decide(ParticipantDetached(intent.txn, intent.topic), intent)
         else:
             self._outcomes.on_settled(intent.txn, intent.topic)
             self._decisions.answer(intent, None)
@@ -247,11 +247,12 @@ def _is_to_wait(ending: UnsettledTransaction, intent: End) -> bool:
 # in doubt, what is asked about the sink waits. Guards: tests/broker/transaction/test_names_and_sinks.py.
 
 
-class SinkBatchCommits:
+class SinkBatchDecider:
     """Decides the requests to commit batches of a sink, so that each numbered batch of a sink is committed once."""
 
     def __init__(
-        self, table: TransactionTable, decisions: UndurableDecisions, outcomes: OutcomeDecider, ends: TransactionEnds,
+        self, table: TransactionTable, decisions: UndurableDecisions, outcomes: OutcomeDecider,
+        ends: TransactionEndDecider,
         now: float
     ) -> None:
         self._table = table
@@ -261,7 +262,7 @@ class SinkBatchCommits:
         self.in_doubt: dict[Key, list[Intent]] = {}  # by sink: what waits for the batch that is being committed
         self.used_at = {key: now - each.idle_s for key, each in table.state.sinks.items()}
 
-    def has_batch(self, intent: Begin | CommitBatch, tag: SinkTag, now: float) -> bool:
+    def has_committed_batch(self, intent: Begin | CommitBatch, tag: SinkTag, now: float) -> bool:
         """Returns True if the sink has committed the batch already. Raises InvalidRequest if the number of the batch is
         invalid, BackPressure if no more sinks are allowed, SinkFenced if another query writes the sink,
         IntentQueuedUntilDurable while a batch of the sink is in doubt."""
@@ -298,14 +299,14 @@ class SinkBatchCommits:
             tag = SinkTag(intent.sink_id, intent.query_id, intent.batch)
             if max(len(tag.sink_id), len(tag.query_id)) > NAME_MAX:
                 raise InvalidRequest(f"names of sinks and queries have at most {NAME_MAX} characters")
-            if self.has_batch(intent, tag, now):
+            if self.has_committed_batch(intent, tag, now):
                 self._decisions.answer(intent, True)
                 return
             sink = SinkBatch(intent.sink_id, intent.query_id, intent.batch, intent.owner)
         found = {
             txn: self._outcomes.find_transaction_not_in_doubt(txn, intent, now, intent.owner) for txn in intent.txns
         }
-        done = [txn for txn, each in found.items() if txn_state_of(each) is TxnState.COMMITTED]
+        done = [txn for txn, each in found.items() if txn_state_of_table_entry(each) is TxnState.COMMITTED]
         if done and sink is None and len(done) == len(found):
             self._decisions.answer(intent, False)
             return
@@ -332,7 +333,7 @@ class SinkBatchCommits:
             wanted = (intent.sink_id, intent.query_id, intent.batch) if intent.sink_id else None
             if (tag and (tag.sink_id, tag.query_id, tag.batch)) != wanted:
                 raise InvalidRequest(f"{self._table.txn_id(each.txn)} was begun for another batch, or for none")
-            self._table.check_holder(each.owned.owner, each.owned.name, each.owned.holder)
+            self._table.check_name_holder(each.owned.owner, each.owned.name, each.owned.holder)
 
     def on_committed(self, sink: SinkBatch, now: float) -> None:
         """Called when a batch of the sink is committed: aborts the other transactions of this batch or an earlier one,
@@ -344,7 +345,7 @@ class SinkBatchCommits:
             assert owned.tag is not None, "it is of a sink"
             if owned.tag.query_id != sink.query_id or owned.tag.batch <= sink.batch:
                 self._outcomes.abort_or_void_id(txn, AbortReason.SUPERSEDED, now)
-        self._outcomes.receive_queued_intent(self.in_doubt.pop(key), now)
+        self._outcomes.receive_given_intents(self.in_doubt.pop(key), now)
 
 
 # --------------------------------------------------------------------------------------------------- begins_core
@@ -359,12 +360,12 @@ NOTES = 24
 """How often the idle time of a name or a sink is recorded, per period after which it is forgotten."""
 
 
-class TransactionBegins:
+class TransactionBeginDecider:
     """Decides the requests to begin transactions. Removes the names and the sinks that were idle for too long."""
 
     def __init__(
         self, table: TransactionTable, decisions: UndurableDecisions, outcomes: OutcomeDecider,
-        batches: SinkBatchCommits, now: float,
+        batches: SinkBatchDecider, now: float,
         gap: Callable[[], int],
     ) -> None:  # fmt: skip
         """`gap` returns the random number of ids to leave out before the next block."""
@@ -389,14 +390,14 @@ class TransactionBegins:
         texts = (intent.name, *((tag.sink_id, tag.query_id, tag.run) if tag is not None else ()))
         if max(map(len, texts)) > NAME_MAX:
             raise InvalidRequest(f"names of owners and sinks have at most {NAME_MAX} characters")
-        if tag is not None and self._batches.has_batch(intent, tag, now):
+        if tag is not None and self._batches.has_committed_batch(intent, tag, now):
             self._decisions.answer(intent, BeginAnswer(0, 0, 0.0, already=True))
             return
         count = self._room(intent)
         if intent.name and not intent.holder:
             self._change_holder(intent, now)
             return
-        self._table.check_holder(intent.owner, intent.name, intent.holder)
+        self._table.check_name_holder(intent.owner, intent.name, intent.holder)
         self._lease_ids(intent, count, intent.holder, now)
 
     def _room(self, intent: Begin) -> int:
@@ -431,7 +432,7 @@ class TransactionBegins:
             self._decisions.answer(intent, error)
 
     def _lease_ids(self, intent: Begin, count: int, holder: int, now: float) -> None:
-        first = self.reserve_ids(count)
+        first = self.reserve_transaction_ids(count)
         if intent.name:
             self._used_names[self._table.state.names.key(intent.owner, intent.name)] = now
         timeout_s = intent.timeout_s or self._table.limits.timeout_s
@@ -439,7 +440,7 @@ class TransactionBegins:
         self._table.add_lease(range(first, first + count), owned, now)
         self._decisions.answer(intent, BeginAnswer(first, count, self._table.limits.lease_s, holder))
 
-    def reserve_ids(self, count: int) -> int:
+    def reserve_transaction_ids(self, count: int) -> int:
         """Reserves `count` consecutive transaction ids and returns the first one. If this epoch has not enough ids
         left, ends the epoch and raises NotOwner: the next epoch has new ids. Raises Unavailable if there can be no
         further epoch."""
@@ -453,7 +454,7 @@ class TransactionBegins:
         return first
 
     # ------------------------------------------------------------------ what is idle
-    def expire_idle(self, now: float) -> None:
+    def expire_idle_names_and_sinks(self, now: float) -> None:
         """Adds records to the next append that remove the names and sinks that were idle for too long, and that store
         the idle times of the others."""
         limits, shortest = self._table.limits, min(self._table.limits.name_idle_s, self._table.limits.sink_idle_s)

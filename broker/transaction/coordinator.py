@@ -14,7 +14,7 @@ The driver of half messages: connected members that answer checks, and tasks tha
 
     work = HalfMessageDriver(publish, published, not_published)
     with work.join_member() as member: …                      `await member.next_check()` returns its next check
-    work.put_check(AskHalf) | work.publish(PublishHalf)       effects of the core
+    work.put_check(AskAboutHalfMessage) | work.publish(PublishHalfMessage)       effects of the core
     await work.close()                                        ends the members and cancels what is being published
 
 Each half message is published by its own task, AT_ONCE at a time, within PUBLISH_S: then its transaction times out.
@@ -46,7 +46,7 @@ from .intents_core import (
     AbortReason,
     Answer,
     AppendRecords,
-    AskHalf,
+    AskAboutHalfMessage,
     Begin,
     BeginAnswer,
     ChangeHalf,
@@ -56,19 +56,19 @@ from .intents_core import (
     EndHalf,
     EndVerb,
     GetStatus,
-    HalfChange,
-    HalfRow,
-    HalfVerb,
+    HalfMessageChangeVerb,
+    HalfMessageEndVerb,
+    HalfMessageRow,
     Intent,
     Join,
     Limits,
     PrepareHalf,
-    PublishHalf,
+    PublishHalfMessage,
     RemoveParticipant,
     Result,
     SendOutcome,
     TransactionRow,
-    WarnOfParkedHalf,
+    WarnOfParkedHalfMessage,
     WatchHalves,
 )
 from .log import CoordinatorLog
@@ -89,25 +89,25 @@ class HalfMessagePublisher(Protocol):
         ...
 
 
-class HalfGroupMember:
+class HalfMessageGroupMember:
     """A connected process that is a member of a group and answers the checks of the group's half messages."""
 
     def __init__(self) -> None:
-        self._asked: deque[AskHalf] = deque()
+        self._asked: deque[AskAboutHalfMessage] = deque()
         self._changed = asyncio.Event()
         self._over: MagnetarError | None = None
 
-    def add_check(self, asked: AskHalf) -> None:
+    def add_half_check(self, asked: AskAboutHalfMessage) -> None:
         """Queues the check `asked` for this member."""
         self._asked.append(asked)
         self._changed.set()
 
     def close(self, error: MagnetarError) -> None:
-        """Ends the membership: `wait_check` raises `error`."""
+        """Ends the membership: `wait_next_check` raises `error`."""
         self._over = error
         self._changed.set()
 
-    async def wait_check(self) -> AskHalf:
+    async def wait_next_check(self) -> AskAboutHalfMessage:
         """Waits for the next check of a half message and returns it. Raises NotOwner if the coordinator moves to
         another broker."""
         while not self._asked:
@@ -123,38 +123,38 @@ class HalfMessageDriver:
     One object for each coordinator."""
 
     def __init__(
-        self, publish: HalfMessagePublisher, published: Callable[[PublishHalf, list[Participant]], None],
-        not_published: Callable[[PublishHalf, MagnetarError], None],
+        self, publish: HalfMessagePublisher, published: Callable[[PublishHalfMessage, list[Participant]], None],
+        not_published: Callable[[PublishHalfMessage, MagnetarError], None],
     ) -> None:  # fmt: skip
         self._publish = publish
         self._published = published
         self._not_published = not_published
-        self._members: dict[HalfGroupMember, None] = {}  # in the order in which they came
+        self._members: dict[HalfMessageGroupMember, None] = {}  # in the order in which they came
         self._room = asyncio.Semaphore(AT_ONCE)
         self._tasks = Tasks()
 
     # ------------------------------------------------------------------ members
     @contextmanager
-    def connect_member(self) -> Iterator[HalfGroupMember]:
+    def connect_member(self) -> Iterator[HalfMessageGroupMember]:
         """Returns a context manager that adds a connected process as a member, and removes the member at its end."""
-        member = HalfGroupMember()
+        member = HalfMessageGroupMember()
         self._members[member] = None
         try:
             yield member
         finally:
             self._members.pop(member, None)
 
-    def send_check(self, effect: AskHalf) -> None:
+    def send_check(self, effect: AskAboutHalfMessage) -> None:
         """Effect: sends the check of a half message to its member."""
-        assert isinstance(effect.member, HalfGroupMember), "members are of this object"
-        effect.member.add_check(effect)
+        assert isinstance(effect.member, HalfMessageGroupMember), "members are of this object"
+        effect.member.add_half_check(effect)
 
     # ------------------------------------------------------------------ publishing
-    def start_publishing(self, effect: PublishHalf) -> None:
+    def start_publishing_half(self, effect: PublishHalfMessage) -> None:
         """Effect: starts a task that publishes the messages of a half message."""
         self._tasks.spawn(self._work(effect), f"publish of half {effect.half}")
 
-    async def _work(self, effect: PublishHalf) -> None:
+    async def _work(self, effect: PublishHalfMessage) -> None:
         try:
             async with asyncio.timeout(PUBLISH_S), self._room:
                 listed = await self._publish(effect.txn, effect.messages)
@@ -255,7 +255,7 @@ class RunningCoordinator:
         that writes in the transaction; None: the topic itself asks. Raises InvalidRequest if another role began the
         transaction."""
         state = await self._state(lambda to: Join(to, txn.least, topic, owner))
-        owed = self.core.outcomes.find_unsettled(txn.least, topic) if state is TxnState.COMMITTED else None
+        owed = self.core.outcomes.find_unsettled_participant(txn.least, topic) if state is TxnState.COMMITTED else None
         return self._settlement(txn.least, True, owed) if owed is not None else state
 
     def join_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
@@ -336,42 +336,44 @@ class RunningCoordinator:
             lambda to: PrepareHalf(to, half.least, owner, group, check_key, messages, check_after_s)
         )
 
-    async def end_half(self, half: TxnId, verb: HalfVerb, owner: str, check: int = 0, why: str = "") -> TxnState:
+    async def end_half(
+        self, half: TxnId, verb: HalfMessageEndVerb, owner: str, check: int = 0, why: str = ""
+    ) -> TxnState:
         """Commits or rolls back a half message, or answers the check of number `check`. Returns the outcome of the half
         message, or PREPARED if it has none yet. Raises HalfParked, TransactionAborted, TransactionEnded,
         TransactionForgotten, or the error with which publishing failed."""
         return await self._state(lambda to: EndHalf(to, half.least, verb, owner, check, why))
 
-    async def change_half(self, half: TxnId, verb: HalfChange) -> None:
+    async def change_half(self, half: TxnId, verb: HalfMessageChangeVerb) -> None:
         """Changes the state of a half message for an operator, as `verb` says. Raises NotFound if the half message is
         not known, TransactionEnded if it has the other outcome, or the error with which publishing failed."""
         await self._ask(lambda to: ChangeHalf(to, half.least, verb))
 
-    async def watch_halves(self, owner: str, group: str) -> AsyncGenerator[AskHalf, None]:
+    async def watch_halves(self, owner: str, group: str) -> AsyncGenerator[AskAboutHalfMessage, None]:
         """Makes the caller a member of the group, and yields the checks of half messages that the member must answer,
         until the generator is closed. Raises NotOwner if the coordinator moves to another broker."""
         with self._halves.connect_member() as member:
             try:
                 await self._ask(lambda to: WatchHalves(to, member, owner, group))
                 while True:
-                    yield await member.wait_check()
+                    yield await member.wait_next_check()
             finally:
                 self.core.halves.remove_member(member, self._clock.monotonic())
                 self._do(self.core.decisions.take_effects())
 
-    def list_halves(self, half: TxnId | None, group: str, limit: int) -> list[HalfRow]:
+    def list_halves(self, half: TxnId | None, group: str, limit: int) -> list[HalfMessageRow]:
         now = self._clock.monotonic()
-        return self.core.halves.list_half_rows(now, half.least if half is not None else None, group, limit)
+        return self.core.halves.list_half_message_rows(now, half.least if half is not None else None, group, limit)
 
     def half_message_counts(self) -> dict[str, int]:
         """Returns the numbers of open and parked half messages and their bytes, and counters since the take-over."""
         return {**self.core.halves.counters, **self.core.halves.statistics()}
 
-    def _published(self, each: PublishHalf, listed: list[Participant]) -> None:
+    def _published(self, each: PublishHalfMessage, listed: list[Participant]) -> None:
         self.core.halves.on_published(each.half, each.txn, listed, self._clock.monotonic())
         self._do(self.core.decisions.take_effects())
 
-    def _not_published(self, each: PublishHalf, error: MagnetarError) -> None:
+    def _not_published(self, each: PublishHalfMessage, error: MagnetarError) -> None:
         _LOG.info("half %s is not published: %s", TxnId(self.number, each.half), error)
         self.core.halves.on_not_published(each.half, each.txn, error, self._clock.monotonic())
         self._do(self.core.decisions.take_effects())
@@ -429,11 +431,11 @@ class RunningCoordinator:
                 case AbandonEpoch(why):
                     _LOG.warning("coordinator %d ends its epoch %d: %s", self.number, self.epoch, why)
                     self._start_ending(self._close())
-                case AskHalf():
+                case AskAboutHalfMessage():
                     self._halves.send_check(effect)
-                case PublishHalf():
-                    self._halves.start_publishing(effect)
-                case WarnOfParkedHalf(half, group, why):
+                case PublishHalfMessage():
+                    self._halves.start_publishing_half(effect)
+                case WarnOfParkedHalfMessage(half, group, why):
                     text = TxnId(self.number, half)
                     _LOG.warning("half %s of group %r is parked, an operator decides: %s", text, group, why)
                 case _:

@@ -40,7 +40,7 @@ from typing import assert_never
 
 from ...proto.errors import MagnetarError, NotOwner, OutcomeUnknown
 from ...proto.states import COUNTER_BITS, TxnState
-from .begins_core import BLOCK_MAX, SinkBatchCommits, TransactionBegins, TransactionEnds
+from .begins_core import BLOCK_MAX, SinkBatchDecider, TransactionBeginDecider, TransactionEndDecider
 from .halves_core import HalfMessages, IntentQueuedUntilDurable
 from .intents_core import (
     AbortByAdmin,
@@ -67,23 +67,31 @@ from .records_core import (
     Aborted,
     AnyRecord,
     Committed,
-    Detached,
     Done,
     EpochHandedOver,
-    HalfAgeRecorded,
-    HalfRolledBack,
-    HalfStored,
+    HalfMessageAgeRecorded,
+    HalfMessageRolledBack,
+    HalfMessageStored,
     HandedOverIdLease,
     HandedOverTransaction,
     NameHolderChanged,
     OutcomesDiscarded,
     Participant,
+    ParticipantDetached,
     Prepared,
     TransactionOwner,
     decode_participants,
     make_commit_record,
 )
-from .state_core import IN_DOUBT, CoordinatorState, IdLease, LiveTransaction, Phase, TransactionTable, txn_state_of
+from .state_core import (
+    IN_DOUBT,
+    CoordinatorState,
+    IdLease,
+    LiveTransaction,
+    Phase,
+    TransactionTable,
+    txn_state_of_table_entry,
+)
 
 MARKS = 8
 """How often per `retention_s` the lowest id that is not done is remembered."""
@@ -105,9 +113,9 @@ class Coordinator:
         )
         self.decisions = UndurableDecisions()
         self.outcomes = OutcomeDecider(self.table, self.decisions, self._receive)
-        self.ends = TransactionEnds(self.table, self.decisions, self.outcomes)
-        self.batches = SinkBatchCommits(self.table, self.decisions, self.outcomes, self.ends, now)
-        self.begins = TransactionBegins(self.table, self.decisions, self.outcomes, self.batches, now, gap)
+        self.ends = TransactionEndDecider(self.table, self.decisions, self.outcomes)
+        self.batches = SinkBatchDecider(self.table, self.decisions, self.outcomes, self.ends, now)
+        self.begins = TransactionBeginDecider(self.table, self.decisions, self.outcomes, self.batches, now, gap)
         self._marks: deque[tuple[float, int]] = deque()
         self.halves = HalfMessages(state.halves, limits.halves, self, epoch, now)
 
@@ -179,18 +187,18 @@ class Coordinator:
             return half
         found = self.outcomes.find_transaction_not_in_doubt(intent.txn, intent, now, intent.owner)
         if found is TxnState.ABORTED and intent.txn < self.state.forgotten_below:
-            raise self.table.make_forgotten_error(intent.txn)
-        return txn_state_of(found)
+            raise self.table.make_transaction_forgotten_error(intent.txn)
+        return txn_state_of_table_entry(found)
 
     # ------------------------------------------------------------------ of halves (halves_core.py)
-    def check_half_id(self, half: int) -> None:
+    def check_half_message_id(self, half: int) -> None:
         if half >> COUNTER_BITS > self.table.epoch:
             raise NotOwner(f"coordinator {self.table.number} has a later epoch elsewhere; look it up again")
         if half >= self.table.next_id:
             raise self.table.make_unknown_id_error(half)
 
-    def claim_half_id(self, half: int, now: float) -> bool:
-        self.check_half_id(half)
+    def claim_half_message_id(self, half: int, now: float) -> bool:
+        self.check_half_message_id(half)
         lease = self.table.unused.get(half)
         if lease is None:
             return False
@@ -202,7 +210,7 @@ class Coordinator:
         return True
 
     def begin_for_half(self, owner: str, timeout_s: float, now: float) -> int:
-        txn = self.begins.reserve_ids(1)
+        txn = self.begins.reserve_transaction_ids(1)
         self.table.add(LiveTransaction(txn, TransactionOwner(owner, timeout_s), now, now + timeout_s))
         return txn
 
@@ -255,15 +263,15 @@ class Coordinator:
             case NameHolderChanged() if intent is not None:
                 assert isinstance(intent, Begin), "a name is taken by a begin"
                 self.begins.on_name_holder_changed(record, intent, now)
-            case Detached():
+            case ParticipantDetached():
                 assert intent is not None, "a participant is detached by an administrator"
                 self.outcomes.on_settled(record.txn, record.topic)
                 self.decisions.answer(intent, None)
             case Done():
                 for txn in record.txns:
                     self.table.ending.pop(txn, None)
-            case HalfStored() | HalfAgeRecorded() | HalfRolledBack():
-                self.halves.on_durable(record, now)
+            case HalfMessageStored() | HalfMessageAgeRecorded() | HalfMessageRolledBack():
+                self.halves.on_record_durable(record, now)
 
     def _durable_commit(self, record: Committed, intent: Intent | None, now: float) -> None:
         ended = []
@@ -275,7 +283,7 @@ class Coordinator:
             waiting = decode_participants(record, shares)
             self.outcomes.send_outcome(txn, True, waiting, live.owned, live.began, is_durable=True)
             self.table.counters.committed += 1
-            self.table.counters.count_ended(now - live.began)
+            self.table.counters.count_ended_transaction(now - live.began)
             ended.append(live)
         if intent is not None:
             self.decisions.answer(intent, False)
@@ -284,7 +292,7 @@ class Coordinator:
         if record.sink is not None:
             self.batches.on_committed(record.sink, now)
         if record.half:
-            self.halves.remove_half(record.half, "committed", now)
+            self.halves.remove_half_message(record.half, "committed", now)
 
     # ------------------------------------------------------------------ time
     def tick(self, now: float) -> list[Effect]:
@@ -319,8 +327,8 @@ class Coordinator:
             below = max(below, self._marks.popleft()[1])
         is_decided = any(isinstance(each.record, OutcomesDiscarded) for each in self.decisions.deferred)
         if below > self.state.forgotten_below and not is_decided:
-            self.decisions.defer(OutcomesDiscarded(below))
-        self.begins.expire_idle(now)
+            self.decisions.defer_record(OutcomesDiscarded(below))
+        self.begins.expire_idle_names_and_sinks(now)
 
     # ------------------------------------------------------------------ the end of the epoch
     def end_epoch(self) -> list[Effect]:
@@ -362,7 +370,7 @@ class Coordinator:
         leases = [HandedOverIdLease(txns, lease.owned) for lease, txns in grouped.values()]
         records: list[AnyRecord] = [
             *(each.record for each in self.decisions.deferred),
-            *self.halves.make_half_age_records(now),
+            *self.halves.make_half_message_age_records(now),
             *self.begins.make_idle_time_records(now),
         ]
         for start in range(0, max(len(opened), len(leases)), HANDED_MAX):

@@ -42,7 +42,7 @@ from ..cluster.ownership import Ownership
 from ..common.config import BrokerConfig, Replication
 from ..common.retry import LogThrottle, SharedCallsByKey
 from ..common.transactions import Joined, ReportedTransaction
-from ..log.snapshot_ledger import StateLedgers
+from ..log.snapshot_ledger import TopicStateLedgers
 from .peers import BrokerPeers
 
 if TYPE_CHECKING:
@@ -63,21 +63,21 @@ def coordinator_topic(number: int) -> TopicName:
     return ASSIGN_TOPIC.with_partition(number)
 
 
-def owner_path(number: int) -> str:
+def owner_record_path(number: int) -> str:
     """Returns the path, in the metadata, of the owner record of the coordinator with this number."""
     topic = coordinator_topic(number)
     return paths.bundle_owner(topic.tenant, topic.namespace, topic.stored_local)
 
 
 def coordinator_limits(config: BrokerConfig) -> Limits:
-    from .intents_core import HalfLimits, Limits
+    from .intents_core import HalfMessageLimits, Limits
 
     return Limits(
         open_max=config.transaction_open_max, open_per_role_max=config.transaction_open_per_role_max,
         timeout_s=config.transaction_timeout_s, timeout_s_max=config.transaction_timeout_s_max,
         prepared_s_max=config.transaction_prepared_s_max, retention_s=config.transaction_result_retention_s,
         lease_s=config.transaction_lease_s,
-        halves=HalfLimits(
+        halves=HalfMessageLimits(
             group_max=config.transaction_halves_per_group_max, bytes_max=config.transaction_half_bytes,
             check_after_s=config.transaction_half_check_after_s, pause_s=config.transaction_half_pause_s,
             pause_s_max=config.transaction_half_pause_s_max, answer_s=config.transaction_half_answer_s,
@@ -113,7 +113,7 @@ class TransactionCoordinators:
         self.peers = BrokerPeers(world)
 
     # ------------------------------------------------------------------ finding
-    async def ensure_count(self) -> int:
+    async def ensure_coordinator_count(self) -> int:
         """Returns the number of coordinators of the cluster. The first call in the cluster stores the number; it never
         changes after that."""
         if not self._count:
@@ -126,23 +126,23 @@ class TransactionCoordinators:
             self._count = found[0].coordinators
         return self._count
 
-    async def read_count(self) -> int:
-        """Returns the number of coordinators of the cluster, as `ensure_count` does, but stores nothing."""
+    async def read_coordinator_count(self) -> int:
+        """Returns the number of coordinators of the cluster, as `ensure_coordinator_count` does, but stores nothing."""
         fixed = await get_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord)
         return fixed[0].coordinators if fixed is not None else self._config.transaction_coordinators
 
-    async def read_owners(self) -> list[str]:
+    async def read_coordinator_owners(self) -> list[str]:
         """Returns the name of the broker that owns each coordinator, or "" if it has no owner. Changes nothing."""
         found = []
-        for number in range(await self.read_count()):
-            owner = await get_record(self._metadata, owner_path(number), OwnerRecord)
+        for number in range(await self.read_coordinator_count()):
+            owner = await get_record(self._metadata, owner_record_path(number), OwnerRecord)
             found.append(owner[0].broker if owner is not None else "")
         return found
 
     async def has_been_loaded(self, number: int) -> bool:
         """Returns True if any broker has ever loaded the coordinator with this number. Changes nothing. Raises NotFound
         if `number` is too large."""
-        count = await self.read_count()
+        count = await self.read_coordinator_count()
         if number >= count:
             raise NotFound(f"there is no coordinator {number}; there are {count} of them")
         return number in self._loaded or await self._metadata.get(paths.coordinator(number)) is not None
@@ -156,18 +156,18 @@ class TransactionCoordinators:
             return self._ownership.me
         if not self._is_settled() or self._closed:
             raise Unavailable("this broker takes no coordinators at the moment; ask another one, or try again")
-        return await self._ownership.find_owner_by_path(owner_path(number), f"coordinator {number}")
+        return await self._ownership.find_owner_by_path(owner_record_path(number), f"coordinator {number}")
 
     async def _check_number(self, number: int) -> None:
-        count = await self.ensure_count()
+        count = await self.ensure_coordinator_count()
         if not 0 <= number < min(count, COORDINATORS_MAX):
             raise NotFound(f"there is no coordinator {number}; there are {count} of them")
 
-    def find_loaded(self, number: int) -> RunningCoordinator | None:
+    def find_loaded_coordinator(self, number: int) -> RunningCoordinator | None:
         """Returns the coordinator with this number if this broker runs it, else None."""
         return self._loaded.get(number)
 
-    async def load_owned(self, number: int) -> RunningCoordinator:
+    async def load_owned_coordinator(self, number: int) -> RunningCoordinator:
         """Returns the coordinator with this number, which this broker must own, after loading it if necessary. Raises
         NotOwner if another broker owns the coordinator; the field `owner` of the error is the endpoint of that
         broker."""
@@ -186,7 +186,7 @@ class TransactionCoordinators:
 
         config = self._config
         topic = coordinator_topic(number)
-        ledgers = StateLedgers(self._ledgers, config, self._replication, topic, transactions=str(number))
+        ledgers = TopicStateLedgers(self._ledgers, config, self._replication, topic, transactions=str(number))
         log = CoordinatorLog(self._world, self._metadata, ledgers, number, config.reroute_timeout_s)
         try:
             running = await RunningCoordinator.load(
@@ -202,7 +202,7 @@ class TransactionCoordinators:
             if self._throttle.should_log(error):
                 _LOG.error("coordinator %d cannot be loaded, and decides nothing: %s", number, error)
             raise
-        if self._closed or not self._ownership.is_owned(owner_path(number)):
+        if self._closed or not self._ownership.is_owned(owner_record_path(number)):
             await running.close()
             raise Unavailable(f"coordinator {number} was given up while it was loaded; look it up again")
         self._loaded[number] = running
@@ -244,7 +244,8 @@ class TransactionCoordinators:
         self, number: int, here: Callable[[RunningCoordinator], Awaitable[Answer]],
         there: Callable[[str], Awaitable[Answer]],
     ) -> Answer:  # fmt: skip
-        """Asks a coordinator by `load_owned`, or by `there` with the endpoint of the broker that owns it."""
+        """Asks a coordinator by `load_owned_coordinator`, or by `there` with the endpoint of the broker that owns
+        it."""
         running = self._loaded.get(number)
         if running is not None:
             return await here(running)
@@ -260,7 +261,7 @@ class TransactionCoordinators:
         owner = await self.find_owner(number)
         if owner.name == self._ownership.me.name:
             self._owners.pop(number, None)
-            return await here(await self.load_owned(number))
+            return await here(await self.load_owned_coordinator(number))
         self._owners[number] = owner.endpoint
         return await there(owner.endpoint)
 
@@ -279,7 +280,7 @@ class TransactionCoordinators:
                 continue
             try:
                 if await self._is_left(number):
-                    await self.load_owned(number)
+                    await self.load_owned_coordinator(number)
             except NotOwner:
                 pass  # another broker was faster
             except MagnetarError as error:
@@ -287,7 +288,7 @@ class TransactionCoordinators:
                     _LOG.warning("coordinator %d has no owner and is not loaded: %s", number, error)
 
     async def _is_left(self, number: int) -> bool:
-        owner = await get_record(self._metadata, owner_path(number), OwnerRecord)
+        owner = await get_record(self._metadata, owner_record_path(number), OwnerRecord)
         if owner is not None and owner[0].broker != self._ownership.me.name:
             return False
         found = await get_record(self._metadata, paths.coordinator(number), CoordinatorRecord)
@@ -297,7 +298,7 @@ class TransactionCoordinators:
         """Called in a new metadata session: stops those coordinators at once that another broker took over while there
         was no session."""
         for running in list(self._loaded.values()):
-            if not self._ownership.is_owned(owner_path(running.number)) or not await running.is_owner():
+            if not self._ownership.is_owned(owner_record_path(running.number)) or not await running.is_owner():
                 await running.abandon_epoch(NotOwner(f"coordinator {running.number} was taken over; look it up again"))
 
     @property
@@ -309,7 +310,7 @@ class TransactionCoordinators:
         """Closes the coordinator whose owner record is at `path`, if this broker runs it. The caller must give up the
         ownership afterwards."""
         for running in self.loaded_coordinators:
-            if owner_path(running.number) == path:
+            if owner_record_path(running.number) == path:
                 await running.close()
                 self._remove_running(running)
 

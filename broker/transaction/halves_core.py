@@ -2,7 +2,7 @@
 
     halves.receive(PrepareHalf | EndHalf | ChangeHalf | WatchHalves, now)       intents
     halves.remove_member(member) | on_published(…) | on_not_published(…) | tick(now)    facts
-    halves.on_durable(record) | remove_half(half, how, now)                     facts, of the coordinator
+    halves.on_record_durable(record) | remove_half_message(half, how, now)                     facts, of the coordinator
 
     STORING ─stored→ WAITING ⇄ ASKED ─commit→ PUBLISHING ─published→ COMMITTING ─durable→ committed
                       │   ↑      └─rollback→ ROLLING_BACK ─durable→ rolled back
@@ -25,7 +25,7 @@ Rules (docs/transactions.md, Half messages)
   answers count: a check that failed, was not answered, or could not be asked does not.
 - **Durable**: the messages, the group, the count of UNKNOWN, the age, parked. A late or repeated UNKNOWN counts once,
   because each question has a number.
-- **Time** is monotonic; in a new epoch the age goes on from the last HalfAgeRecorded, and is never too large.
+- **Time** is monotonic; in a new epoch the age goes on from the last HalfMessageAgeRecorded, and is never too large.
 
 Guards: tests/broker/transaction/test_halves.py, tests/broker/transaction/test_halves_walk.py.
 """
@@ -58,24 +58,31 @@ from ...proto.states import HALF_BYTES_MAX, HALF_MESSAGES_MAX, TxnState
 from .intents_core import (
     NAME_MAX,
     Answer,
-    AskHalf,
+    AskAboutHalfMessage,
     ChangeHalf,
     EndHalf,
-    HalfChange,
     HalfIntent,
-    HalfLimits,
-    HalfPhase,
-    HalfRow,
-    HalfVerb,
+    HalfMessageChangeVerb,
+    HalfMessageEndVerb,
+    HalfMessageLimits,
+    HalfMessagePhase,
+    HalfMessageRow,
     Intent,
     PrepareHalf,
-    PublishHalf,
+    PublishHalfMessage,
     Result,
-    WarnOfParkedHalf,
+    WarnOfParkedHalfMessage,
     WatchHalves,
 )
-from .records_core import HalfAgeRecorded, HalfOutcomesDiscarded, HalfRecord, HalfRolledBack, HalfStored, Participant
-from .state_core import StoredHalves, half_size_bytes
+from .records_core import (
+    HalfMessageAgeRecorded,
+    HalfMessageOutcomesDiscarded,
+    HalfMessageRolledBack,
+    HalfMessageStored,
+    HalfRecord,
+    Participant,
+)
+from .state_core import StoredHalfMessages, half_message_size_bytes
 
 if TYPE_CHECKING:
     from .coordinator_core import Coordinator
@@ -114,8 +121,8 @@ class Phase(enum.Enum):
 UNDECIDED = (Phase.WAITING, Phase.ASKED, Phase.PARKED)
 DECIDING = tuple(each for each in Phase if each not in UNDECIDED)
 _SHOWN = {
-    Phase.WAITING: HalfPhase.WAITING, Phase.ASKED: HalfPhase.ASKED, Phase.PARKED: HalfPhase.PARKED,
-    Phase.PUBLISHING: HalfPhase.COMMITTING, Phase.COMMITTING: HalfPhase.COMMITTING,
+    Phase.WAITING: HalfMessagePhase.WAITING, Phase.ASKED: HalfMessagePhase.ASKED, Phase.PARKED: HalfMessagePhase.PARKED,
+    Phase.PUBLISHING: HalfMessagePhase.COMMITTING, Phase.COMMITTING: HalfMessagePhase.COMMITTING,
 }  # fmt: skip
 
 
@@ -124,10 +131,10 @@ class IntentQueuedUntilDurable(Exception):
     handled when the record is durable."""
 
 
-class OpenHalf(msgspec.Struct):
+class OpenHalfMessage(msgspec.Struct):
     """A half message without an outcome, with its phase and its checks."""
 
-    record: HalfStored
+    record: HalfMessageStored
     age_start: float  # its age is counted from here
     phase: Phase
     waiting_intents: list[Intent] = msgspec.field(default_factory=list)
@@ -142,24 +149,24 @@ class OpenHalf(msgspec.Struct):
     why: str = ""  # the last failure
 
     @property
-    def group_key(self) -> tuple[str, str]:
+    def half_group_key(self) -> tuple[str, str]:
         """Returns the role and the name of the group to which the half message belongs."""
         return self.record.owner, self.record.group
 
 
-class HalfChecksOfMember(msgspec.Struct):
+class HalfMessageChecksOfMember(msgspec.Struct):
     """The half messages whose checks one member of a group must answer now: at most one check of each."""
 
     asked: set[int] = msgspec.field(default_factory=set)
 
 
-class HalfGroup(msgspec.Struct):
+class HalfMessageGroup(msgspec.Struct):
     """The half messages and the members of one group. A group is named by a role and a name, and exists while it has
     half messages or members."""
 
     halves: int = 0
     # the next one to ask comes first
-    members: OrderedDict[object, HalfChecksOfMember] = msgspec.field(default_factory=OrderedDict)
+    members: OrderedDict[object, HalfMessageChecksOfMember] = msgspec.field(default_factory=OrderedDict)
     ready: dict[int, None] = msgspec.field(default_factory=dict)  # halves that wait for a member with room
 
 
@@ -167,7 +174,7 @@ class HalfMessages:
     """Decides about the half messages of one coordinator: stores, checks, publishes and rolls back."""
 
     def __init__(
-        self, state: StoredHalves, limits: HalfLimits, coordinator: Coordinator, epoch: int, now: float
+        self, state: StoredHalfMessages, limits: HalfMessageLimits, coordinator: Coordinator, epoch: int, now: float
     ) -> None:
         self.counters = dict.fromkeys(("prepared", "committed", "rolled_back", "parked", "asked"), 0)
         self._state = state
@@ -175,8 +182,8 @@ class HalfMessages:
         self._coordinator = coordinator
         self._table = coordinator.table
         self._check = epoch << 40  # the last number of a question: none is used in two epochs
-        self._halves: dict[int, OpenHalf] = {}
-        self._groups: dict[tuple[str, str], HalfGroup] = {}
+        self._halves: dict[int, OpenHalfMessage] = {}
+        self._groups: dict[tuple[str, str], HalfMessageGroup] = {}
         self._group_of: dict[object, tuple[str, str]] = {}  # by member
         self._storing_bytes = 0
         self._bytes_of: dict[str, int] = {}  # by role, of all that have no outcome
@@ -188,11 +195,11 @@ class HalfMessages:
     def start(self, now: float) -> None:
         """Resumes the half messages that earlier epochs stored; the pauses before their checks begin anew."""
         for record in self._state.open.values():
-            half = OpenHalf(record, now - record.age_s, Phase.PARKED if record.parked else Phase.WAITING)
+            half = OpenHalfMessage(record, now - record.age_s, Phase.PARKED if record.parked else Phase.WAITING)
             self._add(half)
             if half.phase is Phase.WAITING:
                 self._arm(half, now + record.check_after_s)
-        if ended := self._state.ended_half_ids():
+        if ended := self._state.ended_half_message_ids():
             self._ended.append((now, ended))
 
     # ------------------------------------------------------------------ intents
@@ -225,7 +232,7 @@ class HalfMessages:
         self._table.check_owner(half, owner)
         found = self._halves.get(half)
         if found is None:
-            return self._state.find_outcome(half)
+            return self._state.find_half_message_outcome(half)
         if found.phase in DECIDING:
             found.waiting_intents.append(intent)
             raise IntentQueuedUntilDurable
@@ -241,13 +248,15 @@ class HalfMessages:
             return
         group = self._groups.get((intent.owner, intent.group))
         self._check_size(intent, group.halves if group is not None else 0)
-        if not self._coordinator.claim_half_id(intent.half, now):
+        if not self._coordinator.claim_half_message_id(intent.half, now):
             text = f"half {self._table.txn_id(intent.half)}"
             raise TransactionAborted(f"the id {text} is void: prepare the half under another one", reason="void")
         after_s = min(intent.check_after_s or self._limits.check_after_s, self._limits.open_s)
-        record = HalfStored(intent.half, intent.owner, intent.group, intent.check_key, after_s, list(intent.messages))
-        self._add(OpenHalf(record, now, Phase.STORING, [intent]))
-        self._storing_bytes += half_size_bytes(record)
+        record = HalfMessageStored(
+            intent.half, intent.owner, intent.group, intent.check_key, after_s, list(intent.messages)
+        )
+        self._add(OpenHalfMessage(record, now, Phase.STORING, [intent]))
+        self._storing_bytes += half_message_size_bytes(record)
         self._coordinator.decisions.decide(record)
 
     def _check_size(self, intent: PrepareHalf, open_halves: int) -> None:
@@ -280,7 +289,7 @@ class HalfMessages:
         if half is None:
             self._answer(intent, self._ended_as(intent, now))
             return
-        if intent.verb in (HalfVerb.UNKNOWN, HalfVerb.FAILED):
+        if intent.verb in (HalfMessageEndVerb.UNKNOWN, HalfMessageEndVerb.FAILED):
             if half.phase is Phase.ASKED and half.check_number == intent.check:
                 self._undecided(half, intent, now)
             self._answer(intent, TxnState.PREPARED)
@@ -292,52 +301,56 @@ class HalfMessages:
                 f"half {self._table.txn_id(intent.half)} is parked ({why}): an operator decides, by "
                 "'magnetar transactions halves'", reason=why,
             )  # fmt: skip
-        self._decided(half, intent, is_commit=intent.verb is HalfVerb.COMMIT, now=now)
+        self._decided(half, intent, is_commit=intent.verb is HalfMessageEndVerb.COMMIT, now=now)
 
     def _ended_as(self, intent: EndHalf, now: float) -> TxnState:
         """Returns the answer to an EndHalf of a half message that is not open. A rollback of an id that was not used
         yet makes the id void. Raises TransactionAborted for a commit after a rollback, TransactionEnded for a rollback
         after a commit, TransactionForgotten if the outcome is not known any more."""
-        self._coordinator.check_half_id(intent.half)
-        outcome = self._state.find_outcome(intent.half)
+        self._coordinator.check_half_message_id(intent.half)
+        outcome = self._state.find_half_message_outcome(intent.half)
         if outcome is None:
-            taken = intent.verb is HalfVerb.ROLLBACK and self._coordinator.claim_half_id(intent.half, now)
+            taken = intent.verb is HalfMessageEndVerb.ROLLBACK and self._coordinator.claim_half_message_id(
+                intent.half, now
+            )
             if not taken:
                 raise TransactionForgotten(
                     f"half {self._table.txn_id(intent.half)} is not known: it was never stored, or ended long ago"
                 )
             return TxnState.ABORTED  # and it is not stored later
-        if intent.verb is HalfVerb.COMMIT and outcome is TxnState.ABORTED:
+        if intent.verb is HalfMessageEndVerb.COMMIT and outcome is TxnState.ABORTED:
             raise self._rolled_back(intent.half)
-        if intent.verb is HalfVerb.ROLLBACK and outcome is TxnState.COMMITTED:
+        if intent.verb is HalfMessageEndVerb.ROLLBACK and outcome is TxnState.COMMITTED:
             raise TransactionEnded(f"half {self._table.txn_id(intent.half)} is committed")
         return outcome
 
     def _rolled_back(self, half: int) -> MagnetarError:
         return TransactionAborted(f"half {self._table.txn_id(half)} is rolled back", reason="rolled back")
 
-    def _wait_if_deciding(self, half: OpenHalf, intent: Intent) -> None:
+    def _wait_if_deciding(self, half: OpenHalfMessage, intent: Intent) -> None:
         if half.phase in DECIDING:
             half.waiting_intents.append(intent)
             raise IntentQueuedUntilDurable
 
-    def _decided(self, half: OpenHalf, intent: Intent, *, is_commit: bool, now: float) -> None:
+    def _decided(self, half: OpenHalfMessage, intent: Intent, *, is_commit: bool, now: float) -> None:
         self._leave(half)
         if is_commit:
             self._publish(half, now)
             half.try_until, half.tries = now + TRIES_S, 0
         else:
             half.phase = Phase.ROLLING_BACK
-            self._coordinator.decisions.decide(HalfRolledBack(half.record.half))
+            self._coordinator.decisions.decide(HalfMessageRolledBack(half.record.half))
         half.waiting_intents.append(intent)
-        self._ask(half.group_key, now)
+        self._ask(half.half_group_key, now)
 
     def _change(self, intent: ChangeHalf, now: float) -> None:
         half = self._halves.get(intent.half)
         if half is None:
-            self._coordinator.check_half_id(intent.half)
-            wanted = {HalfChange.COMMIT: TxnState.COMMITTED, HalfChange.ROLLBACK: TxnState.ABORTED}.get(intent.verb)
-            outcome = self._state.find_outcome(intent.half)
+            self._coordinator.check_half_message_id(intent.half)
+            wanted = {
+                HalfMessageChangeVerb.COMMIT: TxnState.COMMITTED, HalfMessageChangeVerb.ROLLBACK: TxnState.ABORTED
+            }.get(intent.verb)
+            outcome = self._state.find_half_message_outcome(intent.half)
             if outcome is None:
                 raise NotFound(f"half {self._table.txn_id(intent.half)} is not open")
             if outcome is not wanted:
@@ -346,27 +359,27 @@ class HalfMessages:
             return
         self._wait_if_deciding(half, intent)
         match intent.verb:
-            case HalfChange.COMMIT | HalfChange.ROLLBACK:
-                self._decided(half, intent, is_commit=intent.verb is HalfChange.COMMIT, now=now)
-            case HalfChange.PARK if half.phase is not Phase.PARKED:
+            case HalfMessageChangeVerb.COMMIT | HalfMessageChangeVerb.ROLLBACK:
+                self._decided(half, intent, is_commit=intent.verb is HalfMessageChangeVerb.COMMIT, now=now)
+            case HalfMessageChangeVerb.PARK if half.phase is not Phase.PARKED:
                 self._park(half, "by an operator", now)
                 half.waiting_intents.append(intent)
-            case HalfChange.REVIVE if half.phase is Phase.PARKED:
+            case HalfMessageChangeVerb.REVIVE if half.phase is Phase.PARKED:
                 half.phase, half.age_start = Phase.REVIVING, now
                 half.waiting_intents.append(intent)
-                self._coordinator.decisions.decide(HalfAgeRecorded(half.record.half, 0, 0.0, ""))
-            case HalfChange.REVIVE if half.phase is Phase.WAITING:
+                self._coordinator.decisions.decide(HalfMessageAgeRecorded(half.record.half, 0, 0.0, ""))
+            case HalfMessageChangeVerb.REVIVE if half.phase is Phase.WAITING:
                 self._make_ready(half, now)
                 self._answer(intent, None)
             case _:
                 self._answer(intent, None)
 
     # ------------------------------------------------------------------ publishing
-    def _publish(self, half: OpenHalf, now: float) -> None:
+    def _publish(self, half: OpenHalfMessage, now: float) -> None:
         """Publishes the half in a new transaction. Raises NotOwner if this epoch has no ids left, and ends."""
         half.txn = self._coordinator.begin_for_half(half.record.owner, PUBLISH_S, now)
         half.phase = Phase.PUBLISHING
-        self._coordinator.decisions.effects.append(PublishHalf(half.record.half, half.txn, half.record.messages))
+        self._coordinator.decisions.effects.append(PublishHalfMessage(half.record.half, half.txn, half.record.messages))
 
     def on_published(self, half: int, txn: int, listed: Sequence[Participant], now: float) -> None:
         """Fact: the messages of the half message are published in the transaction `txn`. Commits that transaction, and
@@ -390,7 +403,7 @@ class HalfMessages:
         if found is not None and found.phase is Phase.PUBLISHING and found.txn == txn:
             self._on_publish_failed(found, error, now)
 
-    def _on_publish_failed(self, half: OpenHalf, error: MagnetarError, now: float) -> None:
+    def _on_publish_failed(self, half: OpenHalfMessage, error: MagnetarError, now: float) -> None:
         half.txn, half.why = 0, f"it is not published: {error.message}"[:WHY_MAX]
         stays = error.definite and not error.retryable and not isinstance(error, TransactionAborted)
         if not stays and now < half.try_until:
@@ -411,11 +424,11 @@ class HalfMessages:
             self._wait(half, now)
             self._resolved(half, now)
 
-    def _refuse(self, half: OpenHalf, error: MagnetarError) -> None:
+    def _refuse(self, half: OpenHalfMessage, error: MagnetarError) -> None:
         """Answers the intents that wait for the commit with `error`; the other waiting intents are not answered."""
         later, half.waiting_intents = half.waiting_intents, []
         for intent in later:
-            if isinstance(intent, EndHalf | ChangeHalf) and intent.verb == HalfVerb.COMMIT:
+            if isinstance(intent, EndHalf | ChangeHalf) and intent.verb == HalfMessageEndVerb.COMMIT:
                 self._answer(intent, error)
             else:
                 half.waiting_intents.append(intent)
@@ -430,7 +443,7 @@ class HalfMessages:
         self._members_of[intent.owner] = of_role + 1
         key = intent.owner, intent.group
         self._group_of[intent.member] = key
-        self._groups.setdefault(key, HalfGroup()).members[intent.member] = HalfChecksOfMember()
+        self._groups.setdefault(key, HalfMessageGroup()).members[intent.member] = HalfMessageChecksOfMember()
         self._answer(intent, None)
         self._ask(key, now)
 
@@ -474,16 +487,16 @@ class HalfMessages:
             self.counters["asked"] += 1
             self._arm(half, now + self._limits.answer_s)
             record = half.record
-            self._coordinator.decisions.effects.append(AskHalf(
+            self._coordinator.decisions.effects.append(AskAboutHalfMessage(
                 member, record.half, half.check_number, record.check_key, record.unknown, now - half.age_start,
                 self._limits.answer_s, record.messages,
             ))  # fmt: skip
 
-    def _undecided(self, half: OpenHalf, intent: EndHalf, now: float) -> None:
+    def _undecided(self, half: OpenHalfMessage, intent: EndHalf, now: float) -> None:
         """Handles the answer UNKNOWN or FAILED of the member that was asked: parks the half, or checks it again
         later."""
         self._leave(half)
-        if intent.verb is HalfVerb.FAILED:
+        if intent.verb is HalfMessageEndVerb.FAILED:
             half.why = f"a check failed: {intent.why}"[:WHY_MAX]
             self._wait(half, now)
         elif half.record.unknown + 1 >= self._limits.unknown_max:
@@ -491,60 +504,60 @@ class HalfMessages:
         else:
             self._wait(half, now)
             # the count is this object's too, before it is durable: the next answer counts on
-            noted = HalfAgeRecorded(half.record.half, half.record.unknown + 1, now - half.age_start, "")
+            noted = HalfMessageAgeRecorded(half.record.half, half.record.unknown + 1, now - half.age_start, "")
             half.record = _noted(half.record, noted)
             self._coordinator.decisions.decide(noted)
-        self._ask(half.group_key, now)
+        self._ask(half.half_group_key, now)
 
-    def _leave(self, half: OpenHalf) -> None:
+    def _leave(self, half: OpenHalfMessage) -> None:
         """Ends the check of the half message: it is removed from the member that was asked, or from those that wait for
         a member."""
-        group = self._groups[half.group_key]
+        group = self._groups[half.half_group_key]
         group.ready.pop(half.record.half, None)
         if half.phase is Phase.ASKED and (member := group.members.get(half.member)) is not None:
             member.asked.discard(half.record.half)
 
-    def _wait(self, half: OpenHalf, now: float) -> None:
+    def _wait(self, half: OpenHalfMessage, now: float) -> None:
         half.phase = Phase.WAITING
         self._arm(half, now + self._pause(half))
 
-    def _pause(self, half: OpenHalf) -> float:
+    def _pause(self, half: OpenHalfMessage) -> float:
         doubled = self._limits.pause_s * 2.0 ** min(30, max(0, half.asks - 1))
         return min(self._limits.pause_s_max, doubled)
 
-    def _make_ready(self, half: OpenHalf, now: float, *, ask: bool = True) -> None:
+    def _make_ready(self, half: OpenHalfMessage, now: float, *, ask: bool = True) -> None:
         """Makes the half message ready for a check by the next member with room. Until there is one, only its age is
         counted."""
-        self._groups[half.group_key].ready[half.record.half] = None
+        self._groups[half.half_group_key].ready[half.record.half] = None
         self._arm(half, half.age_start + self._limits.open_s)
         if ask:
-            self._ask(half.group_key, now)
+            self._ask(half.half_group_key, now)
 
-    def _park(self, half: OpenHalf, why: str, now: float, *, unknown: int = 0) -> None:
+    def _park(self, half: OpenHalfMessage, why: str, now: float, *, unknown: int = 0) -> None:
         self._leave(half)
         half.phase = Phase.PARKING
         self._coordinator.decisions.decide(
-            HalfAgeRecorded(half.record.half, half.record.unknown + unknown, now - half.age_start, why)
+            HalfMessageAgeRecorded(half.record.half, half.record.unknown + unknown, now - half.age_start, why)
         )
-        self._ask(half.group_key, now)
+        self._ask(half.half_group_key, now)
 
     # ------------------------------------------------------------------ what is durable
-    def on_durable(self, record: HalfRecord, now: float) -> None:
+    def on_record_durable(self, record: HalfRecord, now: float) -> None:
         """Fact: this record of a half message is durable. Goes on with the half message."""
         match record:
-            case HalfStored():
+            case HalfMessageStored():
                 half = self._halves[record.half]
-                self._storing_bytes -= half_size_bytes(record)
+                self._storing_bytes -= half_message_size_bytes(record)
                 self.counters["prepared"] += 1
                 half.phase = Phase.WAITING
                 self._arm(half, now + record.check_after_s)
                 self._resolved(half, now)
-            case HalfAgeRecorded():
+            case HalfMessageAgeRecorded():
                 self._on_noted(record, now)
-            case HalfRolledBack():
-                self.remove_half(record.half, "rolled_back", now)
+            case HalfMessageRolledBack():
+                self.remove_half_message(record.half, "rolled_back", now)
 
-    def _on_noted(self, record: HalfAgeRecorded, now: float) -> None:
+    def _on_noted(self, record: HalfMessageAgeRecorded, now: float) -> None:
         half = self._halves.get(record.half)
         if half is None:
             return
@@ -552,7 +565,9 @@ class HalfMessages:
             half.phase = Phase.PARKED
             half.record = _noted(half.record, record)
             self.counters["parked"] += 1
-            self._coordinator.decisions.effects.append(WarnOfParkedHalf(record.half, half.record.group, record.parked))
+            self._coordinator.decisions.effects.append(
+                WarnOfParkedHalfMessage(record.half, half.record.group, record.parked)
+            )
             self._resolved(half, now)
         elif half.phase is Phase.REVIVING and not record.parked:
             half.record = _noted(half.record, record)
@@ -560,31 +575,31 @@ class HalfMessages:
             self._make_ready(half, now)
             self._resolved(half, now)
 
-    def remove_half(self, number: int, how: str, now: float) -> None:
+    def remove_half_message(self, number: int, how: str, now: float) -> None:
         """Removes a half message whose outcome `how` ("committed" or "rolled_back") is durable. Answers the requests
         that wait for the outcome."""
         half = self._halves.pop(number)
         self.counters[how] += 1
-        self._groups[half.group_key].halves -= 1
+        self._groups[half.half_group_key].halves -= 1
         owner = half.record.owner
-        self._bytes_of[owner] -= half_size_bytes(half.record)
+        self._bytes_of[owner] -= half_message_size_bytes(half.record)
         if not self._bytes_of[owner]:
             del self._bytes_of[owner]
-        self._discard_group(half.group_key)
+        self._discard_group(half.half_group_key)
         if not self._ended or now - self._ended[-1][0] >= self._limits.retention_s / MARKS:
             self._ended.append((now, BitMap64()))
         self._ended[-1][1].add(number)
         self._resolved(half, now)
 
-    def _resolved(self, half: OpenHalf, now: float) -> None:
+    def _resolved(self, half: OpenHalfMessage, now: float) -> None:
         later, half.waiting_intents = half.waiting_intents, []
-        self._coordinator.outcomes.receive_queued_intent(later, now)
+        self._coordinator.outcomes.receive_given_intents(later, now)
 
-    def _add(self, half: OpenHalf) -> None:
+    def _add(self, half: OpenHalfMessage) -> None:
         self._halves[half.record.half] = half
         owner = half.record.owner
-        self._bytes_of[owner] = self._bytes_of.get(owner, 0) + half_size_bytes(half.record)
-        self._groups.setdefault(half.group_key, HalfGroup()).halves += 1
+        self._bytes_of[owner] = self._bytes_of.get(owner, 0) + half_message_size_bytes(half.record)
+        self._groups.setdefault(half.half_group_key, HalfMessageGroup()).halves += 1
 
     def _discard_group(self, key: tuple[str, str]) -> None:
         group = self._groups[key]
@@ -592,7 +607,7 @@ class HalfMessages:
             del self._groups[key]
 
     # ------------------------------------------------------------------ time
-    def _arm(self, half: OpenHalf, due: float) -> None:
+    def _arm(self, half: OpenHalfMessage, due: float) -> None:
         half.due = due if half.phase is not Phase.WAITING else min(due, half.age_start + self._limits.open_s)
         heapq.heappush(self._due, (half.due, half.record.half))
 
@@ -611,16 +626,16 @@ class HalfMessages:
         self._expire_outcomes(now)
         if now - self._noted >= self._limits.open_s / NOTES:
             self._noted = now
-            for note in self.make_half_age_records(now):
+            for note in self.make_half_message_age_records(now):
                 self._coordinator.decisions.decide(note)
 
-    def _passed(self, half: OpenHalf, now: float) -> None:
+    def _passed(self, half: OpenHalfMessage, now: float) -> None:
         match half.phase:
             case Phase.ASKED:
                 self._leave(half)
                 half.why = f"a check was not answered within {self._limits.answer_s:g} s"
                 self._wait(half, now)
-                self._ask(half.group_key, now)
+                self._ask(half.half_group_key, now)
             case Phase.WAITING if now - half.age_start >= self._limits.open_s:
                 why = f"it was not decided within {self._limits.open_s:g} s" + (f"; {half.why}" if half.why else "")
                 self._park(half, why[:WHY_MAX], now)
@@ -634,13 +649,13 @@ class HalfMessages:
         """Discards outcomes that are older than `retention_s`, or up to an eighth more."""
         kept_s = self._limits.retention_s * (1 + 1 / MARKS)
         while self._ended and now - self._ended[0][0] >= kept_s:
-            self._coordinator.decisions.defer(HalfOutcomesDiscarded(self._ended.popleft()[1].serialize()))
+            self._coordinator.decisions.defer_record(HalfMessageOutcomesDiscarded(self._ended.popleft()[1].serialize()))
 
-    def make_half_age_records(self, now: float) -> list[HalfAgeRecorded]:
+    def make_half_message_age_records(self, now: float) -> list[HalfMessageAgeRecorded]:
         """Returns records that store the present age of each half message that waits for a check, or is being
         checked."""
         return [
-            HalfAgeRecorded(number, half.record.unknown, now - half.age_start, "")
+            HalfMessageAgeRecorded(number, half.record.unknown, now - half.age_start, "")
             for number, half in self._halves.items() if half.phase in (Phase.WAITING, Phase.ASKED)
         ]  # fmt: skip
 
@@ -663,7 +678,7 @@ class HalfMessages:
         parked = sum(half.phase is Phase.PARKED for half in self._halves.values())
         return {"open": len(self._halves) - parked, "parked": parked, "bytes": self._state.size_bytes}
 
-    def list_half_rows(self, now: float, half: int | None, group: str, limit: int) -> list[HalfRow]:
+    def list_half_message_rows(self, now: float, half: int | None, group: str, limit: int) -> list[HalfMessageRow]:
         """Returns up to `limit` half messages, the oldest first. If `half` is given, only this half message; else if
         `group` is not empty, only the half messages of this group."""
         if half is not None:
@@ -672,11 +687,12 @@ class HalfMessages:
             chosen = [each for each in self._halves.values() if group in ("", each.record.group)]
         return [self._row(each, now) for each in sorted(chosen, key=lambda each: each.age_start)[:limit]]
 
-    def _row(self, half: OpenHalf, now: float) -> HalfRow:
+    def _row(self, half: OpenHalfMessage, now: float) -> HalfMessageRow:
         record = half.record
-        return HalfRow(
-            record.half, _SHOWN.get(half.phase, HalfPhase.ENDING), record.owner, record.group, record.check_key,
-            now - half.age_start, record.unknown, len(self._groups[half.group_key].members), half_size_bytes(record),
+        return HalfMessageRow(
+            record.half, _SHOWN.get(half.phase, HalfMessagePhase.ENDING), record.owner, record.group, record.check_key,
+            now - half.age_start, record.unknown, len(self._groups[half.half_group_key].members),
+            half_message_size_bytes(record),
             list(dict.fromkeys(each.topic for each in record.messages)), record.parked or half.why,
         )  # fmt: skip
 
@@ -699,13 +715,15 @@ class HalfMessages:
             assert half.phase is not Phase.WAITING or half.due < float("inf"), "what waits is looked at again"
         assert all(self._halves[number].phase is Phase.WAITING for number in ready), "what is ready waits"
         for key, group in self._groups.items():
-            assert group.halves == sum(half.group_key == key for half in self._halves.values()), "halves are counted"
+            assert group.halves == sum(
+                half.half_group_key == key for half in self._halves.values()
+            ), "halves are counted"
             free = any(len(member.asked) < ASKED_MAX for member in group.members.values())
             assert not (group.ready and free), "a member with room is asked"
 
 
-def _noted(record: HalfStored, note: HalfAgeRecorded) -> HalfStored:
-    return HalfStored(
+def _noted(record: HalfMessageStored, note: HalfMessageAgeRecorded) -> HalfMessageStored:
+    return HalfMessageStored(
         record.half, record.owner, record.group, record.check_key, record.check_after_s, record.messages,
         note.unknown, note.age_s, note.parked,
     )  # fmt: skip

@@ -123,7 +123,7 @@ class RemoveParticipant(msgspec.Struct, frozen=True):
     topic: str
 
 
-class HalfVerb(enum.IntEnum):
+class HalfMessageEndVerb(enum.IntEnum):
     """How a client ends a half message, as in EndHalfRequest.Verb of proto/wire.proto."""
 
     COMMIT = 0
@@ -132,7 +132,7 @@ class HalfVerb(enum.IntEnum):
     FAILED = 3
 
 
-class HalfChange(enum.IntEnum):
+class HalfMessageChangeVerb(enum.IntEnum):
     """How an operator changes a half message, as in ChangeHalfRequest.Verb of proto/wire.proto."""
 
     COMMIT = 0
@@ -158,7 +158,7 @@ class EndHalf(msgspec.Struct, frozen=True):
 
     request: object
     half: int
-    verb: HalfVerb
+    verb: HalfMessageEndVerb
     owner: str
     check: int = 0  # the number of the check that is answered; 0: none
     why: str = ""
@@ -169,7 +169,7 @@ class ChangeHalf(msgspec.Struct, frozen=True):
 
     request: object
     half: int
-    verb: HalfChange
+    verb: HalfMessageChangeVerb
 
 
 class WatchHalves(msgspec.Struct, frozen=True):
@@ -240,7 +240,7 @@ class AbandonEpoch(NamedTuple):
     why: str
 
 
-class AskHalf(NamedTuple):
+class AskAboutHalfMessage(NamedTuple):
     """Effect: ask the member for the outcome of the half message. The member must answer within `answer_s` seconds, by
     an EndHalf with the number `check`."""
 
@@ -254,7 +254,7 @@ class AskHalf(NamedTuple):
     messages: Sequence[HalfMessage]
 
 
-class PublishHalf(NamedTuple):
+class PublishHalfMessage(NamedTuple):
     """Effect: publish the messages of the half message in the transaction `txn`; then call `HalfMessages.on_published`
     or `HalfMessages.on_not_published`."""
 
@@ -263,7 +263,7 @@ class PublishHalf(NamedTuple):
     messages: Sequence[HalfMessage]
 
 
-class WarnOfParkedHalf(NamedTuple):
+class WarnOfParkedHalfMessage(NamedTuple):
     """Effect: warn that the half message is parked, so that an operator must decide its outcome."""
 
     half: int
@@ -271,7 +271,7 @@ class WarnOfParkedHalf(NamedTuple):
     why: str
 
 
-Effect = Answer | SendOutcome | AbandonEpoch | AskHalf | PublishHalf | WarnOfParkedHalf
+Effect = Answer | SendOutcome | AbandonEpoch | AskAboutHalfMessage | PublishHalfMessage | WarnOfParkedHalfMessage
 
 
 class AppendRecords(NamedTuple):
@@ -282,7 +282,7 @@ class AppendRecords(NamedTuple):
     records: list[AnyRecord]
 
 
-class HalfLimits(msgspec.Struct, frozen=True):
+class HalfMessageLimits(msgspec.Struct, frozen=True):
     """The limits of the half messages of a coordinator (docs/transactions.md)."""
 
     group_max: int = 10_000  # open ones of a group
@@ -313,7 +313,7 @@ class Limits(msgspec.Struct, frozen=True):
     retention_s: float = 3_600.0
     name_idle_s: float = 7 * 86_400.0
     sink_idle_s: float = 90 * 86_400.0
-    halves: HalfLimits = HalfLimits()
+    halves: HalfMessageLimits = HalfMessageLimits()
 
 
 LASTED_S = (0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 1500.0, 3000.0)
@@ -332,13 +332,13 @@ class Counters(msgspec.Struct):
     durations: list[int] = msgspec.field(default_factory=lambda: [0] * (len(LASTED_S) + 1))
     durations_sum_s: float = 0.0  # of all together
 
-    def count_ended(self, lasted_s: float) -> None:
+    def count_ended_transaction(self, lasted_s: float) -> None:
         """Counts a transaction that got its outcome `lasted_s` seconds after the first use of its id."""
         self.durations[bisect_left(LASTED_S, lasted_s)] += 1
         self.durations_sum_s += lasted_s
 
 
-class HalfPhase(enum.IntEnum):
+class HalfMessagePhase(enum.IntEnum):
     """The phases of a half message, as they are shown to administrators: HalfInfo.State of proto/wire.proto."""
 
     WAITING = 0
@@ -348,11 +348,11 @@ class HalfPhase(enum.IntEnum):
     PARKED = 4
 
 
-class HalfRow(NamedTuple):
+class HalfMessageRow(NamedTuple):
     """A half message, as it is shown to administrators."""
 
     half: int
-    phase: HalfPhase
+    phase: HalfMessagePhase
     owner: str
     group: str
     check_key: str

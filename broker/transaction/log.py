@@ -66,7 +66,7 @@ from ...proto.states import EPOCH_BITS
 from ...proto.versions import COORDINATOR, check_format
 from ...runtime.network import World
 from ..common.retry import LogThrottle
-from ..log.snapshot_ledger import StateLedgers, append_and_wait
+from ..log.snapshot_ledger import TopicStateLedgers, append_and_wait
 from .records_core import AnyRecord
 from .state_core import CoordinatorState
 
@@ -126,7 +126,7 @@ def _entry(kind: int, number: int, body: bytes) -> bytes:
     return head + _CRC.pack(crc32c(body, crc32c(head))) + body
 
 
-def decode_entry(entry: bytes, number: int, where: str) -> CoordinatorEntry:
+def decode_coordinator_entry(entry: bytes, number: int, where: str) -> CoordinatorEntry:
     """Returns the decoded entry with the entry id `number`. `where`: the name of the ledger in error texts. Raises
     DamagedCoordinator if the entry is damaged, NewerFormat if a later version wrote it."""
     if len(entry) < HEAD_BYTES:
@@ -172,7 +172,7 @@ class CoordinatorLog:
     are replaced by new ones before the epoch ends."""
 
     def __init__(
-        self, world: World, metadata: MetadataStore, ledgers: StateLedgers, number: int, give_up_s: float
+        self, world: World, metadata: MetadataStore, ledgers: TopicStateLedgers, number: int, give_up_s: float
     ) -> None:
         self.number = number
         self.epoch = 0
@@ -233,7 +233,7 @@ class CoordinatorLog:
                 some = await reader.read(read, min(read + READ_ENTRIES - 1, reader.last_entry))
                 read += len(some)
                 for each in some:
-                    entry = decode_entry(bytes(each.payload), each.entry_id, where)
+                    entry = decode_coordinator_entry(bytes(each.payload), each.entry_id, where)
                     if whole is not (entry.kind == RECORDS):
                         raise DamagedCoordinator(f"{where}: entry {each.entry_id} is out of its order")
                     whole = whole or entry.kind == SNAPSHOT_END
@@ -298,7 +298,7 @@ class CoordinatorLog:
         self._record, self._stored = record, value
 
     @property
-    def ledger_size(self) -> tuple[int, int, int]:
+    def size_of_current_ledger(self) -> tuple[int, int, int]:
         """Returns the id of the ledger (-1: there is none), and the number of entries and of bytes that this owner has
         written to it."""
         return self._record.ledger_id, self._next_entry, self._bytes

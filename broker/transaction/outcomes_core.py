@@ -46,7 +46,7 @@ class UndurableDecisions:
         """Adds a record to the next append; `intent` is answered when the record is durable."""
         self.gathered.append(Decision(record, intent))
 
-    def defer(self, record: AnyRecord) -> None:
+    def defer_record(self, record: AnyRecord) -> None:
         """Adds a record whose loss does no harm. The record causes no append: it is written with the next append that
         another record causes."""
         self.deferred.append(Decision(record))
@@ -117,9 +117,9 @@ class OutcomeDecider:
     def receive_queued_intents(self, live: LiveTransaction, now: float) -> None:
         """Handles the intents that waited while the transaction `live` was in doubt."""
         intents, live.waiting_intents = live.waiting_intents, []
-        self.receive_queued_intent(intents, now)
+        self.receive_given_intents(intents, now)
 
-    def receive_queued_intent(self, intents: Iterable[Intent], now: float) -> None:
+    def receive_given_intents(self, intents: Iterable[Intent], now: float) -> None:
         """Handles each of these intents, in order."""
         for intent in intents:
             self._receive(intent, now)
@@ -147,7 +147,7 @@ class OutcomeDecider:
         owned = self._table.unused[txn].owned
         if self._table.unused[txn].until <= now:
             self.abort_or_void_id(txn, AbortReason.LEASE, now)
-        elif self._table.has_later_name_holder(owned):
+        elif self._table.is_sink_batch_committed(owned):
             self.abort_or_void_id(txn, AbortReason.SUPERSEDED, now)
         else:
             del self._table.unused[txn]  # its owner, name and sink have it as before
@@ -173,9 +173,9 @@ class OutcomeDecider:
         self._table.remove(live)
         record = make_commit_record({live.txn: []}, owner=live.owned.owner)
         self._table.state.apply(record)
-        self._decisions.defer(record)
+        self._decisions.defer_record(record)
         self._table.counters.committed += 1
-        self._table.counters.count_ended(now - live.began)
+        self._table.counters.count_ended_transaction(now - live.began)
 
     def abort(self, live: LiveTransaction, reason: AbortReason, now: float) -> None:
         """Aborts the transaction `live`, whose phase must be OPEN or PREPARED."""
@@ -189,7 +189,7 @@ class OutcomeDecider:
         self.record_aborted_end(live, now, is_durable=False)
 
     def record_aborted_end(self, live: LiveTransaction, now: float, *, is_durable: bool) -> None:
-        self._table.counters.count_ended(now - live.began)
+        self._table.counters.count_ended_transaction(now - live.began)
         self._table.record_abort(live.txn, live.reason, live.owned.owner)
         self.send_outcome(live.txn, False, live.participants.values(), live.owned, live.began, is_durable=is_durable)
 
@@ -214,7 +214,7 @@ class OutcomeDecider:
         holder = self._table.state.names.find(owned.owner, owned.name) if owned.name else None
         if holder is not None and holder.holder > owned.holder:
             self.abort(live, AbortReason.FENCED, now)
-        elif self._table.has_later_name_holder(owned):
+        elif self._table.is_sink_batch_committed(owned):
             self.abort(live, AbortReason.SUPERSEDED, now)
 
     # ------------------------------------------------------------------ settling
@@ -228,7 +228,7 @@ class OutcomeDecider:
         each_waiting = {each.topic: each for each in waiting}
         if not each_waiting:
             if is_durable and txn in self._table.state.unsettled:
-                self._decisions.defer(Done([txn]))
+                self._decisions.defer_record(Done([txn]))
             return
         self._table.ending[txn] = UnsettledTransaction(is_committed, each_waiting, owned, began, is_durable)
         self._decisions.effects += [SendOutcome(txn, is_committed, each) for each in each_waiting.values()]
@@ -243,11 +243,11 @@ class OutcomeDecider:
         self._decisions.effects += [Answer(request, state) for request in ending.waiting_requests]
         ending.waiting_requests.clear()
         if ending.is_durable:
-            self._decisions.defer(Done([txn]))
+            self._decisions.defer_record(Done([txn]))
         else:
             del self._table.ending[txn]
 
-    def find_unsettled(self, txn: int, topic: str) -> Participant | None:
+    def find_unsettled_participant(self, txn: int, topic: str) -> Participant | None:
         """Returns the Participant that describes what the topic must still store of a committed transaction; None if
         the topic has stored the outcome, or if the commit is not durable."""
         ending = self._table.ending.get(txn)

@@ -12,8 +12,8 @@
     Kept        in a snapshot alone: outcomes of transactions that are done
     Counted     in a snapshot alone: the largest number of a holder
     KeptSinkBatch    the last batch of a sink, and how long it was idle; of batch FORGOTTEN: the sink is not kept any
-    more HalfStored, HalfAgeRecorded, HalfRolledBack, KeptHalfOutcomes, HalfOutcomesDiscarded: of half messages
-    (state_core.py)
+    more HalfMessageStored, HalfMessageAgeRecorded, HalfMessageRolledBack, HalfMessageOutcomesInSnapshot,
+    HalfMessageOutcomesDiscarded: of half messages (state_core.py)
 
 Ids are the lower halves of `TxnId` (`least`): the coordinator is the ledger's. A deadline begins anew in a new epoch,
 so times are how long something may take. Names and sinks are of the role `owner` (state_core.py); a version that knew
@@ -118,7 +118,7 @@ class Done(Record, frozen=True, array_like=True, tag=4):
     txns: list[int]
 
 
-class Detached(Record, frozen=True, array_like=True, tag=5):
+class ParticipantDetached(Record, frozen=True, array_like=True, tag=5):
     """Record: an administrator removed a participant from an ended transaction."""
 
     txn: int
@@ -171,7 +171,7 @@ class EpochHandedOver(Record, frozen=True, array_like=True, tag=9):
     leases: list[HandedOverIdLease]
 
 
-class KeptOutcomes(Record, frozen=True, array_like=True, tag=10):
+class SettledOutcomesInSnapshot(Record, frozen=True, array_like=True, tag=10):
     """Record of a snapshot: the outcomes of transactions that every participant has stored."""
 
     high: int  # the ids' upper 31 bits
@@ -199,7 +199,7 @@ class HalfMessage(NamedTuple):
     entry: bytes
 
 
-class HalfStored(Record, frozen=True, array_like=True, tag=13):
+class HalfMessageStored(Record, frozen=True, array_like=True, tag=13):
     """Record: a half message is stored, with its present age and state."""
 
     half: int
@@ -213,7 +213,7 @@ class HalfStored(Record, frozen=True, array_like=True, tag=13):
     parked: str = ""
 
 
-class HalfAgeRecorded(Record, frozen=True, array_like=True, tag=14):
+class HalfMessageAgeRecorded(Record, frozen=True, array_like=True, tag=14):
     """Record: the present age of a half message, how often a check was answered UNKNOWN, and whether the half message
     is parked."""
 
@@ -223,13 +223,13 @@ class HalfAgeRecorded(Record, frozen=True, array_like=True, tag=14):
     parked: str  # why; empty: it is not
 
 
-class HalfRolledBack(Record, frozen=True, array_like=True, tag=15):
+class HalfMessageRolledBack(Record, frozen=True, array_like=True, tag=15):
     """Record: a half message is rolled back."""
 
     half: int
 
 
-class KeptHalfOutcomes(Record, frozen=True, array_like=True, tag=16):
+class HalfMessageOutcomesInSnapshot(Record, frozen=True, array_like=True, tag=16):
     """Record of a snapshot: the outcomes of half messages."""
 
     committed: bytes  # portable roaring bitmaps of 64 bits
@@ -237,16 +237,20 @@ class KeptHalfOutcomes(Record, frozen=True, array_like=True, tag=16):
     owners: dict[str, bytes] = {}  # those of both that a role prepared
 
 
-class HalfOutcomesDiscarded(Record, frozen=True, array_like=True, tag=17):
+class HalfMessageOutcomesDiscarded(Record, frozen=True, array_like=True, tag=17):
     """Record: the outcomes of these half messages are discarded."""
 
     halves: bytes
 
 
-HalfRecord = HalfStored | HalfAgeRecorded | HalfRolledBack | KeptHalfOutcomes | HalfOutcomesDiscarded
+HalfRecord = (
+    HalfMessageStored | HalfMessageAgeRecorded | HalfMessageRolledBack | HalfMessageOutcomesInSnapshot
+    | HalfMessageOutcomesDiscarded
+)
 AnyRecord = (
-    Committed | Prepared | Aborted | Done | Detached | NameHolderChanged | IdleNamesRemoved | OutcomesDiscarded
-    | EpochHandedOver | KeptOutcomes | LargestHolderNumber
+    Committed | Prepared | Aborted | Done | ParticipantDetached | NameHolderChanged | IdleNamesRemoved
+    | OutcomesDiscarded
+    | EpochHandedOver | SettledOutcomesInSnapshot | LargestHolderNumber
     | KeptSinkBatch | HalfRecord
 )  # fmt: skip
 

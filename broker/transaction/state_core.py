@@ -36,23 +36,23 @@ from .records_core import (
     Aborted,
     AnyRecord,
     Committed,
-    Detached,
     Done,
     EpochHandedOver,
-    HalfAgeRecorded,
-    HalfOutcomesDiscarded,
+    HalfMessageAgeRecorded,
+    HalfMessageOutcomesDiscarded,
+    HalfMessageOutcomesInSnapshot,
+    HalfMessageRolledBack,
+    HalfMessageStored,
     HalfRecord,
-    HalfRolledBack,
-    HalfStored,
     IdleNamesRemoved,
-    KeptHalfOutcomes,
-    KeptOutcomes,
     KeptSinkBatch,
     LargestHolderNumber,
     NameHolderChanged,
     OutcomesDiscarded,
     Participant,
+    ParticipantDetached,
     Prepared,
+    SettledOutcomesInSnapshot,
     SinkBatch,
     TransactionOwner,
     decode_participants,
@@ -62,22 +62,23 @@ from .records_core import (
 # -------------------------------------------------------------------------------------------- stored_halves_core
 # The half messages in a coordinator's ledger, and the outcomes of those that ended: a part of its state.
 #
-#     halves.apply(record) | add_committed(half) as of State: when it is durable, and when the ledger is read
+#     halves.apply(record) | add_committed_half_message(half) as of State: when it is durable, and when the ledger is
+# read
 #     halves.outcome(half)                       COMMITTED, ABORTED; None: it is open, forgotten, or never was stored
 #
-# A half is in `open` from its HalfStored to the record that ends it: the COMMIT of the transaction that published it
-# (Committed.half), or HalfRolledBack. Then its id is in one of two bitmaps until HalfOutcomesDiscarded. Its age is that
-# of the last HalfAgeRecorded: the time since then is lost in a take-over, so that no clock of another machine matters.
-# Guards: tests/broker/transaction/test_halves_walk.py.
+# A half is in `open` from its HalfMessageStored to the record that ends it: the COMMIT of the transaction that
+# published it (Committed.half), or HalfMessageRolledBack. Then its id is in one of two bitmaps until
+# HalfMessageOutcomesDiscarded. Its age is that of the last HalfMessageAgeRecorded: the time since then is lost in a
+# take-over, so that no clock of another machine matters. Guards: tests/broker/transaction/test_halves_walk.py.
 
 
-class StoredHalves:
+class StoredHalfMessages:
     """The half messages that are stored in a coordinator's ledger, and the outcomes of those that have ended."""
 
     __slots__ = ("_committed", "_of", "_rolled_back", "open", "size_bytes")
 
     def __init__(self) -> None:
-        self.open: dict[int, HalfStored] = {}
+        self.open: dict[int, HalfMessageStored] = {}
         self.size_bytes = 0  # of the messages of all that are open
         self._committed = BitMap64()
         self._rolled_back = BitMap64()
@@ -85,23 +86,23 @@ class StoredHalves:
 
     def apply(self, record: HalfRecord) -> None:
         match record:
-            case HalfStored():
+            case HalfMessageStored():
                 self.open[record.half] = record
-                self.size_bytes += half_size_bytes(record)
-            case HalfAgeRecorded():
+                self.size_bytes += half_message_size_bytes(record)
+            case HalfMessageAgeRecorded():
                 found = self.open.get(record.half)
                 if found is not None:
                     self.open[record.half] = msgspec.structs.replace(
                         found, unknown=record.unknown, age_s=record.age_s, parked=record.parked
                     )
-            case HalfRolledBack():
+            case HalfMessageRolledBack():
                 self._remove(record.half)
                 self._rolled_back.add(record.half)
-            case KeptHalfOutcomes():
+            case HalfMessageOutcomesInSnapshot():
                 self._committed = BitMap64.deserialize(record.committed)
                 self._rolled_back = BitMap64.deserialize(record.rolled_back)
                 self._of = {owner: BitMap64.deserialize(ids) for owner, ids in record.owners.items()}
-            case HalfOutcomesDiscarded():
+            case HalfMessageOutcomesDiscarded():
                 forgotten = BitMap64.deserialize(record.halves)
                 self._committed -= forgotten
                 self._rolled_back -= forgotten
@@ -110,18 +111,18 @@ class StoredHalves:
             case _:
                 assert_never(record)
 
-    def add_committed(self, half: int) -> None:
+    def add_committed_half_message(self, half: int) -> None:
         """Removes an open half message, and stores that it is committed."""
         self._remove(half)
         self._committed.add(half)
 
     def _remove(self, half: int) -> None:
         stored = self.open.pop(half)
-        self.size_bytes -= half_size_bytes(stored)
+        self.size_bytes -= half_message_size_bytes(stored)
         if stored.owner:
             self._of.setdefault(stored.owner, BitMap64()).add(half)
 
-    def find_outcome(self, half: int) -> TxnState | None:
+    def find_half_message_outcome(self, half: int) -> TxnState | None:
         """Returns the outcome of the half message, COMMITTED or ABORTED; None if it has none, or is not known."""
         if half in self._committed:
             return TxnState.COMMITTED
@@ -130,11 +131,11 @@ class StoredHalves:
     def has_other_owner(self, half: int, owner: str) -> bool:
         """Returns True if the half message has ended, and another role than `owner` prepared it. (Returns False if an
         earlier version stored it, because that version did not record the role.)"""
-        if self.find_outcome(half) is None or half in self._of.get(owner, ()):
+        if self.find_half_message_outcome(half) is None or half in self._of.get(owner, ()):
             return False
         return any(half in ids for ids in self._of.values())
 
-    def ended_half_ids(self) -> BitMap64:
+    def ended_half_message_ids(self) -> BitMap64:
         """Returns the ids of the half messages that have an outcome which was not discarded yet."""
         return self._committed | self._rolled_back
 
@@ -147,18 +148,18 @@ class StoredHalves:
         yield from self.open.values()
         if self._committed or self._rolled_back:
             owners = {owner: ids.serialize() for owner, ids in self._of.items()}
-            yield KeptHalfOutcomes(self._committed.serialize(), self._rolled_back.serialize(), owners)
+            yield HalfMessageOutcomesInSnapshot(self._committed.serialize(), self._rolled_back.serialize(), owners)
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         assert not self._committed & self._rolled_back, "a half has at most one outcome"
-        assert not any(self.find_outcome(half) for half in self.open), "an open half has no outcome"
-        assert self.size_bytes == sum(map(half_size_bytes, self.open.values())), (
+        assert not any(self.find_half_message_outcome(half) for half in self.open), "an open half has no outcome"
+        assert self.size_bytes == sum(map(half_message_size_bytes, self.open.values())), (
             "the bytes of all open halves are counted"
         )
 
 
-def half_size_bytes(half: HalfStored) -> int:
+def half_message_size_bytes(half: HalfMessageStored) -> int:
     return sum(len(each.topic) + len(each.entry) for each in half.messages)
 
 
@@ -261,7 +262,7 @@ class CommittedIds:
             discard_ids_below(ids, below)
         self._of = {owner: ids for owner, ids in self._of.items() if ids}
 
-    def restore_ids(self, record: KeptOutcomes) -> None:
+    def restore_ids_from_record(self, record: SettledOutcomesInSnapshot) -> None:
         everything, owned = BitMap.deserialize(record.committed), BitMap()
         for owner, ids in record.owners.items():
             found = self._of.setdefault(owner, {})[record.high] = BitMap.deserialize(ids)
@@ -271,13 +272,13 @@ class CommittedIds:
         if owned:
             self._owned[record.high] = owned
 
-    def snapshot(self) -> Iterator[KeptOutcomes]:
+    def snapshot(self) -> Iterator[SettledOutcomesInSnapshot]:
         """Yields the records with which a snapshot stores the ids. Their field `committed` lists the ids of all roles,
         because an earlier version reads only that field."""
         for high in dict.fromkeys((*self._free, *self._owned)):
             everything = self._free.get(high, BitMap()) | self._owned.get(high, BitMap())
             owners = {owner: ids[high].serialize() for owner, ids in self._of.items() if high in ids}
-            yield KeptOutcomes(high, everything.serialize(), owners)
+            yield SettledOutcomesInSnapshot(high, everything.serialize(), owners)
 
     def ids_by_owner(self) -> dict[str, set[int]]:
         """Returns the ids of committed transactions, by the role that began them; "": transactions without a role."""
@@ -354,7 +355,7 @@ class CoordinatorState:
         self.last_holder = 0  # the largest number of a holder of any name: none is given twice
         self.forgotten_below = 0  # the outcomes of ids below are not known any more
         self.handed: list[EpochHandedOver] = []
-        self.halves = StoredHalves()
+        self.halves = StoredHalfMessages()
 
     def is_committed(self, txn: int) -> bool:
         return txn in self.kept
@@ -372,7 +373,7 @@ class CoordinatorState:
             case Done():
                 for txn in record.txns:
                     self.unsettled.pop(txn, None)
-            case Detached():
+            case ParticipantDetached():
                 outcome = self.unsettled.get(record.txn)
                 if outcome is not None:
                     outcome.waiting.pop(record.topic, None)
@@ -387,13 +388,16 @@ class CoordinatorState:
                 self.kept.discard_ids_below(record.below)
             case EpochHandedOver():
                 self.handed.append(record)
-            case KeptOutcomes():
-                self.kept.restore_ids(record)
+            case SettledOutcomesInSnapshot():
+                self.kept.restore_ids_from_record(record)
             case LargestHolderNumber():
                 self.last_holder = record.holders
             case KeptSinkBatch():
                 self._sink(record.sink)
-            case HalfStored() | HalfAgeRecorded() | HalfRolledBack() | KeptHalfOutcomes() | HalfOutcomesDiscarded():
+            case (
+                    HalfMessageStored() | HalfMessageAgeRecorded() | HalfMessageRolledBack()
+                    | HalfMessageOutcomesInSnapshot() | HalfMessageOutcomesDiscarded()
+                ):
                 self.halves.apply(record)
             case _:
                 assert_never(record)
@@ -408,7 +412,7 @@ class CoordinatorState:
         if record.sink is not None:
             self._sink(record.sink)
         if record.half:
-            self.halves.add_committed(record.half)
+            self.halves.add_committed_half_message(record.half)
 
     def _sink(self, sink: SinkBatch) -> None:
         if sink.batch == FORGOTTEN:
@@ -505,7 +509,7 @@ class UnsettledTransaction(msgspec.Struct):
     waiting_requests: list[object] = msgspec.field(default_factory=list)  # requests that wait for the last of them
 
 
-def txn_state_of(found: LiveTransaction | UnsettledTransaction | TxnState) -> TxnState:
+def txn_state_of_table_entry(found: LiveTransaction | UnsettledTransaction | TxnState) -> TxnState:
     """Returns the state of the transaction that a search in the table has found."""
     if isinstance(found, LiveTransaction):
         return TxnState.PREPARED if found.phase is Phase.PREPARED else TxnState.OPEN
@@ -614,14 +618,14 @@ class TransactionTable:
     def make_unknown_id_error(self, txn: int) -> InvalidRequest:
         return InvalidRequest(f"{self.txn_id(txn)} was never given")
 
-    def has_later_name_holder(self, owned: TransactionOwner) -> bool:
+    def is_sink_batch_committed(self, owned: TransactionOwner) -> bool:
         """Returns True if the sink of the transaction has committed its batch, or a later one of the same query,
         already."""
         tag = owned.tag
         sink = self.state.sinks.find(owned.owner, tag.sink_id) if tag is not None else None
         return sink is not None and tag is not None and sink.query_id == tag.query_id and sink.batch >= tag.batch
 
-    def check_holder(self, owner: str, name: str, holder: int) -> None:
+    def check_name_holder(self, owner: str, name: str, holder: int) -> None:
         """Raises TransactionFenced if the name has another holder than `holder`."""
         found = self.state.names.find(owner, name) if name else None
         if name and (found is None or found.holder != holder):
@@ -638,14 +642,14 @@ class TransactionTable:
         gone = self._gone.get(txn)
         return gone.reason if gone is not None else unknown
 
-    def make_forgotten_error(self, txn: int) -> TransactionForgotten:
+    def make_transaction_forgotten_error(self, txn: int) -> TransactionForgotten:
         return TransactionForgotten(f"{self.txn_id(txn)} ended more than {self.limits.retention_s:g} s ago")
 
     def why_aborted(self, txn: int) -> MagnetarError:
         """Returns the error with which a request about an aborted transaction is answered; it contains the reason of
         the abort."""
         if txn < self.state.forgotten_below:
-            return self.make_forgotten_error(txn)
+            return self.make_transaction_forgotten_error(txn)
         lost = txn >> COUNTER_BITS < self.epoch
         reason = self._reason_of(txn, AbortReason.LOST if lost else AbortReason.TIMEOUT)
         if reason is AbortReason.FENCED:
@@ -680,14 +684,15 @@ class TransactionTable:
             left_s = max(0.0, live.deadline - now)
             owned, waiting = live.owned, list(live.participants)
             return TransactionRow(
-                txn, txn_state_of(live), owned.owner, owned.name, owned.tag, now - live.began, left_s, waiting, "",
+                txn, txn_state_of_table_entry(live), owned.owner, owned.name, owned.tag, now - live.began, left_s,
+                waiting, "",
                 owned.address, owned.timeout_s,
             )  # fmt: skip
         if ending is not None:
             owned = ending.owned or TransactionOwner("", 0.0)
             reason = "" if ending.committed else self._reason_of(txn, AbortReason.LOST).value
             return TransactionRow(
-                txn, txn_state_of(ending), owned.owner, owned.name, owned.tag, now - ending.began, 0.0,
+                txn, txn_state_of_table_entry(ending), owned.owner, owned.name, owned.tag, now - ending.began, 0.0,
                 list(ending.waiting), reason, owned.address, owned.timeout_s,
             )  # fmt: skip
         if txn >= self.next_id or txn in self.unused:

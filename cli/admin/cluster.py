@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from click import option
 
-from ...proto.alarms import count_of, find_alarms, find_metadata_alarms, find_repair_alarms, format_age
+from ...proto.alarms import find_alarms, find_metadata_alarms, find_repair_alarms, format_age, format_count
 from ...runtime.clock import SystemClock
 from ..common.exits import FAILED, NOT_FOUND, Failure
 from ..common.lazy import LazyCommand, LazyGroup
 from ..common.session import Session, session_command
 from ..common.units import FiniteNumber
-from ..storage.admin_port import watching_operator, with_operator
+from ..storage.admin_port import with_operator_and_watch_options, with_operator_options
 
 if TYPE_CHECKING:
     from ...proto.statistics import BrokerInfo, ClusterSummary, SubscriptionStats
@@ -45,7 +45,7 @@ SORTS = {"traffic": "throughput_in", "backlog": "backlog", "age": "oldest_ms"}
 
 
 @click.command()
-@with_operator
+@with_operator_options
 def status(session: Session) -> None:
     """Show the cluster on one screen: brokers, bookies, repair, the largest backlogs, and the alarms.
 
@@ -59,17 +59,17 @@ def status(session: Session) -> None:
     """
     now_ms = SystemClock().wall_ms()
     summary = session.admin.broker_summaries()
-    brokers = [broker_row(asdict(each), now_ms) for each in summary.brokers]
-    bookies, repair = list_known_bookies(session, summary), repair_state(session, summary)
+    brokers = [make_broker_row(asdict(each), now_ms) for each in summary.brokers]
+    bookies, repair = list_known_bookies(session, summary), ask_repair_state(session, summary)
     backlogs, oldest = find_largest_topics(summary, "backlog", WORST), find_largest_topics(summary, "age", WORST)
     away = find_metadata_alarms(summary.metadata_away_ms, now_ms)
     alarms = [] if away else find_repair_alarms(repair)
     alarms += find_alarms(brokers, summary.silent, bookies, oldest, now_ms)
     alarms = [*away, *sorted(alarms, key=lambda alarm: not alarm.needed)]
-    if session.out.structured:
+    if session.out.is_structured:
         session.out.print_document({
             "brokers": brokers, "silent": list(summary.silent), "bookies": bookies, "repair": repair,
-            "backlogs": [topic_row(each, now_ms) for each in backlogs],
+            "backlogs": [make_topic_row(each, now_ms) for each in backlogs],
             "alarms": [each._asdict() for each in alarms],
         })  # fmt: skip
     else:
@@ -80,7 +80,7 @@ def status(session: Session) -> None:
         session.out.print_rows(bookies, BOOKIE_COLUMNS, empty="no bookies")
         if backlogs:
             click.echo()
-            rows = [topic_row(each, now_ms) for each in backlogs]
+            rows = [make_topic_row(each, now_ms) for each in backlogs]
             session.out.print_rows(rows, ("topic", "backlog", "oldest", "consumers"))
         click.echo()
         for each in alarms[len(away) :]:
@@ -91,7 +91,7 @@ def status(session: Session) -> None:
         sys.exit(FAILED)
 
 
-def broker_row(found: dict[str, Any], now_ms: int) -> dict[str, Any]:
+def make_broker_row(found: dict[str, Any], now_ms: int) -> dict[str, Any]:
     total = found["total"]
     return {
         "broker": found["name"], "endpoint": found["endpoint"], "version": found["version"],
@@ -106,7 +106,7 @@ def list_known_bookies(session: Session, summary: ClusterSummary) -> list[dict[s
     """Returns the bookies that are registered, or that the metadata of ledgers names, each with the state that it
     reports itself. While the metadata does not answer, no bookie is asked."""
     from ...proto.errors import MagnetarError
-    from ..storage.admin_port import ask_answering
+    from ..storage.admin_port import ask_reachable_bookies
     from ..storage.ledgers import ask_any_bookie
 
     away = bool(summary.metadata_away_ms)
@@ -119,7 +119,7 @@ def list_known_bookies(session: Session, summary: ClusterSummary) -> list[dict[s
         for each in summary.bookies or (() if away else session.admin.bookies())  # an older broker does not say them
     }  # fmt: skip
     if known and not away:
-        for id_, found in ask_answering(session, "state").items():
+        for id_, found in ask_reachable_bookies(session, "state").items():
             if id_ in known:
                 known[id_].update(freeBytes=found["freeBytes"], totalBytes=found["totalBytes"])
                 known[id_]["version"] = found.get("version")  # an older bookie does not say it
@@ -134,7 +134,7 @@ def list_known_bookies(session: Session, summary: ClusterSummary) -> list[dict[s
     return list(known.values())
 
 
-def repair_state(session: Session, summary: ClusterSummary) -> dict[str, Any] | None:
+def ask_repair_state(session: Session, summary: ClusterSummary) -> dict[str, Any] | None:
     """Returns the state of repair (missing copies of ledgers) that a bookie reports. Returns None if no bookie reports
     a state, or if the metadata does not answer, from which bookies read the state."""
     from ...proto.errors import MagnetarError
@@ -165,7 +165,7 @@ def find_largest_topics(summary: ClusterSummary, by: str, limit: int) -> list[di
     return rows[:limit]
 
 
-def topic_row(found: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
+def make_topic_row(found: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
     oldest = found["oldest_ms"]
     return {
         "topic": found["name"], "owner": found["owner"], "in": found["rate_in"], "out": found["rate_out"],
@@ -191,7 +191,7 @@ def top(session: Session, by: str, contains: str, limit: int, every_s: float, on
       magnetar top
       magnetar top --by backlog --once -o json
     """
-    live = not once and not session.out.structured and sys.stdout.isatty()
+    live = not once and not session.out.is_structured and sys.stdout.isatty()
     while True:
         rows, silent = _largest_now(session, by, contains, limit)
         if live:
@@ -208,9 +208,9 @@ def _largest_now(session: Session, by: str, contains: str, limit: int) -> tuple[
     now_ms = SystemClock().wall_ms()
     if contains:
         page = session.admin.topic_page(contains=contains, sort=SORTS[by], limit=limit)
-        return [topic_row(asdict(each), now_ms) for each in page.topics], page.silent
+        return [make_topic_row(asdict(each), now_ms) for each in page.topics], page.silent
     summary = session.admin.broker_summaries()
-    return [topic_row(each, now_ms) for each in find_largest_topics(summary, by, limit)], summary.silent
+    return [make_topic_row(each, now_ms) for each in find_largest_topics(summary, by, limit)], summary.silent
 
 
 # --------------------------------------------------------------------------------------------------------- why
@@ -232,7 +232,7 @@ def why(session: Session, topic: str, subscription: str = "") -> None:
         stuck = [{"subscription": name, **asdict(session.admin.why_stuck(part, name))} for name in names]
         kept = [] if subscription else [asdict(each) for each in session.admin.why_kept(part).ledgers]
         found.append({"topic": part, "subscriptions": stuck, "ledgers": kept})
-    if session.out.structured:
+    if session.out.is_structured:
         session.out.print_document(found)
         return
     for each in found:
@@ -240,7 +240,7 @@ def why(session: Session, topic: str, subscription: str = "") -> None:
         for one in each["subscriptions"]:
             click.echo(f"  subscription {one['subscription']}: {' '.join(one['sentences'])}")
         for ledger in each["ledgers"]:
-            text = f"{count_of(ledger['messages'], 'message')}, {ledger['bytes']:,} bytes"
+            text = f"{format_count(ledger['messages'], 'message')}, {ledger['bytes']:,} bytes"
             click.echo(f"  ledger {ledger['ledger_id']} ({text}): {ledger['sentence']}")
 
 
@@ -343,7 +343,9 @@ def drain(session: Session, broker: str, wait: bool, wait_s: float | None) -> No
 
     session.admin.drain_broker(broker)
     if not wait:
-        session.out.print_done(f"broker {broker} drains: 'magnetar brokers list' shows what is left", broker=broker)
+        session.out.print_result_text(
+            f"broker {broker} drains: 'magnetar brokers list' shows what is left", broker=broker
+        )
         return
     now = SystemClock().monotonic
     end_s, told = None if wait_s is None else now() + wait_s, ""
@@ -351,13 +353,13 @@ def drain(session: Session, broker: str, wait: bool, wait_s: float | None) -> No
         if found.draining and found.bundles == 0 and found.topics == 0:
             break
         left = f"{_say_left(found)} left"
-        if left != told and not session.out.structured:
+        if left != told and not session.out.is_structured:
             click.echo(left, err=True)
             told = left
         if end_s is not None and now() >= end_s:
             raise Failure(f"broker {broker} has {left} after {wait_s:g} s; it goes on giving them away")
         time.sleep(DRAIN_LOOK_S)
-    session.out.print_done(f"broker {broker} owns nothing any more", broker=broker, bundles=0, topics=0)
+    session.out.print_result_text(f"broker {broker} owns nothing any more", broker=broker, bundles=0, topics=0)
 
 
 def _find_broker(session: Session, name: str) -> BrokerInfo | None:
@@ -378,7 +380,7 @@ def undrain(session: Session, broker: str) -> None:
     Example: magnetar brokers undrain broker-1
     """
     session.admin.undrain_broker(broker)
-    session.out.print_done(f"broker {broker} gets bundles again", broker=broker)
+    session.out.print_result_text(f"broker {broker} gets bundles again", broker=broker)
 
 
 CONFIG = option("--config", "-c", "setting", required=True, metavar="NAME", help="Of the setting; ours or Pulsar's.")
@@ -441,7 +443,7 @@ def update_dynamic_config(session: Session, setting: str, value: str) -> None:
       magnetar brokers update-dynamic-config --config dispatch_rate_messages --value 1000
     """
     session.admin.change_setting(name=setting, value=value)
-    session.out.print_done(f"{setting} is {value} at all brokers", config=setting, value=value)
+    session.out.print_result_text(f"{setting} is {value} at all brokers", config=setting, value=value)
 
 
 @session_command(CONFIG)
@@ -451,12 +453,12 @@ def delete_dynamic_config(session: Session, setting: str) -> None:
     Example: magnetar brokers delete-dynamic-config --config log_level
     """
     session.admin.remove_setting(name=setting)
-    session.out.print_done(f"each broker has its own value of {setting} again", config=setting)
+    session.out.print_result_text(f"each broker has its own value of {setting} again", config=setting)
 
 
 @click.command("list")
 @option("--registered", is_flag=True, help="Only those that are registered; asks no bookie.")
-@watching_operator
+@with_operator_and_watch_options
 def list_bookies(session: Session, registered: bool) -> None:
     """List the bookies, also those that are away: their state, their disks, and how many ledgers name them.
 
@@ -471,7 +473,7 @@ def list_bookies(session: Session, registered: bool) -> None:
     """
     from ...proto.errors import MagnetarError
     from ..common.exits import Failure
-    from ..storage.admin_port import ask_answering
+    from ..storage.admin_port import ask_reachable_bookies
     from ..storage.ledgers import ask_any_bookie
 
     known = {
@@ -487,7 +489,7 @@ def list_bookies(session: Session, registered: bool) -> None:
         for bookie in session.admin.bookies()
     }
     if known and not registered:
-        for id_, state in ask_answering(session, "state").items():
+        for id_, state in ask_reachable_bookies(session, "state").items():
             if id_ in known:
                 known[id_].update(freeBytes=state["freeBytes"], totalBytes=state["totalBytes"])
         try:
@@ -548,7 +550,7 @@ def forget(session: Session, query: str, namespace: str) -> None:
     for part, name in parts:
         session.admin.delete_subscription(part, name)
     text = f"query {query} holds nothing any more: {len(parts)} subscriptions are deleted"
-    session.out.print_done(text, query=query, subscriptions=len(parts))
+    session.out.print_result_text(text, query=query, subscriptions=len(parts))
 
 
 def _found(session: Session, namespace: str) -> Iterator[tuple[str, str, SubscriptionStats]]:

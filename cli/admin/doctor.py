@@ -35,8 +35,8 @@ from ...proto.alarms import (
 from ...runtime.clock import SystemClock
 from ..common.exits import FAILED
 from ..common.session import Session
-from ..storage.admin_port import with_operator
-from .cluster import broker_row, find_largest_topics, list_known_bookies, repair_state
+from ..storage.admin_port import with_operator_options
+from .cluster import ask_repair_state, find_largest_topics, list_known_bookies, make_broker_row
 
 if TYPE_CHECKING:
     from ...proto.statistics import ClusterSummary
@@ -245,7 +245,7 @@ def _skewed(facts: ClusterFacts) -> Iterator[Alarm]:
             yield Alarm(f"{text} Do most have one key?", f"magnetar topics partitioned-stats {base}", needed=False)
 
 
-class DoctorRisk(NamedTuple):
+class RiskySetting(NamedTuple):
     """A risky value of a broker's setting, which the operator may have set by mistake."""
 
     setting: str
@@ -254,15 +254,15 @@ class DoctorRisk(NamedTuple):
 
 
 RISKS = (
-    DoctorRisk("log_level", lambda text: text == "debug", "each request may be a line of the log"),
-    DoctorRisk("degraded_writes", lambda text: text == "false", "one lost bookie may stop publishing"),
-    DoctorRisk("session_lost_grace_s", lambda text: float(text) == 0,
+    RiskySetting("log_level", lambda text: text == "debug", "each request may be a line of the log"),
+    RiskySetting("degraded_writes", lambda text: text == "false", "one lost bookie may stop publishing"),
+    RiskySetting("session_lost_grace_s", lambda text: float(text) == 0,
     "topics close when the metadata is away for a moment"),
-    DoctorRisk("drain_timeout_s", lambda text: float(text) == 0, "clients wait longer when a broker is restarted"),
-    DoctorRisk("cursor_flush_s", lambda text: float(text) > 10, "a crash redelivers so much"),
-    DoctorRisk("retention_minutes", lambda text: text == "-1", "nothing is ever deleted: the disks fill"),
-    DoctorRisk("orphan_age_s", lambda text: float(text) < 600, "a ledger that is about to be listed may be deleted"),
-    DoctorRisk("authorization_allow_wildcards_matching", lambda text: text == "true", "a role `*` is every caller"),
+    RiskySetting("drain_timeout_s", lambda text: float(text) == 0, "clients wait longer when a broker is restarted"),
+    RiskySetting("cursor_flush_s", lambda text: float(text) > 10, "a crash redelivers so much"),
+    RiskySetting("retention_minutes", lambda text: text == "-1", "nothing is ever deleted: the disks fill"),
+    RiskySetting("orphan_age_s", lambda text: float(text) < 600, "a ledger that is about to be listed may be deleted"),
+    RiskySetting("authorization_allow_wildcards_matching", lambda text: text == "true", "a role `*` is every caller"),
 )  # fmt: skip
 
 
@@ -325,8 +325,9 @@ def gather(session: Session, backup: str | None) -> ClusterFacts:
     now_ms = SystemClock().wall_ms()
     summary = session.admin.broker_summaries()
     facts = ClusterFacts(
-        now_ms=now_ms, brokers=[broker_row(asdict(each), now_ms) for each in summary.brokers], silent=summary.silent,
-        oldest=find_largest_topics(summary, "age", TOPICS), backup_ms=newest_file_ms(backup), version=PRODUCT,
+        now_ms=now_ms, brokers=[make_broker_row(asdict(each), now_ms) for each in summary.brokers],
+        silent=summary.silent,
+        oldest=find_largest_topics(summary, "age", TOPICS), backup_ms=time_of_newest_file_ms(backup), version=PRODUCT,
         url=session.url, metadata_away_ms=summary.metadata_away_ms,
     )  # fmt: skip
     if summary.metadata_away_ms:
@@ -334,7 +335,7 @@ def gather(session: Session, backup: str | None) -> ClusterFacts:
     described, unreachable = _describe(session)
     bookies = session.admin.bookies()
     return replace(
-        facts, bookies=list_known_bookies(session, summary), repair=repair_state(session, summary),
+        facts, bookies=list_known_bookies(session, summary), repair=ask_repair_state(session, summary),
         described=described, unreachable=unreachable,
         reports=_reports(session) if bookies and find_bookies(session, None) else {},
         racks={each.id: each.rack for each in bookies}, quorums=_read_quorums(session, summary),
@@ -365,10 +366,10 @@ def _describe(session: Session) -> tuple[dict[str, Row], dict[str, str]]:
 
 
 def _reports(session: Session) -> dict[str, Row]:
-    from ..storage.admin_port import ask_answering
+    from ..storage.admin_port import ask_reachable_bookies
 
     asked_ms = SystemClock().wall_ms()
-    found = ask_answering(session, "report")
+    found = ask_reachable_bookies(session, "report")
     return {
         name: {**each, "askedMs": asked_ms, "answeredMs": SystemClock().wall_ms()} for name, each in found.items()
     }
@@ -416,7 +417,7 @@ def _read_partitions(session: Session, summary: ClusterSummary) -> list[Row]:
     return found
 
 
-def newest_file_ms(place: str | None) -> int | None:
+def time_of_newest_file_ms(place: str | None) -> int | None:
     """Returns when the newest file of the folder `place` (or the file `place` itself) was written, in ms since the
     epoch; 0 if the folder is empty, None if no `place` is given."""
     if place is None:
@@ -427,7 +428,7 @@ def newest_file_ms(place: str | None) -> int | None:
 
 
 # ------------------------------------------------------------------------------------------------------ offline
-class OfflineCheck(NamedTuple):
+class DataDirectoryCheck(NamedTuple):
     """One check of a data directory, as `DoctorCheck` is one of a running cluster."""
 
     code: str
@@ -460,7 +461,7 @@ def _space(directory: Path) -> Iterator[Alarm]:
 
 def _measured_sync(directory: Path) -> Iterable[Alarm] | str:
     try:
-        took = measure_sync(directory)
+        took = measure_sync_time_s(directory)
     except OSError as error:
         return f"{directory} takes no file: {error.strerror}"
     if took <= SYNC_SLOW_S:
@@ -469,7 +470,7 @@ def _measured_sync(directory: Path) -> Iterable[Alarm] | str:
     return (Alarm(text, "iostat -x 1", needed=took > SYNC_WRONG_S),)
 
 
-def measure_sync(directory: Path) -> float:
+def measure_sync_time_s(directory: Path) -> float:
     """Measures how long it takes to write 4 KiB in the directory and to sync them. Returns the second slowest of
     several times, in seconds."""
     name = directory / f".magnetar-doctor-{os.getpid()}"
@@ -517,10 +518,10 @@ def _whole(directory: Path) -> Iterable[Alarm] | str:
 
 
 OFFLINE = (
-    OfflineCheck("D21", "space on the disk", _space),
-    OfflineCheck("D22", "how long a write and its sync take, measured", _measured_sync),
-    OfflineCheck("D23", "a process may have enough files open", _own_files),
-    OfflineCheck("D24", "cookie and mark of the bookies there are whole, and none is in limbo", _whole),
+    DataDirectoryCheck("D21", "space on the disk", _space),
+    DataDirectoryCheck("D22", "how long a write and its sync take, measured", _measured_sync),
+    DataDirectoryCheck("D23", "a process may have enough files open", _own_files),
+    DataDirectoryCheck("D24", "cookie and mark of the bookies there are whole, and none is in limbo", _whole),
 )
 """What `magnetar doctor --offline DIR` looks at, in this order."""
 
@@ -532,7 +533,7 @@ OFFLINE = (
     "--offline", default=None, metavar="DIR", type=click.Path(exists=True, file_okay=False),
     help="Ask no server: look at this data directory.",
 )  # fmt: skip
-@with_operator
+@with_operator_options
 def doctor(session: Session, backup: str | None, offline: str | None) -> None:
     """Run all checks of the cluster, and show what is wrong and which command helps.
 
@@ -554,7 +555,7 @@ def doctor(session: Session, backup: str | None, offline: str | None) -> None:
         names = {check.code: check.what for check in CHECKS}
     checks = [{"code": code, "state": _short(state), "check": names[code], "why": _why(state)}
               for code, state in states.items()]  # fmt: skip
-    if session.out.structured:
+    if session.out.is_structured:
         session.out.print_document({"checks": checks, "findings": [each._asdict() for each in findings]})
     else:
         session.out.print_rows(checks, ("code", "state", "check"))

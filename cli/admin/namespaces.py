@@ -11,7 +11,14 @@ from click import option
 from ...proto.policies import NAMESPACES, POLICIES
 from ..common.lazy import LazyCommand, LazyGroup
 from ..common.session import Session, confirm, session_command
-from .policies import ALIASES, change_policies, given_fields, policy_commands, policy_options, read_policies
+from .policies import (
+    ALIASES,
+    change_policies,
+    collect_given_policies,
+    make_policy_commands,
+    policy_options,
+    read_policies,
+)
 from .policies import OF_NAMESPACES as PROPERTIES_OF_NAMESPACES
 
 # --------------------------------------------------------------------------------------------------- permissions
@@ -22,8 +29,9 @@ from .policies import OF_NAMESPACES as PROPERTIES_OF_NAMESPACES
 
 
 OF_NAMESPACES = {
-    "grant-permission": LazyCommand(".admin.namespaces", "grant_namespace", "Let a role produce or consume in it."),
-    "revoke-permission": LazyCommand(".admin.namespaces", "revoke_namespace", "Take that from a role."),
+    "grant-permission": LazyCommand(".admin.namespaces", "grant_role_on_namespace",
+    "Let a role produce or consume in it."),
+    "revoke-permission": LazyCommand(".admin.namespaces", "revoke_role_on_namespace", "Take that from a role."),
     "permissions": LazyCommand(".admin.namespaces", "of_namespace", "Which roles may do what in it."),
     "grant-subscription-permission": LazyCommand(
         ".admin.namespaces", "grant_subscription", "Only these roles may use a subscription."
@@ -31,15 +39,16 @@ OF_NAMESPACES = {
     "revoke-subscription-permission": LazyCommand(
         ".admin.namespaces", "revoke_subscription", "Take a role off that list."
     ),
-    "subscription-permission": LazyCommand(".admin.namespaces", "of_subscriptions", "The lists of its subscriptions."),
+    "subscription-permission": LazyCommand(".admin.namespaces", "list_roles_of_subscriptions",
+    "The lists of its subscriptions."),
     "set-subscription-auth-mode": LazyCommand(
         ".admin.namespaces", "set_auth_mode", "Whether subscriptions are named by their role."
     ),
-    "get-subscription-auth-mode": LazyCommand(".admin.namespaces", "get_auth_mode", "Show that."),
+    "get-subscription-auth-mode": LazyCommand(".admin.namespaces", "get_mode_of_subscription_names", "Show that."),
 }
 OF_TOPICS = {
-    "grant-permission": LazyCommand(".admin.namespaces", "grant_topic", "Let a role produce or consume."),
-    "revoke-permission": LazyCommand(".admin.namespaces", "revoke_topic", "Take that from a role."),
+    "grant-permission": LazyCommand(".admin.namespaces", "grant_role_on_topic", "Let a role produce or consume."),
+    "revoke-permission": LazyCommand(".admin.namespaces", "revoke_role_on_topic", "Take that from a role."),
     "permissions": LazyCommand(".admin.namespaces", "of_topic", "Which roles were granted what for the topic alone."),
 }
 
@@ -55,7 +64,7 @@ def _split(text: str) -> list[str]:
 
 
 @session_command(ROLE, ACTIONS, name="grant-permission")
-def grant_namespace(session: Session, namespace: str, role: str, actions: str) -> None:
+def grant_role_on_namespace(session: Session, namespace: str, role: str, actions: str) -> None:
     """Let a role produce or consume in all topics of a namespace. Afterwards the role has exactly these actions there.
 
     Example: magnetar namespaces grant-permission acme/orders --role billing --actions consume
@@ -65,13 +74,15 @@ def grant_namespace(session: Session, namespace: str, role: str, actions: str) -
 
 
 @session_command(ROLE, name="revoke-permission")
-def revoke_namespace(session: Session, namespace: str, role: str) -> None:
+def revoke_role_on_namespace(session: Session, namespace: str, role: str) -> None:
     """Take from a role all that was granted to it in a namespace. What was granted to it for single topics stays.
 
     Example: magnetar namespaces revoke-permission acme/orders --role billing
     """
     session.admin.revoke_namespace_permission(namespace, role)
-    session.out.print_done(f"role {role} has no permission of its own in {namespace}", role=role, place=namespace)
+    session.out.print_result_text(
+        f"role {role} has no permission of its own in {namespace}", role=role, place=namespace
+    )
 
 
 @session_command(name="permissions", watched=True)
@@ -84,7 +95,7 @@ def of_namespace(session: Session, namespace: str) -> None:
 
 
 @session_command(ROLE, ACTIONS, name="grant-permission")
-def grant_topic(session: Session, topic: str, role: str, actions: str) -> None:
+def grant_role_on_topic(session: Session, topic: str, role: str, actions: str) -> None:
     """Let a role produce to a topic, or consume from it, in all partitions of the topic.
 
     Example: magnetar topics grant-permission acme/orders/eu --role web --actions produce,consume
@@ -94,13 +105,13 @@ def grant_topic(session: Session, topic: str, role: str, actions: str) -> None:
 
 
 @session_command(ROLE, name="revoke-permission")
-def revoke_topic(session: Session, topic: str, role: str) -> None:
+def revoke_role_on_topic(session: Session, topic: str, role: str) -> None:
     """Take from a role all that was granted to it for a topic. What was granted to it in the namespace stays.
 
     Example: magnetar topics revoke-permission acme/orders/eu --role web
     """
     session.admin.revoke_topic_permission(topic, role)
-    session.out.print_done(f"role {role} has no permission of its own for {topic}", role=role, place=topic)
+    session.out.print_result_text(f"role {role} has no permission of its own for {topic}", role=role, place=topic)
 
 
 @session_command(name="permissions")
@@ -123,7 +134,9 @@ def grant_subscription(session: Session, namespace: str, subscription: str, role
     Example: magnetar namespaces grant-subscription-permission acme/orders -s billing --roles billing,audit
     """
     session.admin.grant_subscription_permission(namespace, subscription, _split(roles))
-    session.out.print_done(f"subscription {subscription} of {namespace} takes {roles}", subscription=subscription)
+    session.out.print_result_text(
+        f"subscription {subscription} of {namespace} takes {roles}", subscription=subscription
+    )
 
 
 @session_command(SUBSCRIPTION, ROLE, name="revoke-subscription-permission")
@@ -134,11 +147,13 @@ def revoke_subscription(session: Session, namespace: str, subscription: str, rol
     Example: magnetar namespaces revoke-subscription-permission acme/orders -s billing --role audit
     """
     session.admin.revoke_subscription_permission(namespace, subscription, role)
-    session.out.print_done(f"role {role} is not on the list of subscription {subscription}", subscription=subscription)
+    session.out.print_result_text(
+        f"role {role} is not on the list of subscription {subscription}", subscription=subscription
+    )
 
 
 @session_command(name="subscription-permission")
-def of_subscriptions(session: Session, namespace: str) -> None:
+def list_roles_of_subscriptions(session: Session, namespace: str) -> None:
     """List the subscriptions of a namespace that only certain roles may use, with these roles. A subscription that is
     not listed may be used by every role with the action `consume`.
 
@@ -160,11 +175,11 @@ def set_auth_mode(session: Session, namespace: str, mode: str) -> None:
     Example: magnetar namespaces set-subscription-auth-mode acme/orders --subscription-auth-mode Prefix
     """
     session.admin.set_subscription_prefix_mode(namespace, mode == "Prefix")
-    session.out.print_done(f"subscriptions of {namespace}: mode {mode}", mode=mode)
+    session.out.print_result_text(f"subscriptions of {namespace}: mode {mode}", mode=mode)
 
 
 @session_command(name="get-subscription-auth-mode")
-def get_auth_mode(session: Session, namespace: str) -> None:
+def get_mode_of_subscription_names(session: Session, namespace: str) -> None:
     """Show whether the names of subscriptions must begin with the role that uses them.
 
     Example: magnetar namespaces get-subscription-auth-mode acme/orders
@@ -174,7 +189,7 @@ def get_auth_mode(session: Session, namespace: str) -> None:
 
 
 def _granted(session: Session, role: str, actions: str, place: str) -> None:
-    session.out.print_done(f"role {role} may {actions} in {place}", role=role, place=place)
+    session.out.print_result_text(f"role {role} may {actions} in {place}", role=role, place=place)
 
 
 def _roles(session: Session, roles: object, place: str) -> None:
@@ -205,17 +220,17 @@ namespaces = LazyGroup(
         ),
         "unsubscribe": LazyCommand(".admin.namespaces", "unsubscribe", "Delete a subscription of all its topics."),
         "set-auto-topic-creation": LazyCommand(
-            ".admin.namespaces", "set_creation", "Whether and how topics are made at first use."
+            ".admin.namespaces", "set_topic_creation", "Whether and how topics are made at first use."
         ),
-        "get-auto-topic-creation": LazyCommand(".admin.namespaces", "get_creation", "Show that."),
+        "get-auto-topic-creation": LazyCommand(".admin.namespaces", "get_topic_creation", "Show that."),
         "remove-auto-topic-creation": LazyCommand(
-            ".admin.namespaces", "remove_creation", "Topics are made at first use."
+            ".admin.namespaces", "remove_topic_creation", "Topics are made at first use."
         ),
         **OF_NAMESPACES,
         **PROPERTIES_OF_NAMESPACES,
     },
     {"get": "policies", **ALIASES},
-    policies=policy_commands(NAMESPACES),
+    policies=make_policy_commands(NAMESPACES),
     with_rows=True,
     help="TENANT/NAMESPACE: its topics share policies.\n\nExample: magnetar namespaces create public/orders",
 )
@@ -238,7 +253,7 @@ AT_CREATION = tuple(
 """The policies that are usually set with a new namespace; the others have commands of their own."""
 
 
-def with_policies(function: Callable[..., None]) -> Callable[..., None]:
+def with_policy_options(function: Callable[..., None]) -> Callable[..., None]:
     """Decorates a command: adds an option for each policy. The value of an option that is not given is None."""
     function = policy_options(AT_CREATION)(function)
     for each in (
@@ -253,7 +268,7 @@ def with_policies(function: Callable[..., None]) -> Callable[..., None]:
 def _divide_options(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Divides the given options into the settings of the namespace itself, and policies, which a call of their own
     sets."""
-    found = given_fields(given)
+    found = collect_given_policies(given)
     return {name: found.pop(name) for name in OF_NAMESPACE if name in found}, found
 
 
@@ -266,7 +281,7 @@ def list_(session: Session, tenant: str = "public") -> None:
     session.out.print_names(session.admin.namespaces(tenant), empty=f"no namespaces in {tenant}")
 
 
-@session_command(with_policies)
+@session_command(with_policy_options)
 def create(session: Session, namespace: str, **given: Any) -> None:
     """Create a namespace.
 
@@ -276,10 +291,10 @@ def create(session: Session, namespace: str, **given: Any) -> None:
     session.admin.create_namespace(namespace, **own)
     if policies:
         change_policies(session, NAMESPACES, namespace, policies)
-    session.out.print_done(f"namespace {namespace} created", namespace=namespace)
+    session.out.print_result_text(f"namespace {namespace} created", namespace=namespace)
 
 
-@session_command(with_policies)
+@session_command(with_policy_options)
 def update(session: Session, namespace: str, **given: Any) -> None:
     """Change policies of a namespace. Policies for which no option is given stay as they are.
 
@@ -291,7 +306,7 @@ def update(session: Session, namespace: str, **given: Any) -> None:
     session.admin.update_namespace(namespace, **own)
     if policies:
         change_policies(session, NAMESPACES, namespace, policies)
-    session.out.print_done(f"namespace {namespace} updated", namespace=namespace)
+    session.out.print_result_text(f"namespace {namespace} updated", namespace=namespace)
 
 
 @session_command(option("-ap", "--applied", is_flag=True, help="With what the broker sets."), watched=True)
@@ -338,7 +353,7 @@ def delete(session: Session, namespace: str, force: bool, yes: bool) -> None:
     """
     confirm(f"Delete namespace {namespace}" + (" and all its topics" if force else ""), yes)
     session.admin.delete_namespace(namespace, force=force)
-    session.out.print_done(f"namespace {namespace} deleted", namespace=namespace)
+    session.out.print_result_text(f"namespace {namespace} deleted", namespace=namespace)
 
 
 @session_command(watched=True)
@@ -362,7 +377,7 @@ def unload(session: Session, namespace: str, bundle: str) -> None:
     """
     found = session.admin.unload_namespace(namespace, bundle)
     text = f"{found.bundles} bundles of {namespace} with {found.topics} loaded topics unloaded"
-    session.out.print_done(text, namespace=namespace, bundles=found.bundles, topics=found.topics)
+    session.out.print_result_text(text, namespace=namespace, bundles=found.bundles, topics=found.topics)
 
 
 @session_command(
@@ -380,7 +395,7 @@ def clear_backlog(session: Session, namespace: str, subscription: str, yes: bool
     confirm(f"Acknowledge all messages of {whose} in {namespace}", yes)
     topics = session.admin.clear_namespace_backlog(namespace, subscription)
     text = f"the backlog of {whose} is cleared in {topics} topics of {namespace}"
-    session.out.print_done(text, namespace=namespace, subscription=subscription, topics=topics)
+    session.out.print_result_text(text, namespace=namespace, subscription=subscription, topics=topics)
 
 
 @session_command(
@@ -397,7 +412,7 @@ def unsubscribe(session: Session, namespace: str, subscription: str, force: bool
     confirm(f"Delete subscription {subscription} of all topics of {namespace}", yes)
     topics = session.admin.unsubscribe_namespace(namespace, subscription, force=force)
     text = f"subscription {subscription} is deleted of {topics} topics of {namespace}"
-    session.out.print_done(text, namespace=namespace, subscription=subscription, topics=topics)
+    session.out.print_result_text(text, namespace=namespace, subscription=subscription, topics=topics)
 
 
 @session_command(
@@ -406,7 +421,7 @@ def unsubscribe(session: Session, namespace: str, subscription: str, force: bool
     option("-n", "--num-partitions", "partitions", type=click.IntRange(1), default=None, help="Of partitioned ones."),
     name="set-auto-topic-creation",
 )
-def set_creation(session: Session, namespace: str, enabled: bool, kind: str, partitions: int | None) -> None:
+def set_topic_creation(session: Session, namespace: str, enabled: bool, kind: str, partitions: int | None) -> None:
     """Set whether the topics of a namespace are created at their first use, and with how many partitions.
 
     Example: magnetar namespaces set-auto-topic-creation public/default --enable -t partitioned -n 4
@@ -417,7 +432,7 @@ def set_creation(session: Session, namespace: str, enabled: bool, kind: str, par
 
 
 @session_command(name="remove-auto-topic-creation")
-def remove_creation(session: Session, namespace: str) -> None:
+def remove_topic_creation(session: Session, namespace: str) -> None:
     """Remove the namespace's own setting: its topics are created at their first use, without partitions, if the broker
     allows that.
 
@@ -434,11 +449,11 @@ def _change_creation(
     )
     how = f"at first use, with {partitions} partitions" if partitions else "at first use, without partitions"
     text = f"topics of {namespace} are made {how if enabled else 'by hand'}"
-    session.out.print_done(text, namespace=namespace, enabled=enabled, partitions=partitions)
+    session.out.print_result_text(text, namespace=namespace, enabled=enabled, partitions=partitions)
 
 
 @session_command(name="get-auto-topic-creation")
-def get_creation(session: Session, namespace: str) -> None:
+def get_topic_creation(session: Session, namespace: str) -> None:
     """Show whether topics of a namespace are created at their first use, and with how many partitions (0: not
     partitioned).
 

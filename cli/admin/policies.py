@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 OF_NAMESPACES = {
     "get-properties": LazyCommand(".admin.policies", "of_namespace", "What was noted of it."),
-    "set-properties": LazyCommand(".admin.policies", "set_of_namespace", "Note properties; others stay."),
-    "remove-property": LazyCommand(".admin.policies", "remove_of_namespace", "A property is gone."),
-    "clear-properties": LazyCommand(".admin.policies", "clear_of_namespace", "All are gone."),
+    "set-properties": LazyCommand(".admin.policies", "set_properties_of_namespace", "Note properties; others stay."),
+    "remove-property": LazyCommand(".admin.policies", "remove_properties_of_namespace", "A property is gone."),
+    "clear-properties": LazyCommand(".admin.policies", "clear_properties_of_namespace", "All are gone."),
 }
 OF_TOPICS = {
     "get-properties": LazyCommand(".admin.policies", "of_topic", "What was noted of it."),
-    "update-properties": LazyCommand(".admin.policies", "set_of_topic", "Note properties; others stay."),
-    "remove-properties": LazyCommand(".admin.policies", "remove_of_topic", "A property is gone."),
+    "update-properties": LazyCommand(".admin.policies", "set_properties_of_topic", "Note properties; others stay."),
+    "remove-properties": LazyCommand(".admin.policies", "remove_properties_of_topic", "A property is gone."),
 }
 PROPERTIES = option("-p", "--property", "--properties", "pairs", multiple=True, help="KEY=VALUE, several too.")
 KEYS = option("-k", "--key", "keys", multiple=True, required=True, metavar="KEY", help="Several too.")
@@ -55,11 +55,13 @@ def _given(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 def _noted(session: Session, place: str, given: dict[str, str]) -> None:
-    session.out.print_done(f"{place} has {', '.join(f'{key}={value}' for key, value in given.items())}", place=place)
+    session.out.print_result_text(
+        f"{place} has {', '.join(f'{key}={value}' for key, value in given.items())}", place=place
+    )
 
 
 def _gone(session: Session, place: str, keys: tuple[str, ...]) -> None:
-    session.out.print_done(f"{place} has no property {', '.join(keys)}", place=place)
+    session.out.print_result_text(f"{place} has no property {', '.join(keys)}", place=place)
 
 
 @session_command(name="get-properties")
@@ -72,7 +74,7 @@ def of_namespace(session: Session, namespace: str) -> None:
 
 
 @session_command(PROPERTIES, name="set-properties")
-def set_of_namespace(session: Session, namespace: str, pairs: tuple[str, ...]) -> None:
+def set_properties_of_namespace(session: Session, namespace: str, pairs: tuple[str, ...]) -> None:
     """Set properties (texts by key) of a namespace. Its other properties stay.
 
     Example: magnetar namespaces set-properties acme/orders -p owner=ada -p tier=1
@@ -83,7 +85,7 @@ def set_of_namespace(session: Session, namespace: str, pairs: tuple[str, ...]) -
 
 
 @session_command(KEYS, name="remove-property")
-def remove_of_namespace(session: Session, namespace: str, keys: tuple[str, ...]) -> None:
+def remove_properties_of_namespace(session: Session, namespace: str, keys: tuple[str, ...]) -> None:
     """Remove the properties with these keys from a namespace. A key that is missing is no error.
 
     Example: magnetar namespaces remove-property acme/orders -k owner
@@ -93,13 +95,13 @@ def remove_of_namespace(session: Session, namespace: str, keys: tuple[str, ...])
 
 
 @session_command(name="clear-properties")
-def clear_of_namespace(session: Session, namespace: str) -> None:
+def clear_properties_of_namespace(session: Session, namespace: str) -> None:
     """Remove all properties of a namespace.
 
     Example: magnetar namespaces clear-properties acme/orders
     """
     session.admin.remove_namespace_properties(namespace)
-    session.out.print_done(f"{namespace} has no properties", place=namespace)
+    session.out.print_result_text(f"{namespace} has no properties", place=namespace)
 
 
 @session_command(name="get-properties")
@@ -112,7 +114,7 @@ def of_topic(session: Session, topic: str) -> None:
 
 
 @session_command(PROPERTIES, name="update-properties")
-def set_of_topic(session: Session, topic: str, pairs: tuple[str, ...]) -> None:
+def set_properties_of_topic(session: Session, topic: str, pairs: tuple[str, ...]) -> None:
     """Set properties (texts by key) of a topic. Its other properties stay.
 
     Example: magnetar topics update-properties orders -p owner=ada
@@ -123,7 +125,7 @@ def set_of_topic(session: Session, topic: str, pairs: tuple[str, ...]) -> None:
 
 
 @session_command(KEYS, name="remove-properties")
-def remove_of_topic(session: Session, topic: str, keys: tuple[str, ...]) -> None:
+def remove_properties_of_topic(session: Session, topic: str, keys: tuple[str, ...]) -> None:
     """Remove the properties with these keys from a topic. A key that is missing is no error.
 
     Example: magnetar topics remove-properties orders -k owner
@@ -188,7 +190,7 @@ ALIASES = {
 }
 
 
-def policy_commands(level: str) -> dict[str, LazyCommand]:
+def make_policy_commands(level: str) -> dict[str, LazyCommand]:
     """Returns the commands that set, get and remove policies, by name, for the command group `level`: `namespaces` or
     `topics`."""
     return {
@@ -199,7 +201,7 @@ def policy_commands(level: str) -> dict[str, LazyCommand]:
     }
 
 
-def given_fields(options: dict[str, Any]) -> dict[str, Any]:
+def collect_given_policies(options: dict[str, Any]) -> dict[str, Any]:
     """Returns the options that the user gave, as fields of the Policies message by name."""
     return {name: value for name, value in options.items() if value is not None}
 
@@ -250,7 +252,7 @@ def _command(level: str, act: str, verb: Policy, text: str, function: Callable[.
 
 def _set(level: str, verb: Policy) -> click.Command:
     def command(session: Session, target: str, **options: Any) -> None:
-        given = given_fields(options)
+        given = collect_given_policies(options)
         if not given:
             raise click.UsageError(f"nothing to set; for instance: {verb.example}")
         found = change_policies(session, level, target, given)
@@ -258,7 +260,7 @@ def _set(level: str, verb: Policy) -> click.Command:
             _warn_of_risks(session, found)
         shown = {field.name: getattr(found, field.name) for field in verb.fields}
         said = ", ".join(f"{name}={value}" for name, value in shown.items() if value is not None)
-        session.out.print_done(f"{verb.name_at(level)} of {target}: {said}{verb.note}", target=target, **shown)
+        session.out.print_result_text(f"{verb.name_at(level)} of {target}: {said}{verb.note}", target=target, **shown)
 
     return _command(level, "set", verb, f"Set: {verb.help}", policy_options(verb.fields)(with_session(command)))
 
@@ -277,7 +279,7 @@ def _remove(level: str, verb: Policy) -> click.Command:
         admin = session.admin
         remove = admin.remove_namespace_policies if level == NAMESPACES else admin.remove_topic_policies
         remove(target, *(field.name for field in verb.fields))
-        session.out.print_done(f"{verb.name_at(level)} of {target} is inherited again{verb.note}", target=target)
+        session.out.print_result_text(f"{verb.name_at(level)} of {target} is inherited again{verb.note}", target=target)
 
     return _command(level, "remove", verb, f"Inherit again: {verb.help}", with_session(command))
 

@@ -18,7 +18,7 @@ from ..common.lazy import LazyCommand
 from ..common.session import COMPLETED, SUBSCRIPTION, WATCHED, YES, Session, confirm, with_session
 
 
-def make_row_commands(group: str) -> dict[str, LazyCommand]:
+def make_operation_commands(group: str) -> dict[str, LazyCommand]:
     """Returns the commands that a group gets from the table proto/operations.py, by the last word of their names."""
     found = (each.cli for each in OPERATIONS.values() if each.cli is not None)
     return {
@@ -48,7 +48,7 @@ def _command(row: Operation[Any], cli: CliVerb) -> click.Command:
         method, others = getattr(session.admin, row.method), [of["subscription"]] if "subscription" in of else []
         found = {part: method(*([part] if place else []), *others, **given) for part in parts}
         if cli.done:
-            session.out.print_done(cli.done.format(**texts), **of)
+            session.out.print_result_text(cli.done.format(**texts), **of)
         else:
             _show(session, found, place, cli.empty.format(**texts))
 
@@ -84,7 +84,7 @@ def _show(session: Session, found: Mapping[str, Any], place: str, empty: str) ->
         {**({place: part} if part else {}), **(asdict(each) if is_dataclass(each) else {"answer": each})}  # type: ignore[arg-type]
         for part, answer in found.items() for each in (answer if isinstance(answer, list) else [answer])
     ]  # fmt: skip
-    only = rows[0] if len(rows) == 1 and not session.out.structured else {}
+    only = rows[0] if len(rows) == 1 and not session.out.is_structured else {}
     nested = [name for name, value in only.items() if _is_rows(value)]
     if nested:
         session.out.print_record({name: value for name, value in only.items() if name not in nested})

@@ -144,12 +144,12 @@ def delete(session: Session, topic: str, force: bool) -> None:
     """
     version = session.admin.delete_schemas(topic, force=force)
     what = "has no schema" if version is None else f"has no schema any more, up to version {version}"
-    session.out.print_done(f"topic {full_name(topic)} {what}", topic=full_name(topic), version=version)
+    session.out.print_result_text(f"topic {full_name(topic)} {what}", topic=full_name(topic), version=version)
 
 
 def _register(session: Session, topic: str, info: SchemaInfo) -> None:
     version = session.admin.put_schema(topic, info)
-    session.out.print_done(
+    session.out.print_result_text(
         f"topic {full_name(topic)} has it as version {version}", topic=full_name(topic), version=version
     )
 

@@ -40,7 +40,7 @@ _OF_SUBSCRIPTION = (
 _CAUGHT_UP = "everything was delivered"
 
 
-def partition_stats(session: Session, topic: str, *, precise: bool = False) -> list[values.TopicStats]:
+def ask_partition_stats(session: Session, topic: str, *, precise: bool = False) -> list[values.TopicStats]:
     """Asks the owner of each partition for its statistics, and returns them. For a topic without partitions, returns
     the statistics of the topic."""
     return [session.admin.topic_stats(part, precise=precise) for part in session.admin.parts(topic)]
@@ -48,7 +48,7 @@ def partition_stats(session: Session, topic: str, *, precise: bool = False) -> l
 
 def topic_stats(session: Session, topic: str, *, precise: bool = False) -> dict[str, Any]:
     """Returns the statistics of a topic as one record; numbers are summed over its partitions."""
-    return make_topic_record(session, topic, partition_stats(session, topic, precise=precise))
+    return make_topic_record(session, topic, ask_partition_stats(session, topic, precise=precise))
 
 
 def make_topic_record(session: Session, topic: str, found: list[values.TopicStats]) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any
     }
 
 
-def subscription_rows(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def make_subscription_rows(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the rows of the table of subscriptions, made from what the function `subscriptions` returned."""
     return [
         {

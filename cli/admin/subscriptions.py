@@ -12,7 +12,7 @@ from click import option
 
 from ..common import units
 from ..common.lazy import ROW, LazyCommand, LazyGroup
-from ..common.output import id_text
+from ..common.output import format_message_id
 from ..common.session import COMPLETED, SUBSCRIPTION, Session, confirm, session_command
 from ..common.units import parse_duration, parse_message_id
 from .policies import PROPERTIES
@@ -43,7 +43,7 @@ subscriptions = LazyGroup(
 
 
 def _done(session: Session, text: str, topic: str, subscription: str) -> None:
-    session.out.print_done(text, topic=full_name(topic), subscription=subscription)
+    session.out.print_result_text(text, topic=full_name(topic), subscription=subscription)
 
 
 @session_command(
@@ -110,15 +110,15 @@ def stats(session: Session, topic: str, subscription: str | None) -> None:
     from ...proto.errors import SubscriptionNotFound
     from . import stats as tables
 
-    found = tables.subscriptions(tables.partition_stats(session, full_name(topic)))
+    found = tables.subscriptions(tables.ask_partition_stats(session, full_name(topic)))
     if subscription is not None:
         if subscription not in found:
             raise SubscriptionNotFound(f"{full_name(topic)} has no subscription {subscription!r}")
         found = {subscription: found[subscription]}
-    if session.out.structured:
+    if session.out.is_structured:
         session.out.print_document(found if subscription is None else found[subscription])
         return
-    session.out.print_rows(tables.subscription_rows(found), tables.SUBSCRIPTION_COLUMNS, empty="no subscriptions")
+    session.out.print_rows(tables.make_subscription_rows(found), tables.SUBSCRIPTION_COLUMNS, empty="no subscriptions")
 
 
 @session_command(
@@ -131,11 +131,11 @@ def peek(session: Session, topic: str, subscription: str, count: int) -> None:
 
     Example: magnetar topics peek-messages orders -s billing -n 5
     """
-    from ..common.output import print_message, printed_stored_message
+    from ..common.output import make_printed_stored_message, print_message
 
     for part in session.admin.parts(topic):
         for message in session.admin.peek_messages(part, subscription, count):
-            print_message(printed_stored_message(message), session.out)
+            print_message(make_printed_stored_message(message), session.out)
 
 
 @session_command(
@@ -215,7 +215,7 @@ def _expire(session: Session, topic: str, name: str, older: str | None, position
     admin = session.admin
     entries = sum(admin.expire_messages(part, name, limit) for part in admin.parts(topic))
     whose = name or "all subscriptions"
-    session.out.print_done(
+    session.out.print_result_text(
         f"{entries} entries of {whose} expired", topic=full_name(topic), subscription=name, entries=entries
     )
 
@@ -257,13 +257,13 @@ def examine(session: Session, topic: str, end: str, number: int) -> None:
     Example: magnetar topics examine-messages orders -i latest -m 1
     """
     from ...proto.errors import NotFound
-    from ..common.output import print_message, printed_stored_message
+    from ..common.output import make_printed_stored_message, print_message
 
     parts, failed = session.admin.parts(topic), list[NotFound]()
     for part in parts:
         try:
             print_message(
-                printed_stored_message(session.admin.nth_message(part, number, from_latest=end == "latest")),
+                make_printed_stored_message(session.admin.nth_message(part, number, from_latest=end == "latest")),
                 session.out,
             )
         except NotFound as error:  # it has not so many
@@ -283,10 +283,10 @@ def get_message(session: Session, topic: str, ledger: int, entry: int) -> None:
 
     Example: magnetar topics get-message-by-id orders-partition-0 -l 17 -e 3
     """
-    from ..common.output import print_message, printed_stored_message
+    from ..common.output import make_printed_stored_message, print_message
 
     for message in session.admin.messages(topic, ledger, entry):
-        print_message(printed_stored_message(message), session.out)
+        print_message(make_printed_stored_message(message), session.out)
 
 
 @session_command(
@@ -331,7 +331,9 @@ def last_message_id(session: Session, topic: str) -> None:
     Example: magnetar topics last-message-id orders
     """
     admin = session.admin
-    rows = [{"topic": part, "lastMessageId": id_text(admin.last_message_id(part))} for part in admin.parts(topic)]
+    rows = [
+        {"topic": part, "lastMessageId": format_message_id(admin.last_message_id(part))} for part in admin.parts(topic)
+    ]
     session.out.print_rows(rows, ("topic", "lastMessageId"))
 
 
@@ -359,7 +361,7 @@ def skip_lost(session: Session, topic: str, ledger: int | None, force: bool, yes
         found = admin.skip_lost(part, ledger_id=ledger, force=force)
         rows += [{"topic": part, **asdict(each)} for each in found.ranges]
         missed += [{"topic": part, **asdict(each)} for each in found.subscriptions] if found.ranges else []
-    if session.out.structured:
+    if session.out.is_structured:
         session.out.print_document({"ranges": rows, "subscriptions": missed})
         return
     columns = ("topic", "ledger_id", "first_entry", "last_entry", "first_index", "end_index", "forced")

@@ -28,7 +28,7 @@ from ...runtime.clock import SystemClock
 from ..common.exits import Failure
 from ..common.session import Session
 from ..common.units import FiniteNumber
-from ..storage.admin_port import with_operator
+from ..storage.admin_port import with_operator_options
 from . import doctor
 from .cluster import find_largest_topics
 
@@ -220,7 +220,7 @@ def _readme(bundle: SupportBundle, now: str) -> Iterator[str]:
     "--apart", "apart_s", type=FiniteNumber(0, 600), default=10.0, show_default=True,
     help="Seconds between the two pages of metrics.",
 )  # fmt: skip
-@with_operator
+@with_operator_options
 def support_bundle(
     session: Session, file: str, dry_run: bool, logs: tuple[str, ...], configs: tuple[str, ...], apart_s: float
 ) -> None:
@@ -247,4 +247,4 @@ def support_bundle(
     bundle.write(path, now_ms)
     for each in bundle.missing:
         click.echo(f"left out: {each}", err=True)
-    session.out.print_done(f"{path} has {len(bundle.files)} files", file=str(path), files=sorted(bundle.files))
+    session.out.print_result_text(f"{path} has {len(bundle.files)} files", file=str(path), files=sorted(bundle.files))

@@ -41,7 +41,7 @@ def create(session: Session, tenant: str, admin_roles: str, allowed_clusters: st
     """
     roles, clusters = _split(admin_roles), _split(allowed_clusters)
     session.admin.create_tenant(tenant, admin_roles=roles, allowed_clusters=clusters)
-    session.out.print_done(f"tenant {tenant} created", tenant=tenant)
+    session.out.print_result_text(f"tenant {tenant} created", tenant=tenant)
 
 
 @session_command()
@@ -62,7 +62,7 @@ def update(session: Session, tenant: str, admin_roles: str, allowed_clusters: st
     """
     roles, clusters = _split(admin_roles), _split(allowed_clusters)
     session.admin.update_tenant(tenant, admin_roles=roles, allowed_clusters=clusters)
-    session.out.print_done(f"tenant {tenant} updated", tenant=tenant)
+    session.out.print_result_text(f"tenant {tenant} updated", tenant=tenant)
 
 
 @session_command(watched=True)
@@ -85,4 +85,4 @@ def delete(session: Session, tenant: str, yes: bool) -> None:
     """
     confirm(f"Delete tenant {tenant}", yes)
     session.admin.delete_tenant(tenant)
-    session.out.print_done(f"tenant {tenant} deleted", tenant=tenant)
+    session.out.print_result_text(f"tenant {tenant} deleted", tenant=tenant)

@@ -12,7 +12,7 @@ from ...proto.policies import TOPICS
 from ..common.lazy import ROW, LazyCommand, LazyGroup
 from ..common.session import Session, confirm, session_command
 from .namespaces import OF_TOPICS
-from .policies import ALIASES, policy_commands
+from .policies import ALIASES, make_policy_commands
 from .policies import OF_TOPICS as PROPERTIES_OF_TOPICS
 
 topics = LazyGroup(
@@ -84,7 +84,7 @@ topics = LazyGroup(
         "examine-message": "examine-messages",
         **ALIASES,
     },
-    policies=policy_commands(TOPICS),
+    policies=make_policy_commands(TOPICS),
     with_rows=True,
     help="Topics: [persistent://]TENANT/NAMESPACE/NAME, or just NAME.\n\nExample: magnetar topics create orders -p 4",
 )
@@ -120,7 +120,9 @@ def create(session: Session, topic: str, partitions: int) -> None:
     """
     session.admin.create_topic(topic, partitions=partitions)
     suffix = f" with {partitions} partitions" if partitions else ""
-    session.out.print_done(f"topic {full_name(topic)} created{suffix}", topic=full_name(topic), partitions=partitions)
+    session.out.print_result_text(
+        f"topic {full_name(topic)} created{suffix}", topic=full_name(topic), partitions=partitions
+    )
 
 
 @session_command(
@@ -132,7 +134,7 @@ def update(session: Session, topic: str, partitions: int) -> None:
     Example: magnetar topics update orders -p 8
     """
     session.admin.update_topic(topic, partitions=partitions)
-    session.out.print_done(
+    session.out.print_result_text(
         f"topic {full_name(topic)} has {partitions} partitions", topic=full_name(topic), partitions=partitions
     )
 
@@ -153,14 +155,14 @@ def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> N
 
     parts = session.admin.parts(topic) if per_partition else [full_name(topic)]
     records = [tables.topic_stats(session, part, precise=precise) for part in parts]
-    if session.out.structured:
+    if session.out.is_structured:
         session.out.print_document(records if per_partition else records[0])
         return
     session.out.print_rows(records, tables.COLUMNS)
     for record in records:
         if record["subscriptions"]:
             print()
-            session.out.print_rows(tables.subscription_rows(record["subscriptions"]), tables.SUBSCRIPTION_COLUMNS)
+            session.out.print_rows(tables.make_subscription_rows(record["subscriptions"]), tables.SUBSCRIPTION_COLUMNS)
     if transacted := [tables.transaction_row(record) for record in records if record["transactions"]]:
         print()
         session.out.print_rows(transacted, tables.TRANSACTION_COLUMNS)
@@ -177,7 +179,7 @@ def stats_internal(session: Session, topic: str) -> None:
 
     admin = session.admin
     found = {part: pick(LOG, admin.topic_internal_stats(part), " ".join(LOG)) for part in admin.parts(topic)}
-    if session.out.structured:
+    if session.out.is_structured:
         session.out.print_document(found if len(found) > 1 else next(iter(found.values())))
         return
     for part, record in found.items():
@@ -240,7 +242,7 @@ def terminate(session: Session, topic: str, yes: bool) -> None:
     """
     confirm(f"Seal {full_name(topic)} for ever", yes)
     last = {part: str(session.admin.terminate_topic(part).position()) for part in session.admin.parts(topic)}
-    session.out.print_done(
+    session.out.print_result_text(
         f"topic {full_name(topic)} terminated at {', '.join(last.values())}", topic=full_name(topic), last=last
     )
 
@@ -257,7 +259,7 @@ def delete(session: Session, topic: str, force: bool, yes: bool) -> None:
     """
     confirm(f"Delete {full_name(topic)} and all its messages", yes)
     session.admin.delete_topic(topic, force=force)
-    session.out.print_done(f"topic {full_name(topic)} deleted", topic=full_name(topic))
+    session.out.print_result_text(f"topic {full_name(topic)} deleted", topic=full_name(topic))
 
 
 @session_command(option("-w", "--wait-complete", is_flag=True, help="Wait until none is running."), watched=True)

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from click import option
 
-from ...proto.pulsar_json import coordinator_form, half_form, table_row, topic_transaction_form, transaction_form
+from ...proto.pulsar_json import (
+    coordinator_to_json,
+    half_message_to_json,
+    make_table_row,
+    topic_transaction_to_json,
+    transaction_to_json,
+)
 from ..common.lazy import LazyCommand, LazyGroup
 from ..common.session import Session, session_command
 
@@ -40,7 +46,7 @@ halves = LazyGroup(
     "halves",
     {
         "list": LazyCommand(".admin.transactions", "list_halves", "Those that are not decided, the oldest first."),
-        "show": LazyCommand(".admin.transactions", "show_half", "One half message."),
+        "show": LazyCommand(".admin.transactions", "show_half_message", "One half message."),
         "park": LazyCommand(".admin.transactions", "park", "Do not ask any more; keep it until an operator decides."),
         "revive": LazyCommand(".admin.transactions", "revive", "Ask its group again, at once."),
         "commit": LazyCommand(".admin.transactions", "commit", "Publish it, whatever its group says."),
@@ -68,7 +74,7 @@ def list_(session: Session, coordinator: int | None, limit: int) -> None:
     else:
         found = [session.admin.transactions(coordinator, limit)]
     listed = sorted((each for group in found for each in group.items), key=lambda each: -each.age_ms)
-    session.out.print_rows([table_row(transaction_form(each)) for each in listed], COLUMNS)
+    session.out.print_rows([make_table_row(transaction_to_json(each)) for each in listed], COLUMNS)
 
 
 @session_command(watched=True)
@@ -82,8 +88,8 @@ def show(session: Session, txn: str) -> None:
     Example: magnetar transactions show "(3,1099511627781)"
     """
     found = session.admin.transaction(txn)
-    record, at = table_row(transaction_form(found)), [_at(session, found, topic) for topic in found.topics]
-    if session.out.structured:
+    record, at = make_table_row(transaction_to_json(found)), [_at(session, found, topic) for topic in found.topics]
+    if session.out.is_structured:
         session.out.print_document({**record, "at": at})
         return
     session.out.print_record(record)
@@ -100,7 +106,7 @@ def status(session: Session) -> None:
 
     Example: magnetar transactions status
     """
-    rows = [coordinator_form(number, each) for number, each in enumerate(session.admin.all_transactions(1))]
+    rows = [coordinator_to_json(number, each) for number, each in enumerate(session.admin.all_transactions(1))]
     session.out.print_rows(rows, COORDINATOR_COLUMNS)
 
 
@@ -130,7 +136,7 @@ def _at(session: Session, found: TransactionStats, topic: str) -> dict[str, Any]
     try:
         return {
             "topic": topic,
-            **topic_transaction_form(session.admin.transaction_at(found.txn, topic), ""),
+            **topic_transaction_to_json(session.admin.transaction_at(found.txn, topic), ""),
             "error": "",
         }
     except MagnetarError as error:
@@ -157,17 +163,17 @@ def list_halves(session: Session, group: str, parked: bool, limit: int) -> None:
     """
     rows = [each for found in session.admin.all_halves(group=group, limit=limit) for each in found.items]
     wanted = [each for each in rows if each.state.name == "PARKED" or not parked]
-    forms = [half_form(each) for each in sorted(wanted, key=lambda each: -each.age_ms)]
-    session.out.print_rows([*map(table_row, forms)], HALF_COLUMNS)
+    forms = [half_message_to_json(each) for each in sorted(wanted, key=lambda each: -each.age_ms)]
+    session.out.print_rows([*map(make_table_row, forms)], HALF_COLUMNS)
 
 
 @session_command(name="show", watched=True)
-def show_half(session: Session, half: str) -> None:
+def show_half_message(session: Session, half: str) -> None:
     """Show one half message (stored by a coordinator, not published before its commit), by its id.
 
     Example: magnetar transactions halves show "(3,1099511627781)"
     """
-    session.out.print_record(table_row(half_form(session.admin.half(half))))
+    session.out.print_record(make_table_row(half_message_to_json(session.admin.half(half))))
 
 
 @session_command()

@@ -68,11 +68,11 @@ def _outcome(command: click.Command) -> int:
     if "_MAGNETAR_COMPLETE" in os.environ:
         return _complete(command)
     for given in sys.argv[1:]:
-        check_text(given)
+        check_argument_text(given)
     if any(each.startswith("MAGNETAR_") and each.endswith("_FILE") for each in os.environ):
-        from ...runtime.config import read_file_variables
+        from ...runtime.config import set_variables_from_files
 
-        read_file_variables(os.environ)
+        set_variables_from_files(os.environ)
     try:
         with command.make_context("magnetar", sys.argv[1:]) as context:
             result = command.invoke(context)
@@ -90,7 +90,7 @@ def _complete(command: click.Command) -> int:
     return OK
 
 
-def check_text(given: str) -> None:
+def check_argument_text(given: str) -> None:
     """Raises UsageError if the argument `given` is neither valid text nor the name of a file. (Python represents bytes
     of an argument that are not UTF-8 as surrogates.)"""
     try:
@@ -115,7 +115,7 @@ def _reader_is_gone() -> bool:
 
 
 def _unexpected(error: Exception) -> int:
-    found = find_cause(error)
+    found = find_magnetar_error(error)
     if found is None and isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
         _print_error(error, f"{ascii(error.object)[:80]} is no UTF-8 text", USAGE, None)
         return USAGE
@@ -128,7 +128,7 @@ def _unexpected(error: Exception) -> int:
     return code
 
 
-def find_cause(error: BaseException) -> MagnetarError | None:
+def find_magnetar_error(error: BaseException) -> MagnetarError | None:
     """Returns the MagnetarError that is `error` or one of its causes; None if there is none. Because exceptions of the
     SDK wrap those of a server, the innermost MagnetarError of a specific class is returned. An OSError is converted to
     a MagnetarError that names its path."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from .profiles import complete_context
+from .profiles import complete_context_name
 
 _CLI = __package__.rpartition(".")[0]
 
@@ -68,7 +68,7 @@ class LazyGroup(click.Group):
         self.policies = policies or {}
         for flag, what in SHARED.items():
             names = (flag, *OTHER_SPELLINGS.get(flag, ()))
-            complete = complete_context if flag == "--context" else None
+            complete = complete_context_name if flag == "--context" else None
             self.params.append(
                 click.Option(
                     names, expose_value=False, callback=_keep, hidden=bool(name != "magnetar"), help=what,
@@ -84,7 +84,7 @@ class LazyGroup(click.Group):
     def _of_rows(self) -> Mapping[str, LazyCommand]:
         if not self.with_rows:
             return {}
-        found: Mapping[str, LazyCommand] = import_module(ROW.module, _CLI).make_row_commands(self.name)
+        found: Mapping[str, LazyCommand] = import_module(ROW.module, _CLI).make_operation_commands(self.name)
         return found
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -46,7 +46,7 @@ UNPRINTABLE = re.compile(r"[^\x20-\x7e\u00a1-\u2027\u202a-\ud7ff\ue000-\ufefe\uf
 """What YAML 1.1 does not take as it is, even in quotes."""
 
 
-def yaml_lines(value: object) -> Iterator[str]:
+def format_yaml_lines(value: object) -> Iterator[str]:
     """Yields the lines of a value as YAML, without line ends. Raises TypeError for a value that JSON cannot
     represent."""
     match value:
@@ -54,12 +54,12 @@ def yaml_lines(value: object) -> Iterator[str]:
             for name, each in value.items():
                 if isinstance(each, Mapping | list | tuple) and each:
                     yield f"{_scalar(str(name))}:"
-                    yield from (f"  {line}" for line in yaml_lines(each))
+                    yield from (f"  {line}" for line in format_yaml_lines(each))
                 else:
                     yield f"{_scalar(str(name))}: {_scalar(each)}"
         case list() | tuple() if value:
             for each in value:
-                first, *others = yaml_lines(each)
+                first, *others = format_yaml_lines(each)
                 yield f"- {first}"
                 yield from (f"  {line}" for line in others)
         case _:
@@ -99,7 +99,7 @@ class CommandOutput:
         self.kind = kind
 
     @property
-    def structured(self) -> bool:
+    def is_structured(self) -> bool:
         """Returns whether the output is for programs: one document, with no other text, and not a table."""
         return self.kind not in ("table", "wide")
 
@@ -108,82 +108,82 @@ class CommandOutput:
         `empty` is printed if there are no rows."""
         if self.kind == "name":
             self._print_first(rows, columns)
-        elif self.structured:
+        elif self.is_structured:
             self.print_document(list(rows))
         elif not rows:
             print(f"({empty})")
         else:
             self._table(rows, columns)
 
-    def print_stream(self, rows: Iterable[Row], columns: Sequence[str], *, empty: str = "none") -> None:
+    def print_row_stream(self, rows: Iterable[Row], columns: Sequence[str], *, empty: str = "none") -> None:
         """Prints the records of a list of any length as they arrive. In a table, the first rows decide the widths of
         the columns."""
         if self.kind == "name":
             self._print_first(rows, columns)
         elif self.kind == "json":
-            stream_json(rows)
-        elif self.structured:
+            print_rows_as_json(rows)
+        elif self.is_structured:
             self._stream_items(rows)
         else:
-            stream_table(iter(rows), columns, empty)
+            print_rows_as_table(iter(rows), columns, empty)
 
     def print_names(self, names: Sequence[str], *, empty: str = "none") -> None:
         """Prints a list of names: one name per line, or as a JSON or YAML list."""
-        if self.structured:
+        if self.is_structured:
             self.print_document(list(names))
         else:
             print("\n".join(names) if names else f"({empty})")
 
     def print_record(self, record: Row) -> None:
         """Prints one record: in a table one line for each field, in JSON or YAML one object."""
-        if self.structured:
+        if self.is_structured:
             self.print_document(record)
             return
         width = max(map(len, record), default=0)
         for name, value in record.items():
             print(f"{name:<{width}}  {format_cell(value)}")
 
-    def print_done(self, text: str, **record: Value) -> None:
+    def print_result_text(self, text: str, **record: Value) -> None:
         """Prints the sentence that says what a command did, for a command without another result. In `record`, the
         first field is the name of the object that was changed."""
         if self.kind == "name":
             self.print_document(record)
-        elif self.structured:
+        elif self.is_structured:
             self.print_document({"done": text, **record})
         else:
             print(text)
 
     def print_document(self, value: Value) -> None:
         """Prints a value that is the whole output of the command. In the format `name`, prints only the names in it
-        (`names_in`)."""
+        (`names_of_document`)."""
         match self.kind:
             case "name":
-                for name in names_in(value):
+                for name in names_of_document(value):
                     print(name)
             case "jsonl":
                 for each in value if isinstance(value, list) else [value]:
-                    self.print_item(each)
+                    self.print_streamed_value(each)
             case "yaml":
 
-                print("\n".join(yaml_lines(value)))
+                print("\n".join(format_yaml_lines(value)))
             case _:
                 print(json.dumps(value, indent=2, ensure_ascii=False))
 
-    def print_item(self, value: Value) -> None:
+    def print_streamed_value(self, value: Value) -> None:
         """Prints one value of an endless list at once: as a line of JSON, or as an item of a YAML list."""
         match self.kind:
             case "name":
                 self.print_document(value)
             case "yaml":
 
-                print("\n".join(yaml_lines([value])), flush=True)
+                print("\n".join(format_yaml_lines([value])), flush=True)
             case _:
                 print(json.dumps(value, ensure_ascii=False), flush=True)
 
     def _stream_items(self, rows: Iterable[Row]) -> None:
         found = False
         for row in rows:
-            self.print_item(row)
+            self.print_streamed_value(row)
             found = True
         if self.kind == "yaml" and not found:
             print("[]")
@@ -221,17 +221,17 @@ def _fits(value: Value) -> bool:
     )
 
 
-def names_in(value: Value) -> Iterator[str]:
+def names_of_document(value: Value) -> Iterator[str]:
     """Yields the names that a document contains: for a list the names of its items, for a mapping of records its keys,
     for a single record its first field."""
     match value:
         case Mapping() if value and all(isinstance(each, Mapping) for each in value.values()):
             yield from map(str, value)
         case Mapping():
-            yield from names_in(next(iter(value.values()), []))
+            yield from names_of_document(next(iter(value.values()), []))
         case list() | tuple():
             for each in value:
-                yield from names_in(each)
+                yield from names_of_document(each)
         case _:
             yield str(value)
 
@@ -250,7 +250,7 @@ def print_repeatedly(out: CommandOutput, every_s: float, answer: Callable[[], No
 
     from ...proto.errors import MagnetarError
 
-    on_terminal = sys.stdout.isatty() and not out.structured
+    on_terminal = sys.stdout.isatty() and not out.is_structured
 
     class Screen(io.StringIO):
         def isatty(self) -> bool:
@@ -268,7 +268,7 @@ def print_repeatedly(out: CommandOutput, every_s: float, answer: Callable[[], No
             print(f"magnetar: {error.message}", file=sys.stderr)
         else:
             print(mark, screen.getvalue(), sep="", end="", flush=True)
-            mark = CLEAR if on_terminal else {"yaml": "---\n"}.get(out.kind, "" if out.structured else "\n")
+            mark = CLEAR if on_terminal else {"yaml": "---\n"}.get(out.kind, "" if out.is_structured else "\n")
         time.sleep(every_s)
 
 
@@ -286,7 +286,7 @@ def print_plain_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
     print("\n".join((form.format(*columns), rule, *(form.format(*each) for each in cells))))
 
 
-def stream_json(rows: Iterable[Row]) -> None:
+def print_rows_as_json(rows: Iterable[Row]) -> None:
     """Prints rows as a JSON array as they arrive, one object on each line."""
     before = "["
     for row in rows:
@@ -295,7 +295,7 @@ def stream_json(rows: Iterable[Row]) -> None:
     print("\n]" if before == "," else "[]")
 
 
-def stream_table(rows: Iterator[Row], columns: Sequence[str], empty: str) -> None:
+def print_rows_as_table(rows: Iterator[Row], columns: Sequence[str], empty: str) -> None:
     first = list(islice(rows, STREAM_FIRST_ROWS))
     if not first:
         print(f"({empty})")
@@ -348,12 +348,12 @@ def show_progress(what: str, total: int | None, *, shown: bool = True) -> Iterat
     if not shown or not sys.stderr.isatty():
         yield lambda done: None
         return
-    with progress_bar() as bar:
+    with make_progress_bar() as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)
 
 
-def progress_bar() -> Progress:
+def make_progress_bar() -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -381,11 +381,11 @@ class PrintedMessage:
     payload: bytes
 
 
-def printed_message_of(message: Any) -> PrintedMessage:
+def make_printed_message(message: Any) -> PrintedMessage:
     """Returns the PrintedMessage for a message of the SDK."""
     return PrintedMessage(
         message.topic_name(),
-        id_text(message.message_id()),
+        format_message_id(message.message_id()),
         message.partition_key(),
         message.properties(),
         message.publish_timestamp(),
@@ -394,27 +394,27 @@ def printed_message_of(message: Any) -> PrintedMessage:
     )
 
 
-def id_text(message_id: MessageId) -> str:
+def format_message_id(message_id: MessageId) -> str:
     parts = (message_id.ledger_id(), message_id.entry_id(), message_id.partition(), message_id.batch_index())
     return ":".join(map(str, parts))
 
 
-def printed_stored_message(message: StoredMessage) -> PrintedMessage:
+def make_printed_stored_message(message: StoredMessage) -> PrintedMessage:
     """Returns the PrintedMessage for a stored message that the admin client returned."""
-    place = id_text(message.message_id)
+    place = format_message_id(message.message_id)
     return PrintedMessage(
         message.topic, place, message.key, message.properties, message.publish_time_ms, 0, message.payload
     )
 
 
 def print_message(message: PrintedMessage, out: CommandOutput) -> None:
-    if out.structured:
-        out.print_item(message.message_id if out.kind == "name" else message_record(message))
+    if out.is_structured:
+        out.print_streamed_value(message.message_id if out.kind == "name" else make_message_record(message))
     else:
         print(message.payload.decode("utf-8", "backslashreplace"), flush=True)
 
 
-def message_record(message: PrintedMessage) -> dict[str, object]:
+def make_message_record(message: PrintedMessage) -> dict[str, object]:
     record: dict[str, object] = {
         "topic": message.topic,
         "messageId": message.message_id,

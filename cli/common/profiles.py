@@ -54,11 +54,11 @@ def load_context(name: str) -> tuple[str, Mapping[str, str]]:
     if not name and not profiles_path().exists():
         return "", {}
     found = read_profiles()
-    chosen = name or current_in(found)
+    chosen = name or current_profile_name(found)
     return chosen or (DEFAULT if DEFAULT in found else ""), find_profile(found, chosen)
 
 
-def current_in(found: Mapping[str, Any]) -> str:
+def current_profile_name(found: Mapping[str, Any]) -> str:
     """Returns the name of the current profile in a parsed file, which `magnetar context use` stored; empty if the file
     names none."""
     named = found.get(CURRENT, "")
@@ -83,15 +83,15 @@ def parse_profiles(data: bytes) -> dict[str, Any]:
         raise InvalidConfiguration(f"{profiles_path()} is not TOML: {error}") from error
 
 
-def names_of_profiles(found: Mapping[str, Any]) -> list[str]:
+def list_profile_names(found: Mapping[str, Any]) -> list[str]:
     return [name for name in found if name not in (CURRENT, PREVIOUS)]
 
 
-def complete_context(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+def complete_context_name(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
     """Returns the names of contexts that begin with `incomplete`, for the completion of a shell; none if the file
     cannot be read."""
     try:
-        return [name for name in names_of_profiles(read_profiles()) if name.startswith(incomplete)]
+        return [name for name in list_profile_names(read_profiles()) if name.startswith(incomplete)]
     except Exception:
         return []
 
@@ -103,7 +103,7 @@ def make_missing_profile_error(found: Mapping[str, Any], name: str) -> InvalidCo
 
     from ...proto.errors import InvalidConfiguration
 
-    names = names_of_profiles(found)
+    names = list_profile_names(found)
     near = get_close_matches(name, names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return InvalidConfiguration(

@@ -22,7 +22,7 @@ import click
 from click.core import ParameterSource
 
 from .output import OUTPUT, CommandOutput, print_repeatedly
-from .profiles import NAMES, complete_context, load_context
+from .profiles import NAMES, complete_context_name, load_context
 from .units import FiniteNumber, Interval
 
 if TYPE_CHECKING:
@@ -81,9 +81,9 @@ parameters before it."""
 def add_name_suggestion(session: Session, error: Exception, given: Mapping[str, Any]) -> None:
     """Adds a note to an error that says that something was not found: the most similar name that exists. `given`: the
     arguments of the command."""
-    from .exits import find_cause
+    from .exits import find_magnetar_error
 
-    found = find_cause(error)
+    found = find_magnetar_error(error)
     near = _NEAR.get(type(found).__name__)
     if found is None or near is None:
         return
@@ -355,7 +355,7 @@ def with_session(function: Callable[..., None], *watched: str) -> Callable[..., 
     @click.option("--tls-key", envvar="MAGNETAR_TLS_KEY", default="", metavar="FILE", help="Its private key.")
     @click.option(
         "--context", "--profile", "profile", envvar=["MAGNETAR_CONTEXT", "MAGNETAR_PROFILE"], default="",
-        metavar="NAME", help="Of client.toml ('magnetar context').", shell_complete=complete_context,
+        metavar="NAME", help="Of client.toml ('magnetar context').", shell_complete=complete_context_name,
     )  # fmt: skip
     @wraps(function)
     def command(*args: Any, **options: Any) -> None:

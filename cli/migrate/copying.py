@@ -30,7 +30,7 @@ from ...client.client import Client
 from ...client.core.failover import Backoff
 from ...client.model.message_id import MessageId
 from ...client.produce.entry_writer import EntryWriter, SentEntry
-from ...proto.entry import declared_messages, parse_header
+from ...proto.entry import count_declared_messages, parse_header
 from ...proto.errors import (
     AlreadyExists,
     Busy,
@@ -57,9 +57,9 @@ from .source import (
     Origin,
     PartitionReader,
     SourceEntry,
-    encode_copy,
+    decode_origin,
+    encode_copied_entry,
     hash_topic,
-    origin_of,
 )
 
 # --------------------------------------------------------------------------------------------------- destination
@@ -75,14 +75,14 @@ PRODUCER = "magnetar-migrate"
 """The name of the producer, and of the subscription that keeps the copies."""
 
 
-async def newest_origin(client: Client, topic: TopicName, first: int, end: int) -> Origin | None:
+async def find_newest_origin(client: Client, topic: TopicName, first: int, end: int) -> Origin | None:
     """Returns the origin (the source's entry) of the newest entry between the indexes `first` and `end - 1`. Returns
     None if there is no entry, or if the newest one was not copied."""
     if end <= first:
         return None
     found: Origin | None = None
     async for entries in client.read_range(topic.full, end - 1, end):
-        found = origin_of(entries[-1].data)
+        found = decode_origin(entries[-1].data)
     return found
 
 
@@ -93,13 +93,13 @@ async def scan_newest_origin(client: Client, topic: TopicName, first: int, end: 
     found: Origin | None = None
     async for entries in client.read_range(topic.full, first, end):
         for entry in entries:
-            origin = origin_of(entry.data)
+            origin = decode_origin(entry.data)
             if origin is not None and origin.topic == number:
                 found = origin
     return found
 
 
-async def index_after(client: Client, topic: TopicName, first: int, end: int, mark: Position) -> int:
+async def message_index_after(client: Client, topic: TopicName, first: int, end: int, mark: Position) -> int:
     """Finds by bisection the first message that was copied from a position after `mark`. Returns its index; `end` if
     there is none."""
     while first < end:
@@ -109,9 +109,9 @@ async def index_after(client: Client, topic: TopicName, first: int, end: int, ma
             entry = entries[0]
         if entry is None:
             return end
-        origin = origin_of(entry.data)
+        origin = decode_origin(entry.data)
         if origin is not None and origin.position > mark:
-            end = min(middle, entry.end_index - declared_messages(entry.data))
+            end = min(middle, entry.end_index - count_declared_messages(entry.data))
         else:
             first = entry.end_index
     return end
@@ -153,7 +153,7 @@ class PartitionProgress:
         self.lag = round(count * self.messages / self.entries) if entries and self.entries else count
 
 
-class Totals:
+class CopyTotals:
     """The progress of several partitions together."""
 
     def __init__(self, tallies: Iterable[PartitionProgress]) -> None:
@@ -190,7 +190,7 @@ class Totals:
         since, before = self._samples[0]
         return (self.messages - before) / (now - since) if now > since else 0.0
 
-    def eta_s(self, rate: float) -> float | None:
+    def remaining_time_s(self, rate: float) -> float | None:
         """Returns after how many seconds the lag is zero at this rate; None if that is not known."""
         lag = self.lag
         if not lag:
@@ -227,7 +227,7 @@ class DestinationState:
     newest: Origin | None  # None: there is no copied entry, or a foreign one is the newest
 
 
-class SchemaVersions:
+class SchemaVersionCopier:
     """Copies the schemas of one topic, and maps each version at the source to the version at the destination."""
 
     def __init__(self, source: MigrationSource, admin: AdminClient, topic: TopicName) -> None:
@@ -243,10 +243,10 @@ class SchemaVersions:
         if newest is None:
             return 0
         for number in range(int.from_bytes(newest[1]) + 1):
-            await self.destination_version(encode_version(number))
+            await self.find_destination_version(encode_version(number))
         return len([each for each in self._known.values() if each])
 
-    async def destination_version(self, version: bytes) -> bytes:
+    async def find_destination_version(self, version: bytes) -> bytes:
         """Returns the destination's version for the source's `version`, and copies the schema first if necessary.
         Returns an empty value if the source has deleted this version."""
         found = self._known.get(version)
@@ -278,17 +278,17 @@ class Copier:
         self._admin = admin
         self._wanted = wanted
         self._world = world
-        self._schemas: dict[TopicName, SchemaVersions] = {}
+        self._schemas: dict[TopicName, SchemaVersionCopier] = {}
 
     # ------------------------------------------------------------------------------ before
-    async def destination_state(self, topic: TopicName) -> DestinationState | None:
+    async def find_destination_state(self, topic: TopicName) -> DestinationState | None:
         """Returns how much of a partition the destination has already; None if the topic does not exist there."""
         try:
             offsets = await self._admin.offsets(topic.full)
         except NotFound:
             return None
         first, end = offsets.earliest_index, offsets.end_index
-        newest = await newest_origin(self._client, topic, first, end)
+        newest = await find_newest_origin(self._client, topic, first, end)
         return DestinationState(
             end - first, newest if newest is not None and newest.topic == hash_topic(topic.full) else None
         )
@@ -302,7 +302,7 @@ class Copier:
             for part in topic.parts:
                 await self._check(part)
             if schemas:
-                versions = self._schemas[topic.name] = SchemaVersions(self._source, self._admin, topic.name)
+                versions = self._schemas[topic.name] = SchemaVersionCopier(self._source, self._admin, topic.name)
                 await versions.copy_all()
         self.tallies = [PartitionProgress(part) for topic in topics for part in topic.parts]
 
@@ -326,7 +326,7 @@ class Copier:
         if (await self._admin.topic_policies(part.base.full, applied=True)).deduplication:
             text = f"deduplication is on for {part.base} at the destination, and copies keep their producers' names"
             raise NotAllowed(f"{text}: switch it off for the time of the copy", topic=part.full)
-        place = await self.destination_state(part)
+        place = await self.find_destination_state(part)
         assert place is not None, "it was made"
         if place.messages and place.newest is None and not self._wanted.append:
             text = f"{part} has {place.messages} messages at the destination whose newest is not copied from there"
@@ -408,7 +408,7 @@ class Copier:
             stats = await self._admin.topic_internal_stats(topic.full)
         offsets = await self._admin.offsets(topic.full)
         first, end, number = offsets.earliest_index, offsets.end_index, hash_topic(topic.full)
-        newest = await newest_origin(self._client, topic, first, end)
+        newest = await find_newest_origin(self._client, topic, first, end)
         if newest is not None and newest.topic == number:
             return newest
         return await scan_newest_origin(self._client, topic, first, end, number)
@@ -417,7 +417,7 @@ class Copier:
         """Copies until the newest entry at the time of the call is sent; with `follow` until the topic
         is terminated."""
         after, now = tally.stored, self._world.clock.monotonic
-        tally.set_lag(await reader.backlog(), entries=self._source.counts_entries)
+        tally.set_lag(await reader.backlog(), entries=self._source.is_backlog_in_entries)
         last = None if self._wanted.follow else await reader.newest_position()
         if last is not None and (last.entry_id < 0 or (after is not None and last <= after)):
             return
@@ -429,21 +429,21 @@ class Copier:
             match event:
                 case SourceEntry(position, data):
                     header = parse_header(data)
-                    reader.return_permits(header.num_messages)
+                    reader.renew_permits(header.num_messages)
                     version = None
                     if header.metadata.HasField("schema_version"):
                         version = (
                             b""
                             if schemas is None
-                            else await schemas.destination_version(header.metadata.schema_version)
+                            else await schemas.find_destination_version(header.metadata.schema_version)
                         )
-                    entry = encode_copy(data, header, Origin(number, position), version)
+                    entry = encode_copied_entry(data, header, Origin(number, position), version)
                     after = position
                     await writer.send(entry, SentEntry(header.sequence_id, position, header.num_messages, len(data)))
                     if last is not None and position >= last:
                         return
                 case Backlog(left):
-                    tally.set_lag(left, entries=self._source.counts_entries)
+                    tally.set_lag(left, entries=self._source.is_backlog_in_entries)
                     if left == 0 and last is not None and after == tally.stored:
                         return  # what the source calls its newest entry is not for readers
                 case EndOfTopic():
@@ -454,7 +454,7 @@ class Copier:
                 asked = now()
                 if tally.stored is not None:
                     reader.acknowledge(tally.stored)
-                reader.ask_backlog()
+                reader.request_backlog()
 
 
 # ------------------------------------------------------------------------------------------------- subscriptions
@@ -544,7 +544,7 @@ async def copy_subscriptions(
     found: list[dict[str, object]] = []
     for each in await source.subscriptions(topic):
         offsets = await admin.offsets(topic.full)
-        index = await index_after(client, topic, offsets.earliest_index, offsets.end_index, each.mark)
+        index = await message_index_after(client, topic, offsets.earliest_index, offsets.end_index, each.mark)
         with suppress(AlreadyExists):
             await admin.create_subscription(topic.full, each.name, MessageId.earliest, each.properties)
         await admin.advance_subscription(topic.full, each.name, index)

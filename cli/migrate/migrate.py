@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...runtime.tasks import Tasks
-from ..common.output import progress_bar
+from ..common.output import make_progress_bar
 from ..common.session import Session, read_token, with_session
-from .copying import Copier, Totals
+from .copying import Copier, CopyTotals
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -73,13 +73,13 @@ class _Migration:
         self._options = options
 
     async def run(self) -> None:
-        from ...client.connect.connections import client_world
+        from ...client.connect.connections import make_client_world
         from .source import MigrationSource
 
         task = asyncio.current_task()
         assert task is not None, "asyncio.run made one"
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        session, world = self._session, client_world()
+        session, world = self._session, make_client_world()
         access = self._access()
         source = MigrationSource(self._options["source_url"], access, session.timeout_s, world)
         try:
@@ -102,13 +102,13 @@ class _Migration:
         self, source: MigrationSource, access: CallerAccess, client: Client, admin: AdminClient, world: World
     ) -> None:
         from .copying import Copier, CopyOptions, SourceAdmin
-        from .source import find_topics
+        from .source import find_matching_topics
 
         options = self._options
         wanted = CopyOptions(options["follow"], options["append"], options["same_source"], self._session.timeout_s)
         copying = Copier(source, client, admin, wanted, world)
         positions = SourceAdmin(options["admin_url"], access, self._session.timeout_s) if options["admin_url"] else None
-        topics = await find_topics(source, options["topics"])
+        topics = await find_matching_topics(source, options["topics"])
         if options["dry_run"]:
             await self._plan(source, copying, topics)
             return
@@ -133,7 +133,7 @@ class _Migration:
         if wanted.follow:
             loop.add_signal_handler(signal.SIGINT, interrupt)
         try:
-            async with show_progress(copying, world.clock.monotonic, quiet=self._session.out.structured):
+            async with show_progress(copying, world.clock.monotonic, quiet=self._session.out.is_structured):
                 await copying.run()
         except asyncio.CancelledError:
             if not interrupted:
@@ -145,11 +145,11 @@ class _Migration:
 
     async def _plan(self, source: MigrationSource, copying: Copier, topics: list[CopiedTopic]) -> None:
         rows: list[dict[str, object]] = []
-        unit = "entries" if source.counts_entries else "messages"
+        unit = "entries" if source.is_backlog_in_entries else "messages"
         for topic in topics:
             newest = await source.schema(topic.name)
             for part in topic.parts:
-                place = await copying.destination_state(part)
+                place = await copying.find_destination_state(part)
                 after = place.newest.position if place is not None and place.newest is not None else None
                 reader = await source.read(part, after)
                 try:
@@ -170,7 +170,7 @@ class _Migration:
 
         for tally in copying.tallies:
             for each in await copy_subscriptions(source, client, admin, tally.topic):
-                if not self._session.out.structured:
+                if not self._session.out.is_structured:
                     print(
                         f"{each['topic']}: subscription {each['subscription']}, backlog {each['backlog']:,}",
                         file=sys.stderr,
@@ -179,12 +179,12 @@ class _Migration:
     async def _report(self, copying: Copier, admin: AdminClient) -> None:
         from .copying import PRODUCER
 
-        totals = joint_totals(copying)
+        totals = make_joint_totals(copying)
         text = f"{totals.messages:,} messages copied, of {len(copying.topics)} topics"
         if self._options["follow"]:
             text += f"; lag {totals.lag:,}" if totals.lag is not None else ""
         text += f". Subscription {PRODUCER} keeps them: delete it when your consumers have subscribed"
-        self._session.out.print_done(
+        self._session.out.print_result_text(
             text, topics=len(copying.topics), messages=totals.messages, bytes=totals.bytes, lag=totals.lag
         )
 
@@ -200,7 +200,7 @@ LINE_EVERY_S = 5.0
 LINES_MAX = 20
 """Topics with a line of their own; more have one line together."""
 
-Titled = list[tuple[str, Totals]]
+Titled = list[tuple[str, CopyTotals]]
 
 
 @asynccontextmanager
@@ -219,27 +219,28 @@ async def show_progress(copying: Copier, now: Callable[[], float], *, quiet: boo
 
 def _titled(copying: Copier) -> Titled:
     by_topic = {
-        topic.name.full: Totals(each for each in copying.tallies if each.topic.base == topic.name)
+        topic.name.full: CopyTotals(each for each in copying.tallies if each.topic.base == topic.name)
         for topic in copying.topics
     }
     return (
-        list(by_topic.items()) if len(by_topic) <= LINES_MAX else [(f"{len(by_topic)} topics", joint_totals(copying))]
+        list(by_topic.items()) if len(by_topic) <= LINES_MAX else [(f"{len(by_topic)} topics",
+        make_joint_totals(copying))]
     )
 
 
-def joint_totals(copying: Copier) -> Totals:
-    return Totals(copying.tallies)
+def make_joint_totals(copying: Copier) -> CopyTotals:
+    return CopyTotals(copying.tallies)
 
 
-def progress_line(title: str, totals: Totals, now: float) -> str:
+def format_progress_line(title: str, totals: CopyTotals, now: float) -> str:
     rate = totals.rate(now)
     return f"{title}: {totals.messages:,} copied, {_rest(totals, rate)}"
 
 
-def _rest(totals: Totals, rate: float) -> str:
+def _rest(totals: CopyTotals, rate: float) -> str:
     if totals.complete:
         return "complete"
-    lag, left = totals.lag, totals.eta_s(rate)
+    lag, left = totals.lag, totals.remaining_time_s(rate)
     parts = [f"{rate:,.0f}/s", "lag unknown" if lag is None else f"lag {lag:,}"]
     if lag and left is not None:
         parts.append(f"{_duration(left)} left")
@@ -260,12 +261,12 @@ async def _lines(titled: Titled, now: Callable[[], float]) -> None:
     while titled:
         await asyncio.sleep(LINE_EVERY_S)
         for title, totals in titled:
-            print(progress_line(title, totals, now()), file=sys.stderr, flush=True)
+            print(format_progress_line(title, totals, now()), file=sys.stderr, flush=True)
         titled = [(title, totals) for title, totals in titled if not totals.complete]
 
 
 async def _bars(titled: Titled, now: Callable[[], float]) -> None:
-    with progress_bar() as bar:
+    with make_progress_bar() as bar:
         tasks = [(bar.add_task(title, total=None), title, totals) for title, totals in titled]
         try:
             while True:
@@ -275,7 +276,7 @@ async def _bars(titled: Titled, now: Callable[[], float]) -> None:
             _update(bar, tasks, now())
 
 
-def _update(bar: Progress, tasks: list[tuple[TaskID, str, Totals]], at: float) -> None:
+def _update(bar: Progress, tasks: list[tuple[TaskID, str, CopyTotals]], at: float) -> None:
     for id_, title, totals in tasks:
         lag = totals.lag
         whole = None if lag is None else totals.messages + lag

@@ -32,7 +32,7 @@ from ...proto.checksum import encode_varint
 from ...proto.entry import (
     ENTRY_HEAD_BYTES,
     EntryHeader,
-    declared_messages,
+    count_declared_messages,
     join_client_part,
     parse_header,
     split_broker_part,
@@ -115,7 +115,7 @@ class MigrationSource:
         self._turn = asyncio.Lock()
 
     @property
-    def counts_entries(self) -> bool:
+    def is_backlog_in_entries(self) -> bool:
         return not self.version.startswith("Magnetar")
 
     # ------------------------------------------------------------------------------ connections
@@ -372,7 +372,7 @@ class PartitionReader:
     def grant_permits(self, permits: int = PERMITS) -> None:
         self._connection.send(flow=pulsar.CommandFlow(consumer_id=_CONSUMER, messagePermits=permits))
 
-    def ask_backlog(self) -> None:
+    def request_backlog(self) -> None:
         """Sends a request for the backlog. `next_event` later returns the answer."""
         self._connection.send(
             consumer_stats=pulsar.CommandConsumerStats(consumer_id=_CONSUMER, request_id=3)
@@ -399,7 +399,7 @@ class PartitionReader:
                 )
                 if self._after is None or entry.position > self._after:
                     return entry
-                self.return_permits(declared_messages(entry.data))  # Magnetar begins with the entry that is named
+                self.renew_permits(count_declared_messages(entry.data))  # Magnetar begins with the entry that is named
                 return None
             case "consumer_stats_response":
                 return Backlog(command.msgBacklog)
@@ -412,7 +412,7 @@ class PartitionReader:
             case _:
                 return None
 
-    def return_permits(self, messages: int) -> None:
+    def renew_permits(self, messages: int) -> None:
         """Counts `messages` as copied, and allows the source to send as many more. The permits are sent in groups."""
         self._owed += messages
         if self._owed * 4 >= PERMITS:
@@ -469,7 +469,7 @@ def hash_topic(topic: str) -> int:
     return int.from_bytes(hashlib.sha256(topic.encode()).digest()[:8])
 
 
-def encode_copy(client_part: bytes, header: EntryHeader, origin: Origin, schema_version: bytes | None) -> bytes:
+def encode_copied_entry(client_part: bytes, header: EntryHeader, origin: Origin, schema_version: bytes | None) -> bytes:
     """Returns the bytes of a copied entry as they are published at the destination, with the entry's origin.
     `schema_version` is the schema's version at the destination; None: the version of the source is kept."""
     added = b"" if schema_version is None else _SCHEMA_VERSION + encode_varint(len(schema_version)) + schema_version
@@ -478,7 +478,7 @@ def encode_copy(client_part: bytes, header: EntryHeader, origin: Origin, schema_
     return join_client_part(metadata, client_part[header.payload_offset :])
 
 
-def origin_of(entry: bytes) -> Origin | None:
+def decode_origin(entry: bytes) -> Origin | None:
     """Returns the origin (topic and position at the source) that a stored entry names; None if the entry is not a copy.
     Raises CorruptEntry."""
     client_part = split_broker_part(entry)[2]
@@ -511,7 +511,7 @@ class CopiedTopic(NamedTuple):
         return [self.name.with_partition(i) for i in range(self.partitions)] or [self.name]
 
 
-async def find_topics(source: MigrationSource, asked: Sequence[str]) -> list[CopiedTopic]:
+async def find_matching_topics(source: MigrationSource, asked: Sequence[str]) -> list[CopiedTopic]:
     """Returns the topics of the source that match the names and patterns in `asked`, sorted by name, without
     duplicates. Raises InvalidName; InvalidRequest if a topic cannot be copied; TopicNotFound."""
     names: dict[TopicName, None] = {}

@@ -26,30 +26,30 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from ..common.exits import NOT_AVAILABLE, Failure, run_reporting_errors
-from .metrics import ProcessOutput, SingleProcessOutput, StatusOutput, print_ready
+from .metrics import ProcessOutput, SingleProcessOutput, StatusOutput, print_ready_line
 from .servers import (
     LISTEN_HELP,
     SECURITY,
+    add_authentication,
     check_listeners,
     connect_metadata,
     disconnect,
-    is_secured,
+    is_listener_secured,
     make_member_world,
     make_memory_plan,
     make_pulsar_ready_facts,
+    make_readiness_check,
     make_registered_world,
     metadata_options,
     parse_endpoint,
     parse_health_endpoint,
     parse_metadata_address,
     parse_metrics_endpoint,
-    readiness_of,
     run_server,
     scheme,
     serve_for_ever,
     serve_metrics,
     server_options,
-    with_authentication,
 )
 
 if TYPE_CHECKING:
@@ -80,12 +80,12 @@ def processes_option(help: str, default: int | None = 1) -> Callable[[Callable[.
     )  # fmt: skip
 
 
-def check_fork() -> None:
+def check_fork_is_possible() -> None:
     if not hasattr(os, "fork"):
         raise Failure("--processes needs a system that forks processes: Linux or macOS", NOT_AVAILABLE)
 
 
-class Ports:
+class ReservedPorts:
     """Ports that a server reserves for its processes. They stay reserved until the server ends."""
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ def preload_modules(*modules: str) -> None:
 LIBRARIES = ("uvloop", "zmq", "ssl", "asyncio.runners")
 
 
-def make_spec(
+def make_process_spec(
     name: str, main: Main, log_level: str, log_format: Any, *, shows: bool = False, health: Endpoint | None = None
 ) -> ProcessSpec:
     """Returns the description of a process that runs `main(world, voice)` until it is cancelled. `shows`: the metrics
@@ -189,7 +189,7 @@ def run_process_tiers(
 
     def on_serve(facts: dict[str, dict[str, str]]) -> None:
         url, shown = said(facts)
-        print_ready(url, **shown)
+        print_ready_line(url, **shown)
 
     logs.configure_logging(log_format, log_level, process="parent")
     return Parent(tiers, on_serve).run()
@@ -222,13 +222,13 @@ async def run_broker(given: BrokerOptions, world: World, voice: StatusOutput) ->
     """Runs a broker in this process, until the call is cancelled."""
     from ...broker.server import Broker
     from ...runtime.lifecycle import ProcessParts
-    from .metrics import MeasuredParts, RepeatedPage, wants_pulsar_names
+    from .metrics import CachedMetricsPage, MeasuredParts, wants_pulsar_names
 
     security = given.security
     plan = make_memory_plan(
         given.config, given.memory_bytes, broker=given.settings, most=given.memory_most, processes=given.processes
     )
-    settings = plan.apply_to(given.settings, "broker")
+    settings = plan.apply_to_config(given.settings, "broker")
     world = make_member_world(world, security, "broker")
 
     async def session() -> MetadataStore:
@@ -249,19 +249,19 @@ async def run_broker(given: BrokerOptions, world: World, voice: StatusOutput) ->
                 await each.close()
 
         starting = Broker.start(
-            with_authentication(serving, security), settings, store, next_session, time.process_time
+            add_authentication(serving, security), settings, store, next_session, time.process_time
         )
         running = await parts.start("broker", starting, close)
         own = MeasuredParts(broker=running, pulsar=wants_pulsar_names(given.compat), memory=plan)
-        page = RepeatedPage(voice.combine_metrics(own), world.clock)
+        page = CachedMetricsPage(voice.combine_metrics(own), world.clock)
         running.rest.measure = running.topic_manager.measure = page
         facts = await serve_metrics(parts, given.metrics, page) | make_pulsar_ready_facts(running)
         voice.report_ready(f"{scheme(security)}://{running.endpoint}", **facts)
-        await serve_for_ever(given.warning, readiness_of(broker=running))
+        await serve_for_ever(given.warning, make_readiness_check(broker=running))
 
 
-def broker_specs(
-    given: BrokerOptions, count: int, base: str, ports: Ports, log_level: str, log_format: Any
+def make_broker_specs(
+    given: BrokerOptions, count: int, base: str, ports: ReservedPorts, log_level: str, log_format: Any
 ) -> list[ProcessSpec]:
     """Returns the descriptions of `count` processes, each with a broker, that share all their topics: a client may ask
     any of them. The first process uses the ports, the metrics and the warning of `given`; the others get ports of their
@@ -282,21 +282,21 @@ def broker_specs(
             one = one._replace(metrics=None, health=None, warning="")
         name = f"broker-{number + 1}"
         found.append(
-            make_spec(
+            make_process_spec(
                 name, partial(run_broker, one), log_level, log_format, shows=not number, health=one.health
             )
         )
     return found
 
 
-def ready_line_of(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
+def make_broker_ready_line(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
     """Returns the content of the ready line for several broker processes: the URL and the facts of the first one, to
     which clients connect."""
     first = dict(facts["broker-1"])
     return first.pop("url"), first
 
 
-def with_share_group(settings: BrokerConfig) -> BrokerConfig:
+def add_share_group(settings: BrokerConfig) -> BrokerConfig:
     """Returns the broker's settings with a group in which several brokers share their topics, unless the settings name
     groups already."""
     import msgspec
@@ -304,7 +304,7 @@ def with_share_group(settings: BrokerConfig) -> BrokerConfig:
     return settings if settings.share_group else msgspec.structs.replace(settings, share_group=settings.cluster)
 
 
-def name_of_address(settings: BrokerConfig) -> str:
+def make_broker_name(settings: BrokerConfig) -> str:
     """Returns a name for several brokers of one server that were not given a name. The name is made of the address at
     which clients reach the first broker, so it is the same after a restart, and an order to drain one of the brokers is
     found again. If the address is too general, the name is random."""
@@ -387,7 +387,7 @@ def broker(
     known_as = None if advertise is None else parse_endpoint(advertise, "--advertise")
     scraped = parse_metrics_endpoint(metrics)
     doors = {"listen": where, "pulsar-listen": pulsar, "http-listen": http}
-    warning = check_listeners(insecure, **({} if is_secured(security) else doors), metrics=scraped)
+    warning = check_listeners(insecure, **({} if is_listener_secured(security) else doors), metrics=scraped)
 
     from ...broker.common.config import BrokerConfig
     from ...runtime.config import load
@@ -397,7 +397,7 @@ def broker(
         "pulsar_listen": None if pulsar is None else str(pulsar),
         "http_listen": None if http is None else str(http),
     }  # fmt: skip
-    settings = with_share_group(load(BrokerConfig, "broker", file=config, overrides=given))
+    settings = add_share_group(load(BrokerConfig, "broker", file=config, overrides=given))
     one = BrokerOptions(
         settings, tree, wait_s, session_s, security, scraped, parse_health_endpoint(health), metrics_compat, warning,
         config, memory_bytes,
@@ -410,15 +410,15 @@ def broker(
 
 
 def _several(given: BrokerOptions, count: int, log_level: str, log_format: Any) -> int:
-    check_fork()
+    check_fork_is_possible()
     given = given._replace(processes=count)
-    base = given.settings.name or name_of_address(given.settings)
-    ports = Ports()
-    tiers = [broker_specs(given, count, base, ports, log_level, log_format)]
+    base = given.settings.name or make_broker_name(given.settings)
+    ports = ReservedPorts()
+    tiers = [make_broker_specs(given, count, base, ports, log_level, log_format)]
     preload_modules(*LOADED)
 
     def ready(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
-        url, first = ready_line_of(facts)
+        url, first = make_broker_ready_line(facts)
         return url, {"processes": count, **first}
 
     return run_process_tiers(tiers, ready, log_level, log_format)

@@ -37,8 +37,8 @@ from ...runtime.health import HEALTH, HEARTBEAT, notify_systemd
 from ...runtime.metrics import Histogram, RecentQuantiles
 from ...runtime.tasks import Supervisor
 from ...runtime.tcp.listening import CERTIFICATES
-from .metrics_pulsar import PulsarNames
-from .metrics_transactions import TopicTransactionSeries, add_coordinators
+from .metrics_pulsar import PulsarMetricNames
+from .metrics_transactions import TopicTransactionSeries, add_coordinator_metrics
 
 if TYPE_CHECKING:
     from ...bookie.server import Bookie
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ...broker.subscription.subscription import Subscription
     from ...broker.topic.topic import Topic
     from ...metadata.server import MetadataServer
-    from ...metadata.session import MetadataUse
+    from ...metadata.session import MetadataResponsiveness
     from ...metadata.sqlite import SqliteStore
     from ...runtime.budget import CallerMemory
     from ...runtime.child import Child
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 #     magnetar_process_memory_share_bytes{share="…"}           but for keys of a compaction and batches of repair
 
 
-def add_shares(page: MetricsPage, plan: MemoryPlan, used: dict[str, int]) -> None:
+def add_memory_shares(page: MetricsPage, plan: MemoryPlan, used: dict[str, int]) -> None:
     page.gauge("magnetar_process_memory_bytes", "Process: memory_bytes, which is shared out.", plan.budget)
     for name, limit in plan.limits.items():
         text = "Process: bytes that a share of memory_bytes may take."
@@ -74,7 +74,7 @@ def add_shares(page: MetricsPage, plan: MemoryPlan, used: dict[str, int]) -> Non
             page.gauge("magnetar_process_memory_share_bytes", text, used[name], share=name)
 
 
-def broker_memory(broker: Broker) -> dict[str, int]:
+def memory_used_by_broker(broker: Broker) -> dict[str, int]:
     owned = broker.topic_manager
     assert owned.cache.recent is not None, "a broker has both caches"
     return {
@@ -87,7 +87,7 @@ def broker_memory(broker: Broker) -> dict[str, int]:
     }
 
 
-def bookies_memory(bookies: Sequence[Bookie]) -> dict[str, int]:
+def memory_used_by_bookies(bookies: Sequence[Bookie]) -> dict[str, int]:
     several = [each.statistics() for each in bookies]
     names = {
         "memtables": ("memtable_bytes",),
@@ -100,7 +100,7 @@ def bookies_memory(bookies: Sequence[Bookie]) -> dict[str, int]:
     return {share: sum(int(each[name]) for each in several for name in those) for share, those in names.items()}
 
 
-def metadata_memory(metadata: SqliteStore | MetadataServer) -> dict[str, int]:
+def memory_used_by_metadata(metadata: SqliteStore | MetadataServer) -> dict[str, int]:
     """Returns the bytes that clients of the metadata service use, by share of the memory plan; empty if this process
     does not run the service."""
     memory = getattr(metadata, "memory", None)
@@ -179,7 +179,7 @@ SECOND = (
 )
 
 
-class BookKeeperNames:
+class BookKeeperMetricNames:
     """Adds the metrics of bookies to the page again, under BookKeeper's names. Each process has one such object, which
     stores earlier counts to compute quantiles from them."""
 
@@ -206,7 +206,7 @@ class BookKeeperNames:
             key, histogram, self._clock.monotonic(), [float(share) for share in QUANTILES]
         )
         millis = {share: 1000 * value for share, value in zip(QUANTILES, found, strict=True)}
-        page.add_foreign_summary(name, help, histogram.count, 1000 * histogram.total, millis, **labels)
+        page.add_summary_of_other_system(name, help, histogram.count, 1000 * histogram.total, millis, **labels)
 
 
 # ------------------------------------------------------------------------------------------------------- samples
@@ -271,9 +271,9 @@ class MeasuredParts(msgspec.Struct, frozen=True):
     metadata: SqliteStore | MetadataServer | None = None
     bookies: Sequence[Bookie] = ()
     broker: Broker | None = None
-    second: BookKeeperNames | None = None
+    second: BookKeeperMetricNames | None = None
     pulsar: bool = False  # Pulsar's names as well
-    as_pulsar: PulsarNames = msgspec.field(default_factory=PulsarNames)
+    as_pulsar: PulsarMetricNames = msgspec.field(default_factory=PulsarMetricNames)
     memory: MemoryPlan | None = None
 
     async def __call__(self, page: MetricsPage) -> None:
@@ -290,10 +290,10 @@ class MeasuredParts(msgspec.Struct, frozen=True):
         if self.broker is not None:
             await _broker(page, self.broker, self.as_pulsar if self.pulsar else None)
         if self.memory is not None:
-            used = bookies_memory(self.bookies) if self.bookies else {}
-            used |= broker_memory(self.broker) if self.broker is not None else {}
-            used |= metadata_memory(self.metadata) if self.metadata is not None else {}
-            add_shares(page, self.memory, used)
+            used = memory_used_by_bookies(self.bookies) if self.bookies else {}
+            used |= memory_used_by_broker(self.broker) if self.broker is not None else {}
+            used |= memory_used_by_metadata(self.metadata) if self.metadata is not None else {}
+            add_memory_shares(page, self.memory, used)
         page.gauge("magnetar_build_info", "Process: 1; its version is the label.", 1, version=PRODUCT)
         text = "Process: by how much a turn of the event loop came too late at most, in the last minute."
         page.gauge("magnetar_process_loop_lag_seconds", text, HEARTBEAT.lag_s)
@@ -305,17 +305,17 @@ class MeasuredParts(msgspec.Struct, frozen=True):
         page.gauge("magnetar_process_connections_limit", text, PROCESS.connections_max)
         text = "Connections that were refused because the others hold all that the limit of open files allows."
         page.counter("magnetar_process_connections_refused_total", text, PROCESS.refused)
-        for file, end_s in CERTIFICATES.read_ends().items():
+        for file, end_s in CERTIFICATES.read_expiry_times().items():
             text = "Process: until the certificate of a file that it shows to others ends; below 0: it has ended."
             left_s = end_s - SystemClock().wall_ms() / 1000
             page.gauge("magnetar_process_certificate_seconds", text, left_s, file=file)
         page.statistics("unreadable", UNREADABLE.statistics(), gauges=UNREADABLE_GAUGES)
         page.counter("magnetar_background_restarts_total", "Long-lived tasks that failed.", Supervisor.restarted)
-        for name, count in sorted(Supervisor.count_failing().items()):
+        for name, count in sorted(Supervisor.count_failing_tasks().items()):
             page.gauge("magnetar_background_failing", "Long-lived tasks that fail now, by name.", count, task=name)
 
 
-class RepeatedPage:
+class CachedMetricsPage:
     """Writes the page of metrics with `measure`. A page of more than PAGE_LINES lines is reused for PAGE_S seconds, so
     that several scrapers cost the process as much as one. Pages of up to PAGES different queries are kept, because a
     slow job asks for another page than the usual one."""
@@ -340,9 +340,9 @@ class RepeatedPage:
             page.show(kept)
 
 
-def make_bookkeeper_names(compat: str, clock: Clock) -> BookKeeperNames | None:
+def make_bookkeeper_metric_names(compat: str, clock: Clock) -> BookKeeperMetricNames | None:
     """Returns the object that adds metrics under BookKeeper's names if --metrics-compat asks for them; else None."""
-    return BookKeeperNames(clock) if compat in ("bookkeeper", "both") else None
+    return BookKeeperMetricNames(clock) if compat in ("bookkeeper", "both") else None
 
 
 def wants_pulsar_names(compat: str) -> bool:
@@ -356,7 +356,7 @@ def _bookie(page: MetricsPage, bookie: Bookie) -> None:
         page.histogram(f"magnetar_bookie_{name}", f"Bookie: {BOOKIE_HISTOGRAMS[name]}.", histogram, bookie=bookie.id)
 
 
-async def _broker(page: MetricsPage, broker: Broker, pulsar: PulsarNames | None) -> None:
+async def _broker(page: MetricsPage, broker: Broker, pulsar: PulsarMetricNames | None) -> None:
     """Adds the metrics of a broker. `pulsar`: adds Pulsar's names; None: without them."""
     from ...broker.common import refusals  # there is a broker, so it is loaded
 
@@ -381,7 +381,7 @@ async def _broker(page: MetricsPage, broker: Broker, pulsar: PulsarNames | None)
     _metadata_use(page, owned.metadata_use)
     for bookie, numbers in owned.bookie_statistics().items():
         page.statistics("broker_peer", numbers, gauges=PEER_GAUGES, bookie=bookie)
-    add_coordinators(page, owned.coordinators, cluster)
+    add_coordinator_metrics(page, owned.coordinators, cluster)
     survey, level = await owned.survey.take(), page.query.level or owned.metrics_topics
     if page.query.namespace:
         survey = survey.of_namespace(page.query.namespace)
@@ -419,7 +419,7 @@ async def _list_topics(owned: TopicManager, query: MetricsQuery) -> list[Topic]:
     return found
 
 
-def _metadata_use(page: MetricsPage, use: MetadataUse) -> None:
+def _metadata_use(page: MetricsPage, use: MetadataResponsiveness) -> None:
     """Adds how the metadata answers this broker."""
     page.histogram(
         "magnetar_broker_metadata_commit_seconds", "Broker: a commit of the metadata that was done.", use.commit_seconds
@@ -449,7 +449,7 @@ SUMS = {
 
 def _sums(page: MetricsPage, survey: TopicSurvey, loaded: int, shown: int, *, by_namespace: bool) -> None:
     """Adds the sums of the broker, and of each namespace."""
-    from ...runtime.metrics import label_text
+    from ...runtime.metrics import format_labels
 
     page.gauge("magnetar_broker_topics", "Broker: topics that are loaded.", loaded)
     text = "Broker: loaded topics that are not on this page: metrics_topics says which are."
@@ -457,7 +457,7 @@ def _sums(page: MetricsPage, survey: TopicSurvey, loaded: int, shown: int, *, by
     text = "Broker: topics whose ledger has fewer bookies or copies than asked for."
     page.gauge("magnetar_broker_degraded_ledgers", text, survey.total.degraded)
     topics = page.add_series("magnetar_namespace_topics", "gauge", "Namespace: topics that are loaded.")
-    labels = [(label_text(namespace=name), sums) for name, sums in survey.namespaces.items() if by_namespace]
+    labels = [(format_labels(namespace=name), sums) for name, sums in survey.namespaces.items() if by_namespace]
     for whose, sums in labels:
         topics.add(whose, sums.topics)
     for name, text in SUMS.items():
@@ -479,7 +479,7 @@ async def _topics(
     """Adds the metrics of topics, in slices of the loop's time. Returns the subscriptions whose backlog must be
     read."""
     from ...broker.common.token_bucket import EventLoopSlices
-    from ...broker.topic.statistics import cached_backlog_size  # there is a broker, so it is loaded
+    from ...broker.topic.statistics import count_unacknowledged_from_memory  # there is a broker, so it is loaded
     from ...proto.states import Blocked
     from ...runtime.metrics import escape_label
 
@@ -536,7 +536,7 @@ async def _topics(
                     out(f"{whose}{got.messages}\n")
                     again(f"{whose}{got.redelivered}\n")
                     letters(f"{whose}{0 if moves is None else moves.letters}\n")
-                    backlog = cached_backlog_size(log, subscription)
+                    backlog = count_unacknowledged_from_memory(log, subscription)
                     reason = subscription.pump.blocked
                     if backlog != 0 and reason is not None and reason is not Blocked.CAUGHT_UP:
                         blocked(f'{{reason="{reason.name.lower()}",{whose[1:]}1\n')
@@ -586,10 +586,10 @@ def is_ready() -> bool:
     return bool(_said)
 
 
-def announce_ready(url: str, **facts: object) -> None:
+def announce_process_ready(url: str, **facts: object) -> None:
     """Prints the ready line, for which scripts wait. Nothing else is printed on stdout."""
     _said.append(url)
-    print_ready(url, **facts, **_probed())
+    print_ready_line(url, **facts, **_probed())
 
 
 def _probed() -> dict[str, object]:
@@ -597,7 +597,7 @@ def _probed() -> dict[str, object]:
     return {} if HEALTH.endpoint is None else {"health": HEALTH.endpoint}
 
 
-def print_ready(url: str, **facts: object) -> None:
+def print_ready_line(url: str, **facts: object) -> None:
     notify_systemd("READY=1")
     print("ready", url, *(f"{name}={value}" for name, value in facts.items()), flush=True)
 
@@ -617,7 +617,7 @@ class SingleProcessOutput:
     """The StatusOutput of a server that consists of one process."""
 
     def report_ready(self, url: str, **facts: object) -> None:
-        announce_ready(url, **facts)
+        announce_process_ready(url, **facts)
 
     def combine_metrics(self, own: Measure) -> Measure:
         return own

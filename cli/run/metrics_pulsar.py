@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...runtime.metrics import RecentQuantiles, label_text
+from ...runtime.metrics import RecentQuantiles, format_labels
 
 if TYPE_CHECKING:
     from ...broker.node.survey import TopicSurvey
     from ...broker.node.topic_manager import TopicManager
     from ...broker.topic.topic import Topic
-    from ...runtime.metrics import MetricsPage, MetricsQuery, Series
+    from ...runtime.metrics import MetricSeries, MetricsPage, MetricsQuery
 
 QUANTILES = ("0.5", "0.99", "0.999", "1.0")
 OF_TOPIC, OF_NAMESPACE = ("cluster", "namespace", "topic"), ("cluster", "namespace")
@@ -30,7 +30,7 @@ _Look = tuple[float, int, int, int]
 """When, and what a subscription had delivered: messages, bytes, messages delivered again."""
 
 
-class PulsarName(NamedTuple):
+class PulsarNamedMetric(NamedTuple):
     """A metric under Pulsar's name, with its labels, and the name of our metric that has the same number."""
 
     name: str
@@ -41,36 +41,39 @@ class PulsarName(NamedTuple):
 
 _RATE = "a second, between two looks"
 SHOWN = (
-    PulsarName("pulsar_topics_count", OF_NAMESPACE, "magnetar_namespace_topics"),
-    PulsarName("pulsar_rate_in", OF_TOPIC, "magnetar_topic_messages_in_total", _RATE),
-    PulsarName("pulsar_rate_out", OF_TOPIC, "magnetar_topic_messages_out_total", _RATE),
-    PulsarName("pulsar_throughput_in", OF_TOPIC, "magnetar_topic_bytes_in_total", _RATE),
-    PulsarName("pulsar_throughput_out", OF_TOPIC, "magnetar_topic_bytes_out_total", _RATE),
-    PulsarName("pulsar_in_messages_total", OF_TOPIC, "magnetar_topic_messages_in_total"),
-    PulsarName("pulsar_in_bytes_total", OF_TOPIC, "magnetar_topic_bytes_in_total"),
-    PulsarName("pulsar_out_messages_total", OF_TOPIC, "magnetar_topic_messages_out_total"),
-    PulsarName("pulsar_out_bytes_total", OF_TOPIC, "magnetar_topic_bytes_out_total"),
-    PulsarName("pulsar_msg_backlog", OF_TOPIC, "magnetar_subscription_backlog_messages",
+    PulsarNamedMetric("pulsar_topics_count", OF_NAMESPACE, "magnetar_namespace_topics"),
+    PulsarNamedMetric("pulsar_rate_in", OF_TOPIC, "magnetar_topic_messages_in_total", _RATE),
+    PulsarNamedMetric("pulsar_rate_out", OF_TOPIC, "magnetar_topic_messages_out_total", _RATE),
+    PulsarNamedMetric("pulsar_throughput_in", OF_TOPIC, "magnetar_topic_bytes_in_total", _RATE),
+    PulsarNamedMetric("pulsar_throughput_out", OF_TOPIC, "magnetar_topic_bytes_out_total", _RATE),
+    PulsarNamedMetric("pulsar_in_messages_total", OF_TOPIC, "magnetar_topic_messages_in_total"),
+    PulsarNamedMetric("pulsar_in_bytes_total", OF_TOPIC, "magnetar_topic_bytes_in_total"),
+    PulsarNamedMetric("pulsar_out_messages_total", OF_TOPIC, "magnetar_topic_messages_out_total"),
+    PulsarNamedMetric("pulsar_out_bytes_total", OF_TOPIC, "magnetar_topic_bytes_out_total"),
+    PulsarNamedMetric("pulsar_msg_backlog", OF_TOPIC, "magnetar_subscription_backlog_messages",
                "of all subscriptions, in messages; Pulsar counts entries"),
-    PulsarName("pulsar_storage_size", OF_TOPIC, "magnetar_topic_storage_bytes", "one copy"),
-    PulsarName("pulsar_storage_logical_size", OF_TOPIC, "magnetar_topic_storage_bytes"),
-    PulsarName("pulsar_subscriptions_count", OF_TOPIC, "magnetar_broker_subscriptions", "durable ones"),
-    PulsarName("pulsar_producers_count", OF_TOPIC, "magnetar_topic_producers"),
-    PulsarName("pulsar_consumers_count", OF_TOPIC, "magnetar_subscription_consumers"),
-    PulsarName("pulsar_subscription_back_log", OF_SUBSCRIPTION, "magnetar_subscription_backlog_messages",
+    PulsarNamedMetric("pulsar_storage_size", OF_TOPIC, "magnetar_topic_storage_bytes", "one copy"),
+    PulsarNamedMetric("pulsar_storage_logical_size", OF_TOPIC, "magnetar_topic_storage_bytes"),
+    PulsarNamedMetric("pulsar_subscriptions_count", OF_TOPIC, "magnetar_broker_subscriptions", "durable ones"),
+    PulsarNamedMetric("pulsar_producers_count", OF_TOPIC, "magnetar_topic_producers"),
+    PulsarNamedMetric("pulsar_consumers_count", OF_TOPIC, "magnetar_subscription_consumers"),
+    PulsarNamedMetric("pulsar_subscription_back_log", OF_SUBSCRIPTION, "magnetar_subscription_backlog_messages",
                "in messages; Pulsar counts entries"),
-    PulsarName("pulsar_subscription_msg_rate_out", OF_SUBSCRIPTION, "magnetar_subscription_messages_out_total", _RATE),
-    PulsarName("pulsar_subscription_msg_throughput_out", OF_SUBSCRIPTION, "magnetar_subscription_messages_out_total",
+    PulsarNamedMetric("pulsar_subscription_msg_rate_out", OF_SUBSCRIPTION, "magnetar_subscription_messages_out_total",
+    _RATE),
+    PulsarNamedMetric("pulsar_subscription_msg_throughput_out", OF_SUBSCRIPTION,
+    "magnetar_subscription_messages_out_total",
                "bytes a second, between two looks"),
-    PulsarName("pulsar_subscription_msg_rate_redeliver", OF_SUBSCRIPTION,
+    PulsarNamedMetric("pulsar_subscription_msg_rate_redeliver", OF_SUBSCRIPTION,
                "magnetar_subscription_redelivered_messages_total", _RATE),
-    PulsarName("pulsar_subscription_unacked_messages", OF_SUBSCRIPTION, "magnetar_subscription_unacked_messages"),
-    PulsarName("pulsar_subscription_delayed", OF_SUBSCRIPTION, "magnetar_subscription_delayed_messages"),
-    PulsarName("pulsar_subscription_consumers_count", OF_SUBSCRIPTION, "magnetar_subscription_consumers"),
-    PulsarName("pulsar_ml_cache_used_size", OF_BROKER, "magnetar_broker_cache_bytes"),
-    PulsarName("pulsar_instance_publish_latency", OF_BROKER, "magnetar_broker_publish_seconds",
+    PulsarNamedMetric("pulsar_subscription_unacked_messages", OF_SUBSCRIPTION,
+    "magnetar_subscription_unacked_messages"),
+    PulsarNamedMetric("pulsar_subscription_delayed", OF_SUBSCRIPTION, "magnetar_subscription_delayed_messages"),
+    PulsarNamedMetric("pulsar_subscription_consumers_count", OF_SUBSCRIPTION, "magnetar_subscription_consumers"),
+    PulsarNamedMetric("pulsar_ml_cache_used_size", OF_BROKER, "magnetar_broker_cache_bytes"),
+    PulsarNamedMetric("pulsar_instance_publish_latency", OF_BROKER, "magnetar_broker_publish_seconds",
                "ms, of the last one or two minutes; with the label `quantile`"),
-    PulsarName("pulsar_broker_publish_latency", OF_BROKER, "magnetar_broker_publish_seconds", "its newer name"),
+    PulsarNamedMetric("pulsar_broker_publish_latency", OF_BROKER, "magnetar_broker_publish_seconds", "its newer name"),
 )  # fmt: skip
 """With `metrics_topics` other than for each topic, those of topics have no label `topic`."""
 
@@ -95,7 +98,7 @@ QUERIES = 4
 """Queries of which what was shown is kept: of the usual page, and of slower jobs."""
 
 
-class PulsarNames:
+class PulsarMetricNames:
     """Adds the metrics of topics, subscriptions and the broker to the page under Pulsar's names. Each process has one
     such object, which keeps the last numbers of subscriptions to compute their rates."""
 
@@ -108,10 +111,10 @@ class PulsarNames:
     ) -> None:
         """Adds the metrics under Pulsar's names to the page. `each`: `topics` are all loaded topics, and each gets
         metrics of its own."""
-        from ...broker.node.survey import inspect_topic
+        from ...broker.node.survey import measure_topic
 
         cluster = broker.config.cluster
-        made: dict[str, Series] = {}
+        made: dict[str, MetricSeries] = {}
 
         def add(name: str, whose: str, value: float) -> None:
             found = made.get(name)
@@ -120,7 +123,7 @@ class PulsarNames:
             found.add(whose, value)
 
         for namespace, sums in survey.namespaces.items():
-            whose = label_text(cluster=cluster, namespace=namespace)
+            whose = format_labels(cluster=cluster, namespace=namespace)
             add("pulsar_topics_count", whose, sums.topics)
             if not each:
                 rates = (sums.rate_in, sums.rate_out, sums.throughput_in, sums.throughput_out)
@@ -130,28 +133,30 @@ class PulsarNames:
         shown: dict[tuple[str, str], _Look] = {}
         before = self._before.pop(page.query, {})
         for topic in topics if each else ():
-            facts, traffic = inspect_topic(topic), topic.traffic
+            facts, traffic = measure_topic(topic), topic.traffic
             labels = {"cluster": cluster, "namespace": str(topic.name.namespace_name), "topic": topic.name.full}
             rates = facts.rates.messages_in, facts.rates.messages_out, facts.rates.bytes_in, facts.rates.bytes_out
             totals = (traffic.messages_in, traffic.bytes_in, traffic.messages_out, traffic.bytes_out)
             durable = [one for one in topic.subscriptions.values() if one.is_durable]
             consumers = sum(len(one.consumers) for one in topic.subscriptions.values())
             counts = (len(durable), len(topic.producers), consumers)
-            _of_topic(add, label_text(**labels), rates, totals, (facts.backlog, topic.log.shape.size), counts)
+            _of_topic(add, format_labels(**labels), rates, totals, (facts.backlog, topic.log.shape.size), counts)
             for one in durable:
                 key = topic.name.full, one.name
                 shown[key] = (broker.world.clock.monotonic(), *one.deliveries)
-                _of_subscription(add, label_text(**labels, subscription=one.name), topic, one.name,
+                _of_subscription(add, format_labels(**labels, subscription=one.name), topic, one.name,
                                  before.get(key, shown[key]), shown[key])  # fmt: skip
         self._before[page.query] = shown
         if len(self._before) > QUERIES:
             del self._before[next(iter(self._before))]
-        add("pulsar_ml_cache_used_size", label_text(cluster=cluster), broker.cache.bytes)
+        add("pulsar_ml_cache_used_size", format_labels(cluster=cluster), broker.cache.bytes)
         histogram, now_s = broker.publish_seconds, broker.world.clock.monotonic()
         found = self._recent.compute_quantiles("publish", histogram, now_s, [float(share) for share in QUANTILES])
         millis = {share: 1000 * value for share, value in zip(QUANTILES, found, strict=True)}
         for name in ("pulsar_instance_publish_latency", "pulsar_broker_publish_latency"):
-            page.add_foreign_summary(name, HELP[name], histogram.count, 1000 * histogram.total, millis, cluster=cluster)
+            page.add_summary_of_other_system(
+                name, HELP[name], histogram.count, 1000 * histogram.total, millis, cluster=cluster
+            )
 
 
 def _of_topic(

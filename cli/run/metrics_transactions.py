@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...broker.subscription.subscription import Subscription
     from ...broker.topic.topic import Topic
     from ...broker.transaction.coordinator import RunningCoordinator
-    from ...runtime.metrics import MetricsPage, Series
+    from ...runtime.metrics import MetricSeries, MetricsPage
 
 GAUGES = frozenset({
     "halves_bytes", "halves_open", "halves_parked", "leased", "open", "prepared", "settling_topics", "unsettled",
@@ -55,7 +55,7 @@ PULSAR = (
 )  # fmt: skip
 
 
-def add_coordinators(page: MetricsPage, loaded: Sequence[RunningCoordinator], cluster: str | None) -> None:
+def add_coordinator_metrics(page: MetricsPage, loaded: Sequence[RunningCoordinator], cluster: str | None) -> None:
     """Adds the metrics of transaction coordinators to the page. `cluster`: the label of the metrics under Pulsar's
     names; None: these are left out."""
     from ...broker.transaction.intents_core import LASTED_S  # there is a broker, so it is loaded
@@ -118,7 +118,7 @@ class TopicTransactionSeries:
 
     def __init__(self, page: MetricsPage, cluster: str | None) -> None:
         self._page, self._cluster = page, cluster
-        self._made: dict[str, Series] = {}
+        self._made: dict[str, MetricSeries] = {}
 
     def add(self, topic: Topic, whose: str) -> None:
         found = topic.transactions.statistics()

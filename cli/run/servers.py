@@ -22,7 +22,7 @@ import click
 from ...proto.names import parse_number
 from ..common.lazy import LazyCommand, LazyGroup
 from ..common.units import FiniteNumber
-from .metrics import Measure, ProcessOutput, announce_ready, is_ready
+from .metrics import Measure, ProcessOutput, announce_process_ready, is_ready
 
 if TYPE_CHECKING:
     from ...bookie.server import Bookie, BookieConfig
@@ -43,7 +43,7 @@ def make_member_world(world: World, settings: str | None, role: str) -> World:
     """Returns a world (see runtime/network.py) whose connections to the metadata service use the certificate of this
     member of the cluster. For the metadata service itself, its listener uses the certificate too. Returns `world`
     unchanged if the settings have no section [members]. Raises InvalidConfiguration if they are wrong."""
-    members = section_of(settings)
+    members = get_members_section(settings)
     if members is None:
         return world
     from ...security.members import member_network
@@ -56,7 +56,7 @@ async def make_registered_world(
 ) -> World:
     """Returns a world for a process that has registered its key in the metadata, so that the other members accept it.
     `session()` opens a session with the metadata."""
-    section = section_of(settings)
+    section = get_members_section(settings)
     if section is None:
         return world
     from ...metadata.members import Members
@@ -64,10 +64,10 @@ async def make_registered_world(
 
     starting = Members.start(world, session, role, read_own_name(section, role))
     members = await parts.start("members", starting, Members.close)
-    return members.with_keys(world)
+    return members.with_member_keys(world)
 
 
-def section_of(settings: str | None) -> MembersSection | None:
+def get_members_section(settings: str | None) -> MembersSection | None:
     if settings is None:
         return None
     from ...security.settings import SecuritySettings
@@ -78,7 +78,7 @@ def section_of(settings: str | None) -> MembersSection | None:
 def accepts_only_members(settings: str | None) -> bool:
     """Returns whether the listener of the metadata service or of a bookie accepts only members of the cluster. Raises
     UsageError if `settings` has no section [members]."""
-    if settings is not None and section_of(settings) is None:
+    if settings is not None and get_members_section(settings) is None:
         raise click.UsageError(f"--security: {settings} has no section [members], which this process needs")
     return settings is not None
 
@@ -207,10 +207,10 @@ def parse_metadata_address(text: str, security: str | None = None) -> Address:
     if security is None:
         return found
     from ...security.settings import SecuritySettings
-    from .zookeeper import with_access
+    from .zookeeper import add_zookeeper_credentials
 
     section = SecuritySettings.load(security).zookeeper
-    return found if section is None else with_access(found, section)
+    return found if section is None else add_zookeeper_credentials(found, section)
 
 
 def parse_metrics_endpoint(text: str | None) -> Endpoint | None:
@@ -240,16 +240,16 @@ SECURITY = click.option(
 )  # fmt: skip
 
 
-def with_authentication(world: World, settings: str | None) -> World:
+def add_authentication(world: World, settings: str | None) -> World:
     """Returns the world for a broker. With `settings`, the broker's listener authenticates callers."""
     if settings is None:
         return world
-    from ...security.authenticator import secured_world
+    from ...security.authenticator import make_secured_world
 
-    return secured_world(world, settings)
+    return make_secured_world(world, settings)
 
 
-def is_secured(settings: str | None) -> bool:
+def is_listener_secured(settings: str | None) -> bool:
     """Returns whether the listener authenticates callers and encrypts, so that it may be reachable from other machines.
     Raises InvalidConfiguration if the settings are wrong."""
     if settings is None:
@@ -261,7 +261,7 @@ def is_secured(settings: str | None) -> bool:
 
 def scheme(settings: str | None) -> str:
     """Returns the scheme of the URL with which clients connect to the server."""
-    return "magnetar+ssl" if is_secured(settings) else "magnetar"
+    return "magnetar+ssl" if is_listener_secured(settings) else "magnetar"
 
 
 def check_listeners(insecure: bool, **listeners: Endpoint | None) -> str:
@@ -384,14 +384,14 @@ async def serve_for_ever(warning: str = "", readiness: Readiness | None = None) 
                 _LOG.warning("%s", warning)
             await asyncio.sleep(INSECURE_EVERY_S)
     finally:
-        HEALTH.on_stopping()
+        HEALTH.on_process_stopping()
 
 
 async def _nothing_missing() -> Sequence[str]:
     return ()
 
 
-def readiness_of(bookies: Sequence[Bookie] = (), broker: Broker | None = None) -> Readiness:
+def make_readiness_check(bookies: Sequence[Bookie] = (), broker: Broker | None = None) -> Readiness:
     """Returns a function for probes. The function returns the reasons why the broker or one of the bookies of this
     process is not ready; none if they are ready."""
 
@@ -431,10 +431,10 @@ async def connect_metadata(world: World, where: Address, wait_s: float, session_
 
 
 async def _settled(store: MetadataStore) -> MetadataStore:
-    from ...metadata.store import settle_cluster_format
+    from ...metadata.store import adopt_cluster_format
 
     try:
-        await settle_cluster_format(store)
+        await adopt_cluster_format(store)
     except BaseException:
         await store.close()
         raise
@@ -499,7 +499,7 @@ def metadata(
             starting = MetadataServer.start(world, where, str(folder / "metadata.sqlite"), clients)
             server = await parts.start("metadata", starting, MetadataServer.close)
             facts = await serve_metrics(parts, scraped, MeasuredParts(metadata=server, memory=plan))
-            announce_ready(f"metadata://{server.endpoint}", data=folder, **facts)
+            announce_process_ready(f"metadata://{server.endpoint}", data=folder, **facts)
             await serve_for_ever(warning)
 
     return run_server(main, log_level, log_format, health=parse_health_endpoint(health))
@@ -527,7 +527,7 @@ def make_memory_plan(
     environment. `processes` processes get equal shares of the memory."""
     from ...runtime import process
     from ...runtime.config import explicit_settings, setting_value
-    from ...runtime.memory_shares import NO_LIMIT, plan_memory, process_memory_bytes
+    from ...runtime.memory_shares import NO_LIMIT, compute_process_memory, plan_memory
 
     shares: list[MemoryShare] = []
     given: dict[str, int] = {}
@@ -538,7 +538,7 @@ def make_memory_plan(
     if bookie is not None:
         from ...bookie.server import SHARES as OF_BOOKIE
 
-        shares += [each.multiplied(bookies) for each in OF_BOOKIE]
+        shares += [each.multiply_share(bookies) for each in OF_BOOKIE]
     if metadata:
         from ...metadata.server import SHARES as OF_METADATA
 
@@ -549,9 +549,9 @@ def make_memory_plan(
             if any(each.setting == setting for each in shares) and (value or setting not in DERIVED):
                 assert isinstance(value, int), "what is shared out are numbers"
                 given[setting] = value
-    budget = process_memory_bytes(file, option, shares, given, NO_LIMIT if most is None else most, processes)
+    budget = compute_process_memory(file, option, shares, given, NO_LIMIT if most is None else most, processes)
     found = plan_memory(budget, shares, given)
-    process.set_trim_threshold(budget // 8)
+    process.set_heap_trim_threshold(budget // 8)
     told = ", ".join(f"{name} {limit >> 20}" for name, limit in found.limits.items())
     _LOG.info("memory_bytes: %d MiB (%s)", budget >> 20, told)
     return found

@@ -26,28 +26,28 @@ import click
 from . import brokers
 from . import brokers as processes
 from .brokers import processes_option
-from .metrics import announce_ready
+from .metrics import announce_process_ready
 from .servers import (
     SECURITY,
     STANDALONE_BYTES,
     accepts_only_members,
+    add_authentication,
     check_listeners,
     connect_metadata,
     disconnect,
-    is_secured,
+    is_listener_secured,
     make_member_world,
     make_memory_plan,
     make_pulsar_ready_facts,
+    make_readiness_check,
     make_registered_world,
     parse_health_endpoint,
     parse_metrics_endpoint,
-    readiness_of,
     run_server,
     scheme,
     serve_for_ever,
     serve_metrics,
     server_options,
-    with_authentication,
 )
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ async def start_bookie(
     first one can be lost."""
     from ...bookie.server import Bookie
 
-    settings = plan.apply_to(bookie_settings(given, number), "bookie")
+    settings = plan.apply_to_config(bookie_settings(given, number), "bookie")
     return await parts.start(f"bookie-{number}", Bookie.start(world, settings, store, new_session), Bookie.close)
 
 
@@ -185,8 +185,8 @@ def standalone(
 
     scraped = parse_metrics_endpoint(metrics)
     where = Endpoint(host, PORT if port is None else port)
-    warning = check_listeners(insecure, host=None if is_secured(security) else where, metrics=scraped)
-    encrypted = is_secured(security)
+    warning = check_listeners(insecure, host=None if is_listener_secured(security) else where, metrics=scraped)
+    encrypted = is_listener_secured(security)
     pulsar = _protocol_endpoint(host, port, pulsar_port, PULSAR_PORTS[encrypted], "Pulsar's protocol")
     http = _protocol_endpoint(host, port, http_port, HTTP_PORTS[encrypted], "HTTP")
     given = StandaloneOptions(
@@ -210,10 +210,10 @@ async def run_standalone(world: World, given: StandaloneOptions) -> None:
 async def _serve(world: World, given: StandaloneOptions) -> None:
     from ...broker.server import Broker
     from ...metadata.sqlite import SqliteStore
-    from ...metadata.store import settle_cluster_format
+    from ...metadata.store import adopt_cluster_format
     from ...runtime.lifecycle import ProcessParts
     from ...runtime.peer.inside import InProcessNetwork
-    from .metrics import MeasuredParts, RepeatedPage, make_bookkeeper_names, wants_pulsar_names
+    from .metrics import CachedMetricsPage, MeasuredParts, make_bookkeeper_metric_names, wants_pulsar_names
 
     folder, security = given.folder, given.security
     world = replace(world, network=InProcessNetwork(world.network, world.clock))  # the broker and its bookies are here
@@ -221,25 +221,25 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
     settings, stored = broker_settings(given, count), bookie_settings(given, 1)
     most = STANDALONE_BYTES * (1 + count)
     plan = make_memory_plan(given.config, given.memory_bytes, broker=settings, bookie=stored, bookies=count, most=most)
-    settings = plan.apply_to(settings, "broker")
+    settings = plan.apply_to_config(settings, "broker")
     async with ProcessParts(world.clock) as parts:
         opening = SqliteStore.open(world, str(folder / "metadata.sqlite"))
         store = await parts.start("metadata", opening, SqliteStore.close)
-        await settle_cluster_format(store.new_session())
+        await adopt_cluster_format(store.new_session())
         numbers = range(1, count + 1)
         started = [await start_bookie(parts, world, given, number, plan, store.new_session()) for number in numbers]
-        asking = with_authentication(world, security)
+        asking = add_authentication(world, security)
         broker = await parts.start("broker", Broker.start(asking, settings, store.new_session()), Broker.close)
-        second = make_bookkeeper_names(given.compat, world.clock)
+        second = make_bookkeeper_metric_names(given.compat, world.clock)
         named = wants_pulsar_names(given.compat)
         measured = MeasuredParts(
             metadata=store, bookies=started, broker=broker, second=second, pulsar=named, memory=plan
         )
-        broker.rest.measure = broker.topic_manager.measure = page = RepeatedPage(measured, world.clock)
+        broker.rest.measure = broker.topic_manager.measure = page = CachedMetricsPage(measured, world.clock)
         facts = {"data": folder, "bookies": count, **await serve_metrics(parts, given.metrics, page)}
         facts |= make_pulsar_ready_facts(broker)
-        announce_ready(f"{scheme(security)}://{broker.endpoint}", **facts)
-        await serve_for_ever(given.warning, readiness_of(started, broker))
+        announce_process_ready(f"{scheme(security)}://{broker.endpoint}", **facts)
+        await serve_for_ever(given.warning, make_readiness_check(started, broker))
 
 
 def _protocol_endpoint(host: str, port: int | None, wanted: int | None, default: int, what: str) -> Endpoint | None:
@@ -288,11 +288,11 @@ def run_processes(given: StandaloneOptions, count: int, log_level: str, log_form
     InvalidConfiguration."""
     from ...runtime.network import Endpoint
 
-    processes.check_fork()
+    processes.check_fork_is_possible()
     accepts_only_members(given.security)
     held = processes.lock_folder(str(given.folder))
     bookies = count_bookies(given.folder, given.bookies)
-    ports = processes.Ports()
+    ports = processes.ReservedPorts()
     tree = ports.reserve(Endpoint("127.0.0.1", 0))
     settings = broker_settings(given, bookies)
     memory = SharedMemoryLimit(STANDALONE_BYTES * (1 + bookies), count)
@@ -304,14 +304,16 @@ def run_processes(given: StandaloneOptions, count: int, log_level: str, log_form
     mains = [partial(_storage, given, memory, tree, groups[0])]
     mains += [partial(_bookies, given, memory, tree, each) for each in groups[1:]]
     names = [STORAGE, *(f"{STORAGE}-{number}" for number in range(2, len(groups) + 1))]
-    stores = [processes.make_spec(name, main, log_level, log_format) for name, main in zip(names, mains, strict=True)]
+    stores = [
+        processes.make_process_spec(name, main, log_level, log_format) for name, main in zip(names, mains, strict=True)
+    ]
     own = settings.name or CLUSTER
-    serving = brokers.broker_specs(first, count - len(groups), own, ports, log_level, log_format)
+    serving = brokers.make_broker_specs(first, count - len(groups), own, ports, log_level, log_format)
     tiers = [each for each in (stores[:1], stores[1:], serving) if each]
     processes.preload_modules(*brokers.LOADED, *LOADED)
 
     def said(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
-        url, first = brokers.ready_line_of(facts)
+        url, first = brokers.make_broker_ready_line(facts)
         return url, {"data": given.folder, "bookies": bookies, "processes": count, "metadata": tree, **first}
 
     try:
@@ -354,7 +356,7 @@ async def _storage(
     """Runs a storage process: the metadata service and these bookies."""
     from ...metadata.server import MetadataServer
     from ...runtime.lifecycle import ProcessParts
-    from .metrics import MeasuredParts, make_bookkeeper_names
+    from .metrics import MeasuredParts, make_bookkeeper_metric_names
 
     plan = memory.plan(given, numbers, metadata=True)
     async with ProcessParts(world.clock) as parts:
@@ -371,10 +373,10 @@ async def _storage(
         started = [
             await start_bookie(parts, serving, given, each, plan, server.store.new_session()) for each in numbers
         ]
-        second = make_bookkeeper_names(given.compat, world.clock)
+        second = make_bookkeeper_metric_names(given.compat, world.clock)
         voice.combine_metrics(MeasuredParts(metadata=server, bookies=started, second=second, memory=plan))
         voice.report_ready(f"metadata://{server.endpoint}")
-        await serve_for_ever(readiness=readiness_of(started))
+        await serve_for_ever(readiness=make_readiness_check(started))
 
 
 async def _bookies(
@@ -387,7 +389,7 @@ async def _bookies(
 ) -> None:
     """Runs a storage process with these bookies; the metadata service is in another process."""
     from ...runtime.lifecycle import ProcessParts
-    from .metrics import MeasuredParts, make_bookkeeper_names
+    from .metrics import MeasuredParts, make_bookkeeper_metric_names
 
     plan = memory.plan(given, numbers, metadata=False)
     member = make_member_world(world, given.security, "bookie")
@@ -402,10 +404,10 @@ async def _bookies(
             store = await parts.start("metadata", session(), disconnect)
             started.append(await start_bookie(parts, serving, given, number, plan, store, session))
         voice.combine_metrics(
-            MeasuredParts(bookies=started, second=make_bookkeeper_names(given.compat, world.clock), memory=plan)
+            MeasuredParts(bookies=started, second=make_bookkeeper_metric_names(given.compat, world.clock), memory=plan)
         )
         voice.report_ready("bookies://")
-        await serve_for_ever(readiness=readiness_of(started))
+        await serve_for_ever(readiness=make_readiness_check(started))
 
 
 def _inside(world: World) -> World:

@@ -7,7 +7,7 @@ from ...proto.errors import InvalidConfiguration
 from ...security.settings import ZookeeperSection, read_private_file, read_secret
 
 
-def with_access(address: Address, section: ZookeeperSection) -> Address:
+def add_zookeeper_credentials(address: Address, section: ZookeeperSection) -> Address:
     """Returns the ZooKeeper address with the credentials of the settings' `section`. Raises InvalidConfiguration if the
     credentials cannot be read, are not a user and a password, or if other users may read the key."""
     if not isinstance(address, ZookeeperAddress):

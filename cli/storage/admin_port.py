@@ -25,7 +25,7 @@ class BookiePeer:
     """A registered bookie, to which requests of an operator are sent over the network of the cluster's members. `ask`
     must be called in one event loop only."""
 
-    def __init__(self, id_: str, endpoint: str, timeout_s: float, operator: Operator | None = None) -> None:
+    def __init__(self, id_: str, endpoint: str, timeout_s: float, operator: OperatorOptions | None = None) -> None:
         self.id = id_
         self._operator = operator
         self._members: Members | None = None
@@ -60,7 +60,7 @@ class BookiePeer:
         from ...proto.errors import NotFound
         from ...runtime.peer.keys import CLEAR, PeerClientKeys
 
-        world, self._members = await (self._operator or Operator()).member_world()
+        world, self._members = await (self._operator or OperatorOptions()).make_operator_world()
         access = CLEAR
         if self._members is not None:
             found = await self._members.read_record(paths.bookie(self.id), BookieRecord)
@@ -69,7 +69,7 @@ class BookiePeer:
             access = PeerClientKeys(found.key)
         return self._reach(world, access)
 
-    def connect_as(self, world: World, key: str) -> None:
+    def connect_as_member(self, world: World, key: str) -> None:
         """Connects to the bookie process that has the public key `key`, as the member of the cluster that `world`
         belongs to. For an operator that asks many bookies."""
         from ...runtime.peer.keys import PeerClientKeys
@@ -118,7 +118,7 @@ def ask_bookies(peers: list[BookiePeer], verb: str, **options: object) -> list[d
     return asyncio.run(ask())
 
 
-def ask_answering(session: Session, verb: str) -> dict[str, dict[str, Any]]:
+def ask_reachable_bookies(session: Session, verb: str) -> dict[str, dict[str, Any]]:
     """Sends the request `verb` to all registered bookies, and returns the answers by bookie id. Leaves out bookies that
     do not answer, or do not support the request."""
     from ...proto.errors import MagnetarError
@@ -158,7 +158,7 @@ METADATA = click.option(
 )  # fmt: skip
 
 
-class Operator(NamedTuple):
+class OperatorOptions(NamedTuple):
     """The values of the options `--security` and `--metadata` of a command that asks bookies as an operator. Without
     `security`, the command has no key, and its requests are not encrypted."""
 
@@ -166,16 +166,16 @@ class Operator(NamedTuple):
     metadata: str = ""
     timeout_s: float = SESSION_S
 
-    async def member_world(self) -> tuple[World, Members | None]:
+    async def make_operator_world(self) -> tuple[World, Members | None]:
         """Returns a world (see runtime/network.py) with which bookies accept this command as an operator, and the list
         of the cluster's members, which the caller must close."""
         from ...metadata.members import Members
         from ...runtime.process import real_world
         from ...security.members import read_own_name
-        from ..run.servers import make_member_world, section_of
+        from ..run.servers import get_members_section, make_member_world
 
         world = real_world()
-        section = section_of(self.security)
+        section = get_members_section(self.security)
         if section is None:
             return world, None
         world = make_member_world(world, self.security, ROLE)
@@ -185,21 +185,22 @@ class Operator(NamedTuple):
             return await connect_metadata(world, address, self.timeout_s, SESSION_S)
 
         members = await Members.start(world, session, ROLE, read_own_name(section, ROLE))
-        return members.with_keys(world), members
+        return members.with_member_keys(world), members
 
 
-def with_operator(function: Callable[..., None], *watched: str) -> Callable[..., None]:
+def with_operator_options(function: Callable[..., None], *watched: str) -> Callable[..., None]:
     """Decorates a command that sends requests to bookies. Adds what `with_session` adds, and the options --security and
     --metadata."""
 
     @wraps(function)
     def command(session: Session, *args: Any, **options: Any) -> None:
-        session.operator = Operator(options.pop("security"), options.pop("metadata_"), session.timeout_s)
+        session.operator = OperatorOptions(options.pop("security"), options.pop("metadata_"), session.timeout_s)
         function(session, *args, **options)
 
     return with_session(SECURITY(METADATA(command)), *watched)
 
 
-def watching_operator(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a command that only reads from bookies. Adds what `with_operator` adds, and the option --watch."""
-    return with_operator(function, *WATCHED)
+def with_operator_and_watch_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Decorates a command that only reads from bookies. Adds what `with_operator_options` adds, and the option
+    --watch."""
+    return with_operator_options(function, *WATCHED)

@@ -26,13 +26,13 @@ from ..run.servers import (
     disconnect,
     make_member_world,
     make_memory_plan,
+    make_readiness_check,
     make_registered_world,
     metadata_options,
     parse_endpoint,
     parse_health_endpoint,
     parse_metadata_address,
     parse_metrics_endpoint,
-    readiness_of,
     run_server,
     serve_for_ever,
     serve_metrics,
@@ -144,12 +144,12 @@ async def run_bookie(given: BookieOptions, world: World, voice: StatusOutput) ->
     """Runs a bookie in this process, until the call is cancelled."""
     from ...bookie.server import Bookie
     from ...runtime.lifecycle import ProcessParts
-    from ..run.metrics import MeasuredParts, make_bookkeeper_names
+    from ..run.metrics import MeasuredParts, make_bookkeeper_metric_names
 
     security = given.security
     settings = given.settings
     plan = make_memory_plan(given.config, given.memory_bytes, bookie=settings, processes=given.processes)
-    settings = plan.apply_to(settings, "bookie")
+    settings = plan.apply_to_config(settings, "bookie")
     world = make_member_world(world, security, "bookie")
 
     async def session() -> MetadataStore:
@@ -160,11 +160,12 @@ async def run_bookie(given: BookieOptions, world: World, voice: StatusOutput) ->
         serving = await make_registered_world(parts, world, security, "bookie", session)
         running = await parts.start("bookie", Bookie.start(serving, settings, store, session), Bookie.close)
         page = voice.combine_metrics(
-            MeasuredParts(bookies=[running], second=make_bookkeeper_names(given.compat, world.clock), memory=plan)
+            MeasuredParts(bookies=[running], second=make_bookkeeper_metric_names(given.compat, world.clock),
+            memory=plan)
         )
         facts = await serve_metrics(parts, given.metrics, page)
         voice.report_ready(f"bookie://{running.endpoint}", id=running.id, data=given.folder, **facts)
-        await serve_for_ever(given.warning, readiness_of([running]))
+        await serve_for_ever(given.warning, make_readiness_check([running]))
 
 
 def count_processes(folder: Path, wanted: int | None) -> int:
@@ -189,9 +190,9 @@ def count_processes(folder: Path, wanted: int | None) -> int:
 def _several(given: BookieOptions, count: int, log_level: str, log_format: Any) -> int:
     """Runs several bookies, each in its own process; together they hold the folder's lock. Copies of a ledger are
     placed in distinct racks first. So if no rack is given, all bookies of this machine get the same generated rack."""
-    processes.check_fork()
+    processes.check_fork_is_possible()
     held = processes.lock_folder(str(given.folder))
-    ports, names = processes.Ports(), [f"bookie-{number + 1}" for number in range(count)]
+    ports, names = processes.ReservedPorts(), [f"bookie-{number + 1}" for number in range(count)]
     rack = given.settings.rack
     if given.rack is None and rack == DEFAULT_RACK:
         rack = f"/{given.advertise or given.listen.host}"
@@ -206,7 +207,9 @@ def _several(given: BookieOptions, count: int, log_level: str, log_format: Any) 
         if number:
             one = one._replace(metrics=None, health=None, warning="")
         main = partial(run_bookie, one)
-        specs.append(processes.make_spec(name, main, log_level, log_format, shows=not number, health=one.health))
+        specs.append(
+            processes.make_process_spec(name, main, log_level, log_format, shows=not number, health=one.health)
+        )
 
     def said(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
         first = dict(facts[names[0]])

@@ -13,7 +13,7 @@ from ..common.exits import FAILED, Failure
 from ..common.output import Row
 from ..common.session import YES, Session, confirm
 from ..common.units import FiniteNumber
-from .admin_port import watching_operator, with_operator
+from .admin_port import with_operator_and_watch_options, with_operator_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ BOOKIE = click.option("--bookie", default=None, metavar="ID", help="Only this on
 @click.option("--force", is_flag=True, help="With --now: delete even if most ledgers here are gone from the metadata.")
 @BOOKIE
 @YES
-@with_operator
+@with_operator_options
 def gc(session: Session, what: str | None, major: bool, roll: bool, force: bool, bookie: str | None, yes: bool) -> None:
     """Show or start garbage collection, which frees the disk space of deleted ledgers.
 
@@ -64,28 +64,28 @@ def gc(session: Session, what: str | None, major: bool, roll: bool, force: bool,
     if what == "plan":
         answers = ask_bookies(peers, "gc-plan", major=major)
         rows = [_plan_row(peer, log) for peer, found in zip(peers, answers, strict=True) for log in found["logs"]]
-        session.out.print_stream(rows, PLAN_COLUMNS, empty="no entry logs")
+        session.out.print_row_stream(rows, PLAN_COLUMNS, empty="no entry logs")
         return
     if what == "status":
         answers = ask_bookies(peers, "gc-status")
         rows = [{"bookie": peer.id, **_status_row(found)} for peer, found in zip(peers, answers, strict=True)]
-        session.out.print_stream(rows, ("bookie", "running", "phase", "error", *DONE_COLUMNS[1:]))
+        session.out.print_row_stream(rows, ("bookie", "running", "phase", "error", *DONE_COLUMNS[1:]))
         return
     if force:
         confirm("Delete ledgers even if most of them are gone from the metadata (it must be the right metadata)", yes)
-    with progress_bars(session.out.structured, peers) as hear:
+    with show_progress_of_bookies(session.out.is_structured, peers) as hear:
         ended = asyncio.run(_collect(peers, hear, {"major": major, "force": force, "roll": roll}))
     _report(session, peers, ended)
 
 
 def _plan_row(peer: BookiePeer, log: dict[str, Any]) -> Row:
     """Returns a row: JSON has the holders with all their details; the table has the topics of the largest."""
-    owners = list(dict.fromkeys(owner_text(holder) for holder in log["holders"]))
+    owners = list(dict.fromkeys(format_ledger_owner(holder) for holder in log["holders"]))
     more = ["…"] if len(owners) > OWNERS_SHOWN or log["ledgers"] > len(log["holders"]) else []
     return {"bookie": peer.id, **log, "heldBy": owners[:OWNERS_SHOWN] + more}
 
 
-def owner_text(holder: dict[str, Any]) -> str:
+def format_ledger_owner(holder: dict[str, Any]) -> str:
     """Returns a short text for users that names the owner of a ledger, such as a topic."""
     if "topic" in holder:
         name = str(holder["topic"]).removeprefix("persistent://")
@@ -120,15 +120,15 @@ async def _collect(
 
 
 @contextmanager
-def progress_bars(json: bool, peers: list[BookiePeer]) -> Iterator[Callable[[int, dict[str, Any]], None]]:
+def show_progress_of_bookies(json: bool, peers: list[BookiePeer]) -> Iterator[Callable[[int, dict[str, Any]], None]]:
     """Shows a progress bar for each bookie on stderr if that is a terminal. Yields the function that updates the bar of
     a bookie."""
     if json or not sys.stderr.isatty():
         yield lambda at, status: None
         return
-    from ..common.output import progress_bar
+    from ..common.output import make_progress_bar
 
-    with progress_bar() as bar:
+    with make_progress_bar() as bar:
         tasks = [bar.add_task(f"bookie {peer.id[:8]}", total=None) for peer in peers]
 
         def hear(at: int, status: dict[str, Any]) -> None:
@@ -147,8 +147,8 @@ def progress_bars(json: bool, peers: list[BookiePeer]) -> Iterator[Callable[[int
 
 def _report(session: Session, peers: list[BookiePeer], ended: list[dict[str, Any]]) -> None:
     rows = [{"bookie": peer.id, **(status["last"] or {})} for peer, status in zip(peers, ended, strict=True)]
-    session.out.print_stream(rows, DONE_COLUMNS)
-    if not session.out.structured:
+    session.out.print_row_stream(rows, DONE_COLUMNS)
+    if not session.out.is_structured:
         freed, moved = (sum(row.get(name) or 0 for row in rows) for name in ("bytesFreed", "bytesMoved"))
         print(f"\n{freed:,} bytes freed, {moved:,} bytes moved")
     for row in rows:
@@ -164,7 +164,7 @@ def _report(session: Session, peers: list[BookiePeer], ended: list[dict[str, Any
 
 @click.command()
 @BOOKIE
-@watching_operator
+@with_operator_and_watch_options
 def state(session: Session, bookie: str | None) -> None:
     """Show what each bookie reports about itself: disk, limbo, scrubber, garbage collection.
 
@@ -177,7 +177,7 @@ def state(session: Session, bookie: str | None) -> None:
 
     peers = find_bookies(session, bookie)
     rows = [_state_row(peer, each) for peer, each in zip(peers, ask_bookies(peers, "state"), strict=True)]
-    session.out.print_stream(rows, STATE_COLUMNS)
+    session.out.print_row_stream(rows, STATE_COLUMNS)
 
 
 def _state_row(peer: BookiePeer, found: dict[str, Any]) -> Row:
@@ -194,7 +194,7 @@ def _state_row(peer: BookiePeer, found: dict[str, Any]) -> Row:
 @click.argument("bookie", metavar="ID")
 @click.option("--wait", "wait_s", type=FiniteNumber(1), default=600.0, show_default=True, help="Seconds for it.")
 @YES
-@with_operator
+@with_operator_options
 def accept_loss(session: Session, bookie: str, wait_s: float, yes: bool) -> None:
     """Let a bookie leave limbo although some entries that it lost cannot be copied from any other bookie.
 
@@ -210,4 +210,4 @@ def accept_loss(session: Session, bookie: str, wait_s: float, yes: bool) -> None
     confirm(f"Give up for good what bookie {peers[0].id} has lost and no other bookie has", yes)
     (answer,) = ask_bookies(peers, "accept-loss")
     rows = [{"ledger": int(ledger), "lacks": reason} for ledger, reason in answer["givenUp"].items()]
-    session.out.print_stream(rows, ("ledger", "lacks"), empty="limbo has ended; nothing was given up")
+    session.out.print_row_stream(rows, ("ledger", "lacks"), empty="limbo has ended; nothing was given up")

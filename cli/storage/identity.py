@@ -31,7 +31,7 @@ SESSION_S = 10.0
 BOOKIE = click.argument("bookie")
 
 
-class MetadataAccess(NamedTuple):
+class MetadataAccessOptions(NamedTuple):
     """The values of the options --metadata and --security: where the metadata is, and with which credentials to connect
     to it."""
 
@@ -39,7 +39,7 @@ class MetadataAccess(NamedTuple):
     security: str | None
 
 
-def with_metadata(function: Callable[..., None]) -> Callable[..., None]:
+def with_metadata_options(function: Callable[..., None]) -> Callable[..., None]:
     """Decorates a command: adds the options --metadata, --security and --data, which say where the metadata is, and
     which credentials to use for it."""
 
@@ -52,14 +52,14 @@ def with_metadata(function: Callable[..., None]) -> Callable[..., None]:
     @OUTPUT
     @wraps(function)
     def command(*args: Any, **options: Any) -> None:
-        where = MetadataAccess(options.pop("metadata_"), options.pop("security"))
+        where = MetadataAccessOptions(options.pop("metadata_"), options.pop("security"))
         function(*args, metadata_=where, **options)
 
     return command
 
 
 @contextlib.asynccontextmanager
-async def open_metadata(where: MetadataAccess, data: str | None) -> AsyncIterator[MetadataStore]:
+async def open_metadata(where: MetadataAccessOptions, data: str | None) -> AsyncIterator[MetadataStore]:
     from ...runtime.process import real_world
     from ..run.servers import connect_metadata, make_member_world, parse_metadata_address
 
@@ -76,20 +76,21 @@ async def open_metadata(where: MetadataAccess, data: str | None) -> AsyncIterato
         return
     from ...bookie.store.identity import lock_directory
     from ...metadata.sqlite import SqliteStore
-    from ...metadata.store import settle_cluster_format
+    from ...metadata.store import adopt_cluster_format
 
     with contextlib.closing(lock_directory(world.files, data)):
         tree = await SqliteStore.open(world, str(Path(data) / "metadata.sqlite"))
         try:
             session = tree.new_session()
-            await settle_cluster_format(session)
+            await adopt_cluster_format(session)
             yield session
         finally:
             await tree.close()
 
 
 def _change(
-    metadata: MetadataAccess, data: str | None, output: str, change: Callable[[MetadataStore], Awaitable[CookieRecord]]
+    metadata: MetadataAccessOptions, data: str | None, output: str,
+    change: Callable[[MetadataStore], Awaitable[CookieRecord]]
 ) -> None:
     async def run() -> CookieRecord:
         async with open_metadata(metadata, data) as store:
@@ -102,9 +103,9 @@ def _change(
 
 @click.command()
 @BOOKIE
-@with_metadata
+@with_metadata_options
 @YES
-def forget(bookie: str, metadata_: MetadataAccess, data: str | None, output: str, yes: bool) -> None:
+def forget(bookie: str, metadata_: MetadataAccessOptions, data: str | None, output: str, yes: bool) -> None:
     """Remove a bookie whose data is lost for good from the cluster, so that a new bookie may have its place. BOOKIE is
     its id, and it must be stopped. If its directory is found again, no bookie can start with it.
 
@@ -119,8 +120,8 @@ def forget(bookie: str, metadata_: MetadataAccess, data: str | None, output: str
 @click.command()
 @BOOKIE
 @click.argument("place")
-@with_metadata
-def move(bookie: str, place: str, metadata_: MetadataAccess, data: str | None, output: str) -> None:
+@with_metadata_options
+def move(bookie: str, place: str, metadata_: MetadataAccessOptions, data: str | None, output: str) -> None:
     """Register a new place for a bookie whose directory was moved. PLACE is HOST:DIRECTORY as the bookie is given it,
     or its setting `place`. No copy of the directory may be left at the old place.
 
@@ -128,14 +129,14 @@ def move(bookie: str, place: str, metadata_: MetadataAccess, data: str | None, o
     """
     from ...bookie.store import identity
 
-    _change(metadata_, data, output, lambda store: identity.change_place(store, bookie, place))
+    _change(metadata_, data, output, lambda store: identity.change_bookie_place(store, bookie, place))
 
 
 @click.command("accept-metadata")
 @BOOKIE
-@with_metadata
+@with_metadata_options
 @YES
-def accept_metadata(bookie: str, metadata_: MetadataAccess, data: str | None, output: str, yes: bool) -> None:
+def accept_metadata(bookie: str, metadata_: MetadataAccessOptions, data: str | None, output: str, yes: bool) -> None:
     """Let a bookie start although the metadata was restored from a backup that is older than the bookie's directory.
 
     Example: magnetar bookies accept-metadata 6f9619ff-8b86-4d01-b42d-00cf4fc964ff
@@ -165,7 +166,7 @@ def _bookie(text: str) -> str:
 
 
 def _racks_change(
-    metadata: MetadataAccess, data: str | None, output: str, change: Callable[[dict[str, str]], None] | None
+    metadata: MetadataAccessOptions, data: str | None, output: str, change: Callable[[dict[str, str]], None] | None
 ) -> None:
     """Changes the mapping of racks if `change` is given, then prints every bookie that is registered or mapped."""
     from ...metadata import paths
@@ -199,8 +200,8 @@ def _racks_change(
 
 
 @click.command()
-@with_metadata
-def racks(metadata_: MetadataAccess, data: str | None, output: str) -> None:
+@with_metadata_options
+def racks(metadata_: MetadataAccessOptions, data: str | None, output: str) -> None:
     """Show the rack of each bookie. `registered` is the rack that the bookie reports itself.
 
     Example: magnetar bookies racks --metadata 127.0.0.1:7640
@@ -211,8 +212,8 @@ def racks(metadata_: MetadataAccess, data: str | None, output: str) -> None:
 @click.command("set-rack")
 @BOOKIE
 @click.argument("rack")
-@with_metadata
-def set_rack(bookie: str, rack: str, metadata_: MetadataAccess, data: str | None, output: str) -> None:
+@with_metadata_options
+def set_rack(bookie: str, rack: str, metadata_: MetadataAccessOptions, data: str | None, output: str) -> None:
     """Set the rack of a bookie: the copies of an entry are stored in different racks. RACK is any name, as in
     /room-1/rack-7; bookies with the same name are in one rack.
 
@@ -226,8 +227,8 @@ def set_rack(bookie: str, rack: str, metadata_: MetadataAccess, data: str | None
 
 @click.command("delete-rack")
 @BOOKIE
-@with_metadata
-def delete_rack(bookie: str, metadata_: MetadataAccess, data: str | None, output: str) -> None:
+@with_metadata_options
+def delete_rack(bookie: str, metadata_: MetadataAccessOptions, data: str | None, output: str) -> None:
     """Delete the rack that was set for a bookie: the rack that the bookie reports itself is used again.
 
     Example: magnetar bookies delete-rack 6f9619ff-8b86-4d01-b42d-00cf4fc964ff
@@ -246,8 +247,8 @@ def delete_rack(bookie: str, metadata_: MetadataAccess, data: str | None, output
 
 @click.command("finish-upgrade")
 @click.option("--dry-run", is_flag=True, help="Only look whether it could be finished.")
-@with_metadata
-def finish_upgrade(metadata_: MetadataAccess, data: str | None, output: str, dry_run: bool) -> None:
+@with_metadata_options
+def finish_upgrade(metadata_: MetadataAccessOptions, data: str | None, output: str, dry_run: bool) -> None:
     """Let all processes write the formats of this version of Magnetar. Afterwards no older version can start.
 
     Refused while a registered broker or bookie is older. A process writes the new formats from its next start on.

@@ -23,7 +23,7 @@ from ..common.lazy import LazyCommand, LazyGroup
 from ..common.output import OUTPUT, CommandOutput, Row, show_progress
 
 if TYPE_CHECKING:
-    from ...bookie.inspect.indexes import IndexedLedger, IndexOverview
+    from ...bookie.inspect.indexes import IndexedLedger, LedgerIndexOverview
     from ...bookie.inspect.snapshot import Damage, RemovedFile, Snapshot
     from ...bookie.inspect.summary import LogSummary, StoreSummary
     from ...bookie.store.index import ExtentPlace
@@ -58,7 +58,7 @@ class StoreInspection:
         self.damages += 1
         return damage.reason
 
-    def warn_gone(self, gone: RemovedFile) -> None:
+    def warn_of_deleted_files(self, gone: RemovedFile) -> None:
         print(f"magnetar: {gone.path} is gone: the bookie removed it meanwhile", file=sys.stderr)
 
     def limit_rows(self, rows: Iterable[Row]) -> Iterator[Row]:
@@ -90,7 +90,7 @@ def with_inspection(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def with_filters() -> Callable[[Any], Any]:
+def with_filter_options() -> Callable[[Any], Any]:
     """Returns a decorator that adds the options --number, --ledger, --entry, --from, --to and --limit."""
     options = [
         click.option("--number", type=click.IntRange(0), default=None, help="Only the file of this number."),
@@ -109,7 +109,7 @@ def with_filters() -> Callable[[Any], Any]:
     return decorate
 
 
-def damage_row(look: StoreInspection, kind: str, number: int, damage: Damage) -> Row:
+def make_damage_row(look: StoreInspection, kind: str, number: int, damage: Damage) -> Row:
     return {kind: number, "file": basename(damage.path), "offset": damage.offset, "damage": look.count_damage(damage)}
 
 
@@ -146,8 +146,8 @@ def store(look: StoreInspection, html: str | None) -> None:
 
         with open(html, "w", encoding="utf-8") as page:
             page.write(render_html(look.snapshot, summary))
-        look.out.print_done(f"wrote {html}", html=html)
-    elif look.out.structured:
+        look.out.print_result_text(f"wrote {html}", html=html)
+    elif look.out.is_structured:
         look.out.print_document(document(look, summary))
     else:
         _print(look, summary)
@@ -159,7 +159,7 @@ def document(look: StoreInspection, summary: StoreSummary) -> Row:
         "bookie": None if cookie is None else cookie.bookie,
         "directory": summary.directory,
         "mark": None if look.snapshot.mark is None else look.snapshot.mark._asdict(),
-        "logs": [log_row(log) for log in summary.logs],
+        "logs": [make_log_row(log) for log in summary.logs],
         "logBytes": summary.log_bytes,
         "liveBytes": summary.live_bytes,
         "journals": [
@@ -187,16 +187,16 @@ def _print(look: StoreInspection, summary: StoreSummary) -> None:
     rest = ("ledgerIndexBytes", "otherBytes", "logBytes", "liveBytes")
     look.out.print_record({name: whole[name] for name in names} | sizes | {name: whole[name] for name in rest})
     print()
-    look.out.print_stream((log_row(log) for log in summary.logs), (*LOG_COLUMNS, "holders"), empty="no logs")
+    look.out.print_row_stream((make_log_row(log) for log in summary.logs), (*LOG_COLUMNS, "holders"), empty="no logs")
     if look.snapshot.reasons:
         print("\nIn limbo, because:")
         print("\n".join(f"  {reason}" for reason in look.snapshot.reasons))
     if summary.damages:
         print()
-        look.out.print_stream((damage._asdict() for damage in summary.damages), ("path", "offset", "reason"))
+        look.out.print_row_stream((damage._asdict() for damage in summary.damages), ("path", "offset", "reason"))
 
 
-def log_row(log: LogSummary) -> dict[str, object]:
+def make_log_row(log: LogSummary) -> dict[str, object]:
     first = log.damages[0] if log.damages else None
     return {
         "log": log.log, "state": log.state, "bytes": log.bytes, "dataBytes": log.data_bytes,
@@ -207,7 +207,7 @@ def log_row(log: LogSummary) -> dict[str, object]:
     }  # fmt: skip
 
 
-def log_rows(look: StoreInspection, numbers: Sequence[int], verify: bool) -> Iterator[Row]:
+def make_log_rows(look: StoreInspection, numbers: Sequence[int], verify: bool) -> Iterator[Row]:
     """Yields one row for each entry log in `numbers`. With `verify`, reads and checks all records of the logs."""
     from ...bookie.inspect.indexes import read_index_overview
     from ...bookie.inspect.snapshot import RemovedFile
@@ -219,9 +219,9 @@ def log_rows(look: StoreInspection, numbers: Sequence[int], verify: bool) -> Ite
     for number in numbers:
         found = summarize_log(look.snapshot, number, seen.facts)
         if isinstance(found, RemovedFile):
-            look.warn_gone(found)
+            look.warn_of_deleted_files(found)
             continue
-        row = log_row(found)
+        row = make_log_row(found)
         for damage in found.damages:
             look.count_damage(damage)
         yield row | verify_log(look, number) if verify and found.bytes else row
@@ -291,21 +291,21 @@ def ledger(
         look.count_damage(damage)
     if deleted:
         rows = ({"first": first, "last": last} for first, last in seen.facts.tombstones)
-        look.out.print_stream(look.limit_rows(rows), ("first", "last"), empty="no ledger was deleted")
+        look.out.print_row_stream(look.limit_rows(rows), ("first", "last"), empty="no ledger was deleted")
     elif ledger is None:
-        look.out.print_stream(look.limit_rows(_ledgers(look, seen, start, stop)), COLUMNS, empty="no ledgers")
+        look.out.print_row_stream(look.limit_rows(_ledgers(look, seen, start, stop)), COLUMNS, empty="no ledgers")
     else:
         _one(look, seen, ledger, entries or entry is not None, entry)
 
 
-def _ledgers(look: StoreInspection, seen: IndexOverview, start: int, stop: int | None) -> Iterator[Row]:
+def _ledgers(look: StoreInspection, seen: LedgerIndexOverview, start: int, stop: int | None) -> Iterator[Row]:
     from ...bookie.inspect.indexes import walk_ledgers
 
     for state in walk_ledgers(look.snapshot, seen, start, None if stop is None else stop + 1):
         yield _row(seen, state.ledger, state)
 
 
-def _row(seen: IndexOverview, ledger: int, state: IndexedLedger | None) -> dict[str, object]:
+def _row(seen: LedgerIndexOverview, ledger: int, state: IndexedLedger | None) -> dict[str, object]:
     facts = seen.facts
     known = "unknown" if state is None else "live"
     return {
@@ -319,7 +319,7 @@ def _row(seen: IndexOverview, ledger: int, state: IndexedLedger | None) -> dict[
     }
 
 
-def _one(look: StoreInspection, seen: IndexOverview, ledger: int, entries: bool, entry: int | None) -> None:
+def _one(look: StoreInspection, seen: LedgerIndexOverview, ledger: int, entries: bool, entry: int | None) -> None:
     from ...bookie.inspect.indexes import walk_ledgers
     from ...bookie.inspect.logs import walk_ledger_extents
     from ...bookie.inspect.snapshot import Damage, RemovedFile
@@ -330,7 +330,7 @@ def _one(look: StoreInspection, seen: IndexOverview, ledger: int, entries: bool,
         if isinstance(found, Damage):
             look.count_damage(found)
         elif isinstance(found, RemovedFile):
-            look.warn_gone(found)
+            look.warn_of_deleted_files(found)
         else:
             places.append(found)
     row = _row(seen, ledger, state)
@@ -338,16 +338,18 @@ def _one(look: StoreInspection, seen: IndexOverview, ledger: int, entries: bool,
     if row["state"] == "unknown" and row["journal"] is not None:
         row["state"] = "only in the journal"
     each = [_extent(place) for place in places]
-    if look.out.structured:
+    if look.out.is_structured:
         copies = list(look.limit_rows(_copies(look, ledger, places, entry))) if entries else None
         look.out.print_document(row | {"extents": each} | ({} if copies is None else {"entries": copies}))
         return
     look.out.print_record(row)
     print()
-    look.out.print_stream(each, EXTENT_COLUMNS, empty="no extents in the entry logs")
+    look.out.print_row_stream(each, EXTENT_COLUMNS, empty="no extents in the entry logs")
     if entries:
         print()
-        look.out.print_stream(look.limit_rows(_copies(look, ledger, places, entry)), COPY_COLUMNS, empty="no copies")
+        look.out.print_row_stream(
+            look.limit_rows(_copies(look, ledger, places, entry)), COPY_COLUMNS, empty="no copies"
+        )
 
 
 def _extent(place: ExtentPlace) -> Row:
@@ -360,10 +362,10 @@ def _extent(place: ExtentPlace) -> Row:
 
 def _journal(look: StoreInspection, ledger: int) -> str | None:
     """Returns the journal's records of the ledger after the last checkpoint, in words."""
-    from ...bookie.inspect.logs import journal_record_types
+    from ...bookie.inspect.logs import read_journal_record_types
 
     counts: dict[str, int] = {}
-    for kind in journal_record_types(look.snapshot, ledger):
+    for kind in read_journal_record_types(look.snapshot, ledger):
         counts[kind] = counts.get(kind, 0) + 1
     return ", ".join(f"{number} {kind}" for kind, number in counts.items()) or None
 
@@ -380,7 +382,7 @@ def _copies(look: StoreInspection, ledger: int, places: list[ExtentPlace], entry
             case Damage():
                 yield {"offset": found.offset, "damage": f"{found.path}: {look.count_damage(found)}"}
             case RemovedFile():
-                look.warn_gone(found)
+                look.warn_of_deleted_files(found)
             case _:
                 if found.damage is not None:
                     look.count_damage(Damage(found.path, found.offset, found.damage))
@@ -438,7 +440,7 @@ def mark(look: StoreInspection) -> None:
 # ---------------------------------------------------------------------------------------- journal
 @click.command()
 @click.option("--records", is_flag=True, help="Each record (also with --ledger or --entry).")
-@with_filters()
+@with_filter_options()
 @with_inspection
 def journal(
     look: StoreInspection,
@@ -459,19 +461,19 @@ def journal(
     from ...bookie.inspect import journals
 
     chosen = [each for each in journals.list_journal_numbers(look.snapshot) if number in (None, each)]
-    for damage in journals.missing_journals(look.snapshot):
+    for damage in journals.find_missing_journals(look.snapshot):
         look.count_damage(damage)
     if records or ledger is not None or entry is not None or start or stop is not None:
         columns = ("journal", "offset", "block", "type", "ledger", "entry", "lac", "bytes", "lastLedger", "damage")
         rows = (row for each in chosen for row in _journal_records(look, each, ledger, entry, start, stop))
-        look.out.print_stream(look.limit_rows(rows), columns, empty="no records")
+        look.out.print_row_stream(look.limit_rows(rows), columns, empty="no records")
         return
     with show_progress("journals", len(chosen)) as advance:
         rows_ = [_journal_row(look, each, advance, i) for i, each in enumerate(chosen)]
-    spares = journals.spare_names(look.snapshot) if number is None else []
+    spares = journals.list_spare_journal_names(look.snapshot) if number is None else []
     spare = [{"file": name, "state": "spare"} for name in spares]
     columns = ("journal", "file", "state", "bytes", "end", "previousEnd", "blocks", "records", "damaged", "damage")
-    look.out.print_stream(look.limit_rows([*(row for row in rows_ if row), *spare]), columns, empty="no journals")
+    look.out.print_row_stream(look.limit_rows([*(row for row in rows_ if row), *spare]), columns, empty="no journals")
 
 
 def _journal_row(look: StoreInspection, number: int, advance: Callable[[int], None], at: int) -> Row:
@@ -488,7 +490,7 @@ def _journal_row(look: StoreInspection, number: int, advance: Callable[[int], No
     blocks = records = damaged = 0
     for found in journals.walk_journal(look.snapshot, number):
         match found:
-            case journals.OpenedJournal():
+            case journals.OpenedJournalFile():
                 row |= {"bytes": found.bytes, "previousEnd": found.header.a, "end": ALIGNMENT}
             case journals.Block():
                 blocks, records = blocks + 1, records + len(found.records)
@@ -499,7 +501,7 @@ def _journal_row(look: StoreInspection, number: int, advance: Callable[[int], No
                 damaged += 1
                 row.setdefault("damage", f"at {found.offset}: {look.count_damage(found)}")
             case RemovedFile():
-                look.warn_gone(found)
+                look.warn_of_deleted_files(found)
                 return {}
     advance(at + 1)
     return {**row, "blocks": blocks, "records": records, "damaged": damaged}
@@ -516,9 +518,9 @@ def _journal_records(
     for found in journals.walk_journal(look.snapshot, number, start):
         match found:
             case Damage():
-                yield damage_row(look, "journal", number, found)
+                yield make_damage_row(look, "journal", number, found)
             case RemovedFile():
-                look.warn_gone(found)
+                look.warn_of_deleted_files(found)
             case journals.Block():
                 for offset, record in found.records_with_offsets():
                     if stop is not None and offset >= stop:
@@ -543,7 +545,7 @@ def _journal_records(
 @click.command()
 @click.option("--records", is_flag=True, help="Each record (also with --ledger, --entry, --from, --to).")
 @click.option("--verify", is_flag=True, help="Check every record's checksum.")
-@with_filters()
+@with_filter_options()
 @with_inspection
 def log(
     look: StoreInspection, records: bool, verify: bool, number: int | None, ledger: int | None, entry: int | None,
@@ -566,10 +568,10 @@ def log(
         begin = start or DATA_OFFSET
         rows = (row for each in chosen for row in _log_records(look, each, ledger, entry, begin, stop))
         columns: tuple[str, ...] = ("log", "offset", "bytes", "ledger", "entry", "lac", "damage")
-        look.out.print_stream(look.limit_rows(rows), columns, empty="no records")
+        look.out.print_row_stream(look.limit_rows(rows), columns, empty="no records")
         return
     columns = (*LOG_COLUMNS, *(["wholeRecords"] if verify else []), "damage")
-    look.out.print_stream(look.limit_rows(log_rows(look, chosen, verify)), columns, empty="no logs")
+    look.out.print_row_stream(look.limit_rows(make_log_rows(look, chosen, verify)), columns, empty="no logs")
 
 
 def _log_records(
@@ -581,9 +583,9 @@ def _log_records(
     for found in logs.walk_log(look.snapshot, number, start):
         match found:
             case Damage():
-                yield damage_row(look, "log", number, found)
+                yield make_damage_row(look, "log", number, found)
             case RemovedFile():
-                look.warn_gone(found)
+                look.warn_of_deleted_files(found)
             case logs.LoggedEntry():
                 if stop is not None and found.offset >= stop:
                     return
@@ -594,7 +596,7 @@ def _log_records(
 # ---------------------------------------------------------------------------------------- index
 @click.command()
 @click.option("--extents", is_flag=True, help="Each extent (also with --ledger).")
-@with_filters()
+@with_filter_options()
 @with_inspection
 def index(
     look: StoreInspection,
@@ -623,7 +625,7 @@ def index(
         columns = ("log", "group", "ledger", "first", "last", "entries", "start", "bytes", "damage")
     if entry is not None:
         columns = (*columns[:-1], "entryStart", "entryBytes", "damage")
-    look.out.print_stream(look.limit_rows(found), columns, empty="no groups")
+    look.out.print_row_stream(look.limit_rows(found), columns, empty="no groups")
 
 
 def _groups(
@@ -640,15 +642,15 @@ def _groups(
 
     opened = indexes.open_index(look.snapshot, number)
     if isinstance(opened, Damage):
-        yield damage_row(look, "log", number, opened)
+        yield make_damage_row(look, "log", number, opened)
         return
     if isinstance(opened, RemovedFile):
-        look.warn_gone(opened)
+        look.warn_of_deleted_files(opened)
         return
     try:
         for group in opened.groups(start):
             if isinstance(group, Damage):
-                yield damage_row(look, "log", number, group)
+                yield make_damage_row(look, "log", number, group)
             elif stop is not None and group.offset >= stop:
                 return
             elif extents:
@@ -662,7 +664,7 @@ def _groups(
 
 def _extents(look: StoreInspection, opened: Any, group: Any, ledger: int | None, entry: int | None) -> Iterator[Row]:
     from ...bookie.inspect.snapshot import Damage
-    from ...bookie.store.index import record_number
+    from ...bookie.store.index import find_record_number
 
     for place in opened.extents(group):
         extent = place.extent
@@ -677,7 +679,7 @@ def _extents(look: StoreInspection, opened: Any, group: Any, ledger: int | None,
             if isinstance(table, Damage):
                 yield {**row, "damage": look.count_damage(table)}
                 continue
-            at = record_number(place, table, entry)
+            at = find_record_number(place, table, entry)
             if at is None:
                 continue
             begin, end = table.offsets[at], table.offsets[at + 1]

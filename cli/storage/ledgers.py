@@ -16,7 +16,7 @@ from ..common.lazy import LazyCommand, LazyGroup
 from ..common.output import show_progress
 from ..common.session import YES, Session, confirm
 from ..common.units import FiniteNumber
-from ..run.metrics import announce_ready
+from ..run.metrics import announce_process_ready
 from ..run.servers import (
     SECURITY,
     connect_metadata,
@@ -28,7 +28,7 @@ from ..run.servers import (
     run_server,
     serve_for_ever,
 )
-from .admin_port import watching_operator, with_operator
+from .admin_port import with_operator_and_watch_options, with_operator_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +85,7 @@ def ask_any_bookie(session: Session, verb: str, **options: object) -> dict[str, 
 @click.option("--state", type=click.Choice(["open", "in-recovery", "closed"]), default=None, help="Only those.")
 @click.option("--after", type=click.IntRange(0), default=None, metavar="LEDGER", help="Only those with a greater id.")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="At most so many.")
-@watching_operator
+@with_operator_and_watch_options
 def list_ledgers(session: Session, bookie: str, state: str | None, after: int | None, limit: int) -> None:
     """List the ledgers in the metadata, by id: state, quorums, size, bookies, and owner.
 
@@ -98,11 +98,11 @@ def list_ledgers(session: Session, bookie: str, state: str | None, after: int | 
         session, "ledgers", bookie=bookie, state=state or "", after=-1 if after is None else after, limit=limit
     )
     rows = found["ledgers"]
-    if session.out.structured:
+    if session.out.is_structured:
         session.out.print_rows(rows, COLUMNS)
         return
     session.out.print_rows(
-        [{**row, "bookies": shorten_ids(row["bookies"])} for row in rows], COLUMNS, empty="no ledgers"
+        [{**row, "bookies": shorten_bookie_ids(row["bookies"])} for row in rows], COLUMNS, empty="no ledgers"
     )
     if found["more"]:
         click.echo(f"There are more: --after {rows[-1]['ledger']}", err=True)
@@ -110,7 +110,7 @@ def list_ledgers(session: Session, bookie: str, state: str | None, after: int | 
 
 @click.command()
 @click.argument("ledger", type=click.IntRange(0))
-@watching_operator
+@with_operator_and_watch_options
 def show(session: Session, ledger: int) -> None:
     """Show one ledger: its fragments (ranges of entries) with their bookies, its last entry, and the copies that are
     missing.
@@ -118,7 +118,7 @@ def show(session: Session, ledger: int) -> None:
     Example: magnetar ledgers show 17
     """
     found = ask_any_bookie(session, "ledger", ledger=ledger)
-    if session.out.structured:
+    if session.out.is_structured:
         session.out.print_document(found)
         return
     mark = found["underReplicated"]
@@ -134,7 +134,7 @@ def show(session: Session, ledger: int) -> None:
 
 @click.command("under-replicated")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="At most so many.")
-@watching_operator
+@with_operator_and_watch_options
 def under_replicated(session: Session, limit: int) -> None:
     """List the ledgers of which copies are missing: on which bookie, since when, why, and what the attempts to make
     them led to.
@@ -148,7 +148,7 @@ def under_replicated(session: Session, limit: int) -> None:
       magnetar ledgers under-replicated -o json
     """
     found = ask_any_bookie(session, "under-replicated", limit=limit)
-    if session.out.structured:
+    if session.out.is_structured:
         session.out.print_rows(found["ledgers"], MARK_COLUMNS)
         return
     session.out.print_rows(
@@ -158,7 +158,7 @@ def under_replicated(session: Session, limit: int) -> None:
         click.echo(f"{found['count']} in all: --limit shows more", err=True)
 
 
-def shorten_ids(bookies: list[str]) -> list[str]:
+def shorten_bookie_ids(bookies: list[str]) -> list[str]:
     """Returns the first characters of each bookie id: as many as make the ids different."""
     return [bookie[:8] for bookie in bookies]
 
@@ -183,7 +183,7 @@ def _missing(mark: dict[str, Any]) -> list[str]:
 
 def _mark_row(mark: dict[str, Any]) -> Row:
     return {
-        **mark, "missing": shorten_ids(list(mark["missing"])), "since": format_duration(mark["sinceSeconds"]),
+        **mark, "missing": shorten_bookie_ids(list(mark["missing"])), "since": format_duration(mark["sinceSeconds"]),
         "retry": format_duration(mark["retrySeconds"]) if mark["retrySeconds"] else None,
     }  # fmt: skip
 
@@ -206,7 +206,7 @@ WAIT_S = click.option("--wait-s", type=FiniteNumber(0), default=None, help="… 
 @WAIT
 @WAIT_S
 @YES
-@with_operator
+@with_operator_options
 def decommission(
     session: Session, bookie: str, forget: bool, cancel: bool, wait: bool, wait_s: float | None, yes: bool
 ) -> None:
@@ -220,10 +220,10 @@ def decommission(
       magnetar bookies decommission 6f9619ff --forget
       magnetar bookies decommission 6f9619ff --cancel
     """
-    id_ = full_id(session, bookie)
+    id_ = find_full_bookie_id(session, bookie)
     if cancel:
         ask_any_bookie(session, "depart", bookie=id_, cancel=True)
-        session.out.print_done(f"bookie {id_} stays", bookie=id_, departing=False)
+        session.out.print_result_text(f"bookie {id_} stays", bookie=id_, departing=False)
         return
     confirm(f"Move everything off bookie {id_}", yes)
     ask_any_bookie(session, "depart", bookie=id_, forget=forget)
@@ -236,20 +236,20 @@ def decommission(
 @WAIT
 @WAIT_S
 @YES
-@with_operator
+@with_operator_options
 def recover(session: Session, bookie: str, forget: bool, wait: bool, wait_s: float | None, yes: bool) -> None:
     """Make again every copy that was stored on a dead bookie, now, without waiting for the grace. The bookie must not
     be registered. Auto-recovery does the same without this command when the grace is over.
 
     Example: magnetar bookies recover 6f9619ff --forget
     """
-    id_ = full_id(session, bookie)
+    id_ = find_full_bookie_id(session, bookie)
     confirm(f"Bookie {id_} is dead, and its data lost", yes)
     ask_any_bookie(session, "depart", bookie=id_, dead=True, forget=forget)
     _show_progress(session, id_, wait, wait_s, "nothing is left on it")
 
 
-def full_id(session: Session, beginning: str) -> str:
+def find_full_bookie_id(session: Session, beginning: str) -> str:
     """Returns the complete id of the only bookie, registered or not, whose id begins with `beginning`. Raises NotFound
     if there is no such bookie, Failure if there are several."""
     from ...proto.errors import NotFound
@@ -266,11 +266,11 @@ def full_id(session: Session, beginning: str) -> str:
 def _show_progress(session: Session, bookie: str, wait: bool, wait_s: float | None, done: str) -> None:
     left = ask_any_bookie(session, "departure", bookie=bookie)
     if not wait:
-        session.out.print_done(f"{left['ledgers']} ledgers move off bookie {bookie}", **left)
+        session.out.print_result_text(f"{left['ledgers']} ledgers move off bookie {bookie}", **left)
         return
     total = left["ledgers"]
     deadline = None if wait_s is None else SystemClock().monotonic() + wait_s
-    with show_progress("ledgers moved", total, shown=not session.out.structured) as advance:
+    with show_progress("ledgers moved", total, shown=not session.out.is_structured) as advance:
         left = _until_empty(session, bookie, left, total, advance, deadline)
     if left["ledgers"]:
         why = ", ".join(f"{count}: {what}" for what, count in left["stuck"].items())
@@ -278,7 +278,7 @@ def _show_progress(session: Session, bookie: str, wait: bool, wait_s: float | No
             f"{left['ledgers']} of {total} ledgers still lie on bookie {bookie}{f' ({why})' if why else ''}; "
             "the moving goes on, 'magnetar ledgers under-replicated' says how"
         )
-    session.out.print_done(f"bookie {bookie}: {total} ledgers moved; {done}", **left)
+    session.out.print_result_text(f"bookie {bookie}: {total} ledgers moved; {done}", **left)
 
 
 def _until_empty(
@@ -371,14 +371,14 @@ def repair(
                 return background
 
             await parts.start("repair", started(), Supervisor.close)
-            announce_ready(f"repair://{keeper.name}", metadata=tree)
+            announce_process_ready(f"repair://{keeper.name}", metadata=tree)
             await serve_for_ever()
 
     return run_server(main, log_level, log_format)
 
 
 @click.command()
-@watching_operator
+@with_operator_and_watch_options
 def status(session: Session) -> None:
     """Show the state of auto-recovery: which bookie is the auditor, how many ledgers lack copies and why, the workers,
     and the remaining time.
@@ -389,7 +389,7 @@ def status(session: Session) -> None:
       magnetar repair status -o json
     """
     found = ask_any_bookie(session, "repair-status")
-    if session.out.structured:
+    if session.out.is_structured:
         session.out.print_document(found)
         return
     shown = {name: found[name] for name in ("enabled", "auditor", "underReplicated")}
@@ -407,7 +407,7 @@ def status(session: Session) -> None:
             "workingOn": [
                 f"{ledger}: {100 * done // max(total, 1)} %" for ledger, (done, total) in worker["workingOn"].items()
             ],
-            "name": shorten_ids([worker["name"]])[0],
+            "name": shorten_bookie_ids([worker["name"]])[0],
         }
         for worker in found["workers"]
     ]  # fmt: skip
@@ -415,18 +415,18 @@ def status(session: Session) -> None:
 
 
 @click.command()
-@with_operator
+@with_operator_options
 def enable(session: Session) -> None:
     """Let the whole cluster look for missing copies of ledgers again, and make them.
 
     Example: magnetar repair enable
     """
     ask_any_bookie(session, "repair-enable", on=True)
-    session.out.print_done("auto-recovery is on", enabled=True)
+    session.out.print_result_text("auto-recovery is on", enabled=True)
 
 
 @click.command()
-@with_operator
+@with_operator_options
 def disable(session: Session) -> None:
     """Stop making missing copies of ledgers, for maintenance in which bookies are away for longer than the grace. No
     ledger is marked or copied until 'magnetar repair enable'; copies in progress are dropped within seconds.
@@ -434,4 +434,4 @@ def disable(session: Session) -> None:
     Example: magnetar repair disable
     """
     ask_any_bookie(session, "repair-enable", on=False)
-    session.out.print_done("auto-recovery is off until 'magnetar repair enable'", enabled=False)
+    session.out.print_result_text("auto-recovery is off until 'magnetar repair enable'", enabled=False)

@@ -15,8 +15,8 @@ import click
 from ..common.output import OUTPUT, CommandOutput
 from ..common.session import YES, confirm
 from ..common.units import FiniteNumber
-from ..run.servers import section_of
-from .admin_port import METADATA, ROLE, SECURITY, Operator
+from ..run.servers import get_members_section
+from .admin_port import METADATA, ROLE, SECURITY, OperatorOptions
 
 if TYPE_CHECKING:
     from ...metadata.backup import BackupContents
@@ -110,12 +110,12 @@ def restore(
 
     found = copies.inspect_backup(str(copy))
     target = data.absolute() / "metadata.sqlite"
-    copies.check_stopped(str(target))
+    copies.check_service_stopped(str(target))
     before = _contents(target)
-    if section_of(security) is None:
+    if get_members_section(security) is None:
         answers = asyncio.run(_ask(found))
     else:
-        where = RestorePlaces(security, metadata_, listen or metadata_, str(copy), f"{target}.asking")
+        where = RestoreLocations(security, metadata_, listen or metadata_, str(copy), f"{target}.asking")
         answers = asyncio.run(_ask_as_member(found, where, wait_s))
     rows = _compare(found, before, answers)
     CommandOutput(output).print_rows(rows, ("where", "highestLedger", "newer"))
@@ -167,16 +167,18 @@ async def _highest(peer: BookiePeer) -> int | Exception:
 
 
 @asynccontextmanager
-async def serve_copy(world: World, endpoint: Endpoint, copy: str, scratch: str) -> AsyncIterator[MetadataServer]:
+async def serve_metadata_copy(
+    world: World, endpoint: Endpoint, copy: str, scratch: str
+) -> AsyncIterator[MetadataServer]:
     """Serves the metadata file `scratch`, a copy of the file `copy`, at `endpoint` while the block runs; then deletes
     `scratch`. Raises Busy if the port is taken."""
     from ...metadata import backup
-    from ...metadata.server import MembersService, MetadataServer
+    from ...metadata.server import MembersOnlyService, MetadataServer
 
     backup.remove_store_files(scratch)
     backup.restore_backup(copy, scratch, 0, secrets.token_hex(8))
     try:
-        server = await MetadataServer.start(world, endpoint, scratch, service=MembersService)
+        server = await MetadataServer.start(world, endpoint, scratch, service=MembersOnlyService)
         try:
             yield server
         finally:
@@ -185,7 +187,7 @@ async def serve_copy(world: World, endpoint: Endpoint, copy: str, scratch: str) 
         backup.remove_store_files(scratch)
 
 
-class RestorePlaces(NamedTuple):
+class RestoreLocations(NamedTuple):
     """The files and addresses that `magnetar metadata restore` uses."""
 
     security: str | None
@@ -195,8 +197,8 @@ class RestorePlaces(NamedTuple):
     scratch: str
 
 
-async def _ask_as_member(found: BackupContents, where: RestorePlaces, wait_s: float) -> dict[str, int | str]:
-    """Asks, as `_ask` does, bookies that accept members only (metadata/server.py `MembersService`)."""
+async def _ask_as_member(found: BackupContents, where: RestoreLocations, wait_s: float) -> dict[str, int | str]:
+    """Asks, as `_ask` does, bookies that accept members only (metadata/server.py `MembersOnlyService`)."""
     from ...runtime.process import real_world
     from ..run.servers import make_member_world, parse_endpoint, parse_metadata_address
 
@@ -204,18 +206,18 @@ async def _ask_as_member(found: BackupContents, where: RestorePlaces, wait_s: fl
         raise click.UsageError("a ZooKeeper is restored with its own tools")
     world = make_member_world(real_world(), where.security, "metadata")
     os.makedirs(os.path.dirname(where.scratch), exist_ok=True)
-    async with serve_copy(world, parse_endpoint(where.listen, "--listen"), where.copy, where.scratch):
-        operator, members = await Operator(where.security, where.metadata).member_world()
+    async with serve_metadata_copy(world, parse_endpoint(where.listen, "--listen"), where.copy, where.scratch):
+        operator, members = await OperatorOptions(where.security, where.metadata).make_operator_world()
         assert members is not None
         try:
-            asked = MemberAsker(operator, members, wait_s)
+            asked = RestoredBookieAsker(operator, members, wait_s)
             answers = await asyncio.gather(*map(asked.ask, found.bookies))
         finally:
             await members.close()
     return {bookie.bookie: answer for bookie, answer in zip(found.bookies, answers, strict=True)}
 
 
-class MemberAsker:
+class RestoredBookieAsker:
     """Asks the bookies that restored metadata names which ledgers they have seen. The copy of the metadata contains the
     keys of the processes of its time; a bookie that was started later has another key. So all keys that running
     processes register are tried."""
@@ -233,7 +235,7 @@ class MemberAsker:
         while True:
             for key in self._likely(bookie):
                 peer = BookiePeer(bookie.bookie, bookie.endpoint, ASK_S)
-                peer.connect_as(self._world, key)
+                peer.connect_as_member(self._world, key)
                 answer = await _highest(peer)
                 if isinstance(answer, int):
                     self._taken.add(key)

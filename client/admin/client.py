@@ -18,12 +18,19 @@ from ...runtime.network import World
 from ..common.checks import PATH, SECONDS, check_parameter
 from ..common.closing import ClosedAfterAsyncWith
 from . import topics
-from .grpc_transport import GrpcTransport, OperationCaller, Transport, argument_value, make_method, with_argument_checks
+from .grpc_transport import (
+    GrpcTransport,
+    OperationCaller,
+    Transport,
+    convert_argument,
+    make_method,
+    with_argument_checks,
+)
 
 C = TypeVar("C", bound=type)
 
 
-def with_methods(kind: C) -> C:
+def add_operation_methods(kind: C) -> C:
     """Decorates AdminClient: adds a method for each row of the table of operations that names one, and for each
     function of the modules `namespaces` and `topics`."""
     for row in OPERATIONS.values():
@@ -38,7 +45,7 @@ def with_methods(kind: C) -> C:
 
 
 @with_argument_checks
-@with_methods
+@add_operation_methods
 class AdminClient(OperationCaller, ClosedAfterAsyncWith):
     """Administration of a cluster, for asyncio: tenants, namespaces, policies, topics, subscriptions, brokers, bookies.
 
@@ -59,7 +66,7 @@ class AdminClient(OperationCaller, ClosedAfterAsyncWith):
         self, service_url: str = "", *, timeout_s: float = 30.0, world: World | None = None,
         transport: Transport | None = None, authentication: object = None, tls_trust_certs_file_path: str = "",
     ) -> None:  # fmt: skip
-        timeout_s = argument_value("timeout_s", float, timeout_s)
+        timeout_s = convert_argument("timeout_s", float, timeout_s)
         check_parameter("timeout_s", SECONDS, timeout_s)
         check_parameter("tls_trust_certs_file_path", PATH, tls_trust_certs_file_path)
         self._timeout_s = timeout_s

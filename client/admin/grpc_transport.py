@@ -40,15 +40,15 @@ from google.protobuf.message import Message
 
 from ...proto import statistics as values
 from ...proto import wire_pb2 as wire
-from ...proto.entry import decode_as_stored, parse_header, properties_of, split_broker_part
+from ...proto.entry import decode_as_stored, decode_properties, parse_header, split_broker_part
 from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName, check_subscription_name, check_tenant_name
 from ...proto.operations import ANSWERS, AnsweringBroker, Operation, PermissionPlace, answer_of
-from ...proto.translation import request_of, value_of_reply
+from ...proto.translation import convert_reply, request_of
 from ...runtime.network import Channel, Endpoint, Rpc, World, rpc
 from ..common.checks import INT64_MAX, TEXT, shorten_value, to_plain_text
 from ..connect.authentication import make_caller_access
-from ..connect.connections import Connections, client_world, make_unreachable_error, why_unreachable
+from ..connect.connections import Connections, make_client_world, make_unreachable_error, why_unreachable
 from ..connect.discovery import parse_service_url
 from ..model.message_id import MessageId, UncheckedMessageId
 from ..model.settings import ClientSettings
@@ -83,7 +83,7 @@ def decode_stored_messages(entries: Iterable[wire.Delivery], topic: str) -> list
             place = UncheckedMessageId(
                 partition, entry.ledger_id, entry.entry_id, at if about is not header.metadata else -1
             )
-            properties = properties_of(about)
+            properties = decode_properties(about)
             found.append(
                 StoredMessage(topic, place, about.partition_key, properties, header.publish_time, payload)
             )
@@ -115,9 +115,9 @@ class GrpcTransport:
     @property
     def _connections(self) -> Connections:
         if self._made is None:
-            self._made = Connections(self._world or client_world(), self._url, self._settings, self._access)
+            self._made = Connections(self._world or make_client_world(), self._url, self._settings, self._access)
             if self._world is None:
-                self._made.close_with_loop()
+                self._made.close_when_loop_ends()
         return self._made
 
     async def call(self, operation: Operation[T], arguments: Mapping[str, object], *, at: str = "") -> T:
@@ -203,7 +203,7 @@ def decode_reply(operation: Operation[T], arguments: Mapping[str, object], reply
     if kind == tuple[StoredMessage, ...]:
         entries = cast(wire.PeekMessagesReply, reply).entries
         return cast(T, tuple(decode_stored_messages(entries, str(arguments["topic"]))))
-    return cast(T, value_of_reply(kind, reply, operation.of_reply, {MessageId: MessageId.from_wire}))
+    return cast(T, convert_reply(kind, reply, operation.of_reply, {MessageId: MessageId.from_wire}))
 
 
 # ----------------------------------------------------------------------------------------------------- transport
@@ -251,16 +251,16 @@ class OperationCaller:
         return list(found)
 
 
-def full_topic(topic: str) -> str:
+def to_full_topic_name(topic: str) -> str:
     return TopicName.parse(topic).full
 
 
-def full_namespace(name: str) -> str:
+def to_full_namespace_name(name: str) -> str:
     return str(NamespaceName.parse(name))
 
 
-def subscription_arguments(topic: str, name: str) -> dict[str, str]:
-    return {"topic": full_topic(topic), "subscription": check_subscription_name(name)}
+def make_subscription_arguments(topic: str, name: str) -> dict[str, str]:
+    return {"topic": to_full_topic_name(topic), "subscription": check_subscription_name(name)}
 
 
 C = TypeVar("C", bound=type)
@@ -309,14 +309,14 @@ def _checked(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
         for name, value in given.items():
             if name in hints:
                 several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-                one = functools.partial(argument_value, name, hints[name])
+                one = functools.partial(convert_argument, name, hints[name])
                 given[name] = tuple(map(one, value)) if several else one(value)
         return await method(*bound.args, **bound.kwargs)
 
     return call
 
 
-def argument_value(name: str, hint: Any, value: object) -> Any:
+def convert_argument(name: str, hint: Any, value: object) -> Any:
     """Returns the argument `value` converted to the type that the method expects. Raises WrongArgumentType or
     WrongArgument if `value` does not fit the annotation `hint`."""
     try:
@@ -437,7 +437,7 @@ _WORDS = {
 NAMED = values, MessageId, StoredMessage
 """By annotations, which are text."""
 PLACES: dict[PermissionPlace, tuple[str, Callable[[str], str]]] = {
-    PermissionPlace.TOPIC: ("topic", full_topic), PermissionPlace.NAMESPACE: ("name", full_namespace),
+    PermissionPlace.TOPIC: ("topic", to_full_topic_name), PermissionPlace.NAMESPACE: ("name", to_full_namespace_name),
     PermissionPlace.TENANT: ("name", check_tenant_name),
 }  # fmt: skip
 """What the parameter is called, and how it is checked before anything is sent."""
@@ -447,7 +447,7 @@ Checks = Mapping[str, tuple[str, Callable[[str], str]]]
 def make_method(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
     """Makes the method of AdminClient that calls one administrative operation. `row`: the operation's row in the
     table of operations."""
-    signature, checks = signature_of(row)
+    signature, checks = make_method_signature(row)
     is_list = ANSWERS[row.name].startswith("tuple[")
 
     async def call(self: OperationCaller, /, *given: Any, **options: Any) -> Any:
@@ -468,7 +468,7 @@ def make_method(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
     return call
 
 
-def signature_of(row: Operation[Any]) -> tuple[inspect.Signature, Checks]:
+def make_method_signature(row: Operation[Any]) -> tuple[inspect.Signature, Checks]:
     """Returns two things for the method of one operation: its Python signature, and a dict that maps each checked
     parameter to the argument's name and the check."""
     rule, checks = row.rule, dict[str, tuple[str, Callable[[str], str]]]()

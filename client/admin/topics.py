@@ -27,7 +27,13 @@ from ...proto.policies import Policies, decode, encode
 from ...proto.schema import SchemaInfo, encode_version
 from ...proto.states import COORDINATORS_MAX, TxnId, TxnState
 from ..model.message_id import MessageId
-from .grpc_transport import OperationCaller, StoredMessage, full_namespace, full_topic, subscription_arguments
+from .grpc_transport import (
+    OperationCaller,
+    StoredMessage,
+    make_subscription_arguments,
+    to_full_namespace_name,
+    to_full_topic_name,
+)
 
 
 async def topics(self: OperationCaller, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
@@ -36,18 +42,18 @@ async def topics(self: OperationCaller, namespace: str = "public/default", *, pa
 
     Non-persistent topics are included if they have partitions or are in use.
     """
-    return await self._all(op.LIST_TOPICS, namespace=full_namespace(namespace), partitions=partitions)
+    return await self._all(op.LIST_TOPICS, namespace=to_full_namespace_name(namespace), partitions=partitions)
 
 
 async def update_topic(self: OperationCaller, topic: str, *, partitions: int) -> None:
     """Increases the number of partitions of a partitioned topic to `partitions`."""
-    await self._call(op.UPDATE_TOPIC, topic=full_topic(topic), partitions=partitions)
+    await self._call(op.UPDATE_TOPIC, topic=to_full_topic_name(topic), partitions=partitions)
 
 
 async def delete_topic(self: OperationCaller, topic: str, *, force: bool = False) -> None:
     """Deletes a topic with all its partitions. Raises Busy if it has producers or subscriptions, unless `force`.
     A topic of the same name that another program creates in the meantime is not deleted."""
-    name = full_topic(topic)
+    name = to_full_topic_name(topic)
     meant = await self._call(op.CHECK_DELETE, topic=name, force=force)
     await self._call(op.DELETE_TOPIC, topic=name, force=force, incarnation=meant)
 
@@ -69,7 +75,7 @@ async def parts(self: OperationCaller, topic: str) -> list[str]:
 async def owner(self: OperationCaller, topic: str) -> str:
     """Returns HOST:PORT of the broker that owns and serves the topic. `topic`: a partition, or a topic without
     partitions."""
-    return await self._call(op.LOOKUP_TOPIC, topic=full_topic(topic))
+    return await self._call(op.LOOKUP_TOPIC, topic=to_full_topic_name(topic))
 
 
 async def offsets(
@@ -81,7 +87,8 @@ async def offsets(
     counted. `incarnation`: from an earlier answer; raises TopicNotFound if the topic was deleted and created again
     since, so that its indexes mean other messages."""
     return await self._call(
-        op.OFFSETS, topic=full_topic(topic), publish_times_ms=tuple(publish_times_ms), subscription=subscription,
+        op.OFFSETS, topic=to_full_topic_name(topic), publish_times_ms=tuple(publish_times_ms),
+        subscription=subscription,
         aborted_first=aborted_in[0], aborted_end=aborted_in[1], incarnation=incarnation,
     )  # fmt: skip
 
@@ -89,14 +96,14 @@ async def offsets(
 async def topic_stats(self: OperationCaller, topic: str, *, precise: bool = False) -> values.TopicStats:
     """Returns the statistics of one partition. If `precise` is true, backlogs are counted in messages, else in
     entries."""
-    return await self._call(op.TOPIC_STATS, topic=full_topic(topic), precise_backlog=precise)
+    return await self._call(op.TOPIC_STATS, topic=to_full_topic_name(topic), precise_backlog=precise)
 
 
 async def namespace_stats(self: OperationCaller, namespace: str) -> list[values.TopicStats]:
     """Returns the statistics of each partition and each topic without partitions, sorted by name; without
     `oldest_ms`. It sends one request to each broker, more if there are many topics, and one for each topic that no
     broker serves now."""
-    name, found = full_namespace(namespace), dict[str, values.TopicStats]()
+    name, found = to_full_namespace_name(namespace), dict[str, values.TopicStats]()
     page = await self._call(op.NAMESPACE_STATS, namespace=name, after="")
     others = [each for each in page.brokers if each != page.here]
     await _pages(self, name, page.here, page, found)
@@ -142,39 +149,39 @@ async def skip_lost(
     answer may have the entries, unless `force` is true. Skipped entries stay skipped, even if such a replica comes
     back."""
     ledger = {} if ledger_id is None else {"ledger_id": ledger_id}
-    return await self._call(op.SKIP_LOST, topic=full_topic(topic), force=force, **ledger)
+    return await self._call(op.SKIP_LOST, topic=to_full_topic_name(topic), force=force, **ledger)
 
 
 # ------------------------------------------------------------------------------------ messages
 async def terminate_topic(self: OperationCaller, topic: str) -> MessageId:
     """Terminates a topic: its messages can be read, and no new ones can be published. Returns the id of its last
     message."""
-    found: MessageId = await self._call(op.TERMINATE_TOPIC, topic=full_topic(topic))
+    found: MessageId = await self._call(op.TERMINATE_TOPIC, topic=to_full_topic_name(topic))
     return found
 
 
 async def last_message_id(self: OperationCaller, topic: str) -> MessageId:
     """Returns the id of the last message of a topic; the id -1:-1 if the topic has no message."""
-    found: MessageId = await self._call(op.LAST_MESSAGE_ID, topic=full_topic(topic))
+    found: MessageId = await self._call(op.LAST_MESSAGE_ID, topic=to_full_topic_name(topic))
     return found
 
 
 async def message_id_by_time(self: OperationCaller, topic: str, publish_time_ms: int) -> MessageId:
     """Returns the id of the first message that was published at `publish_time_ms` or later; if there is none, the
     position that the next published message will have."""
-    place = {"topic": full_topic(topic), "publish_time_ms": publish_time_ms}
+    place = {"topic": to_full_topic_name(topic), "publish_time_ms": publish_time_ms}
     found: MessageId = await self._call(op.MESSAGE_ID_BY_TIME, **place)
     return found
 
 
 async def backlog_size(self: OperationCaller, topic: str, position: MessageId) -> int:
     """Returns the approximate number of bytes that are stored in a topic after the message at `position`."""
-    return await self._call(op.BACKLOG_SIZE, topic=full_topic(topic), position=position)
+    return await self._call(op.BACKLOG_SIZE, topic=to_full_topic_name(topic), position=position)
 
 
 async def messages(self: OperationCaller, topic: str, ledger_id: int, entry_id: int) -> list[StoredMessage]:
     """Returns the messages of one stored entry. Raises NotFound if the topic has no such entry."""
-    return await self._all(op.GET_MESSAGE, topic=full_topic(topic), ledger_id=ledger_id, entry_id=entry_id)
+    return await self._all(op.GET_MESSAGE, topic=to_full_topic_name(topic), ledger_id=ledger_id, entry_id=entry_id)
 
 
 async def nth_message(self: OperationCaller, topic: str, number: int, *, from_latest: bool = False) -> StoredMessage:
@@ -182,7 +189,7 @@ async def nth_message(self: OperationCaller, topic: str, number: int, *, from_la
     `from_latest` is true. Raises NotFound if the topic has fewer messages."""
     if number < 1:
         raise InvalidRequest(f"messages are counted from 1, not from {number}")
-    place = {"topic": full_topic(topic), "from_latest": from_latest, "number": number}
+    place = {"topic": to_full_topic_name(topic), "from_latest": from_latest, "number": number}
     found: tuple[StoredMessage, ...] = await self._call(op.EXAMINE_MESSAGES, **place)
     return found[0]
 
@@ -193,33 +200,33 @@ async def schema(self: OperationCaller, topic: str, version: int | None = None) 
     deleted. Raises SchemaNotFound."""
     if version is not None and version < 0:
         raise InvalidRequest(f"versions of schemas are counted from 0, not {version}")
-    return await self._call(op.GET_SCHEMA, topic=full_topic(topic), version=encode_version(version))
+    return await self._call(op.GET_SCHEMA, topic=to_full_topic_name(topic), version=encode_version(version))
 
 
 async def put_schema(self: OperationCaller, topic: str, schema: SchemaInfo) -> int:
     """Registers a schema for a topic and returns the version of the schema; if the topic has an equal schema
     already, registers nothing and returns the version of the equal schema. Raises IncompatibleSchema,
     InvalidSchema."""
-    return await self._call(op.PUT_SCHEMA, topic=full_topic(topic), schema=schema)
+    return await self._call(op.PUT_SCHEMA, topic=to_full_topic_name(topic), schema=schema)
 
 
 async def schema_version(self: OperationCaller, topic: str, schema: SchemaInfo) -> int:
     """Returns the version under which a schema equal to `schema` is registered for the topic. Raises SchemaNotFound
     if there is none."""
-    return await self._call(op.FIND_SCHEMA, topic=full_topic(topic), schema=schema)
+    return await self._call(op.FIND_SCHEMA, topic=to_full_topic_name(topic), schema=schema)
 
 
 async def test_schema(self: OperationCaller, topic: str, schema: SchemaInfo) -> values.SchemaTest:
     """Tests a schema against those of a topic without registering it. Returns the reason why it would be refused
     (empty: it could be registered), and the compatibility rule that was applied. Raises InvalidSchema."""
-    return await self._call(op.TEST_SCHEMA, topic=full_topic(topic), schema=schema)
+    return await self._call(op.TEST_SCHEMA, topic=to_full_topic_name(topic), schema=schema)
 
 
 async def delete_schemas(self: OperationCaller, topic: str, *, force: bool = False) -> int | None:
     """Deletes the schemas of a topic. Returns the newest version that was deleted; None: the topic had no schema.
     Messages written with these schemas can still be decoded, unless `force` is true: then the definitions are
     deleted, too."""
-    return await self._call(op.DELETE_SCHEMA, topic=full_topic(topic), force=force)
+    return await self._call(op.DELETE_SCHEMA, topic=to_full_topic_name(topic), force=force)
 
 
 # -------------------------------------------------------------------------------------------------- transactions
@@ -345,7 +352,7 @@ async def create_subscription(
     """Creates a subscription. `position`: the first message that the subscription delivers; by default the latest
     position, after the last message."""
     await self._call(
-        op.CREATE_SUBSCRIPTION, **subscription_arguments(topic, name), position=position or MessageId.latest,
+        op.CREATE_SUBSCRIPTION, **make_subscription_arguments(topic, name), position=position or MessageId.latest,
         properties=dict(properties or {}),
     )  # fmt: skip
 
@@ -354,7 +361,9 @@ async def set_subscription_properties(
     self: OperationCaller, topic: str, name: str, properties: Mapping[str, str]
 ) -> None:
     """Replaces all properties of a subscription by `properties`."""
-    await self._call(op.SET_SUBSCRIPTION_PROPERTIES, **subscription_arguments(topic, name), properties=dict(properties))
+    await self._call(
+        op.SET_SUBSCRIPTION_PROPERTIES, **make_subscription_arguments(topic, name), properties=dict(properties)
+    )
 
 
 async def reset_subscription(
@@ -363,7 +372,7 @@ async def reset_subscription(
     """Moves a subscription to the position `to`: a message id, or a publish time in ms since the epoch. If
     `exclusive` is true, delivery begins after that message, not at it."""
     place = {"message_id": to, "exclude": exclusive} if isinstance(to, MessageId) else {"publish_time_ms": to}
-    await self._call(op.RESET_SUBSCRIPTION, **subscription_arguments(topic, name), **place)
+    await self._call(op.RESET_SUBSCRIPTION, **make_subscription_arguments(topic, name), **place)
 
 
 async def advance_subscription(
@@ -372,7 +381,7 @@ async def advance_subscription(
     """Acknowledges for the subscription `name`, durably, every message of the partition `topic` whose index is less
     than `index`. `incarnation`: of the topic, from an answer of `offsets`."""
     await self._call(
-        op.ADVANCE_SUBSCRIPTION, **subscription_arguments(topic, name), index=index, incarnation=incarnation
+        op.ADVANCE_SUBSCRIPTION, **make_subscription_arguments(topic, name), index=index, incarnation=incarnation
     )
 
 
@@ -381,14 +390,14 @@ async def expire_messages(self: OperationCaller, topic: str, name: str, older_th
     `older_than` seconds; or, if `older_than` is a message id, every message up to it. Returns the number of entries
     that were acknowledged."""
     limit = {"message_id" if isinstance(older_than, MessageId) else "older_than_s": older_than}
-    return await self._call(op.EXPIRE_MESSAGES, topic=full_topic(topic), subscription=name, **limit)
+    return await self._call(op.EXPIRE_MESSAGES, topic=to_full_topic_name(topic), subscription=name, **limit)
 
 
 async def skip_messages(self: OperationCaller, topic: str, name: str, messages: int = -1) -> None:
     """Acknowledges the next `messages` messages of a subscription without delivering them; -1: all messages. An
     empty `name`: for every subscription."""
     await self._call(
-        op.SKIP_MESSAGES, topic=full_topic(topic), subscription=name and check_subscription_name(name),
+        op.SKIP_MESSAGES, topic=to_full_topic_name(topic), subscription=name and check_subscription_name(name),
         messages=messages,
     )  # fmt: skip
 
@@ -396,7 +405,7 @@ async def skip_messages(self: OperationCaller, topic: str, name: str, messages: 
 async def peek_messages(self: OperationCaller, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
     """Returns the next messages that a subscription will deliver, at most `messages`; the subscription stays where
     it is."""
-    found = await self._all(op.PEEK_MESSAGES, **subscription_arguments(topic, name), messages=messages)
+    found = await self._all(op.PEEK_MESSAGES, **make_subscription_arguments(topic, name), messages=messages)
     return found[:messages]
 
 
@@ -437,7 +446,7 @@ async def create_namespace(
 ) -> None:
     """Creates a namespace. The parameters have the meanings of the fields of NamespaceInfo."""
     await self._call(
-        op.CREATE_NAMESPACE, namespace=full_namespace(name), bundles=bundles,
+        op.CREATE_NAMESPACE, namespace=to_full_namespace_name(name), bundles=bundles,
         auto_topic_creation=auto_topic_creation, default_partitions=default_partitions,
     )  # fmt: skip
 
@@ -448,7 +457,7 @@ async def update_namespace(
 ) -> None:  # fmt: skip
     """Updates the settings of a namespace; a setting that is None stays as it is. The number of bundles is fixed
     at creation: raises InvalidRequest for another number."""
-    old = await self._call(op.GET_NAMESPACE, namespace=full_namespace(name))
+    old = await self._call(op.GET_NAMESPACE, namespace=to_full_namespace_name(name))
     if is_creation_set is None:
         is_creation_set = old.is_creation_set or not (auto_topic_creation is None and default_partitions is None)
     await self._call(
@@ -462,7 +471,7 @@ async def update_namespace(
 async def unload_namespace(self: OperationCaller, name: str, bundle: str = "") -> values.Unloaded:
     """Unloads all bundles of a namespace from their brokers, or only the bundle `bundle`; the next look-ups of
     their topics find new owners."""
-    return await self._call(op.UNLOAD_NAMESPACE, namespace=full_namespace(name), bundle=bundle)
+    return await self._call(op.UNLOAD_NAMESPACE, namespace=to_full_namespace_name(name), bundle=bundle)
 
 
 async def clear_namespace_backlog(self: OperationCaller, name: str, subscription: str = "") -> int:
@@ -515,72 +524,72 @@ async def _each_part(
 async def namespace_policies(self: OperationCaller, name: str, *, applied: bool = False) -> Policies:
     """Returns the policies that are set for the namespace; if `applied` is true, returns every policy, with the
     values that are inherited from the broker."""
-    return decode(await self._call(op.GET_POLICIES, namespace=full_namespace(name), applied=applied))
+    return decode(await self._call(op.GET_POLICIES, namespace=to_full_namespace_name(name), applied=applied))
 
 
 async def set_namespace_policies(self: OperationCaller, name: str, policies: Policies) -> None:
     """Sets policies of a namespace: each field of `policies` that is not None replaces the present value; the other
     policies stay as they are."""
-    await self._call(op.CHANGE_POLICIES, namespace=full_namespace(name), set=encode(policies))
+    await self._call(op.CHANGE_POLICIES, namespace=to_full_namespace_name(name), set=encode(policies))
 
 
 async def remove_namespace_policies(self: OperationCaller, name: str, *fields: str) -> None:
     """Removes the named fields from the policies of a namespace: the namespace then inherits these policies from
     the broker again."""
-    await self._call(op.CHANGE_POLICIES, namespace=full_namespace(name), remove=fields)
+    await self._call(op.CHANGE_POLICIES, namespace=to_full_namespace_name(name), remove=fields)
 
 
 async def topic_policies(self: OperationCaller, topic: str, *, applied: bool = False) -> Policies:
     """Returns the policies that are set for a topic; if `applied` is true, returns every policy, with the values
     that the topic inherits from its namespace, then from the broker."""
-    return decode(await self._call(op.GET_POLICIES, topic=full_topic(topic), applied=applied))
+    return decode(await self._call(op.GET_POLICIES, topic=to_full_topic_name(topic), applied=applied))
 
 
 async def set_topic_policies(self: OperationCaller, topic: str, policies: Policies) -> None:
     """Sets policies of a topic: each field of `policies` that is not None replaces the present value; the other
     policies stay as they are."""
-    await self._call(op.CHANGE_POLICIES, topic=full_topic(topic), set=encode(policies))
+    await self._call(op.CHANGE_POLICIES, topic=to_full_topic_name(topic), set=encode(policies))
 
 
 async def remove_topic_policies(self: OperationCaller, topic: str, *fields: str) -> None:
     """Removes the named fields from the policies of a topic: the topic then inherits these policies from its
     namespace again."""
-    await self._call(op.CHANGE_POLICIES, topic=full_topic(topic), remove=fields)
+    await self._call(op.CHANGE_POLICIES, topic=to_full_topic_name(topic), remove=fields)
 
 
 async def namespace_properties(self: OperationCaller, name: str) -> dict[str, str]:
     """Returns the properties that are set for a namespace. A namespace inherits no properties."""
-    return await self._call(op.GET_PROPERTIES, namespace=full_namespace(name))
+    return await self._call(op.GET_PROPERTIES, namespace=to_full_namespace_name(name))
 
 
 async def set_namespace_properties(self: OperationCaller, name: str, properties: Mapping[str, str]) -> None:
     """Sets properties of a namespace; its other properties stay. Raises InvalidRequest if they are too many or
     too long (proto/policies.py)."""
-    await self._call(op.CHANGE_PROPERTIES, namespace=full_namespace(name), set=properties)
+    await self._call(op.CHANGE_PROPERTIES, namespace=to_full_namespace_name(name), set=properties)
 
 
 async def remove_namespace_properties(self: OperationCaller, name: str, *keys: str) -> None:
     """Removes the properties `keys` of a namespace; removes all of its properties if no key is given. A key that
     the namespace lacks is ignored."""
-    await self._call(op.CHANGE_PROPERTIES, namespace=full_namespace(name), remove=keys, clear=not keys)
+    await self._call(op.CHANGE_PROPERTIES, namespace=to_full_namespace_name(name), remove=keys, clear=not keys)
 
 
 async def topic_properties(self: OperationCaller, topic: str) -> dict[str, str]:
     """Returns the properties of a topic; for a partition, those of its partitioned topic. Properties of the
     namespace are not included."""
-    return await self._call(op.GET_PROPERTIES, topic=full_topic(topic))
+    return await self._call(op.GET_PROPERTIES, topic=to_full_topic_name(topic))
 
 
 async def set_topic_properties(self: OperationCaller, topic: str, properties: Mapping[str, str]) -> None:
     """Sets properties of a topic; its other properties stay. Raises InvalidRequest if the properties are too many
     or too long (proto/policies.py)."""
-    await self._call(op.CHANGE_PROPERTIES, topic=full_topic(topic), set=properties)
+    await self._call(op.CHANGE_PROPERTIES, topic=to_full_topic_name(topic), set=properties)
 
 
 async def remove_topic_properties(self: OperationCaller, topic: str, *keys: str) -> None:
     """Removes the properties `keys` of a topic; removes all of its properties if no key is given. A key that the
     topic lacks is ignored."""
-    await self._call(op.CHANGE_PROPERTIES, topic=full_topic(topic), remove=keys, clear=not keys)
+    await self._call(op.CHANGE_PROPERTIES, topic=to_full_topic_name(topic), remove=keys, clear=not keys)
 
 
 # ------------------------------------------------------------------------------------ the cluster
@@ -634,37 +643,37 @@ def _tenant(name: str, admin_roles: Sequence[str], allowed_clusters: Sequence[st
 async def namespace_permissions(self: OperationCaller, name: str) -> values.Permissions:
     """Returns the permissions of roles in the namespace, and the roles of its restricted subscriptions.
     Permissions for single topics are not included."""
-    return await self._call(op.GET_PERMISSIONS, namespace=full_namespace(name))
+    return await self._call(op.GET_PERMISSIONS, namespace=to_full_namespace_name(name))
 
 
 async def topic_permissions(self: OperationCaller, topic: str) -> values.Permissions:
     """Returns the permissions that were granted for this topic with all its partitions. Permissions of its
     namespace are not included."""
-    return await self._call(op.GET_PERMISSIONS, topic=full_topic(topic))
+    return await self._call(op.GET_PERMISSIONS, topic=to_full_topic_name(topic))
 
 
 async def grant_namespace_permission(self: OperationCaller, name: str, role: str, actions: Sequence[str]) -> None:
     """Grants the role `role` the actions `actions` ("produce", "consume", …) at a namespace; these actions replace
     those that the role had there. Raises InvalidRequest."""
-    await _change(self, namespace=full_namespace(name), grant={"role": role, "actions": actions})
+    await _change(self, namespace=to_full_namespace_name(name), grant={"role": role, "actions": actions})
 
 
 async def revoke_namespace_permission(self: OperationCaller, name: str, role: str) -> None:
     """Revokes all permissions of `role` at the namespace. Its connected clients are disconnected within a second.
     """
-    await _change(self, namespace=full_namespace(name), revoke=role)
+    await _change(self, namespace=to_full_namespace_name(name), revoke=role)
 
 
 async def grant_topic_permission(self: OperationCaller, topic: str, role: str, actions: Sequence[str]) -> None:
     """Grants the role `role` the actions `actions` ("produce", "consume", …) at one topic with its partitions;
     these actions replace those that the role had there."""
-    await _change(self, topic=full_topic(topic), grant={"role": role, "actions": actions})
+    await _change(self, topic=to_full_topic_name(topic), grant={"role": role, "actions": actions})
 
 
 async def revoke_topic_permission(self: OperationCaller, topic: str, role: str) -> None:
     """Revokes all permissions that the role `role` has at the topic itself. Permissions at the namespace of the
     topic stay."""
-    await _change(self, topic=full_topic(topic), revoke=role)
+    await _change(self, topic=to_full_topic_name(topic), revoke=role)
 
 
 async def grant_subscription_permission(
@@ -673,20 +682,20 @@ async def grant_subscription_permission(
     """Restricts every subscription with the name `subscription` in the namespace: only the roles `roles` may use
     it, and they need the permission `consume`, too."""
     change = {"subscription": check_subscription_name(subscription), "roles": roles}
-    await _change(self, namespace=full_namespace(name), grant_subscription=change)
+    await _change(self, namespace=to_full_namespace_name(name), grant_subscription=change)
 
 
 async def revoke_subscription_permission(self: OperationCaller, name: str, subscription: str, role: str) -> None:
     """Removes `role` from the roles that may use a restricted subscription. When no role is left, every role with
     the permission `consume` may use the subscription again."""
     change = {"subscription": check_subscription_name(subscription), "roles": [role]}
-    await _change(self, namespace=full_namespace(name), revoke_subscription=change)
+    await _change(self, namespace=to_full_namespace_name(name), revoke_subscription=change)
 
 
 async def set_subscription_prefix_mode(self: OperationCaller, name: str, on: bool) -> None:
     """Switches the subscription prefix mode of a namespace on or off. While it is on, the name of a subscription
     must be the role of its consumer, or begin with the role and `-`."""
-    await _change(self, namespace=full_namespace(name), prefix_mode=on)
+    await _change(self, namespace=to_full_namespace_name(name), prefix_mode=on)
 
 
 async def _change(self: OperationCaller, **change: object) -> None:

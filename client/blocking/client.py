@@ -22,10 +22,10 @@ from ..model.message_id import MessageId
 from ..model.options import CONSUMER, READER, pick_parameters
 from ..transactions.process import Output
 from . import faces
-from .consumer import Consumer, ConsumerEvents, Reader
+from .consumer import Consumer, ConsumerEventThread, Reader
 from .loop_thread import close_soon, shared_loop_thread
 from .process import to_asyncio_output
-from .producer import Half, Producer, ThreadTransaction, Transaction
+from .producer import Half, Producer, Transaction, TransactionOfThread
 from .table_view import TableView
 
 CheckFunction = TypeVar("CheckFunction", bound=Callable[..., Any])
@@ -61,7 +61,7 @@ class Client(faces.ClientFace):
         self._closed = False
         self._turns = Semaphore(self._inner.settings.message_listener_threads)
         self._dropped: finalize[..., Any] | None = None
-        self._bodies = ThreadTransaction()
+        self._bodies = TransactionOfThread()
 
     def inner(self) -> aio.Client:
         """Returns the asyncio Client that does the work in this process. After a fork, makes a new one for the child
@@ -99,7 +99,7 @@ class Client(faces.ClientFace):
     def _subscribe(self, options: dict[str, Any]) -> Consumer:
         check_parameters(CONSUMER, pick_parameters(options, "topic"))
         message_listener, event_listener = options.pop("message_listener"), options.pop("consumer_event_listener")
-        events = ConsumerEvents(event_listener) if event_listener is not None else None
+        events = ConsumerEventThread(event_listener) if event_listener is not None else None
         return Consumer(
             self.inner, lambda client: client.subscribe(**options, consumer_event_listener=events), message_listener,
             self._turns, events,

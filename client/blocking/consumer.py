@@ -16,13 +16,20 @@ from weakref import ref
 from .. import client as aio
 from ..common.checks import DURATION_MS_MAX
 from ..common.closing import EPOCH
-from ..common.errors import AlreadyClosed, InvalidConfiguration, PulsarException, Result, Timeout, exception_of
+from ..common.errors import (
+    AlreadyClosed,
+    InvalidConfiguration,
+    PulsarException,
+    Result,
+    Timeout,
+    make_exception_for_result,
+)
 from ..common.loggers import ignore_error, log_foreign_error, run_logging_errors
 from ..consume.consumer import Consumer as AsyncConsumer
 from ..consume.consumer import timeout_to_seconds
 from ..consume.ranges import Reader as AsyncReader
 from ..consume.receiver_queue import BatchReceiver, ReceiverQueue
-from ..model.message import ConsumerEventListener, Message, call_listener
+from ..model.message import ConsumerEventListener, Message, call_event_listener
 from ..model.message_id import MessageId
 from .faces import ConsumerFace, ReaderFace
 from .loop_thread import ForkReopenedFacade, acquire_lock, asyncio_transaction_of, monotonic
@@ -47,7 +54,7 @@ class _Receiving(ForkReopenedFacade[Receiving]):
         self._running = threading.Event()
         if listener is not None:
             self._running.set()
-            self._inner.inbox.call_at_end(self._running.set)  # wakes a paused listener too
+            self._inner.inbox.call_when_queue_ends(self._running.set)  # wakes a paused listener too
             threading.Thread(target=self._listen, name="magnetar-listener", daemon=True).start()
 
     def _next(self, timeout_s: float | None) -> Message:
@@ -56,7 +63,7 @@ class _Receiving(ForkReopenedFacade[Receiving]):
     def _wait(self, inbox: ReceiverQueue, timeout_millis: int | None) -> Message:
         """Waits until a message arrives, and returns it."""
         if threading.get_ident() == self._thread.ident:
-            raise exception_of(Result.Interrupted, "receiving inside a callback would wait for itself")
+            raise make_exception_for_result(Result.Interrupted, "receiving inside a callback would wait for itself")
         return take_message_blocking(inbox, None if timeout_millis is None else timeout_millis / 1000)
 
     def _listen(self) -> None:
@@ -83,7 +90,7 @@ class _Receiving(ForkReopenedFacade[Receiving]):
                 log_foreign_error(error, f"{self.topic()}: a message listener")
 
 
-class ConsumerEvents:
+class ConsumerEventThread:
     """Passes the events "became active" and "became inactive" of a consumer from the event loop to the application's
     listener, which runs in a thread of its own, until `close` is called.
 
@@ -113,7 +120,7 @@ def _run_listener(
     listener: ConsumerEventListener, whose: ref[Consumer], told: queue.SimpleQueue[tuple[int, bool] | None]
 ) -> None:
     while (event := told.get()) is not None and (consumer := whose()) is not None:
-        call_listener(listener, consumer, *event)
+        call_event_listener(listener, consumer, *event)
         del consumer
 
 
@@ -137,11 +144,11 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
 
     def __init__(
         self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any], listener: Listener | None,
-        turns: threading.Semaphore, events: ConsumerEvents | None = None,
+        turns: threading.Semaphore, events: ConsumerEventThread | None = None,
     ) -> None:  # fmt: skip
         super().__init__(client, open_, listener, turns)
         if events is not None:
-            self._inner.inbox.call_at_end(events.close)
+            self._inner.inbox.call_when_queue_ends(events.close)
             events.start(self)
 
     def receive(self, timeout_millis: int | None = None) -> Message:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from ..common.checks import FUNCTION, check_parameter, instance_check
+from ..common.checks import FUNCTION, check_parameter, make_instance_check
 from ..common.errors import CtrlC, InvalidConfiguration
 from ..common.loggers import ignore_error, run_logging_errors
 from ..model.message import Message
@@ -27,7 +27,7 @@ from ..transactions.process import (
     ProcessLoop,
     ProcessOptions,
     ProcessStatistics,
-    outputs_of,
+    to_outputs,
 )
 from .consumer import Consumer
 from .loop_thread import LOOK_S, shared_loop_thread, wait_result
@@ -82,8 +82,8 @@ def process(
     again, and becomes a dead letter by the consumer's `dead_letter_policy`. Raises OutcomeUnknown, TransactionFenced,
     and the error that ends the consumer.
     """
-    check_parameter("consumer", instance_check(Consumer, optional=False), consumer)
-    check_parameter("producer", instance_check(Producer, optional=False), producer)
+    check_parameter("consumer", make_instance_check(Consumer, optional=False), consumer)
+    check_parameter("producer", make_instance_check(Producer, optional=False), producer)
     check_parameter("function", FUNCTION, function)
     if inspect.iscoroutinefunction(function):
         raise InvalidConfiguration("a coroutine function needs magnetar.asyncio.process")
@@ -137,7 +137,7 @@ def _apply(
     for message in messages:
         try:
             with plain if tracing is None else tracing.processing(message):
-                outputs = [to_asyncio_output(each) for each in outputs_of(function(message))]
+                outputs = [to_asyncio_output(each) for each in to_outputs(function(message))]
             results.append(FunctionResult(message, outputs, None))
         except CtrlC:  # a blocking call of the function's; it is no fault of the message
             raise

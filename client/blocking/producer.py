@@ -16,7 +16,7 @@ from weakref import finalize
 
 from ...proto.states import TxnId
 from .. import client as aio
-from ..common.checks import check_message
+from ..common.checks import check_message_parameters
 from ..common.closing import EPOCH
 from ..common.errors import (
     CtrlC,
@@ -25,7 +25,7 @@ from ..common.errors import (
     PulsarException,
     Result,
     TransactionEnded,
-    exception_of,
+    make_exception_for_result,
 )
 from ..common.receive_memory import SendMemory
 from ..core.batcher import Callback
@@ -50,7 +50,7 @@ from .loop_thread import acquire_lock, asyncio_transaction_of
 # Guards: tests/client/blocking/test_blocking_transactions.py.
 
 
-class ThreadTransaction(threading.local):
+class TransactionOfThread(threading.local):
     """Thread-local storage: the transaction in whose `with` block each thread is now."""
 
     current: Transaction | None = None
@@ -69,7 +69,7 @@ class Transaction(TransactionFace):
     """
 
     def __init__(
-        self, client: aio.Client, timeout: float, name: str | None, id_: str | None, bodies: ThreadTransaction
+        self, client: aio.Client, timeout: float, name: str | None, id_: str | None, bodies: TransactionOfThread
     ) -> None:
         async def begin() -> AsyncTransaction:
             return await client.transaction(timeout, name=name, id=id_)
@@ -223,7 +223,7 @@ class Producer(ProducerFace):
         if self._epoch != EPOCH[0]:
             self._reopen()
         if callback is not None and not callable(callback):
-            check_message({"callback": callback})
+            check_message_parameters({"callback": callback})
         only = self._only
         if only is not None and type(content) is bytes and (
             properties is None and partition_key is None and ordering_key is None and sequence_id is None
@@ -283,7 +283,9 @@ class Producer(ProducerFace):
         if self._epoch != EPOCH[0]:
             self._reopen()
         if threading.get_ident() == self._thread.ident:
-            raise exception_of(Result.Interrupted, "send() inside a callback would wait for itself; use send_async")
+            raise make_exception_for_result(
+                Result.Interrupted, "send() inside a callback would wait for itself; use send_async"
+            )
         outcome, producer = _Outcome(), self._only
         if producer is not None and type(content) is bytes and (
             properties is None and partition_key is None and ordering_key is None and sequence_id is None
@@ -327,7 +329,7 @@ def _wait_for_memory(memory: SendMemory | None) -> None:
     if memory is not None and not memory.has_room:
         gate = threading.Lock()
         gate.acquire()
-        memory.call_when_room(gate.release)
+        memory.call_when_memory_is_free(gate.release)
         if not memory.has_room:
             acquire_lock(gate)
 

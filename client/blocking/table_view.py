@@ -56,7 +56,7 @@ class TableView(TableViewFace):
     def _listening(self) -> SimpleQueue[tuple[Listener, str, Any] | None]:
         if self._changes is None:
             changes = self._changes = SimpleQueue[tuple[Listener, str, Any] | None]()
-            self._inner.inbox.call_at_end(lambda: changes.put(None))
+            self._inner.inbox.call_when_queue_ends(lambda: changes.put(None))
             threading.Thread(target=_listen, args=(self, changes), name="magnetar-table", daemon=True).start()
         return self._changes
 

@@ -6,7 +6,7 @@ the name of a topic, InvalidConfiguration for all other parameters. Relations be
 settings themselves (client/model/settings.py); what Magnetar does not have is refused by client/model/options.py.
 
     check(CLIENT, options)                       a table and the values that were given
-    check_message(properties, key, …)            the same, on the path of every send: no table is walked
+    check_message_parameters(properties, key, …)            the same, on the path of every send: no table is walked
 
 The tables of producers and consumers, whose rows name the SDK's types, are in client/model/options.py.
 Booleans are no numbers, numbers are no enums, text can be encoded (no lone surrogates). Bounds of numbers are those of
@@ -123,13 +123,13 @@ def _encodable(text: str) -> bool:
     return True
 
 
-def whole_number_check(least: int, most: int = INT32_MAX, *, optional: bool = False) -> ParameterCheck:
+def make_whole_number_check(least: int, most: int = INT32_MAX, *, optional: bool = False) -> ParameterCheck:
     return ParameterCheck(
         f"a whole number from {least} to {most}", (int,), lambda value: least <= value <= most, optional
     )
 
 
-def enum_check(kind: type[IntEnum]) -> ParameterCheck:
+def make_enum_check(kind: type[IntEnum]) -> ParameterCheck:
     return ParameterCheck(f"one of {kind.__name__}.{', '.join(each.name for each in kind)}", (kind,))
 
 
@@ -147,11 +147,11 @@ def _texts(pairs: Mapping[Any, Any]) -> bool:
     return all(isinstance(each, str) and _encodable(each) for pair in pairs.items() for each in pair)
 
 
-def instance_check(kind: type, *, optional: bool = True) -> ParameterCheck:
+def make_instance_check(kind: type, *, optional: bool = True) -> ParameterCheck:
     return ParameterCheck(f"a {kind.__name__}{', or None' if optional else ''}", (kind,), optional=optional)
 
 
-def methods_check(*methods: str) -> ParameterCheck:
+def make_methods_check(*methods: str) -> ParameterCheck:
     """Makes the check of a parameter that must be an object with all the methods named `methods`; None is allowed."""
 
     def fits(value: object) -> bool:
@@ -169,8 +169,8 @@ PATH_OR_NONE = PATH._replace(allowed_text="the path of a file, or None", optiona
 TEXT_OR_NONE = TEXT._replace(allowed_text="text that can be encoded, or None", optional=True)
 YES_OR_NO = ParameterCheck("True or False", (bool,))
 PROPERTIES = ParameterCheck("a dict of text to text", (dict,), _texts, optional=True)
-MS = whole_number_check(0, DURATION_MS_MAX)
-TIMEOUT_MS = whole_number_check(0, DURATION_MS_MAX, optional=True)
+MS = make_whole_number_check(0, DURATION_MS_MAX)
+TIMEOUT_MS = make_whole_number_check(0, DURATION_MS_MAX, optional=True)
 SECONDS = ParameterCheck("a number of seconds above 0", (int, float), lambda value: 0 < value < DURATION_MS_MAX / 1000)
 ISOLATION = ParameterCheck(
     "read_committed or read_uncommitted", (str,), lambda name: name in ("read_committed", "read_uncommitted")
@@ -178,8 +178,8 @@ ISOLATION = ParameterCheck(
 FUNCTION = ParameterCheck("a function", (object,), callable)
 REDELIVERY_ORDER = ParameterCheck("any or key", (str,), lambda name: name in ("any", "key"))
 CALLBACK = ParameterCheck("a function, or None", (object,), callable, True)
-SEQUENCE_ID = whole_number_check(0, INT64_MAX - 1, optional=True)
-PUBLISH_TIME = whole_number_check(0, INT64_MAX)
+SEQUENCE_ID = make_whole_number_check(0, INT64_MAX - 1, optional=True)
+PUBLISH_TIME = make_whole_number_check(0, INT64_MAX)
 DELAY = ParameterCheck(
     "a timedelta from 0 to 35 years", (timedelta,), lambda value: 0 <= value.total_seconds() * 1000 <= DURATION_MS_MAX
 )
@@ -213,7 +213,7 @@ MESSAGE: Table = {
 }  # fmt: skip
 
 
-def check_message(values: Mapping[str, Any]) -> None:
+def check_message_parameters(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if value is not None and (problem := MESSAGE[name].find_problem(value)) is not None:
             kind = WrongMessageType if problem is TypeError else WrongMessageValue
@@ -238,20 +238,20 @@ def are_plain_properties(properties: object) -> bool:
 # -------------------------------------------------------------------------------- tables
 CLIENT: Table = {
     "operation_timeout_seconds": SECONDS,
-    "io_threads": whole_number_check(1),
-    "message_listener_threads": whole_number_check(1),
-    "concurrent_lookup_requests": whole_number_check(1),
+    "io_threads": make_whole_number_check(1),
+    "message_listener_threads": make_whole_number_check(1),
+    "concurrent_lookup_requests": make_whole_number_check(1),
     "log_conf_file_path": TEXT_OR_NONE,
-    "stats_interval_in_seconds": whole_number_check(0),
+    "stats_interval_in_seconds": make_whole_number_check(0),
     "use_tls": YES_OR_NO,
     "tls_trust_certs_file_path": PATH_OR_NONE,
     "tls_allow_insecure_connection": YES_OR_NO,
     "tls_validate_hostname": YES_OR_NO,
-    "connection_timeout_ms": whole_number_check(1),
+    "connection_timeout_ms": make_whole_number_check(1),
     "listener_name": TEXT_OR_NONE,
     "tls_private_key_file_path": PATH_OR_NONE,
     "tls_certificate_file_path": PATH_OR_NONE,
-    "memory_limit_bytes": whole_number_check(0, INT64_MAX, optional=True),
+    "memory_limit_bytes": make_whole_number_check(0, INT64_MAX, optional=True),
 }
 TRANSACTION: Table = {
     "timeout": SECONDS,
@@ -259,12 +259,12 @@ TRANSACTION: Table = {
     "id": NAME._replace(allowed_text="text, not empty, or None", optional=True),
 }
 BATCH_RECEIVE_POLICY: Table = {
-    "max_num_message": whole_number_check(-INT32_MAX),
-    "max_num_bytes": whole_number_check(-INT64_MAX, INT64_MAX),
-    "timeout_ms": whole_number_check(-DURATION_MS_MAX, DURATION_MS_MAX),
+    "max_num_message": make_whole_number_check(-INT32_MAX),
+    "max_num_bytes": make_whole_number_check(-INT64_MAX, INT64_MAX),
+    "timeout_ms": make_whole_number_check(-DURATION_MS_MAX, DURATION_MS_MAX),
 }
 DEAD_LETTER_POLICY: Table = {
-    "max_redeliver_count": whole_number_check(1),
+    "max_redeliver_count": make_whole_number_check(1),
     "dead_letter_topic": TEXT_OR_NONE,
     "initial_subscription_name": TEXT_OR_NONE,
     "retry_letter_topic": TEXT_OR_NONE,
@@ -277,18 +277,20 @@ BACKOFF: Table = {
     ),
 }
 MESSAGE_ID: Table = {
-    "partition": whole_number_check(-1),
-    "ledger_id": whole_number_check(-1, INT64_MAX),
-    "entry_id": whole_number_check(-1, INT64_MAX),
-    "batch_index": whole_number_check(-1),
+    "partition": make_whole_number_check(-1),
+    "ledger_id": make_whole_number_check(-1, INT64_MAX),
+    "entry_id": make_whole_number_check(-1, INT64_MAX),
+    "batch_index": make_whole_number_check(-1),
 }
 """Checks of the numbers of a message id."""
-SOUGHT: Table = {"ledger_id": whole_number_check(-1, INT64_MAX - 1), "entry_id": whole_number_check(-1, INT64_MAX - 1)}
+SOUGHT: Table = {
+    "ledger_id": make_whole_number_check(-1, INT64_MAX - 1), "entry_id": make_whole_number_check(-1, INT64_MAX - 1)
+}
 """Checks of a place that is sought: to begin there, or at the next one."""
 ACKNOWLEDGED: Table = {
-    "ledger_id": whole_number_check(0, INT64_MAX),
-    "entry_id": whole_number_check(0, ENTRY_ID_MAX),
-    "batch_index": whole_number_check(-1, BATCH_INDEX_MAX),
+    "ledger_id": make_whole_number_check(0, INT64_MAX),
+    "entry_id": make_whole_number_check(0, ENTRY_ID_MAX),
+    "batch_index": make_whole_number_check(-1, BATCH_INDEX_MAX),
 }
 """Checks of an id that is acknowledged: a message, neither earliest nor latest."""
 

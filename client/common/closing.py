@@ -1,10 +1,10 @@
 """`async with` and `with`: the object is closed at the end of the block, unless the program closed it before.
 
 `close_all` closes several objects at once; `timeout_when_quiet` bounds a wait for a server that may be gone;
-`register_connecting` refuses connections in a forked process where gRPC cannot work.
+`register_before_connecting` refuses connections in a forked process where gRPC cannot work.
 
 Waits that end at a deadline, with one timer for all of them (`Deadlines`). Also that timer (`DueTimer`), and calls
-from any thread into the event loop (`LoopCalls`).
+from any thread into the event loop (`EventLoopCaller`).
 
     deadlines = Deadlines(now)
     await deadlines.wait(future, at)      returns its result; raises TimeoutError at the deadline
@@ -128,7 +128,7 @@ class Deadlines:
 # one, when they come together.
 
 
-class LoopCalls:
+class EventLoopCaller:
     """Runs functions in one event loop that other threads ask it to run; one wake-up of the loop runs all functions
     that wait."""
 
@@ -252,7 +252,7 @@ _live: WeakSet[object] = WeakSet()
 _used_by_parent = [False]
 
 
-def register_connecting(holder: object) -> None:
+def register_before_connecting(holder: object) -> None:
     """Registers an object, `holder`, that is about to make its first connection. Raises OperationNotSupported in a
     forked child process whose parent had connections, because gRPC cannot work there."""
     if _used_by_parent[0]:

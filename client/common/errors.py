@@ -516,7 +516,7 @@ _TRANSLATIONS: list[tuple[type[MagnetarError], type[PulsarException]]] = [
 ]
 
 
-def exception_of(result: Result, message: str = "") -> PulsarException:
+def make_exception_for_result(result: Result, message: str = "") -> PulsarException:
     """Returns the exception of the class that belongs to `result`, with the text `message`."""
     return _CLASSES.get(result, UnknownError)(message)
 

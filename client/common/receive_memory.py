@@ -78,7 +78,7 @@ class SendMemory:
     def has_room(self) -> bool:
         return not self.reserved_bytes or self.reserved_bytes <= self.current_limit_bytes * 3 / 4
 
-    def call_when_room(self, call: Callable[[], object]) -> None:
+    def call_when_memory_is_free(self, call: Callable[[], object]) -> None:
         """Registers the function `call`, which is called once when memory becomes free. The caller must try `reserve`
         again after this, because memory may be free already."""
         with self._lock:  # or it would be lost to a `release` that takes the others at this moment
@@ -112,7 +112,7 @@ class ReceiveMemory:
         self.claimed_bytes = 0.0
         self.decompressed_bytes = 0  # of large entries that wait for their application
 
-    def window_messages(self, claimed: float, message_bytes: float, wanted: int) -> int:
+    def compute_window_messages(self, claimed: float, message_bytes: float, wanted: int) -> int:
         """Returns how many messages a consumer may have in flight and in its queue together, at most `wanted`.
         `message_bytes`: the size of a message; `claimed`: the bytes that this consumer claims now."""
         sent = 0.0 if self.producers is None else min(self.producers.reserved_bytes, self.limit_bytes / 2)
@@ -141,10 +141,12 @@ class MemoryClaim:
         if not self._memory.limit_bytes:
             self.window = self._wanted
         elif self._message_bytes:
-            self.window = self._memory.window_messages(self._bytes, self._message_bytes, self._wanted)
+            self.window = self._memory.compute_window_messages(self._bytes, self._message_bytes, self._wanted)
             self._claim(self.window * self._message_bytes)
         else:
-            self.window = self._memory.window_messages(self._bytes, FIRST_BYTES, min(self._wanted, FIRST_MESSAGES))
+            self.window = self._memory.compute_window_messages(
+                self._bytes, FIRST_BYTES, min(self._wanted, FIRST_MESSAGES)
+            )
             self._claim(self.window * FIRST_BYTES)
 
     def count_received(self, entry_bytes: int, messages: int, circulating: int) -> bool:
@@ -156,7 +158,7 @@ class MemoryClaim:
         size = entry_bytes / messages + MESSAGE_OVERHEAD
         known = self._message_bytes
         self._message_bytes = size if not known else known + (size - known) * NEW_WEIGHT
-        window = self._memory.window_messages(self._bytes, self._message_bytes, self._wanted)
+        window = self._memory.compute_window_messages(self._bytes, self._message_bytes, self._wanted)
         changed = window == self._wanted != self.window or abs(window - self.window) * 4 > self.window
         if changed:
             self.window = window

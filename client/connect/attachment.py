@@ -53,7 +53,7 @@ class AttachmentUser(Protocol):
     topic: TopicName
     waits: bool  # the answer to its first frame may take as long as others please
 
-    def opening_frame(self) -> dict[str, Any]:
+    def make_opening_frame(self) -> dict[str, Any]:
         """Returns the first frame to send to the broker, which opens the producer or consumer, as a dict {kind of
         ClientFrame: value}."""
         ...
@@ -167,7 +167,7 @@ class Attachment:
         broker's answer."""
         named, self._named = self._named, ""
         stream = await self._connections.connect_owner_stream(self._owner.topic, named)
-        first = self._owner.opening_frame()
+        first = self._owner.make_opening_frame()
         answer = self._answer = asyncio.get_running_loop().create_future()
         id_ = stream.attach(self)
         self._stream, self._id = stream, id_

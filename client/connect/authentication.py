@@ -53,7 +53,7 @@ class Authentication:
     def __init__(self, dynamicLibPath: str | None = None, authParamsString: str | None = None) -> None:
         if dynamicLibPath is None and authParamsString is None:
             return
-        named = self._named = authentication_by_name(dynamicLibPath, authParamsString)
+        named = self._named = make_authentication_by_name(dynamicLibPath, authParamsString)
         self.auth_method_name = named.auth_method_name
         self.certificate_path, self.private_key_path = named.certificate_path, named.private_key_path
 
@@ -180,7 +180,7 @@ class AuthenticationOauth2(Authentication):
         return f"Bearer {self._tokens.token()}"
 
 
-def authentication_by_name(name: object, parameters: object) -> Authentication:
+def make_authentication_by_name(name: object, parameters: object) -> Authentication:
     """Returns the Authentication object for a name of Pulsar's client, such as "tls" or "token", made with
     `parameters`. Any other name means an authentication library, for which an UnsupportedAuthentication is returned."""
     if not isinstance(name, str) or not isinstance(parameters, str):

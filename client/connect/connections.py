@@ -51,7 +51,7 @@ from ...runtime.network import (
 )
 from ...runtime.peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
 from ...runtime.tasks import SystemWorkers
-from ..common.closing import LoopCalls, register_connecting
+from ..common.closing import EventLoopCaller, register_before_connecting
 from ..common.errors import InvalidMessage
 from ..common.receive_memory import RECEIVE_BYTES, ReceiveMemory, SendMemory
 from ..core.failover import Backoff
@@ -98,7 +98,7 @@ class _NoFiles:
         raise NotAllowed("a client has no files of a server")
 
 
-def client_world() -> World:
+def make_client_world() -> World:
     """Makes the `World` (clock, network, …) of one client. Each client needs its own, because connections belong to a
     world, and to one event loop."""
     return World(SystemClock(), random.SystemRandom(), cast(Files, _NoFiles()), SystemWorkers(), _ClientNetwork())
@@ -204,7 +204,7 @@ class Connections:
         self._streams: dict[Endpoint, BrokerStream] = {}
         self._silence = SilentBrokers(world.clock.monotonic, self._known, self._asked_owner)
         self._told: dict[TopicName, Channel] = {}  # owners that were told with the partitions, for the first use
-        self._wakes: LoopCalls | None = None
+        self._wakes: EventLoopCaller | None = None
         self.transactions: object | None = None  # of the client (client/transactions/), when there are some
         self.halves: object | None = None  # … the same of half messages
         self.make_halves: Callable[[Connections], Any] | None = None  # when they are first used
@@ -220,7 +220,7 @@ class Connections:
             raise ConnectionLost("the client is closed")
         channel = self._channels.get(endpoint)
         if channel is None:
-            register_connecting(self)
+            register_before_connecting(self)
             channel = self._channels[endpoint] = self.world.network.connect(endpoint, self._access)
         return channel
 
@@ -244,11 +244,11 @@ class Connections:
         return max((self._answered, *(each.received_at for each in self._streams.values())))
 
     @property
-    def loop_calls(self) -> LoopCalls:
+    def event_loop_caller(self) -> EventLoopCaller:
         """Returns the object through which other threads run functions in this event loop. Must be called in that
         loop."""
         if self._wakes is None:
-            self._wakes = LoopCalls(asyncio.get_running_loop())
+            self._wakes = EventLoopCaller(asyncio.get_running_loop())
         return self._wakes
 
     def backoff(self) -> Backoff:
@@ -410,7 +410,7 @@ class Connections:
         for channel in channels:
             await channel.close()
 
-    def close_with_loop(self) -> None:
+    def close_when_loop_ends(self) -> None:
         """Arranges that the connections are closed when the event loop ends, or when this object is garbage-collected.
         Must be called in that loop."""
         self._with_loop = self._until_the_loop_ends()
@@ -470,13 +470,13 @@ class TopicSchemas:
         self._known: dict[bytes, SchemaInfo] = {}
         self._missing: dict[bytes, float] = {}  # until when
 
-    def is_cached(self, version: bytes) -> bool:
+    def is_version_cached(self, version: bytes) -> bool:
         return version in self._known or self._missing.get(version, 0.0) > self._now()
 
     async def fetch(self, version: bytes) -> None:
         """Asks the broker for a schema of the topic and caches it; an empty `version` means the newest. Raises the
         broker's error. A version that the topic lacks is cached as missing; `get_schema` then raises."""
-        if self.is_cached(version):
+        if self.is_version_cached(version):
             return
         if version == BYTES_VERSION:
             self._known[version] = SchemaInfo(type=SchemaType.NONE)
@@ -494,7 +494,7 @@ class TopicSchemas:
             type=SchemaType(info.type), data=info.data, name=info.name, properties=dict(info.properties)
         )
 
-    def find_cached(self, version: bytes) -> SchemaInfo | None:
+    def find_cached_schema(self, version: bytes) -> SchemaInfo | None:
         """Returns a schema that was fetched before. Returns None if it was not fetched, or if the topic lacks this
         version."""
         return self._known.get(version)
@@ -502,7 +502,7 @@ class TopicSchemas:
     def get_schema(self, version: bytes) -> SchemaInfo:
         """Returns the schema with a version; asks the broker if the schema is not cached. Raises InvalidMessage if the
         topic has no such schema, or the broker's error."""
-        if not self.is_cached(version):
+        if not self.is_version_cached(version):
             self._ask(version)
         found = self._known.get(version)
         if found is None:

@@ -48,7 +48,7 @@ class TokenSource:
         tls = TlsFiles(said.get("tls_cert_file", ""), said.get("tls_key_file", ""))
         self._client = JsonClient(clock, tls, require_https=False)
         self._issuer = said.get("issuer_url", "")
-        if not self._client.is_allowed(self._issuer):
+        if not self._client.is_url_allowed(self._issuer):
             raise InvalidConfiguration("issuer_url begins with https://, or is http:// to this machine")
         by_certificate = method == "tls_client_auth"
         if by_certificate and not tls.certificate:
@@ -103,7 +103,7 @@ class TokenSource:
     def _asked(self) -> tuple[str, float]:
         """Asks the issuer; returns a token, and its lifetime in seconds."""
         endpoint = self._client.ask(self._issuer.removesuffix("/") + DISCOVERY).get("token_endpoint")
-        if not isinstance(endpoint, str) or not self._client.is_allowed(endpoint):
+        if not isinstance(endpoint, str) or not self._client.is_url_allowed(endpoint):
             raise Unavailable(f"the issuer {self._issuer} names no `token_endpoint` with https://")
         try:
             found = self._client.ask(endpoint, {**self._form, **self._credentials()})

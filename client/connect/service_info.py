@@ -24,9 +24,9 @@ from ..common.checks import (
     WrongValue,
     check_parameter,
     check_parameters,
-    instance_check,
+    make_instance_check,
+    make_whole_number_check,
     shorten_value,
-    whole_number_check,
 )
 from ..common.errors import InvalidConfiguration
 from ..common.loggers import ignore_error, log_foreign_error, run_logging_errors
@@ -36,7 +36,7 @@ from .authentication import Authentication, make_caller_access
 from .connections import Connections
 from .discovery import parse_service_url
 
-_COUNT = whole_number_check(1)
+_COUNT = make_whole_number_check(1)
 
 
 class ServiceInfo:
@@ -120,7 +120,7 @@ class AutoClusterFailover:
         self, primary: ServiceInfo, secondary: list[ServiceInfo], check_interval_ms: int = 5000,
         failover_threshold: int = 1, switch_back_threshold: int = 1,
     ) -> None:  # fmt: skip
-        check_parameter("primary", instance_check(ServiceInfo, optional=False), primary)
+        check_parameter("primary", make_instance_check(ServiceInfo, optional=False), primary)
         infos = ParameterCheck(
             "a list of at least one ServiceInfo", (list,), lambda found: bool(found) and all(map(_is, found))
         )
@@ -148,7 +148,7 @@ def _is(found: object) -> bool:
     return isinstance(found, ServiceInfo)
 
 
-def first_service_info(
+def find_first_service_info(
     service: object, authentication: object, options: dict[str, Any]
 ) -> ServiceInfo:
     """Returns the cluster to which a client connects first. `service`: the client's `service_url` parameter; `options`:
@@ -162,12 +162,12 @@ def first_service_info(
     if isinstance(service, AutoClusterFailover):
         return service.primary
     if isinstance(service, ServiceInfoProvider):
-        return check_info(service.initial_service_info())
+        return check_service_info(service.initial_service_info())
     parse_service_url(service)  # type: ignore[arg-type]  # InvalidUrl says what it is
     return ServiceInfo(str(service), authentication, options["tls_trust_certs_file_path"])  # type: ignore[arg-type]
 
 
-def check_info(info: object) -> ServiceInfo:
+def check_service_info(info: object) -> ServiceInfo:
     """Returns `info` if it is a ServiceInfo. Raises InvalidConfiguration if it is anything else, because a program's
     provider returned a wrong value."""
     if not isinstance(info, ServiceInfo):
@@ -194,7 +194,7 @@ class ClientCluster:
 
     def __init__(self, given: object, authentication: object, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
-        self.info = first_service_info(given, authentication, self._options)
+        self.info = find_first_service_info(given, authentication, self._options)
         self._access_of(self.info)
         self._clusters = given if isinstance(given, AutoClusterFailover) else None
         for each in self._clusters.secondary if self._clusters is not None else ():
@@ -224,7 +224,7 @@ class ClientCluster:
     def switch_cluster(self, info: ServiceInfo) -> None:
         """Makes the client connect to another cluster. May be called from any thread. Raises InvalidConfiguration if
         `info` is wrong."""
-        self._access_of(check_info(info))
+        self._access_of(check_service_info(info))
         self.info = info
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -250,7 +250,7 @@ class ClientCluster:
         while True:
             await asyncio.sleep(clusters.check_interval_ms / 1000)
             await run_together(map(look_at, range(len(infos))), "look at a cluster")
-            self.info = infos[core.on_probed(answered)]
+            self.info = infos[core.on_clusters_probed(answered)]
             self._move()
 
     async def close(self) -> None:

@@ -201,7 +201,7 @@ class TopicPatternWatch:
         if (offered or removed) and self._changed is not None:
             self._waiting = dict.fromkeys(await self._changed(offered, removed))
 
-    def on_topic_gone(self, topic: TopicName) -> None:
+    def on_topic_found_deleted(self, topic: TopicName) -> None:
         """Fact: a consumer found its topic deleted. If the broker reports a topic of that name later, it counts as a
         new topic."""
         self._known.pop(topic, None)

@@ -56,14 +56,14 @@ class AckSender:
         if type(which) is Message and not which.entry.chunks:
             self._acked.append(which)
         else:
-            self._acked.extend(self.with_other_chunks(which))
+            self._acked.extend(self.add_other_chunks(which))
         if self._core.ack_due is None or self._core.failed or len(self._acked) >= GROUP_MESSAGES:
             self._wake()
 
     def negative_acknowledge(self, which: Pending) -> None:
         if self.spans is not None:
             self.spans.settle(which, NEGATIVE)
-        self._nacked.extend(self.with_other_chunks(which, again=True))
+        self._nacked.extend(self.add_other_chunks(which, again=True))
         self._wake()
 
     def end_spans(self, which: Iterable[Pending], *, cumulative: bool) -> None:
@@ -75,7 +75,7 @@ class AckSender:
                 else:
                     self.spans.settle(each, ACKNOWLEDGE)
 
-    def with_other_chunks(self, which: Pending, *, again: bool = False) -> Iterable[Pending]:
+    def add_other_chunks(self, which: Pending, *, again: bool = False) -> Iterable[Pending]:
         """Returns the message `which` together with the ids of the other chunks of that message, because all chunks are
         acknowledged together or, if `again` is true, redelivered together."""
         if isinstance(which, Message):
@@ -85,7 +85,7 @@ class AckSender:
         else:
             known, place = which.chunks(), which.position()
         chunks = self._core.chunks
-        found = chunks.on_redelivery_asked(place) if again else chunks.take_chunk_positions(place)
+        found = chunks.on_redelivery_requested(place) if again else chunks.take_chunk_positions(place)
         return (which, *(MessageId(-1, *each) for each in found or known if each != place))
 
     # ------------------------------------------------------------------------------ in the loop
@@ -95,16 +95,16 @@ class AckSender:
         core, now = self._core, self._now()
         while self._taken:
             position, count = self._taken.popleft()
-            core.track(position, now, self.extra_timeout_s(count))
+            core.track(position, now, self.extra_ack_timeout_s(count))
         if self._acked:
             self._gather_acks()
         while self._nacked:
             which = self._nacked.popleft()
             count = which.entry.redelivery_count if isinstance(which, Message) else 0
-            core.negative_acknowledge(ack_coordinates_of(which)[0], count, now)
+            core.negative_acknowledge(find_ack_coordinates(which)[0], count, now)
         return now
 
-    def extra_timeout_s(self, redelivery_count: int) -> float:
+    def extra_ack_timeout_s(self, redelivery_count: int) -> float:
         """Returns how many seconds the application's back-off adds to the ack time-out of an entry that was redelivered
         `redelivery_count` times."""
         return self._longer_ms(redelivery_count) / 1000
@@ -117,7 +117,7 @@ class AckSender:
         for _ in range(len(self._acked)):
             which = take()
             if not isinstance(which, Message):
-                core.acknowledge(*ack_coordinates_of(which))
+                core.acknowledge(*find_ack_coordinates(which))
             elif which.batch_index < 0:
                 core.acknowledge(which.entry.position, -1, which.entry.size)
             else:
@@ -130,7 +130,7 @@ class AckSender:
         if entry is not None:
             core.acknowledge_batch_indexes(entry.position, bits, messages, entry.size)
 
-    def make_group(self, which: Iterable[Pending], *, cumulative: bool) -> AckGroup:
+    def make_ack_group(self, which: Iterable[Pending], *, cumulative: bool) -> AckGroup:
         """Returns the acknowledgements of the messages `which` as one AckGroup, which the caller sends in a request of
         its own."""
         tracker = AckTracker()
@@ -151,7 +151,7 @@ class AckSender:
                     self._core.on_acknowledged_elsewhere(entry.position)
                 bits |= 1 << each.batch_index
                 continue
-            position, index, size = ack_coordinates_of(each)
+            position, index, size = find_ack_coordinates(each)
             if cumulative:
                 tracker.acknowledge_cumulative(position, index, size)
             else:
@@ -178,7 +178,7 @@ def redelivery_delay_ms(backoff: RedeliveryBackoff | None, redelivery_count: int
         return otherwise
 
 
-def ack_coordinates_of(which: Pending) -> tuple[Position, int, int]:
+def find_ack_coordinates(which: Pending) -> tuple[Position, int, int]:
     if isinstance(which, Message):
         entry = which.entry
         return entry.position, which.batch_index, entry.size

@@ -41,7 +41,7 @@ from ..common.checks import (
     WrongType,
     check_parameter,
     check_parameters,
-    instance_check,
+    make_instance_check,
     shorten_value,
 )
 from ..common.closing import ClosedAfterAsyncWith, close_all
@@ -57,10 +57,10 @@ from ..connect.connections import Connections
 from ..connect.topic_watch import PartitionsWatcher, TopicPatternWatch
 from ..core.effects import PartitionClientState
 from ..core.transaction import TransactionPort
-from ..model.message import ActiveEvents, Message
+from ..model.message import ActiveConsumerEvents, Message
 from ..model.message_id import MessageId
 from ..model.settings import LOG_ORDER, ConsumerDeadLetterPolicy, ConsumerSettings, InitialPosition
-from ..produce.entry_writer import check_txn
+from ..produce.entry_writer import check_transaction_argument
 from .dead_letters import DeadLetterProducers, is_dead_letter
 from .partition_consumer import PartitionConsumer
 from .receiver_queue import ConsumerBatchReceivePolicy, ReceiverQueue, fetch_writer_schemas, receive_batch
@@ -78,7 +78,7 @@ class PartitionConsumers:
         self._by_topic: dict[str, PartitionConsumer] = {}
 
     # ------------------------------------------------------------------------------ who belongs to it
-    def queue_size_each(self, more: int = 0) -> int:
+    def queue_size_per_partition(self, more: int = 0) -> int:
         """Returns how many messages of each partition may wait in the client: `receiver_queue_size`, or the partition's
         share of the limit for all partitions if that is smaller. `more`: the number of partitions that will be
         added."""
@@ -114,12 +114,12 @@ class PartitionConsumers:
         return True
 
     def _share_out(self) -> None:
-        share = self.queue_size_each()
+        share = self.queue_size_per_partition()
         for each in self.all:
             each.resize_queue(share)
 
     # ------------------------------------------------------------------------------ which one
-    def missing_topics(self, topics: Sequence[TopicName]) -> list[TopicName]:
+    def find_missing_topics(self, topics: Sequence[TopicName]) -> list[TopicName]:
         return [topic for topic in topics if topic.full not in self._by_topic]
 
     def find_by_message(self, message: Message) -> PartitionConsumer | None:
@@ -128,7 +128,7 @@ class PartitionConsumers:
         found = self._by_topic.get(consumer.topic.full)
         return found if found is consumer else None
 
-    def find_by_id(self, which: MessageId) -> PartitionConsumer:
+    def find_by_message_id(self, which: MessageId) -> PartitionConsumer:
         """Returns the PartitionConsumer of the partition that the message id `which` names. Raises
         OperationNotSupported, as Pulsar's client does, if the id does not say of which topic or partition it is;
         InvalidMessage if no consumer of this collection reads that partition."""
@@ -145,7 +145,7 @@ class PartitionConsumers:
         return found
 
     # ------------------------------------------------------------------------------ later partitions
-    def watch_counts(
+    def watch_partition_counts(
         self, connections: Connections, counts: dict[TopicName, int],
         grow: Callable[[TopicName, int], Awaitable[None]],
     ) -> None:  # fmt: skip
@@ -171,7 +171,7 @@ class PartitionConsumers:
             everywhere = to in (MessageId.earliest, MessageId.latest)
             if not everywhere:
                 check_parameters(SOUGHT, {"ledger_id": to.ledger_id(), "entry_id": to.entry_id()})
-            await _seek(self.all if everywhere else [self.find_by_id(to)], to)
+            await _seek(self.all if everywhere else [self.find_by_message_id(to)], to)
         elif isinstance(to, int) and not isinstance(to, bool):
             check_parameter("a publish time", PUBLISH_TIME, to)
             await _seek(self.all, to)
@@ -251,7 +251,7 @@ class Consumer(ClosedAfterAsyncWith):
         self._closed = False
         self._watch: TopicPatternWatch | None = None
         listener = settings.consumer_event_listener
-        self._events = ActiveEvents(listener) if listener is not None else None
+        self._events = ActiveConsumerEvents(listener) if listener is not None else None
         self._dead_letters = DeadLetterProducers(connections, subscription, settings, self.consumer_name)
 
     @classmethod
@@ -282,14 +282,14 @@ class Consumer(ClosedAfterAsyncWith):
         await self._partitions.open([self._consumer(name, self.settings, self.inbox, len(names)) for name in names])
         if self._events is not None:
             self._events.attach_consumer(self)
-        self._partitions.watch_counts(self.connections, dict(zip(topics, counts, strict=True)), self._grown)
+        self._partitions.watch_partition_counts(self.connections, dict(zip(topics, counts, strict=True)), self._grown)
 
     def _consumer(
         self, name: TopicName, settings: ConsumerSettings, inbox: ReceiverQueue, more: int
     ) -> PartitionConsumer:
         consumer = PartitionConsumer(
             self.connections, name, self._subscription, settings, inbox,
-            queue_size=self._partitions.queue_size_each(more),
+            queue_size=self._partitions.queue_size_per_partition(more),
             dead_letters=self._dead_letters.producer_of(name), on_gone=self._gone if settings.existing_only else None,
         )  # fmt: skip
         consumer.on_active = self._events.notify if self._events is not None else None
@@ -299,7 +299,7 @@ class Consumer(ClosedAfterAsyncWith):
     async def _grow(self, names: Sequence[TopicName]) -> None:
         """Adds partitions, which are read from their beginning: the subscription is older than the new partitions."""
         settings = replace(self.settings, initial_position=InitialPosition.Earliest)
-        missing = self._partitions.missing_topics(names)
+        missing = self._partitions.find_missing_topics(names)
         await self._partitions.add_partitions(
             [self._consumer(name, settings, ReceiverQueue(), len(missing)) for name in missing]
         )
@@ -337,7 +337,7 @@ class Consumer(ClosedAfterAsyncWith):
         if self._partitions.remove(consumer):
             consumer.was_of = self
             if self._watch is not None:
-                self._watch.on_topic_gone(consumer.topic.base)
+                self._watch.on_topic_found_deleted(consumer.topic.base)
 
     # ------------------------------------------------------------------------------ facts
     def topic(self) -> str:
@@ -431,7 +431,7 @@ class Consumer(ClosedAfterAsyncWith):
             raise WrongMessageType(f"a Message or a MessageId is acknowledged, not {shorten_value(which)}")
         (ledger_id, entry_id), batch_index = which.position(), which.batch_index()
         check_parameters(ACKNOWLEDGED, {"ledger_id": ledger_id, "entry_id": entry_id, "batch_index": batch_index})
-        return self._partitions.find_by_id(which)
+        return self._partitions.find_by_message_id(which)
 
     def acknowledge_soon(self, which: Message | MessageId | Iterable[Message | MessageId]) -> None:
         """Acknowledges messages without waiting; the acknowledgements are sent within 100 ms. May be called from any
@@ -465,7 +465,7 @@ class Consumer(ClosedAfterAsyncWith):
         """Acknowledges messages in the transaction `txn`: the acknowledgements count when `txn` commits. Returns at
         once; the commit waits until they are durable. Appends to `waiters` one future for each partition. Must be
         called in the event loop."""
-        check_txn(txn)
+        check_transaction_argument(txn)
         if cumulative:
             self._check_cumulative()
         by_partition: dict[PartitionConsumer, list[Message | MessageId]] = {}
@@ -568,13 +568,13 @@ class Consumer(ClosedAfterAsyncWith):
     ) -> None:
         """Stores a copy of the message, which is delivered after `delay`, and then acknowledges the message itself.
         Raises OperationNotSupported if the consumer was opened without `enable_retry`."""
-        check_parameter("message", instance_check(Message, optional=False), message)
+        check_parameter("message", make_instance_check(Message, optional=False), message)
         check_parameter("delay", DELAY, delay)
         check_parameter("properties", PROPERTIES, properties)
         topic = self.consumer_of(message).topic
         if is_dead_letter(message):
             raise OperationNotSupported("a dead letter stays where it is: acknowledge it when it is dealt with")
-        await self._dead_letters.retry_producer_of(topic).reconsume_later(message, delay, properties)
+        await self._dead_letters.find_retry_producer(topic).reconsume_later(message, delay, properties)
 
     def redeliver_unacknowledged_messages(self) -> None:
         """Asks the broker to deliver all unacknowledged messages again. Returns without waiting for the broker, as in

@@ -73,7 +73,7 @@ REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID = "REAL_TOPIC", "REAL_SUBSCRIPT
 RECONSUME_TIMES, DELAY_TIME = "RECONSUMETIMES", "DELAY_TIME"
 
 
-def dead_letter_policy_of(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
+def find_dead_letter_policy(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
     """Returns the dead-letter policy that follows from a consumer's settings; None: messages are never moved. Raises
     InvalidConfiguration if the subscription's type does not count redeliveries (Exclusive, Failover)."""
     policy = settings.dead_letter_policy
@@ -93,7 +93,7 @@ def parse_reconsume_times(told: str) -> int:
     return (parse_number(told) or 0) if len(told) <= TIMES_DIGITS_MAX else 0
 
 
-def make_letter_topic(topic: TopicName, subscription: str, suffix: str, chosen: str | None = None) -> TopicName:
+def make_letter_topic_name(topic: TopicName, subscription: str, suffix: str, chosen: str | None = None) -> TopicName:
     if chosen:
         return TopicName.parse(chosen)
     return TopicName.parse(f"{topic.base.full}-{subscription}-{suffix}")
@@ -113,7 +113,7 @@ def is_dead_letter_topic(topic: TopicName, subscription: str, policy: ConsumerDe
     )
 
 
-def original_topic(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> TopicName:
+def find_original_topic(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> TopicName:
     """Returns the topic whose messages are retried through `topic`, if `topic` is the retry-letter topic of this
     subscription; otherwise returns `topic` itself."""
     suffix = f"-{subscription}-RETRY"
@@ -131,8 +131,8 @@ class DeadLetterProducer:
         consumer_name: Callable[[], str],
     ) -> None:  # fmt: skip
         self.policy = policy
-        self.dead_letter_topic = make_letter_topic(topic, subscription, "DLQ", policy.dead_letter_topic)
-        self.retry_letter_topic = make_letter_topic(topic, subscription, "RETRY", policy.retry_letter_topic)
+        self.dead_letter_topic = make_letter_topic_name(topic, subscription, "DLQ", policy.dead_letter_topic)
+        self.retry_letter_topic = make_letter_topic_name(topic, subscription, "RETRY", policy.retry_letter_topic)
         self.moved = 0  # messages that went to the dead-letter topic
         _LOG.info(
             "%s/%s: a message that comes back more than %d times goes to %s", topic, subscription,
@@ -194,7 +194,7 @@ class DeadLetterProducer:
     ) -> None:
         if isinstance(message, CiphertextMessage):
             raise CryptoError("a message that is not decrypted is not copied to another topic")
-        encrypt = message.entry.consumer.copy_encryptor(message)
+        encrypt = message.entry.consumer.make_copy_encryptor(message)
         producer = await self._producer(topic, await self._schema_of(message))
         fields = message.fields
         copy = OutgoingMessage(
@@ -223,7 +223,7 @@ class DeadLetterProducer:
         if not version or writers is None:
             return None
         await writers.fetch(version)
-        return writers.find_cached(version)
+        return writers.find_cached_schema(version)
 
     async def _producer(self, topic: TopicName, schema: SchemaInfo | None) -> Producer:
         key = None if schema is None else (schema.type, schema.data, *sorted(schema.properties.items()))
@@ -301,7 +301,7 @@ class DeadLetterProducers:
     ) -> None:
         """Opens nothing yet. Raises InvalidConfiguration if the subscription's type does not count redeliveries
         (Exclusive, Failover)."""
-        self.policy = dead_letter_policy_of(settings)
+        self.policy = find_dead_letter_policy(settings)
         self._connections = connections
         self._subscription = subscription
         self._settings = settings
@@ -316,7 +316,7 @@ class DeadLetterProducers:
         policy, subscription = self.policy, self._subscription
         if policy is None or is_dead_letter_topic(topic, subscription, policy):
             return [topic]
-        home = original_topic(topic, subscription, policy)
+        home = find_original_topic(topic, subscription, policy)
         dead_letters = self._by_topic.get(home.base)
         if dead_letters is None:
             dead_letters = DeadLetterProducer(self._connections, home, subscription, policy, self._consumer_name)
@@ -331,7 +331,7 @@ class DeadLetterProducers:
     def producer_of(self, topic: TopicName) -> DeadLetterProducer | None:
         return self._by_topic.get(topic.base)
 
-    def retry_producer_of(self, topic: TopicName) -> DeadLetterProducer:
+    def find_retry_producer(self, topic: TopicName) -> DeadLetterProducer:
         """Returns the DeadLetterProducer through which messages of `topic` are reconsumed later. Raises
         OperationNotSupported if messages of this topic cannot be reconsumed later."""
         dead_letters = self.producer_of(topic)

@@ -12,7 +12,7 @@ published, no reader will ever read it. It is *discarded*, as by Pulsar's client
 
 A large entry is decompressed when the memory limit has room for it (client/common/receive_memory.py). Until then the
 entry and all entries after it wait compressed (`_folded`), so that the order stays. The core counts them as in flight.
-Also here: the frames that a consumer's effects become (`make_frames`).
+Also here: the frames that a consumer's effects become (`make_client_frames`).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from ...proto.entry import (
     Encrypt,
     EntryHeader,
     EqualLengthPayloads,
-    declared_messages,
-    decode_lazily,
+    count_declared_messages,
+    decode_columns_lazily,
     decode_payload,
     is_intact,
+    key_of_single_message,
     parse_broker_part,
     parse_checked_head,
     routing_key,
-    single_entry_key,
 )
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.errors import CorruptEntry
@@ -49,7 +49,7 @@ from ..core.redelivery import WHOLE, AckGroup, EntrySets
 from ..model.encryption import Decryptor
 from ..model.message import CiphertextMessage, DamagedMessage, Message, ReceivedEntry, ReceivingConsumer
 from ..model.message_id import MessageId
-from ..model.options import ReaderStart, first_wanted_id
+from ..model.options import ReaderStart, find_first_wanted_id
 from ..model.settings import ConsumerCryptoFailureAction, ConsumerSettings, ConsumerType
 from .dead_letters import DeadLetterProducer, is_dead_letter
 
@@ -78,7 +78,7 @@ class Undecryptable(Exception):
 
 class DeliveredEntries:
     """The entries that the broker delivered to one partition's consumer: `split_deliveries` splits them into messages,
-    and `take_received` returns these messages."""
+    and `take_received_messages` returns these messages."""
 
     def __init__(
         self, consumer: ReceivingConsumer, settings: ConsumerSettings, core: ConsumerCore, clock: Callable[[], float],
@@ -133,7 +133,7 @@ class DeliveredEntries:
                 return frame
         return None
 
-    def take_received(self) -> tuple[list[Message], int, int, int]:
+    def take_received_messages(self) -> tuple[list[Message], int, int, int]:
         """Removes and returns the result of the deliveries since the last call, as a tuple: the messages for the
         application; the permits of all entries; the permits of entries without a message for the application; the
         number of bytes."""
@@ -145,13 +145,13 @@ class DeliveredEntries:
     # ------------------------------------------------------------------------------ what waits folded
     def on_large_entry_taken(self, received: ReceivedEntry) -> None:
         """Fact: the application received a message of a large entry, so the memory that was counted for this entry is
-        free. May be called from any thread; the event loop must call `decompress_waiting` soon."""
+        free. May be called from any thread; the event loop must call `decompress_waiting_entries` soon."""
         size, received.unfolded = received.unfolded, 0
         self._taken.append(size)
 
-    def decompress_waiting(self) -> bool:
-        """Decompresses entries that wait for memory, as far as the memory limit has room; `take_received` then returns
-        their messages. Returns False if no entry waited."""
+    def decompress_waiting_entries(self) -> bool:
+        """Decompresses entries that wait for memory, as far as the memory limit has room; `take_received_messages` then
+        returns their messages. Returns False if no entry waited."""
         if self._taken:
             self._free_taken()
         if not self._folded:
@@ -165,14 +165,14 @@ class DeliveredEntries:
     def compressed_positions(self) -> list[Position]:
         return [position for _, position, _, _ in self._folded]
 
-    def discard_waiting(self) -> int:
+    def discard_waiting_entries(self) -> int:
         """Drops the entries that wait in compressed form, and sets the memory counted for large entries to 0. Called
         when the broker will deliver these entries again, or they are not needed. Returns the permits of the dropped
         entries."""
         self._taken.clear()
         self._memory.decompressed_bytes -= self._unfolded
         self._unfolded = 0
-        permits = sum(max(0, declared_messages(entry) - len(acked)) for entry, _, _, acked in self._folded)
+        permits = sum(max(0, count_declared_messages(entry) - len(acked)) for entry, _, _, acked in self._folded)
         self._folded.clear()
         return permits
 
@@ -187,17 +187,17 @@ class DeliveredEntries:
             self._memory.decompressed_bytes -= freed
 
     # ------------------------------------------------------------------------------ where a reader begins
-    def copy_encryptor(self, metadata: MessageMetadata) -> Encrypt | None:
+    def make_copy_encryptor(self, metadata: MessageMetadata) -> Encrypt | None:
         """Returns a function that encrypts a copy of a received message, so that the readers of the message can read
         the copy. Returns None if the message was not encrypted. Raises CryptoError if the message cannot be
         decrypted."""
-        return self._decryptor.copy_encryptor(metadata) if metadata.encryption_param else None
+        return self._decryptor.make_copy_encryptor(metadata) if metadata.encryption_param else None
 
-    def on_seek_done(self, to: MessageId | int) -> None:
+    def on_cursor_moved(self, to: MessageId | int) -> None:
         """Fact: the broker moved the cursor to `to`. Sets `start`, the start of a reader, to that position; to None if
         only the broker knows the position."""
         self.start = None
-        self.clear_dead_lettered()
+        self.clear_dead_lettered_messages()
         if not self._durable and isinstance(to, MessageId):
             everywhere = to in (MessageId.earliest, MessageId.latest)
             self.start = ReaderStart(to, self._settings.start_message_id_inclusive and not everywhere)
@@ -224,7 +224,7 @@ class DeliveredEntries:
             received, wanted, body = decode_messages(
                 self._consumer, entry, position, self.start, redelivered, acked, self._decryptor, self._has_room
             )
-            if body is not None and core.has_withheld:
+            if body is not None and core.has_withheld_entries:
                 core.release(position)
             received.stream = core.permits.stream
             if wanted is None:
@@ -280,7 +280,7 @@ class DeliveredEntries:
         return wanted
 
     # ------------------------------------------------------------------------------ what fails, in order
-    def clear_dead_lettered(self) -> None:
+    def clear_dead_lettered_messages(self) -> None:
         """Clears the record of which messages were moved to the dead-letter topic. Called because the subscription is
         moved, and these messages are delivered again."""
         if self._moved:
@@ -311,7 +311,7 @@ class DeliveredEntries:
         if received.header.batched and not metadata.encryption_keys:
             keys = {routing_key(message.fields) for message in messages}
         else:
-            keys = {single_entry_key(metadata)}
+            keys = {key_of_single_message(metadata)}
         slots[received.position] = frozenset(sticky_slot(key) for key in keys if key is not None)
         if len(slots) > SLOTS_KNOWN_MAX:
             slots.popitem(last=False)
@@ -337,7 +337,7 @@ class DeliveredEntries:
         malformed = is_intact(entry)
         what = "malformed, and discarded" if malformed else "damaged"
         _LOG.error("%s: entry %s is %s: %s", self._consumer.topic, position, what, error)
-        damaged = DamagedMessage(self._consumer, position, error, max(1, declared_messages(entry) - len(acked)))
+        damaged = DamagedMessage(self._consumer, position, error, max(1, count_declared_messages(entry) - len(acked)))
         damaged.entry.stream = self._core.permits.stream
         self._charged += damaged.permits
         if malformed:
@@ -403,7 +403,7 @@ class DeliveredEntries:
     def _without_removed(self, received: ReceivedEntry, messages: list[Message]) -> list[Message]:
         """Returns `messages` without those that compaction removed from the batch, and acknowledges the removed ones.
         """
-        removed = compacted_messages(received, messages)
+        removed = find_compacted_messages(received, messages)
         if not removed:
             return messages
         if self._durable:
@@ -437,7 +437,7 @@ def decode_messages(
     if header.metadata.num_chunks_from_msg > 1:
         return received, None, body
     if header.batched:
-        fields, payloads = decode_lazily(header, entry)
+        fields, payloads = decode_columns_lazily(header, entry)
         if isinstance(payloads, EqualLengthPayloads):
             messages = [Message(received, single, payloads, at) for at, single in enumerate(fields)]
         else:
@@ -470,7 +470,7 @@ def decompressed_bytes(header: EntryHeader) -> int:
 _NO_KEYS = Decryptor(None, lambda: 0.0)
 
 
-def compacted_messages(received: ReceivedEntry, messages: Sequence[Message]) -> list[Message]:
+def find_compacted_messages(received: ReceivedEntry, messages: Sequence[Message]) -> list[Message]:
     """`messages`: messages of one batch. Returns the messages among them that compaction removed while it retained
     other messages of the batch."""
     kept = frozenset(received.header.metadata.compacted_batch_indexes)
@@ -497,14 +497,14 @@ ACK_BYTES = 128 << 10
 """Most bytes of one request: a quarter of what a broker takes (runtime/network.py `REQUEST_BYTES_MAX`)."""
 
 
-def make_frames(effect: ConsumerEffect, *, durable: bool, inclusive: bool) -> Iterator[dict[str, Any]]:
+def make_client_frames(effect: ConsumerEffect, *, durable: bool, inclusive: bool) -> Iterator[dict[str, Any]]:
     """Yields the client frames to send to the broker for an effect of the consumer's core. `durable` (False for a
     reader) and `inclusive` decide how a seek is encoded."""
     match effect:
         case GrantPermits(messages):
             yield {"permits": messages}
         case SendAcks(group, request_id):
-            for ack in make_acks(group, request_id):
+            for ack in make_ack_requests(group, request_id):
                 yield {"ack": ack}
         case Redeliver(entries, counted, request_id):
             sets = encode_entry_sets(entries) if entries is not None else ()
@@ -515,17 +515,17 @@ def make_frames(effect: ConsumerEffect, *, durable: bool, inclusive: bool) -> It
 
 def _seek(request_id: int, to: MessageId | int, *, exact: bool, inclusive: bool) -> wire.Seek:
     """Returns the seek request. With `exact`, for a durable subscription, the broker moves the cursor to exactly that
-    message (`first_wanted_id`), and the client filters nothing, because others may move the cursor back at any time. A
-    reader filters the messages before its own `ReaderStart`."""
+    message (`find_first_wanted_id`), and the client filters nothing, because others may move the cursor back at any
+    time. A reader filters the messages before its own `ReaderStart`."""
     seek = wire.Seek(request_id=request_id)
     if isinstance(to, MessageId):
-        seek.message_id.CopyFrom((first_wanted_id(to, inclusive=inclusive) if exact else to).to_wire())
+        seek.message_id.CopyFrom((find_first_wanted_id(to, inclusive=inclusive) if exact else to).to_wire())
     else:
         seek.publish_time_ms = to
     return seek
 
 
-def make_acks(group: AckGroup, request_id: int = 0) -> list[wire.Ack]:
+def make_ack_requests(group: AckGroup, request_id: int = 0) -> list[wire.Ack]:
     """Returns the acknowledge requests that send the acknowledgements of `group`, in order; the broker answers only the
     last of them."""
     acks: list[wire.Ack] = []

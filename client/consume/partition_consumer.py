@@ -47,9 +47,9 @@ from ..model.options import ReaderStart
 from ..model.schema import Schema
 from ..model.settings import ConsumerSettings, ConsumerType
 from ..model.tracing import ProcessSpans
-from .acknowledgements import AckSender, Pending, ack_coordinates_of, make_consumer_options
+from .acknowledgements import AckSender, Pending, find_ack_coordinates, make_consumer_options
 from .dead_letters import DeadLetterProducer
-from .deliveries import DeliveredEntries, make_frames
+from .deliveries import DeliveredEntries, make_client_frames
 from .receiver_queue import ConsumerRequests, ReceiverQueue
 from .transactional_acks import TransactionalAcks
 
@@ -101,7 +101,7 @@ class PartitionConsumer:
             self._spans = self._tracing.add_partition(self, topic, subscription, times_out=times_out)
         self.acks = AckSender(settings, self.core, self._wake, self._now, self._spans)
         self.deliveries = DeliveredEntries(self, settings, self.core, self._now, dead_letters, start,
-            self.acks.extra_timeout_s,
+            self.acks.extra_ack_timeout_s,
                                      connections.memory)  # fmt: skip
         self._attachment = Attachment(connections, self)
         self.requests = ConsumerRequests(connections, self.core, self.acks, self._attachment.send, self._do)
@@ -110,7 +110,7 @@ class PartitionConsumer:
             self.on_failure,
             self.redeliver_in_order,
         )  # fmt: skip
-        self._wakes = connections.loop_calls
+        self._wakes = connections.event_loop_caller
         self._woken = False
         self._timer = DueTimer(self._now, self._time_passed, self.on_failure)
         self._durable = start is None
@@ -119,7 +119,7 @@ class PartitionConsumer:
     def on_taken(self, message: Message) -> None:
         """Fact: the application received the last message of an entry; with ack time-outs, this is called for every
         message that the application receives."""
-        wake = self.core.permits.count_used(message.permits, message.entry.stream)
+        wake = self.core.permits.count_used_permits(message.permits, message.entry.stream)
         message.permits = -message.permits  # given, and still the last of its entry
         if message.entry.unfolded:
             self.deliveries.on_large_entry_taken(message.entry)
@@ -146,8 +146,8 @@ class PartitionConsumer:
     def acknowledge(self, which: Pending) -> None:
         self.acks.acknowledge(which)
 
-    def copy_encryptor(self, message: Message) -> Encrypt | None:
-        return self.deliveries.copy_encryptor(message.entry.header.metadata)
+    def make_copy_encryptor(self, message: Message) -> Encrypt | None:
+        return self.deliveries.make_copy_encryptor(message.entry.header.metadata)
 
     def _wake(self) -> None:
         if not self._woken:
@@ -158,7 +158,7 @@ class PartitionConsumer:
     def _turn(self) -> None:
         self._woken = False
         self._do(self.core.take_effects(self.acks.flush()))
-        if self.deliveries.decompress_waiting():
+        if self.deliveries.decompress_waiting_entries():
             self._put()
 
     def _time_passed(self, now: float) -> None:
@@ -176,10 +176,10 @@ class PartitionConsumer:
 
     def _put(self) -> None:
         """Puts all received messages into the inbox at once, so that a waiter for one message is woken only once."""
-        messages, charged, hidden, size_bytes = self.deliveries.take_received()
+        messages, charged, hidden, size_bytes = self.deliveries.take_received_messages()
         core = self.core
         if core.restart_request:
-            charged += self.deliveries.discard_waiting()
+            charged += self.deliveries.discard_waiting_entries()
         if not charged:
             return
         core.permits.count_received(charged)
@@ -195,11 +195,11 @@ class PartitionConsumer:
                 messages, dropped = self._without_repeated(core.repeats, messages)
                 hidden += dropped
             if messages:
-                core.repeats.on_given(place_of(messages[-1]))
+                core.repeats.on_messages_given(place_of(messages[-1]))
         if messages:
             self._inbox.put(messages)
         if hidden:
-            self._do(core.on_dropped(hidden))
+            self._do(core.on_entries_dropped(hidden))
         if self._claim.count_received(size_bytes, charged, core.permits.at_broker + core.permits.queued):
             self._do(core.resize_queue(self._claim.window))
         if core.has_new_times:
@@ -208,7 +208,7 @@ class PartitionConsumer:
 
     def _without_repeated(self, repeats: RepeatFilter, messages: list[Message]) -> tuple[list[Message], int]:
         """Returns the messages that the application does not have, and the permits of the others."""
-        until = repeats.find_repeated(place_of(messages[0]))
+        until = repeats.find_end_of_repeats(place_of(messages[0]))
         if until is None:
             return messages, 0
         dropped = 0
@@ -248,8 +248,8 @@ class PartitionConsumer:
                 error = from_wire(frame.closed)
                 if "moved" in error.fields:  # by another consumer, or an operator
                     self.requests.discard_acks()
-                    self.deliveries.clear_dead_lettered()
-                    self.core.forget_repeats()
+                    self.deliveries.clear_dead_lettered_messages()
+                    self.core.reset_repeat_filter()
                 elif SAYS_LAST in error.fields:
                     self.acks.flush()
                     self._do(self.core.send_last_acks())
@@ -260,7 +260,7 @@ class PartitionConsumer:
             case "active":
                 self.active = frame.active
                 if not frame.active and self.core.repeats is not None:
-                    self.core.repeats.on_deposed()
+                    self.core.repeats.on_consumer_deposed()
                 if self.on_active is not None:
                     self.on_active(self.topic.partition, frame.active)
             case _:
@@ -275,11 +275,11 @@ class PartitionConsumer:
         self.writer_schemas = TopicSchemas(self._connections, self.topic, self.incarnation)
         if not before:
             return
-        self.core.forget_repeats()
+        self.core.reset_repeat_filter()
         _LOG.warning("%s was deleted and made anew: it is read from its beginning", self.topic)
         if not self._durable:
             self.core.clear_reader_position()
-            self.deliveries.on_seek_done(MessageId.earliest)
+            self.deliveries.on_cursor_moved(MessageId.earliest)
         if self.on_anew is not None:
             self.on_anew(self)
 
@@ -294,12 +294,12 @@ class PartitionConsumer:
             match effect:
                 case DropMessages(give_back):
                     freed = self._drop_waiting() if give_back else self._drop_lost()
-                    folded = self.deliveries.discard_waiting()
+                    folded = self.deliveries.discard_waiting_entries()
                     if give_back and folded:
                         self.core.permits.count_received(folded)
                         freed += folded
                     if give_back and freed:
-                        self._do(self.core.on_dropped(freed))
+                        self._do(self.core.on_entries_dropped(freed))
                 case DropBlockedMessages(failed):
                     self._drop_after(failed)
                 case AnswerRequest(request_id, error, result):
@@ -308,7 +308,7 @@ class PartitionConsumer:
                     if self._spans is not None:
                         self._spans.settle_all()
                     self.acks.clear()
-                    self.deliveries.on_seek_done(to)
+                    self.deliveries.on_cursor_moved(to)
                 case Connect(after_s):
                     self._attachment.reopen(after_s)
                 case Disconnect():
@@ -319,13 +319,13 @@ class PartitionConsumer:
                     if self._spans is not None and isinstance(effect, Redeliver):
                         self._spans.settle_redelivered(effect.entries)
                     inclusive = self._settings.start_message_id_inclusive
-                    for kind in make_frames(effect, durable=self._durable, inclusive=inclusive):
+                    for kind in make_client_frames(effect, durable=self._durable, inclusive=inclusive):
                         self._attachment.send(**kind)
         self._timer.set_earlier(self.core.next_timer_at)
 
     def _drop_waiting(self) -> int:
         """Drops what waits for the application; returns the number of its permits."""
-        return self._inbox.discard_matching(lambda message: message.entry.consumer is self)
+        return self._inbox.discard_matching_messages(lambda message: message.entry.consumer is self)
 
     def _drop_lost(self) -> int:
         """Drops what waits for the application, which the next connection delivers again."""
@@ -340,23 +340,25 @@ class PartitionConsumer:
                 waited.append(message)
             return ours
 
-        freed = self._inbox.discard_matching(unwanted)
+        freed = self._inbox.discard_matching_messages(unwanted)
         if waited:
-            repeats.on_unseen(place_of(waited[0]))
+            repeats.on_messages_unseen(place_of(waited[0]))
         repeats.on_lost()
         return freed
 
     def _drop_after(self, failed: Collection[Position]) -> None:
         follows = self.deliveries.make_blocked_filter(failed)
-        freed = self._inbox.discard_matching(lambda message: message.entry.consumer is self and follows(message))
+        freed = self._inbox.discard_matching_messages(
+            lambda message: message.entry.consumer is self and follows(message)
+        )
         if freed:
-            self._do(self.core.on_dropped(freed))
+            self._do(self.core.on_entries_dropped(freed))
 
     # ------------------------------------------------------------------------------ in the loop
     def acknowledge_cumulative(self, which: Pending) -> None:
         self.acks.flush()
         self.acks.end_spans((which,), cumulative=True)
-        self.core.acknowledge_cumulative(*ack_coordinates_of(which))
+        self.core.acknowledge_cumulative(*find_ack_coordinates(which))
         self._turn()
 
     def send_now(self) -> None:
@@ -379,7 +381,7 @@ class PartitionConsumer:
         """Returns the waiting entries of which the application has received no message, so that their redelivery is
         not counted."""
         found: EntrySets = {}
-        places = self.core.chunks.incomplete_positions()
+        places = self.core.chunks.incomplete_chunk_positions()
         for message in self._inbox.messages.copy():
             entry = message.entry
             if entry.consumer is self and message.batch_index == entry.first_index:
@@ -408,7 +410,7 @@ class PartitionConsumer:
         inbox.put(waiting)
 
     # ------------------------------------------------------------------------------ the beginning
-    def opening_frame(self) -> dict[str, Any]:
+    def make_opening_frame(self) -> dict[str, Any]:
         start = None if self._durable else self.deliveries.make_reader_start(self.core.reader_position())
         request = make_subscribe_frame(self.topic, self._subscription, self.name, self._instance, self._settings, start)
         request.incarnation = self.incarnation
@@ -444,7 +446,7 @@ class PartitionConsumer:
         if self._tracing is not None:
             self._tracing.remove_partition(self)
         self._claim.release()
-        self.deliveries.discard_waiting()
+        self.deliveries.discard_waiting_entries()
         self.requests.notify_state_changed()
         self.in_transactions.fail_all(error)
         if topic_is_gone and self._on_gone is not None:

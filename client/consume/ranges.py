@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...proto import wire_pb2 as wire
-from ...proto.entry import decode_batch, parse_header, properties_of, split_broker_part
+from ...proto.entry import decode_batch, decode_properties, parse_header, split_broker_part
 from ...proto.errors import ConnectionLost, CorruptEntry, MagnetarError, TimedOut, from_wire
 from ...proto.names import TopicName
 from ...runtime.network import EndOfStream, Stream, rpc
@@ -82,7 +82,7 @@ class StoredEntry:
             IndexedMessage(
                 first + at, UncheckedMessageId(self.partition, self.ledger_id, self.entry_id,
                 at if header.batched else -1),
-                about.partition_key, properties_of(about), header.publish_time,
+                about.partition_key, decode_properties(about), header.publish_time,
                 about.event_time, None if about.null_value else payload,
             )
             for at, (about, payload) in enumerate(found)
@@ -224,13 +224,13 @@ class Reader(ClosedAfterAsyncWith):
         begin = ReaderStart(start, inclusive)
         await reader._partitions.open([reader._consumer(each, begin, reader.inbox, len(names)) for each in names])
         whole = partitions if len(names) == partitions else 0
-        reader._partitions.watch_counts(connections, {topic: whole}, reader._grow)
+        reader._partitions.watch_partition_counts(connections, {topic: whole}, reader._grow)
         return reader
 
     def _consumer(self, topic: TopicName, start: ReaderStart, inbox: ReceiverQueue, more: int) -> PartitionConsumer:
         consumer = PartitionConsumer(
             self._connections, topic, self._name, self._settings, inbox,
-            queue_size=self._partitions.queue_size_each(more),
+            queue_size=self._partitions.queue_size_per_partition(more),
             start=start,
         )  # fmt: skip
         consumer.on_connected = self._connected
@@ -239,7 +239,7 @@ class Reader(ClosedAfterAsyncWith):
 
     async def _grow(self, topic: TopicName, found: int) -> None:
         """Adds partitions, which are read from their beginning."""
-        missing = self._partitions.missing_topics([topic.with_partition(i) for i in range(found)])
+        missing = self._partitions.find_missing_topics([topic.with_partition(i) for i in range(found)])
         begin = ReaderStart(MessageId.earliest, False)
         await self._partitions.add_partitions(
             [self._consumer(each, begin, ReceiverQueue(), len(missing)) for each in missing]

@@ -30,8 +30,8 @@ from ..core.consumer import ConsumerCore
 from ..core.effects import ConsumerEffect, PartitionClientState
 from ..model.message import Message
 from ..model.message_id import MessageId
-from .acknowledgements import AckSender, Pending, ack_coordinates_of
-from .deliveries import make_acks
+from .acknowledgements import AckSender, Pending, find_ack_coordinates
+from .deliveries import make_ack_requests
 
 
 class ReceiverQueue:
@@ -111,7 +111,7 @@ class ReceiverQueue:
     def is_closed(self) -> bool:
         return self._error is not None
 
-    def call_at_end(self, call: Callable[[], object]) -> None:
+    def call_when_queue_ends(self, call: Callable[[], object]) -> None:
         """Registers the function `call`, which is called once when the queue ends; calls it at once if the queue has
         ended already."""
         if self._error is not None:
@@ -176,7 +176,7 @@ class ReceiverQueue:
         if self._error is not None:
             self.raise_if_ended()
 
-    def discard_matching(self, unwanted: Callable[[Message], bool]) -> int:
+    def discard_matching_messages(self, unwanted: Callable[[Message], bool]) -> int:
         """Removes the messages for which `unwanted` returns True; returns the number of their permits. Must be called
         in the event loop. Each other message is still received exactly once."""
         old = self.messages
@@ -412,16 +412,16 @@ class ConsumerRequests:
     async def acknowledge(self, which: Iterable[Pending], *, cumulative: bool = False) -> None:
         """Acknowledges messages and returns when the acknowledgement survives a crash of all processes. Raises
         OperationNotSupported if a cumulative acknowledgement would cover a part of a chunked message."""
-        every = [each for one in which for each in self._acks.with_other_chunks(one)]
+        every = [each for one in which for each in self._acks.add_other_chunks(one)]
         for each in every if cumulative else ():
-            place = ack_coordinates_of(each)[0]
+            place = find_ack_coordinates(each)[0]
             if not self._core.try_cumulative_ack(place):
                 raise OperationNotSupported(
                     f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
                 )
         self._acks.end_spans(every, cumulative=cumulative)
         self._acks.flush()
-        for ack in make_acks(self._acks.make_group(every, cumulative=cumulative)):
+        for ack in make_ack_requests(self._acks.make_ack_group(every, cumulative=cumulative)):
 
             def request(request_id: int, ack: wire.Ack = ack) -> None:
                 ack.request_id = request_id
@@ -460,7 +460,7 @@ class ConsumerRequests:
         answer = self._answers[request_id] = self._loop.create_future()
         return answer
 
-    def register_callback(self, request_id: int, told: Callable[[MagnetarError | None], None]) -> None:
+    def register_request_callback(self, request_id: int, told: Callable[[MagnetarError | None], None]) -> None:
         """Registers the function `told`, which is called with the outcome of a request that the caller itself sends."""
         self._calls[request_id] = told
 

@@ -34,8 +34,8 @@ from ..core.effects import PartitionClientState
 from ..core.redelivery import BEFORE_ALL, AckTracker, Place
 from ..core.transaction import TransactionEndpoint, TransactionPort
 from ..model.message import Message, ReceivedEntry
-from .acknowledgements import AckSender, Pending, ack_coordinates_of
-from .deliveries import make_acks
+from .acknowledgements import AckSender, Pending, find_ack_coordinates
+from .deliveries import make_ack_requests
 from .receiver_queue import ConsumerRequests
 
 PAUSE_S = 0.1
@@ -89,9 +89,9 @@ class TransactionalAcks:
         sent, raises OperationNotSupported if a cumulative acknowledgement would cover a part of a chunked message, and
         the errors of `TransactionPort.begin_operation`."""
         self._requests.raise_if_closed()
-        every = [each for one in which for each in self._acks.with_other_chunks(one)]
+        every = [each for one in which for each in self._acks.add_other_chunks(one)]
         for each in every if cumulative else ():
-            place = ack_coordinates_of(each)[0]
+            place = find_ack_coordinates(each)[0]
             if not self._core.try_cumulative_ack(place):
                 raise OperationNotSupported(
                     f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
@@ -122,7 +122,7 @@ class TransactionalAcks:
         self._acks.end_spans(every, cumulative=cumulative)
         self._acks.add_to_tracker(group.tracker, every, cumulative=cumulative)
         for each in every if cumulative else ():
-            (ledger_id, entry_id), index, size = ack_coordinates_of(each)
+            (ledger_id, entry_id), index, size = find_ack_coordinates(each)
             last = inf if index < 0 or index + 1 == size else index
             group.up_to = max(group.up_to or BEFORE_ALL, (ledger_id, entry_id, last))
         if not self._turn_comes:
@@ -152,7 +152,7 @@ class TransactionalAcks:
             self._request(group, ack)
         groups, self._groups = self._groups, {}
         for group in groups.values():
-            acks = make_acks(group.tracker.take_group())
+            acks = make_ack_requests(group.tracker.take_group())
             group.left = len(acks)
             if not acks:
                 self._finish_group(group)
@@ -162,7 +162,7 @@ class TransactionalAcks:
 
     def _request(self, group: _Group, ack: wire.Ack) -> None:
         ack.request_id = self._core.register_request()
-        self._requests.register_callback(ack.request_id, lambda error: self._answered(group, ack, error))
+        self._requests.register_request_callback(ack.request_id, lambda error: self._answered(group, ack, error))
         self._send(ack=ack)
 
     def _answered(self, group: _Group, ack: wire.Ack, error: MagnetarError | None) -> None:

@@ -9,8 +9,8 @@ transaction comes, or of none: an entry belongs to one transaction.
 the broker knows of an earlier life of the producer (`set_first_sequence_id`), and no batch has ids on both sides of the
 last of those: the broker calls a batch stored or new as a whole. One that is not above all that were given here goes
 back (`OutgoingBatch.goes_back`): it is alone in its entry, and changes no other's id; where publishes are deduplicated
-the broker drops it. After a time-out `allow_ids_again` lets the same ids be named again as if they were new, because
-their outcome is unknown.
+the broker drops it. After a time-out `allow_sequence_ids_again` lets the same ids be named again as if they were new,
+because their outcome is unknown.
 
 With `key_based` (Pulsar PR3) one batch is open per key, ordering key first; messages without a key share one. Its
 messages get their ids when it is closed, so that the ids of each entry follow each other, and the broker can tell a
@@ -135,7 +135,7 @@ class Batcher:
         self._known = last
         self.next_sequence_id = next_sequence_id
 
-    def allow_ids_again(self, first: int) -> None:
+    def allow_sequence_ids_again(self, first: int) -> None:
         """Allows messages to use the sequence ids from `first` on a second time, because the outcome of the earlier
         messages with these ids is unknown. Does nothing while messages wait in the batcher."""
         if not self.ready and not self.open_message_count:

@@ -228,7 +228,7 @@ class ChunkAssembler:
         for last in [each for each in self._whole if each <= place]:
             del self._whole[last]
 
-    def on_redelivery_asked(self, last: Position) -> tuple[Position, ...]:
+    def on_redelivery_requested(self, last: Position) -> tuple[Position, ...]:
         """Fact: the complete message whose last chunk is at `last` will be delivered again. Stops tracking the message
         and returns the positions of all its chunks; an empty result if the message is not tracked."""
         begun = self._whole.get(last)
@@ -246,16 +246,16 @@ class ChunkAssembler:
         self._whole.clear()
 
     # ------------------------------------------------------------------ questions
-    def redelivery_asked_count(self, uuid: str) -> int:
+    def redelivery_request_count(self, uuid: str) -> int:
         """Returns how often chunks of the message with this uuid were given back to the broker for lack of room, or
         because the first chunk was missing."""
         return self._given_back.get(uuid, 0)
 
-    def incomplete_positions(self) -> list[Position]:
+    def incomplete_chunk_positions(self) -> list[Position]:
         """Returns the positions of all chunks of incomplete messages."""
         return [place for begun in self.incomplete.values() for place in begun.places]
 
-    def first_position(self) -> Position | None:
+    def first_chunk_position(self) -> Position | None:
         """Returns the lowest position among the chunks of all messages that are incomplete or not acknowledged; None if
         there is no such message."""
         return min((min(begun.places) for begun in (*self.incomplete.values(), *self._whole.values())), default=None)
@@ -276,7 +276,7 @@ class ChunkAssembler:
         if metadata.chunk_id > 0:
             if self._is_redelivered(metadata.uuid):
                 if place == next(iter(self._waiting.get(metadata.uuid, ())), None):  # it came once more in vain
-                    self._remember(self._given_back, metadata.uuid, self.redelivery_asked_count(metadata.uuid) + 1)
+                    self._remember(self._given_back, metadata.uuid, self.redelivery_request_count(metadata.uuid) + 1)
                 self._add_waiting(metadata.uuid, place, metadata.chunk_id)
                 outcome.given_back.append(place)
             else:
@@ -285,7 +285,7 @@ class ChunkAssembler:
         while not self._has_room(metadata.total_chunk_msg_size):
             uuid = self._choose_evicted(metadata.uuid)
             if uuid is None:
-                self._remember(self._given_back, metadata.uuid, self.redelivery_asked_count(metadata.uuid) + 1)
+                self._remember(self._given_back, metadata.uuid, self.redelivery_request_count(metadata.uuid) + 1)
                 self._add_waiting(metadata.uuid, place, 0)
                 outcome.given_back.append(place)
                 return outcome
@@ -357,7 +357,7 @@ class ChunkAssembler:
 
     def expect_redelivery(self, uuid: str) -> None:
         """Records that a chunk of the message arrived and was not kept: the broker will deliver it again."""
-        self._remember(self._given_back, uuid, self.redelivery_asked_count(uuid))
+        self._remember(self._given_back, uuid, self.redelivery_request_count(uuid))
 
     def _remember(self, of: dict[str, int], uuid: str, times: int) -> None:
         of[uuid] = times
@@ -419,7 +419,7 @@ class PendingEntries:
         batch.entry, batch.chunks, batch.born = entries[-1], places, now
         self.unsent.append(batch)
 
-    def send_next(self) -> OutgoingBatch:
+    def send_next_entry(self) -> OutgoingBatch:
         """Marks the oldest unsent entry as sent, deducts its cost from the credit, and returns the entry. The caller
         must make sure that there is an unsent entry, and credit above zero."""
         batch = self.unsent.popleft()
@@ -482,7 +482,7 @@ def encode_entries(
     except (MessageTooLarge, CryptoError) as error:
         return error
     except Exception as cause:
-        return make_invalid_content(cause)
+        return make_invalid_content_error(cause)
     size = len(entry)
     if compression:  # a broker refuses what decompresses to more than an entry may have: its readers decompress it
         size = max(size, len(batch.message.payload) if batch.message is not None else sum(map(len, batch.items)))
@@ -492,7 +492,7 @@ def encode_entries(
 
 
 # ------------------------------------------------------------------------------------ outcomes
-def make_invalid_content(cause: Exception) -> InvalidContent:
+def make_invalid_content_error(cause: Exception) -> InvalidContent:
     error = InvalidContent(f"the message cannot be encoded: {cause}")
     error.__cause__ = cause
     return error
@@ -508,7 +508,7 @@ def make_indefinite_error(error: MagnetarError) -> MagnetarError:
     return changed
 
 
-def make_unbatched(callback: Callback, txn: TransactionPort | None, payload_bytes: int = 0) -> OutgoingBatch:
+def make_single_message_batch(callback: Callback, txn: TransactionPort | None, payload_bytes: int = 0) -> OutgoingBatch:
     """Makes a batch for one message that never reached the batcher, so that the outcome can be reported for this
     message, too."""
     batch = OutgoingBatch(-1)

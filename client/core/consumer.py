@@ -96,7 +96,7 @@ class WithheldEntries:
     def add(self, place: Position, permits: int) -> None:
         self.permits[place] = self.permits.get(place, 0) + permits
 
-    def on_redelivery_asked(self, places: Iterable[Position]) -> int:
+    def on_redelivery_requested(self, places: Iterable[Position]) -> int:
         """Fact: the broker is asked to deliver the entries `places` again. Removes them and returns the number of
         permits that this frees."""
         freed = 0
@@ -117,7 +117,7 @@ class WithheldEntries:
         self.permits.clear()
         return freed
 
-    def ack_limit(self, place: Position) -> Position:
+    def find_cumulative_ack_limit(self, place: Position) -> Position:
         """Returns the highest position that a cumulative acknowledgement at `place` may cover: `place` itself, or the
         position before the first withheld entry."""
         first = min((each for each in self.permits if each <= place), default=None)
@@ -189,7 +189,7 @@ class ConsumerCore:
         effects: list[ConsumerEffect] = [DropMessages(give_back=False)]
         self.discard_delivered()
         self._send_acks(effects)
-        first = self.permits.start_stream()
+        first = self.permits.start_counts_of_stream()
         self._first_permits = 0
         if self._time is not None and self.last_taken is None:
             self._first_permits = first
@@ -209,13 +209,13 @@ class ConsumerCore:
         if isinstance(error, FINAL) and not (alone and isinstance(error, SubscriptionNotFound)):  # maybe its topic too
             return self.finish(error)
         self.state = PartitionClientState.RECONNECTING
-        first = self.chunks.first_position()
+        first = self.chunks.first_chunk_position()
         if first is not None or self.delivered > self._delivered_before:  # else chunks did not come again yet
             self._begun = first
         if self.repeats is not None:
             unseen = [*self._withheld.permits] if first is None else [first, *self._withheld.permits]
             for ledger_id, entry_id in unseen:
-                self.repeats.on_unseen((ledger_id, entry_id, -1))
+                self.repeats.on_messages_unseen((ledger_id, entry_id, -1))
         self.discard_delivered()
         effects: list[ConsumerEffect] = [DropMessages(give_back=False)]
         self._fail_requests(ConnectionLost("the connection broke with the request under way"), effects)
@@ -229,7 +229,7 @@ class ConsumerCore:
         self._unacked.clear()
         self.chunks.clear()
 
-    def forget_repeats(self) -> None:
+    def reset_repeat_filter(self) -> None:
         """Fact: unacknowledged messages will be delivered again, and the application must get them again. Repeated
         messages are not filtered out any more."""
         if self.repeats is not None:
@@ -248,17 +248,17 @@ class ConsumerCore:
         return effects
 
     # ------------------------------------------------------------------------------ what comes
-    def on_dropped(self, permits: int) -> list[ConsumerEffect]:
+    def on_entries_dropped(self, permits: int) -> list[ConsumerEffect]:
         """Fact: the client dropped entries before they reached the application; the broker charged `permits` for them.
         Counts these permits as used; returns the effects that grant new ones."""
-        self.permits.count_used(permits, self.permits.stream)
+        self.permits.count_used_permits(permits, self.permits.stream)
         effects: list[ConsumerEffect] = []
         self._grant(effects)
         return effects
 
     def resize_queue(self, queue_size: int) -> list[ConsumerEffect]:
         self.permits.resize_queue(queue_size)
-        return self.on_dropped(0)
+        return self.on_entries_dropped(0)
 
     def is_dead_letter(self, redelivery_count: int) -> bool:
         """Returns whether an entry that was redelivered `redelivery_count` times must be moved to the dead-letter
@@ -274,7 +274,7 @@ class ConsumerCore:
         if not self.chunks.incomplete:  # the back-off is the program's: it is asked when chunks come
             self.chunks.expire_s = EXPIRE_S + self._options.nack_delay_ms(0) / 1000
         outcome = self.chunks.add(metadata, place, body, now, entry)
-        self._settle_chunks(outcome, now, self.chunks.redelivery_asked_count(metadata.uuid))
+        self._settle_chunks(outcome, now, self.chunks.redelivery_request_count(metadata.uuid))
         if self._chunk_due is None and self.chunks.incomplete:
             self._chunk_due = now + CHUNK_TICK_S
         return outcome.complete
@@ -293,7 +293,7 @@ class ConsumerCore:
             self.chunks.expect_redelivery(metadata.uuid)
 
     @property
-    def has_withheld(self) -> bool:
+    def has_withheld_entries(self) -> bool:
         return bool(self._withheld)
 
     def release(self, place: Position) -> None:
@@ -303,7 +303,7 @@ class ConsumerCore:
 
     def _free(self, permits: int) -> None:
         if permits:
-            self.permits.count_used(permits, self.permits.stream)
+            self.permits.count_used_permits(permits, self.permits.stream)
 
     def on_unchunked_entry(self, producer: str, place: Position, now: float) -> None:
         """Fact: an entry of `producer` arrived that is not a chunk. Drops the incomplete chunked messages of this
@@ -384,7 +384,7 @@ class ConsumerCore:
         return covered
 
     def _floor(self, place: Position) -> Position:
-        return self._withheld.ack_limit(self.chunks.cumulative_ack_limit(place))
+        return self._withheld.find_cumulative_ack_limit(self.chunks.cumulative_ack_limit(place))
 
     def on_acknowledged_elsewhere(self, place: Position) -> None:
         """Fact: a separate request acknowledges the entry at `place`. Stops the ack time-out of this entry."""
@@ -418,7 +418,7 @@ class ConsumerCore:
             asked.setdefault(place.ledger_id, BitMap()).add(place.entry_id)
             self.failed.discard(place)
         if asked:
-            self.forget_repeats()
+            self.reset_repeat_filter()
             self._send_acks(effects)
             request_id = self.register_request()
             self._failing[request_id] = tuple(positions_of(asked))
@@ -445,7 +445,7 @@ class ConsumerCore:
         entries of which the application has seen nothing; their redelivery is not counted. `in_order`: deliveries in
         flight, which the broker will repeat, are discarded as well (`restart_request`)."""
         effects: list[ConsumerEffect] = []
-        self.forget_repeats()
+        self.reset_repeat_filter()
         if self.state is PartitionClientState.CONNECTED:
             self._send_acks(effects)
             if untouched:
@@ -498,9 +498,9 @@ class ConsumerCore:
             self._tick_due = None
             late: EntrySets = {}
             late_places = self._unacked.take_due(now)
-            self._free(self._withheld.on_redelivery_asked(late_places))
+            self._free(self._withheld.on_redelivery_requested(late_places))
             for place in late_places:
-                for ledger_id, entry_id in (place, *self.chunks.on_redelivery_asked(place)):
+                for ledger_id, entry_id in (place, *self.chunks.on_redelivery_requested(place)):
                     late.setdefault(ledger_id, BitMap()).add(entry_id)
             self._ask_again(late, effects)
         for given_back in (self._nacks, self._pieces):
@@ -514,7 +514,7 @@ class ConsumerCore:
         if entries and counted and self._options.failure_blocks:
             self.failed.update(positions_of(entries))
         elif entries and self.state is PartitionClientState.CONNECTED:
-            self.forget_repeats()
+            self.reset_repeat_filter()
             self._send_acks(effects)
             effects.append(Redeliver(entries, counted))
 
@@ -584,7 +584,7 @@ class ConsumerCore:
         return effects
 
     def _arrive(self, to: Any, effects: list[ConsumerEffect]) -> None:
-        self.forget_repeats()
+        self.reset_repeat_filter()
         self.discard_delivered()
         self._acks.clear()
         self._nacks.clear()

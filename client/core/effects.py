@@ -174,7 +174,7 @@ class ReportSeek(NamedTuple):
 
 class DropMessages(NamedTuple):
     """Effect: discard the messages in the receiver queue. If `give_back` is true, the driver must pass their permits to
-    `ConsumerCore.on_dropped`."""
+    `ConsumerCore.on_entries_dropped`."""
 
     give_back: bool
 

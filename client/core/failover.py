@@ -30,7 +30,7 @@ class FailoverCore:
         self._failures = 0  # of the one in use, in a row
         self._answers = 0  # of the preferred one, in a row, while another one is used
 
-    def on_probed(self, answered: Sequence[bool]) -> int:
+    def on_clusters_probed(self, answered: Sequence[bool]) -> int:
         """Fact: a round of probes ended; `answered` contains for each cluster whether it answered. Returns the index of
         the cluster to use from now on."""
         assert len(answered) == self._count, "each of them was tried"

@@ -43,8 +43,8 @@ from .chunking import (
     PendingEntries,
     encode_entries,
     make_indefinite_error,
-    make_invalid_content,
-    make_unbatched,
+    make_invalid_content_error,
+    make_single_message_batch,
 )
 from .effects import (
     PRODUCER_FINAL,
@@ -292,7 +292,7 @@ class ProducerCore:
         entries = self._entries
         if self.state is PartitionClientState.CONNECTED:
             while entries.unsent and entries.credit > 0:
-                effects.append(Publish(entries.send_next().entry))
+                effects.append(Publish(entries.send_next_entry().entry))
 
     # ------------------------------------------------------------------------------ the connection
     def count_opening(self) -> int:
@@ -344,11 +344,13 @@ class ProducerCore:
                 try:
                     self._batcher.add_message(message, called)
                 except Exception as cause:
-                    effects.append(ReportOutcome(make_unbatched(called, message.txn), make_invalid_content(cause)))
+                    effects.append(
+                        ReportOutcome(make_single_message_batch(called, message.txn), make_invalid_content_error(cause))
+                    )
                     self.pending -= 1
                     self._free(len(message.payload))
 
-    def on_credit(self, size_bytes: int) -> list[ProducerEffect]:
+    def on_credit_granted(self, size_bytes: int) -> list[ProducerEffect]:
         """Fact: the broker granted credit: the producer may send `size_bytes` more bytes."""
         effects: list[ProducerEffect] = []
         self._entries.credit += size_bytes
@@ -445,7 +447,7 @@ class ProducerCore:
         error = TimedOut(f"no acknowledgement within {self._options.send_timeout_s:g} s{self.why_unacknowledged}")
         was_sent, expired = bool(self._entries.sent), self._entries.take_all()
         with self.lock:
-            self._batcher.allow_ids_again(expired[0].sequence_id)
+            self._batcher.allow_sequence_ids_again(expired[0].sequence_id)
         for batch in expired:
             self._settle(batch, error, effects)
         if was_sent:
@@ -465,7 +467,7 @@ class ProducerCore:
         return self._reasons.last and f"; {self._reasons.last}"
 
     # ------------------------------------------------------------------------------ the end
-    def refuse_new(self, error: MagnetarError) -> None:
+    def refuse_new_messages(self, error: MagnetarError) -> None:
         """Makes the producer refuse every message that is added from now on, with `error`; messages that were added
         before are still sent."""
         with self.lock:
@@ -490,7 +492,7 @@ class ProducerCore:
         waiting = [*self._entries.take_all(), *self._batcher.ready]
         self._batcher.ready.clear()
         waiting += (
-            make_unbatched(called, message.txn, len(message.payload))
+            make_single_message_batch(called, message.txn, len(message.payload))
             for message, called in early or ()
             if message is not None
         )

@@ -326,7 +326,7 @@ class RepeatFilter:
         self._next = BEFORE_ALL  # the application has what is before this; BEFORE_ALL: not known
         self._confirmed = BEFORE_ALL  # what the broker has confirmed as acknowledged ends here
 
-    def on_given(self, last: Place) -> None:
+    def on_messages_given(self, last: Place) -> None:
         """Fact: all messages up to the place `last` are in the receiver queue or were received by the application."""
         self._next = (last[0], last[1], last[2] + 1)
 
@@ -335,17 +335,17 @@ class RepeatFilter:
         transaction."""
         self._confirmed = max(self._confirmed, place)
 
-    def on_unseen(self, first: Place) -> None:
+    def on_messages_unseen(self, first: Place) -> None:
         """Fact: the application has received neither the message at `first` nor any message after it."""
         self._next = min(self._next, first)
 
     def on_lost(self) -> None:
-        """Fact: the connection is lost, and the messages in the receiver queue were dropped (`on_unseen` reports
-        them)."""
+        """Fact: the connection is lost, and the messages in the receiver queue were dropped (`on_messages_unseen`
+        reports them)."""
         if self._next != BEFORE_ALL:
             self.until = self._next
 
-    def on_deposed(self) -> None:
+    def on_consumer_deposed(self) -> None:
         """Fact: another consumer of the subscription became the active one, and may process the messages that this
         consumer has received."""
         if self._next != BEFORE_ALL:
@@ -358,7 +358,7 @@ class RepeatFilter:
         self.is_unsure = False
         self._next = self._confirmed = BEFORE_ALL
 
-    def find_repeated(self, first: Place) -> Place | None:
+    def find_end_of_repeats(self, first: Place) -> Place | None:
         """Fact: messages from the place `first` on were delivered. Returns the place before which the application has
         received all messages, so these are repeated; None if all messages must be passed to the application."""
         if first <= self._confirmed:
@@ -381,14 +381,14 @@ class RepeatFilter:
 #
 # A consumer grants its queue size when it subscribes; what the application took, or the client threw away, is granted
 # again in blocks of at least a quarter of the queue: with half of it, consumers of Key_Shared that take turns ran out
-# of permits, and a tenth of the messages waited at the broker for theirs. Permits end with the stream: `start_stream`
-# begins anew, and what came over an earlier stream gives none back.
+# of permits, and a tenth of the messages waited at the broker for theirs. Permits end with the stream:
+# `start_counts_of_stream` begins anew, and what came over an earlier stream gives none back.
 #
-# **The rule of both sides.** A delivery costs what its entry's head declares (proto/entry.py `declared_messages`), less
-# the batch indexes that the delivery says are acknowledged. The broker charges that when it sends the entry
-# (broker/subscription/core/dispatch.py), and the client gives back exactly that, whatever it makes of the entry: shown
-# as a whole or in part, filtered, thrown away, a chunk, a dead letter, or damaged. An entry is never split, so a
-# broker's count may go below zero by one entry, and later grants settle it. At every moment
+# **The rule of both sides.** A delivery costs what its entry's head declares (proto/entry.py
+# `count_declared_messages`), less the batch indexes that the delivery says are acknowledged. The broker charges that
+# when it sends the entry (broker/subscription/core/dispatch.py), and the client gives back exactly that, whatever it
+# makes of the entry: shown as a whole or in part, filtered, thrown away, a chunk, a dead letter, or damaged. An entry
+# is never split, so a broker's count may go below zero by one entry, and later grants settle it. At every moment
 #
 #     at the broker + held by the client + used and not granted yet = the queue size
 #
@@ -397,8 +397,8 @@ class RepeatFilter:
 
 
 class ReceivePermits:
-    """The permits of one consumer: the number of messages that the broker may still send to it. `count_used` may be
-    called from any thread: `lock` guards the counts."""
+    """The permits of one consumer: the number of messages that the broker may still send to it. `count_used_permits`
+    may be called from any thread: `lock` guards the counts."""
 
     def __init__(self, queue_size: int, lock: AbstractContextManager[Any]) -> None:
         self._size = max(1, queue_size)
@@ -410,7 +410,7 @@ class ReceivePermits:
         self.at_broker = 0  # granted and not charged yet
         self.queued = 0  # charged, and what they were charged for is not used yet
 
-    def start_stream(self) -> int:
+    def start_counts_of_stream(self) -> int:
         """Starts counting anew for the stream of a new connection; returns the number of permits to grant first: the
         size of the receiver queue."""
         with self._lock:
@@ -432,7 +432,7 @@ class ReceivePermits:
             self.at_broker -= messages
             self.queued += messages
 
-    def count_used(self, messages: int, stream: int) -> bool:
+    def count_used_permits(self, messages: int, stream: int) -> bool:
         """Counts the permits of messages that left the receiver queue; messages of an earlier stream are ignored.
         Returns whether `grant` must be called soon."""
         with self._lock:

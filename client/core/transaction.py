@@ -75,7 +75,7 @@ WAITING = TransactionState.COMMITTING, TransactionState.PREPARING
 """The end waits for the operations."""
 
 
-class EndKind(Enum):
+class TransactionEndKind(Enum):
     """The ways to end a transaction that a client can request from the coordinator."""
 
     COMMIT = 0
@@ -97,7 +97,7 @@ class EndTransaction(NamedTuple):
     """Effect: ask the coordinator to end the transaction. The driver must then call `on_answered`, or `on_unanswered`
     if no answer comes."""
 
-    verb: EndKind
+    verb: TransactionEndKind
     participants: tuple[TopicReceipts, ...]
 
 
@@ -355,7 +355,7 @@ class TransactionCore:
     # ------------------------------------------------------------------------------ the end
     def commit(self) -> list[TransactionEffect]:
         """Begins the commit. When all operations have outcomes, the effect ReportOperationsDone follows; the driver
-        must then call `decide_end`."""
+        must then call `decide_transaction_end`."""
         may_be = TransactionState.OPEN, TransactionState.PREPARED, TransactionState.ERROR
         return self._wait(TransactionState.COMMITTING, may_be)
 
@@ -372,24 +372,24 @@ class TransactionCore:
             self._waiting = True
             return self._check_idle()
 
-    def decide_end(self) -> list[TransactionEffect]:
+    def decide_transaction_end(self) -> list[TransactionEffect]:
         """Decides how the transaction ends: as its caller asked, or by an abort if an operation failed. Returns the
         effects. The driver must call it after ReportOperationsDone."""
         assert self.state in WAITING, "an end waits for this"
         if self.failure is not None:
             return self._abort(self._reason())
         if self.state is TransactionState.PREPARING:
-            return [EndTransaction(EndKind.PREPARE, self._participants())]
+            return [EndTransaction(TransactionEndKind.PREPARE, self._participants())]
         if not self._entries and not self._named:
             return self._set_ended(TransactionState.COMMITTED, None)
-        return [EndTransaction(EndKind.COMMIT, self._participants())]
+        return [EndTransaction(TransactionEndKind.COMMIT, self._participants())]
 
     def expire_operations(self, error: MagnetarError) -> list[TransactionEffect]:
         """Ends the wait of `commit` or `prepare` for outcomes: some operations had none in time, so the transaction is
         aborted with `error`."""
         self._waiting = False
         self._set_failure(error)
-        return self.decide_end()
+        return self.decide_transaction_end()
 
     def abort(self) -> list[TransactionEffect]:
         assert self.state in (TransactionState.OPEN, TransactionState.PREPARED), "what is ending has its end"
@@ -402,7 +402,7 @@ class TransactionCore:
             self._close_shares()
         if not self._entries and not self._named:
             return self._set_ended(TransactionState.ABORTED, error)
-        return [EndTransaction(EndKind.ABORT, ())]
+        return [EndTransaction(TransactionEndKind.ABORT, ())]
 
     def on_answered(self, state: TxnState, error: MagnetarError | None) -> list[TransactionEffect]:
         """Fact: the coordinator answered the request to end the transaction, or the request for its status."""

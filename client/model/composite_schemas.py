@@ -16,7 +16,7 @@ from ...proto.schema import NONE_LENGTH, SchemaInfo, SchemaType, join_key_value,
 from ..common.checks import WrongMessageType
 from ..common.errors import InvalidMessage
 from .fields import CheckedSchema
-from .schema import BytesSchema, Schema, StringSchema, parse_avro_schema, read_avro
+from .schema import BytesSchema, Schema, StringSchema, decode_avro_payload, parse_avro_schema
 
 # --------------------------------------------------------------------------------------------- primitive_schemas
 # Schemas of single values, in the bytes of Pulsar's Java client: big-endian, and times as counts since the epoch.
@@ -337,7 +337,7 @@ class AutoConsumeSchema(Schema):
             parsed = self._parsed.get(writer.data)
             if parsed is None:
                 parsed = self._parsed[writer.data] = CheckedSchema(parse_avro_schema(writer))
-            return read_avro(payload, parsed)
+            return decode_avro_payload(payload, parsed)
         if writer.type is SchemaType.JSON:
             try:
                 return json.loads(payload)

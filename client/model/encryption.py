@@ -107,7 +107,7 @@ def _load(name: str) -> Any:
         raise OperationNotSupported("encryption needs a package: pip install 'magnetar[security]'") from error
 
 
-def require_package() -> None:
+def require_cryptography() -> None:
     """Raises OperationNotSupported if the Python package `cryptography`, which encryption needs, is not installed."""
     _load("hazmat.primitives.ciphers.aead")
 
@@ -296,7 +296,7 @@ class Encryptor:
         """Makes an encryptor for the keys `names`, at least one. Raises OperationNotSupported if `cryptography` is not
         installed."""
         assert names, "something is encrypted for a reader"
-        require_package()
+        require_cryptography()
         self._reader = reader
         self._names = names
         self._now = now
@@ -395,7 +395,7 @@ class Decryptor:
         """Makes a decryptor. `reader` None: nothing can be decrypted. Raises OperationNotSupported if `cryptography` is
         not installed."""
         if reader is not None:
-            require_package()
+            require_cryptography()
         self._reader = reader
         self._data_keys: _TimedCache[AESGCM] = _TimedCache(now)  # by their wrapped bytes
         self._failures: _TimedCache[AESGCM] = _TimedCache(now)  # by the whole EncryptionKeys
@@ -428,7 +428,7 @@ class Decryptor:
         start = len(entry) - len(split_broker_part(entry)[2])
         return entry[:start] + encode_client_part(metadata, payload)
 
-    def copy_encryptor(self, metadata: MessageMetadata) -> Encrypt:
+    def make_copy_encryptor(self, metadata: MessageMetadata) -> Encrypt:
         """Returns a function that encrypts a copy of a message, so that the readers of the message can read the copy:
         with the data key of the message and an initialization vector (IV) of its own. Raises CryptoError if no key
         decrypts the message."""

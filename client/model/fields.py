@@ -31,11 +31,11 @@ _VARINTS = ("int", "long", "enum")
 _COUNTED = ("bytes", "string")
 
 
-def named_types(schema: Any, names: dict[str, Any] | None = None) -> dict[str, Any]:
+def collect_named_types(schema: Any, names: dict[str, Any] | None = None) -> dict[str, Any]:
     """Returns a dict of the named types in a schema that fastavro parsed: full name → type."""
     found: dict[str, Any] = {} if names is None else names
     for each in _inner(schema):
-        named_types(each, found)
+        collect_named_types(each, found)
     if isinstance(schema, dict) and "name" in schema and schema["type"] in ("record", "error", "enum", "fixed"):
         found[schema["name"]] = schema
     return found
@@ -150,7 +150,7 @@ class CheckedSchema:
 
     def __init__(self, schema: Any) -> None:
         self.schema = schema
-        names = named_types(schema)
+        names = collect_named_types(schema)
         self._names = names if must_check_payload(schema, names) else None
 
     def check(self, payload: bytes) -> None:
@@ -177,7 +177,7 @@ def add_reader_aliases(reader: Any, writer: Any) -> Any:
     if isinstance(reader, dict):
         reader = {name: value for name, value in reader.items() if name not in _OF_THE_PARSER}
     found = copy.deepcopy(reader)
-    _Aliases(named_types(found), named_types(writer)).add(found, writer)
+    _Aliases(collect_named_types(found), collect_named_types(writer)).add(found, writer)
     return found
 
 
@@ -247,7 +247,7 @@ E = TypeVar("E")
 M = TypeVar("M", bound=Enum)
 
 
-class TextEncoding(Enum):
+class FieldEncoding(Enum):
     """The encodings to which the values of a record's fields are converted: JSON or Avro."""
 
     JSON = "json"  # bytes as text, enums by value
@@ -354,11 +354,11 @@ class Field(Generic[V]):
         """Returns the value that the field has in a new record if the program gives none."""
         return self.initial()
 
-    def plain(self, value: Any, text: TextEncoding) -> Any:
+    def plain(self, value: Any, text: FieldEncoding) -> Any:
         """Converts a value of the field to plain Python values that the encoding `text` (JSON or Avro) can write."""
         return value
 
-    def from_plain(self, value: Any, text: TextEncoding) -> Any:
+    def from_plain(self, value: Any, text: FieldEncoding) -> Any:
         """Converts plain Python values, decoded from JSON or Avro, to a value of the field: the reverse of `plain`.
         Raises InvalidMessage if the value does not fit the field."""
         return value
@@ -385,7 +385,7 @@ class Field(Generic[V]):
 
 def _avro_default(field: Field[Any], default: Any) -> Any:
     """Returns the default as the schema's JSON needs it: bytes as text, an enum by name."""
-    plain = field.plain(default, TextEncoding.AVRO)
+    plain = field.plain(default, FieldEncoding.AVRO)
     return plain.decode("latin-1") if isinstance(plain, bytes) else plain
 
 
@@ -524,10 +524,10 @@ class Bytes(Field[V]):
     def made(self, value: Any) -> Any:
         return value.encode() if isinstance(value, str) else value
 
-    def plain(self, value: Any, text: TextEncoding) -> Any:
-        return value.decode("latin-1") if text is TextEncoding.JSON else value
+    def plain(self, value: Any, text: FieldEncoding) -> Any:
+        return value.decode("latin-1") if text is FieldEncoding.JSON else value
 
-    def from_plain(self, value: Any, text: TextEncoding) -> Any:
+    def from_plain(self, value: Any, text: FieldEncoding) -> Any:
         return value.encode("latin-1") if isinstance(value, str) else value
 
 
@@ -606,12 +606,12 @@ class CustomEnum(Field[V]):
     def is_of_type(self, value: Any) -> bool:
         return isinstance(value, self.enum_type)
 
-    def plain(self, value: Any, text: TextEncoding) -> Any:
-        return value.value if text is TextEncoding.JSON and isinstance(value.value, str | int | float) else value.name
+    def plain(self, value: Any, text: FieldEncoding) -> Any:
+        return value.value if text is FieldEncoding.JSON and isinstance(value.value, str | int | float) else value.name
 
-    def from_plain(self, value: Any, text: TextEncoding) -> Any:
+    def from_plain(self, value: Any, text: FieldEncoding) -> Any:
         found = self.enum_type.__members__.get(value) if isinstance(value, str) else None
-        if text is TextEncoding.JSON and isinstance(value, str | int | float):
+        if text is FieldEncoding.JSON and isinstance(value, str | int | float):
             found = next((each for each in self.enum_type if each.value == value), found)
         if found is None:
             raise InvalidMessage(f"field {self.name!r}: {self.enum_type.__name__} has no {value!r}")

@@ -2,7 +2,7 @@
 
 `ReceivedEntry` is what the messages of one entry share; a `Message` adds its batch index, its own metadata and
 payload. All else is looked up when a program asks for it. Also the parser of a single batch (`MessageBatch`), and the
-events of Failover consumers (`ConsumerEventListener`, `ActiveEvents`).
+events of Failover consumers (`ConsumerEventListener`, `ActiveConsumerEvents`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
-from ...proto.entry import Encrypt, EntryHeader, EqualLengthPayloads, MessageFields, decode_columns, properties_of
+from ...proto.entry import Encrypt, EntryHeader, EqualLengthPayloads, MessageFields, decode_columns, decode_properties
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.names import Position, TopicName
@@ -21,9 +21,9 @@ from ..common.checks import (
     WrongMessageType,
     WrongMessageValue,
     check_parameter,
-    instance_check,
+    make_instance_check,
+    make_whole_number_check,
     shorten_value,
-    whole_number_check,
 )
 from ..common.errors import ChecksumError, PulsarException
 from ..common.loggers import log_foreign_error
@@ -37,7 +37,7 @@ class SchemasByVersion(Protocol):
     (client/connect/connections.py)."""
 
     def get_schema(self, version: bytes) -> SchemaInfo: ...
-    def find_cached(self, version: bytes) -> SchemaInfo | None: ...
+    def find_cached_schema(self, version: bytes) -> SchemaInfo | None: ...
     async def fetch(self, version: bytes) -> None: ...
 
 
@@ -70,7 +70,7 @@ class ReceivingConsumer(Protocol):
         ...
 
     def acknowledge(self, which: Message) -> None: ...
-    def copy_encryptor(self, message: Message) -> Encrypt | None:
+    def make_copy_encryptor(self, message: Message) -> Encrypt | None:
         """Returns a function that encrypts a copy of a message, so that the readers of the message can read the copy;
         None if the message was not encrypted. Raises CryptoError if the message cannot be decrypted."""
         ...
@@ -202,7 +202,7 @@ class Message:
 
     def properties(self) -> dict[str, str]:
         """Returns a copy of the message's properties. Bytes in them that are not UTF-8 become U+FFFD."""
-        return properties_of(self.fields)
+        return decode_properties(self.fields)
 
     def partition_key(self) -> str:
         """Returns the key of the message; an empty text if it has no key. If the key is bytes (`key_bytes`), or not
@@ -331,13 +331,13 @@ class MessageBatch:
 
     def with_message_id(self, msg_id: MessageId) -> MessageBatch:
         """Sets the ledger, the entry and the partition that the ids of the parsed messages get. Returns this object."""
-        check_parameter("msg_id", instance_check(MessageId, optional=False), msg_id)
+        check_parameter("msg_id", make_instance_check(MessageId, optional=False), msg_id)
         self._id = msg_id
         return self
 
     def parse_from(self, data: bytes, size: int) -> list[Message]:
         """Parses the payload `data` of a batch and returns its `size` messages."""
-        check_parameter("size", whole_number_check(1, MESSAGES_MAX), size)
+        check_parameter("size", make_whole_number_check(1, MESSAGES_MAX), size)
         if not isinstance(data, bytes | bytearray | memoryview):
             raise WrongMessageType(f"a batch is bytes, not {shorten_value(data)}")
         header = EntryHeader(MessageMetadata(num_messages_in_batch=size), 0)
@@ -379,7 +379,7 @@ class _Unconnected(ReceivingConsumer):
     def on_taken(self, message: Message) -> None: ...
     def on_take_interrupted(self) -> None: ...
     def acknowledge(self, which: Message) -> None: ...
-    def copy_encryptor(self, message: Message) -> None: ...
+    def make_copy_encryptor(self, message: Message) -> None: ...
 
 
 # -------------------------------------------------------------------------------------------------------- events
@@ -407,7 +407,7 @@ class ConsumerEventListener(Protocol):
         ...
 
 
-class ActiveEvents:
+class ActiveConsumerEvents:
     """Calls a ConsumerEventListener for the events of one consumer. Events that come before the consumer exists are
     stored until `attach_consumer` is called."""
 
@@ -428,10 +428,10 @@ class ActiveEvents:
 
     def _call(self) -> None:
         while self._told:
-            call_listener(self._listener, self._consumer, *self._told.popleft())
+            call_event_listener(self._listener, self._consumer, *self._told.popleft())
 
 
-def call_listener(listener: ConsumerEventListener, consumer: Any, partition: int, active: bool) -> None:
+def call_event_listener(listener: ConsumerEventListener, consumer: Any, partition: int, active: bool) -> None:
     """Calls the listener with an event: the consumer became active or inactive. Logs an exception that the listener
     raises; the consumer goes on."""
     try:

@@ -28,11 +28,11 @@ from ..common.checks import (
     ParameterCheck,
     Table,
     WrongValue,
-    enum_check,
-    instance_check,
-    methods_check,
+    make_enum_check,
+    make_instance_check,
+    make_methods_check,
+    make_whole_number_check,
     to_plain_text,
-    whole_number_check,
 )
 from ..common.loggers import check_logger
 from .message_id import MessageId
@@ -76,69 +76,69 @@ def _is_name(name: object) -> bool:
 
 PRODUCER: Table = {
     "producer_name": TEXT_OR_NONE,
-    "schema": instance_check(Schema),
-    "initial_sequence_id": whole_number_check(-1, INT64_MAX - 1, optional=True),
+    "schema": make_instance_check(Schema),
+    "initial_sequence_id": make_whole_number_check(-1, INT64_MAX - 1, optional=True),
     "send_timeout_millis": MS,
-    "compression_type": enum_check(CompressionType),
-    "max_pending_messages": whole_number_check(0),
-    "max_pending_messages_across_partitions": whole_number_check(0),
+    "compression_type": make_enum_check(CompressionType),
+    "max_pending_messages": make_whole_number_check(0),
+    "max_pending_messages_across_partitions": make_whole_number_check(0),
     "block_if_queue_full": YES_OR_NO,
     "batching_enabled": YES_OR_NO,
-    "batching_max_messages": whole_number_check(1),
-    "batching_max_allowed_size_in_bytes": whole_number_check(1),
+    "batching_max_messages": make_whole_number_check(1),
+    "batching_max_allowed_size_in_bytes": make_whole_number_check(1),
     "batching_max_publish_delay_ms": MS,
     "chunking_enabled": YES_OR_NO,
-    "message_routing_mode": enum_check(PartitionsRoutingMode),
+    "message_routing_mode": make_enum_check(PartitionsRoutingMode),
     "lazy_start_partitioned_producers": YES_OR_NO,
     "properties": PROPERTIES,
-    "batching_type": enum_check(BatchingType),
-    "access_mode": enum_check(ProducerAccessMode),
+    "batching_type": make_enum_check(BatchingType),
+    "access_mode": make_enum_check(ProducerAccessMode),
     "message_router": CALLBACK,
     "initial_subscription_name": TEXT_OR_NONE,
     "encryption_key": NAME._replace(allowed_text="a name, or None", optional=True),
     "encryption_keys": ParameterCheck(
         "a list of names, or None", (list, tuple), lambda names: all(map(_is_name, names)), True
     ),
-    "crypto_key_reader": methods_check("get_public_key"),
+    "crypto_key_reader": make_methods_check("get_public_key"),
 }
 CONSUMER: Table = {
     "subscription_name": NAME,
-    "consumer_type": enum_check(ConsumerType),
-    "schema": instance_check(Schema),
+    "consumer_type": make_enum_check(ConsumerType),
+    "schema": make_instance_check(Schema),
     "message_listener": CALLBACK,
-    "receiver_queue_size": whole_number_check(0),
-    "max_total_receiver_queue_size_across_partitions": whole_number_check(0),
+    "receiver_queue_size": make_whole_number_check(0),
+    "max_total_receiver_queue_size_across_partitions": make_whole_number_check(0),
     "consumer_name": TEXT_OR_NONE,
     "unacked_messages_timeout_ms": checks.TIMEOUT_MS,
     "broker_consumer_stats_cache_time_ms": MS,
     "negative_ack_redelivery_delay_ms": MS,
     "is_read_compacted": YES_OR_NO,
     "properties": PROPERTIES,
-    "pattern_auto_discovery_period": whole_number_check(0),
-    "initial_position": enum_check(InitialPosition),
-    "max_pending_chunked_message": whole_number_check(0),
+    "pattern_auto_discovery_period": make_whole_number_check(0),
+    "initial_position": make_enum_check(InitialPosition),
+    "max_pending_chunked_message": make_whole_number_check(0),
     "auto_ack_oldest_chunked_message_on_queue_full": YES_OR_NO,
     "start_message_id_inclusive": YES_OR_NO,
-    "key_shared_policy": instance_check(ConsumerKeySharedPolicy),
+    "key_shared_policy": make_instance_check(ConsumerKeySharedPolicy),
     "batch_index_ack_enabled": YES_OR_NO,
-    "regex_subscription_mode": enum_check(RegexSubscriptionMode),
-    "dead_letter_policy": instance_check(ConsumerDeadLetterPolicy),
-    "crypto_key_reader": methods_check("get_private_key"),
-    "crypto_failure_action": enum_check(ConsumerCryptoFailureAction),
+    "regex_subscription_mode": make_enum_check(RegexSubscriptionMode),
+    "dead_letter_policy": make_instance_check(ConsumerDeadLetterPolicy),
+    "crypto_key_reader": make_methods_check("get_private_key"),
+    "crypto_failure_action": make_enum_check(ConsumerCryptoFailureAction),
     "is_pattern_topic": YES_OR_NO,
     "replicate_subscription_state_enabled": YES_OR_NO,
-    "negative_ack_redelivery_backoff": methods_check("next"),
-    "ack_timeout_redelivery_backoff": methods_check("next"),
+    "negative_ack_redelivery_backoff": make_methods_check("next"),
+    "ack_timeout_redelivery_backoff": make_methods_check("next"),
     "ack_receipt_enabled": YES_OR_NO,
     "enable_retry": YES_OR_NO,
-    "priority_level": whole_number_check(0),
-    "consumer_event_listener": methods_check("became_active", "became_inactive"),
+    "priority_level": make_whole_number_check(0),
+    "consumer_event_listener": make_methods_check("became_active", "became_inactive"),
     "isolation": ISOLATION,
     "redelivery_order": REDELIVERY_ORDER,
 }
 READER: Table = {
     **CONSUMER,
-    "start_message_id": instance_check(MessageId, optional=False),
+    "start_message_id": make_instance_check(MessageId, optional=False),
     "reader_listener": CALLBACK,
     "reader_name": TEXT_OR_NONE,
     "subscription_role_prefix": TEXT_OR_NONE,
@@ -155,8 +155,8 @@ def pick_parameters(parameters: Mapping[str, Any], *without: str) -> dict[str, A
 def make_client_settings(options: Mapping[str, Any]) -> ClientSettings:
     checks.check_parameters(checks.CLIENT, options)
     check_logger(options.get("logger"))
-    checks.check_parameter("tracing", instance_check(Tracing), options.get("tracing"))
-    warn_of_tuning(options)
+    checks.check_parameter("tracing", make_instance_check(Tracing), options.get("tracing"))
+    warn_of_ignored_options(options)
     return ClientSettings(
         operation_timeout_s=options["operation_timeout_seconds"],
         connection_timeout_s=options["connection_timeout_ms"] / 1000,
@@ -168,7 +168,7 @@ def make_client_settings(options: Mapping[str, Any]) -> ClientSettings:
     )
 
 
-def warn_of_tuning(options: Mapping[str, Any]) -> None:
+def warn_of_ignored_options(options: Mapping[str, Any]) -> None:
     for name, (default, why) in TUNING.items():
         if options.get(name, default) != default:
             _LOG.warning("%s=%r has no effect: %s", name, options[name], why)
@@ -189,7 +189,7 @@ def make_producer_settings(options: Mapping[str, Any]) -> ProducerSettings:
 
 def make_consumer_settings(options: Mapping[str, Any]) -> ConsumerSettings:
     checks.check_parameters(CONSUMER, options)
-    warn_of_tuning(options)
+    warn_of_ignored_options(options)
     return ConsumerSettings(**_without(options))
 
 
@@ -204,8 +204,8 @@ def _without(options: Mapping[str, Any]) -> dict[str, Any]:
 #
 # A reader keeps its `ReaderStart` itself and leaves out what is before it. The cursor of a subscription that lasts
 # belongs to
-# the broker, and others may move it: a seek names the first message that is wanted (`first_wanted_id`), and what the
-# broker then delivers is all shown.
+# the broker, and others may move it: a seek names the first message that is wanted (`find_first_wanted_id`), and what
+# the broker then delivers is all shown.
 
 
 BATCH_INDEX_MAX = 2**31 - 1
@@ -241,7 +241,7 @@ class ReaderStart:
         return index < start.batch_index() or (index == start.batch_index() and not self.inclusive)
 
 
-def first_wanted_id(place: MessageId, *, inclusive: bool) -> MessageId:
+def find_first_wanted_id(place: MessageId, *, inclusive: bool) -> MessageId:
     """Returns the id of the first message that a reader must return. If `inclusive`, this is the message at `place`, or
     its first chunk; else the message after it. A `place` without a batch index means the whole entry."""
     if place in (MessageId.earliest, MessageId.latest):

@@ -15,16 +15,19 @@ from ...proto.errors import InvalidSchema
 from ...proto.schema import SchemaInfo
 from ..common.errors import InvalidMessage
 from .composite_schemas import SINGLE, PreEncodedSchema
-from .fields import CheckedSchema, named_types
-from .schema import fastavro, read_avro
+from .fields import CheckedSchema, collect_named_types
+from .schema import decode_avro_payload, fastavro
 
-__all__ = ["SINGLE", "PreEncodedSchema", "avro_definition", "make_avro_decoder", "make_avro_encoder", "named_types"]
+__all__ = [
+    "SINGLE", "PreEncodedSchema", "collect_named_types", "make_avro_decoder", "make_avro_encoder",
+    "parse_avro_definition",
+]
 
 Decode = Callable[[bytes], Any]
 Encode = Callable[[Any], bytes]
 
 
-def avro_definition(info: SchemaInfo) -> Any:
+def parse_avro_definition(info: SchemaInfo) -> Any:
     """Parses the definition of an AVRO or JSON schema and returns the schema as fastavro parsed it, with full names.
     Raises InvalidSchema."""
     try:
@@ -40,7 +43,7 @@ def make_avro_decoder(writer: Any, reader: Any = None) -> Decode:
     (None: of `writer`). The function raises InvalidMessage for a payload that does not fit `writer`."""
     parsed = CheckedSchema(fastavro().parse_schema(writer))
     own = None if reader is None else fastavro().parse_schema(reader)
-    return lambda payload: read_avro(payload, parsed, own)
+    return lambda payload: decode_avro_payload(payload, parsed, own)
 
 
 def make_avro_encoder(definition: Any) -> Encode:

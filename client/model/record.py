@@ -36,12 +36,12 @@ from .fields import (
     DefinedTypes,
     Double,
     Field,
+    FieldEncoding,
     Float,
     Integer,
     Long,
     Null,
     String,
-    TextEncoding,
     V,
 )
 
@@ -126,10 +126,10 @@ class Array(Field[V]):
         self.items = copy.copy(self.items)  # a program may have given the same field to others
         self.items.set_name(name)
 
-    def plain(self, value: Any, text: TextEncoding) -> Any:
+    def plain(self, value: Any, text: FieldEncoding) -> Any:
         return [self.items.plain(each, text) for each in value]
 
-    def from_plain(self, value: Any, text: TextEncoding) -> Any:
+    def from_plain(self, value: Any, text: FieldEncoding) -> Any:
         return [self.items.from_plain(each, text) for each in value]
 
     def avro_type(self, names: DefinedTypes, namespace: str) -> Any:
@@ -190,10 +190,10 @@ class Map(Field[V]):
         self.values = copy.copy(self.values)
         self.values.set_name(name)
 
-    def plain(self, value: Any, text: TextEncoding) -> Any:
+    def plain(self, value: Any, text: FieldEncoding) -> Any:
         return {key: self.values.plain(each, text) for key, each in value.items()}
 
-    def from_plain(self, value: Any, text: TextEncoding) -> Any:
+    def from_plain(self, value: Any, text: FieldEncoding) -> Any:
         return {key: self.values.from_plain(each, text) for key, each in value.items()}
 
     def avro_type(self, names: DefinedTypes, namespace: str) -> Any:
@@ -229,10 +229,10 @@ class _Nested(Field["Record"]):
     def is_of_type(self, value: Any) -> bool:
         return isinstance(value, self.record_class)
 
-    def plain(self, value: Any, text: TextEncoding) -> Any:
+    def plain(self, value: Any, text: FieldEncoding) -> Any:
         return value.plain(text)
 
-    def from_plain(self, value: Any, text: TextEncoding) -> Any:
+    def from_plain(self, value: Any, text: FieldEncoding) -> Any:
         return self.record_class.from_plain(value, text)
 
     def avro_type(self, names: DefinedTypes, namespace: str) -> Any:
@@ -327,7 +327,7 @@ class Record(metaclass=_RecordType):
             if field._required and getattr(self, name) is None:
                 raise InvalidMessage(f"{type(self).__name__} lacks its field {name!r}")
 
-    def plain(self, text: TextEncoding) -> dict[str, Any]:
+    def plain(self, text: FieldEncoding) -> dict[str, Any]:
         """Returns the fields of the record as a dict by name, with their values converted to plain Python values that
         JSON or Avro can encode."""
         return {
@@ -336,7 +336,7 @@ class Record(metaclass=_RecordType):
         }
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any], text: TextEncoding) -> Any:
+    def from_plain(cls, plain: dict[str, Any], text: FieldEncoding) -> Any:
         """Makes a record from a dict that was decoded from JSON or Avro, and returns the record. Unknown fields are
         ignored, and missing fields get their defaults."""
         return cls(

@@ -10,9 +10,9 @@ import json
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...proto.schema import SchemaInfo, SchemaType
-from ..common.checks import TEXT, WrongMessageType, WrongValue, check_parameter, enum_check, shorten_value
+from ..common.checks import TEXT, WrongMessageType, WrongValue, check_parameter, make_enum_check, shorten_value
 from ..common.errors import ClientEnum, InvalidMessage
-from .fields import CheckedSchema, TextEncoding, add_reader_aliases
+from .fields import CheckedSchema, FieldEncoding, add_reader_aliases
 from .record import Record
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class SchemaDescription:
     def __init__(self, schema_type: SchemaTypeOfClient, name: str, schema: str) -> None:
         """Makes a description. `schema`: the text of its definition. Raises InvalidConfiguration if an argument has
         another type."""
-        check_parameter("schema_type", enum_check(SchemaTypeOfClient), schema_type)
+        check_parameter("schema_type", make_enum_check(SchemaTypeOfClient), schema_type)
         check_parameter("name", TEXT, name)
         check_parameter("schema", TEXT, schema)
         self._type, self._name, self._schema = schema_type, name, schema
@@ -232,7 +232,7 @@ class JsonSchema(Schema):
     def encode(self, obj: Any) -> bytes:
         self._check(obj)
         obj.check_fields()
-        plain = obj.plain(TextEncoding.JSON)
+        plain = obj.plain(FieldEncoding.JSON)
         try:
             return json.dumps(plain, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
         except ValueError as error:
@@ -246,7 +246,7 @@ class JsonSchema(Schema):
             raise InvalidMessage(f"the payload is not JSON: {error}") from error
         if not isinstance(plain, dict):
             raise InvalidMessage(f"the payload is JSON, but a {type(plain).__name__} and not an object")
-        return self._record_cls.from_plain(plain, TextEncoding.JSON)
+        return self._record_cls.from_plain(plain, FieldEncoding.JSON)
 
 
 class AvroSchema(Schema):
@@ -278,7 +278,7 @@ class AvroSchema(Schema):
         plain = obj
         if self._is_record:
             obj.check_fields()
-            plain = obj.plain(TextEncoding.AVRO)
+            plain = obj.plain(FieldEncoding.AVRO)
         try:
             self._avro.schemaless_writer(out, self._schema, plain)
         except (ValueError, TypeError, KeyError) as error:
@@ -299,8 +299,8 @@ class AvroSchema(Schema):
         return self._decoded(payload, *known)
 
     def _decoded(self, payload: bytes, writer: CheckedSchema, reader: Any) -> Any:
-        plain = read_avro(payload, writer, reader)
-        return self._record_cls.from_plain(plain, TextEncoding.AVRO) if self._is_record else plain
+        plain = decode_avro_payload(payload, writer, reader)
+        return self._record_cls.from_plain(plain, FieldEncoding.AVRO) if self._is_record else plain
 
 
 def _class_of_records(given: Any) -> type[Record]:
@@ -329,7 +329,7 @@ def parse_avro_schema(writer: SchemaInfo) -> Any:
         raise InvalidMessage(f"the schema with which the message was written is no Avro: {error}") from error
 
 
-def read_avro(payload: bytes, writer: CheckedSchema, reader: Any = None) -> Any:
+def decode_avro_payload(payload: bytes, writer: CheckedSchema, reader: Any = None) -> Any:
     """Decodes an Avro payload and returns the value. Raises InvalidMessage if the payload does not fit the writer's
     schema, has additional bytes, or declares more items than it can contain."""
     writer.check(payload)

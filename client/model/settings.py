@@ -23,7 +23,7 @@ from ..common.checks import (
     WrongValue,
     check_parameter,
     check_parameters,
-    enum_check,
+    make_enum_check,
 )
 from ..common.errors import ClientEnum
 from ..core.failover import PartitionsRoutingMode
@@ -244,7 +244,7 @@ class ConsumerKeySharedPolicy:
         allow_out_of_order_delivery: bool = False,
         sticky_ranges: list[tuple[int, int]] | None = None,
     ) -> None:
-        check_parameter("key_shared_mode", enum_check(KeySharedMode), key_shared_mode)
+        check_parameter("key_shared_mode", make_enum_check(KeySharedMode), key_shared_mode)
         check_parameter("allow_out_of_order_delivery", YES_OR_NO, allow_out_of_order_delivery)
         check_parameter("sticky_ranges", RANGES, sticky_ranges)
         self._mode = key_shared_mode

@@ -32,7 +32,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from ...proto.names import TopicName
-from ..common.checks import INT32_MAX, YES_OR_NO, check_parameter, methods_check, whole_number_check
+from ..common.checks import INT32_MAX, YES_OR_NO, check_parameter, make_methods_check, make_whole_number_check
 from ..common.errors import OperationNotSupported, Result
 from ..core.batcher import Callback
 from ..core.redelivery import EntrySets
@@ -82,9 +82,9 @@ class Tracing:
         self, tracer_provider: TracerProvider | None = None, *, every_message: bool = False,
         open_spans_max: int = OPEN_SPANS_MAX,
     ) -> None:  # fmt: skip
-        check_parameter("tracer_provider", methods_check("get_tracer"), tracer_provider)
+        check_parameter("tracer_provider", make_methods_check("get_tracer"), tracer_provider)
         check_parameter("every_message", YES_OR_NO, every_message)
-        check_parameter("open_spans_max", whole_number_check(1, INT32_MAX), open_spans_max)
+        check_parameter("open_spans_max", make_whole_number_check(1, INT32_MAX), open_spans_max)
         try:
             from opentelemetry import context, trace
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

@@ -7,7 +7,7 @@ a row that was refused before a crash, while later ones were stored, would count
 
 | state | left by |
 |---|---|
-| CLOSED | `begin_opening` → OPENING |
+| CLOSED | `begin_opening_producer` → OPENING |
 | OPENING | `on_opened` → READY; refused → WAITS |
 | READY | `take_next_group` → SENDING |
 | SENDING | stored → READY; a row refused → RECORDS, or READY to send its rows one by one; put off → WAITS |
@@ -23,8 +23,8 @@ of the cluster that publishes whole units, as many as one claim may have. So rea
 
     units.add(rows)                    claimed rows; a unit is never claimed in part
     parts = units.start_transaction()  the next flight: the entries of each destination, in order
-    units.take_stored() | put_back() | take_refused()     how it ended
-    units.take_unstored()              units that are certainly not stored give their ids back
+    units.take_stored_rows() | put_back() | take_refused_unit()     how it ended
+    units.take_unstored_rows()              units that are certainly not stored give their ids back
 
 **One flight at a time**, in the order of the claims: a topic takes the sequence ids of a producer in their order, and
 judges those of a flight only when the one before has ended there.
@@ -71,7 +71,7 @@ class ClaimedRow(NamedTuple):
     attempts: int  # how often it was refused
     unit: int | None = None  # of the application's transaction; None: it is one of its own
     value_schema: str | None = None  # with which the value was encoded (rows.py); None: bytes
-    key_form: int | None = None  # KeyForm; None: the key is text, or there is none
+    key_form: int | None = None  # RowKeyEncoding; None: the key is text, or there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class SendInTransaction:
 
 
 @dataclass(frozen=True, slots=True)
-class RunTurn:
+class RunDatabaseTurn:
     """Effect: run the database transaction `turn`, which records outcomes and claims rows."""
 
     turn: DatabaseTurn
@@ -182,7 +182,7 @@ class StopRelay:
     error: MagnetarError
 
 
-Effect = ResolveTopic | OpenDestination | SendRows | SendInTransaction | RunTurn | FindTopics | StopRelay
+Effect = ResolveTopic | OpenDestination | SendRows | SendInTransaction | RunDatabaseTurn | FindTopics | StopRelay
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +352,7 @@ class Destination:
         self.last_open = self.last_open if sure else ANY
         self.on_producer_failed(error, now)
 
-    def begin_opening(self, now: float) -> bool:
+    def begin_opening_producer(self, now: float) -> bool:
         """Returns True if the producer must be opened now, and then changes the state to OPENING."""
         if self.state is DestinationStatus.WAITS and now >= self.due:
             self.state = DestinationStatus.CLOSED
@@ -471,7 +471,7 @@ class AtomicUnits:
         return [*entries, tuple(group)]
 
     # ------------------------------------------------------------------------------ how it ended
-    def take_stored(self) -> list[ClaimedRow]:
+    def take_stored_rows(self) -> list[ClaimedRow]:
         flight, self.in_flight = self.in_flight, ()
         return [row for unit in flight for row in unit]
 
@@ -486,7 +486,7 @@ class AtomicUnits:
         already. A refusal then does not show that the unit is not stored."""
         return len(self.in_flight) == 1 and self.may_be_stored(self.in_flight[0])
 
-    def take_refused(self) -> Unit:
+    def take_refused_unit(self) -> Unit:
         """Removes and returns the unit that was refused. Returns an empty tuple if several units were in flight: these
         units go back to the queue and are sent again one by one."""
         assert not self.is_outcome_unknown, "what may be stored is not given up"
@@ -497,7 +497,7 @@ class AtomicUnits:
             return ()
         return self.queue.popleft()
 
-    def take_unstored(self) -> list[ClaimedRow]:
+    def take_unstored_rows(self) -> list[ClaimedRow]:
         """Removes and returns all waiting rows, if the topics can have stored none of them. Otherwise removes nothing
         and returns an empty list: one unit retains its ids, so the rows after it must retain theirs, too."""
         if any(map(self.may_be_stored, self.queue)):

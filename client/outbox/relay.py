@@ -42,12 +42,12 @@ from .destination_core import (
     OpenDestination,
     RelaySettings,
     ResolveTopic,
-    RunTurn,
+    RunDatabaseTurn,
     SendInTransaction,
     SendRows,
     StopRelay,
 )
-from .relay_core import RelayCore, destination_name, shard_of
+from .relay_core import RelayCore, find_shard_of_destination, make_destination_name
 from .sender import Fact, RelaySender
 from .store import Lag, RelayStore
 from .tables import (
@@ -196,8 +196,8 @@ class OutboxAdmin:
             except (InvalidTopicName, TopicNotFound):  # nothing was ever sent there
                 continue
             partitions = 0 if found == [topic] else len(found)
-            destinations |= {destination_name(topic, number, partitions) for number in range(max(1, partitions))}
-        owned = sorted(each for each in destinations if shard_of(each, known[0].shards) == shard)
+            destinations |= {make_destination_name(topic, number, partitions) for number in range(max(1, partitions))}
+        owned = sorted(each for each in destinations if find_shard_of_destination(each, known[0].shards) == shard)
         last = self._last_ids(client, name, owned)
         store.renumber(taken.epoch, max([taken.next_seq, *(each + 1 for each in last.values())]), last)
         return last
@@ -390,7 +390,7 @@ class Relay:
                     sender.send(destination, rows)
                 case SendInTransaction(parts):
                     sender.send_in_transaction(parts)
-                case RunTurn(turn):
+                case RunDatabaseTurn(turn):
                     left.extend(self._transact(core, turn))
                 case OpenDestination(destination):
                     sender.open(destination)
@@ -410,7 +410,7 @@ class Relay:
 
     def _transact(self, core: RelayCore, turn: DatabaseTurn) -> list[Effect]:
         try:
-            rows, next_seq = self._store.run_turn(turn)
+            rows, next_seq = self._store.run_database_turn(turn)
         except RelayFenced:
             return core.on_fenced()
         except OutboxUnreachable as error:

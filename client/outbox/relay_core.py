@@ -52,7 +52,7 @@ from .destination_core import (
     RelaySettings,
     ResolveTopic,
     RowsOutcome,
-    RunTurn,
+    RunDatabaseTurn,
     SendInTransaction,
     SendRows,
     StopRelay,
@@ -60,7 +60,7 @@ from .destination_core import (
 from .tables import DeduplicationOff, OutboxBehind, RelayFenced, SequencesForgotten
 
 
-def shard_of(destination: str, shards: int) -> int:
+def find_shard_of_destination(destination: str, shards: int) -> int:
     """Returns the number of the shard whose relay sends the rows of `destination`. The result depends only on the
     destination's name and `shards`, the number of shards."""
     topic, found, digits = destination.rpartition("-partition-")
@@ -70,7 +70,7 @@ def shard_of(destination: str, shards: int) -> int:
     return (crc32(topic.encode()) + number) % shards
 
 
-def destination_name(topic: str, partition: int, partitions: int) -> str:
+def make_destination_name(topic: str, partition: int, partitions: int) -> str:
     """Returns the full name of the partition number `partition` of `topic`; the topic's own name if `partitions` is 0.
     Rows are sent to this destination."""
     return f"{topic}-partition-{partition}" if partitions else topic
@@ -130,7 +130,7 @@ class RelayCore:
         self._epoch, self._next_seq, self._absent_s = found.epoch, found.next_seq, found.absent_s
         self._known = dict(found.stored)
         for name in found.stored:
-            if shard_of(name, self.shards) == self.shard:
+            if find_shard_of_destination(name, self.shards) == self.shard:
                 self._destination(name)
         self._sure = self._sure and not found.was_atomic
         self._add_rows(sorted(found.claimed, key=lambda row: row.seq))
@@ -167,7 +167,7 @@ class RelayCore:
         known.partitions = max(known.partitions, partitions)
         known.due = now + self._settings.refresh_s
         for number in self._owned(topic):
-            self._destination(destination_name(topic, number, known.partitions))
+            self._destination(make_destination_name(topic, number, known.partitions))
         self._claim_due = min(self._claim_due, now)
         return self.run_timers(now)
 
@@ -242,12 +242,12 @@ class RelayCore:
         if outcome is RowsOutcome.STORED:
             for at in flying.values():
                 at.on_group_stored()
-            for row in together.take_stored():
+            for row in together.take_stored_rows():
                 self._on_stored(row, flying[row.destination])
         elif outcome is RowsOutcome.ROW_REFUSED and not together.is_outcome_unknown:
             for at in flying.values():
                 at.end_sending()
-            if unit := together.take_refused():
+            if unit := together.take_refused_unit():
                 self._unit_refused(unit, error)
         else:
             together.put_back()
@@ -269,7 +269,7 @@ class RelayCore:
         for row in unit:
             self._on_row_failed(row._replace(attempts=attempts), error)
         assert self.atomic_units is not None, "a unit is of an atomic relay"
-        self._release += self.atomic_units.take_unstored()
+        self._release += self.atomic_units.take_unstored_rows()
 
     def _put_off(self, at: Destination, error: str, now: float) -> None:
         """Closes a destination for a pause. It is opened again only after a later turn has confirmed that this relay
@@ -377,13 +377,13 @@ class RelayCore:
             self._open_and_send(effects, now)
         if self._turning is not None and self._turn_failed and now >= self._turn_due:
             self._turn_due = inf
-            effects.append(RunTurn(self._turning))
+            effects.append(RunDatabaseTurn(self._turning))
         elif self._turning is None:
             turn = self._next_turn(now)
             if turn is not None:
                 self._turning = turn
                 self._turn_due = inf
-                effects.append(RunTurn(turn))
+                effects.append(RunDatabaseTurn(turn))
         return effects
 
     def _open_and_send(self, effects: list[Effect], now: float) -> None:
@@ -395,7 +395,7 @@ class RelayCore:
                 known.asked = True
                 effects.append(ResolveTopic(topic))
         for each in self.destinations.values():
-            if self._may_open(each) and each.begin_opening(now):
+            if self._may_open(each) and each.begin_opening_producer(now):
                 effects.append(OpenDestination(each.name))
             if group := each.take_next_group():
                 self.sent_rows += len(group)
@@ -405,7 +405,7 @@ class RelayCore:
 
     def _start_transaction(self, together: AtomicUnits, effects: list[Effect]) -> None:
         if together.is_blocked():
-            self._release += together.take_unstored()
+            self._release += together.take_unstored_rows()
         if parts := together.start_transaction():
             for name, entries in parts.items():
                 rows = tuple(row for entry in entries for row in entry)
@@ -441,7 +441,7 @@ class RelayCore:
             free = tuple(
                 number
                 for number in self._owned(topic)
-                if self.destinations[destination_name(topic, number, known.partitions)].may_claim
+                if self.destinations[make_destination_name(topic, number, known.partitions)].may_claim
             )
             if free:
                 topics[topic] = (known.partitions, free)
@@ -456,7 +456,9 @@ class RelayCore:
         if partitions == NONE:
             return []
         numbers = range(max(1, partitions))
-        return [n for n in numbers if shard_of(destination_name(topic, n, partitions), self.shards) == self.shard]
+        return [
+            n for n in numbers
+            if find_shard_of_destination(make_destination_name(topic, n, partitions), self.shards) == self.shard]
 
     def _destination(self, name: str) -> Destination:
         if name not in self.destinations:

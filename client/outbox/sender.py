@@ -42,7 +42,7 @@ from ..produce.producer import Producer
 from ..transactions.transaction import Transaction, Transactions
 from .destination_core import ClaimedRow, Effect, Parts, RelaySettings, RowsOutcome
 from .relay_core import RelayCore
-from .tables import DeduplicationOff, KeyForm, parse_schema
+from .tables import DeduplicationOff, RowKeyEncoding, parse_schema
 
 _LOG = logging.getLogger("magnetar.outbox")
 Fact = Callable[[RelayCore, float], list[Effect]]
@@ -261,7 +261,7 @@ class RelaySender:
         has confirmed that the shard is still ours."""
         home = Transactions.of_client(self._client.inner().connections)
         if not self._named:
-            home.coordinators.discard_holder(self._name)
+            home.coordinators.discard_name_holder(self._name)
         self._named = False
         txn = await Transaction(home, FLIGHT_S, self._name)
         self._named = True
@@ -366,9 +366,9 @@ def _extras(row: ClaimedRow) -> Extras:
     properties: Any = json.loads(row.properties) if row.properties else None
     if not isinstance(properties, dict | None):
         raise ValueError("properties is no JSON object")
-    is_bytes = row.key_form == KeyForm.BYTES
+    is_bytes = row.key_form == RowKeyEncoding.BYTES
     return Extras(
         properties, None if is_bytes else row.key, sequence_id=row.seq, event_timestamp=row.event_time,
         deliver_at=row.deliver_at, key_bytes=b64decode(row.key or "", validate=True) if is_bytes else None,
-        null_key=row.key_form == KeyForm.NULL,
+        null_key=row.key_form == RowKeyEncoding.NULL,
     )  # fmt: skip

@@ -2,9 +2,9 @@
 holder raises, and every transaction begins by writing that record under its own epoch. That write is the lease and the
 lock in one: an older holder changes no row and gets RelayFenced.
 
-`run_turn` may be repeated when its outcome is not known: deletes and refusals of rows that are gone change nothing, and
-a claim that took place is recognised by the record's next sequence id. SQLite, PostgreSQL, MySQL 8: `SKIP LOCKED` where
-there is one, so that a person who revives a row stops no relay.
+`run_database_turn` may be repeated when its outcome is not known: deletes and refusals of rows that are gone change
+nothing, and a claim that took place is recognised by the record's next sequence id. SQLite, PostgreSQL, MySQL 8: `SKIP
+LOCKED` where there is one, so that a person who revives a row stops no relay.
 Guards: tests/client/outbox/test_store.py, tests/client/outbox/test_databases.py.
 """
 
@@ -33,7 +33,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from .destination_core import ClaimedRow, ClaimedShard, ClaimRequest, DatabaseTurn, RefusedRow
-from .relay_core import destination_name
+from .relay_core import make_destination_name
 from .tables import RelayFenced, RowState, ShardsDiffer, SQLAlchemyOutbox, check_tables, now_ms, translate_errors
 
 # --------------------------------------------------------------------------------------------------------- units
@@ -117,7 +117,7 @@ class UnitClaimer:
         found: dict[tuple[int | None, int | None], list[Any]] = {}
         of = ((columns.unit, units), (columns.id, [each.id for each in heads if each.unit is None]))
         for each_of, values in of:
-            for some in split_ids(values):
+            for some in split_ids_into_chunks(values):
                 query = select(
                     columns.id, columns.unit, columns.topic, columns.key, columns.key_hash, columns.size
                 ).where(each_of.in_(some)).order_by(columns.id)  # fmt: skip
@@ -130,13 +130,13 @@ class UnitClaimer:
         rows = self._rows
         may_be = or_(*(and_(*phase) for phase in self._phases))
         free: set[int] = set()
-        for some in split_ids(ids):
+        for some in split_ids_into_chunks(ids):
             query = select(rows.c.id).where(rows.c.id.in_(some), may_be).with_for_update(skip_locked=True, of=rows)
             free.update(self._connection.scalars(query))
         return free
 
 
-def split_ids(ids: Sequence[int]) -> Iterable[Sequence[int]]:
+def split_ids_into_chunks(ids: Sequence[int]) -> Iterable[Sequence[int]]:
     return (ids[at : at + CHUNK] for at in range(0, len(ids), CHUNK))
 
 
@@ -250,7 +250,7 @@ class RelayStore:
                 self._store_position(connection, destination, seq)
 
     # ------------------------------------------------------------------------------ a turn
-    def run_turn(self, turn: DatabaseTurn) -> tuple[list[ClaimedRow], int]:
+    def run_database_turn(self, turn: DatabaseTurn) -> tuple[list[ClaimedRow], int]:
         """Runs the turn `turn` in one database transaction: records outcomes and claims rows. Returns the claimed rows
         and the next sequence id. Raises RelayFenced if the shard has a newer holder; then nothing was changed."""
         shards = self._shards
@@ -275,13 +275,13 @@ class RelayStore:
 
     def _record(self, connection: Connection, turn: DatabaseTurn) -> None:
         rows = self._rows
-        for ids in split_ids(turn.delete):
+        for ids in split_ids_into_chunks(turn.delete):
             connection.execute(delete(rows).where(rows.c.id.in_(ids), rows.c.state == RowState.CLAIMED))
         for destination, seq in turn.stored.items():
             self._store_position(connection, destination, seq)
         for failure in turn.failures:
             self._store_refused(connection, failure)
-        for ids in split_ids([each.id for each in turn.release]):
+        for ids in split_ids_into_chunks([each.id for each in turn.release]):
             connection.execute(
                 update(rows).where(rows.c.id.in_(ids), rows.c.state == RowState.CLAIMED)
                 .values(state=int(RowState.WAITING), shard=None, seq=None, destination=None)
@@ -321,12 +321,12 @@ class RelayStore:
             if seqs and size > claim.bytes_max and not claim.units:
                 break
             partitions = claim.topics[each.topic][0]
-            destination = destination_name(each.topic, each.key_hash % partitions if partitions else 0, partitions)
+            destination = make_destination_name(each.topic, each.key_hash % partitions if partitions else 0, partitions)
             seqs[each.id] = (next_seq + len(seqs), destination)
         self._assign(connection, seqs)
         rows = self._rows
         claimed: list[ClaimedRow] = []
-        for ids in split_ids(list(seqs)):
+        for ids in split_ids_into_chunks(list(seqs)):
             of_them = connection.execute(select(*self._claimed_columns).where(rows.c.id.in_(ids)))
             claimed += [ClaimedRow._make(each) for each in of_them]
         return sorted(claimed, key=lambda row: row.seq)

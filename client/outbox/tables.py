@@ -72,7 +72,7 @@ class RowState(IntEnum):
     PARKED = 3  # for a person: it was refused too often, or parked by hand
 
 
-class KeyForm(IntEnum):
+class RowKeyEncoding(IntEnum):
     """The encodings of a key that is not text in the column `key`. A row without a form has a text key, or no key."""
 
     BYTES = 1  # base64 of a key of bytes
@@ -96,11 +96,11 @@ class NewRow(TypedDict):
     unit: int
     """Number that is equal for all rows of one transaction in the database, and for no other."""
     value_schema: str | None
-    """Text of the schema, as `schema_text` writes it; None: bytes."""
+    """Text of the schema, as `encode_row_schema` writes it; None: bytes."""
     key_form: int | None
 
 
-def new_unit() -> int:
+def make_unit_id() -> int:
     """Returns a random id for a unit: the rows that one transaction of the application writes. The id has 62 bits, so
     that two waiting units do not get the same one."""
     return getrandbits(62)
@@ -110,7 +110,7 @@ def now_ms() -> int:
     return _clock.wall_ms()
 
 
-def new_row(
+def make_new_row(
     topic: str, value: object, key: str | None, properties: Mapping[str, str] | None, event_time: int | None,
     deliver_at: int | None, schema: Schema | None, unit: int,
 ) -> NewRow:  # fmt: skip
@@ -124,7 +124,7 @@ def new_row(
     schema = schema or _BYTES
     message = make_outgoing_message(value, given, schema, now_ms)
     key, info = message.partition_key, schema.info()
-    form = KeyForm.NULL if message.null_key else KeyForm.BYTES if message.key_is_base64 else None
+    form = RowKeyEncoding.NULL if message.null_key else RowKeyEncoding.BYTES if message.key_is_base64 else None
     text = json.dumps(message.properties, ensure_ascii=False) if message.properties else None
     size = len(message.payload) + len((key or "").encode()) + len((text or "").encode())
     if size > ROW_BYTES_MAX:
@@ -133,11 +133,11 @@ def new_row(
         topic=name.full, key=key, value=None if message.null_value else message.payload, properties=text,
         event_time=event_time, deliver_at=deliver_at, created=now_ms(),
         key_hash=getrandbits(31) if key is None else key_hash(key), size=size, state=RowState.WAITING, attempts=0,
-        unit=unit, value_schema=None if info is None else schema_text(info), key_form=form,
+        unit=unit, value_schema=None if info is None else encode_row_schema(info), key_form=form,
     )  # fmt: skip
 
 
-def schema_text(info: SchemaInfo) -> str:
+def encode_row_schema(info: SchemaInfo) -> str:
     """Encodes a schema as text for the schema column of a row, and returns the text: JSON, with the definition as
     base64."""
     told = {"type": info.type.name, "name": info.name, "data": b64encode(info.data).decode()}
@@ -287,7 +287,7 @@ class SQLAlchemyOutbox:
         InvalidTopicName, InvalidMessage or MessageTooBig before anything is written; later what the database raises.
         """
         unit = self._unit_of(session)
-        row = new_row(topic, value, key, properties, event_time, deliver_at, schema, unit)
+        row = make_new_row(topic, value, key, properties, event_time, deliver_at, schema, unit)
         if isinstance(session, Session) and self.relays and self not in session.info:
             session.info[self] = "commits of this session wake relays"
             event.listen(session, "after_commit", self._committed)
@@ -300,7 +300,7 @@ class SQLAlchemyOutbox:
         else:
             connection = session
         root = connection.get_transaction() or connection.begin()  # as its first statement would
-        return self._units.setdefault(root, new_unit())
+        return self._units.setdefault(root, make_unit_id())
 
     def _committed(self, _session: Session) -> None:
         self.wake()

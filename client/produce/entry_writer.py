@@ -29,7 +29,7 @@ from ..common.checks import (
     WrongMessageType,
     WrongMessageValue,
     are_plain_properties,
-    check_message,
+    check_message_parameters,
     is_plain_key,
     shorten_value,
 )
@@ -112,7 +112,7 @@ class EntryWriter:
         await self._attachment.close()
 
     # ------------------------------------------------------------------------------ of the attachment
-    def opening_frame(self) -> dict[str, Any]:
+    def make_opening_frame(self) -> dict[str, Any]:
         return {"open_producer": wire.OpenProducer(
             topic=self.topic.full, producer_name=self._name, instance=self._instance, connection=1, copies=True,
             access_mode=int(AccessMode.EXCLUSIVE),  # type: ignore[arg-type]
@@ -268,7 +268,7 @@ def make_outgoing_message(content: Any, extras: Extras, schema: Schema, wall_ms:
     )
 
 
-def check_txn(txn: object) -> None:
+def check_transaction_argument(txn: object) -> None:
     if not isinstance(txn, TransactionPort):
         raise WrongMessageType(f"txn is a transaction of this client, or None, not {shorten_value(txn)}")
 
@@ -301,18 +301,18 @@ def _check_extras(extras: Extras) -> None:
     """Checks the extras: the plain values of most messages directly, the others by the table."""
     properties, key, ordering, sequence_id, clusters, disabled, event, at, after, key_bytes, _, txn = extras
     if txn is not None:
-        check_txn(txn)
+        check_transaction_argument(txn)
     if key_bytes is not None and (key is not None or type(key_bytes) is not bytes):
         raise WrongMessageType(f"key_bytes is bytes, without a partition_key, not {shorten_value(key_bytes)}")
     if key is not None and not is_plain_key(key):
-        check_message({"partition_key": key})
+        check_message_parameters({"partition_key": key})
     if ordering is not None and not is_plain_key(ordering):
-        check_message({"ordering_key": ordering})
+        check_message_parameters({"ordering_key": ordering})
     if properties is not None and not are_plain_properties(properties):
-        check_message({"properties": properties})
+        check_message_parameters({"properties": properties})
     if event is not None and not (type(event) is int and 0 <= event <= INT64_MAX):
-        check_message({"event_timestamp": event})
+        check_message_parameters({"event_timestamp": event})
     if sequence_id is not None or at is not None or after is not None:
-        check_message({"sequence_id": sequence_id, "deliver_at": at, "deliver_after": after})
+        check_message_parameters({"sequence_id": sequence_id, "deliver_at": at, "deliver_after": after})
     if clusters is not None or (disabled is not None and disabled is not False):
-        check_message({"replication_clusters": clusters, "disable_replication": disabled})
+        check_message_parameters({"replication_clusters": clusters, "disable_replication": disabled})

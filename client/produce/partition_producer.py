@@ -31,7 +31,7 @@ from ..common.errors import (
     PulsarException,
     Result,
     Timeout,
-    exception_of,
+    make_exception_for_result,
     translate_error,
 )
 from ..common.loggers import log_foreign_error, run_logging_errors
@@ -64,14 +64,14 @@ from ..model.settings import ProducerAccessMode, ProducerSettings
 _LOG = logging.getLogger("magnetar.client")
 
 
-def call_back(outcome: ReportOutcome, topic: TopicName) -> None:
+def report_to_callbacks(outcome: ReportOutcome, topic: TopicName) -> None:
     batch, error, ledger_id, entry_id = outcome
     if error is None:
         confirm_messages(batch, topic.partition, ledger_id, entry_id)
         return
     if isinstance(error, InvalidContent):
         _LOG.error("%s: %s", topic, error.message, exc_info=error.__cause__)
-    result, missing = result_of(error), MessageId()
+    result, missing = find_result_of_error(error), MessageId()
     for callback in batch.callbacks:
         _call(callback, result, missing)
 
@@ -86,7 +86,7 @@ def notify_transaction(txn: TransactionPort, where: TransactionEndpoint, outcome
         txn.on_refused(batch.message_count, error)
 
 
-def result_of(error: MagnetarError) -> Result:
+def find_result_of_error(error: MagnetarError) -> Result:
     return Result.InvalidMessage if isinstance(error, InvalidContent) else translate_error(error).result
 
 
@@ -147,7 +147,7 @@ class PartitionProducer:
         )  # fmt: skip
         self._attachment = Attachment(connections, self)
         self._loop = asyncio.get_running_loop()
-        self._wakes = connections.loop_calls
+        self._wakes = connections.event_loop_caller
         self._timer = DueTimer(self._now, self._time_passed, self.on_failure)
         self._opened: asyncio.Future[None] | None = None
         self._share: SendAllowance | None = None  # of the transaction in which a message was sent last
@@ -259,7 +259,7 @@ class PartitionProducer:
             told = type(known)(f"a message to {self.topic}: {known.message}", **known.fields)
             told.__cause__, told.definite, told.retryable = known, known.definite, known.retryable  # type: ignore[misc]
             return told
-        return exception_of(result, f"a message to {self.topic}: {self.why or result.name}")
+        return make_exception_for_result(result, f"a message to {self.topic}: {self.why or result.name}")
 
     # ------------------------------------------------------------------------------ facts in
     def _turn(self) -> None:
@@ -294,7 +294,7 @@ class PartitionProducer:
                     if batch.waiters is not None:
                         end_flushes(batch.waiters)
                 elif kind == "credit":
-                    effects += core.on_credit(frame.credit)
+                    effects += core.on_credit_granted(frame.credit)
                 else:
                     return frame
         finally:
@@ -382,7 +382,7 @@ class PartitionProducer:
     def _settle(self, outcome: ReportOutcome) -> None:
         if outcome.error is not None:
             self.why, self._failure = outcome.error.message, outcome.error
-        call_back(outcome, self.topic)
+        report_to_callbacks(outcome, self.topic)
         batch = outcome.batch
         if batch.txn is not None:
             notify_transaction(batch.txn, self, outcome)
@@ -390,7 +390,7 @@ class PartitionProducer:
             end_flushes(batch.waiters)
 
     # ------------------------------------------------------------------------------ the beginning
-    def opening_frame(self) -> dict[str, Any]:
+    def make_opening_frame(self) -> dict[str, Any]:
         core = self.core
         request = make_open_frame(
             self.topic, core.name, self._instance, self._settings, connection=core.count_opening(), epoch=core.epoch
@@ -455,7 +455,7 @@ class PartitionProducer:
         if self.core.state is PartitionClientState.CLOSED:
             return
         closed = AlreadyClosed("the producer is closed")
-        self.core.refuse_new(closed)
+        self.core.refuse_new_messages(closed)
         try:
             async with asyncio.timeout(self._connections.settings.operation_timeout_s):
                 await self.flush()

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from ...proto.names import TopicName
 from ...proto.states import TxnId
-from ..common.checks import ParameterCheck, WrongValue, check_message, check_parameter, shorten_value
+from ..common.checks import ParameterCheck, WrongValue, check_message_parameters, check_parameter, shorten_value
 from ..common.closing import ClosedAfterAsyncWith, close_all
 from ..common.errors import (
     AlreadyClosed,
@@ -25,7 +25,7 @@ from ..common.errors import (
     ProducerQueueIsFull,
     PulsarException,
     Result,
-    exception_of,
+    make_exception_for_result,
 )
 from ..connect.connections import NEWEST, Connections, TopicSchemas
 from ..connect.topic_watch import PartitionsWatcher
@@ -194,7 +194,7 @@ class PartitionProducers:
 
     # ------------------------------------------------------------------------------ which one
     @property
-    def only_producer(self) -> PartitionProducer | None:
+    def unpartitioned_producer(self) -> PartitionProducer | None:
         """Returns the PartitionProducer of a topic that is not partitioned; None if the topic is partitioned, and each
         message is routed to a partition."""
         return self.all[0] if self._router is None else None
@@ -265,7 +265,7 @@ class Producer(ClosedAfterAsyncWith):
         self._wall_ms = wall_ms
         self.tracing = partitions.connections.settings.tracing
         plain = type(settings.schema).encode is BytesSchema.encode  # a derived class may encode otherwise
-        self.only_plain: PartitionProducer | None = partitions.only_producer if plain else None
+        self.only_plain: PartitionProducer | None = partitions.unpartitioned_producer if plain else None
         self._gathers = settings.batching_enabled and settings.batching_max_publish_delay_ms > DELAY_DEFAULT_MS
         self._closed = False
         self._loop = asyncio.get_running_loop()
@@ -280,7 +280,7 @@ class Producer(ClosedAfterAsyncWith):
         if settings.schema.of_topic:
             schemas = TopicSchemas(connections, topic)
             await schemas.fetch(NEWEST)
-            settings = replace(settings, schema=settings.schema.known(schemas.find_cached(NEWEST)))
+            settings = replace(settings, schema=settings.schema.known(schemas.find_cached_schema(NEWEST)))
         partitions = await PartitionProducers.open(connections, topic, settings, epoch)
         return cls(topic, settings, partitions, connections.world.clock.wall_ms)
 
@@ -369,7 +369,7 @@ class Producer(ClosedAfterAsyncWith):
         `key_bytes` replaces `partition_key` for a key that is not text; the key is stored as base64 and marked so.
         """
         if callback is not None and not callable(callback):
-            check_message({"callback": callback})
+            check_message_parameters({"callback": callback})
         extras = Extras(
             properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
             event_timestamp, deliver_at, deliver_after, key_bytes, txn=txn,
@@ -527,7 +527,7 @@ class Producer(ClosedAfterAsyncWith):
             await finished
         if failures:
             why = next((each.why for each in self.partitions if each.why), failures[0].name)
-            raise exception_of(failures[0], f"{len(failures)} of {len(ids)} messages: {why}")
+            raise make_exception_for_result(failures[0], f"{len(failures)} of {len(ids)} messages: {why}")
         return [each for each in ids if each is not None]
 
     async def _enqueue_waiting(
@@ -551,7 +551,9 @@ class Producer(ClosedAfterAsyncWith):
         memory = self.connections.send_memory
         if memory is not None and not memory.has_room:
             free = asyncio.Event()
-            memory.call_when_room(lambda: self.connections.loop_calls.call(free.set, lambda _: free.set()))
+            memory.call_when_memory_is_free(
+                lambda: self.connections.event_loop_caller.call(free.set, lambda _: free.set())
+            )
             for each in self.partitions:
                 each.flush_soon()
             if not memory.has_room:

@@ -31,7 +31,15 @@ from ...proto.errors import ConnectionLost, MagnetarError, TimedOut, Unavailable
 from ...proto.states import TxnId, TxnState, coordinator_of
 from ...runtime.network import Channel, Endpoint, rpc
 from ...runtime.tasks import Tasks
-from ..common.checks import TEXT, YES_OR_NO, Table, WrongValue, check_parameters, instance_check, whole_number_check
+from ..common.checks import (
+    TEXT,
+    YES_OR_NO,
+    Table,
+    WrongValue,
+    check_parameters,
+    make_instance_check,
+    make_whole_number_check,
+)
 from ..common.closing import Deadlines
 from ..common.errors import InvalidTxnStatusError, OutcomeUnknown, translate_error
 from ..common.loggers import run_logging_errors
@@ -41,7 +49,7 @@ from ..connect.connections import Connections
 # Ids of transactions that a coordinator gave ahead, in blocks: a transaction begins without a request.
 #
 #     ids = LeasedIds()
-#     ids.take_id(now)        an id, or None: ask for `ids.wanted` more, of the next coordinator
+#     ids.take_leased_id(now)        an id, or None: ask for `ids.wanted` more, of the next coordinator
 #     ids.leased(first, count, void_at, now)
 #     ids.runs_out            more should be asked for, while there still are some
 #
@@ -65,7 +73,7 @@ class LeasedIds:
         self._lock = Lock()
         self._blocks: deque[tuple[TxnId, int, float]] = deque()  # next one, how many, when they are void
 
-    def take_id(self, now: float) -> TxnId | None:
+    def take_leased_id(self, now: float) -> TxnId | None:
         with self._lock:
             while self._blocks:
                 first, count, void_at = self._blocks.popleft()
@@ -95,7 +103,7 @@ class LeasedIds:
                 self._blocks, self.wanted = kept, FIRST
 
     @property
-    def is_low(self) -> bool:
+    def is_running_low(self) -> bool:
         with self._lock:
             return sum(count for _, count, _ in self._blocks) < self.wanted // 4
 
@@ -115,7 +123,7 @@ LANES_MAX = 64
 """Time-outs for which ids are leased ahead; one that comes after them is asked for by itself."""
 
 
-class EndAnswer(NamedTuple):
+class TransactionEndAnswer(NamedTuple):
     """The coordinator's answer to a request to end a transaction, or to a request for its status."""
 
     state: TxnState
@@ -135,7 +143,7 @@ class Coordinators:
         self._leases: dict[int, LeasedIds] = {}
         self._refills: dict[int, asyncio.Task[MagnetarError | None]] = {}
         self._holders: dict[str, int] = {}
-        self._queues: dict[tuple[int, bool], EndQueue] = {}
+        self._queues: dict[tuple[int, bool], TransactionEndQueue] = {}
         self._tasks = Tasks()
         self.deadlines = Deadlines(self._now)
 
@@ -146,20 +154,20 @@ class Coordinators:
             if len(self._leases) >= LANES_MAX:
                 return (await self._begin(wire.BeginRequest(count=1, timeout_ms=timeout_ms)))[0]
             ids = self._leases[timeout_ms] = LeasedIds()
-        while (found := ids.take_id(self._now())) is None:
+        while (found := ids.take_leased_id(self._now())) is None:
             failed = await asyncio.shield(self._refill(timeout_ms, ids))
             if failed is not None:
                 raise failed
-        if ids.is_low:
+        if ids.is_running_low:
             self._refill(timeout_ms, ids)
         return found
 
-    def begin_leased(self, timeout_ms: int, soon: Callable[[Callable[[], None]], None]) -> TxnId | None:
+    def begin_with_leased_id(self, timeout_ms: int, soon: Callable[[Callable[[], None]], None]) -> TxnId | None:
         """Begins a transaction with a transaction id that was leased in advance, and returns this id; None if no leased
         id is left. May be called from any thread. `soon(work)` runs `work` in the event loop."""
         ids = self._leases.get(timeout_ms)
-        found = ids.take_id(self._now()) if ids is not None else None
-        if ids is not None and found is not None and ids.is_low:
+        found = ids.take_leased_id(self._now()) if ids is not None else None
+        if ids is not None and found is not None and ids.is_running_low:
             soon(lambda: self._refill_quietly(timeout_ms, ids))
         return found
 
@@ -210,19 +218,19 @@ class Coordinators:
         self._holders[name] = reply.holder
         return TxnId(reply.first.most, reply.first.least)
 
-    def discard_holder(self, name: str) -> None:
+    def discard_name_holder(self, name: str) -> None:
         """Drops the number with which this client proves that it holds the transaction name. Its next transaction of
         that name fences the present holder, even if that is this client."""
         self._holders.pop(name, None)
 
     # ------------------------------------------------------------------------------ ends
-    async def end(self, item: wire.EndItem) -> EndAnswer:
+    async def end(self, item: wire.EndItem) -> TransactionEndAnswer:
         """Asks the coordinator to end a transaction; returns the coordinator's answer. Raises TimedOut, or the last
         error, when the operation's deadline has passed."""
         lane = item.txn.most, item.visible
         queue = self._queues.get(lane)
         if queue is None:
-            queue = self._queues[lane] = EndQueue(self, item.txn.most, self._tasks)
+            queue = self._queues[lane] = TransactionEndQueue(self, item.txn.most, self._tasks)
         limit_s = self._connections.settings.operation_timeout_s
         deadline = self._now() + limit_s
         backoff = self._connections.backoff()
@@ -240,7 +248,7 @@ class Coordinators:
                 raise answer.error
             await asyncio.sleep(pause)
 
-    async def send_ends(self, coordinator: int, request: wire.EndRequest) -> wire.EndReply:
+    async def send_end_requests(self, coordinator: int, request: wire.EndRequest) -> wire.EndReply:
         """Sends one request that ends several transactions to their coordinator, without a retry; returns the reply."""
         longest = self._connections.settings.connection_timeout_s
         if request.items[0].visible:
@@ -248,15 +256,17 @@ class Coordinators:
         reply: wire.EndReply = await self._ask_once(coordinator, "End", request, longest)
         return reply
 
-    async def status(self, txn: TxnId) -> EndAnswer:
+    async def status(self, txn: TxnId) -> TransactionEndAnswer:
         """Asks the coordinator for the state of a transaction and returns the answer. An error such as
-        TransactionForgotten is returned in the EndAnswer, not raised."""
+        TransactionForgotten is returned in the TransactionEndAnswer, not raised."""
         request = wire.StatusRequest(txns=[wire.TransactionId(most=txn.most, least=txn.least)])
         longest = self._connections.settings.connection_timeout_s
 
-        async def once() -> EndAnswer:
+        async def once() -> TransactionEndAnswer:
             reply: wire.StatusReply = await self._ask_once(txn.most, "Status", request, longest)
-            answer = answer_of(reply.items[0]) if reply.items else EndAnswer(TxnState.OPEN, Unavailable("no answer"))
+            answer = answer_of(reply.items[0]) if reply.items else TransactionEndAnswer(
+                TxnState.OPEN, Unavailable("no answer")
+            )
             if answer.error is not None and answer.error.retryable:
                 self.discard(txn.most)  # it moved, or is moving
                 raise answer.error
@@ -322,20 +332,20 @@ class Coordinators:
         self.deadlines.stop()
 
 
-class EndQueue:
+class TransactionEndQueue:
     """The queue of requests to end transactions at one coordinator: those that wait, and those in flight."""
 
     def __init__(self, coordinators: Coordinators, coordinator: int, tasks: Tasks) -> None:
         self._coordinators = coordinators
         self._coordinator = coordinator
         self._tasks = tasks
-        self._waiting: deque[tuple[wire.EndItem, asyncio.Future[EndAnswer]]] = deque()
+        self._waiting: deque[tuple[wire.EndItem, asyncio.Future[TransactionEndAnswer]]] = deque()
         self._under_way = 0
         self._turn_comes = False
 
-    def add(self, item: wire.EndItem) -> asyncio.Future[EndAnswer]:
+    def add(self, item: wire.EndItem) -> asyncio.Future[TransactionEndAnswer]:
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[EndAnswer] = loop.create_future()
+        answer: asyncio.Future[TransactionEndAnswer] = loop.create_future()
         self._waiting.append((item, answer))
         if not self._turn_comes:
             self._turn_comes = True
@@ -345,7 +355,7 @@ class EndQueue:
     def _turn(self) -> None:
         self._turn_comes = False
         while self._waiting and self._under_way < ENDS_UNDER_WAY:
-            batch: list[tuple[wire.EndItem, asyncio.Future[EndAnswer]]] = []
+            batch: list[tuple[wire.EndItem, asyncio.Future[TransactionEndAnswer]]] = []
             size = 0
             while self._waiting and len(batch) < END_ITEMS_MAX and size < END_BYTES_MAX:
                 item, answer = self._waiting.popleft()
@@ -356,12 +366,12 @@ class EndQueue:
                 self._under_way += 1
                 self._tasks.spawn(self._send(batch), "ends of transactions")
 
-    async def _send(self, batch: list[tuple[wire.EndItem, asyncio.Future[EndAnswer]]]) -> None:
-        answers: list[EndAnswer] = []
+    async def _send(self, batch: list[tuple[wire.EndItem, asyncio.Future[TransactionEndAnswer]]]) -> None:
+        answers: list[TransactionEndAnswer] = []
         missing: MagnetarError = ConnectionLost("the client was closed before the coordinator answered")
         try:
             request = wire.EndRequest(items=[item for item, _ in batch])
-            reply = await self._coordinators.send_ends(self._coordinator, request)
+            reply = await self._coordinators.send_end_requests(self._coordinator, request)
             answers = [answer_of(each) for each in reply.items]
             if any(each.error is not None and each.error.retryable for each in answers):
                 self._coordinators.discard(self._coordinator)
@@ -370,7 +380,7 @@ class EndQueue:
             missing = error
         finally:
             self._under_way -= 1
-            answers += [EndAnswer(TxnState.OPEN, missing)] * (len(batch) - len(answers))
+            answers += [TransactionEndAnswer(TxnState.OPEN, missing)] * (len(batch) - len(answers))
             for (_, told), answer in zip(batch, answers, strict=False):
                 if not told.done():
                     told.set_result(answer)
@@ -383,9 +393,9 @@ class EndQueue:
                 answer.set_exception(ConnectionLost(f"the queue of a coordinator failed: {error!r}"))
 
 
-def answer_of(reply: wire.TransactionReply) -> EndAnswer:
+def answer_of(reply: wire.TransactionReply) -> TransactionEndAnswer:
     error = from_wire(reply.error) if reply.HasField("error") else None
-    return EndAnswer(TxnState(reply.state), error)
+    return TransactionEndAnswer(TxnState(reply.state), error)
 
 
 # ------------------------------------------------------------------------------------------------------- batches
@@ -430,9 +440,10 @@ class Batch(NamedTuple):
 
 
 _TABLE: Table = {
-    "sink_id": TEXT, "query_id": TEXT, "number": whole_number_check(0, NUMBER_MAX), "run": TEXT, "adopt": YES_OR_NO,
+    "sink_id": TEXT, "query_id": TEXT, "number": make_whole_number_check(0, NUMBER_MAX), "run": TEXT,
+    "adopt": YES_OR_NO,
 }
-BATCH = instance_check(Batch, optional=False)
+BATCH = make_instance_check(Batch, optional=False)
 
 
 class BatchOutcome(Enum):
@@ -492,7 +503,7 @@ async def sink_status(coordinators: Coordinators, sink_id: str) -> SinkStatus | 
     return SinkStatus(reply.query_id, reply.batch) if reply.known else None
 
 
-async def end_prepared(coordinators: Coordinators, txn: TxnId, *, is_commit: bool) -> None:
+async def end_prepared_transaction(coordinators: Coordinators, txn: TxnId, *, is_commit: bool) -> None:
     """Commits (`is_commit`) or aborts a transaction that another program may have prepared. A transaction that is not
     prepared can only be aborted, because only its own client knows which of its messages are stored."""
     state, error = await coordinators.status(txn)

@@ -8,7 +8,7 @@ late, is the same half.
 **Cancelled, or unanswered.** A program that waited for `prepare` was told nothing, so nothing of its own can depend on
 the half: it is rolled back in the background. A `commit` or `rollback` goes on when its caller is cancelled, and the
 caller is cancelled when the outcome is there.
-The coordinator of a group is always the same; `CheckWatch` answers for the group.
+The coordinator of a group is always the same; `HalfCheckWatch` answers for the group.
 Guards: tests/client/transactions/test_halves.py.
 """
 
@@ -24,7 +24,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from ...proto import wire_pb2 as wire
-from ...proto.entry import decode_payload, parse_header, properties_of
+from ...proto.entry import decode_payload, decode_properties, parse_header
 from ...proto.errors import ConnectionLost, MagnetarError, TransactionAborted
 from ...proto.names import TopicName
 from ...proto.states import HALF_BYTES_MAX, HALF_MESSAGES_MAX, TxnId, TxnState, coordinator_of
@@ -56,8 +56,8 @@ TABLE = {
 }
 
 
-class GroupWatch(Protocol):
-    """The interface of a CheckWatch that `ClientHalves` uses."""
+class CheckWatchPort(Protocol):
+    """The interface of a HalfCheckWatch that `ClientHalves` uses."""
 
     def stop(self) -> None: ...
     async def close(self) -> None: ...
@@ -70,7 +70,7 @@ class ClientHalves:
     def __init__(self, home: Transactions) -> None:
         self._home = home
         self._ids: dict[int, LeasedIds] = {}
-        self._watches: dict[str, GroupWatch] = {}
+        self._watches: dict[str, CheckWatchPort] = {}
 
     @classmethod
     def of_client(cls, connections: Connections) -> ClientHalves:
@@ -95,8 +95,8 @@ class ClientHalves:
         return self._home.connections.backoff()
 
     # ------------------------------------------------------------------------------ checks
-    def watch(self, group: str, watch: Callable[[ClientHalves], GroupWatch]) -> None:
-        """Registers the CheckWatch of a group. Raises InvalidConfiguration if the group has one already."""
+    def watch(self, group: str, watch: Callable[[ClientHalves], CheckWatchPort]) -> None:
+        """Registers the HalfCheckWatch of a group. Raises InvalidConfiguration if the group has one already."""
         if group in self._watches:
             raise WrongValue(f"this client answers for group {group!r} already: a group has one function")
         self._watches[group] = watch(self)
@@ -158,7 +158,7 @@ class ClientHalves:
 
     async def _id(self, number: int) -> TxnId:
         ids, now = self._ids.setdefault(number, LeasedIds()), self._home.now
-        while (found := ids.take_id(now())) is None:
+        while (found := ids.take_leased_id(now())) is None:
             asked_at = now()
             reply: wire.BeginReply = await self.coordinators.ask(
                 number, "Begin", wire.BeginRequest(coordinator=number, count=ids.wanted)
@@ -292,7 +292,7 @@ class HalfCheck(NamedTuple):
     messages: tuple[HalfContent, ...]
 
 
-class CheckWatch:
+class HalfCheckWatch:
     """Receives the checks of half messages of one group, and answers each with the result of the program's function.
     Runs in the event loop of the client."""
 
@@ -423,5 +423,5 @@ def _content(message: wire.HalfMessage) -> HalfContent:
     metadata = header.metadata
     is_hidden = metadata.encryption_param or metadata.null_value
     data = None if is_hidden else decode_payload(header, message.entry)
-    properties = properties_of(metadata)
+    properties = decode_properties(metadata)
     return HalfContent(message.topic, data, metadata.partition_key, properties, metadata.event_time)

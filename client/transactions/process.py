@@ -43,9 +43,9 @@ from ..common.checks import (
     WrongValue,
     check_parameter,
     check_parameters,
-    instance_check,
+    make_instance_check,
+    make_whole_number_check,
     shorten_value,
-    whole_number_check,
 )
 from ..common.errors import (
     AlreadyClosed,
@@ -137,12 +137,12 @@ class ProcessOptions(NamedTuple):
 
     def check(self) -> None:
         check_parameters(TRANSACTION, {"timeout": self.timeout})
-        check_parameter("messages_max", whole_number_check(1, 1_000_000), self.messages_max)
+        check_parameter("messages_max", make_whole_number_check(1, 1_000_000), self.messages_max)
         check_parameter("linger_ms", MS, self.linger_ms)
-        check_parameter("transactions_max", whole_number_check(1, 1000), self.transactions_max)
+        check_parameter("transactions_max", make_whole_number_check(1, 1000), self.transactions_max)
         check_parameter("on_error", ON_ERROR, self.on_error)
         check_parameter("idle_timeout_ms", TIMEOUT_MS, self.idle_timeout_ms)
-        check_parameter("statistics", instance_check(ProcessStatistics, optional=False), self.statistics)
+        check_parameter("statistics", make_instance_check(ProcessStatistics, optional=False), self.statistics)
 
 
 async def process(
@@ -174,8 +174,8 @@ async def process(
     again, and becomes a dead letter by the consumer's `dead_letter_policy`. Raises OutcomeUnknown, TransactionFenced,
     and the error that ends the consumer.
     """
-    check_parameter("consumer", instance_check(Consumer, optional=False), consumer)
-    check_parameter("producer", instance_check(Producer, optional=False), producer)
+    check_parameter("consumer", make_instance_check(Consumer, optional=False), consumer)
+    check_parameter("producer", make_instance_check(Producer, optional=False), producer)
     check_parameter("function", FUNCTION, function)
     counted = statistics if statistics is not None else ProcessStatistics()
     options = ProcessOptions(messages_max, linger_ms, transactions_max, timeout, on_error, idle_timeout_ms, counted)
@@ -201,7 +201,7 @@ def make_loop_processor(function: Callable[[Message], Any], tracing: Tracing | N
                         found = await found
                     elif number % SLICE == SLICE - 1:
                         await asyncio.sleep(0)
-                    results.append(FunctionResult(message, outputs_of(found), None))
+                    results.append(FunctionResult(message, to_outputs(found), None))
             except (Exception, asyncio.CancelledError) as error:
                 if is_cancelled(error):
                     raise
@@ -212,7 +212,7 @@ def make_loop_processor(function: Callable[[Message], Any], tracing: Tracing | N
     return apply
 
 
-def outputs_of(found: Any) -> Sequence[Any]:
+def to_outputs(found: Any) -> Sequence[Any]:
     """Converts the return value of the program's function to a sequence of outputs: a list, tuple or generator gives
     its elements, None gives no output, any other value is one output."""
     if found is None:

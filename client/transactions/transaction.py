@@ -43,7 +43,6 @@ from ..common.loggers import ignore_error, run_logging_errors
 from ..connect.connections import Connections
 from ..core.transaction import (
     WAITING,
-    EndKind,
     EndTransaction,
     ReportEnd,
     ReportOperationsDone,
@@ -51,6 +50,7 @@ from ..core.transaction import (
     TopicReceipts,
     TransactionCore,
     TransactionEffect,
+    TransactionEndKind,
     TransactionEndpoint,
     TransactionPort,
     TransactionState,
@@ -58,7 +58,9 @@ from ..core.transaction import (
 from .coordinators import Coordinators
 
 _LOG = logging.getLogger("magnetar.client")
-VERBS = {EndKind.COMMIT: wire.EndItem.COMMIT, EndKind.ABORT: wire.EndItem.ABORT, EndKind.PREPARE: wire.EndItem.PREPARE}
+VERBS = {
+    TransactionEndKind.COMMIT: wire.EndItem.COMMIT, TransactionEndKind.ABORT: wire.EndItem.ABORT,
+    TransactionEndKind.PREPARE: wire.EndItem.PREPARE}
 WAIT = ParameterCheck("durable or visible", (str,), lambda wait: wait in ("durable", "visible"))
 UNTIL_MAX = 10 * 365 * 86400.0
 UNTIL = ParameterCheck("a number of seconds, 0 or more", (int, float), lambda until: 0 <= until <= UNTIL_MAX)
@@ -117,7 +119,7 @@ class Transaction(TransactionPort):
     def begin_now(self) -> bool:
         """Begins the transaction with a transaction id that was leased in advance. Returns False if no leased id is
         left: the caller must `await` the transaction. May be called from any thread."""
-        found = self._home.begin_leased(self)
+        found = self._home.begin_with_leased_id(self)
         if found is not None:
             self._start(found)
         return found is not None
@@ -355,7 +357,7 @@ class Transaction(TransactionPort):
             return core.expire_operations(
                 TimedOut(f"its operations have no outcome within its time, {self.timeout_s:g} s")
             )
-        return core.decide_end()
+        return core.decide_transaction_end()
 
     async def _abort(self, *, visible: bool) -> None:
         await self._ask(self._known.abort(), visible=visible)
@@ -382,7 +384,7 @@ class Transaction(TransactionPort):
             answer = await self._home.coordinators.end(item)
             state, error = answer
         except MagnetarError as lost:
-            if end.verb is EndKind.ABORT:
+            if end.verb is TransactionEndKind.ABORT:
                 self._do(core.on_unanswered())
                 if core.state is TransactionState.ABORTED:
                     _LOG.info("transaction %s is aborted by its time-out: %s", core.txn, lost)
@@ -454,12 +456,12 @@ class Transactions:
         """Returns the number of open transactions."""
         return len(self._open)
 
-    def begin_leased(self, transaction: Transaction) -> TxnId | None:
+    def begin_with_leased_id(self, transaction: Transaction) -> TxnId | None:
         """Begins the transaction `transaction` with an id that was leased in advance, and returns this id; None if no
         leased id is left. May be called from any thread."""
         if transaction.name is not None:
             return None
-        found = self.coordinators.begin_leased(_timeout_ms(transaction), self.run_soon)
+        found = self.coordinators.begin_with_leased_id(_timeout_ms(transaction), self.run_soon)
         if found is not None:
             self._open[transaction] = None
         return found

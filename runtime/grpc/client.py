@@ -33,8 +33,8 @@ from ..network import MESSAGE_BYTES_MAX, EndOfStream, Endpoint, Rpc
 from ..tcp import http2_frames as frames
 from ..tcp.http2 import FRAME_BYTES_MAX, STREAM_WINDOW, Http2Connection
 from ..tcp.http2_frames import HEADER_BYTES_MAX, ErrorCode, Header, HeaderDecoder, Setting, encode_headers
-from .errors import ERROR_TRAILER, Status, copy_error, error_for_status, parse_details
-from .limits import HEADER, ChannelTls, authorization_of, check_encrypted
+from .errors import ERROR_TRAILER, Status, copy_error, error_for_status, parse_grpc_message
+from .limits import HEADER, ChannelTls, check_encrypted, make_authorization_header
 from .messages import MessageStream, prefix
 from .stream import GrpcStream
 
@@ -69,7 +69,7 @@ def _head_of(headers: list[Header]) -> _Head:
         int(http[:9]) if http.isdigit() else 0,
         found.get(b"content-type", b"").startswith(b"application/grpc"),
         int(status[:9]) if status.isdigit() else None,
-        parse_details(found.get(b"grpc-message", b"")),
+        parse_grpc_message(found.get(b"grpc-message", b"")),
         found.get(ERROR_TRAILER, b""),
     )
 
@@ -135,7 +135,7 @@ class _UnaryCall(MessageStream):
                 self.done.set_result(self._reply)
 
     def on_message(self, data: bytes | bytearray, cost: int) -> None:
-        self.on_read(cost)
+        self.on_service_read(cost)
         if self._reply is not None:
             self.fail(WrongProtocol(f"{self._endpoint} answered twice", endpoint=self._endpoint))
         self._reply = data
@@ -456,7 +456,7 @@ class GrpcChannel:
 
     def _head(self, path: str) -> bytes:
         """Returns the header block of a call, which is cached by path and credential."""
-        credential = authorization_of(self._access)
+        credential = make_authorization_header(self._access)
         found = self._heads.get((path, credential))
         if found is None:
             if len(self._heads) > 64:

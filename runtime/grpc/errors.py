@@ -91,7 +91,7 @@ def error_for_status(status: int, details: str, trailer: bytes, endpoint: Endpoi
             return from_wire(wire.Error.FromString(base64.b64decode(trailer + b"=" * (-len(trailer) % 4))))
         except (DecodeError, binascii.Error):
             return WrongProtocol(f"{endpoint} answered with an error that does not parse", endpoint=endpoint)
-    text = f"{endpoint}: {details or status_name(status)}"
+    text = f"{endpoint}: {details or name_of_grpc_status(status)}"
     match status:
         case Status.UNAVAILABLE | Status.CANCELLED | Status.ABORTED:
             return ConnectionLost(text, endpoint=endpoint)
@@ -105,21 +105,21 @@ def error_for_status(status: int, details: str, trailer: bytes, endpoint: Endpoi
             return InternalError(text, endpoint=endpoint)
 
 
-def status_name(number: int) -> str:
+def name_of_grpc_status(number: int) -> str:
     return Status(number).name if number in Status._value2member_map_ else f"status {number}"
 
 
-def error_trailers(error: BaseException) -> list[Header]:
+def make_error_trailers(error: BaseException) -> list[Header]:
     """Returns the trailers with which the server ends a failed call. An error that is not a MagnetarError is logged,
     because it is a bug."""
     if not isinstance(error, MagnetarError):
         _LOG.error("a handler failed", exc_info=error)
     message = to_wire(error)
     packed = base64.b64encode(message.SerializeToString()).rstrip(b"=")
-    return [*status_trailers(_status_of(from_wire(message)), message.message), (ERROR_TRAILER, packed)]
+    return [*make_status_trailers(_status_of(from_wire(message)), message.message), (ERROR_TRAILER, packed)]
 
 
-def status_trailers(status: Status, details: str = "") -> list[Header]:
+def make_status_trailers(status: Status, details: str = "") -> list[Header]:
     trailers = [(b"grpc-status", b"%d" % status)]
     if details:
         quoted = urllib.parse.quote(details[:_DETAILS_MAX], safe=_UNESCAPED)
@@ -127,7 +127,7 @@ def status_trailers(status: Status, details: str = "") -> list[Header]:
     return trailers
 
 
-def parse_details(value: bytes) -> str:
+def parse_grpc_message(value: bytes) -> str:
     """Returns the text of the header `grpc-message`, which is percent-encoded."""
     return urllib.parse.unquote(value.decode("latin-1"))
 

@@ -24,7 +24,7 @@ from ..access import LOCAL, Caller, CallerAccess, CallerLimits, Guard, Principal
 from ..budget import MemoryBudget
 from ..clock import Clock
 from ..logs import AuditLog
-from ..network import Endpoint, address_network
+from ..network import Endpoint, network_of_caller
 from ..tcp.listening import make_caller_tls_context, make_listener_tls_context
 from .stream import CROWDED_BYTES
 
@@ -80,10 +80,10 @@ class OpenStreams:
         self._next: asyncio.TimerHandle | None = None
 
     @contextlib.contextmanager
-    def reserve_place(self, peer: str) -> Iterator[None]:
+    def count_stream_while_open(self, peer: str) -> Iterator[None]:
         """Counts one more stream of the caller's address `peer` (HOST:PORT) while the `with` block runs. Raises
         BackPressure if the address has as many streams as it may have."""
-        host, limit = address_network(peer), self._limits.streams_per_address
+        host, limit = network_of_caller(peer), self._limits.streams_per_address
         if self._hosts[host] >= limit:
             raise BackPressure(f"{host} has {limit} streams open, which is what one address may have")
         self._hosts[host] += 1
@@ -181,7 +181,7 @@ class CallerAuthenticator:
         self._audit.record_refusal(caller, _act(path), refusal.message)
 
     @contextmanager
-    def end_on_expiry(self, principal: Principal, end: End) -> Iterator[None]:
+    def end_when_credentials_expire(self, principal: Principal, end: End) -> Iterator[None]:
         """While the `with` block runs, calls `end` with the error CredentialsExpired when the credentials of the
         principal expire or are revoked."""
         key, timer = object(), self._expiry(principal, end)
@@ -246,7 +246,7 @@ PROTOCOL = "h2"
 """Protocol name by which both ends agree on HTTP/2 in the handshake (ALPN)."""
 
 
-def authorization_of(access: CallerAccess) -> bytes:
+def make_authorization_header(access: CallerAccess) -> bytes:
     """Returns the value of the header `authorization` for a client's credentials; empty if there are none."""
     return access.authorization().encode("latin-1", "replace") if access.authorization is not None else b""
 

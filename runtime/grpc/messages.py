@@ -2,8 +2,8 @@
 
 A message that has arrived in full is passed on (`MessageStream`). For a longer one memory is reserved when its length
 is known, and the connection reads into that memory. A message longer than its receiver allows is refused by its length.
-The functions below split an envelope into its items (`item_bounds`), and read items with one long field without a copy
-(`LongItem`).
+The functions below split an envelope into its items (`find_item_bounds`), and read items with one long field without a
+copy (`LongItem`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class MessageStream(Http2Stream):
 
     def on_message(self, data: bytes | bytearray, cost: int) -> None:
         """Called with the bytes of a complete message. `cost` is how much of the receive window the message used; the
-        service must later pass it to `on_read`."""
+        service must later pass it to `on_service_read`."""
         raise NotImplementedError
 
     def on_message_refused(self, size: int) -> None:
@@ -139,13 +139,13 @@ class MessageStream(Http2Stream):
         if self._ended_early and self._early is None:
             self.on_input_ended()
 
-    def defer_input_end(self) -> bool:
+    def must_defer_input_end(self) -> bool:
         """Returns whether the input has ended while a message still waits for memory. If so, `on_input_ended` is called
         again after that message."""
         self._ended_early = self._early is not None
         return self._ended_early
 
-    def on_too_slow(self) -> None:
+    def on_arrival_too_slow(self) -> None:
         """Called when the long message arrives too slowly while others wait for its memory. The subclass must end the
         stream."""
         raise NotImplementedError
@@ -176,7 +176,7 @@ class MessageStream(Http2Stream):
                 self._arrivals.on_message_complete(self)
             self.on_message(message, self._cost)
 
-    def on_read(self, cost: int) -> None:
+    def on_service_read(self, cost: int) -> None:
         """Called when the service has read all messages that arrived. `cost` is the sum of their costs, which the other
         end may now send again."""
         self._has_waiting = False
@@ -225,14 +225,14 @@ PREFIXES = [b"\x0a" + encode_varint(size) for size in range(SHORT)]
 """Tag of field 1, length-delimited, and the length: most items are short."""
 
 
-def copied_tags(envelope: type[Any]) -> frozenset[int]:
+def find_copied_tags(envelope: type[Any]) -> frozenset[int]:
     """Returns the tags of those fields that protobuf copies without parsing them: fields of type bytes, as in an
     entry."""
     fields = envelope.DESCRIPTOR.fields_by_name["items"].message_type.fields
     return frozenset(field.number << 3 | 2 for field in fields if field.type == field.TYPE_BYTES)
 
 
-def field_bounds(data: bytes | bytearray, offset: int) -> tuple[int, int]:
+def find_field_bounds(data: bytes | bytearray, offset: int) -> tuple[int, int]:
     """Returns the begin and the end of the content of the bytes field whose tag is at `offset`. The end is after the
     end of `data` if the field is cut off."""
     offset, size, shift, end = offset + 1, 0, 0, len(data)
@@ -255,7 +255,7 @@ def _after_number(data: bytes | bytearray, begin: int, end: int) -> int:
     return begin
 
 
-def item_bounds(data: bytes | bytearray, offset: int, copied: frozenset[int] | None) -> tuple[int, int]:
+def find_item_bounds(data: bytes | bytearray, offset: int, copied: frozenset[int] | None) -> tuple[int, int]:
     """Returns the end of the item at `offset`, and how many of its bytes protobuf must parse: 0 if the item is one
     field of `copied`, with or without a number (its id) before it; at most PARSED_AT_ONCE for any other item. Raises
     WrongProtocol, or MessageTooLarge above that.
@@ -265,10 +265,10 @@ def item_bounds(data: bytes | bytearray, offset: int, copied: frozenset[int] | N
     """
     if data[offset] != _TAG:
         raise WrongProtocol(f"an envelope has something other than items at byte {offset} of {len(data)}")
-    begin, end = field_bounds(data, offset)
+    begin, end = find_field_bounds(data, offset)
     end = min(end, len(data))
     inner = _after_number(data, begin, end)
-    if copied is None or inner >= end or (data[inner] in copied and field_bounds(data, inner)[1] == end):
+    if copied is None or inner >= end or (data[inner] in copied and find_field_bounds(data, inner)[1] == end):
         return end, 0
     if end - begin > PARSED_AT_ONCE:
         raise MessageTooLarge(
@@ -294,7 +294,7 @@ def must_parse_in_slices(envelopes: Sequence[bytes | bytearray], copied: frozens
         while offset < end:
             if items > many or parsed > PARSED_AT_ONCE:
                 return True
-            if offset + 9 <= end:  # as `item_bounds`, in a third of the time, for most items of an honest envelope
+            if offset + 9 <= end:  # as `find_item_bounds`, in a third of the time, for most items of an honest envelope
                 tag, low, high, inner_tag, inner_low, inner_high, after, after_low, after_high = heads(data, offset)
                 if tag == _TAG and high < 0x80 <= low:
                     size, number = (high << 7) + low, 0
@@ -309,7 +309,7 @@ def must_parse_in_slices(envelopes: Sequence[bytes | bytearray], copied: frozens
                     ):  # fmt: skip
                         offset, items = offset + size - 0x80 + 3, items + 1
                         continue
-            offset, size = item_bounds(data, offset, copied)
+            offset, size = find_item_bounds(data, offset, copied)
             items, parsed = items + 1, parsed + size
     return items > many or parsed > PARSED_AT_ONCE
 
@@ -317,8 +317,8 @@ def must_parse_in_slices(envelopes: Sequence[bytes | bytearray], copied: frozens
 # ---------------------------------------------------------------------------------- long items
 class LongItem:
     """An item of a stream that consists of an `id` and one long bytes field of a oneof. It has the attributes of the
-    protobuf message, but the field is a view of the envelope's bytes. `to_message` returns a real message, which does
-    not keep the envelope in memory."""
+    protobuf message, but the field is a view of the envelope's bytes. `to_protobuf_message` returns a real message,
+    which does not keep the envelope in memory."""
 
     __slots__ = ("_field", "_item", "_value", "_view", "id")
 
@@ -335,11 +335,11 @@ class LongItem:
             return self._value
         raise AttributeError(name)
 
-    def to_message(self) -> Any:
+    def to_protobuf_message(self) -> Any:
         return self._item.FromString(bytes(self._view))
 
 
-def fields_of_long_items(envelope: type[Any]) -> dict[int, str]:
+def find_long_item_fields(envelope: type[Any]) -> dict[int, str]:
     """Returns the names of the fields that a `LongItem` may have, by their tags: the bytes fields of a oneof beside a
     number `id`."""
     fields = envelope.DESCRIPTOR.fields_by_name["items"].message_type.fields
@@ -354,14 +354,14 @@ def split_long_items(data: bytes | bytearray, fields: dict[int, str], item: type
     items: list[LongItem] = []
     offset, whole, view = 0, len(data), memoryview(data)
     while offset < whole and data[offset] == _TAG:
-        begin, end = field_bounds(data, offset)
+        begin, end = find_field_bounds(data, offset)
         if end > whole or end - begin < LONG_BYTES or data[begin] != _NUMBER:
             break
         inner = _after_number(data, begin, end)
         field = fields.get(data[inner])
         if field is None:
             break
-        value, value_end = field_bounds(data, inner)
+        value, value_end = find_field_bounds(data, inner)
         id_ = sum((byte & 0x7F) << 7 * at for at, byte in enumerate(data[begin + 1 : inner]))
         if value_end != end or id_ >> 64:
             break

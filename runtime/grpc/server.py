@@ -30,7 +30,7 @@ from ...proto.errors import (
 from ..access import AUTHORIZATION_MAX, Caller, ListenerAccess
 from ..clock import Clock
 from ..descriptors import PROCESS
-from ..network import HEALTH, STREAM_QUEUE_BYTES, CallContext, EndOfStream, Endpoint, Rpc, rpc, rpcs_of
+from ..network import HEALTH, STREAM_QUEUE_BYTES, CallContext, EndOfStream, Endpoint, Rpc, list_rpc_names, rpc
 from ..tcp import http2_frames as frames
 from ..tcp.http2 import FRAME_BYTES_MAX, LOOK_S, STREAM_WINDOW, Http2Connection, Http2Stream, peer_address
 from ..tcp.http2_frames import (
@@ -47,9 +47,9 @@ from ..tcp.http2_frames import (
 )
 from ..tcp.listening import Listening, UnauthenticatedConnections, listen
 from ..tcp.share import UnauthenticatedLoopShare
-from .errors import Status, error_trailers, status_trailers
+from .errors import Status, make_error_trailers, make_status_trailers
 from .limits import CALLS_MAX, HEADER, IDLE_S, CallerAuthenticator, OpenStreams, make_server_tls_context
-from .messages import MessageStream, copied_tags, prefix
+from .messages import MessageStream, find_copied_tags, prefix
 from .stream import GrpcStream
 
 HANDLERS_TIMEOUT_S = 1.0
@@ -64,7 +64,7 @@ STRANGER_LOOKS = 4
 
 _ANSWER = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 _ANSWER_BLOCK = encode_headers(_ANSWER)
-_OK_BLOCK = encode_headers(status_trailers(Status.OK))
+_OK_BLOCK = encode_headers(make_status_trailers(Status.OK))
 _NOT_HTTP2 = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
     b"This port speaks gRPC, which is HTTP/2. The HTTP port of a broker is 8080.\n"
@@ -161,7 +161,7 @@ class _Method:
     def __init__(self, target: Rpc[Any, Any], function: Callable[[Any, CallContext], Awaitable[Any]]) -> None:
         self.target, self.function = target, function
         self.copied = (
-            copied_tags(target.request)
+            find_copied_tags(target.request)
             if target.streaming and not target.is_plain and "/magnetar.wire.Metadata/" not in target.path
             else None
         )  # fmt: skip
@@ -227,7 +227,7 @@ class _Listener:
                 connection.charge_refused(cost)
                 raise
         if not connection.allowance.is_known:
-            connection.on_admitted()
+            connection.on_caller_authenticated()
         return found
 
     async def admit_stream(
@@ -237,14 +237,14 @@ class _Listener:
         """Returns the caller of a stream; None if the stream is refused, or the caller gave up. Until `held` is closed
         it has its place among those of its address, and ends when its credentials do."""
         try:
-            held.enter_context(self.streams.reserve_place(connection.peer))
+            held.enter_context(self.streams.count_stream_while_open(connection.peer))
             who = await self.authenticate(connection, head, cost)
         except Exception as refusal:
             _refuse(stream, refusal, begun=False)
             return None
         if stream.connection is None:
             return None
-        held.enter_context(self.callers.end_on_expiry(who.principal, stream.break_off))
+        held.enter_context(self.callers.end_when_credentials_expire(who.principal, stream.break_off))
         return who
 
     async def _asked(self, connection: _ServerConnection, head: _Head) -> CallContext:
@@ -276,7 +276,7 @@ class _Listener:
 def _methods(name: str, handler: object) -> list[_Method]:
     """Returns the methods of a service that `handler` has; calls of the others are UNIMPLEMENTED."""
     methods = []
-    for each in rpcs_of(name):
+    for each in list_rpc_names(name):
         function = getattr(handler, _snake(each), None)
         if function is not None:
             methods.append(_Method(rpc(name, each), function))
@@ -326,7 +326,7 @@ class _ServerConnection(Http2Connection[_Head]):
     def evict(self) -> None:
         self.abort(ConnectionLost("others wait, and no call of this connection was admitted"))
 
-    def on_admitted(self) -> None:
+    def on_caller_authenticated(self) -> None:
         """Called when the first call of the connection is admitted: allows more calls, and removes the connection from
         the unauthenticated ones (`UnauthenticatedConnections`).
         """
@@ -367,7 +367,7 @@ class _ServerConnection(Http2Connection[_Head]):
         """Accepts no more calls (GOAWAY); open calls continue."""
         if not self.is_draining:
             self.is_draining = True
-            self.out.write(frames.goaway(self._last, ErrorCode.NO_ERROR))
+            self.out.write(frames.encode_goaway(self._last, ErrorCode.NO_ERROR))
 
     def charge_refused(self, cost: int) -> None:
         """Charges the connection for a call that was refused; `cost` is that of its header block."""
@@ -393,7 +393,7 @@ class _ServerConnection(Http2Connection[_Head]):
             return  # the caller was told, and what follows of this stream is ignored
         if max(self.calls, len(self.streams)) >= CALLS_MAX:
             self.allowance.charge(REFUSED + cost)
-            self.out.write(frames.rst_stream(id_, ErrorCode.REFUSED_STREAM))
+            self.out.write(frames.encode_rst_stream(id_, ErrorCode.REFUSED_STREAM))
             return
         refusal = self._refusal(head)
         if refusal is not None:
@@ -418,16 +418,16 @@ class _ServerConnection(Http2Connection[_Head]):
         if not head.is_grpc:
             return [(b":status", b"415")]
         if head.path not in self._listener.methods:
-            return [*_ANSWER, *status_trailers(Status.UNIMPLEMENTED, f"no method {head.path} is served here")]
+            return [*_ANSWER, *make_status_trailers(Status.UNIMPLEMENTED, f"no method {head.path} is served here")]
         if head.encoding != "identity":
             text = f"requests compressed with {head.encoding} are not taken"
-            return [*_ANSWER, *status_trailers(Status.UNIMPLEMENTED, text), (b"grpc-accept-encoding", b"identity")]
+            return [*_ANSWER, *make_status_trailers(Status.UNIMPLEMENTED, text), (b"grpc-accept-encoding", b"identity")]
         return None
 
 
 def _refuse(stream: Http2Stream, error: BaseException, *, begun: bool) -> None:
     """Ends a call with an error. `begun` says whether the head of the answer was sent."""
-    trailers, connection = error_trailers(error), stream.connection
+    trailers, connection = make_error_trailers(error), stream.connection
     if connection is None or stream.out_ended:
         return
     connection.out.send_headers(stream, encode_headers(trailers if begun else [*_ANSWER, *trailers]), ends=True)
@@ -455,7 +455,7 @@ class _UnaryCall(MessageStream):
         self._listener.spawn(self._run(connection), connection)
 
     def on_message(self, data: bytes | bytearray, cost: int) -> None:
-        self.on_read(cost)
+        self.on_service_read(cost)
         if self._request and self.connection is not None:
             self.connection.allowance.charge(REFUSED)
             self._stop(WrongProtocol("a unary call has one request"))
@@ -544,7 +544,7 @@ class _UnaryCall(MessageStream):
             return
         message = prefix(len(data)) + data
         if connection.out.fits(self, len(message)):
-            connection.out.send_whole(self, _ANSWER_BLOCK, message, _OK_BLOCK)
+            connection.out.send_whole_answer(self, _ANSWER_BLOCK, message, _OK_BLOCK)
         else:
             connection.out.send_headers(self, _ANSWER_BLOCK, ends=False)
             self._place = memoryview(message)  # its own place is free: the request is whole
@@ -617,7 +617,7 @@ class _ServerStream(GrpcStream):
             if error is not None and not isinstance(error, MagnetarError):
                 _LOG.error("a handler failed", exc_info=error)
             return
-        self._trailers = error_trailers(error) if error is not None else None
+        self._trailers = make_error_trailers(error) if error is not None else None
         self._ending = self._closing = True
         self._flush()
 
@@ -639,7 +639,7 @@ class _ServerStream(GrpcStream):
         _refuse(self, error, begun=self._has_answered)
 
     def on_input_ended(self) -> None:
-        if self.defer_input_end():
+        if self.must_defer_input_end():
             return
         torn = self.has_partial_message
         self.end_receiving(ConnectionLost("the caller ended in the middle of a message") if torn else EndOfStream())
@@ -706,7 +706,7 @@ class _PlainStream(MessageStream):
             self._changed.clear()
             await self._changed.wait()
         data, cost = self._requests.pop(0)
-        self.on_read(cost)
+        self.on_service_read(cost)
         try:
             return self._method.target.request.FromString(data)
         except DecodeError as error:

@@ -43,8 +43,8 @@ from .messages import (
     PREFIXES,
     SHORT,
     MessageStream,
-    fields_of_long_items,
-    item_bounds,
+    find_item_bounds,
+    find_long_item_fields,
     must_parse_in_slices,
     prefix,
     split_long_items,
@@ -80,7 +80,7 @@ class GrpcStream(MessageStream):
         self._envelope = envelope
         self._item = GetMessageClass(envelope.DESCRIPTOR.fields_by_name["items"].message_type)
         self._copied = copied
-        self._long = fields_of_long_items(envelope) if copied is not None else {}
+        self._long = find_long_item_fields(envelope) if copied is not None else {}
         self._envelope_bytes = min(COALESCE_BYTES, out_bytes_max)
         self._loop = asyncio.get_running_loop()
         self._broken: MagnetarError | None = None
@@ -234,7 +234,7 @@ class GrpcStream(MessageStream):
 
     def _credit(self) -> None:
         cost, self._came_cost = self._came_cost, 0
-        self.on_read(cost)
+        self.on_service_read(cost)
 
     async def receive(self) -> Sequence[Any]:
         assert not self._reading, "one reader of a stream at a time"
@@ -275,7 +275,7 @@ class GrpcStream(MessageStream):
         self._requests.held += taken
         self._came_bytes = 0
         cost, self._came_cost = self._came_cost, 0
-        self.on_read(cost)
+        self.on_service_read(cost)
         if sum(map(len, came)) > 4 * ITEMS_AT_ONCE:  # an item has at least two bytes
             try:
                 is_long = must_parse_in_slices(came, self._copied)
@@ -296,7 +296,7 @@ class GrpcStream(MessageStream):
         end = len(data)
         try:
             while offset < end and items < ITEMS_AT_ONCE:
-                after, size = item_bounds(data, offset, self._copied)
+                after, size = find_item_bounds(data, offset, self._copied)
                 if items and parsed + size > PARSED_AT_ONCE:
                     break
                 offset, items, parsed = after, items + 1, parsed + size
@@ -366,7 +366,7 @@ class GrpcStream(MessageStream):
         self._rest.clear()
         self.discard_message()
 
-    def on_too_slow(self) -> None:
+    def on_arrival_too_slow(self) -> None:
         self.break_off(ConnectionLost("memory is short, and a long message came too slowly"))
 
     def cancel(self) -> None:

@@ -49,10 +49,10 @@ from ..clock import Clock
 from ..disk import Buffer
 from ..network import AnswerListener, Endpoint, Reply
 from ..tasks import Tasks
-from .envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, WrongMagic, encode
-from .inside import FutureAnswerListener, InFlight, SendQueue, message_bytes
+from .envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, WrongEnvelopeMagic, encode
+from .inside import FutureAnswerListener, RequestsInFlight, SendQueue, message_bytes
 from .keys import CLEAR, KeyPair, PeerClientKeys
-from .sockets import MULTIPARTS_PER_TURN, Context, LoopSocket, zmq_address
+from .sockets import MULTIPARTS_PER_TURN, Context, LoopSocket, format_zmq_address
 
 # ------------------------------------------------------------------------------------------------------ greeting
 # The greeting of a ZeroMQ server (ZMTP 3): it names the mechanism with which the server secures connections.
@@ -67,7 +67,7 @@ _MECHANISM = slice(12, 32)
 _TIMEOUT_S = 1.0
 
 
-async def probe_mechanism(endpoint: Endpoint) -> str:
+async def probe_security_mechanism(endpoint: Endpoint) -> str:
     """Returns the security mechanism of the ZeroMQ server at `endpoint`: "NULL" if it has no keys, "CURVE" if it has;
     empty if it sends no greeting in time."""
     writer: asyncio.StreamWriter | None = None
@@ -118,7 +118,7 @@ class ZmqPeer:
         self._asking = Tasks()
         self._outbox = SendQueue()
         self._flushing = False
-        self._in_flight = InFlight(clock, endpoint)
+        self._in_flight = RequestsInFlight(clock, endpoint)
         self.requests = self.multiparts_sent = self.multiparts_received = 0
 
     @property
@@ -189,11 +189,11 @@ class ZmqPeer:
                 break
             outbox.remove_sent(size, len(batch))
             self.multiparts_sent += 1
-        self._link.wire.recheck()
+        self._link.wire.check_for_missed_events()
 
     # ---------------------------------------------------------------------------------- receiving
-    def receive(self, envelope: Envelope | WrongMagic) -> None:
-        if isinstance(envelope, WrongMagic):
+    def receive(self, envelope: Envelope | WrongEnvelopeMagic) -> None:
+        if isinstance(envelope, WrongEnvelopeMagic):
             self._fail_all(WrongProtocol(f"{self._endpoint} does not speak Magnetar's peer protocol: {envelope}"))
             return
         self.multiparts_received += 1
@@ -247,7 +247,7 @@ class ZmqPeer:
 
     async def _ask_why(self) -> None:
         """Finds out why no connection can be made, and fails all requests with that reason."""
-        match await probe_mechanism(self._endpoint), self.access.own:
+        match await probe_security_mechanism(self._endpoint), self.access.own:
             case ("CURVE", None) | ("NULL", KeyPair()):
                 self.on_key_mismatch()
             case ("CURVE", KeyPair()):
@@ -301,7 +301,7 @@ class _Link:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._monitor_fd, self._watch)
         self.wire.start(self._drain, peer.flush)
-        socket.connect(zmq_address(peer.endpoint))
+        socket.connect(format_zmq_address(peer.endpoint))
         loop.call_soon(self._watch)  # not here: it may flush, and the peer has no link yet
 
     def close(self) -> None:

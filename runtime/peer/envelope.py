@@ -18,7 +18,7 @@ frame is in the header, after its item's head: a ZeroMQ part costs a few microse
 | UNAUTHORIZED | server | the requester is no member any more; the items have the ids, nothing was done |
 
 `decode` takes the header alone and returns the sizes of the further parts. Every length is checked against the bytes
-received; an envelope whose lengths do not add up exactly is `Malformed`. This module uses no socket.
+received; an envelope whose lengths do not add up exactly is `MalformedEnvelope`. This module uses no socket.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class EnvelopeKind(enum.IntEnum):
 _KINDS = {int(kind): kind for kind in EnvelopeKind}
 
 
-class Malformed(ValueError):
+class MalformedEnvelope(ValueError):
     """Raised when bytes are not a valid envelope: lengths are wrong, or there are too many or too few parts."""
 
 
-class WrongMagic(ValueError):
+class WrongEnvelopeMagic(ValueError):
     """Raised when bytes belong to another protocol, or to a version of ours that this process does not support."""
 
 
@@ -120,21 +120,21 @@ def encode_refusal(kind: EnvelopeKind, identity: bytes, ids: Iterable[int] = ())
 
 def decode(header: Buffer) -> Envelope:
     """Decodes the header of an envelope. The large frames are not part of the result (`Envelope.parts`). Raises
-    WrongMagic or Malformed."""
+    WrongEnvelopeMagic or Malformed."""
     if len(header) < 5 or bytes(header[:4]) != MAGIC:
-        raise WrongMagic(f"a message that begins with {bytes(header[:8])!r} is not of Magnetar's peer protocol")
+        raise WrongEnvelopeMagic(f"a message that begins with {bytes(header[:8])!r} is not of Magnetar's peer protocol")
     if header[4] != VERSION:
-        raise WrongMagic(newer_format_text(PEER_ENVELOPE, header[4], "a peer"))
+        raise WrongEnvelopeMagic(newer_format_text(PEER_ENVELOPE, header[4], "a peer"))
     try:
         return _decode(header)
     except struct.error as error:
-        raise Malformed(f"envelope header of {len(header)} bytes ends too early: {error}") from None
+        raise MalformedEnvelope(f"envelope header of {len(header)} bytes ends too early: {error}") from None
 
 
 def _decode(header: Buffer) -> Envelope:
     _, _, kind, identity, count = _HEADER.unpack_from(header)
     if kind not in _KINDS:
-        raise Malformed(f"envelope of unknown kind {kind}")
+        raise MalformedEnvelope(f"envelope of unknown kind {kind}")
     envelope = Envelope(_KINDS[kind], identity, [])
     end = len(header)
     at = _HEADER.size
@@ -142,7 +142,7 @@ def _decode(header: Buffer) -> Envelope:
         id_, head_bytes, frames = _ITEM.unpack_from(header, at)
         at += _ITEM.size
         if frames > FRAMES_MAX:
-            raise Malformed(f"an item with {frames} frames")
+            raise MalformedEnvelope(f"an item with {frames} frames")
         sizes = _sizes(frames).unpack_from(header, at) if frames else ()
         at += 4 * frames
         item = EnvelopeItem(id_, bytes(header[at : at + head_bytes]), [])
@@ -155,13 +155,13 @@ def _decode(header: Buffer) -> Envelope:
                 item.frames.append(header[at : at + size])
                 at += size
         if at > end:
-            raise Malformed(f"an item reaches {at - end} bytes beyond the end of its envelope")
+            raise MalformedEnvelope(f"an item reaches {at - end} bytes beyond the end of its envelope")
         envelope.items.append(item)
     if at != end:
-        raise Malformed(f"{end - at} bytes after the last item")
+        raise MalformedEnvelope(f"{end - at} bytes after the last item")
     envelope.size = end + sum(size for _, _, size in envelope.parts)
     if envelope.size > MULTIPART_BYTES_MAX:
-        raise Malformed(f"{envelope.size} bytes are announced; at most {MULTIPART_BYTES_MAX} are taken")
+        raise MalformedEnvelope(f"{envelope.size} bytes are announced; at most {MULTIPART_BYTES_MAX} are taken")
     return envelope
 
 

@@ -18,8 +18,8 @@ contract (`runtime/network.py`) holds:
 Measured, against ZeroMQ over loopback: benchmarks/results, `produce` and `pulsar-java-produce`.
 Guards: tests/runtime/peer/test_inside.py.
 
-The requests of one peer: those that have no answer yet, each with its deadline (`InFlight`), and the queue in front
-of the connection (`SendQueue`).
+The requests of one peer: those that have no answer yet, each with its deadline (`RequestsInFlight`), and the queue in
+front of the connection (`SendQueue`).
 
 One alarm for all: it rings at the earliest deadline, fails the requests that are due, and is set to the earliest
 deadline that is left. With equal time-outs the table is read once per time-out.
@@ -70,7 +70,7 @@ class FutureAnswerListener:
             self.future.set_exception(error)
 
 
-class InFlight:
+class RequestsInFlight:
     """The requests to one peer that have no answer yet, with their time-outs. Must be created inside a running event
     loop. `late` counts answers that arrived after their request had an outcome."""
 
@@ -236,7 +236,7 @@ class InProcessServer:
         self._next: asyncio.Handle | None = None
         self._slow = False
 
-    def on_requests(self, peer: InProcessPeer) -> None:
+    def on_requests_queued(self, peer: InProcessPeer) -> None:
         """Called when the queue of `peer` has requests. Schedules a turn in which they are received."""
         self._peers.add(peer)
         self._turns[peer] = None
@@ -253,8 +253,8 @@ class InProcessServer:
         while self._turns and size < TURN_BYTES:
             peer = next(iter(self._turns))
             del self._turns[peer]
-            size += peer.move_requests(came)
-            if peer.has_queued:
+            size += peer.move_queued_requests(came)
+            if peer.has_queued_requests:
                 self._turns[peer] = None  # after the others
             if self._slow:
                 break
@@ -295,7 +295,7 @@ class InProcessPeer:
         self._loop = asyncio.get_running_loop()
         self._queue: deque[InProcessRequest] = deque()  # until the server takes them …
         self._queued_bytes = 0  # … and their size
-        self.in_flight = InFlight(clock, endpoint)
+        self.in_flight = RequestsInFlight(clock, endpoint)
         self._server: InProcessServer | None = None  # the last one
         self._closed = False
         self._requests = 0
@@ -305,7 +305,7 @@ class InProcessPeer:
         return self._endpoint
 
     @property
-    def has_queued(self) -> bool:
+    def has_queued_requests(self) -> bool:
         return bool(self._queue)
 
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
@@ -336,10 +336,10 @@ class InProcessPeer:
         self._queued_bytes += size
         if is_first:
             self._server = server
-            server.on_requests(self)
+            server.on_requests_queued(self)
         return None
 
-    def move_requests(self, came: list[InProcessRequest]) -> int:
+    def move_queued_requests(self, came: list[InProcessRequest]) -> int:
         """Moves the first requests of the queue, about COALESCE_BYTES, to the end of the list `came`. Returns the
         number of their bytes."""
         queue, size = self._queue, 0

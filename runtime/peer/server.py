@@ -27,10 +27,10 @@ from ..access import LOCAL, Principal
 from ..descriptors import PROCESS
 from ..disk import Buffer
 from ..network import SLOW_S, Endpoint, PeerService
-from .envelope import IDENTITY_BYTES, EnvelopeKind, WrongMagic, encode, encode_refusal
+from .envelope import IDENTITY_BYTES, EnvelopeKind, WrongEnvelopeMagic, encode, encode_refusal
 from .inside import SendQueue, message_bytes
 from .keys import PeerServerKeys
-from .sockets import MULTIPARTS_PER_TURN, TURN_BYTES, Context, LoopSocket, zmq_address
+from .sockets import MULTIPARTS_PER_TURN, TURN_BYTES, Context, LoopSocket, format_zmq_address
 
 if TYPE_CHECKING:
     import zmq
@@ -283,7 +283,7 @@ class ZmqPeerServer:
                 return False
             route, envelope = message
             self.multiparts_received += 1
-            if isinstance(envelope, WrongMagic):
+            if isinstance(envelope, WrongEnvelopeMagic):
                 self._send(route, [encode_refusal(EnvelopeKind.WRONG_PROTOCOL, self._identity)])
             elif envelope.kind != EnvelopeKind.REQUESTS:
                 self._wire.dropped += 1
@@ -339,7 +339,7 @@ class ZmqPeerServer:
                 del self._outboxes[route]
         if self._outboxes and self._retry is None:
             self._retry = self._loop.call_later(_RETRY_S, self._try_again)
-        self._wire.recheck()
+        self._wire.check_for_missed_events()
 
     def _try_again(self) -> None:
         self._retry = None
@@ -374,12 +374,12 @@ async def serve(
 
     def leave() -> None:
         if domain:
-            context.remove_server(domain)
+            context.remove_server_gate(domain)
 
     try:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.RCVHWM, RECEIVED_MAX)
-        socket.bind(zmq_address(await _resolved(endpoint)))
+        socket.bind(format_zmq_address(await _resolved(endpoint)))
         bound_to = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
     except (OSError, zmq.ZMQError) as error:
         context.close(socket)

@@ -4,7 +4,7 @@ their keys (`ZapHandler`); and the network of a cluster's member, with its certi
 The descriptor of a ZeroMQ socket is *edge-triggered*: it signals once that something may have changed, and any call on
 the socket (a send as well) may consume that signal. So the rule of this module: after every drain and after every send
 the socket's EVENTS are read again, and handled at once or in the next turn of the loop. A sender calls
-`LoopSocket.recheck` afterwards.
+`LoopSocket.check_for_missed_events` afterwards.
 
 `LoopSocket.receive` returns one envelope with its large frames; a malformed message is dropped to its last part and
 counted. One context (one I/O thread) serves all sockets of a world and ends with the last of them, so that nothing
@@ -26,7 +26,7 @@ from ..access import NOTHING, OPEN, CallerAccess, ListenerAccess
 from ..disk import Buffer
 from ..network import MESSAGE_BYTES_MAX, Channel, Endpoint, Network, Peer, PeerService, PeerServing, Serving
 from ..tasks import Tasks
-from .envelope import Envelope, Malformed, WrongMagic, decode
+from .envelope import Envelope, MalformedEnvelope, WrongEnvelopeMagic, decode
 from .keys import CLEAR, NO_KEY, KeyPair, PeerClientKeys, PeerGate, PeerServerKeys
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ _HEARTBEAT_TIMEOUT_MS = 15_000
 _HANDSHAKE_MS = 3_000
 
 
-def zmq_address(endpoint: Endpoint) -> str:
+def format_zmq_address(endpoint: Endpoint) -> str:
     """Returns the endpoint as an address in ZeroMQ's syntax."""
     return f"tcp://{endpoint}"
 
@@ -243,7 +243,7 @@ class Context:
         socket.setsockopt(zmq.CURVE_PUBLICKEY, bytes.fromhex(own.public))
         socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
 
-    def remove_server(self, domain: str) -> None:
+    def remove_server_gate(self, domain: str) -> None:
         """Removes the gate of a server that has closed. `domain` is the ZAP domain that `set_server_keys` returned."""
         if self._admission is not None and self._admission.remove(domain):
             admission, self._admission = self._admission, None
@@ -289,7 +289,7 @@ class LoopSocket:
         self._readable = readable
         self._writable = writable
         self._loop.add_reader(self._fd, self._turn)
-        self.recheck()
+        self.check_for_missed_events()
 
     def pause(self, seconds: float) -> None:
         """Stops receiving for `seconds`, or until `wake` is called. Messages then wait in ZeroMQ's queue; when that is
@@ -301,7 +301,7 @@ class LoopSocket:
         if self._resting is not None:
             self._resting.cancel()
             self._resting = None
-            self.recheck()
+            self.check_for_missed_events()
 
     def close(self) -> None:
         if self._resting is not None:
@@ -314,7 +314,7 @@ class LoopSocket:
     def _events(self) -> int:
         return int(self.socket.getsockopt(self._zmq.EVENTS))
 
-    def recheck(self) -> None:
+    def check_for_missed_events(self) -> None:
         """Checks whether the socket is readable or writable. Must be called after a send, which may have consumed the
         signal of the socket's descriptor."""
         if self._scheduled or self._resting is not None or self._readable is None:
@@ -338,9 +338,9 @@ class LoopSocket:
             self._scheduled = True
             self._loop.call_soon(self._again)
         else:
-            self.recheck()
+            self.check_for_missed_events()
 
-    def receive(self) -> tuple[bytes, Envelope | WrongMagic] | None:
+    def receive(self) -> tuple[bytes, Envelope | WrongEnvelopeMagic] | None:
         """Returns the next message as (routing id, envelope), or None if no message has arrived. Drops malformed
         messages."""
         zmq = self._zmq
@@ -364,9 +364,9 @@ class LoopSocket:
             try:
                 envelope = decode(header)
                 self._receive_parts(envelope)
-            except Malformed:
+            except MalformedEnvelope:
                 self.dropped += 1
-            except WrongMagic as error:
+            except WrongEnvelopeMagic as error:
                 self.dropped += 1
                 self._skipping = True
                 return route, error
@@ -380,14 +380,14 @@ class LoopSocket:
         socket = self.socket
         for item, index, size in envelope.parts:
             if not socket.getsockopt(zmq.RCVMORE):
-                raise Malformed(f"a part of {size} bytes is missing")
+                raise MalformedEnvelope(f"a part of {size} bytes is missing")
             large = size >= NO_COPY_BYTES
             part: Buffer = socket.recv(zmq.NOBLOCK, copy=False).buffer if large else socket.recv(zmq.NOBLOCK)
             if len(part) != size:
-                raise Malformed(f"a part of {len(part)} bytes was announced with {size}")
+                raise MalformedEnvelope(f"a part of {len(part)} bytes was announced with {size}")
             item.frames[index] = part
         if socket.getsockopt(zmq.RCVMORE):
-            raise Malformed("more parts than announced")
+            raise MalformedEnvelope("more parts than announced")
 
     def _skip(self) -> bool:
         """Drops parts of the message, at most SKIPPED_AT_ONCE. Returns whether the next part begins another message."""
@@ -438,7 +438,7 @@ class MemberNetwork:
         self._peers = peers
         self.serve_bytes, self.connect_bytes, self.new_keys = inner.serve_bytes, inner.connect_bytes, inner.new_keys
 
-    def with_peers(self, peers: PeerServerKeys) -> MemberNetwork:
+    def with_peer_keys(self, peers: PeerServerKeys) -> MemberNetwork:
         """Returns a copy of this network with these keys and this gate for peer connections."""
         return MemberNetwork(self._inner, self._listener, self._caller, peers)
 

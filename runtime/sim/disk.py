@@ -7,7 +7,7 @@ Durable is exactly what runtime/disk.py guarantees:
 
 `Disk` is the hardware: it outlives processes. `SimFiles` (files.py) is one process' view of it.
 A process kill (`on_process_died`) loses only locks and open files: the system's cache survives.
-A power loss (`power_lost(rng)`) keeps what is durable; each later write is kept, dropped, or torn (each of its
+A power loss (`apply_power_loss(rng)`) keeps what is durable; each later write is kept, dropped, or torn (each of its
 512-byte sectors kept or dropped), each later operation on a name is kept or dropped, in any combination: more than
 real file systems do, and all that a correct store may rely on.
 
@@ -155,7 +155,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Resize:
+class UnsyncedResize:
     """A change of a simulated file's size that was not synced yet."""
 
     size: int
@@ -171,9 +171,9 @@ class SimInode:
         self.number = number
         self.now = Pages()
         self.durable = Pages()
-        self.volatile: list[Write | Resize] = []
+        self.volatile: list[Write | UnsyncedResize] = []
 
-    def apply(self, change: Write | Resize) -> None:
+    def apply(self, change: Write | UnsyncedResize) -> None:
         _apply(self.now, change)
         self.volatile.append(change)
 
@@ -182,11 +182,11 @@ class SimInode:
             _apply(self.durable, change)
         self.volatile.clear()
 
-    def power_lost(self, rng: random.Random) -> None:
+    def apply_power_loss(self, rng: random.Random) -> None:
         """Keeps what is durable of this file; keeps, drops or tears each unsynced change at random."""
         for change in self.volatile:
             match change:
-                case Resize():
+                case UnsyncedResize():
                     if rng.random() < 0.5:
                         _apply(self.durable, change)
                 case Write():
@@ -196,11 +196,11 @@ class SimInode:
         self.now = self.durable.copy()
 
 
-def _apply(pages: Pages, change: Write | Resize) -> None:
+def _apply(pages: Pages, change: Write | UnsyncedResize) -> None:
     match change:
         case Write(offset, data):
             pages.write(data, offset)
-        case Resize(size):
+        case UnsyncedResize(size):
             pages.resize(size)
 
 
@@ -299,14 +299,14 @@ class Disk:
         assert operations >= 1
         self._armed = (self.operations + operations, strike)
 
-    def disarm(self) -> None:
+    def disarm_crash(self) -> None:
         self._armed = None
 
     def on_process_died(self) -> None:
         """Called when the process that used the disk has died. Releases its locks; the content and the names of files
         stay as they were read."""
         self._locks.clear()
-        self.disarm()
+        self.disarm_crash()
 
     def on_power_lost(self, rng: random.Random) -> None:
         self.on_process_died()
@@ -321,7 +321,7 @@ class Disk:
                 change.make_durable()
             change.done = True
         for inode in inodes:
-            inode.power_lost(rng)
+            inode.apply_power_loss(rng)
         for directory, _ in self._walk(self.root, "/"):
             directory.volatile.clear()
             directory.now = dict(directory.durable)
@@ -390,7 +390,7 @@ class Disk:
 
     def find(self, path: str) -> Node | None:
         node: Node = self.root
-        for part in parts_of(path):
+        for part in split_path(path):
             found = node.now.get(part) if isinstance(node, Directory) else None
             if found is None:
                 return None
@@ -455,7 +455,7 @@ class Disk:
 
 
 @lru_cache(4096)
-def parts_of(path: str) -> tuple[str, ...]:
+def split_path(path: str) -> tuple[str, ...]:
     return tuple(part for part in os.path.normpath(path).split("/") if part not in ("", "."))
 
 
@@ -528,13 +528,13 @@ class SimFile:
     def allocate(self, size: int) -> None:
         self._operate("allocate", writes=True, size=size, more_bytes=size - self._inode.now.size)
         if size > self._inode.now.size:
-            self._inode.apply(Resize(size))
+            self._inode.apply(UnsyncedResize(size))
 
     def truncate(self, size: int) -> None:
         self._operate("truncate", writes=True, size=size)
         if size < 0:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._path)
-        self._inode.apply(Resize(size))
+        self._inode.apply(UnsyncedResize(size))
 
     def size(self) -> int:
         self._check()
@@ -623,7 +623,7 @@ class SimFiles:
     def make_directories(self, path: str) -> None:
         self.check()
         directory, where = self.disk.root, "/"
-        for part in parts_of(path):
+        for part in split_path(path):
             child = directory.now.get(part)
             if isinstance(child, SimInode):
                 _fail(errno.ENOTDIR, path)
@@ -703,7 +703,7 @@ class SimFiles:
         return node
 
     def _parent(self, path: str) -> tuple[Directory, str]:
-        parts = parts_of(path)
+        parts = split_path(path)
         if not parts:
             _fail(errno.EISDIR, path)
         node = self.disk.find("/".join(parts[:-1]))

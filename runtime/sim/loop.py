@@ -153,7 +153,7 @@ class SimTask(asyncio.Task[T]):
 
 class _Interruptible(Coroutine[Any, Any, T]):
     """A coroutine of a simulated process, into which a test may raise an exception at the await where it waits
-    (`throw_into`).
+    (`raise_inside_task`).
     """
 
     def __init__(self, inner: Coroutine[Any, Any, T]) -> None:
@@ -177,7 +177,7 @@ class _Interruptible(Coroutine[Any, Any, T]):
         return getattr(self._inner, name)
 
 
-def throw_into(task: SimTask[Any], fault: Exception) -> None:
+def raise_inside_task(task: SimTask[Any], fault: Exception) -> None:
     """Raises the error `fault` inside a task, at the await where the task waits now, as if the task's own code had
     raised it. The task must be waiting, and belong to a simulated process."""
     coroutine = task.get_coro()
@@ -336,7 +336,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return SimFuture(loop=self)
 
-    def run_held(self, held: list[events.Handle]) -> None:
+    def schedule_held_steps(self, held: list[events.Handle]) -> None:
         """Schedules, in order, the steps of a paused process that were kept back while it was paused."""
         self._ready.extend(held)
 

@@ -34,7 +34,7 @@ from ..network import COALESCE_BYTES, SLOW_S, AnswerListener, Endpoint, PeerServ
 from ..peer.envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, decode, encode, encode_refusal
 from ..peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
 from ..tasks import Tasks
-from .wires import ConnectionEnd, SimWires
+from .wires import ConnectionEnd, SimConnections
 
 if TYPE_CHECKING:
     from .world import SimProcess
@@ -86,7 +86,8 @@ class SimPeer:
     """The client end of a simulated peer connection; implements `runtime.network.Peer`."""
 
     def __init__(
-        self, wires: SimWires, owner: SimProcess, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR
+        self, wires: SimConnections, owner: SimProcess, endpoint: Endpoint, identity: bytes,
+        access: PeerClientKeys = CLEAR
     ) -> None:
         assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
         self._wires = wires
@@ -153,7 +154,7 @@ class SimPeer:
                 self._dial()
             return
         outbox, self._outbox = self._outbox, []
-        for batch in split_into_messages(outbox):
+        for batch in split_into_multipart_messages(outbox):
             parts = [bytes(part) for part in encode(EnvelopeKind.REQUESTS, self._identity, batch)]
             ids = f"{batch[0][0]}..{batch[-1][0]}"
             self._end.send(parts, f"requests {ids} {sum(map(len, parts))} B", droppable=True)
@@ -220,7 +221,7 @@ class SimPeer:
             assert self._end is not None, "it was connected"
             self._on_refused(self._end, parts)
             return
-        envelope = decode_parts(parts)
+        envelope = decode_envelope_parts(parts)
         match envelope.kind:
             case EnvelopeKind.REPLIES:
                 for item in envelope.items:
@@ -264,7 +265,7 @@ class SimPeer:
             self._fail(id_, type(error)(error.message, **error.fields))
 
 
-def split_into_messages(items: list[PeerItem]) -> list[list[PeerItem]]:
+def split_into_multipart_messages(items: list[PeerItem]) -> list[list[PeerItem]]:
     """Divides the items into groups, each of which fits into one multipart message."""
     batches: list[list[PeerItem]] = []
     size = COALESCE_BYTES + 1
@@ -278,7 +279,7 @@ def split_into_messages(items: list[PeerItem]) -> list[list[PeerItem]]:
     return batches
 
 
-def decode_parts(parts: list[bytes]) -> Envelope:
+def decode_envelope_parts(parts: list[bytes]) -> Envelope:
     envelope = decode(parts[0])
     assert len(envelope.parts) == len(parts) - 1
     for (item, index, size), part in zip(envelope.parts, parts[1:], strict=True):
@@ -324,7 +325,7 @@ class SimPeerServer:
     """A simulated listener for peers. `owner` is the process that serves."""
 
     def __init__(
-        self, wires: SimWires, owner: SimProcess, endpoint: Endpoint, identity: bytes, service: PeerService,
+        self, wires: SimConnections, owner: SimProcess, endpoint: Endpoint, identity: bytes, service: PeerService,
         access: PeerServerKeys | None = None,
     ) -> None:  # fmt: skip
         assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
@@ -359,7 +360,7 @@ class SimPeerServer:
         if self._closed:
             return
         self._closed = True
-        self._wires.unlisten(self._endpoint.port, self)
+        self._wires.stop_listening(self._endpoint.port, self)
         self.greetings.cancel()
         for connection in self._connections:
             connection.flush()
@@ -450,7 +451,7 @@ class _Connection:
         if self._server.access is not None and not self._key:
             self.end.send([REFUSED, WANTED], "refused")
             return
-        envelope = decode_parts(parts)
+        envelope = decode_envelope_parts(parts)
         if self.principal() is None:
             ids = [item.id for item in envelope.items]
             self.end.send([encode_refusal(EnvelopeKind.UNAUTHORIZED, self._server.identity, ids)], "unauthorized")
@@ -473,7 +474,7 @@ class _Connection:
     def flush(self) -> None:
         self._flushing = False
         outbox, self._outbox = self._outbox, []
-        for batch in split_into_messages(outbox):
+        for batch in split_into_multipart_messages(outbox):
             parts = [bytes(part) for part in encode(EnvelopeKind.REPLIES, self._server.identity, batch)]
             ids = f"{batch[0][0]}..{batch[-1][0]}"
             self.end.send(parts, f"replies {ids} {sum(map(len, parts))} B", droppable=True)

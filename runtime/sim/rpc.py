@@ -49,10 +49,10 @@ from ..network import (
     Rep,
     Req,
     Rpc,
+    list_rpc_names,
     rpc,
-    rpcs_of,
 )
-from .wires import ConnectionEnd, SimWires
+from .wires import ConnectionEnd, SimConnections
 
 if TYPE_CHECKING:
     from .world import SimProcess
@@ -103,7 +103,7 @@ class SimStream:
 
     async def wait_sent(self, offset: int) -> None:
         while self._left_bytes < offset and not self.is_broken:
-            await self.wait_changed()
+            await self.wait_stream_changed()
         self._check_open()
 
     @property
@@ -127,7 +127,7 @@ class SimStream:
 
     async def wait_drained(self, bytes_max: int = STREAM_QUEUE_BYTES) -> None:
         while self._queued_bytes > bytes_max and not self.is_broken:
-            await self.wait_changed()
+            await self.wait_stream_changed()
         self._check_open()
 
     async def close(self) -> None:
@@ -143,11 +143,11 @@ class SimStream:
                 while not self.is_broken:
                     if not self._reading:
                         self._in.clear()
-                    await self.wait_changed()
+                    await self.wait_stream_changed()
         except TimeoutError:
             self.cancel()
         finally:
-            self.end_with(errors.ConnectionLost("the stream was closed"))
+            self.end_with_error(errors.ConnectionLost("the stream was closed"))
 
     def cancel(self) -> None:
         if not self.is_broken:
@@ -157,7 +157,7 @@ class SimStream:
             elif self._end is not None:
                 data = errors.to_wire(error).SerializeToString(deterministic=True)
                 self._end.send(("end", self._id, data), f"end {self._id} cancelled")
-            self.end_with(error)
+            self.end_with_error(error)
 
     def _check_open(self) -> None:
         if self._broken is not None:
@@ -201,7 +201,7 @@ class SimStream:
                     raise self._failure
                 if self._in_over:
                     raise EndOfStream
-                await self.wait_changed()
+                await self.wait_stream_changed()
             return self._take()
         finally:
             self._reading = False
@@ -232,15 +232,17 @@ class SimStream:
             case "half":
                 self._in_over = True
             case "end" if message[2]:
-                self.end_with(errors.from_wire(wire.Error.FromString(message[2])))
+                self.end_with_error(errors.from_wire(wire.Error.FromString(message[2])))
             case "end":
                 self._in_over = True
-                self.end_with(errors.ConnectionLost(f"{self.path}: the other end closed the stream"), in_order=True)
+                self.end_with_error(
+                    errors.ConnectionLost(f"{self.path}: the other end closed the stream"), in_order=True
+                )
             case _:
                 raise AssertionError(f"a stream message {message[0]}")
         self._wake()
 
-    def end_with(self, error: errors.MagnetarError, *, in_order: bool = False) -> None:
+    def end_with_error(self, error: errors.MagnetarError, *, in_order: bool = False) -> None:
         """Ends the stream. Senders get `error` (ConnectionLost). `receive` returns the items that have arrived, and
         then raises EndOfStream if the stream ended in order, else `error`."""
         if self._broken is not None:
@@ -258,7 +260,7 @@ class SimStream:
         if self._out or self._half_closed:
             self._flush_soon()
 
-    async def wait_changed(self) -> None:
+    async def wait_stream_changed(self) -> None:
         changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(changed)
         await changed
@@ -286,7 +288,8 @@ class SimChannel:
     """A client's channel in a simulation; implements `runtime.network.Channel`."""
 
     def __init__(
-        self, wires: SimWires, owner: SimProcess, endpoint: Endpoint, authorization: Callable[[], str] | None = None
+        self, wires: SimConnections, owner: SimProcess, endpoint: Endpoint,
+        authorization: Callable[[], str] | None = None
     ) -> None:
         self._wires = wires
         self._authorization = authorization or str
@@ -364,7 +367,7 @@ class SimChannel:
         try:
             end = await self._connected()
         except errors.MagnetarError as error:
-            stream.end_with(error)
+            stream.end_with_error(error)
             return
         if stream.is_broken:
             return
@@ -407,7 +410,7 @@ class SimChannel:
                 answer.set_exception(type(error)(error.message))
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            stream.end_with(type(error)(error.message))
+            stream.end_with_error(type(error)(error.message))
 
     def _give_up(self, id_: int) -> None:
         if id_ in self._calls and self._end is not None:
@@ -432,7 +435,7 @@ class SimServing:
     """A simulated gRPC listener (`runtime.network.Serving`). `owner` is the process that serves."""
 
     def __init__(
-        self, wires: SimWires, owner: SimProcess, endpoint: Endpoint, services: Sequence[tuple[str, object]],
+        self, wires: SimConnections, owner: SimProcess, endpoint: Endpoint, services: Sequence[tuple[str, object]],
         guard: Guard | None, clock: Clock,
     ) -> None:  # fmt: skip
         self.owner = owner
@@ -463,7 +466,7 @@ class SimServing:
         if self.closed:
             return
         self.closed = True
-        self._wires.unlisten(self._endpoint.port, self)
+        self._wires.stop_listening(self._endpoint.port, self)
         if self.tasks and grace_s:
             await asyncio.wait(list(self.tasks), timeout=grace_s)
         for connection in list(self._connections):
@@ -495,7 +498,7 @@ class _Connection:
             self._open(id_, *message[2:])
         elif kind == "cancel":
             if id_ in self._streams:  # the handler of a unary call runs on, as in runtime/grpc/server.py
-                self._streams[id_].end_with(errors.ConnectionLost("the caller is gone"))
+                self._streams[id_].end_with_error(errors.ConnectionLost("the caller is gone"))
         elif id_ in self._streams:
             self._streams[id_].on_message(message)
 
@@ -541,7 +544,9 @@ class _Connection:
         failure = b""
         try:
             context = await self._context(authorization, stream.path)
-            with self._server.callers.end_on_expiry(context.principal, partial(self._end_of, id_, stream)):
+            with self._server.callers.end_when_credentials_expire(
+                context.principal, partial(self._end_of, id_, stream)
+            ):
                 await function(stream, context)
         except EndOfStream:
             pass
@@ -549,7 +554,7 @@ class _Connection:
             lost = errors.ConnectionLost("the handler was cancelled")
             if not stream.is_broken:
                 self._send(("end", id_, _error_bytes(lost)), f"end {id_} cancelled")
-                stream.end_with(lost)
+                stream.end_with_error(lost)
             raise
         except Exception as error:
             failure = _error_bytes(error)
@@ -557,15 +562,15 @@ class _Connection:
             while stream.queued_bytes and not stream.is_broken:
                 stream.flush()
                 if stream.queued_bytes:
-                    await stream.wait_changed()
+                    await stream.wait_stream_changed()
             self._send(("end", id_, failure), f"end {id_} {len(failure)} B")
-            stream.end_with(errors.ConnectionLost("the stream's handler has returned"))
+            stream.end_with_error(errors.ConnectionLost("the stream's handler has returned"))
 
     def _end_of(self, id_: int, stream: SimStream, error: errors.MagnetarError) -> None:
         """Ends a stream from this side, before its handler has ended."""
         if not stream.is_broken:
             self._send(("end", id_, _error_bytes(error)), f"end {id_} expired")
-            stream.end_with(error)
+            stream.end_with_error(error)
 
     def _send(self, message: Any, what: str) -> None:
         self._end.send(message, what)
@@ -580,13 +585,13 @@ class _Connection:
 
     def _gone(self) -> None:
         for stream in list(self._streams.values()):
-            stream.end_with(errors.ConnectionLost("the caller is gone"))
+            stream.end_with_error(errors.ConnectionLost("the caller is gone"))
 
 
 def _methods(services: Sequence[tuple[str, object]]) -> dict[str, tuple[Rpc[Any, Any], Callable[..., Any]]]:
     found: dict[str, tuple[Rpc[Any, Any], Callable[..., Any]]] = {}
     for name, handler in services:
-        for method in rpcs_of(name):
+        for method in list_rpc_names(name):
             function = getattr(handler, _snake(method), None)
             if function is not None:
                 target = rpc(name, method)

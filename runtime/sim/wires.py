@@ -78,7 +78,7 @@ class ConnectionEnd:
     """One end of a simulated connection. `receive(message)` and `lost()` are called in the context of the process that
     owns this end."""
 
-    def __init__(self, wires: SimWires, owner: SimProcess, number: int) -> None:
+    def __init__(self, wires: SimConnections, owner: SimProcess, number: int) -> None:
         self.owner = owner
         self.number = number
         self.open = True
@@ -108,7 +108,7 @@ class ConnectionEnd:
             self._wires._schedule_lost(self.other)
 
 
-class SimWires:
+class SimConnections:
     """All connections and listeners of one simulation, and the faults of its network."""
 
     def __init__(self, loop: VirtualLoop, trace: SimTrace, rng: random.Random) -> None:
@@ -142,7 +142,7 @@ class SimWires:
         self._trace.add_line(self._loop.elapsed_s, f"{listener.owner.node} listens on {port}")
         return Endpoint(host, port)
 
-    def unlisten(self, port: int, listener: Listener) -> None:
+    def stop_listening(self, port: int, listener: Listener) -> None:
         if self._listeners.get(port) is listener:
             del self._listeners[port]
 
@@ -391,7 +391,7 @@ class SimByteStream:
     def caller(self) -> Caller:
         return Caller(self.peer)
 
-    def on_admitted(self) -> None:
+    def on_caller_authenticated(self) -> None:
         """Does nothing, because the number of simulated connections is not limited."""
 
     @property
@@ -473,7 +473,8 @@ class SimByteServing:
     is_encrypted = False
 
     def __init__(
-        self, wires: SimWires, owner: SimProcess, endpoint: Endpoint, service: ByteService, guard: Guard | None = None
+        self, wires: SimConnections, owner: SimProcess, endpoint: Endpoint, service: ByteService,
+        guard: Guard | None = None
     ) -> None:
         self.owner = owner
         self._guard = guard
@@ -499,5 +500,5 @@ class SimByteServing:
             await stream.close()
 
     async def close(self, grace_s: float = 0.0) -> None:
-        self._wires.unlisten(self.endpoint.port, self)
+        self._wires.stop_listening(self.endpoint.port, self)
         await self._handlers.close(grace_s)

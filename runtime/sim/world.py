@@ -40,7 +40,7 @@ from .disk import DeadProcess, Disk, SimFiles, SimulatedDeath
 from .loop import PROCESS, DiskDelays, SimTask, SimTrace, SimWorkers, VirtualLoop
 from .peers import SimPeer, SimPeerServer
 from .rpc import SimChannel, SimServing
-from .wires import SimByteServing, SimByteStream, SimWires
+from .wires import SimByteServing, SimByteStream, SimConnections
 
 # ------------------------------------------------------------------------------------------------------- network
 # A simulated process' network (`runtime.network.Network`): gRPC, peers and bytes over the simulation's cables.
@@ -53,7 +53,7 @@ class SimNetwork:
     the process is dead."""
 
     def __init__(
-        self, wires: SimWires, owner: SimProcess, clock: Clock, is_alive: Callable[[], bool], rng: random.Random
+        self, wires: SimConnections, owner: SimProcess, clock: Clock, is_alive: Callable[[], bool], rng: random.Random
     ) -> None:
         self._wires = wires
         self._owner = owner
@@ -172,10 +172,11 @@ class SimProcess:
         clock = SimClock(simulation.loop, node)
         self.world = World(
             clock=clock,
-            rng=simulation.random_stream(f"process {name}"),
+            rng=simulation.random_generator(f"process {name}"),
             files=files,
-            workers=SimWorkers(simulation.random_stream(f"workers {name}"), node.disk_delays, self.is_alive),
-            network=SimNetwork(simulation.wires, self, clock, self.is_alive, simulation.random_stream(f"keys {name}")),
+            workers=SimWorkers(simulation.random_generator(f"workers {name}"), node.disk_delays, self.is_alive),
+            network=SimNetwork(simulation.wires, self, clock, self.is_alive,
+            simulation.random_generator(f"keys {name}")),
         )
 
     def is_alive(self) -> bool:
@@ -194,7 +195,7 @@ class SimProcess:
             self._tasks = [task for task in self._tasks if not task.done()]
             self._prune_at = 64 + 2 * len(self._tasks)
 
-    def fail_on_death(self, future: asyncio.Future[Any]) -> None:
+    def fail_when_process_dies(self, future: asyncio.Future[Any]) -> None:
         """Arranges that `future` fails with NodeCrashed if this process dies before the future is done."""
         self._waiting[id(future)] = future
         future.add_done_callback(lambda done: self._waiting.pop(id(done), None))
@@ -234,10 +235,10 @@ class Simulation:
             self.trace,
             steps_max=steps_max,
             seconds_max=seconds_max,
-            origin_s=random_boot_uptime_s(self.random_stream("clock")),
+            origin_s=random_boot_uptime_s(self.random_generator("clock")),
         )
         self.loop.set_exception_handler(self._complain)
-        self.wires = SimWires(self.loop, self.trace, self.random_stream("network"))
+        self.wires = SimConnections(self.loop, self.trace, self.random_generator("network"))
         self.nodes: dict[str, Node] = {}
         self.complaints: list[str] = []
         """Messages that asyncio would have logged: unretrieved exceptions of processes that were alive."""
@@ -246,7 +247,7 @@ class Simulation:
         self.on_task: Callable[[str, SimTask[Any]], None] | None = None
         """Called for every task that a process makes: (node, task)."""
         self._ended: list[SimProcess] = []
-        self._crash_rng = self.random_stream("crashes")
+        self._crash_rng = self.random_generator("crashes")
         self._over = False
 
     # ------------------------------------------------------------------ the two clocks of a run
@@ -258,7 +259,7 @@ class Simulation:
     def virtual_seconds(self) -> float:
         return self.loop.elapsed_s
 
-    def random_stream(self, purpose: str) -> random.Random:
+    def random_generator(self, purpose: str) -> random.Random:
         return random.Random(f"{self.seed}/{purpose}")
 
     def add_line(self, text: str) -> None:
@@ -268,7 +269,7 @@ class Simulation:
     def node(self, name: str) -> Node:
         if name not in self.nodes:
             node = self.nodes[name] = Node(
-                name, Disk(), booted_s=-random_boot_uptime_s(self.random_stream(f"clock {name}"))
+                name, Disk(), booted_s=-random_boot_uptime_s(self.random_generator(f"clock {name}"))
             )
             trace, loop = self.trace, self.loop
             node.disk.record = lambda op: trace.add_detail(
@@ -276,7 +277,7 @@ class Simulation:
             )
         return self.nodes[name]
 
-    def is_up(self, name: str) -> bool:
+    def is_node_running(self, name: str) -> bool:
         process = self.node(name).process
         return process is not None and process.alive
 
@@ -287,12 +288,12 @@ class Simulation:
     def spawn(self, name: str, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """Runs the coroutine in the process of the node `name`, and returns a future of its result. The future belongs
         to the caller; it fails with NodeCrashed if the process dies first."""
-        return self.spawn_in(self._process(name), coroutine)
+        return self.spawn_in_process(self._process(name), coroutine)
 
-    def spawn_in(self, process: SimProcess, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+    def spawn_in_process(self, process: SimProcess, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """Runs the coroutine like `spawn`, in the given process, which may be one of `start_second_process`."""
         outer: asyncio.Future[T] = self.loop.create_future()
-        process.fail_on_death(outer)
+        process.fail_when_process_dies(outer)
         task = self.loop.create_task(coroutine, context=process.context.copy())
         here = contextvars.copy_context()
         task.add_done_callback(lambda done: _pass_on(done, outer), context=here)
@@ -357,7 +358,7 @@ class Simulation:
         if process is not None and process.held is not None:
             self.add_line(f"{name} goes on")
             held, process.held = process.held, None
-            self.loop.run_held(held)
+            self.loop.schedule_held_steps(held)
 
     # ------------------------------------------------------------------ the run
     def run(self, main: Coroutine[Any, Any, T]) -> T:

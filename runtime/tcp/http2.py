@@ -202,7 +202,9 @@ class Http2Output:
     def send_headers(self, stream: Http2Stream, block: bytes, *, ends: bool, data: bytes = b"") -> None:
         """Sends headers, and in the same write `data`. If there is data, `fits` must have returned True for it
         before."""
-        framed = frames.header_block(stream.id, block, frames.END_STREAM if ends and not data else 0, self.peer_frame)
+        framed = frames.encode_header_block(
+            stream.id, block, frames.END_STREAM if ends and not data else 0, self.peer_frame
+        )
         if data:
             stream.send_left -= len(data)
             self.send_left -= len(data)
@@ -212,15 +214,15 @@ class Http2Output:
         if ends:
             self._connection.on_output_ended(stream)
 
-    def send_whole(self, stream: Http2Stream, head: bytes, data: bytes, trailers: bytes) -> None:
+    def send_whole_answer(self, stream: Http2Stream, head: bytes, data: bytes, trailers: bytes) -> None:
         """Sends a complete answer in one write: its headers, all data and its trailers. `fits` must have returned True
         before."""
         id_, size = stream.id, len(data)
         stream.send_left -= size
         self.send_left -= size
         self.write(b"".join((
-            frames.header_block(id_, head, 0, self.peer_frame), frames.header(size, DATA, 0, id_), data,
-            frames.header_block(id_, trailers, frames.END_STREAM, self.peer_frame),
+            frames.encode_header_block(id_, head, 0, self.peer_frame), frames.header(size, DATA, 0, id_), data,
+            frames.encode_header_block(id_, trailers, frames.END_STREAM, self.peer_frame),
         )))  # fmt: skip
         self._connection.on_output_ended(stream)
 
@@ -303,7 +305,7 @@ class Http2Output:
             del blocked[stream]
             stream.on_writable()
 
-    def change_windows(self, change: int) -> None:
+    def change_send_windows(self, change: int) -> None:
         """Adds `change` to the send windows of all streams, as a SETTINGS frame demands. Called once for each frame: it
         may contain the setting thousands of times, and there may be a thousand streams."""
         self._connection.allowance.charge(len(self._connection.streams) // 10)
@@ -346,14 +348,14 @@ class ReceiveWindow:
             more, stream._window = window - stream._window, window
             stream.receive_left += more
             if not stream.in_ended:
-                self._connection.out.write(frames.window_update(stream.id, more))
+                self._connection.out.write(frames.encode_window_update(stream.id, more))
         self.widen_to_maximum()
 
     def widen_to_maximum(self) -> None:
         if self.size < CONNECTION_WINDOW:
             more, self.size = CONNECTION_WINDOW - self.size, CONNECTION_WINDOW
             self.left += more
-            self._connection.out.write(frames.window_update(0, more))
+            self._connection.out.write(frames.encode_window_update(0, more))
 
     def credit_stream(self, stream: Http2Stream, size: int) -> None:
         """Lets the other end send `size` more bytes on the stream, because the service has read as many."""
@@ -364,7 +366,7 @@ class ReceiveWindow:
                 self.credit()
         stream._owed += size
         if stream._owed * 4 >= stream._window and not stream.in_ended and stream.connection is not None:
-            self._connection.out.write(frames.window_update(stream.id, stream._owed))
+            self._connection.out.write(frames.encode_window_update(stream.id, stream._owed))
             stream.receive_left += stream._owed
             stream._owed = 0
 
@@ -372,7 +374,7 @@ class ReceiveWindow:
         """Lets the other end send `size` more bytes on the connection."""
         self.owed += size
         if self.owed * 4 >= self.size and not self._connection.is_lost:
-            self._connection.out.write(frames.window_update(0, self.owed))
+            self._connection.out.write(frames.encode_window_update(0, self.owed))
             self.left += self.owed
             self.owed = 0
 
@@ -752,7 +754,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         match kind:
             case frames.HEADERS:
-                self._header_block(self._blocks.start_block(flags, id_, payload))
+                self._header_block(self._blocks.start_header_block(flags, id_, payload))
             case frames.DATA:  # padded
                 data, padding = strip_padding(flags, payload)
                 if padding and len(data) < SMALL_DATA:
@@ -822,7 +824,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if len(payload) != 4:
             raise ProtocolViolation(ErrorCode.FRAME_SIZE_ERROR, "a WINDOW_UPDATE that is none")
         size = int.from_bytes(payload, "big") & frames.STREAM_MASK
-        self.allowance.charge_update(id_, size, self.out.send_left)
+        self.allowance.charge_window_update(id_, size, self.out.send_left)
         if not id_:
             self.out.send_left += size
             if not size or self.out.send_left > frames.WINDOW_MAX:
@@ -857,7 +859,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.out.write(frames.SETTINGS_ACK)  # first: from there on the other end counts with the new windows
         self.is_ready = True
         if self.out.peer_window != window:
-            self.out.change_windows(self.out.peer_window - window)
+            self.out.change_send_windows(self.out.peer_window - window)
         self.on_settings()
 
     def _set(self, key: int, value: int) -> None:
@@ -882,7 +884,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if stream is not None:
             code = int.from_bytes(payload, "big")
             self._remove_stream(stream)
-            stream.on_lost(ConnectionLost(f"{self.peer} reset the stream: {frames.code_name(code)}"), code)
+            stream.on_lost(ConnectionLost(f"{self.peer} reset the stream: {frames.name_of_error_code(code)}"), code)
         elif self.is_idle(id_):
             raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"an RST_STREAM for stream {id_}, which is not open")
 
@@ -904,7 +906,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         error."""
         if stream.connection is None:
             return
-        self.out.write(frames.rst_stream(stream.id, code))
+        self.out.write(frames.encode_rst_stream(stream.id, code))
         self._remove_stream(stream)
         if error is not None:
             stream.on_lost(error, None)
@@ -928,7 +930,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if self.is_lost:
             return
         _LOG.debug("%s broke the rules of HTTP/2: %s", self.peer, text)
-        self.out.write(frames.goaway(max(self.streams, default=0), code, text))
+        self.out.write(frames.encode_goaway(max(self.streams, default=0), code, text))
         self._close_with(ConnectionLost(f"{self.peer}: {text}"))
         self._close_transport()
 

@@ -81,7 +81,7 @@ class ProtocolViolation(Exception):
         self.code = code
 
 
-def code_name(number: int) -> str:
+def name_of_error_code(number: int) -> str:
     return ErrorCode(number).name if number in ErrorCode._value2member_map_ else f"code {number}"
 
 
@@ -97,11 +97,11 @@ def settings(values: dict[Setting, int]) -> bytes:
 SETTINGS_ACK = header(0, SETTINGS, ACK, 0)
 
 
-def window_update(stream: int, size: int) -> bytes:
+def encode_window_update(stream: int, size: int) -> bytes:
     return header(4, WINDOW_UPDATE, 0, stream) + size.to_bytes(4, "big")
 
 
-def rst_stream(stream: int, code: ErrorCode) -> bytes:
+def encode_rst_stream(stream: int, code: ErrorCode) -> bytes:
     return header(4, RST_STREAM, 0, stream) + code.to_bytes(4, "big")
 
 
@@ -109,12 +109,12 @@ def ping(data: bytes, flags: int = 0) -> bytes:
     return header(8, PING, flags, 0) + data
 
 
-def goaway(last: int, code: ErrorCode, text: str = "") -> bytes:
+def encode_goaway(last: int, code: ErrorCode, text: str = "") -> bytes:
     payload = last.to_bytes(4, "big") + code.to_bytes(4, "big") + text.encode()[:256]
     return header(len(payload), GOAWAY, 0, 0) + payload
 
 
-def header_block(stream: int, block: bytes, flags: int, frame_max: int) -> bytes:
+def encode_header_block(stream: int, block: bytes, flags: int, frame_max: int) -> bytes:
     """Returns the HEADERS frame for a header block, followed by CONTINUATION frames if the block is longer than
     `frame_max`."""
     if len(block) <= frame_max:
@@ -294,7 +294,7 @@ class FrameAllowance:
                     ErrorCode.ENHANCE_YOUR_CALM, "too many refused calls, or frames that carry nothing"
                 )
 
-    def charge_update(self, id_: int, size: int, send_left: int) -> None:
+    def charge_window_update(self, id_: int, size: int, send_left: int) -> None:
         """Counts a window update against the allowance, unless it only returns credit for data that was sent. An update
         is counted if it is small, or grants more than any before. `send_left` is the connection's send window before
         the update."""
@@ -531,7 +531,7 @@ class HeaderBlocks:
         self.continued: tuple[int, int, bytearray] | None = None  # stream, flags, and what of it has come
         self._continuations = 0
 
-    def start_block(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
+    def start_header_block(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
         """Handles a HEADERS frame. Returns (flags, stream, block) if it completes the block; None if CONTINUATION
         frames must follow."""
         if not id_:

@@ -48,7 +48,7 @@ class JsonClient:
             raise InvalidConfiguration(f"{files} cannot be read as certificates and key in PEM") from error
         self._opener = urllib.request.build_opener(_NoRedirect, urllib.request.HTTPSHandler(context=context))
 
-    def is_allowed(self, url: object) -> bool:
+    def is_url_allowed(self, url: object) -> bool:
         try:
             found = urlsplit(url) if isinstance(url, str) else None
         except ValueError:
@@ -62,7 +62,7 @@ class JsonClient:
         """Sends a GET request, or a POST request with a form, and returns the JSON of the answer; blocks its thread.
         Raises Unavailable if there is no answer within TIMEOUT_S, or if it is no JSON object of at most
         ANSWER_BYTES_MAX; the error's field `status` is the HTTP status of an error."""
-        if not self.is_allowed(url):
+        if not self.is_url_allowed(url):
             raise Unavailable(f"{url} is not asked: its address does not begin with https://")
         data = None if form is None else urlencode(form).encode()
         request = urllib.request.Request(url, data, {"Accept": "application/json"})

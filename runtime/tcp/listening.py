@@ -12,7 +12,8 @@ tests/runtime/tcp/test_strangers.py, tests/cli/test_start.py.
 The TLS certificates that this process shows to others, and when each ends: for its metrics.
 
     CERTIFICATES.add(path)           by what makes a TLS context of the file
-    CERTIFICATES.read_ends()         path → seconds since the epoch at which its first certificate to end does so
+    CERTIFICATES.read_expiry_times()         path → seconds since the epoch at which its first certificate to end does
+    so
 
 A file that was replaced is read again, because the next handshake uses it (listening.py). One that cannot be read, or
 has no certificate, keeps the end that it had. Only the end is read out of a certificate, so the standard library is
@@ -39,7 +40,7 @@ from typing import Any, Protocol, cast
 from ...proto.errors import Busy, ConnectionLost, InvalidConfiguration, MagnetarError, Unavailable, UntrustedServer
 from ..access import OPEN, Caller, CallerLimits, Guard, ListenerAccess, TlsFiles
 from ..descriptors import PROCESS
-from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Enough, Room, address_network
+from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Enough, Room, network_of_caller
 from ..tasks import Tasks
 
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.S)
@@ -55,7 +56,7 @@ class CertificateFiles:
     def add(self, path: str) -> None:
         self._found.setdefault(path, (None, None))
 
-    def read_ends(self) -> dict[str, float]:
+    def read_expiry_times(self) -> dict[str, float]:
         """Returns for each file when its certificate expires; for a chain of certificates, when the first of them does.
         Files that have changed are read again."""
         for path, (stamp, end) in self._found.items():
@@ -64,7 +65,7 @@ class CertificateFiles:
                 now = (known.st_ino, known.st_mtime_ns, known.st_size)
                 if now != stamp:
                     with open(path, encoding="ascii", errors="replace") as file:
-                        self._found[path] = now, find_end(file.read())
+                        self._found[path] = now, find_certificate_expiry(file.read())
             except (OSError, ValueError) as error:
                 _LOG.debug("when the certificate of %s ends is not read: %s", path, error)
                 self._found[path] = stamp, end
@@ -75,7 +76,7 @@ CERTIFICATES = CertificateFiles()
 """Those of this process."""
 
 
-def find_end(pem: str) -> float:
+def find_certificate_expiry(pem: str) -> float:
     """Returns the time at which the first certificate of a PEM text expires, in seconds since the epoch. Raises
     ValueError if the text contains no certificate, or a damaged one."""
     return min(_end(ssl.PEM_cert_to_DER_cert(each)) for each in _PEM.findall(pem))
@@ -169,7 +170,7 @@ class UnauthenticatedConnections:
         closed."""
         if len(self._address) >= self.count_max and not self._push_out():
             return False
-        address = address_network(peer)
+        address = network_of_caller(peer)
         self._address[stranger] = address
         self._of.setdefault(address, {})[stranger] = None
         return True
@@ -563,7 +564,7 @@ class TcpStream(asyncio.BufferedProtocol):
         found = tls.getpeercert(binary_form=True)
         return Caller(self.peer, "", ssl.DER_cert_to_PEM_cert(found).encode() if found else b"", is_encrypted=True)
 
-    def on_admitted(self) -> None:
+    def on_caller_authenticated(self) -> None:
         self._known(self)
 
     is_busy = False
@@ -657,7 +658,7 @@ class TcpServing:
         if stream in self._known or stream not in self.strangers:
             return
         self.strangers.remove(stream)
-        place, most = address_network(stream.peer), self._access.limits.streams_per_address
+        place, most = network_of_caller(stream.peer), self._access.limits.streams_per_address
         if self._of_address[place] >= most:
             stream.abort()
             raise ConnectionLost(f"{place} has {most} connections")

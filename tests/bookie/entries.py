@@ -12,8 +12,8 @@ from magnetar.ledger.peer_format import (
     Op,
     RequestHead,
     Status,
+    decode_add_statuses,
     decode_answer,
-    decode_statuses,
     encode_add_many,
     encode_adds,
 )
@@ -90,7 +90,7 @@ class PeerCaller:
         stored = [stored_entry(ledger, entry, payload) for entry, payload in entries.items()]
         head = encode_add_many(ledger, next(iter(entries)), len(entries), key, flags)
         reply = await self.peer.request(head, encode_adds(rows(stored)), timeout_s=10)
-        return decode_statuses(decode_answer(reply.head), reply.frames, len(entries))
+        return decode_add_statuses(decode_answer(reply.head), reply.frames, len(entries))
 
     async def read(
         self,

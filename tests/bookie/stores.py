@@ -5,7 +5,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from magnetar.bookie.store.store import Store, StoreConfig, StorePorts
+from magnetar.bookie.store.store import Store, StoreCallbacks, StoreConfig
 from magnetar.ledger.peer_format import Status
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import KEY, payload_of, stored_entry
@@ -31,7 +31,7 @@ SMALL = StoreConfig(
 
 
 async def open_store(
-    simulation: Simulation, config: StoreConfig = SMALL, node: str = NODE, ports: StorePorts | None = None
+    simulation: Simulation, config: StoreConfig = SMALL, node: str = NODE, ports: StoreCallbacks | None = None
 ) -> Store:
     world = simulation.world(node)
 

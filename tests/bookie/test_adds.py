@@ -15,12 +15,12 @@ from magnetar.ledger.peer_format import (
     RequestHead,
     Status,
     VerifiedAdds,
+    decode_add_statuses,
     decode_answer,
     decode_request,
-    decode_statuses,
     encode_add_many,
+    encode_add_statuses,
     encode_adds,
-    encode_statuses,
     verify_add,
     verify_adds,
 )
@@ -50,10 +50,10 @@ def test_example_of_the_specification() -> None:
     assert table[:28].hex() == "00000002000000000000000100000000000000030000000000000002"
     assert table[40:68].hex() == "00000000000000000000000100000000000000040000000000000002"
     assert (len(table), frames[1:]) == (80, [b"ab"])
-    answer, status_frames = encode_statuses(head.ledger, head.entry, verify_adds(head, frames, MAX).statuses)
+    answer, status_frames = encode_add_statuses(head.ledger, head.entry, verify_adds(head, frames, MAX).statuses)
     assert status_frames == (b"\0\0",)
     assert decode_answer(answer) == AnswerHead(Op.ADD_MANY, Status.OK, 1, 3, -1, 2)
-    assert decode_statuses(decode_answer(answer), status_frames, 2) == [Status.OK, Status.OK]
+    assert decode_add_statuses(decode_answer(answer), status_frames, 2) == [Status.OK, Status.OK]
 
 
 def test_what_is_sealed_is_opened_whatever_the_sizes_and_however_the_frames_came() -> None:
@@ -150,13 +150,13 @@ def test_random_bytes_never_open_and_never_cost_more_than_they_are() -> None:
 
 def test_answers_that_are_none_are_refused() -> None:
     head, _ = request([stored_entry(1, 0, b"one"), stored_entry(1, 1, b"two")])
-    good = decode_answer(encode_statuses(head.ledger, head.entry, b"\0\4")[0])
-    assert decode_statuses(good, [b"\0\4"], 2) == [Status.OK, Status.FENCED]
-    assert decode_statuses(good._replace(status=Status.BUSY), [], 2) == [Status.BUSY, Status.BUSY]
+    good = decode_answer(encode_add_statuses(head.ledger, head.entry, b"\0\4")[0])
+    assert decode_add_statuses(good, [b"\0\4"], 2) == [Status.OK, Status.FENCED]
+    assert decode_add_statuses(good._replace(status=Status.BUSY), [], 2) == [Status.BUSY, Status.BUSY]
     for answer, body in ((good, []), (good, [b"\0"]), (good, [b"\0\0\0"]), (good, [b"\0\xff"]), (good, [b"\0", b"\0"]),
                          (good._replace(count=3), [b"\0\0"]), (good._replace(op=Op.ADD), [b"\0\0"])):  # fmt: skip
         with pytest.raises(ValueError, match=r"answer|status"):
-            decode_statuses(answer, body, 2)
+            decode_add_statuses(answer, body, 2)
 
 
 # ---------------------------------------------------------------------------------------- service

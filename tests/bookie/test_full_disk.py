@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from magnetar.bookie.registration import DiskLimits, DiskState, DiskUsage, judge_disk
+from magnetar.bookie.registration import DiskLimits, DiskState, DiskUsage, decide_disk_state
 from magnetar.bookie.server import Bookie
 from magnetar.bookie.store.entrylog.mover import CompactionPolicy
 from magnetar.bookie.store.headroom import NAME
@@ -45,30 +45,34 @@ def usage(used: float) -> DiskUsage:
     ],
 )
 def test_the_state_of_the_disk(used: float, was: DiskState, no_room: bool, now: DiskState) -> None:
-    assert judge_disk(usage(used), LIMITS, was, no_room=no_room) is now
+    assert decide_disk_state(usage(used), LIMITS, was, no_room=no_room) is now
 
 
 def test_a_floor_that_nobody_set_is_never_more_than_a_twentieth_of_the_disk() -> None:
     limits = LIMITS._replace(full_share=0.99, free_bytes_min=-1)
-    assert judge_disk(usage(0.94), limits, DiskState.WRITABLE, no_room=False) is DiskState.TIGHT
-    assert judge_disk(usage(0.96), limits, DiskState.WRITABLE, no_room=False) is DiskState.FULL
+    assert decide_disk_state(usage(0.94), limits, DiskState.WRITABLE, no_room=False) is DiskState.TIGHT
+    assert decide_disk_state(usage(0.96), limits, DiskState.WRITABLE, no_room=False) is DiskState.FULL
     limits = limits._replace(full_share=1.0)
-    assert judge_disk(DiskUsage(1 << 40, (256 << 20) - 1), limits, DiskState.WRITABLE, no_room=False) is DiskState.FULL
-    assert judge_disk(DiskUsage(1 << 40, 256 << 20), limits, DiskState.WRITABLE, no_room=False) is DiskState.TIGHT
+    assert decide_disk_state(
+        DiskUsage(1 << 40, (256 << 20) - 1), limits, DiskState.WRITABLE, no_room=False
+    ) is DiskState.FULL
+    assert decide_disk_state(
+        DiskUsage(1 << 40, 256 << 20), limits, DiskState.WRITABLE, no_room=False
+    ) is DiskState.TIGHT
 
 
 @pytest.mark.parametrize("floor", [0, 1, 20_000, 50_001, 300_000, 256 << 20, 1 << 40])
 def test_a_floor_that_is_set_holds_whatever_share_of_the_disk_it_is(floor: int) -> None:
     limits = DiskLimits(1.0, 1.0, 1.0, floor)
     for free in (0, 999, 1000, 19_999, 20_000, 49_000, 50_000, 50_001, 299_999, 300_000, 999_999):
-        state = judge_disk(DiskUsage(1_000_000, free), limits, DiskState.WRITABLE, no_room=False)
+        state = decide_disk_state(DiskUsage(1_000_000, free), limits, DiskState.WRITABLE, no_room=False)
         assert state.is_read_only == (free < floor or free == 0), (free, state)
 
 
 def test_a_bookie_at_its_floor_does_not_come_and_go_at_each_check() -> None:
     limits = DiskLimits(0.95, 0.9, 0.9, 300_000)
-    assert judge_disk(DiskUsage(1_000_000, 300_001), limits, DiskState.FULL, no_room=False) is DiskState.FULL
-    assert judge_disk(DiskUsage(1_000_000, 330_001), limits, DiskState.FULL, no_room=False) is DiskState.WRITABLE
+    assert decide_disk_state(DiskUsage(1_000_000, 300_001), limits, DiskState.FULL, no_room=False) is DiskState.FULL
+    assert decide_disk_state(DiskUsage(1_000_000, 330_001), limits, DiskState.FULL, no_room=False) is DiskState.WRITABLE
 
 
 async def test_a_floor_that_makes_the_bookie_read_only_is_told_at_its_start(
@@ -279,7 +283,7 @@ def test_a_log_that_made_room_for_its_own_note_is_no_damage(flushed: bool, caplo
             for ledger in (1, 2, 3):
                 assert await simulation.spawn(NODE, add(store, ledger, 0, payload(ledger, 0))) is Status.OK
                 await simulation.spawn(NODE, store.checkpoint())
-                await simulation.spawn(NODE, store._checkpoint.run_exclusive_checkpoint(store._log.close))
+                await simulation.spawn(NODE, store._checkpoint.run_between_checkpoints(store._log.close))
             await simulation.spawn(NODE, store.delete([1, 2]))
             if flushed:
                 await simulation.spawn(NODE, store.checkpoint())
@@ -290,7 +294,7 @@ def test_a_log_that_made_room_for_its_own_note_is_no_damage(flushed: bool, caplo
                 assert (await simulation.spawn(NODE, store.compactor.run(None))).deleted == [1, 2]
             except NodeCrashed:
                 crashed = True
-            disk.disarm()
+            disk.disarm_crash()
             simulation.crash(NODE, power_loss=operation % 2 > 0)
             logs = {path[-20:-4] for path in disk.paths() if path.endswith(".log")}
             indexes = {path[-20:-4] for path in disk.paths() if path.endswith(".idx")}

@@ -158,7 +158,7 @@ async def test_moved_directory_is_refused_until_somebody_says_that_it_was_moved(
     with pytest.raises(InvalidConfiguration, match=rf"`magnetar bookies move {first} rack-9:{DATA}`"):
         await cluster.start(advertised_host="rack-9")
     await cluster.metadata.delete(paths.bookie(first))
-    await identity.change_place(cluster.metadata, first, f"rack-9:{DATA}")
+    await identity.change_bookie_place(cluster.metadata, first, f"rack-9:{DATA}")
     assert (await cluster.restart()).id == first
     cluster.simulation.crash(NODE)
     with pytest.raises(InvalidConfiguration, match=rf"belongs to bookie {first} at rack-9:{DATA}, and this is"):

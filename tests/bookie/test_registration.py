@@ -48,7 +48,7 @@ async def test_a_process_that_was_replaced_while_it_was_silent_ends_when_it_find
     cluster.simulation.wires.partition(NODE, "copy")
     second = await start_copy(cluster)
     await asyncio.sleep(5)
-    assert not cluster.simulation.is_up(NODE), "one of them is left"
+    assert not cluster.simulation.is_node_running(NODE), "one of them is left"
     cluster.simulation.wires.heal(NODE, "copy")
     found = await get_record(cluster.metadata, paths.bookie(second.id), records.BookieRecord)
     assert found is not None

@@ -12,7 +12,9 @@ from tests.bookie.test_admin import ask
 
 
 async def say(deployment: Deployment, verb: str, **options: object) -> dict[str, Any]:
-    name, bookie = next((name, each) for name, each in deployment.bookies.items() if deployment.simulation.is_up(name))
+    name, bookie = next(
+        (name, each) for name, each in deployment.bookies.items() if deployment.simulation.is_node_running(name)
+    )
     network = deployment.simulation.world(name).network
     return await ask(PeerCaller(network.peer(bookie.endpoint, UUID(bookie.id).bytes)), verb, **options)
 

@@ -140,7 +140,7 @@ class Session:
     def make_writer(self, record: LedgerRecord) -> Writer:
         return Writer(self, record.ledger_id)
 
-    async def recover_to_close(self, ledger_id: int) -> tuple[Reader, None]:
+    async def recover_until_close(self, ledger_id: int) -> tuple[Reader, None]:
         return await self.recover(ledger_id), None
 
     async def recover(self, ledger_id: int) -> Reader:

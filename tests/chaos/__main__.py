@@ -51,7 +51,7 @@ from typing import Any, NoReturn
 import click
 
 import magnetar
-from magnetar.cli.demo import NotReady
+from magnetar.cli.demo import ProcessNotReady
 from tests.chaos.faults import WEIGHTS, Faults
 from tests.chaos.processes.cluster import ChaosCluster
 from tests.chaos.workload.accounts import Verdict as OfTransfers
@@ -218,7 +218,7 @@ class Run:
             self.rounds += 1
             try:
                 wrong = faults.round(kinds, say)
-            except NotReady as error:
+            except ProcessNotReady as error:
                 wrong = [f"after {', '.join(kinds)}: {error}"]
             if wrong:
                 return wrong

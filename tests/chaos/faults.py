@@ -36,7 +36,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from magnetar.cli.demo import NotReady
+from magnetar.cli.demo import ProcessNotReady
 from tests.chaos.processes.cluster import SESSION_S, ChaosCluster, fill
 from tests.chaos.processes.nodes import Node, Target
 from tests.chaos.processes.proxy import ANY, WHOLE, Link, Mode
@@ -117,7 +117,7 @@ class Faults:
         return wait_until(self.cluster.missing_copies, look_s=LOOK_S)
 
     def round(self, kinds: list[str], say: Callable[[str], None]) -> list[str]:
-        """What is wrong afterwards. NotReady: a process did not start again."""
+        """What is wrong afterwards. ProcessNotReady: a process did not start again."""
         if any(kind in LOSING for kind in kinds):
             if missing := self.wait_copies():
                 return missing
@@ -169,7 +169,7 @@ class Faults:
             try:
                 node.wait_ready()
                 return
-            except NotReady:
+            except ProcessNotReady:
                 if node.is_running or not self._gave_up(node):
                     raise
             node.start()

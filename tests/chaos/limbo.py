@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from magnetar.cli.demo import NotReady, Process, Processes
+from magnetar.cli.demo import Process, Processes, ProcessNotReady
 from magnetar.ledger import LedgerClient
 from magnetar.ledger.config import LedgerConfig
 from magnetar.ledger.peer_format import Status
@@ -128,7 +128,7 @@ def _refusal(bookie: Process) -> str:
     bookie.start()
     try:
         bookie.wait_ready()
-    except NotReady as error:
+    except ProcessNotReady as error:
         bookie.wait()
         return str(error)
     raise AssertionError("a bookie started in a directory that was wiped")

@@ -16,9 +16,9 @@ Cli = Callable[..., Any]
 
 
 def test_percentiles_are_of_all_samples() -> None:
-    found = bench.latencies_of(array("d", [each / 1000 for each in range(1, 1001)]))
+    found = bench.compute_latency_percentiles(array("d", [each / 1000 for each in range(1, 1001)]))
     assert found == {"p50Ms": 501.0, "p90Ms": 901.0, "p99Ms": 991.0, "p999Ms": 1000.0, "maxMs": 1000.0}
-    assert bench.latencies_of(array("d")) == {}
+    assert bench.compute_latency_percentiles(array("d")) == {}
 
 
 class _Slow:

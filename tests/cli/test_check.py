@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.check import ProbeTimes, nagios_line, prometheus_page
+from magnetar.cli.check import ProbeTimes, format_nagios_line, format_prometheus_page
 from magnetar.cli.demo import Processes
 from tests.support.processes import run_here
 
@@ -22,16 +22,16 @@ def test_states_are_by_publish_and_delivery_together() -> None:
 
 
 def test_nagios_reads_one_line_with_its_numbers() -> None:
-    assert nagios_line("t", QUICK, "ok", 1, 5) == (
+    assert format_nagios_line("t", QUICK, "ok", 1, 5) == (
         "MAGNETAR OK - t: published in 0.010 s, delivered in 0.020 s"
         "|total=0.030000s;1;5;0 connect=0.200000s publish=0.010000s deliver=0.020000s"
     )
-    assert nagios_line("t", AWAY, "critical", 1, 5) == "MAGNETAR CRITICAL - t: nobody listens there / at all"
+    assert format_nagios_line("t", AWAY, "critical", 1, 5) == "MAGNETAR CRITICAL - t: nobody listens there / at all"
 
 
 def test_a_page_for_prometheus_has_no_times_of_what_failed() -> None:
-    assert prometheus_page('a"b', AWAY).splitlines()[2:] == ['magnetar_check_publish_up{topic="a\\"b"} 0']
-    lines = prometheus_page("t", QUICK).splitlines()
+    assert format_prometheus_page('a"b', AWAY).splitlines()[2:] == ['magnetar_check_publish_up{topic="a\\"b"} 0']
+    lines = format_prometheus_page("t", QUICK).splitlines()
     assert 'magnetar_check_publish_seconds{topic="t",step="deliver"} 0.020000' in lines
     assert all(re.fullmatch(r"# (HELP|TYPE) .+|[a-z_]+\{.+\} [0-9.]+", line) for line in lines)
 

@@ -17,8 +17,8 @@ from magnetar.cli.admin.doctor import (
     RISKS,
     ClusterFacts,
     examine_directory,
-    newest_file_ms,
     run_checks,
+    time_of_newest_file_ms,
 )
 from magnetar.cli.demo import Processes
 from magnetar.cli.main import root
@@ -212,20 +212,20 @@ def test_a_directory_is_looked_at_without_a_server(tmp_path: Path, monkeypatch: 
 
 def test_a_full_disk_and_a_slow_one_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "DISK_FREE", 1.1)
-    monkeypatch.setattr(doctor, "measure_sync", lambda _: 0.2)
+    monkeypatch.setattr(doctor, "measure_sync_time_s", lambda _: 0.2)
     _, states = examine_directory(tmp_path)
     assert states["D21"] in ("look", "wrong")
     assert states["D22"] == "wrong"
 
 
 def test_the_newest_file_is_the_backup(tmp_path: Path) -> None:
-    assert newest_file_ms(None) is None
-    assert newest_file_ms(str(tmp_path / "none")) == newest_file_ms(str(tmp_path)) == 0
+    assert time_of_newest_file_ms(None) is None
+    assert time_of_newest_file_ms(str(tmp_path / "none")) == time_of_newest_file_ms(str(tmp_path)) == 0
     for name, at in (("old", 1_000), ("new", 2_000)):
         (tmp_path / name).write_bytes(b"")
         os.utime(tmp_path / name, (at, at))
-    assert newest_file_ms(str(tmp_path)) == 2_000_000
-    assert newest_file_ms(str(tmp_path / "old")) == 1_000_000
+    assert time_of_newest_file_ms(str(tmp_path)) == 2_000_000
+    assert time_of_newest_file_ms(str(tmp_path / "old")) == 1_000_000
 
 
 # ------------------------------------------------------------------------------------------------------ servers

@@ -15,7 +15,7 @@ from typing import Any
 import click
 import pytest
 
-from magnetar.cli.common.output import KINDS, CommandOutput, names_in, print_repeatedly
+from magnetar.cli.common.output import KINDS, CommandOutput, names_of_document, print_repeatedly
 from magnetar.cli.common.units import Interval
 from magnetar.proto.errors import TopicNotFound, Unavailable
 from tests.cli.test_conventions import LEAVES
@@ -34,7 +34,7 @@ def _printed(capsys: pytest.CaptureFixture[str], kind: str, method: str, *values
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("method", ["print_rows", "print_stream"])
+@pytest.mark.parametrize("method", ["print_rows", "print_row_stream"])
 def test_rows_are_the_same_records_in_every_kind(method: str, capsys: pytest.CaptureFixture[str]) -> None:
     yaml = pytest.importorskip("yaml")
     assert json.loads(_printed(capsys, "json", method, ROWS, COLUMNS)) == ROWS
@@ -45,7 +45,7 @@ def test_rows_are_the_same_records_in_every_kind(method: str, capsys: pytest.Cap
     assert "more" not in _printed(capsys, "table", method, ROWS, COLUMNS)
 
 
-@pytest.mark.parametrize("method", ["print_rows", "print_stream"])
+@pytest.mark.parametrize("method", ["print_rows", "print_row_stream"])
 def test_no_rows_are_an_empty_document(method: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = {kind: _printed(capsys, kind, method, [], COLUMNS, empty="no topics") for kind in KINDS}
     assert found == {
@@ -59,15 +59,17 @@ def test_a_wide_table_has_the_other_fields_that_fit_into_a_cell(capsys: pytest.C
 
 
 def test_the_names_of_a_document() -> None:
-    assert list(names_in(["a", "b"])) == ["a", "b"]
-    assert list(names_in(ROWS)) == ["yes", "b"]
-    assert list(names_in({"topic": "a", "n": 1})) == ["a"]
-    assert list(names_in({"billing": {"n": 1}, "audit": {"n": 2}})) == ["billing", "audit"]
-    assert list(names_in({})) == list(names_in([])) == []
+    assert list(names_of_document(["a", "b"])) == ["a", "b"]
+    assert list(names_of_document(ROWS)) == ["yes", "b"]
+    assert list(names_of_document({"topic": "a", "n": 1})) == ["a"]
+    assert list(names_of_document({"billing": {"n": 1}, "audit": {"n": 2}})) == ["billing", "audit"]
+    assert list(names_of_document({})) == list(names_of_document([])) == []
 
 
 def test_what_is_done_is_a_document_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    done = {kind: _printed(capsys, kind, "print_done", "topic a made", topic="a", partitions=2) for kind in KINDS}
+    done = {
+        kind: _printed(capsys, kind, "print_result_text", "topic a made", topic="a", partitions=2) for kind in KINDS
+    }
     assert done["table"] == done["wide"] == "topic a made\n"
     assert (
         json.loads(done["json"]) == json.loads(done["jsonl"]) == {"done": "topic a made", "topic": "a", "partitions": 2}

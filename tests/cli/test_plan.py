@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from magnetar.cli.plan import Load, count_ledgers, count_nodes, estimate, format_amount
+from magnetar.cli.plan import Load, estimate_ledgers, estimate_metadata_nodes, estimate_requirements, format_amount
 from tests.support.processes import run_here
 
 DAY = 86_400
@@ -12,22 +12,22 @@ LOAD = Load(in_bytes_s=50e6, retention_s=7 * DAY, fanout=3, copies=3, topics=100
 
 
 def test_disk_and_network_are_those_of_the_formulas() -> None:
-    found = estimate(LOAD, bookies=4, brokers=2)
+    found = estimate_requirements(LOAD, bookies=4, brokers=2)
     assert found.bookie_disk_bytes == pytest.approx(50e6 * 7 * DAY * 3 / 4 / 0.75)
     assert found.bookie_write_bytes_s == pytest.approx(2 * 50e6 * 3 / 4)
     assert found.bookie_in_bytes_s == pytest.approx(50e6 * 3 / 4)
     assert found.broker_out_bytes_s == pytest.approx(50e6 * (3 + 3) / 2)
     assert found.broker_memory_bytes == pytest.approx((64 << 20) + 17_000 * 500 + (80 << 20))
-    less = estimate(LOAD, bookies=3, brokers=1)
+    less = estimate_requirements(LOAD, bookies=3, brokers=1)
     assert less.bookie_disk_bytes == pytest.approx(found.bookie_disk_bytes * 4 / 3)
     assert less.broker_out_bytes_s == pytest.approx(2 * found.broker_out_bytes_s)
 
 
 def test_nodes_of_the_metadata_are_topics_subscriptions_and_ledgers() -> None:
-    assert count_ledgers(LOAD) == 1000 * 43 + 3000, "a ledger of each topic every four hours, and the open one"
-    assert count_nodes(LOAD) == 1000 * 5 + count_ledgers(LOAD)
+    assert estimate_ledgers(LOAD) == 1000 * 43 + 3000, "a ledger of each topic every four hours, and the open one"
+    assert estimate_metadata_nodes(LOAD) == 1000 * 5 + estimate_ledgers(LOAD)
     few = LOAD._replace(topics=1, subscriptions=0)
-    assert count_ledgers(few) == 14_082, "2 GiB each: of one topic the size ends them before the age"
+    assert estimate_ledgers(few) == 14_082, "2 GiB each: of one topic the size ends them before the age"
 
 
 def test_amounts_are_as_people_write_them() -> None:

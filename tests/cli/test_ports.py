@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.demo import free_port
+from magnetar.cli.demo import find_free_port
 from magnetar.cli.run import standalone
 from magnetar.proto import wire_pb2 as wire
 from magnetar.runtime.network import Endpoint, rpc
@@ -36,7 +36,9 @@ def ports(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
 async def _serving(folder: Path, port: int | None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dict[str, object]]:
     """The facts of the ready line while it serves."""
     said: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
-    monkeypatch.setattr(standalone, "announce_ready", lambda url, **facts: said.set_result({"url": url, **facts}))
+    monkeypatch.setattr(
+        standalone, "announce_process_ready", lambda url, **facts: said.set_result({"url": url, **facts})
+    )
     serving = asyncio.create_task(standalone.run_standalone(real_world(), _given(folder, port)))
     try:
         done, _ = await asyncio.wait({said, serving}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
@@ -113,4 +115,4 @@ async def test_with_an_explicit_port_the_others_are_free_ones(
 
 def test_a_free_port_of_an_address_that_is_not_ours_is_an_error_and_no_endless_search() -> None:
     with pytest.raises(OSError, match=r"no free port at 192\.0\.2\.1"):
-        free_port("192.0.2.1")
+        find_free_port("192.0.2.1")

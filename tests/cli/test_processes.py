@@ -290,9 +290,9 @@ def test_each_broker_is_reached_at_the_advertised_host_at_ports_after_each_other
 
 
 def test_brokers_of_a_cluster_share_unless_they_are_told_otherwise() -> None:
-    assert brokers.with_share_group(BrokerConfig()).share_group == "magnetar"
-    assert brokers.with_share_group(BrokerConfig(cluster="eu")).share_group == "eu"
-    assert brokers.with_share_group(BrokerConfig(share_group="mine")).share_group == "mine"
+    assert brokers.add_share_group(BrokerConfig()).share_group == "magnetar"
+    assert brokers.add_share_group(BrokerConfig(cluster="eu")).share_group == "eu"
+    assert brokers.add_share_group(BrokerConfig(share_group="mine")).share_group == "mine"
 
 
 def test_a_folder_that_is_given_back_in_a_moment_is_waited_for(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_each_bookie_has_a_process_as_long_as_one_is_left_for_a_broker() -> None
 
 
 def test_a_reserved_port_is_one_where_the_server_alone_may_listen_again_and_again() -> None:
-    ports = brokers.Ports()
+    ports = brokers.ReservedPorts()
     where = ports.reserve(Endpoint("127.0.0.1", 0))
     for _ in range(2):
         with socket.socket() as listening:
@@ -317,7 +317,7 @@ def test_a_reserved_port_is_one_where_the_server_alone_may_listen_again_and_agai
             listening.bind(where)
             listening.listen()
             with pytest.raises(Busy):
-                brokers.Ports().reserve(where)
+                brokers.ReservedPorts().reserve(where)
 
 
 def test_a_folder_that_is_a_bookie_itself_has_no_room_for_several(tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_processes_of_a_secured_server_know_each_other_and_ask_who_calls(started
 def test_several_brokers_without_a_name_have_the_same_one_after_a_restart() -> None:
     def name(listen: str, advertised: str = "") -> str:
         known = Endpoint.parse(advertised) if advertised else None
-        return brokers.name_of_address(BrokerConfig(listen=Endpoint.parse(listen), advertised=known))
+        return brokers.make_broker_name(BrokerConfig(listen=Endpoint.parse(listen), advertised=known))
 
     assert name("10.0.0.1:7650") == name("10.0.0.1:7650") == name("0.0.0.0:7650", "10.0.0.1:0")
     different = [name("10.0.0.1:7651"), name("10.0.0.1:7650", "b1:7650"), name("10.0.0.1:7650")]

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from magnetar.cli.common.output import yaml_lines
+from magnetar.cli.common.output import format_yaml_lines
 
 TEXTS = (
     "", " ", "yes", "No", "ON", "y", "n", "true", "NULL", "~", "null", "1", "1e3", "1_000", "0x1f", "0o7", "1:30",
@@ -25,7 +25,7 @@ VALUES = (
 
 
 def _written(value: object) -> str:
-    return "\n".join(yaml_lines(value)) + "\n"
+    return "\n".join(format_yaml_lines(value)) + "\n"
 
 
 def _as_json(value: object) -> object:
@@ -64,7 +64,7 @@ def test_any_text_is_read_as_what_it_was() -> None:
 def test_texts_that_another_reader_takes_for_something_else_are_quoted() -> None:
     """Without PyYAML, and for readers of YAML 1.2 too."""
     for text in TEXTS:
-        (line,) = yaml_lines(text)
+        (line,) = format_yaml_lines(text)
         if text in PLAIN:
             assert line == text
         if (

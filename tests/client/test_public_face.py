@@ -37,7 +37,7 @@ def test_every_result_has_its_exception() -> None:
             assert issubclass(family, PulsarException)
             assert issubclass(family, MagnetarError)
             assert family().error() is result
-            assert type(errors.exception_of(result)) is family
+            assert type(errors.make_exception_for_result(result)) is family
 
 
 def test_errors_are_pythons_own_as_well_where_pulsars_programs_expect_it() -> None:

@@ -18,7 +18,17 @@ import random
 from collections.abc import Collection, Container, Iterator, Sequence
 from typing import NamedTuple
 
-from magnetar.runtime.sim.disk import SECTOR_BYTES, Directory, Disk, Operation, Pages, Resize, SimInode, Write, parts_of
+from magnetar.runtime.sim.disk import (
+    SECTOR_BYTES,
+    Directory,
+    Disk,
+    Operation,
+    Pages,
+    SimInode,
+    UnsyncedResize,
+    Write,
+    split_path,
+)
 from tests.crashes.sites import WRITE_BACK
 
 ALL_SUBSETS_MAX = 5
@@ -43,7 +53,7 @@ class Content(NamedTuple):
 
     number: int  # of the operation
     inode: int
-    change: Write | Resize
+    change: Write | UnsyncedResize
 
 
 class Names(NamedTuple):
@@ -111,7 +121,7 @@ class SharedInode(SimInode):
         self.now = pages
         self._shared = True
 
-    def apply(self, change: Write | Resize) -> None:
+    def apply(self, change: Write | UnsyncedResize) -> None:
         if self._shared:
             self.now = self.now.copy()
             self._shared = False
@@ -121,11 +131,11 @@ class SharedInode(SimInode):
         return
 
 
-def apply(pages: Pages, change: Write | Resize) -> None:
+def apply(pages: Pages, change: Write | UnsyncedResize) -> None:
     match change:
         case Write(offset, data):
             pages.write(data, offset)
-        case Resize(size):
+        case UnsyncedResize(size):
             pages.resize(size)
 
 
@@ -155,9 +165,9 @@ class Image:
                     self._change(Content(operation.number, inode, Write(operation.offset, operation.data)))
             case "allocate":
                 if operation.size > self._sizes[inode]:
-                    self._change(Content(operation.number, inode, Resize(operation.size)))
+                    self._change(Content(operation.number, inode, UnsyncedResize(operation.size)))
             case "truncate":
-                self._change(Content(operation.number, inode, Resize(operation.size)))
+                self._change(Content(operation.number, inode, UnsyncedResize(operation.size)))
             case "fdatasync":
                 if step.site not in self._removed:
                     self._sync(inode, () if operation.size == 0 else self._alone)
@@ -183,7 +193,7 @@ class Image:
         match content.change:
             case Write(offset, data):
                 self._sizes[content.inode] = max(size, offset + len(data))
-            case Resize(new):
+            case UnsyncedResize(new):
                 self._sizes[content.inode] = new
         self.volatile.append(content)
 
@@ -316,7 +326,7 @@ def _reachable(path: str, folders: Collection[str]) -> bool:
 
 
 def _absolute(path: str) -> str:
-    return "/" + "/".join(parts_of(path))
+    return "/" + "/".join(split_path(path))
 
 
 def points(steps: Sequence[Step]) -> Iterator[int]:

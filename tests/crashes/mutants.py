@@ -14,7 +14,7 @@ from unittest import mock
 
 from magnetar.bookie.format import ledger_index
 from magnetar.bookie.format.journal import RecordType
-from magnetar.bookie.format.ledger_index import LimboRow, QuarantinedEntries
+from magnetar.bookie.format.ledger_index import LimboChange, QuarantinedEntries
 from magnetar.bookie.store import checkpoint
 from magnetar.bookie.store.checkpoint import Checkpoint, JournalPort
 from magnetar.bookie.store.entrylog import files as log_files
@@ -162,7 +162,7 @@ def sources_removed_before_the_commit(stack: contextlib.ExitStack) -> None:
 
 
 def dead_logs_without_a_trace(stack: contextlib.ExitStack) -> None:
-    real = log_files.remove_data
+    real = log_files.remove_log_data_file
 
     def remove(files: Files, directory: str, number: int) -> None:
         real(files, directory, number)
@@ -170,11 +170,11 @@ def dead_logs_without_a_trace(stack: contextlib.ExitStack) -> None:
         if files.exists(index):
             files.remove(index)
 
-    _replace(stack, log_files, "remove_data", remove)
+    _replace(stack, log_files, "remove_log_data_file", remove)
 
 
 def limbo_in_memory_only(stack: contextlib.ExitStack) -> None:
-    _replace(stack, LedgerDescriptors, "enter_limbo", lambda self, upto: self.apply(LimboRow(upto, entered=True)))
+    _replace(stack, LedgerDescriptors, "enter_limbo", lambda self, upto: self.apply(LimboChange(upto, entered=True)))
 
 
 def quarantine_in_memory_only(stack: contextlib.ExitStack) -> None:
@@ -189,7 +189,7 @@ def fences_of_limbo_end_with_it(stack: contextlib.ExitStack) -> None:
 
     def apply(self: StateLog, fact: Any) -> None:
         real(self, fact)
-        if isinstance(fact, LimboRow) and not fact.entered:
+        if isinstance(fact, LimboChange) and not fact.entered:
             self.fenced_upto = -1
 
     _replace(stack, StateLog, "apply", apply)
@@ -284,7 +284,7 @@ def flush_waits_for_its_last_write(stack: contextlib.ExitStack) -> None:
         flush = MemtableFlush(self._hot, table)
         await self._worker.run(flush.start)
         written: asyncio.Future[None] | None = None
-        while slices := await self._worker.run(flush.next_slices, self._at_once(flush)):
+        while slices := await self._worker.run(flush.take_next_slices, self._at_once(flush)):
             written = self.writer.run(self._hot.append_all, slices)
             written.add_done_callback(lambda done: done.cancelled() or done.exception())
         if written is not None:

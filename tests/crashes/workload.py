@@ -334,7 +334,7 @@ class Life:
             await self.settle()
             await self._close_hot_log()
         await self.simulation.spawn(
-            NODE, self.store._checkpoint.run_exclusive_checkpoint(self.store._cold.close_unless_empty)
+            NODE, self.store._checkpoint.run_between_checkpoints(self.store._cold.close_unless_empty)
         )
         flushes = self.store._checkpoint.counters["flushed_entries"]
         self.start(self._move(ALL._replace(bytes_per_s=SLOW_BYTES_PER_S), roll=False))
@@ -403,7 +403,7 @@ class Life:
     async def _close_hot_log(self) -> None:
         self.start(self._checkpoint())
         await self.settle()
-        await self.simulation.spawn(NODE, self.store._checkpoint.run_exclusive_checkpoint(self.store._log.close))
+        await self.simulation.spawn(NODE, self.store._checkpoint.run_between_checkpoints(self.store._log.close))
 
     async def _move(self, policy: CompactionPolicy | None, *, roll: bool) -> None:
         try:

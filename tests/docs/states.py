@@ -33,14 +33,14 @@ from magnetar.ledger.writer_core import (
     AddRefused,
     ChangeEnsemble,
     CloseLedger,
-    EndRefused,
-    EndUnknown,
     EnsembleChanged,
-    EnsembleRefused,
-    EnsembleUnknown,
+    EnsembleChangeRefused,
+    EnsembleChangeUnknown,
     EntryOutcome,
+    LedgerCloseRefused,
+    LedgerCloseUnknown,
     LedgerEnded,
-    NoReplacement,
+    NoReplacementFound,
     PendingAdd,
     QuorumTimedOut,
     SendAdd,
@@ -117,9 +117,13 @@ def _writer_answer(rng: random.Random, core: Writer[PendingAdd], effect: Any, ot
         ensemble = list(core.adds.ensemble)
         for slot, _ in effect.failed:
             ensemble[slot] = f"b{next(others)}"
-        return rng.choice((EnsembleChanged(tuple(ensemble)), NoReplacement(), EnsembleRefused(), EnsembleUnknown()))
+        return rng.choice(
+            (EnsembleChanged(tuple(ensemble)), NoReplacementFound(), EnsembleChangeRefused(), EnsembleChangeUnknown())
+        )
     further = rng.randint(0, core.adds.lap - effect.last_entry)
-    return rng.choice((LedgerEnded(effect.last_entry + further, effect.length), EndRefused(), EndUnknown()))
+    return rng.choice(
+        (LedgerEnded(effect.last_entry + further, effect.length), LedgerCloseRefused(), LedgerCloseUnknown())
+    )
 
 
 # ---------------------------------------------------------------------------------- recovery
@@ -185,8 +189,8 @@ def record_diagram() -> str:
             ("close_by_writer", metadata.close_by_writer(record, 4, 9)),
             ("change_ensemble", metadata.change_ensemble(record, 5, ((0, "b0"),), {0: "b9"})),
             ("start_recovery", metadata.start_recovery(record)),
-            ("close_recovered", metadata.close_recovered(record, snapshot, snapshot, 4, 9)),
-            ("replace_in_fragment", metadata.replace_in_fragment(changed, 0, "b0", "b9")),
+            ("close_recovered_ledger", metadata.close_recovered_ledger(record, snapshot, snapshot, 4, 9)),
+            ("replace_bookie_in_fragment", metadata.replace_bookie_in_fragment(changed, 0, "b0", "b9")),
         ):
             _note(steps, record, cause, transition)
     return diagram(steps, first="none", last=("CLOSED",))

@@ -16,7 +16,7 @@ from magnetar.bookie.store.store import StoreConfig
 from magnetar.broker.access.table_core import RULES
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.rest import application
-from magnetar.broker.rest.call import NAMESPACE, ROUTES, TOPIC, RouteRow
+from magnetar.broker.rest.call import NAMESPACE, ROUTES, TOPIC, RestRoute
 from magnetar.broker.server import SHARES as OF_BROKER
 from magnetar.cli.admin.doctor import CHECKS, OFFLINE
 from magnetar.cli.admin.support_bundle import FILES
@@ -159,7 +159,7 @@ def routes_table() -> str:
     return "\n".join(lines)
 
 
-def shown_path(row: RouteRow) -> str:
+def shown_path(row: RestRoute) -> str:
     """With the short names that the page explains."""
     path = row.path.replace(TOPIC, "{T}").replace(NAMESPACE, "{N}").replace("/admin/v2", "")
     return path.replace("{domain:domain}", "{domain}")

@@ -67,7 +67,7 @@ async def test_a_new_background_part_begins_again_is_shown_by_its_name_and_ends_
         kept = running.brokers[0].background.supervise("broker-new", work)
         await asyncio.wait_for(again.wait(), 20)
         assert begun == [0, 1]
-        assert Supervisor.count_failing()["broker-new"] == 1, "until it has run for a while"
+        assert Supervisor.count_failing_tasks()["broker-new"] == 1, "until it has run for a while"
     assert kept.ended.cancelled()
 
 

@@ -173,7 +173,7 @@ class Space:
             again = altered(applied, LEFT, 0)
             yield f"!! the answer to {op} is lost", altered(again, M, added(again[M], self.messages.number(message)))
         if state[LEFT] and self.shape.fault == "unknown":
-            unknown: Any = w.EndUnknown() if op == "close" else w.EnsembleUnknown()
+            unknown: Any = w.LedgerCloseUnknown() if op == "close" else w.EnsembleChangeUnknown()
             yield f"!! {op} is unknown, applied", self._answer(altered(applied, LEFT, 0), unknown)
             late = altered(state, M, added(state[M], self.messages.number((NOBODY, op, *rest))))
             yield f"!! {op} is unknown, not yet applied", self._answer(altered(late, LEFT, 0), unknown)
@@ -185,11 +185,11 @@ class Space:
         current = self.records[state[RECORD]]
         if op == "close":
             answer = m.close_by_writer(current, *rest)
-            refused: Any = w.EndRefused()
+            refused: Any = w.LedgerCloseRefused()
         else:
             first, failed, others = rest
             answer = m.change_ensemble(current, first, failed, dict(others))
-            refused = w.EnsembleRefused()
+            refused = w.EnsembleChangeRefused()
         if isinstance(answer, m.TransitionRefused):
             return state, refused
         record = answer.record
@@ -256,7 +256,7 @@ class Space:
                 others[slot] = found
         if others:
             return "change", first, failed, tuple(others.items())
-        return "told", w.NoReplacement(), "NoReplacement"
+        return "told", w.NoReplacementFound(), "NoReplacementFound"
 
     def _confirmed(self, state: State, entry: int, now: str, expected: int) -> None:
         record = self.records[state[RECORD]]
@@ -319,7 +319,7 @@ class Space:
             _, last_entry, length, fragments = output
             core = self.recoveries.cores[state[R][at]]
             current = self.records[state[RECORD]]
-            answer = m.close_recovered(current, core.snapshot.fragments, fragments, last_entry, length)
+            answer = m.close_recovered_ledger(current, core.snapshot.fragments, fragments, last_entry, length)
             if isinstance(answer, m.RecordWrite):
                 return self._stored(state, answer)
         state = altered(state, R, put(state[R], at, OVER))

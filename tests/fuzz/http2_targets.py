@@ -31,13 +31,15 @@ def _data(stream: int, message: bytes, flags: int = 0) -> bytes:
 def requests() -> list[bytes]:
     lookup, connect = "/magnetar.wire.Broker/Lookup", "/magnetar.wire.Broker/Connect"
     opened = frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 100})
-    unary = frames.header_block(1, _head(lookup), 0, 16_384) + _data(1, b"\x0a\x01t", frames.END_STREAM)
+    unary = frames.encode_header_block(1, _head(lookup), 0, 16_384) + _data(1, b"\x0a\x01t", frames.END_STREAM)
     items = wire.ClientFrames(items=[wire.ClientFrame(publish=b"abc")] * 3).SerializeToString()
-    stream = frames.header_block(3, _head(connect, (b"authorization", b"Bearer x")), 0, 50) + _data(3, items)
-    rest = frames.ping(bytes(8)) + frames.window_update(0, 1000) + frames.rst_stream(3, frames.ErrorCode.CANCEL)
+    stream = frames.encode_header_block(3, _head(connect, (b"authorization", b"Bearer x")), 0, 50) + _data(3, items)
+    rest = frames.ping(bytes(8)) + frames.encode_window_update(0, 1000) + frames.encode_rst_stream(
+        3, frames.ErrorCode.CANCEL
+    )
     indexed = frames.header(9, frames.HEADERS, 4, 5) + b"\x83\x86\x40\x01a\x01b\xbe\x84"
     padded = frames.header(12, frames.DATA, frames.PADDED, 3) + b"\x02" + bytes(9) + b"\0\0"
-    away = frames.goaway(0, frames.ErrorCode.NO_ERROR)
+    away = frames.encode_goaway(0, frames.ErrorCode.NO_ERROR)
     return [opened + unary + stream + rest, opened + stream + padded + indexed, opened + away]
 
 
@@ -45,11 +47,15 @@ def answers() -> list[bytes]:
     head = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
     trailers = encode_headers([(b"grpc-status", b"5"), (b"grpc-message", b"a%20b"), (b"magnetar-error-bin", b"CAE")])
     opened = frames.settings({frames.Setting.MAX_CONCURRENT_STREAMS: 100}) + frames.SETTINGS_ACK
-    reply = frames.header_block(1, head, 0, 16_384) + _data(1, b"\x0a\x01t")
-    ended = frames.header_block(1, trailers, frames.END_STREAM, 16_384)
+    reply = frames.encode_header_block(1, head, 0, 16_384) + _data(1, b"\x0a\x01t")
+    ended = frames.encode_header_block(1, trailers, frames.END_STREAM, 16_384)
     items = wire.ServerFrames(items=[wire.ServerFrame(credit=5)]).SerializeToString()
-    stream = frames.header_block(3, head, 0, 16_384) + _data(3, items) + frames.rst_stream(3, frames.ErrorCode.NO_ERROR)
-    return [opened + reply + ended + stream, opened + stream + frames.goaway(1, frames.ErrorCode(0), "bye") + reply]
+    stream = frames.encode_header_block(3, head, 0, 16_384) + _data(3, items) + frames.encode_rst_stream(
+        3, frames.ErrorCode.NO_ERROR
+    )
+    return [
+        opened + reply + ended + stream, opened + stream + frames.encode_goaway(1, frames.ErrorCode(0), "bye") + reply
+    ]
 
 
 class _Broker:

@@ -5,13 +5,13 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from magnetar.broker.cluster.schema_core import SchemaDefinitionText, why_incompatible, why_unreadable_by
+from magnetar.broker.cluster.schema_core import SchemaDefinitionText, why_consumer_cannot_read, why_incompatible
 from magnetar.broker.pulsar import consumer, lookup, translate
 from magnetar.broker.pulsar.frames import PulsarFrameSplitter, encode_frame, parse_frame, parse_sent_entry
 from magnetar.broker.rest.call import BadRequest
 from magnetar.broker.rest.policies import POLICIES, convert_value, parse_namespace_policies
 from magnetar.client.model.fields import CheckedSchema
-from magnetar.client.model.schema import parse_avro_schema, read_avro
+from magnetar.client.model.schema import decode_avro_payload, parse_avro_schema
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry import encode_client_part
 from magnetar.proto.entry_pb2 import KeyValue, MessageIdData, MessageMetadata
@@ -74,10 +74,10 @@ def _ids(command: pulsar.BaseCommand, rest: memoryview) -> None:
 _WORK: dict[int, tuple[Callable[[pulsar.BaseCommand, memoryview], object], ...]] = {
     pulsar.BaseCommand.SEND: (lambda command, rest: parse_sent_entry(rest),),
     pulsar.BaseCommand.ACK: (_ids,),
-    pulsar.BaseCommand.SUBSCRIBE: (lambda command, rest: consumer.parse_subscribe(command.subscribe).check(),),
+    pulsar.BaseCommand.SUBSCRIBE: (lambda command, rest: consumer.parse_subscribe_command(command.subscribe).check(),),
     pulsar.BaseCommand.PRODUCER: (lambda command, rest: translate.parse_schema(command.producer.schema),),
     pulsar.BaseCommand.WATCH_TOPIC_LIST: (
-        lambda command, rest: lookup.compile_pattern(command.watch_topic_list.topics_pattern)(
+        lambda command, rest: lookup.compile_topic_pattern(command.watch_topic_list.topics_pattern)(
             "public/default/abc"
         ),
     ),
@@ -118,7 +118,7 @@ def run_schemas(data: bytes) -> None:
             continue
         for mode in (Compatibility.FULL_TRANSITIVE, Compatibility.BACKWARD):
             why_incompatible(mode, new, [(0, _OLD)])
-            why_unreadable_by(mode, new, [(0, _OLD)])
+            why_consumer_cannot_read(mode, new, [(0, _OLD)])
 
 
 _WRITER = CheckedSchema(parse_avro_schema(SchemaInfo(type=SchemaType.AVRO, data=_TEXT)))
@@ -130,7 +130,7 @@ def payloads() -> list[bytes]:
 
 
 def run_payload(data: bytes) -> None:
-    read_avro(data, _WRITER)
+    decode_avro_payload(data, _WRITER)
 
 
 # ---------------------------------------------------------------------------------- REST

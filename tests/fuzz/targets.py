@@ -24,13 +24,13 @@ from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.grpc import translate
 from magnetar.broker.log import compaction_core as compacted
 from magnetar.broker.subscription import cursor_format as cursor
-from magnetar.broker.subscription.acks import parse_entry_set
+from magnetar.broker.subscription.acks import parse_entry_ids
 from magnetar.broker.subscription.core.cursor_state import (
     ChunkKey,
     ChunkKind,
     CursorState,
-    bitmap_bytes,
-    count_ranges,
+    bitmap_memory_bytes,
+    count_contiguous_ranges,
     run_end,
 )
 from magnetar.broker.topic import dedup
@@ -41,18 +41,18 @@ from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import Position
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.grpc.messages import copied_tags, item_bounds
+from magnetar.runtime.grpc.messages import find_copied_tags, find_item_bounds
 from magnetar.runtime.peer import envelope
 from magnetar.security import basic
 from magnetar.security import token as revoked
-from magnetar.security.oidc import parse_keys
+from magnetar.security.oidc import parse_issuer_keys
 from magnetar.security.settings import SecuritySettings, TokenSection
 from magnetar.security.token import TokenVerifier
 from magnetar.spark_connector.offsets import parse_incarnations, parse_offset
 from tests.fuzz import http2_targets, pulsar_targets
 
 TYPED = (
-    MagnetarError, DamagedFile, cursor.DamagedState, compacted.DamagedCompaction, dedup.DamagedSnapshot
+    MagnetarError, DamagedFile, cursor.DamagedCursorState, compacted.DamagedCompaction, dedup.DamagedDedupSnapshot
 )  # fmt: skip
 
 
@@ -75,11 +75,11 @@ def _entry(data: bytes) -> None:
     if start >= 0 and len(data) >= start + 6:
         checksum = struct.pack(">I", crc32c(data[start + 6 :]))
         data = data[: start + 2] + checksum + data[start + 6 :]
-    entry.declared_messages(data)
+    entry.count_declared_messages(data)
     for parse in (entry.parse_stored_head, entry.split_broker_part):
         _tried(parse, data)
     _, header = entry.parse_entry(data)
-    entry.distinct_keys(header.metadata, header.payload_offset, data)
+    entry.find_distinct_keys(header.metadata, header.payload_offset, data)
     entry.decode_columns(header, data)
 
 
@@ -109,7 +109,7 @@ def _head(data: bytes) -> None:
 
 
 # ---------------------------------------------------------------------------------- frames of clients
-_COPIED = copied_tags(wire.ClientFrames)
+_COPIED = find_copied_tags(wire.ClientFrames)
 
 
 def _frames() -> list[bytes]:
@@ -132,7 +132,7 @@ def _frames() -> list[bytes]:
 def _frame(data: bytes) -> None:
     offset = 0
     while offset < len(data):
-        offset, _ = item_bounds(data, offset, _COPIED)
+        offset, _ = find_item_bounds(data, offset, _COPIED)
     for frame in wire.ClientFrames.FromString(data).items:
         kind = frame.WhichOneof("kind")
         if kind == "open_producer":
@@ -148,10 +148,10 @@ def _frame(data: bytes) -> None:
 
 def _bitmap(data: bytes) -> None:
     """With what the broker does to a set: it walks only what is in a topic."""
-    found = parse_entry_set(data)
+    found = parse_entry_ids(data)
     there = BitMap(range(100_000))
-    len(found), bitmap_bytes(found), len(found - there), len(there & found), len(there | found)
-    count_ranges(found & there)
+    len(found), bitmap_memory_bytes(found), len(found - there), len(there & found), len(there | found)
+    count_contiguous_ranges(found & there)
     if found:
         run_end(found, found.min()), found.max()
 
@@ -209,7 +209,7 @@ def _jwks(data: bytes) -> None:
     with contextlib.suppress(ValueError, RecursionError):  # as runtime/tcp/http_client.py, which asks for an object
         document = json.loads(data)
         if isinstance(document, dict):
-            parse_keys(document)
+            parse_issuer_keys(document)
 
 
 _HTPASSWD = b"# users\nada:$2y$05$" + b"a" * 53 + b"\nbob:$apr1$r31.....$HqJZimcKQFAMYayBlzkrA/\n"
@@ -260,8 +260,8 @@ def _state(data: bytes) -> None:
 
 
 def _rows() -> list[bytes]:
-    table = compacted.encode_table([compacted.SurvivorRow(1, 10, 0, 10, 0, BitMap([1, 2]))])
-    return [compacted.decode_table_piece(table[0])[2]]
+    table = compacted.encode_survivor_table([compacted.SurvivingEntriesRow(1, 10, 0, 10, 0, BitMap([1, 2]))])
+    return [compacted.decode_survivor_table_piece(table[0])[2]]
 
 
 def _dedup(data: bytes) -> None:
@@ -276,29 +276,29 @@ def _records() -> list[bytes]:
 
 def _log(data: bytes) -> None:
     at, ends = 0, [0]
-    while (found := entry_log.record_at(data, at)) is not None:
+    while (found := entry_log.decode_record_ids_at(data, at)) is not None:
         at = found[0]
         ends.append(at)
-    entry_log.record_size(data, at)
-    entry_log.intact_entries(data, [*ends, len(data)], 1, 0)
-    entry_log.intact_record(data, 0, len(data))
+    entry_log.decode_record_size(data, at)
+    entry_log.decode_entries_if_intact(data, [*ends, len(data)], 1, 0)
+    entry_log.decode_record_if_intact(data, 0, len(data))
     entry_log.entry_ids(data)
 
 
 def _groups() -> list[bytes]:
     made = [index.encode_extent(each, [0, 1, 2], [0, 10, 20, 30], 0) for each in (1, 2)]
-    return [index.encode_group([each for each, _ in made], [table for _, table in made])]
+    return [index.encode_index_group([each for each, _ in made], [table for _, table in made])]
 
 
 def _group(data: bytes) -> None:
-    header = index.intact_group_header(data)
+    header = index.decode_group_header_if_intact(data)
     if header is None:
         return
     heads = data[index.GROUP_HEADER_BYTES : index.GROUP_HEADER_BYTES + header.heads_bytes]
     whole = index.GroupHeader(header.extents, header.tables_bytes, crc32c(data[: index._GROUP.size], heads))
-    index.head_columns(heads[: len(heads) // index.HEAD_BYTES * index.HEAD_BYTES])
-    for extent in index.intact_extents(whole, data) or ():
-        index.intact_table(extent, data)
+    index.decode_head_columns(heads[: len(heads) // index.HEAD_BYTES * index.HEAD_BYTES])
+    for extent in index.decode_extents_if_intact(whole, data) or ():
+        index.decode_table_if_intact(extent, data)
 
 
 def _blocks() -> list[bytes]:
@@ -307,18 +307,18 @@ def _blocks() -> list[bytes]:
 
 
 def _block(data: bytes) -> None:
-    journal.intact_block_header(data, 1, 1, 0)
+    journal.decode_block_header_if_intact(data, 1, 1, 0)
     head = journal.BlockHeader(*[0] * len(journal.BlockHeader._fields))
     for count in (0, 1, 3):
         named = {"records": count, "length": len(data), "records_crc": 0}
-        journal.intact_records(head._replace(**named), data)
+        journal.decode_records_if_intact(head._replace(**named), data)
 
 
 def _small(data: bytes) -> None:
     for read in (
         lambda: mark.decode_mark(data, bytes(16), "mark"),
         lambda: list(ledger_index.decode_all(data, "index")),
-        lambda: note.decode_note(data, b"MAGNOTE1", _Note, "note"),
+        lambda: note.decode_checked_json(data, b"MAGNOTE1", _Note, "note"),
     ):
         with contextlib.suppress(*TYPED):
             read()
@@ -330,7 +330,7 @@ class _Note(msgspec.Struct):
 
 TARGETS: dict[str, Target] = {
     "entry": Target(_entries, _entry),
-    "peer-envelope": Target(_envelopes, envelope.decode, (envelope.Malformed, envelope.WrongMagic)),
+    "peer-envelope": Target(_envelopes, envelope.decode, (envelope.MalformedEnvelope, envelope.WrongEnvelopeMagic)),
     "peer-head": Target(_heads, _head, (ValueError,)),
     "frames": Target(_frames, _frame, (MagnetarError, DecodeError)),
     "bitmap": Target(lambda: [BitMap(range(0, 9000, 2)).serialize(), BitMap([1, 1 << 30]).serialize(),
@@ -344,7 +344,7 @@ TARGETS: dict[str, Target] = {
                        lambda data: policies.decode(data.decode("latin-1"))),
     "offsets": Target(lambda: [b'{"persistent://t/n/topic": {"0": 23, "1": 42}}', b'{"a": 1}', b"[]"], _json),
     "cursor": Target(_states, _state),
-    "compacted": Target(_rows, compacted.decode_table_rows),
+    "compacted": Target(_rows, compacted.decode_survivor_table_rows),
     "dedup": Target(lambda: [b'{"ledger":1,"entry":2,"producers":[["p",1,"",0]]}', b"{}"], _dedup),
     "entry-log": Target(_records, _log),
     "index": Target(_groups, _group),

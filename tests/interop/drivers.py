@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from magnetar.cli.demo import with_parent_death_signal
+from magnetar.cli.demo import add_parent_death_signal
 
 HERE = Path(__file__).parent
 BUILD_TIMEOUT_S = 600.0
@@ -49,7 +49,7 @@ class Driver:
         self._errors = folder / f"{name}.stderr"
         with self._errors.open("ab") as errors:
             self._process = subprocess.Popen(
-                with_parent_death_signal(command),
+                add_parent_death_signal(command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from magnetar.cli.demo import free_port, with_parent_death_signal
+from magnetar.cli.demo import add_parent_death_signal, find_free_port
 from tests.interop.drivers import HERE, Unavailable, fetch, find_tool
 from tests.interop.drivers import build as compile_
 
@@ -56,7 +56,7 @@ class Pulsar:
     def __init__(
         self, command: list[str], folder: Path, *, bookies: int = 1, more: Mapping[str, str] | None = None
     ) -> None:
-        broker, http, bookie, metrics = range(first := free_port("127.0.0.1", count=4), first + 4)
+        broker, http, bookie, metrics = range(first := find_free_port("127.0.0.1", count=4), first + 4)
         self.url, self.http_url = f"pulsar://127.0.0.1:{broker}", f"http://127.0.0.1:{http}"
         ports = {"brokerServicePort": broker, "webServicePort": http, "prometheusStatsHttpPort": metrics}
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ class Pulsar:
         self._log = folder / "pulsar.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                with_parent_death_signal([*command, *arguments]),
+                add_parent_death_signal([*command, *arguments]),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -107,19 +107,19 @@ class Play:
             return
         self._write(number)
         if self.record.state != OPEN:
-            self._tell_change(w.EnsembleRefused())
+            self._tell_change(w.EnsembleChangeRefused())
         elif self.others:
             self._tell_change(w.EnsembleChanged(self.record.fragments[-1].bookies))
         else:
-            self._tell_change(w.NoReplacement())
+            self._tell_change(w.NoReplacementFound())
 
     def _none(self, _: int) -> None:
         if self.change is not None and not self.others:
-            self._tell_change(w.NoReplacement())
+            self._tell_change(w.NoReplacementFound())
 
     def _unknown(self, _: int) -> None:
         if self.change is not None:
-            self._tell_change(w.EnsembleUnknown())
+            self._tell_change(w.EnsembleChangeUnknown())
 
     def _tell_change(self, fact: w.ChangeFact) -> None:
         self.change, self.others = None, {}
@@ -157,11 +157,11 @@ class Play:
         asked, self.closing = self.closing, None
         answer = m.close_by_writer(self.record, asked.last_entry, asked.length)
         if isinstance(answer, m.TransitionRefused):
-            self._tell(w.EndRefused())
+            self._tell(w.LedgerCloseRefused())
             return
         self.record = answer.record
         if number % 5 == 0:
-            self._tell(w.EndUnknown())
+            self._tell(w.LedgerCloseUnknown())
         else:
             self._tell(w.LedgerEnded(self.record.last_entry, self.record.length))
 

@@ -19,7 +19,7 @@ from magnetar.ledger.peer_format import (
     RequestHead,
     Status,
     decode_request,
-    encode_statuses,
+    encode_add_statuses,
     verify_adds,
 )
 from magnetar.metadata import paths
@@ -93,13 +93,13 @@ class FakeBookie:
         if Op.ADD in self.silent:
             self.unanswered.append((head, request))
         else:
-            request.reply(*encode_statuses(head.ledger, head.entry, statuses))
+            request.reply(*encode_add_statuses(head.ledger, head.entry, statuses))
 
     def answer_late(self, ledger: int) -> None:
         """OK to all adds of the ledger that were not answered."""
         for head, request in [each for each in self.unanswered if each[0].ledger == ledger]:
             self.unanswered.remove((head, request))
-            request.reply(*encode_statuses(head.ledger, head.entry, bytes(max(head.count, 1))))
+            request.reply(*encode_add_statuses(head.ledger, head.entry, bytes(max(head.count, 1))))
 
     def _answer(self, head: RequestHead, request: Request) -> tuple[AnswerHead, list[bytes]]:
         def answer(status: Status, entry: int = head.entry, lac: int = -1, count: int = 0) -> AnswerHead:

@@ -1,12 +1,12 @@
 """What a bookie did lately, remembered and forgotten."""
 
-from magnetar.ledger.placement_core import FORGET, WEIGHT_MAX, BookieHealth, TroubleKind
+from magnetar.ledger.placement_core import FORGET, WEIGHT_MAX, BookieFaultKind, BookieHealth
 
 
 def test_trouble_halves_with_time_and_is_forgotten() -> None:
     trouble = BookieHealth(half_life_s=10.0)
-    trouble.record_trouble("a", TroubleKind.FAILED, 100.0)
-    trouble.record_trouble("b", TroubleKind.SLOW, 100.0)
+    trouble.record_bookie_trouble("a", BookieFaultKind.FAILED, 100.0)
+    trouble.record_bookie_trouble("b", BookieFaultKind.SLOW, 100.0)
     assert trouble.trouble_weights(100.0) == {"a": 1.0, "b": 0.5}
     assert trouble.trouble_weights(109.9).keys() == {"a", "b"}
     assert trouble.trouble_weights(110.1) == {"a": trouble.trouble_weights(110.1)["a"]}, (
@@ -19,18 +19,18 @@ def test_trouble_halves_with_time_and_is_forgotten() -> None:
 def test_trouble_adds_up_but_however_much_it_was_ends_in_time() -> None:
     trouble = BookieHealth(half_life_s=10.0)
     for second in range(100):
-        trouble.record_trouble("a", TroubleKind.SLOW, float(second))
+        trouble.record_bookie_trouble("a", BookieFaultKind.SLOW, float(second))
         assert trouble.trouble_weights(float(second))["a"] <= WEIGHT_MAX
-    trouble.record_trouble("b", TroubleKind.SLOW, 99.0)
+    trouble.record_bookie_trouble("b", BookieFaultKind.SLOW, 99.0)
     weights = trouble.trouble_weights(99.0)
     assert weights["a"] > weights["b"], "who was slow all the time is asked after who was once"
     assert trouble.trouble_weights(99.0 + 41.0) == {}
-    assert trouble.counts["a"] == {TroubleKind.FAILED: 0, TroubleKind.SLOW: 100, TroubleKind.DAMAGED: 0}
+    assert trouble.counts["a"] == {BookieFaultKind.FAILED: 0, BookieFaultKind.SLOW: 100, BookieFaultKind.DAMAGED: 0}
 
 
 def test_a_bookie_that_has_started_anew_is_as_good_as_any() -> None:
     trouble = BookieHealth(half_life_s=10.0)
-    trouble.record_trouble("a", TroubleKind.DAMAGED, 0.0)
+    trouble.record_bookie_trouble("a", BookieFaultKind.DAMAGED, 0.0)
     trouble.reset_weight("a")
     assert trouble.trouble_weights(0.0) == {}
-    assert trouble.counts["a"][TroubleKind.DAMAGED] == 1, "counts stay"
+    assert trouble.counts["a"][BookieFaultKind.DAMAGED] == 1, "counts stay"

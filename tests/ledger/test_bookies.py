@@ -166,10 +166,10 @@ async def test_a_bookie_that_has_just_registered_is_found_although_the_watch_is_
 ) -> None:
     await bookies.wait_bookies_listed()
     await register(metadata, 1)
-    assert await bookies.choose_after_listing(1) == [name(1)]
+    assert await bookies.choose_bookies_after_listing(1) == [name(1)]
     await metadata.delete(paths.bookie(name(1)))
     with pytest.raises(NotEnoughBookies):
-        await bookies.choose_after_listing(2)
+        await bookies.choose_bookies_after_listing(2)
 
 
 async def test_a_damaged_registration_costs_that_bookie_only(metadata: MetadataStore, bookies: Bookies) -> None:

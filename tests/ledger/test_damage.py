@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from magnetar.bookie.maintenance import scrub
 from magnetar.ledger import LedgerClient, bookies
-from magnetar.ledger.bookies import DamageReports, Ranges, store_report, subtract_ranges, union_ranges
+from magnetar.ledger.bookies import DamageReports, Ranges, store_damage_report, subtract_ranges, union_ranges
 from magnetar.ledger.peer_format import Status
-from magnetar.ledger.placement_core import TroubleKind
+from magnetar.ledger.placement_core import BookieFaultKind
 from magnetar.metadata import paths
 from magnetar.metadata.records import DamagedEntriesRecord
 from magnetar.metadata.store import MetadataStore, get_record
@@ -46,7 +46,7 @@ async def said(metadata: MetadataStore, ledger: int, bookie: str) -> tuple[tuple
 
 
 async def flushed(client: LedgerClient) -> None:
-    await client._bookies.damage.wait_written()
+    await client._bookies.damage.wait_reports_written()
 
 
 async def test_a_reader_reports_wrong_bytes_once_and_reads_on(cluster: Cluster) -> None:
@@ -60,7 +60,7 @@ async def test_a_reader_reports_wrong_bytes_once_and_reads_on(cluster: Cluster) 
     for _ in range(3):  # whoever is asked first: all replicas are, one after the other
         reader = await client.open(writer.ledger_id)
         for other in cluster.bookies[1:]:
-            client._bookies.record_trouble(other.id, TroubleKind.FAILED)
+            client._bookies.record_bookie_trouble(other.id, BookieFaultKind.FAILED)
         for entry in range(6):
             assert [bytes(e.payload) for e in await reader.read(entry, entry)] == [b"%d" % entry]
             client._bookies._trouble.reset_weight(rotten.id)
@@ -84,15 +84,17 @@ async def test_a_recoverer_reports_the_copy_that_is_no_vote(cluster: Cluster) ->
 
 async def test_each_changes_its_own_part_of_a_report_and_the_last_removes_it(cluster: Cluster) -> None:
     store = cluster.metadata
-    assert await store_report(store, 7, "b", ((3, 5),)) == ((3, 5),)
-    assert await store_report(store, 7, "b", ((6, 6), (9, 9))) == ((3, 6), (9, 9))
-    assert await store_report(store, 7, "b", ((4, 4),), before=((3, 5),)) == ((4, 4), (6, 6), (9, 9))
-    many = [store_report(store, 7, "b", ((number, number),)) for number in range(20, 40, 2)]
+    assert await store_damage_report(store, 7, "b", ((3, 5),)) == ((3, 5),)
+    assert await store_damage_report(store, 7, "b", ((6, 6), (9, 9))) == ((3, 6), (9, 9))
+    assert await store_damage_report(store, 7, "b", ((4, 4),), before=((3, 5),)) == ((4, 4), (6, 6), (9, 9))
+    many = [store_damage_report(store, 7, "b", ((number, number),)) for number in range(20, 40, 2)]
     await asyncio.gather(*many)
-    assert await store_report(store, 7, "b", (), before=((0, 19),)) == tuple((n, n) for n in range(20, 40, 2))
-    assert await store_report(store, 7, "b", (), before=((20, 40),)) == ()
+    assert await store_damage_report(store, 7, "b", (), before=((0, 19),)) == tuple((n, n) for n in range(20, 40, 2))
+    assert await store_damage_report(store, 7, "b", (), before=((20, 40),)) == ()
     assert await said(store, 7, "b") is None
-    assert await store_report(store, 7, "b", (), before=((20, 40),)) == (), "nothing to take back is nothing to do"
+    assert await store_damage_report(
+        store, 7, "b", (), before=((20, 40),)
+    ) == (), "nothing to take back is nothing to do"
 
 
 async def test_a_report_that_the_metadata_did_not_take_is_made_again_when_the_entry_is_read_again(
@@ -106,10 +108,10 @@ async def test_a_report_that_the_metadata_did_not_take_is_made_again_when_the_en
     with monkeypatch.context() as patched:
         patched.setattr(bookies, "put_record", refuse)
         reports.add(7, "b", 1)
-        await reports.wait_written()
+        await reports.wait_reports_written()
     assert await said(cluster.metadata, 7, "b") is None
     reports.add(7, "b", 1)
-    await reports.wait_written()
+    await reports.wait_reports_written()
     assert await said(cluster.metadata, 7, "b") == ((1, 1),)
     await reports.close()
 
@@ -123,11 +125,11 @@ async def test_what_waits_and_what_is_remembered_is_bounded(
     for entry in range(50):
         reports.add(7, "b", entry)
     assert reports.dropped == 40
-    await reports.wait_written()
+    await reports.wait_reports_written()
     assert await said(cluster.metadata, 7, "b") == ((0, 9),)
     for entry in range(50):
         reports.add(7, "b", entry)
-    await reports.wait_written()
+    await reports.wait_reports_written()
     assert await said(cluster.metadata, 7, "b") == ((0, 14),)
     await reports.close()
 
@@ -143,7 +145,9 @@ def test_what_a_reader_reports_is_mended_by_the_bookie_and_the_report_goes(monke
         rotten = [entry for entry in range(30) if await status(deployment, ledger, entry) is not Status.OK]
         assert rotten
         assert bookie.store.descriptors.quarantined() == [], "nobody has found it"
-        await store_report(deployment.metadata, ledger, bookie.id, tuple((entry, entry) for entry in (*rotten, 29)))
+        await store_damage_report(
+            deployment.metadata, ledger, bookie.id, tuple((entry, entry) for entry in (*rotten, 29))
+        )
         await asyncio.sleep(200)
         assert bookie.store.descriptors.quarantined() == []
         assert await damaged(deployment, ledger) is None

@@ -27,8 +27,8 @@ async def test_any_deletions_by_several_processes_are_all_noted_and_only_they(tm
 
         await asyncio.gather(*(work(number) for number in range(4)))
         everything = BitMap64(each for ids in wanted for each in ids)
-        assert await deletions.find_deleted(sessions[0], range(3 * deletions.PAGE_IDS)) == everything
-        assert await deletions.find_deleted(sessions[0], [*wanted[0][:3], 4 * deletions.PAGE_IDS]) == BitMap64(
+        assert await deletions.find_deleted_ledgers(sessions[0], range(3 * deletions.PAGE_IDS)) == everything
+        assert await deletions.find_deleted_ledgers(sessions[0], [*wanted[0][:3], 4 * deletions.PAGE_IDS]) == BitMap64(
             wanted[0][:3]
         )
         for session in sessions:
@@ -45,7 +45,7 @@ async def test_ids_that_follow_each_other_are_one_range(tmp_path: Path) -> None:
         assert found[0].ranges == ((5, 99),)
         await session.put(paths.deleted_ledgers(1), b"not a record")
         with pytest.raises(DamagedRecord):
-            await deletions.find_deleted(session, [deletions.PAGE_IDS])
+            await deletions.find_deleted_ledgers(session, [deletions.PAGE_IDS])
         await session.close()
 
 
@@ -59,7 +59,7 @@ async def test_a_client_deletes_ledgers_together_and_each_call_ends_when_its_own
         assert await session.revision() - before < 10, "together, not one by one"
         listed = {paths.ledger_id(name) for name in await session.children(paths.LEDGERS)}
         assert listed.isdisjoint(made)
-        assert await deletions.find_deleted(session, made) == BitMap64(made)
+        assert await deletions.find_deleted_ledgers(session, made) == BitMap64(made)
         await client.delete(made[0])  # again
         await client.delete()
         await client.close()

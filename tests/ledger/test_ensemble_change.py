@@ -10,13 +10,13 @@ from magnetar.ledger import writer_core as w
 from magnetar.ledger.writer_core import (
     AddRefused,
     ChangeEnsemble,
-    EndRefused,
     EnsembleChanged,
-    EnsembleRefused,
-    EnsembleUnknown,
+    EnsembleChangeRefused,
+    EnsembleChangeUnknown,
     EntryOutcome,
+    LedgerCloseRefused,
     LedgerEnded,
-    NoReplacement,
+    NoReplacementFound,
     PayloadAdd,
     QuorumTimedOut,
     Writer,
@@ -114,7 +114,7 @@ def test_when_nobody_can_replace_the_others_confirm_and_the_ledger_ends() -> Non
     script = Script(b"x", b"y", changes_max=9)
     script.failed(0, "a")
     script.acked(0, "bc")
-    assert script.tell(NoReplacement()) == [("confirm", 0)]
+    assert script.tell(NoReplacementFound()) == [("confirm", 0)]
     assert script.core.state is WriterState.DRAINING
     assert script.acked(1, "bc") == [("confirm", 1), ("close", 1, 2)]
 
@@ -124,12 +124,12 @@ def test_some_replaced_is_enough_while_every_write_set_keeps_its_quorum() -> Non
     script.failed(0, "a")
     script.failed(0, "b")
     script.tell(EnsembleChanged(("d", "b", "c")))
-    assert script.tell(NoReplacement()) == [("send", 0, "d")], "b stays, and is sent nothing"
+    assert script.tell(NoReplacementFound()) == [("send", 0, "d")], "b stays, and is sent nothing"
     assert script.core.state is WriterState.OPEN
     assert script.push(b"y") == [("send", 1, "c"), ("send", 1, "d")]
     assert script.failed(0, "b") == [], "it is known to have failed"
     assert script.failed(1, "c") == [("change", 0, ((1, "b"), (2, "c")))], "asked about again with the next"
-    assert script.tell(NoReplacement()) == [("close", -1, 0)]
+    assert script.tell(NoReplacementFound()) == [("close", -1, 0)]
 
 
 def test_some_replaced_is_not_enough_where_a_write_set_loses_its_quorum() -> None:
@@ -137,7 +137,7 @@ def test_some_replaced_is_not_enough_where_a_write_set_loses_its_quorum() -> Non
     script.failed(0, "a")
     script.failed(0, "b")
     script.tell(EnsembleChanged(("d", "b", "c")))
-    assert script.tell(NoReplacement()) == [("send", 0, "d"), ("close", -1, 0)]
+    assert script.tell(NoReplacementFound()) == [("send", 0, "d"), ("close", -1, 0)]
 
 
 def test_the_number_of_changes_is_bounded_and_then_the_ledger_ends() -> None:
@@ -182,7 +182,7 @@ def test_a_fence_while_the_ensemble_changes_poisons_and_its_outcome_is_ignored()
     script = Script(b"x", changes_max=9)
     script.failed(0, "a")
     assert script.tell(AddRefused(EntryOutcome.FENCED)) == [("fail", 0, EntryOutcome.FENCED)]
-    assert script.tell(EnsembleRefused()) == []
+    assert script.tell(EnsembleChangeRefused()) == []
     assert script.close() == [("close", -1, 0)]
     assert script.tell(LedgerEnded(0, 1)) == []
 
@@ -191,7 +191,7 @@ def test_a_quorum_time_out_while_the_ensemble_changes_poisons_as_unknown() -> No
     script = Script(b"x", changes_max=9)
     script.failed(0, "a")
     assert script.tell(QuorumTimedOut(0)) == [("fail", 0, EntryOutcome.UNKNOWN)]
-    assert script.tell(EnsembleUnknown()) == []
+    assert script.tell(EnsembleChangeUnknown()) == []
     assert script.core.why is EntryOutcome.UNKNOWN
 
 
@@ -199,7 +199,7 @@ def test_a_change_whose_outcome_stays_unknown_poisons() -> None:
     script = Script(b"x", changes_max=9)
     script.failed(0, "a")
     script.acked(0, "bc")
-    assert script.tell(EnsembleUnknown()) == [("fail", 0, EntryOutcome.UNKNOWN)], (
+    assert script.tell(EnsembleChangeUnknown()) == [("fail", 0, EntryOutcome.UNKNOWN)], (
         "never confirmed: it may lie elsewhere"
     )
     assert script.core.state is WriterState.POISONED
@@ -208,15 +208,15 @@ def test_a_change_whose_outcome_stays_unknown_poisons() -> None:
 def test_a_change_that_finds_the_ledger_closed_adopts_its_end() -> None:
     script = Script(b"x", b"y", changes_max=9)
     script.failed(0, "a")
-    assert script.tell(EnsembleRefused()) == [("close", -1, 0)]
+    assert script.tell(EnsembleChangeRefused()) == [("close", -1, 0)]
     assert script.tell(LedgerEnded(0, 1)) == [("confirm", 0), ("fail", 1, EntryOutcome.FENCED)]
 
 
 def test_a_change_that_finds_the_ledger_in_recovery_ends_fenced() -> None:
     script = Script(b"x", changes_max=9)
     script.failed(0, "a")
-    script.tell(EnsembleRefused())
-    assert script.tell(EndRefused()) == [("fail", 0, EntryOutcome.FENCED)]
+    script.tell(EnsembleChangeRefused())
+    assert script.tell(LedgerCloseRefused()) == [("fail", 0, EntryOutcome.FENCED)]
 
 
 # ------------------------------------------------------------------------------ sabotage

@@ -32,7 +32,7 @@ def standing(cluster: Cluster, writer: LedgerWriter, slot: int = 0) -> FakeBooki
 async def changed(writer: LedgerWriter, fragments: int) -> LedgerRecord:
     """Waits until the ledger has so many fragments."""
     news = asyncio.Event()
-    writer.add_change_listener(lambda _: news.set())
+    writer.add_ensemble_change_listener(lambda _: news.set())
     async with asyncio.timeout(10):
         while len(writer.record.fragments) < fragments:
             news.clear()

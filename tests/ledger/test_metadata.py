@@ -94,14 +94,14 @@ def test_recovery_starts_once_and_is_joined(current: LedgerRecord | None, expect
 
 def test_a_recoverer_adopts_the_end_of_another() -> None:
     snapshot = record(state=IN_RECOVERY).fragments
-    assert m.close_recovered(CLOSED_AT_4, snapshot, snapshot, 3, 40) == m.AlreadyStored(CLOSED_AT_4)
+    assert m.close_recovered_ledger(CLOSED_AT_4, snapshot, snapshot, 3, 40) == m.AlreadyStored(CLOSED_AT_4)
 
 
 def test_changed_ensembles_reach_the_record_with_the_end_and_keep_earlier_fragments() -> None:
     first, last = Fragment(0, ("a", "b", "c")), Fragment(5, ("a", "b", "d"))
     current = record(state=IN_RECOVERY, fragments=(Fragment(0, ("x", "b", "c")), last))  # re-replicated meanwhile
     changed = (first, last, Fragment(7, ("a", "e", "d")))
-    answer = m.close_recovered(current, (first, last), changed, 8, 90)
+    answer = m.close_recovered_ledger(current, (first, last), changed, 8, 90)
     assert isinstance(answer, m.RecordWrite)
     assert answer.record.fragments == (Fragment(0, ("x", "b", "c")), last, Fragment(7, ("a", "e", "d")))
     assert (answer.record.state, answer.record.last_entry, answer.record.length) == (CLOSED, 8, 90)
@@ -110,7 +110,7 @@ def test_changed_ensembles_reach_the_record_with_the_end_and_keep_earlier_fragme
 @pytest.mark.parametrize("current", [record(), record(state=IN_RECOVERY, fragments=(Fragment(0, ("a", "b", "z")),))])
 def test_recovery_does_not_close_what_it_did_not_read(current: LedgerRecord) -> None:
     snapshot = record().fragments
-    assert m.close_recovered(current, snapshot, snapshot, 3, 40) == m.TransitionRefused(
+    assert m.close_recovered_ledger(current, snapshot, snapshot, 3, 40) == m.TransitionRefused(
         m.TransitionRefusal.FRAGMENTS_CHANGED
     )
 
@@ -120,7 +120,7 @@ def test_closed_is_final() -> None:
     for answer in (
         m.close_by_writer(CLOSED_AT_4, 3, 1),
         m.start_recovery(CLOSED_AT_4),
-        m.close_recovered(CLOSED_AT_4, fragments, fragments, 2, 1),
+        m.close_recovered_ledger(CLOSED_AT_4, fragments, fragments, 2, 1),
     ):
         assert answer == m.AlreadyStored(CLOSED_AT_4)
 
@@ -170,10 +170,10 @@ TWO = (Fragment(0, ("a", "b", "c")), Fragment(3, ("a", "d", "c")))
 def test_m21_a_bookie_is_replaced_in_a_final_fragment_only_and_only_where_it_still_stands(
     current: LedgerRecord | None, expected: m.Transition
 ) -> None:
-    assert m.replace_in_fragment(current, 0, "b", "x") == expected
+    assert m.replace_bookie_in_fragment(current, 0, "b", "x") == expected
 
 
 def test_a_fragment_that_is_not_there_any_more_is_left_alone() -> None:
-    assert m.replace_in_fragment(record(fragments=TWO), 2, "b", "x") == m.TransitionRefused(
+    assert m.replace_bookie_in_fragment(record(fragments=TWO), 2, "b", "x") == m.TransitionRefused(
         m.TransitionRefusal.MOVED_ON
     )

@@ -17,8 +17,8 @@ from magnetar.ledger.placement_core import (
     PlacementFailure,
     RackRule,
     ReplicationShortfall,
-    candidate_weights,
     choose_bookies,
+    compute_candidate_weights,
     reduce_striping,
 )
 from magnetar.ledger.writer_core import Striping
@@ -133,7 +133,7 @@ def test_an_enforced_minimum_takes_a_bookie_out_of_quarantine_rather_than_nobody
 
 def test_bookies_are_drawn_by_their_free_disk_but_an_empty_one_is_not_hammered() -> None:
     candidates = [BookieCandidate(f"b{n}", "/a", 100) for n in range(4)] + [BookieCandidate("new", "/a", 100_000)]
-    assert candidate_weights(candidates)["new"] == WEIGHT_RATIO_MAX
+    assert compute_candidate_weights(candidates)["new"] == WEIGHT_RATIO_MAX
     rng = random.Random(7)
     draws: Counter[str] = Counter()
     for _ in range(2000):
@@ -142,7 +142,9 @@ def test_bookies_are_drawn_by_their_free_disk_but_an_empty_one_is_not_hammered()
         draws.update(found.bookies)
     assert draws["new"] == pytest.approx(2000 * 3 / 7, rel=0.1)
     assert draws["b0"] == pytest.approx(2000 / 7, rel=0.2)
-    assert candidate_weights([BookieCandidate("a", "/a", 50), BookieCandidate("b", "/a")]) == {"a": 1.0, "b": 1.0}
+    assert compute_candidate_weights(
+        [BookieCandidate("a", "/a", 50), BookieCandidate("b", "/a")]
+    ) == {"a": 1.0, "b": 1.0}
 
 
 # ------------------------------------------------------------------------------------------ quarantine

@@ -22,7 +22,7 @@ from magnetar.ledger.recovery_core import (
     Recovery,
     RecoveryFailure,
     RecoveryState,
-    ReportAbort,
+    ReportRecoveryFailure,
     SendFence,
     SendRead,
 )
@@ -99,7 +99,9 @@ def test_reading_begins_when_the_fence_covers_every_write_set_and_not_before() -
 
 def test_too_few_answers_to_the_fence_abort() -> None:
     script = Script()
-    assert script.tell(FenceFailed(0), Fenced(1, -1), FenceFailed(2)) == [ReportAbort(RecoveryFailure.NOT_FENCED, -1)]
+    assert script.tell(FenceFailed(0), Fenced(1, -1), FenceFailed(2)) == [
+        ReportRecoveryFailure(RecoveryFailure.NOT_FENCED, -1)
+    ]
     assert script.tell(Fenced(0, -1)) == []
 
 
@@ -146,7 +148,7 @@ def test_one_miss_fewer_than_needed_is_not_a_proof() -> None:
     script = Script()
     script.fenced()
     assert script.tell(EntryMissing(0, 0), ReadFailed(0, 1)) == []
-    assert script.tell(ReadFailed(0, 2)) == [ReportAbort(RecoveryFailure.UNDECIDED, 0)]
+    assert script.tell(ReadFailed(0, 2)) == [ReportRecoveryFailure(RecoveryFailure.UNDECIDED, 0)]
     assert script.core.state is RecoveryState.ABORTED
 
 
@@ -155,7 +157,9 @@ def test_a_miss_of_an_entry_known_to_be_stored_proves_nothing() -> None:
     script.fenced(lac=3)
     assert script.tell(EntryMissing(3, 0), EntryMissing(3, 1)) == []
     assert script.tell(ReadFailed(3, 2)) == []
-    assert script.absent(4) == [ReportAbort(RecoveryFailure.UNDECIDED, 3)], "the length of the ledger is that entry's"
+    assert script.absent(4) == [
+        ReportRecoveryFailure(RecoveryFailure.UNDECIDED, 3)
+    ], "the length of the ledger is that entry's"
 
 
 def missed(entry: int) -> list[Fact]:
@@ -233,7 +237,7 @@ def test_without_a_spare_the_write_back_goes_on_while_a_quorum_is_possible() -> 
     assert script.tell(AddFailed(0, 2, "c")) == []
     said = script.tell(AddAcked(0, 0, "a"), AddAcked(0, 1, "b"))
     assert {bookie for _, bookie in writes(said)} <= {"a", "b"}
-    assert ReportAbort(RecoveryFailure.NOT_STORED, -1) in script.tell(AddFailed(1, 1, "b"))
+    assert ReportRecoveryFailure(RecoveryFailure.NOT_STORED, -1) in script.tell(AddFailed(1, 1, "b"))
 
 
 def test_the_end_that_is_stored_is_the_end_that_is_told() -> None:
@@ -249,7 +253,7 @@ def test_a_refused_close_aborts() -> None:
     script = Script()
     script.fenced()
     script.absent(0)
-    assert script.tell(CloseRefused()) == [ReportAbort(RecoveryFailure.CLOSE_REFUSED, -1)]
+    assert script.tell(CloseRefused()) == [ReportRecoveryFailure(RecoveryFailure.CLOSE_REFUSED, -1)]
 
 
 def test_no_more_than_a_batch_is_read_ahead_of_what_is_stored() -> None:

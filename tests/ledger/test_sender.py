@@ -19,10 +19,10 @@ from magnetar.ledger.peer_format import (
     Op,
     RequestHead,
     Status,
+    decode_add_statuses,
     decode_answer,
     decode_request,
-    decode_statuses,
-    encode_statuses,
+    encode_add_statuses,
     verify_add,
     verify_adds,
 )
@@ -55,7 +55,7 @@ class Sent(NamedTuple):
         return verify_adds(self.head, self.frames, 8 << 20).entries
 
     def say(self, *statuses: Status) -> None:
-        self.answer.set_result(Reply(*encode_statuses(self.head.ledger, self.head.entry, bytes(statuses))))
+        self.answer.set_result(Reply(*encode_add_statuses(self.head.ledger, self.head.entry, bytes(statuses))))
 
 
 class Rig:
@@ -198,7 +198,7 @@ async def test_an_answer_that_is_none_is_unknown_for_all_of_them(wrong: str) -> 
     rig = Rig()
     rig.append(b"zero", b"one")
     await rig.wait_sent(1)
-    head, frames = encode_statuses(rig.sent[0].head.ledger, rig.sent[0].head.entry, b"\0\0")
+    head, frames = encode_add_statuses(rig.sent[0].head.ledger, rig.sent[0].head.entry, b"\0\0")
     other = decode_answer(head)._replace(op=Op.PING).encode()
     replies = {"short": (head, (b"\0",)), "long": (head, (b"\0\0\0",)), "no frame": (head, ()),
                "other op": (other, frames), "no head": (b"", frames), "no status": (head, (b"\0\x77",))}  # fmt: skip
@@ -220,7 +220,7 @@ async def test_a_busy_bookie_and_a_full_queue_are_asked_again_for_the_add_time_o
     await rig.wait_facts(2)
     assert {sent.entries == [0, 1] for sent in rig.sent} == {True}
     assert rig.facts == [AddFailed(0, 0, BOOKIES[0]), AddFailed(1, 0, BOOKIES[0])]
-    assert decode_statuses(AnswerHead(Op.ADD_MANY, Status.BUSY, 1, 0, -1, 0), (), 2) == [Status.BUSY] * 2
+    assert decode_add_statuses(AnswerHead(Op.ADD_MANY, Status.BUSY, 1, 0, -1, 0), (), 2) == [Status.BUSY] * 2
 
 
 @pytest.mark.asyncio

@@ -14,11 +14,11 @@ from magnetar.ledger.writer_core import (
     CloseLedger,
     ConfirmEntries,
     Effect,
-    EndRefused,
-    EndUnknown,
     EntryOutcome,
     Fact,
     FailEntries,
+    LedgerCloseRefused,
+    LedgerCloseUnknown,
     LedgerEnded,
     PayloadAdd,
     QuorumTimedOut,
@@ -138,9 +138,9 @@ def test_a_ledger_in_recovery_cannot_be_closed_yet_and_pending_entries_are_unkno
     script = Script(b"x")
     script.failed(0, "a")
     assert script.failed(0, "b") == [("close", -1, 0)]
-    assert script.tell(EndRefused()) == [("fail", 0, EntryOutcome.FENCED)]
+    assert script.tell(LedgerCloseRefused()) == [("fail", 0, EntryOutcome.FENCED)]
     assert script.close() == [("close", -1, 0)], "asked again"
-    assert script.tell(EndUnknown()) == []
+    assert script.tell(LedgerCloseUnknown()) == []
     assert script.core.why is EntryOutcome.UNKNOWN
 
 

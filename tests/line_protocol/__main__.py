@@ -10,7 +10,7 @@ import sys
 
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.server import Broker
-from magnetar.cli.run.metrics import announce_ready
+from magnetar.cli.run.metrics import announce_process_ready
 from magnetar.cli.run.servers import connect_metadata, disconnect, run_server, serve_for_ever
 from magnetar.runtime.lifecycle import ProcessParts
 from magnetar.runtime.network import Endpoint, Serving, World
@@ -36,7 +36,7 @@ def main() -> int:
             broker = await parts.start("broker", Broker.start(world, CONFIG, store), Broker.close)
             lines = world.network.serve_bytes(given.listen, LineProtocol(broker.topic_manager).serve)
             serving: Serving = await parts.start("lines", lines, lambda serving: serving.close())
-            announce_ready(f"lines://{serving.endpoint}")
+            announce_process_ready(f"lines://{serving.endpoint}")
             await serve_for_ever()
 
     return run_server(run, "info", "text")

@@ -21,7 +21,7 @@ from magnetar.broker.node.topic_manager import TopicManager
 from magnetar.broker.session.consumer import ConsumerSession, SubscribeOptions
 from magnetar.broker.session.producer import ProducerOptions, ProducerSession
 from magnetar.broker.subscription.core.dispatch import Delivery
-from magnetar.broker.subscription.core.subscription_types import type_of
+from magnetar.broker.subscription.core.subscription_types import find_subscription_type
 from magnetar.proto import states as subscription_types
 from magnetar.proto.entry import decode_batch, encode_entry, parse_header, split_broker_part
 from magnetar.proto.entry_pb2 import MessageMetadata
@@ -115,7 +115,8 @@ class _Connection:
 
     async def _consume(self, id_: str, topic: str, subscription: str, type_: str) -> None:
         options = SubscribeOptions(
-            topic, subscription, type_of(subscription_types.NUMBERS[type_.upper()]), InitialPosition.EARLIEST
+            topic, subscription, find_subscription_type(subscription_types.NUMBERS[type_.upper()]),
+            InitialPosition.EARLIEST
         )
         try:
             port = _ConsumerLines(self, id_)
@@ -217,7 +218,7 @@ class _ConsumerLines:
     def on_active_changed(self, active: bool) -> None:
         self._connection.send("active", self._id, int(active))
 
-    def on_moving(self, error: MagnetarError) -> None:
+    def on_topic_moving(self, error: MagnetarError) -> None:
         return None
 
     def on_closed(self, error: MagnetarError) -> None:

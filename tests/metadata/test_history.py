@@ -5,7 +5,7 @@ import random
 import pytest
 
 from magnetar.metadata.store import NodeChanged, WatchReset
-from magnetar.metadata.tree_core import ChangeHistory, is_below
+from magnetar.metadata.tree_core import ChangeHistory, is_at_or_below
 
 
 def test_what_comes_after_a_revision_is_all_that_came_after_it() -> None:
@@ -46,9 +46,11 @@ def test_any_watcher_at_any_speed_hears_everything_or_reset(seed: int) -> None:
                 news = history.changes_since(prefix, seen[prefix])
                 if isinstance(news, WatchReset):
                     assert seen[prefix] < history.floor
-                    heard[prefix] = [c for c in everything if is_below(prefix, c.path) and c.revision <= news.revision]
+                    heard[prefix] = [
+                        c for c in everything if is_at_or_below(prefix, c.path) and c.revision <= news.revision
+                    ]
                 else:
                     heard[prefix] += news
                 seen[prefix] = history.revision
     for prefix, news in heard.items():
-        assert news == [c for c in everything if is_below(prefix, c.path) and c.revision <= seen[prefix]]
+        assert news == [c for c in everything if is_at_or_below(prefix, c.path) and c.revision <= seen[prefix]]

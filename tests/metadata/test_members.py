@@ -8,7 +8,7 @@ from magnetar.metadata import paths, records
 from magnetar.metadata.members import LEAVE_S, LOOK_EVERY_S, Members
 from magnetar.metadata.remote import RemoteStore, connect_metadata
 from magnetar.metadata.store import ABSENT, MetadataStore, Put
-from magnetar.metadata.tree_core import may_write
+from magnetar.metadata.tree_core import may_role_write
 from magnetar.proto.errors import Unavailable
 from magnetar.runtime.sim.world import Simulation
 from tests.metadata.stores import SimulatedBackend
@@ -152,7 +152,7 @@ def test_a_record_of_another_role_or_key_than_its_path_admits_no_process() -> No
     ],
 )  # fmt: skip
 def test_a_role_writes_what_it_needs(role: str, may: tuple[str, ...], may_not: tuple[str, ...]) -> None:
-    assert all(may_write(role, each, lasting=not each.startswith("/members/")) for each in may)
+    assert all(may_role_write(role, each, lasting=not each.startswith("/members/")) for each in may)
     keys = [each for each in may if each.startswith("/members/")]
-    assert not [each for each in keys if may_write(role, each)], "no key stays after the session of its process"
-    assert not [each for each in may_not if may_write(role, each) or may_write(role, each, lasting=False)]
+    assert not [each for each in keys if may_role_write(role, each)], "no key stays after the session of its process"
+    assert not [each for each in may_not if may_role_write(role, each) or may_role_write(role, each, lasting=False)]

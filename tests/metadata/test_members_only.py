@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.storage.metadata_copies import serve_copy
+from magnetar.cli.storage.metadata_copies import serve_metadata_copy
 from magnetar.metadata import paths, records
 from magnetar.metadata.remote import BACKUP, CHILDREN, COMMIT, GET, SESSION, commit_request, connect_metadata
 from magnetar.metadata.server import MetadataServer
@@ -42,7 +42,7 @@ async def served(folder: Path, world: World | None = None) -> AsyncIterator[Meta
     copy, _, _ = await live.store.back_up("copy")
     await live.close()
     before = content(copy)
-    async with serve_copy(world, ANYWHERE, copy, str(folder / "scratch")) as server:
+    async with serve_metadata_copy(world, ANYWHERE, copy, str(folder / "scratch")) as server:
         yield server
     assert content(copy) == before
     assert not any(name.startswith("scratch") for name in os.listdir(folder))

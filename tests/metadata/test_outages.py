@@ -85,7 +85,7 @@ def test_who_is_cut_off_knows_it_before_anybody_can_take_over(seed: int) -> None
         store, other = await backend.store(), await backend.store()
         await store.put("/owner", b"mine", ephemeral=True)
         watch = other.watch("/owner", await other.revision())
-        rng = backend.simulation.random_stream("test")
+        rng = backend.simulation.random_generator("test")
         await asyncio.sleep(rng.uniform(0, 20))
         _partition(backend, store)
         cut_at = asyncio.get_running_loop().time()
@@ -130,7 +130,7 @@ def test_whose_pings_are_lost_knows_it_first_also_while_its_watches_hear_everyth
         listening, writing = asyncio.ensure_future(listen()), asyncio.ensure_future(write())
         gone = asyncio.ensure_future(anext(other.watch("/owner", await other.revision())))
         lost = asyncio.ensure_future(store.wait_session_lost())
-        await asyncio.sleep(backend.simulation.random_stream("test").uniform(0, 20))
+        await asyncio.sleep(backend.simulation.random_generator("test").uniform(0, 20))
         backend.simulation.wires.partition(backend.node(store), "metadata", both=False)
         cut_at = loop.time()
         await asyncio.wait([gone, lost], return_when=asyncio.FIRST_COMPLETED)
@@ -198,7 +198,7 @@ async def test_a_commit_whose_answer_does_not_come_is_unknown(backend: Simulated
 def _cuts(seed: int) -> str:
     async def scenario(backend: SimulatedBackend) -> None:
         stores = [await backend.store() for _ in range(3)]
-        rng = backend.simulation.random_stream("test")
+        rng = backend.simulation.random_generator("test")
         taken: list[int] = []
 
         async def work(store: RemoteStore, name: str) -> None:

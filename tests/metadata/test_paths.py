@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from magnetar.metadata import paths
-from magnetar.metadata.tree_core import check_path, check_prefix, is_below
+from magnetar.metadata.tree_core import check_path, check_prefix, is_at_or_below
 from magnetar.proto.errors import InvalidName
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
@@ -46,8 +46,8 @@ def test_a_path_is_made_of_segments_that_are_not_empty_and_not_dots(path: str) -
 
 def test_below_knows_where_a_segment_ends() -> None:
     check_prefix("/")
-    assert is_below("/", "/a")
-    assert is_below("/a", "/a")
-    assert is_below("/a", "/a/b/c")
-    assert not is_below("/a", "/ab")
-    assert not is_below("/a/b", "/a")
+    assert is_at_or_below("/", "/a")
+    assert is_at_or_below("/a", "/a")
+    assert is_at_or_below("/a", "/a/b/c")
+    assert not is_at_or_below("/a", "/ab")
+    assert not is_at_or_below("/a/b", "/a")

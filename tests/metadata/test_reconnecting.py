@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from magnetar.metadata.session import MetadataUse, ReconnectingStore
+from magnetar.metadata.session import MetadataResponsiveness, ReconnectingStore
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.proto.errors import BadVersion, ConnectionLost, SessionExpired, Unavailable
 from magnetar.runtime.clock import SystemClock
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.run_by.with_args(in_a_backend)
 
 async def test_calls_wait_for_the_next_session_and_go_to_it(store: SqliteStore, /) -> None:
     first = store.new_session()
-    held = ReconnectingStore(first, MetadataUse(SystemClock()))
+    held = ReconnectingStore(first, MetadataResponsiveness(SystemClock()))
     await held.put("/a", b"1")
     await first.close()
     held.suspend()
@@ -45,7 +45,7 @@ async def test_calls_wait_for_the_next_session_and_go_to_it(store: SqliteStore, 
 
 async def test_who_hears_of_the_loss_first_waits_too_and_a_commit_under_way_is_unknown(store: SqliteStore, /) -> None:
     first, second = store.new_session(), store.new_session()
-    held = ReconnectingStore(first, MetadataUse(SystemClock()))
+    held = ReconnectingStore(first, MetadataResponsiveness(SystemClock()))
     await held.put("/a", b"1")
     await first.close()
     with pytest.raises(ConnectionLost):
@@ -63,7 +63,7 @@ async def test_who_hears_of_the_loss_first_waits_too_and_a_commit_under_way_is_u
 
 
 async def test_without_a_next_session_a_call_is_unavailable_and_after_the_end_expired(store: SqliteStore, /) -> None:
-    held = ReconnectingStore(store.new_session(), MetadataUse(SystemClock()))
+    held = ReconnectingStore(store.new_session(), MetadataResponsiveness(SystemClock()))
     held.suspend()
     with pytest.raises(Unavailable):
         await held.put("/a", b"1")
@@ -77,7 +77,7 @@ async def test_without_a_next_session_a_call_is_unavailable_and_after_the_end_ex
 
 
 async def test_what_is_answered_and_what_is_not_is_counted(store: SqliteStore, /) -> None:
-    first, use = store.new_session(), MetadataUse(SystemClock())
+    first, use = store.new_session(), MetadataResponsiveness(SystemClock())
     held = ReconnectingStore(first, use)
     await held.put("/a", b"1")
     with pytest.raises(BadVersion):

@@ -35,7 +35,7 @@ ME, OTHER = 7, 8
     ],
 )
 def test_a_key_is_one_znode_that_zookeeper_allows_and_back(path: str, znode: str) -> None:
-    assert znodes.value_znode(path) == znode
+    assert znodes.znode_of_value(path) == znode
     assert znodes.key_of_znode(znode) == path
 
 
@@ -49,8 +49,8 @@ def test_every_key_comes_back_from_its_znode_and_is_found_in_its_folder(segments
         check_operations([Check(path, ANY)])
     except InvalidName:
         return
-    assert znodes.key_of_znode(znodes.value_znode(path)) == path
-    above, _, last = znodes.value_znode(path).rpartition("/")
+    assert znodes.key_of_znode(znodes.znode_of_value(path)) == path
+    above, _, last = znodes.znode_of_value(path).rpartition("/")
     assert FolderContent.from_names([last]).values == [segments[-1]]
     assert above == (znodes.folders_of_key(path) or [""])[-1]
     for depth, folder in enumerate(znodes.folders_of_key(path), 1):

@@ -7,7 +7,7 @@ from typing import Any
 from pyroaring import BitMap64
 
 from magnetar.bookie.maintenance import garbage
-from magnetar.bookie.maintenance.restore import LimboEntryRestorer
+from magnetar.bookie.maintenance.restore import LedgerCopyRestorer
 from magnetar.bookie.service import BookieService
 from magnetar.bookie.store import identity
 from magnetar.bookie.store.entrylog import mover as log_survey
@@ -95,9 +95,9 @@ def copies_without_recovery_flag(stack: Stack) -> None:
 
 def _passes_by(stack: Stack, *errors: type[MagnetarError]) -> None:
     """A restore goes on after an entry that it cannot read anywhere, and calls the ledger whole."""
-    honest = LimboEntryRestorer._fill
+    honest = LedgerCopyRestorer._fill
 
-    async def fill(self: LimboEntryRestorer, reader: Any, record: Any, first: int, last: int, whole: Any) -> str | None:
+    async def fill(self: LedgerCopyRestorer, reader: Any, record: Any, first: int, last: int, whole: Any) -> str | None:
         real = reader.read_stored
 
         async def read_stored(first: int, last: int, bytes_max: int) -> Any:
@@ -117,7 +117,7 @@ def _passes_by(stack: Stack, *errors: type[MagnetarError]) -> None:
             del reader.read_stored
         return None
 
-    put(stack, LimboEntryRestorer, "_fill", fill)
+    put(stack, LedgerCopyRestorer, "_fill", fill)
 
 
 class _Lost(Exception):
@@ -178,7 +178,7 @@ def absence_is_proof(stack: Stack) -> None:
     async def among(metadata: Any, ledgers: Any) -> BitMap64:
         return BitMap64(ledgers)
 
-    put(stack, deletions, "find_deleted", among)
+    put(stack, deletions, "find_deleted_ledgers", among)
 
 
 def journal_is_not_noted(stack: Stack) -> None:

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from magnetar.broker.cluster.ownership import Ownership
 from magnetar.broker.log.compaction import Compaction, CompactionRun
-from magnetar.broker.log.compaction_core import KeySurvey
+from magnetar.broker.log.compaction_core import SurvivingMessageSearch
 from magnetar.broker.log.log import Log
 from magnetar.broker.log.log_queue_core import LogQueue, QueuedPublish
 from magnetar.broker.log.log_shape_core import TrimLimit
@@ -194,12 +194,12 @@ def first_compaction_holds_nothing(stack: Stack) -> None:
 def chunks_of_another_round(stack: Stack) -> None:
     """M87b: a round of a compaction keeps the chunks that it has seen of keys that it gave up to a later one."""
 
-    def narrow(self: KeySurvey) -> None:
+    def narrow(self: SurvivingMessageSearch) -> None:
         while len(self._latest) > self._keys_max and self._high - self._low > 1:
             self._high = high = (self._low + self._high) // 2
             self._latest = {key: at for key, at in self._latest.items() if int.from_bytes(key[:4]) < high}
 
-    put(stack, KeySurvey, "_narrow", narrow)
+    put(stack, SurvivingMessageSearch, "_narrow", narrow)
 
 
 def served_on_while_it_is_given_away(stack: Stack) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from magnetar.broker.transaction import log
-from magnetar.broker.transaction.begins_core import SinkBatchCommits, TransactionEnds
+from magnetar.broker.transaction.begins_core import SinkBatchDecider, TransactionEndDecider
 from magnetar.broker.transaction.coordinator_core import Coordinator
 from magnetar.broker.transaction.halves_core import IntentQueuedUntilDurable
 from magnetar.broker.transaction.intents_core import AbortReason, SendOutcome
@@ -34,7 +34,7 @@ def done_before_all_stored(stack: Stack) -> None:
     def settled(self: OutcomeDecider, txn: int, topic: str) -> None:
         ending = self._table.ending.pop(txn, None)
         if ending is not None and ending.is_durable:
-            self._decisions.defer(Done([txn]))
+            self._decisions.defer_record(Done([txn]))
 
     put(stack, OutcomeDecider, "on_settled", settled)
 
@@ -87,13 +87,13 @@ def batch_is_not_remembered(stack: Stack) -> None:
 def aborted_by_sink_alone(stack: Stack) -> None:
     """M97: the commit of a batch aborts all else that was begun for its sink, and asks for no batch."""
 
-    def committed(self: SinkBatchCommits, sink: SinkBatch, now: float) -> None:
+    def committed(self: SinkBatchDecider, sink: SinkBatch, now: float) -> None:
         key = sink.owner, sink.sink_id
         for txn in list(self._table.by_sink.get(key, ())):
             self._outcomes.abort_or_void_id(txn, AbortReason.SUPERSEDED, now)
-        self._outcomes.receive_queued_intent(self.in_doubt.pop(key), now)
+        self._outcomes.receive_given_intents(self.in_doubt.pop(key), now)
 
-    put(stack, SinkBatchCommits, "on_committed", committed)
+    put(stack, SinkBatchDecider, "on_committed", committed)
 
 
 def settled_before_durable(stack: Stack) -> None:
@@ -113,13 +113,13 @@ def settled_before_durable(stack: Stack) -> None:
 
 def lost_receipts_commit_all(stack: Stack) -> None:
     """M76: of a topic whose receipts the client lost a commit counts all that it stored."""
-    honest = TransactionEnds.list_participants
+    honest = TransactionEndDecider.list_participants
 
     def participants(
-        self: TransactionEnds, live: LiveTransaction, listed: Sequence[Participant], now: float
+        self: TransactionEndDecider, live: LiveTransaction, listed: Sequence[Participant], now: float
     ) -> list[Participant]:
         said = {each.topic for each in listed}
         found = honest(self, live, listed, now)
         return [each if not listed or each.topic in said else Participant(each.topic) for each in found]
 
-    put(stack, TransactionEnds, "list_participants", participants)
+    put(stack, TransactionEndDecider, "list_participants", participants)

@@ -6,11 +6,11 @@ from msgspec.structs import replace
 
 from magnetar.broker.transaction import log
 from magnetar.broker.transaction.coordinator_core import Coordinator
-from magnetar.broker.transaction.halves_core import HalfMessages, OpenHalf
-from magnetar.broker.transaction.halves_core import Phase as HalfPhase
-from magnetar.broker.transaction.intents_core import EndHalf, HalfVerb
+from magnetar.broker.transaction.halves_core import HalfMessages, OpenHalfMessage
+from magnetar.broker.transaction.halves_core import Phase as HalfMessagePhase
+from magnetar.broker.transaction.intents_core import EndHalf, HalfMessageEndVerb
 from magnetar.broker.transaction.log import CoordinatorLog
-from magnetar.broker.transaction.records_core import Committed, HalfRolledBack, Participant, make_commit_record
+from magnetar.broker.transaction.records_core import Committed, HalfMessageRolledBack, Participant, make_commit_record
 from magnetar.broker.transaction.state_core import CoordinatorState, Phase
 from tests.mutants.ledgers import Stack, put
 
@@ -23,7 +23,7 @@ def decided_apart(stack: Stack) -> None:
         found = self.ends.list_participants(live, listed, now)
         live.phase, live.participants = Phase.COMMITTING, {each.topic: each for each in found}
         self.decisions.decide(make_commit_record({txn: found}))
-        self.decisions.decide(HalfRolledBack(half))
+        self.decisions.decide(HalfMessageRolledBack(half))
 
     put(stack, Coordinator, "commit_for_half", commit_own)
 
@@ -34,7 +34,7 @@ def any_unknown_counts(stack: Stack) -> None:
 
     def end(self: HalfMessages, intent: EndHalf, now: float) -> None:
         half = self._halves.get(intent.half)
-        if half is not None and intent.verb is HalfVerb.UNKNOWN:
+        if half is not None and intent.verb is HalfMessageEndVerb.UNKNOWN:
             intent = replace(intent, check=half.check_number)
         honest(self, intent, now)
 
@@ -45,8 +45,8 @@ def failures_count(stack: Stack) -> None:
     """M98c: a check that failed counts like an answer of UNKNOWN."""
     honest = HalfMessages._undecided
 
-    def undecided(self: HalfMessages, half: OpenHalf, intent: EndHalf, now: float) -> None:
-        honest(self, half, replace(intent, verb=HalfVerb.UNKNOWN), now)
+    def undecided(self: HalfMessages, half: OpenHalfMessage, intent: EndHalf, now: float) -> None:
+        honest(self, half, replace(intent, verb=HalfMessageEndVerb.UNKNOWN), now)
 
     put(stack, HalfMessages, "_undecided", undecided)
 
@@ -55,14 +55,14 @@ def dropped_when_unknown(stack: Stack) -> None:
     """M98d: a half whose checks are used up is rolled back, and not parked."""
     honest = HalfMessages._park
 
-    def park(self: HalfMessages, half: OpenHalf, why: str, now: float, *, unknown: int = 0) -> None:
+    def park(self: HalfMessages, half: OpenHalfMessage, why: str, now: float, *, unknown: int = 0) -> None:
         if not unknown:
             honest(self, half, why, now)
             return
         self._leave(half)
-        half.phase = HalfPhase.ROLLING_BACK
-        self._coordinator.decisions.decide(HalfRolledBack(half.record.half))
-        self._ask(half.group_key, now)
+        half.phase = HalfMessagePhase.ROLLING_BACK
+        self._coordinator.decisions.decide(HalfMessageRolledBack(half.record.half))
+        self._ask(half.half_group_key, now)
 
     put(stack, HalfMessages, "_park", park)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from magnetar.runtime.disk import Buffer
-from magnetar.runtime.peer.inside import InFlight, InProcessPeer
+from magnetar.runtime.peer.inside import InProcessPeer, RequestsInFlight
 from tests.mutants.ledgers import Stack, put
 
 
@@ -19,10 +19,10 @@ def lost_with_its_bookie(stack: Stack) -> None:
 
 def answered_twice(stack: Stack) -> None:
     """M86b: an answer within a process is given twice, the second time to the request after it (ours)."""
-    honest = InFlight.answer
+    honest = RequestsInFlight.answer
 
-    def answer(self: InFlight, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
+    def answer(self: RequestsInFlight, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
         honest(self, id_, head, frames)
         honest(self, id_ + 1, head, frames)
 
-    put(stack, InFlight, "answer", answer)
+    put(stack, RequestsInFlight, "answer", answer)

@@ -20,7 +20,7 @@ from magnetar.ledger.recovery_core import EntryVotes, Recovery
 from magnetar.ledger.writer_core import (
     AddAcked,
     CloseLedger,
-    NoReplacement,
+    NoReplacementFound,
     PendingAdd,
     PendingAdds,
     SendAdd,
@@ -74,14 +74,14 @@ def ensembles_persisted_early(stack: Stack) -> None:
 
     put(stack, Recovery, "_remember", remember)
     # … and so the record that is closed in the end need not have the fragments that recovery began with.
-    close = metadata.close_recovered
+    close = metadata.close_recovered_ledger
 
-    def close_recovered(current: Any, snapshot: Any, fragments: Any, last_entry: int, length: int) -> Any:
+    def close_recovered_ledger(current: Any, snapshot: Any, fragments: Any, last_entry: int, length: int) -> Any:
         if current is not None and current.state == IN_RECOVERY:
             current = msgspec.structs.replace(current, fragments=tuple(snapshot))
         return close(current, snapshot, fragments, last_entry, length)
 
-    put(stack, metadata, "close_recovered", close_recovered)
+    put(stack, metadata, "close_recovered_ledger", close_recovered_ledger)
 
 
 def reads_from_changed_ensemble(stack: Stack) -> None:
@@ -101,7 +101,9 @@ def write_back_tells_its_own_lac(stack: Stack) -> None:
 
 def one_miss_too_few(stack: Stack) -> None:
     """M05: the end on Qw-Qa misses."""
-    put(stack, Striping, "misses_proving_absence", property(lambda self: max(1, self.write_quorum - self.ack_quorum)))
+    put(
+        stack, Striping, "count_misses_proving_absence",
+        property(lambda self: max(1, self.write_quorum - self.ack_quorum)))
 
 
 def silence_is_a_vote(stack: Stack) -> None:
@@ -128,13 +130,13 @@ def coverage_needs_everybody(stack: Stack) -> None:
 
 def last_fragment_of_an_open_ledger(stack: Stack) -> None:
     """M21: re-replication changes the last fragment of a ledger that is not closed."""
-    replace, final = metadata.replace_in_fragment, copies.final_fragments
+    replace, final = metadata.replace_bookie_in_fragment, copies.list_final_fragments
 
     def closed(record: Any) -> Any:
         end = max(record.last_entry, record.fragments[-1].first_entry)
         return msgspec.structs.replace(record, state=CLOSED, last_entry=end)
 
-    def replace_in_fragment(current: Any, first_entry: int, old: str, new: str) -> Any:
+    def replace_bookie_in_fragment(current: Any, first_entry: int, old: str, new: str) -> Any:
         if current is None or current.state == CLOSED:
             return replace(current, first_entry, old, new)
         answer = replace(closed(current), first_entry, old, new)
@@ -142,8 +144,10 @@ def last_fragment_of_an_open_ledger(stack: Stack) -> None:
             return answer
         return metadata.RecordWrite(msgspec.structs.replace(current, fragments=answer.record.fragments))
 
-    put(stack, metadata, "replace_in_fragment", replace_in_fragment)
-    put(stack, copies, "final_fragments", lambda record: final(closed(record) if record.state != CLOSED else record))
+    put(stack, metadata, "replace_bookie_in_fragment", replace_bookie_in_fragment)
+    put(
+        stack, copies, "list_final_fragments",
+        lambda record: final(closed(record) if record.state != CLOSED else record))
 
 
 def write_back_counts_when_sent(stack: Stack) -> None:
@@ -237,7 +241,7 @@ def change_of_old_and_new(stack: Stack) -> None:
 
 def unknown_change_is_none(stack: Stack) -> None:
     """M44: an ensemble change of unknown outcome is taken for one that was not written (ours; in the driver alone)."""
-    put(stack, handle, "EnsembleUnknown", NoReplacement)
+    put(stack, handle, "EnsembleChangeUnknown", NoReplacementFound)
 
 
 def late_answer_counts_in_the_next_ledger(stack: Stack) -> None:

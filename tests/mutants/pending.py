@@ -51,7 +51,7 @@ def settled_and_still_pending(stack: Stack) -> None:
 def pending_comes_again(stack: Stack) -> None:
     """M72: what is pending is delivered again when its consumer gives it back or leaves."""
     put(stack, Cursor, "is_done", Cursor.is_acked)
-    put(stack, Cursor, "next_deliverable", Cursor.next_unacked)
+    put(stack, Cursor, "next_deliverable", Cursor.next_unacked_position)
 
 
 def refused_in_the_middle(stack: Stack) -> None:
@@ -96,7 +96,7 @@ def delivered_twice_in_the_sdk(stack: Stack) -> None:
 
 def shown_again_and_covered(stack: Stack) -> None:
     """M70e: what a new connection delivers again is shown to a program that has it and acknowledges cumulatively."""
-    put(stack, RepeatFilter, "find_repeated", lambda *_: None)
+    put(stack, RepeatFilter, "find_end_of_repeats", lambda *_: None)
 
 
 def delivered_twice_in_the_broker(stack: Stack) -> None:

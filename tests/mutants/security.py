@@ -16,7 +16,7 @@ from magnetar.broker.grpc.admin import AdminService
 from magnetar.broker.session import consumer
 from magnetar.broker.session.backlogs import RangeReader
 from magnetar.broker.topic.topic import Topic
-from magnetar.broker.topic.txn_joins import TxnJoins
+from magnetar.broker.topic.txn_joins import TransactionJoins
 from magnetar.broker.transaction.halves_core import HalfMessages
 from magnetar.broker.transaction.state_core import TransactionTable, ValuesByRoleAndName
 from magnetar.metadata import members
@@ -182,7 +182,7 @@ def keys_end_with_the_session(stack: Stack) -> None:
 # ------------------------------------------------------------------------------------ owners
 def anybody_writes(stack: Stack) -> None:
     """M63: in a transaction that is open in a topic each role writes and acknowledges."""
-    put(stack, TxnJoins, "_is_writer", lambda *_: True)
+    put(stack, TransactionJoins, "_is_writer", lambda *_: True)
 
 
 def anybody_ends(stack: Stack) -> None:

@@ -8,8 +8,8 @@ from pyroaring import BitMap64
 from magnetar.broker.topic.dedup import Deduplication
 from magnetar.broker.topic.outcomes import OutcomesLedger
 from magnetar.broker.topic.transactions import TopicTransactions
-from magnetar.broker.topic.transactions_core import Transactions, TxnEnd, TxnPhase
-from magnetar.broker.topic.txn_joins import TxnJoins
+from magnetar.broker.topic.transactions_core import Transactions, TxnEndEffect, TxnPhase
+from magnetar.broker.topic.txn_joins import TransactionJoins
 from magnetar.proto.names import Position
 from magnetar.proto.states import TxnId, TxnState
 from tests.mutants.ledgers import Stack, put
@@ -18,18 +18,18 @@ from tests.mutants.ledgers import Stack, put
 def join_is_skipped(stack: Stack) -> None:
     """M80: a topic takes entries of a transaction without asking its coordinator."""
 
-    async def patiently(self: TxnJoins, txn: TxnId, owner: str | None) -> TxnState:
+    async def patiently(self: TransactionJoins, txn: TxnId, owner: str | None) -> TxnState:
         return TxnState.OPEN
 
-    def join_nowait(self: TxnJoins, txn: TxnId, owner: str | None = None) -> bool:
+    def join_nowait(self: TransactionJoins, txn: TxnId, owner: str | None = None) -> bool:
         core = self._of.core
         if core is not None and core.may_join(txn):
-            core.register_unresolved(txn)
+            core.register_unresolved_transaction(txn)
             self._is_in(core, txn, owner)
         return self._of.is_open(txn)
 
-    put(stack, TxnJoins, "_patiently", patiently)
-    put(stack, TxnJoins, "join_nowait", join_nowait)
+    put(stack, TransactionJoins, "_patiently", patiently)
+    put(stack, TransactionJoins, "join_nowait", join_nowait)
 
 
 def settled_before_it_is_stored(stack: Stack) -> None:
@@ -72,7 +72,7 @@ def numbers_at_append(stack: Stack) -> None:
     def confirmed(self: TopicTransactions, txn: TxnId, name: str, *args: Any) -> None:
         honest(self, txn, name, *args)
         if self.core is not None and (found := self.core.known.get(txn)) is not None:
-            self.topic.merge_sequence_ids(TxnEnd({name: found.numbers[name].progress}, shown=False))
+            self.topic.pass_sequence_ids_to_dedup(TxnEndEffect({name: found.numbers[name].progress}, shown=False))
 
     put(stack, TopicTransactions, "on_publish_confirmed", confirmed)
 

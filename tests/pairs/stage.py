@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import starmap
 from pathlib import Path
 
-from magnetar.cli.demo import Process, Processes, free_port
+from magnetar.cli.demo import Process, Processes, find_free_port
 from magnetar.client.connect import topic_watch as partitions_watcher
 from magnetar.runtime.network import Endpoint
 from tests.client.model.keys import files
@@ -125,7 +125,7 @@ async def in_process(folder: Path) -> AsyncIterator[Server]:
 def in_processes(processes: Processes, folder: Path) -> Iterator[tuple[Process, Server]]:
     """A standalone server, at the same ports after each start."""
     (folder / "magnetar.toml").write_text(f"[broker]\nmax_message_bytes = {ENTRY_BYTES}\ntrim_interval_s = 0.2\n")
-    pulsar_port = str(free_port("127.0.0.1"))
+    pulsar_port = str(find_free_port("127.0.0.1"))
     process = processes.start(
         "standalone", "standalone", "--port", "0", "--pulsar-port", pulsar_port, "--data", "data", "--config",
         str(folder / "magnetar.toml"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.broker.cluster.orphans import _numbers
-from magnetar.broker.subscription.core.redelivery_backoff import MAX_COUNT, check_properties, letter_policy_of
+from magnetar.broker.subscription.core.redelivery_backoff import MAX_COUNT, check_properties, merge_dead_letter_policy
 from magnetar.metadata.records import CursorRecord
 from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.errors import InvalidName, InvalidRequest
@@ -38,7 +38,9 @@ def test_a_subscriptions_property_that_is_no_number_is_refused_and_a_stored_one_
     properties = {MAX_COUNT: text}
     with pytest.raises(InvalidRequest):
         check_properties(properties)
-    assert letter_policy_of(AppliedPolicies(dead_letter_max_redeliver_count=3), properties).max_redeliver_count == 3
+    assert merge_dead_letter_policy(
+        AppliedPolicies(dead_letter_max_redeliver_count=3), properties
+    ).max_redeliver_count == 3
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS, ids=lambda text: ascii(text)[:12])

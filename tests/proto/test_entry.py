@@ -16,17 +16,17 @@ from magnetar.proto.entry import (
     KEYS_MAX,
     EntryHeader,
     decode_batch,
-    decode_lazily,
-    distinct_keys,
+    decode_columns_lazily,
+    decode_properties,
     encode_batch,
     encode_broker_part,
     encode_client_part,
     encode_entry,
+    find_distinct_keys,
     item_prefix,
     parse_header,
     parse_stored_head,
     plain_items,
-    properties_of,
     sequence_id_of,
     split_broker_part,
 )
@@ -269,7 +269,7 @@ def check_foreign(fields: MessageMetadata | SingleMessageMetadata, key: bytes, v
     assert fields.partition_key_b64_encoded
     assert b64decode(fields.partition_key, validate=True) == key
     text = value.decode("utf-8", "replace")
-    assert properties_of(fields) == {text: "v", "n": text}
+    assert decode_properties(fields) == {text: "v", "n": text}
     fields.SerializeToString().decode("latin-1")
 
 
@@ -286,7 +286,7 @@ def test_no_property_is_looked_at_before_it_is_asked_for(where: str) -> None:
         encoded = SingleMessageMetadata(payload_size=1).SerializeToString() + b"\x0a" + BAD_PROPERTY[1:]
         [(fields, _)] = decode_batch(*batched(encoded))
     assert {type(pair.key) for pair in fields.properties} == {bytes}
-    assert properties_of(fields) == {"\ufffd": ""}
+    assert decode_properties(fields) == {"\ufffd": ""}
 
 
 def batched(item: bytes) -> tuple[EntryHeader, bytes]:
@@ -313,7 +313,7 @@ def test_a_key_that_is_no_text_is_one_of_bytes_and_a_property_is_read_as_by_java
     [(fields, content)] = decode_batch(header, made)
     assert content == b"payload"
     check_foreign(fields, key, value)
-    assert distinct_keys(parse_stored_head(made).metadata, parse_stored_head(made).payload_offset, made) == [key]
+    assert find_distinct_keys(parse_stored_head(made).metadata, parse_stored_head(made).payload_offset, made) == [key]
 
 
 @given(KINDS, FOREIGN, FOREIGN, st.integers(0, 20))
@@ -330,7 +330,7 @@ def test_a_foreign_value_in_a_batch_costs_no_neighbour(
     check_foreign(found[before][0], key, value)
     assert found[-1][0].partition_key == "k"
     head = parse_stored_head(made)
-    assert set(distinct_keys(head.metadata, head.payload_offset, made)) == {key, b"k"}
+    assert set(find_distinct_keys(head.metadata, head.payload_offset, made)) == {key, b"k"}
 
 
 def test_keys_of_other_bytes_stay_other_keys() -> None:
@@ -396,7 +396,7 @@ def test_records_of_one_size_are_taken_apart_as_others_are(payloads: list[bytes]
     items = [part for single, payload in zip(singles, payloads, strict=True) for part in (item_prefix(single), payload)]
     made = encode_batch(metadata(), items, len(payloads))
     assert decode_batch(parse_header(made), made) == list(zip(singles, payloads, strict=True))
-    fields, lazily = decode_lazily(parse_header(made), made)
+    fields, lazily = decode_columns_lazily(parse_header(made), made)
     assert fields == singles
     assert [lazily[at] for at in range(len(payloads))] == payloads
 
@@ -413,14 +413,14 @@ def test_the_keys_of_an_entry_are_those_of_its_messages_the_ordering_key_first()
         made = encode_batch(metadata(compression), items, 5)
         for stored in (made, encode_broker_part(7, 9) + made):
             head = parse_stored_head(stored)
-            assert distinct_keys(head.metadata, head.payload_offset, stored) == [b"b", b"o", b"hi"]
+            assert find_distinct_keys(head.metadata, head.payload_offset, stored) == [b"b", b"o", b"hi"]
     alone = encode_entry(MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, ordering_key=b"o"), b"x")
     head = parse_stored_head(alone)
-    assert distinct_keys(head.metadata, head.payload_offset, alone) == [b"o"]
+    assert find_distinct_keys(head.metadata, head.payload_offset, alone) == [b"o"]
     plain = encode_entry(MessageMetadata(producer_name="p", sequence_id=1, publish_time=1), b"x")
-    assert distinct_keys(parse_stored_head(plain).metadata, 0, plain) == []
+    assert find_distinct_keys(parse_stored_head(plain).metadata, 0, plain) == []
     chunk = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, uuid="u", num_chunks_from_msg=2)
-    assert distinct_keys(chunk, 0, plain) == [b"u"]
+    assert find_distinct_keys(chunk, 0, plain) == [b"u"]
 
 
 @given(st.binary(max_size=200))

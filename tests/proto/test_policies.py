@@ -3,7 +3,7 @@
 import pytest
 
 from magnetar.proto.errors import InvalidRequest
-from magnetar.proto.policies import NAMES, Policies, check, complete_retention, decode, encode, merge_policies, without
+from magnetar.proto.policies import NAMES, Policies, check, decode, encode, fill_retention, merge_policies, without
 
 
 def test_json_holds_what_is_set_and_nothing_else_and_comes_back() -> None:
@@ -46,11 +46,11 @@ def test_what_no_policy_can_be_is_refused(wrong: Policies) -> None:
 
 
 def test_retention_by_one_of_time_and_size_has_no_limit_of_the_other() -> None:
-    assert complete_retention(Policies(retention_minutes=5)) == Policies(retention_minutes=5, retention_mib=-1)
-    assert complete_retention(Policies(retention_mib=5)) == Policies(retention_minutes=-1, retention_mib=5)
-    assert complete_retention(Policies(retention_minutes=0)) == Policies(retention_minutes=0, retention_mib=0)
-    assert complete_retention(Policies(unsubscribed_minutes=5)) == Policies(unsubscribed_minutes=5, unsubscribed_mib=-1)
-    assert complete_retention(Policies()) == Policies()
+    assert fill_retention(Policies(retention_minutes=5)) == Policies(retention_minutes=5, retention_mib=-1)
+    assert fill_retention(Policies(retention_mib=5)) == Policies(retention_minutes=-1, retention_mib=5)
+    assert fill_retention(Policies(retention_minutes=0)) == Policies(retention_minutes=0, retention_mib=0)
+    assert fill_retention(Policies(unsubscribed_minutes=5)) == Policies(unsubscribed_minutes=5, unsubscribed_mib=-1)
+    assert fill_retention(Policies()) == Policies()
 
 
 def test_nothing_set_is_always_right() -> None:

@@ -21,7 +21,7 @@ import pytest
 
 from magnetar.broker.server import Broker
 from magnetar.client.client import Client
-from magnetar.client.connect.connections import client_world
+from magnetar.client.connect.connections import make_client_world
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.runtime import config, logs
 from magnetar.runtime.clock import SystemClock
@@ -109,7 +109,7 @@ async def scene(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     monkeypatch.setattr(logs, "current_level", lambda: "info")
     async with (
         serving(folder, cluster="standalone", name="broker-1") as (http, broker, _),
-        Client(f"magnetar://{broker.endpoint}", world=still(client_world())) as client,
+        Client(f"magnetar://{broker.endpoint}", world=still(make_client_world())) as client,
     ):
         yield Scene(http, broker, client, await _filled(client))
 

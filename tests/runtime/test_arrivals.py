@@ -20,7 +20,7 @@ class Message:
     def on_memory_reserved(self) -> None:
         self.placed.set()
 
-    def on_too_slow(self) -> None:
+    def on_arrival_too_slow(self) -> None:
         self.cut = True
 
 

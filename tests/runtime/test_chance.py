@@ -5,7 +5,7 @@ import os
 import pytest
 
 from magnetar.runtime import process as chance
-from magnetar.runtime.process import BLOCK_BYTES, SystemChance
+from magnetar.runtime.process import BLOCK_BYTES, SystemRandomNumbers
 
 
 def test_no_byte_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,7 +16,7 @@ def test_no_byte_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         return drawn[-1]
 
     monkeypatch.setattr("random._urandom", kernel)
-    rng = SystemChance()
+    rng = SystemRandomNumbers()
     given = [rng.randbytes(48) for _ in range(200)]
     assert [len(each) for each in given] == [48] * 200
     whole = BLOCK_BYTES // 48 * 48
@@ -25,13 +25,13 @@ def test_no_byte_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_more_than_a_block_is_drawn_by_itself() -> None:
-    rng = SystemChance()
+    rng = SystemRandomNumbers()
     rng.randbytes(1)
     assert len(rng.randbytes(3 * BLOCK_BYTES)) == 3 * BLOCK_BYTES
 
 
 def test_a_forked_process_has_bytes_of_its_own() -> None:
-    rng = SystemChance()
+    rng = SystemRandomNumbers()
     rng.randbytes(1)
     reading, writing = os.pipe()
     child = os.fork()
@@ -45,7 +45,7 @@ def test_a_forked_process_has_bytes_of_its_own() -> None:
 
 
 def test_only_living_sources_are_told_of_a_fork() -> None:
-    rng = SystemChance()
+    rng = SystemRandomNumbers()
     assert rng in chance._ALL
     before = len(chance._ALL)
     del rng

@@ -13,10 +13,10 @@ from magnetar.runtime.config import (
     Setting,
     explicit_settings,
     load,
-    read_file_variables,
+    replace_settings,
+    set_variables_from_files,
     setting_value,
     settings,
-    with_values,
 )
 from magnetar.runtime.network import Endpoint
 
@@ -136,7 +136,7 @@ def test_what_was_chosen_is_known_by_name_and_can_be_replaced_in_tables_too(tmp_
         "verbose",
     }
     assert explicit_settings(Outer, "bookie", environment={}) == frozenset()
-    changed = with_values(Outer(), {"size": 5, "inner.flush_bytes": 7, "inner.verbose": True})
+    changed = replace_settings(Outer(), {"size": 5, "inner.flush_bytes": 7, "inner.verbose": True})
     assert changed == Outer(Sample(flush_bytes=7, verbose=True), 5)
     assert [setting_value(changed, name) for name in ("size", "inner.flush_bytes")] == [5, 7]
 
@@ -214,7 +214,7 @@ def test_a_variable_may_be_the_content_of_a_file(tmp_path: Path) -> None:
         "MAGNETAR_BOOKIE__DATA_FILE": str(secret), "MAGNETAR_METADATA_FILE": str(empty),
         "MAGNETAR_TOKEN_FILE": str(secret), "OTHER_FILE": "nowhere",
     }  # fmt: skip
-    read_file_variables(environment)
+    set_variables_from_files(environment)
     assert environment == {
         "MAGNETAR_BOOKIE__DATA": "two\nlines\n", "MAGNETAR_METADATA": "", "MAGNETAR_TOKEN": str(secret),
         "OTHER_FILE": "nowhere",
@@ -232,4 +232,4 @@ def test_a_file_that_cannot_be_read_or_is_given_beside_the_value_is_named(tmp_pa
         ({"MAGNETAR_X_FILE": str(binary), "MAGNETAR_X": ""}, "MAGNETAR_X and MAGNETAR_X_FILE are both given"),
     ):
         with pytest.raises(InvalidConfiguration, match=said):
-            read_file_variables(given)
+            set_variables_from_files(given)

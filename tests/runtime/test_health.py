@@ -57,7 +57,7 @@ async def test_readyz_has_a_line_for_each_reason_and_is_ok_without_one(server: H
     reasons.clear()
     assert await probe(server, "/readyz/") == (200, "ok\n")
     assert await probe(server, "/readyz", "HEAD") == (200, "")
-    health.HEALTH.on_stopping()
+    health.HEALTH.on_process_stopping()
     assert await probe(server, "/readyz") == (503, "not ready: it is stopping\n")
     assert await probe(server, "/livez") == (200, "ok\n")
     assert (await probe(server, "/metrics"))[0] == 404

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from magnetar.runtime.metrics import RECENT_S, SECONDS, Histogram, MetricsPage, RecentQuantiles, label_text
+from magnetar.runtime.metrics import RECENT_S, SECONDS, Histogram, MetricsPage, RecentQuantiles, format_labels
 
 
 def text(page: MetricsPage) -> str:
@@ -77,7 +77,7 @@ def test_quantiles_are_of_the_last_minute_or_two_and_interpolated() -> None:
 def test_names_of_other_systems_are_theirs_and_keep_their_spelling() -> None:
     page = MetricsPage()
     page.foreign("bookie_WRITE_BYTES", "W.", 5, bookie="b")
-    page.add_foreign_summary("bookie_flush", "F.", 3, 12.5, {"0.5": 2.0}, success="true")
+    page.add_summary_of_other_system("bookie_flush", "F.", 3, 12.5, {"0.5": 2.0}, success="true")
     assert shown(page) == {
         'bookie_WRITE_BYTES{bookie="b"}': 5,
         'bookie_flush{quantile="0.5",success="true"}': 2,
@@ -120,7 +120,7 @@ def test_a_series_is_read_as_what_prometheus_client_writes(value: float) -> None
     for name, kind in (("magnetar_x", "gauge"), ("magnetar_x_total", "counter")):
         add = page.add_series(name, kind, "What it is.").add
         for _ in range(3):
-            add(label_text(**named), value)
+            add(format_labels(**named), value)
     for _ in range(3):
         same.gauge("magnetar_x", "What it is.", value, **named)
         same.counter("magnetar_x_total", "What it is.", value, **named)

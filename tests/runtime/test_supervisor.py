@@ -40,7 +40,7 @@ def test_what_fails_runs_again_after_a_longer_and_longer_pause(caplog: pytest.Lo
         assert max(pauses) == pytest.approx(RETRY_MAX_S)
         assert supervisor.failure_reasons == {"part-work": "ValueError: format version 2"}
         assert supervisor.statistics()["background_restarts"] == len(starts)
-        assert Supervisor.count_failing()["part-work"] == 1
+        assert Supervisor.count_failing_tasks()["part-work"] == 1
         assert sum("part-work failed" in each for each in caplog.messages) == len(starts)
         await supervisor.close()
         before = len(starts)
@@ -94,7 +94,7 @@ def test_what_returns_is_over_and_a_final_error_is_told() -> None:
         assert supervisor.statistics() == {"background_tasks": 0, "background_failing": 1, "background_restarts": 0}
         await supervisor.close()
         assert supervisor.statistics() == {"background_tasks": 0, "background_failing": 0, "background_restarts": 0}
-        assert "fails" not in Supervisor.count_failing(), "a part that is closed has no task that should run"
+        assert "fails" not in Supervisor.count_failing_tasks(), "a part that is closed has no task that should run"
 
     in_a_process(main)
 
@@ -119,7 +119,7 @@ def test_a_task_that_is_well_is_shown_too() -> None:
 
         supervisor.supervise("well-work", work)
         await asyncio.sleep(1.0)
-        assert dict(Supervisor.count_failing())["well-work"] == 0
+        assert dict(Supervisor.count_failing_tasks())["well-work"] == 0
         await supervisor.close()
 
     in_a_process(main)

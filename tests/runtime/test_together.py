@@ -2,7 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from magnetar.runtime.metrics import SECONDS, Histogram, MetricsPage, label_text
+from magnetar.runtime.metrics import SECONDS, Histogram, MetricsPage, format_labels
 from magnetar.runtime.metrics_server import as_text
 
 
@@ -12,7 +12,7 @@ def _page(topic: str, count: int) -> MetricsPage:
     page.counter("magnetar_a_total", "A.", count)
     page.gauge("magnetar_g", "G.", count, topic=topic)
     page.histogram("magnetar_h_seconds", "H.", seconds)
-    page.add_series("magnetar_s", "gauge", "S.").add(label_text(topic=topic), count)
+    page.add_series("magnetar_s", "gauge", "S.").add(format_labels(topic=topic), count)
     return page
 
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from magnetar.runtime.tasks import run_or_undo, run_then, run_to_end
+from magnetar.runtime.tasks import run_and_clean_up, run_or_undo, run_to_end
 
 
 def test_the_result_and_the_error_of_the_work_are_its_callers() -> None:
@@ -88,7 +88,7 @@ async def test_what_follows_runs_whatever_became_of_the_work_and_what_undoes_it_
         await asyncio.sleep(0)
         done.append(name)
 
-    for name, of in (("followed", run_then), ("undone", run_or_undo)):
+    for name, of in (("followed", run_and_clean_up), ("undone", run_or_undo)):
         task = asyncio.create_task(of(work(), partial(noted, name)))
         await asyncio.sleep(0)
         if ends == "cancelled":

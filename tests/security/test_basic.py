@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.proto.errors import InvalidConfiguration, Unauthenticated, Unavailable
-from magnetar.proto.names import is_role
+from magnetar.proto.names import is_valid_role
 from magnetar.runtime.access import Caller, Principal, PrincipalKind
 from magnetar.runtime.tasks import SystemWorker, SystemWorkers
 from magnetar.security import basic
@@ -117,7 +117,7 @@ def test_any_file_gives_roles_with_hashes_that_can_be_compared_or_is_refused(tex
     except InvalidConfiguration:
         return
     for user, hashed in users.items():
-        assert is_role(user)
+        assert is_valid_role(user)
         assert not basic.matches(b"no password of these", hashed)
 
 

@@ -24,7 +24,7 @@ from magnetar.runtime.peer.keys import KeyPair
 from magnetar.runtime.process import real_world
 from magnetar.security.authenticator import SecuredNetwork
 from magnetar.security.settings import BrokerSection, Secret, SecuritySettings, TokenSection
-from magnetar.spark_connector.options import parse_sink, parse_source
+from magnetar.spark_connector.options import parse_sink_options, parse_source_options
 from tests.cli.run.test_metrics import facts
 from tests.client.model.keys import files, pair
 from tests.security.test_settings import load, private
@@ -222,8 +222,8 @@ def test_no_settings_option_or_credential_shows_a_secret_in_its_repr_or_error(tm
         lambda: secured(load(tmp_path, _settings(inline, token))),
         lambda: secured(load(tmp_path, _settings(inline + mark + "!", "x"))),
         lambda: load(tmp_path, _settings(inline, "x").replace('"', "")),
-        lambda: parse_source({"service.url": "magnetar://a", "topic": "t", "token": mark}, streaming=True),
-        lambda: parse_sink({"service.url": f"magnetar://ada:{mark}@a", "topic": "t"}),
+        lambda: parse_source_options({"service.url": "magnetar://a", "topic": "t", "token": mark}, streaming=True),
+        lambda: parse_sink_options({"service.url": f"magnetar://ada:{mark}@a", "topic": "t"}),
     ):
         with pytest.raises((magnetar.PulsarException, WireInvalidConfiguration)) as refused:
             wrong()
@@ -243,9 +243,9 @@ def test_spark_shows_no_secret_of_its_options() -> None:
     basic = json.dumps({"username": "ada", "password": PASSWORD})
     for who in ({"token": PASSWORD}, {"auth.plugin": "basic", "auth.params": basic}):
         given = {"service.url": "magnetar+ssl://a", "topic": "t", **who}
-        source = parse_source({**given, "crypto.private.key.file": "k.pem"}, streaming=True)
+        source = parse_source_options({**given, "crypto.private.key.file": "k.pem"}, streaming=True)
         assert "k.pem" in repr(source)
-        for options in (source, parse_sink(given)):
+        for options in (source, parse_sink_options(given)):
             assert not leaks({"password": PASSWORD.encode()}, repr(options).encode())
 
 

@@ -27,7 +27,7 @@ from magnetar.security.oidc import (
     RETRY_S,
     UNKNOWN_KID_S,
     OidcProvider,
-    parse_keys,
+    parse_issuer_keys,
 )
 from magnetar.security.settings import OidcSection
 from tests.security.test_settings import GOOD, authenticator, bearer, load, private
@@ -262,13 +262,13 @@ def test_the_section_is_checked(tmp_path: Path, text: str) -> None:
 )
 def test_only_https_is_asked(url: Any) -> None:
     https = JsonClient(SystemClock())
-    assert not https.is_allowed(url)
+    assert not https.is_url_allowed(url)
     with pytest.raises(InvalidConfiguration, match="https"):
         OidcProvider(OidcSection((url,), ("a",)), Clock(), SystemWorkers(), https)
-    assert https.is_allowed("https://issuer.example/x")
+    assert https.is_url_allowed("https://issuer.example/x")
     in_clear = JsonClient(SystemClock(), require_https=False)
     asked = ["http://localhost:80", "http://[::1]/", "http://issuer.example", "http://127.0.0.1.example"]
-    assert [in_clear.is_allowed(each) for each in asked] == [True, True, False, False]
+    assert [in_clear.is_url_allowed(each) for each in asked] == [True, True, False, False]
 
 
 # ---------------------------------------------------------------------------------- key sets
@@ -282,10 +282,10 @@ def test_keys_that_do_not_verify_are_left_out() -> None:
         weak, {**strong, "e": "A" * 40}, {**strong, "n": "x" * 10_000}, {"kty": "oct", "k": "AAAA"}, None,
         {**good, "y": good["x"]},
     ]  # fmt: skip
-    assert parse_keys({"keys": wrong}) == ()
-    found = parse_keys({"keys": [*wrong, {**good, "kid": "a"}, {**strong, "kid": "a"}, {**strong, "kid": "b"}]})
+    assert parse_issuer_keys({"keys": wrong}) == ()
+    found = parse_issuer_keys({"keys": [*wrong, {**good, "kid": "a"}, {**strong, "kid": "a"}, {**strong, "kid": "b"}]})
     assert [(each.kid, each.algorithms) for each in found] == [("a", ("ES256",)), ("b", ("RS256", "RS384", "RS512"))]
-    assert parse_keys({"keys": [None] * KEYS_MAX + [good]}) == ()
+    assert parse_issuer_keys({"keys": [None] * KEYS_MAX + [good]}) == ()
 
 
 VALUES = st.recursive(
@@ -298,7 +298,7 @@ MEMBERS = st.sampled_from(["kty", "crv", "x", "y", "n", "e", "kid", "alg", "use"
 @settings(max_examples=400, deadline=None)
 @given(st.one_of(VALUES, st.lists(st.dictionaries(MEMBERS, VALUES), max_size=3)))
 def test_any_document_gives_keys_that_verify_or_none(keys: Any) -> None:
-    for key in parse_keys(json.loads(json.dumps({"keys": keys}))):
+    for key in parse_issuer_keys(json.loads(json.dumps({"keys": keys}))):
         assert key.algorithms
         assert isinstance(key.kid, str)
 

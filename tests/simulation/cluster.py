@@ -100,7 +100,7 @@ class Cluster:
         self.starts: dict[str, int] = {}
         self.serving: dict[str, None] = {}  # nodes whose start is over
         self._starters: dict[str, Callable[[World], Awaitable[None]]] = {}
-        self._rng = simulation.random_stream("supervisor")
+        self._rng = simulation.random_generator("supervisor")
         self._refusals: dict[str, int] = {}
         self._refused: DoesNotStart | None = None
         self._supervising = False
@@ -188,7 +188,7 @@ class Cluster:
         self.simulation.loop.call_later(delay, self._restart, name, context=self._context)
 
     def _restart(self, name: str) -> None:
-        if self.simulation.is_up(name) or name in self.gone:
+        if self.simulation.is_node_running(name) or name in self.gone:
             return
         rate = 0.0 if self.healed else self.options.rates.get("crash-in-start", 0.0)
         if rate and name in self._bookie_names and self._rng.random() < rate:
@@ -226,7 +226,7 @@ class Cluster:
     async def stop(self, name: str) -> None:
         """In order, as an init system does; one that hangs is killed after a while."""
         parts = [part for part in (self.brokers.get(name), self.bookies.get(name)) if part is not None]
-        if not parts or not self.simulation.is_up(name):
+        if not parts or not self.simulation.is_node_running(name):
             return
         self.simulation.add_line(f"fault: {name} is stopped")
         try:
@@ -251,14 +251,16 @@ class Cluster:
                 await asyncio.sleep(0.1)
                 self.simulation.add_line(f"fault: the bookie in {name} is stopped")
                 async with asyncio.timeout(STOP_S):
-                    await self.simulation.spawn_in(process, bookie.close())
-                    await self.simulation.spawn_in(process, session.close())
+                    await self.simulation.spawn_in_process(process, bookie.close())
+                    await self.simulation.spawn_in_process(process, session.close())
             finally:
                 delays.mean_s = healthy_s
             await asyncio.sleep(pause_s)
             if not process.alive:
                 return
-            await self.simulation.spawn_in(process, self._start_bookie(name, self._bookie_names.index(name))(world))
+            await self.simulation.spawn_in_process(
+                process, self._start_bookie(name, self._bookie_names.index(name))(world)
+            )
             self.simulation.add_line(f"the bookie in {name} is up")
         except NodeCrashed:
             return
@@ -285,7 +287,7 @@ class Cluster:
     async def _start_metadata(self, world: World) -> None:
         store = await ObservedStore.open(world, ":memory:")
         store.observer = self.observer
-        self.service = FaultyService(store, self.simulation.random_stream("metadata"))
+        self.service = FaultyService(store, self.simulation.random_generator("metadata"))
         access = OPEN if self.security is None else self.security.listener
         serving = await world.network.serve(ANY_PORT, [("Metadata", self.service)], access)
         self.metadata = serving.endpoint
@@ -381,7 +383,7 @@ class Cluster:
         self.simulation.wires.heal()
         self.service.rates, self.service.mute = {}, False
         for node in self.simulation.nodes.values():
-            node.disk.disarm()
+            node.disk.disarm_crash()
             node.disk.faults.clear()
             node.disk.capacity_bytes = UNLIMITED_BYTES
             healthy, delays = DiskDelays(), node.disk_delays
@@ -390,7 +392,9 @@ class Cluster:
             self.simulation.resume(node.name)
         for name in self._starters:
             self._restart(name)
-        while self._tasks or not all(self.simulation.is_up(name) for name in self._starters if name not in self.gone):
+        while self._tasks or not all(
+            self.simulation.is_node_running(name) for name in self._starters if name not in self.gone
+        ):
             if self._refused is not None:
                 raise self._refused
             await asyncio.sleep(0.1)
@@ -420,7 +424,7 @@ class Cluster:
     def owner(self) -> str | None:
         """The node of a living broker that has a topic loaded, if any."""
         for name, broker in self.brokers.items():
-            if broker.topics and self.simulation.is_up(name):
+            if broker.topics and self.simulation.is_node_running(name):
                 return name
         return None
 

@@ -184,7 +184,7 @@ def _cursor_ahead() -> Iterator[None]:
     """What is stored of a subscription says that one entry more is acknowledged than is (invariant 38)."""
     original = stored.encode_marker
 
-    def ahead(mark: Position, rows: Mapping[ChunkKey, stored.ChunkPlace], sequence: int) -> list[bytes]:
+    def ahead(mark: Position, rows: Mapping[ChunkKey, stored.CursorChunkPlace], sequence: int) -> list[bytes]:
         return original(Position(mark[0], mark[1] + 1) if mark[1] >= 0 else mark, {}, sequence)
 
     with mock.patch.object(stored, "encode_marker", ahead):

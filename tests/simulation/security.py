@@ -60,7 +60,7 @@ class Security:
 
     def __init__(self, simulation: Simulation, options: Options) -> None:
         self._simulation = simulation
-        self._rng = simulation.random_stream("tokens")
+        self._rng = simulation.random_generator("tokens")
         # Where the servers' clocks are hours off, a token that expires would be refused all the while.
         self.clocks_agree = not {"clock-jump", "clock-skew"} & set(options.times)
         self._life_s = self._rng.choice((3.0, 7.0, 20.0)) if self.clocks_agree else 0.0
@@ -128,7 +128,7 @@ class Security:
                 world, open_session, role if role in ("bookie", "broker") else "operator", owner.node
             )
             found = self._members[owner] = await starting
-        return found.with_keys(world)
+        return found.with_member_keys(world)
 
     def broker(self, world: World) -> World:
         """The world of a broker, whose listener asks for tokens."""

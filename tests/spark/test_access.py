@@ -16,9 +16,9 @@ pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
 from magnetar.cli.demo import Processes
 from magnetar.client.common.errors import PulsarException
 from magnetar.proto.errors import InvalidConfiguration, MagnetarError
-from magnetar.spark_connector.access import Access
+from magnetar.spark_connector.access import QueryAccess
 from magnetar.spark_connector.datasource import MagnetarDataSource
-from magnetar.spark_connector.options import parse_sink, parse_source
+from magnetar.spark_connector.options import parse_sink_options, parse_source_options
 from tests.security.test_secured_processes import Secured
 from tests.security.test_settings import private
 from tests.spark.test_identity import Stream, batch, numbered, send
@@ -35,12 +35,12 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
 
-def access(**options: str) -> Access:
+def access(**options: str) -> QueryAccess:
     said = {name.replace("_", "."): value for name, value in options.items()}
-    return parse_source({**TLS, **said}, streaming=True).access
+    return parse_source_options({**TLS, **said}, streaming=True).access
 
 
-def header(found: Access) -> str:
+def header(found: QueryAccess) -> str:
     who = found.authentication()
     assert who is not None
     return who.authorization()
@@ -55,7 +55,7 @@ def test_a_token_is_itself_or_in_a_file_or_in_a_variable(monkeypatch: pytest.Mon
     assert header(access(token="env:TICKET")) == "Bearer of the day"
     for place in ({"token": f"file:{file}"}, {"token.file": str(file)}, {"tokenFile": str(file)},
                   {"auth.plugin": "token", "auth.params": f"file://{file}"}):  # fmt: skip
-        found = parse_sink({**TLS, **place}).access
+        found = parse_sink_options({**TLS, **place}).access
         file.write_text("one\n")
         assert header(found) == "Bearer one"
         file.write_text("two\n")
@@ -72,9 +72,9 @@ def test_pulsars_parameters_are_any_credential_of_the_sdk(tmp_path: Path) -> Non
     for params in (basic, f"file:{tmp_path / 'basic.json'}"):
         assert header(access(auth_plugin="basic", auth_params=params)) == wanted
         java = {"authPluginClassName": "org.apache.pulsar.client.impl.auth.AuthenticationBasic", "authParams": params}
-        assert header(parse_source({**TLS, **java}, streaming=False).access) == wanted
+        assert header(parse_source_options({**TLS, **java}, streaming=False).access) == wanted
     token = {"pulsar.client.authPluginClassName": "AuthenticationToken", "pulsar.client.authParams": "token:abc"}
-    assert header(parse_sink({**TLS, **token}).access) == "Bearer abc"
+    assert header(parse_sink_options({**TLS, **token}).access) == "Bearer abc"
     tls = access(auth_plugin="tls", auth_params="tlsCertFile:/c.pem,tlsKeyFile:/k.pem").authentication()
     assert tls is not None
     assert (tls.certificate_path, tls.private_key_path) == ("/c.pem", "/k.pem")
@@ -91,7 +91,7 @@ def test_a_certificate_is_two_files() -> None:
     assert (who.certificate_path, who.private_key_path) == ("/c.pem", "/k.pem")
     sdk = {"magnetar.client.tls_certificate_file_path": "/c.pem", "magnetar.client.tls_private_key_file_path": "/k.pem",
            "magnetar.client.tls_trust_certs_file_path": "/ca.pem"}  # fmt: skip
-    found = parse_source({**TLS, **sdk}, streaming=True).access
+    found = parse_source_options({**TLS, **sdk}, streaming=True).access
     assert (found.certificate, found.key, found.trust) == ("/c.pem", "/k.pem", "/ca.pem")
     with pytest.raises(InvalidConfiguration, match="go together"):
         access(tls_cert="/c.pem")
@@ -107,20 +107,20 @@ def test_the_environment_beats_the_profile_and_an_option_beats_both(
         b'[default]\nurl = "magnetar+ssl://one"\ntoken = "one.token"\ntls_ca = "ca.pem"\n'
         b'[other]\nurl = "magnetar+ssl://two"\ntls_cert = "c.pem"\ntls_key = "k.pem"\n',
     )
-    said = parse_source({"topic": "t"}, streaming=True).access
+    said = parse_source_options({"topic": "t"}, streaming=True).access
     assert (said.url, said.token, said.trust) == ("magnetar+ssl://one", f"file:{folder}/one.token", f"{folder}/ca.pem")
-    other = parse_source({"topic": "t", "profile": "other"}, streaming=True).access
+    other = parse_source_options({"topic": "t", "profile": "other"}, streaming=True).access
     assert (other.url, other.token, other.certificate) == ("magnetar+ssl://two", "", f"{folder}/c.pem")
     monkeypatch.setenv("MAGNETAR_PROFILE", "other")
-    assert parse_sink({"topic": "t"}).access == other
+    assert parse_sink_options({"topic": "t"}).access == other
     monkeypatch.setenv("MAGNETAR_TOKEN", "env:TICKET")
     monkeypatch.setenv("MAGNETAR_URL", "magnetar+ssl://three")
-    found = parse_sink({"topic": "t"}).access
+    found = parse_sink_options({"topic": "t"}).access
     assert (found.url, found.token, found.certificate) == ("magnetar+ssl://three", "env:TICKET", "")
-    option = parse_sink({"topic": "t", "token": "abc", "service.url": "magnetar+ssl://four"}).access
+    option = parse_sink_options({"topic": "t", "token": "abc", "service.url": "magnetar+ssl://four"}).access
     assert (option.url, option.token, option.certificate) == ("magnetar+ssl://four", "abc", "")
     with pytest.raises(InvalidConfiguration, match="no profile"):
-        parse_sink({"topic": "t", "profile": "missing"})
+        parse_sink_options({"topic": "t", "profile": "missing"})
 
 
 def test_a_token_where_its_place_belongs_is_used_or_refused_and_not_shown(
@@ -128,7 +128,7 @@ def test_a_token_where_its_place_belongs_is_used_or_refused_and_not_shown(
 ) -> None:
     token = "eyJhbGciOiJFUzI1NiJ9." + SECRET
     monkeypatch.setenv("MAGNETAR_TOKEN", token)
-    found = parse_source({**TLS}, streaming=True)
+    found = parse_source_options({**TLS}, streaming=True)
     assert header(found.access) == f"Bearer {token}"
     assert SECRET.encode() not in pickle.dumps(found)
     monkeypatch.delenv("MAGNETAR_TOKEN")
@@ -137,14 +137,14 @@ def test_a_token_where_its_place_belongs_is_used_or_refused_and_not_shown(
     private(folder / "client.toml", f'[default]\ntoken = "{token}"\n'.encode())
     for given in ({}, {"token": f"file:{token}"}, {"token": f"env:{token}"}, {"token.file": token}):
         with pytest.raises(InvalidConfiguration, match="every Python process") as caught:
-            header(parse_source({**TLS, **given}, streaming=True).access)
+            header(parse_source_options({**TLS, **given}, streaming=True).access)
         assert SECRET not in str(caught.value)
 
 
 def test_credentials_are_not_sent_in_clear() -> None:
     with pytest.raises(InvalidConfiguration, match=r"magnetar\+ssl"):
-        parse_source({"service.url": "magnetar://broker:7650", "topic": "t", "token": SECRET}, streaming=True)
-    assert header(parse_source({**HERE, "token": SECRET}, streaming=True).access) == f"Bearer {SECRET}"
+        parse_source_options({"service.url": "magnetar://broker:7650", "topic": "t", "token": SECRET}, streaming=True)
+    assert header(parse_source_options({**HERE, "token": SECRET}, streaming=True).access) == f"Bearer {SECRET}"
 
 
 def test_no_repr_and_no_error_has_a_credential() -> None:
@@ -153,7 +153,7 @@ def test_no_repr_and_no_error_has_a_credential() -> None:
         {"token": SECRET},
         {"auth.plugin": "basic", "auth.params": f'{{"username":"a","password":"{SECRET}"}}'},
     ):
-        for options in (parse_source({**TLS, **given}, streaming=True), parse_sink({**TLS, **given})):
+        for options in (parse_source_options({**TLS, **given}, streaming=True), parse_sink_options({**TLS, **given})):
             said += [repr(options), str(options), repr(options.access), repr(options.access.authentication())]
             assert pickle.loads(pickle.dumps(options)).access == options.access
     for wrong in (
@@ -165,7 +165,7 @@ def test_no_repr_and_no_error_has_a_credential() -> None:
         {"crypto.private.key.file": f"-----BEGIN PRIVATE KEY-----\n{SECRET}"},
     ):  # fmt: skip
         with pytest.raises((InvalidConfiguration, PulsarException)) as caught:
-            parse_source({**TLS, **wrong}, streaming=True)
+            parse_source_options({**TLS, **wrong}, streaming=True)
         said += [str(caught.value), str(caught.value.__cause__), repr(caught.value.__context__)]
     assert not [text for text in said if SECRET in text]
 

@@ -24,12 +24,12 @@ from magnetar.proto.errors import SchemaNotFound
 from magnetar.proto.schema import SchemaInfo, SchemaType, encode_version
 from magnetar.spark_connector import decoding as of_decoding
 from magnetar.spark_connector.decoding import ColumnDecoder
-from magnetar.spark_connector.options import parse_source
+from magnetar.spark_connector.options import parse_source_options
 from magnetar.spark_connector.rows import Entry, RowBuilder, metadata_columns
-from magnetar.spark_connector.shapes import make_typed_schema, schema_columns
+from magnetar.spark_connector.shapes import columns_of_schemas, make_typed_schema
 
 TOPIC = "persistent://public/default/t"
-OPTIONS = parse_source(
+OPTIONS = parse_source_options(
     {"service.url": "magnetar://localhost:7650", "topic": "t", "schema": "registry"}, streaming=True
 )
 FIELDS = [
@@ -91,7 +91,7 @@ def rows(
 
     known = make_typed_schema(TOPIC, reader)
     decoding = ColumnDecoder(known, schema, is_strict=strict)
-    builder = RowBuilder(schema_columns({TOPIC: known}, metadata_columns(OPTIONS)), (TOPIC, 0), -1, decoding)
+    builder = RowBuilder(columns_of_schemas({TOPIC: known}, metadata_columns(OPTIONS)), (TOPIC, 0), -1, decoding)
     first = 0
     for version, payloads in written:
         items: list[bytes] = []

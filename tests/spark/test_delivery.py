@@ -19,8 +19,8 @@ from magnetar.proto.states import TxnId, TxnState
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import real_world
 from magnetar.spark_connector import sink
-from magnetar.spark_connector.options import parse_sink
-from magnetar.spark_connector.sink import MagnetarStreamWriter, MagnetarWriter, TaskReport, stream_writer
+from magnetar.spark_connector.options import parse_sink_options
+from magnetar.spark_connector.sink import MagnetarStreamWriter, MagnetarWriter, TaskReport, make_stream_writer
 from tests.client.conftest import in_thread
 from tests.client.fake_transactions import TransactionalBroker
 
@@ -58,7 +58,7 @@ def options(broker: Any, **more: str) -> dict[str, str]:
 
 def stream(broker: Any, **more: str) -> MagnetarStreamWriter:
     """As Spark has it for a batch: pickled for the tasks; the one that commits is made anew."""
-    writer = MagnetarStreamWriter(parse_sink(options(broker, **more), streaming=True))
+    writer = MagnetarStreamWriter(parse_sink_options(options(broker, **more), streaming=True))
     return pickle.loads(pickle.dumps(writer))  # type: ignore[no-any-return]
 
 
@@ -211,17 +211,17 @@ def test_a_batch_query_counts_once_by_its_number_and_all_or_nothing_without(
     broker: Any, spark_says: dict[str, str]
 ) -> None:
     spark_says.clear()
-    numbered = MagnetarWriter(parse_sink(options(broker, sinkId="s", batchId="3")))
+    numbered = MagnetarWriter(parse_sink_options(options(broker, sinkId="s", batchId="3")))
     for _ in range(2):
         numbered.commit([write(numbered, "a"), write(numbered, "b")])
     assert seen(broker) == "ab"
     for _ in range(2):
-        free = MagnetarWriter(parse_sink(options(broker)))
+        free = MagnetarWriter(parse_sink_options(options(broker)))
         messages = [write(free, "c"), write(free, "d")]
         assert seen(broker).count("c") == _
         free.commit(messages)
     assert seen(broker) == "abcdcd"
-    failed = MagnetarWriter(parse_sink(options(broker)))
+    failed = MagnetarWriter(parse_sink_options(options(broker)))
     failed.abort([write(failed, "e"), None])
     assert seen(broker) == "abcdcd"
     assert not undecided(broker)
@@ -240,7 +240,7 @@ def test_what_cannot_be_exactly_once_is_refused(broker: Any, spark_says: dict[st
     from pyspark.sql.types import StringType, StructType
 
     with pytest.raises(InvalidConfiguration, match="outputMode"):
-        stream_writer(options(broker), StructType().add("value", StringType()), True)
+        make_stream_writer(options(broker), StructType().add("value", StringType()), True)
     spark_says.clear()
     with pytest.raises(InvalidConfiguration, match="micro-batches"):
         write(stream(broker), "a")

@@ -24,7 +24,7 @@ from magnetar.client.model.composite_schemas import SINGLE
 from magnetar.proto.errors import InvalidConfiguration, InvalidRequest
 from magnetar.proto.schema import SchemaInfo, SchemaType
 from magnetar.spark_connector.decoding import RowEncoder, check_schema_columns
-from magnetar.spark_connector.options import parse_sink
+from magnetar.spark_connector.options import parse_sink_options
 from magnetar.spark_connector.shapes import TypedSchema, make_typed_schema
 from tests.spark.test_decoding import AS_AVRO, AS_JSON, TOPIC, VALUE, avro, info, values
 
@@ -160,4 +160,4 @@ def test_a_wrong_column_is_named_before_anything_runs(kind: SchemaType, says: st
 
 def test_a_sink_by_the_registry_has_one_topic() -> None:
     with pytest.raises(InvalidConfiguration, match="a sink with schema=registry needs the option 'topic'"):
-        parse_sink({"service.url": "magnetar://localhost:7650", "schema": "registry"})
+        parse_sink_options({"service.url": "magnetar://localhost:7650", "schema": "registry"})

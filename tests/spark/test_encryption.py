@@ -9,7 +9,7 @@ pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
 
 from magnetar.client.common.errors import CryptoError
 from magnetar.proto.errors import InvalidConfiguration
-from magnetar.spark_connector.options import parse_sink, parse_source
+from magnetar.spark_connector.options import parse_sink_options, parse_source_options
 from tests.client.model.keys import files
 
 pytestmark = pytest.mark.spark
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.spark
 
 def test_the_options_of_encryption_go_together() -> None:
     url = {"service.url": "magnetar://localhost", "topic": "t"}
-    sink = parse_sink({**url, "encryption.keys": "a, b,", "crypto.public.key.file": "x.pem"})
+    sink = parse_sink_options({**url, "encryption.keys": "a, b,", "crypto.public.key.file": "x.pem"})
     assert (sink.encryption_keys, sink.public_key_file) == (("a", "b"), "x.pem")
-    assert parse_source({**url, "Crypto.Private.Key.File": "y.pem"}, streaming=True).private_key_file == "y.pem"
+    assert parse_source_options({**url, "Crypto.Private.Key.File": "y.pem"}, streaming=True).private_key_file == "y.pem"
     for wrong in ({"encryption.keys": "a"}, {"crypto.public.key.file": "x"}, {"crypto.private.key.file": "x"}):
         with pytest.raises(InvalidConfiguration):
-            parse_sink({**url, **wrong})
+            parse_sink_options({**url, **wrong})
     with pytest.raises(InvalidConfiguration):
-        parse_source({**url, "encryption.keys": "a"}, streaming=False)
+        parse_source_options({**url, "encryption.keys": "a"}, streaming=False)
 
 
 def test_a_query_writes_encrypted_messages_and_reads_them(spark: Any, url: str, client: Any, tmp_path: Path) -> None:

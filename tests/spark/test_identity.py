@@ -18,7 +18,7 @@ import magnetar
 from magnetar.admin import Admin
 from magnetar.proto.errors import DataLost, MagnetarError, TopicNotFound
 from magnetar.spark_connector.datasource import MagnetarDataSource
-from magnetar.spark_connector.ranges import connection_of
+from magnetar.spark_connector.ranges import get_query_connection
 from tests.client.model.keys import files
 
 pytestmark = pytest.mark.spark
@@ -122,12 +122,12 @@ def test_a_key_file_is_known_by_what_it_says(url: str, client: Any, topic: str, 
      ("waitForTopic", "true"), ("schema", "registry"), ("crypto.private.key.file", "/a")],
 )  # fmt: skip
 def test_queries_that_differ_in_an_option_share_no_connection(url: str, name: str, value: str) -> None:
-    from magnetar.spark_connector.options import parse_source
+    from magnetar.spark_connector.options import parse_source_options
 
     given = {"service.url": url, "topic": "any"}
-    one, other = (parse_source(each, streaming=True) for each in (given, {**given, name: value}))
-    assert connection_of(one) is connection_of(one)
-    assert connection_of(one) is not connection_of(other)
+    one, other = (parse_source_options(each, streaming=True) for each in (given, {**given, name: value}))
+    assert get_query_connection(one) is get_query_connection(one)
+    assert get_query_connection(one) is not get_query_connection(other)
 
 
 # ------------------------------------------------------------------------------ batches

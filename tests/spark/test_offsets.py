@@ -13,14 +13,14 @@ from magnetar.spark_connector.offsets import (
     AvailableRange,
     MessageRange,
     find_batch_end,
-    find_recreated,
+    find_recreated_partitions,
+    make_progress_report,
     offset_to_json,
     parse_incarnations,
     parse_offset,
-    plan_ranges,
-    progress_of,
+    plan_readable_ranges,
     reset_recreated_partitions,
-    split_ranges,
+    split_into_task_ranges,
 )
 
 A, B, C = (
@@ -92,13 +92,13 @@ def test_limits_hold_and_nothing_goes_back(
 
 
 def test_what_retention_removed_is_named() -> None:
-    found, lost = plan_ranges({A: 2}, {A: 9}, {A: AvailableRange(5, 20, 0)})
+    found, lost = plan_readable_ranges({A: 2}, {A: 9}, {A: AvailableRange(5, 20, 0)})
     assert found == [MessageRange(A, 5, 9)]
     assert [(x.partition, x.wanted, x.there) for x in lost] == [(A, 2, 5)]
 
 
 def test_a_topic_made_anew_is_named() -> None:
-    _, lost = plan_ranges({A: 100}, {A: 120}, {A: AvailableRange(0, 7, 0)})
+    _, lost = plan_readable_ranges({A: 100}, {A: 120}, {A: AvailableRange(0, 7, 0)})
     assert "made anew" in lost[0].reason
 
 
@@ -107,7 +107,7 @@ def test_a_topic_made_anew_is_read_from_its_beginning() -> None:
     begin = reset_recreated_partitions({A: 100, B: 40}, available)
     assert begin == {A: 0, B: 40}
     end = find_batch_end(begin, available, None, None)
-    found, lost = plan_ranges({A: 100, B: 40}, end, available)
+    found, lost = plan_readable_ranges({A: 100, B: 40}, end, available)
     assert found == [MessageRange(A, 0, 7), MessageRange(B, 40, 50)]
     assert [(x.partition, x.wanted) for x in lost] == [(A, 100)]
 
@@ -145,29 +145,29 @@ def test_what_names_no_incarnations_is_no_offset(wrong: Any) -> None:
 @pytest.mark.parametrize("end", [3, 40, 50, 90])
 def test_another_incarnation_is_lost_and_read_from_its_beginning_however_long_it_is(end: int) -> None:
     there, old = NEW._replace(end=end), {A: 5}
-    assert [each.partition for each in find_recreated({A: 40}, {A: there}, old)] == [A]
+    assert [each.partition for each in find_recreated_partitions({A: 40}, {A: there}, old)] == [A]
     begin = reset_recreated_partitions({A: 40}, {A: there}, old)
     assert begin == {A: 0}
-    found, lost = plan_ranges({A: 40}, find_batch_end(begin, {A: there}, None, None), {A: there}, old, {A: 9})
+    found, lost = plan_readable_ranges({A: 40}, find_batch_end(begin, {A: there}, None, None), {A: there}, old, {A: 9})
     assert found == [MessageRange(A, 0, end, 9)]
     assert [(each.partition, each.wanted) for each in lost] == [(A, 40)]
 
 
 def test_a_batch_that_was_planned_for_the_old_topic_reads_nothing_of_the_new_one() -> None:
-    found, lost = plan_ranges({A: 10}, {A: 20}, {A: NEW}, {A: 5}, {A: 5})
+    found, lost = plan_readable_ranges({A: 10}, {A: 20}, {A: NEW}, {A: 5}, {A: 5})
     assert found == []
     assert [(each.wanted, each.there, each.reason) for each in lost] == [(10, 20, MADE_ANEW)]
-    assert plan_ranges({A: 20}, {A: 20}, {A: NEW}, {A: 5}, {A: 5}) == ([], []), "nothing of it was to be read"
+    assert plan_readable_ranges({A: 20}, {A: 20}, {A: NEW}, {A: 5}, {A: 5}) == ([], []), "nothing of it was to be read"
 
 
 def test_an_incarnation_that_is_not_known_is_no_other_one() -> None:
     for begun, planned in (({}, {}), ({}, {A: 9}), ({A: 9}, {A: 9})):
-        assert plan_ranges({A: 10}, {A: 20}, {A: NEW}, begun, planned) == ([MessageRange(A, 10, 20, 9)], [])
+        assert plan_readable_ranges({A: 10}, {A: 20}, {A: NEW}, begun, planned) == ([MessageRange(A, 10, 20, 9)], [])
     assert reset_recreated_partitions({A: 10}, {A: NEW._replace(incarnation=0)}, {A: 5}) == {A: 10}
 
 
 def test_a_report_has_the_lag_of_each_topic() -> None:
-    found = progress_of({A: 40}, {A: NEW, B: AvailableRange(5, 10, 100), C: AvailableRange(0, 7, 70)})
+    found = make_progress_report({A: 40}, {A: NEW, B: AvailableRange(5, 10, 100), C: AvailableRange(0, 7, 70)})
     assert found["source"]["lagByTopic"] == {A[0]: 15, C[0]: 7}
     assert (found["source"]["lag"], found["source"]["lagBytes"]) == (22, 270)
     assert found[A[0]] == {"0": 50, "1": 10}
@@ -175,8 +175,8 @@ def test_a_report_has_the_lag_of_each_topic() -> None:
 
 
 def test_a_partition_that_is_gone_is_named_only_if_something_was_to_be_read() -> None:
-    assert plan_ranges({A: 5}, {A: 5}, {}) == ([], [])
-    assert plan_ranges({A: 5}, {A: 6}, {})[1][0].partition == A
+    assert plan_readable_ranges({A: 5}, {A: 5}, {}) == ([], [])
+    assert plan_readable_ranges({A: 5}, {A: 6}, {})[1][0].partition == A
 
 
 @given(
@@ -186,11 +186,11 @@ def test_a_partition_that_is_gone_is_named_only_if_something_was_to_be_read() ->
 )
 def test_tasks_cover_the_ranges_exactly_once(sizes: list[int], least: int | None, most: int | None) -> None:
     whole = [MessageRange(("t", i), 10, 10 + size) for i, size in enumerate(sizes)]
-    tasks = split_ranges(whole, least, most)
+    tasks = split_into_task_ranges(whole, least, most)
     for r in whole:
         mine = [t for t in tasks if t.partition == r.partition]
         assert [mine[0].first, mine[-1].end] == [r.first, r.end]
         assert all(a.end == b.first for a, b in pairwise(mine))
         assert all(t.messages > 0 for t in mine)
     assert most is None or all(t.messages <= most for t in tasks)
-    assert split_ranges(whole, least, most) == tasks
+    assert split_into_task_ranges(whole, least, most) == tasks

@@ -7,7 +7,13 @@ import pytest
 
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.spark_connector.offsets import offset_to_json
-from magnetar.spark_connector.options import EARLIEST, LATEST, ExactlyOnce, parse_sink, parse_source
+from magnetar.spark_connector.options import (
+    EARLIEST,
+    LATEST,
+    ExactlyOnceOptions,
+    parse_sink_options,
+    parse_source_options,
+)
 
 BASE = {"service.url": "magnetar://localhost:7650", "topic": "flights"}
 ONCE = BASE | {"deliveryGuarantee": "exactly-once"}
@@ -15,7 +21,7 @@ FLIGHTS = "persistent://public/default/flights"
 
 
 def test_names_are_case_insensitive_and_have_aliases() -> None:
-    options = parse_source(
+    options = parse_source_options(
         {"ServiceUrl": "magnetar://h:1", "SUBSCRIBE": "a, b", "maxoffsetspertrigger": "5"}, streaming=True
     )
     assert [str(t) for t in options.topics] == ["persistent://public/default/a", "persistent://public/default/b"]
@@ -23,14 +29,14 @@ def test_names_are_case_insensitive_and_have_aliases() -> None:
 
 
 def test_offsets_are_words_or_kafkas_json() -> None:
-    assert parse_source(BASE | {"startingOffsets": "earliest"}, streaming=True).starting == EARLIEST
-    assert parse_source(BASE | {"startingOffsets": "latest"}, streaming=True).starting == LATEST
-    parsed = parse_source(BASE | {"startingOffsets": '{"flights":{"0":23,"1":-2}}'}, streaming=True)
+    assert parse_source_options(BASE | {"startingOffsets": "earliest"}, streaming=True).starting == EARLIEST
+    assert parse_source_options(BASE | {"startingOffsets": "latest"}, streaming=True).starting == LATEST
+    parsed = parse_source_options(BASE | {"startingOffsets": '{"flights":{"0":23,"1":-2}}'}, streaming=True)
     assert parsed.starting == {FLIGHTS: {0: 23, 1: EARLIEST}}
 
 
 def test_sparks_own_options_pass() -> None:
-    assert parse_sink(BASE | {"checkpointLocation": "/x", "path": "y"}).topic == FLIGHTS
+    assert parse_sink_options(BASE | {"checkpointLocation": "/x", "path": "y"}).topic == FLIGHTS
 
 
 @pytest.mark.parametrize(
@@ -72,7 +78,7 @@ def test_sparks_own_options_pass() -> None:
 )
 def test_wrong_options_are_refused_with_a_reason(options: dict[str, str], streaming: bool, says: str) -> None:
     with pytest.raises(InvalidConfiguration, match=says):
-        parse_source(options, streaming=streaming)
+        parse_source_options(options, streaming=streaming)
 
 
 @pytest.mark.parametrize(
@@ -103,28 +109,30 @@ def test_wrong_options_are_refused_with_a_reason(options: dict[str, str], stream
 )
 def test_wrong_sink_options_are_refused(options: dict[str, str], says: str) -> None:
     with pytest.raises(InvalidConfiguration, match=says):
-        parse_sink(options)
+        parse_sink_options(options)
 
 
 def test_a_stream_writes_exactly_once_where_it_can_and_takes_deltas_names() -> None:
-    assert parse_sink(BASE).once is None
-    assert parse_sink(BASE, streaming=True).once == ExactlyOnce(batch_timeout_s=86_400.0)
-    assert parse_sink(BASE | {"deliveryGuarantee": "at-least-once"}, streaming=True).once is None
-    assert parse_sink(BASE, streaming=True, complete=True).once is None
+    assert parse_sink_options(BASE).once is None
+    assert parse_sink_options(BASE, streaming=True).once == ExactlyOnceOptions(batch_timeout_s=86_400.0)
+    assert parse_sink_options(BASE | {"deliveryGuarantee": "at-least-once"}, streaming=True).once is None
+    assert parse_sink_options(BASE, streaming=True, complete=True).once is None
     transient = BASE | {"topic": "non-persistent://public/default/t"}
-    assert parse_sink(transient, streaming=True).once is None
+    assert parse_sink_options(transient, streaming=True).once is None
     with pytest.raises(InvalidConfiguration, match="at-least-once"):
-        parse_sink(transient | {"deliveryGuarantee": "exactly-once"}, streaming=True)
+        parse_sink_options(transient | {"deliveryGuarantee": "exactly-once"}, streaming=True)
     with pytest.raises(InvalidConfiguration, match="outputMode"):
-        parse_sink(ONCE, streaming=True, complete=True)
-    assert parse_sink(ONCE, streaming=True).once == ExactlyOnce(batch_timeout_s=86_400.0)
-    assert parse_sink(ONCE).once == ExactlyOnce(batch_timeout_s=3_600.0)
-    delta = parse_sink(ONCE | {"txnAppId": "orders", "txnVersion": "7", "batchTimeout": "1h", "sendAtEnd": "false"})
-    assert delta.once == ExactlyOnce("orders", 7, False, 3600.0, False)
-    adopting = parse_sink(ONCE | {"sinkId": "orders", "onNewCheckpoint": "adopt"}, streaming=True)
-    assert adopting.once == ExactlyOnce("orders", None, True, 86_400.0)
+        parse_sink_options(ONCE, streaming=True, complete=True)
+    assert parse_sink_options(ONCE, streaming=True).once == ExactlyOnceOptions(batch_timeout_s=86_400.0)
+    assert parse_sink_options(ONCE).once == ExactlyOnceOptions(batch_timeout_s=3_600.0)
+    delta = parse_sink_options(
+        ONCE | {"txnAppId": "orders", "txnVersion": "7", "batchTimeout": "1h", "sendAtEnd": "false"}
+    )
+    assert delta.once == ExactlyOnceOptions("orders", 7, False, 3600.0, False)
+    adopting = parse_sink_options(ONCE | {"sinkId": "orders", "onNewCheckpoint": "adopt"}, streaming=True)
+    assert adopting.once == ExactlyOnceOptions("orders", None, True, 86_400.0)
     with pytest.raises(InvalidConfiguration, match="no meaning for a stream"):
-        parse_sink(ONCE | {"sinkId": "orders", "batchId": "1"}, streaming=True)
+        parse_sink_options(ONCE | {"sinkId": "orders", "batchId": "1"}, streaming=True)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +153,7 @@ def test_a_stream_writes_exactly_once_where_it_can_and_takes_deltas_names() -> N
 def test_a_misspelt_option_is_refused_with_the_nearest_name(name: str, meant: str) -> None:
     lower = {name.lower(): "1"}
     with pytest.raises(InvalidConfiguration, match=f"unknown option '{re.escape(name.lower())}'") as caught:
-        parse_source({"topic": "t", "service.url": "magnetar://localhost", **lower}, streaming=True)
+        parse_source_options({"topic": "t", "service.url": "magnetar://localhost", **lower}, streaming=True)
     assert meant in str(caught.value)
 
 
@@ -156,7 +164,7 @@ def test_a_misspelt_option_is_refused_with_the_nearest_name(name: str, meant: st
 )  # fmt: skip
 def test_a_misspelt_option_of_a_sink_is_refused_with_the_nearest_name(name: str, meant: str) -> None:
     with pytest.raises(InvalidConfiguration, match=f"unknown option '{re.escape(name.lower())}'") as caught:
-        parse_sink(BASE | {name.lower(): "1"})
+        parse_sink_options(BASE | {name.lower(): "1"})
     assert repr(meant) in str(caught.value) or f"use {meant}" in str(caught.value)
 
 
@@ -164,4 +172,6 @@ def test_offsets_that_a_query_reported_are_offsets_to_start_at() -> None:
     """With the incarnations of their topics, which `startingOffsets` has not."""
     reported = json.dumps(offset_to_json({(FLIGHTS, 0): 7, (FLIGHTS, 1): 9}, {(FLIGHTS, 0): 5, (FLIGHTS, 1): 6}))
     assert "incarnations" in reported
-    assert parse_source(BASE | {"startingOffsets": reported}, streaming=True).starting == {FLIGHTS: {0: 7, 1: 9}}
+    assert parse_source_options(
+        BASE | {"startingOffsets": reported}, streaming=True
+    ).starting == {FLIGHTS: {0: 7, 1: 9}}

@@ -14,7 +14,12 @@ from magnetar.proto.errors import InvalidConfiguration
 from magnetar.proto.schema import SchemaInfo, SchemaType
 from magnetar.proto.statistics import TopicSchema
 from magnetar.schema import AvroSchema, Integer, JsonSchema, Record, String
-from magnetar.spark_connector.shapes import find_newest, find_reader_schema, make_typed_schema, schema_columns
+from magnetar.spark_connector.shapes import (
+    columns_of_schemas,
+    find_newest_schema,
+    find_reader_schema,
+    make_typed_schema,
+)
 
 TOPIC = "persistent://public/default/t"
 
@@ -47,7 +52,7 @@ A, B = '{"name":"a","type":"int"}', '{"name":"b","type":"string"}'
 
 def test_a_frame_keeps_its_columns_and_reads_with_the_newest_schema_that_has_them() -> None:
     versions = [version(0, A), version(1, f"{A},{B}"), version(2, B), version(3, f"{A},{B}", deleted=True)]
-    assert [each.name for each in find_newest(TOPIC, versions).record.fields] == ["b"]
+    assert [each.name for each in find_newest_schema(TOPIC, versions).record.fields] == ["b"]
     wanted = StructType([StructField("a", IntegerType()), StructField("__offset", LongType())])
     assert find_reader_schema(TOPIC, versions, wanted).info == versions[1].schema
     assert find_reader_schema(TOPIC, versions, StructType([StructField("b", StringType())])).info == versions[2].schema
@@ -61,9 +66,9 @@ def test_a_frame_keeps_its_columns_and_reads_with_the_newest_schema_that_has_the
 
 def test_a_topic_without_a_schema_says_what_to_do() -> None:
     with pytest.raises(InvalidConfiguration, match=r"has no schema.*magnetar schemas upload"):
-        find_newest(TOPIC, [version(0, A, deleted=True)])
+        find_newest_schema(TOPIC, [version(0, A, deleted=True)])
     with pytest.raises(InvalidConfiguration, match="no topic matches"):
-        schema_columns({}, [])
+        columns_of_schemas({}, [])
 
 
 REFUSED = {
@@ -83,7 +88,7 @@ REFUSED = {
 @pytest.mark.parametrize("says", REFUSED)
 def test_schemas_without_columns_are_refused_with_the_field(says: str) -> None:
     with pytest.raises(InvalidConfiguration, match=says):
-        find_newest(TOPIC, [REFUSED[says]])
+        find_newest_schema(TOPIC, [REFUSED[says]])
 
 
 def test_a_definition_that_doubles_with_each_level_is_refused_at_once() -> None:
@@ -98,12 +103,12 @@ def test_a_definition_that_doubles_with_each_level_is_refused_at_once() -> None:
 
 
 def test_topics_of_a_query_have_the_same_columns_and_none_of_the_others_names() -> None:
-    one, two = find_newest("one", [version(0, A)]), find_newest("two", [version(0, B)])
+    one, two = find_newest_schema("one", [version(0, A)]), find_newest_schema("two", [version(0, B)])
     with pytest.raises(InvalidConfiguration, match="topics one and two have different columns: a int; b string"):
-        schema_columns({"one": one, "two": two}, [])
-    meta = find_newest("m", [version(0, '{"name":"__key","type":"int"}')])
+        columns_of_schemas({"one": one, "two": two}, [])
+    meta = find_newest_schema("m", [version(0, '{"name":"__key","type":"int"}')])
     with pytest.raises(InvalidConfiguration, match="a field '__key', which is the name of another column"):
-        schema_columns({"m": meta}, [StructField("__key", LongType())])
+        columns_of_schemas({"m": meta}, [StructField("__key", LongType())])
 
 
 # ------------------------------------------------------------------ in Spark

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from magnetar.proto.entry import decode_columns, parse_entry
 from magnetar.proto.errors import InvalidRequest, TopicTerminated
-from magnetar.spark_connector.options import parse_sink
+from magnetar.spark_connector.options import parse_sink_options
 from magnetar.spark_connector.sink import _write
 from tests.client.conftest import fake  # noqa: F401
 from tests.client.fake_broker import FakeBroker
@@ -24,7 +24,7 @@ Fake = tuple[str, FakeBroker]
 def write(url: str, *batches: pa.RecordBatch, topic: str | None = "t", **producer: object) -> int:
     options = {"service.url": url} | ({} if topic is None else {"topic": topic})
     options |= {f"magnetar.producer.{name}": str(value) for name, value in producer.items()}
-    return _write(parse_sink(options), iter(batches)).rows
+    return _write(parse_sink_options(options), iter(batches)).rows
 
 
 def rows(**columns: pa.Array) -> pa.RecordBatch:

@@ -14,7 +14,7 @@ from magnetar.proto.errors import CorruptEntry, DataLost, NotAllowed
 from magnetar.proto.names import TopicName
 from magnetar.spark_connector import source
 from magnetar.spark_connector.offsets import MessageRange
-from magnetar.spark_connector.options import parse_source
+from magnetar.spark_connector.options import parse_source_options
 from magnetar.spark_connector.rows import default_columns
 
 TOPIC = "persistent://public/default/t"
@@ -48,9 +48,9 @@ class _Topics:
 
 
 def offsets(monkeypatch: pytest.MonkeyPatch, deliveries: list[StoredEntry], end: int, **options: str) -> list[int]:
-    monkeypatch.setattr(source, "connection_of", lambda _options: _Topics(deliveries))
-    parsed = parse_source({"service.url": "magnetar://localhost", "topic": "t", **options}, streaming=True)
-    task = source.RangePartition(MessageRange((TOPIC, 0), 0, end))
+    monkeypatch.setattr(source, "get_query_connection", lambda _options: _Topics(deliveries))
+    parsed = parse_source_options({"service.url": "magnetar://localhost", "topic": "t", **options}, streaming=True)
+    task = source.RangeTask(MessageRange((TOPIC, 0), 0, end))
     batches = source._read(parsed, default_columns(parsed), task)
     return [offset for batch in batches for offset in batch["offset"].to_pylist()]
 
@@ -95,10 +95,10 @@ def test_indexes_of_aborted_messages_are_skipped_and_all_others_are_lost(
     monkeypatch: pytest.MonkeyPatch, aborted: tuple[int, ...], lost: str | None
 ) -> None:
     """Entries 0 and 3 of a range of five; what is aborted elsewhere counts for nothing."""
-    parsed = parse_source({"service.url": "magnetar://localhost", "topic": "t"}, streaming=True)
+    parsed = parse_source_options({"service.url": "magnetar://localhost", "topic": "t"}, streaming=True)
     elsewhere = tuple(index for index in aborted if index not in (0, 3))
-    monkeypatch.setattr(source, "connection_of", lambda _options: _Topics([delivery(0), delivery(3)], elsewhere))
-    task = source.RangePartition(MessageRange((TOPIC, 0), 0, 5))
+    monkeypatch.setattr(source, "get_query_connection", lambda _options: _Topics([delivery(0), delivery(3)], elsewhere))
+    task = source.RangeTask(MessageRange((TOPIC, 0), 0, 5))
     found = source._read(parsed, default_columns(parsed), task)
     if lost is None:
         assert [offset for batch in found for offset in batch["offset"].to_pylist()] == [0, 3]

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from magnetar.cli.demo import find_java, free_port, with_parent_death_signal
+from magnetar.cli.demo import add_parent_death_signal, find_free_port, find_java
 from magnetar.runtime.access import TlsFiles
 
 JARS = ("zookeeper-[0-9]*", "zookeeper-jute-*", "slf4j-api-*", "metrics-core-*", "commons-io-*", "snappy-java-*")
@@ -59,7 +59,7 @@ class ZookeeperServer:
     def __init__(self, directory: Path, tls: TlsFiles | None = None) -> None:
         """`tls`: it takes TLS only, and no client certificates."""
         self.directory = directory
-        self.port = free_port("127.0.0.1")
+        self.port = find_free_port("127.0.0.1")
         self._tls = tls
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
@@ -102,7 +102,7 @@ class ZookeeperServer:
         ]  # fmt: skip
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                with_parent_death_signal(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                add_parent_death_signal(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         if wait:
             self.wait_ready()

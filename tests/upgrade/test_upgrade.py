@@ -79,12 +79,12 @@ def _bookie_file(form: versions.Format) -> Callable[[], object]:
 
 
 def _note() -> object:
-    whole = note.encode_note(b"MGN-COOK", {"a": 1})
-    return note.decode_note(_with_crc(whole, 9, len(whole) - 4, len(whole) - 4), b"MGN-COOK", dict, "the/path")
+    whole = note.encode_checked_json(b"MGN-COOK", {"a": 1})
+    return note.decode_checked_json(_with_crc(whole, 9, len(whole) - 4, len(whole) - 4), b"MGN-COOK", dict, "the/path")
 
 
 def _cursor() -> object:
-    row = {ChunkKey(ChunkKind.PENDING, 7, 0): cursor.ChunkPlace(1, 0, 1, 50)}
+    row = {ChunkKey(ChunkKind.PENDING, 7, 0): cursor.CursorChunkPlace(1, 0, 1, 50)}
     (entry,) = cursor.encode_marker(Position(7, 3), row, 1)
     return cursor.decode_piece(_with_crc(entry, 2, 32, 32, entry[36:]))
 
@@ -95,7 +95,7 @@ def _dedup() -> object:
 
 
 def _outcomes() -> object:
-    (entry,) = outcomes.encode_marker(outcomes.Marker(Position(7, 3), (), {}), 1)
+    (entry,) = outcomes.encode_marker(outcomes.SnapshotMarker(Position(7, 3), (), {}), 1)
     size = outcomes.HEAD_BYTES - 4
     return outcomes.decode_piece(_with_crc(entry, 2, size, size, entry[outcomes.HEAD_BYTES :]))
 
@@ -103,7 +103,9 @@ def _outcomes() -> object:
 def _coordinator() -> object:
     (entry,) = coordinator.encode_snapshot([])
     size = coordinator.HEAD_BYTES - 4
-    return coordinator.decode_entry(_with_crc(entry, 2, size, size, entry[coordinator.HEAD_BYTES :]), 0, "the/path")
+    return coordinator.decode_coordinator_entry(
+        _with_crc(entry, 2, size, size, entry[coordinator.HEAD_BYTES :]), 0, "the/path"
+    )
 
 
 def _delays() -> object:
@@ -143,7 +145,7 @@ READERS: dict[versions.Format, Callable[[], object]] = {
     versions.PEER: _peer,
 }  # fmt: skip
 RAISED: dict[versions.Format, type[Exception]] = {
-    versions.METADATA_RECORD: records.DamagedRecord, versions.PEER_ENVELOPE: envelope.WrongMagic,
+    versions.METADATA_RECORD: records.DamagedRecord, versions.PEER_ENVELOPE: envelope.WrongEnvelopeMagic,
     versions.PEER: ValueError,
 }  # fmt: skip
 """Others than NewerFormat: one record, or one process, does not stop the others."""

@@ -5,7 +5,7 @@ against its index, rebuilds indexes, and returns all groups. `facts` are the con
 lost are quarantined, and a log that is gone is drained, so that it is reported once only. All of it in a worker.
 
 A log that is gone is damage only if an entry in it lived. This is known after the replay, which may still read
-tombstones of its ledgers. Until then the log is in `gone`, and `log_missing_logs` reports those that had living
+tombstones of its ledgers. Until then the log is in `gone`, and `report_missing_logs` reports those that had living
 entries. On a full disk compaction removes the data of dead logs first (store/entrylog/compaction.py); their indexes
 remain until a start finds them drained.
 Guarded by tests/bookie/test_boot.py.
@@ -31,12 +31,12 @@ from ...format.journal import (
     decode_file_header,
     encode_file_header,
 )
-from ...format.ledger_index import DrainedLog, QuarantinedEntries
+from ...format.ledger_index import DrainedEntryLog, QuarantinedEntries
 from ...format.mark import CheckpointMark
 from .. import disk
 from ..index import LoadedIndexGroup
 from ..memtable import IntegerIntervals
-from ..state_log import DataLossLog, read_or_damaged
+from ..state_log import DataLossLog, read_or_raise_damaged
 from . import files as log_files
 from .files import index_name, log_name
 
@@ -114,7 +114,7 @@ class LogScan:
         if not 0 < length <= RECORD_BYTES_MAX or end > self._size:
             return None  # `_window` gives nothing after the end of the file
         at = self._window(offset, end - offset)
-        stored = entry_log.intact_record(self._data, at, at + end - offset)
+        stored = entry_log.decode_record_if_intact(self._data, at, at + end - offset)
         ids = None if stored is None else entry_log.entry_ids(stored)
         return None if ids is None else ScannedLogRecord(offset, end, ids)
 
@@ -194,7 +194,7 @@ class _Groups:
 
     def _flush(self) -> None:
         order = sorted(range(len(self._extents)), key=lambda at: self._extents[at][:2])
-        group = index.encode_group([self._extents[at] for at in order], [self._tables[at] for at in order])
+        group = index.encode_index_group([self._extents[at] for at in order], [self._tables[at] for at in order])
         self._end += disk.write(self._files, self._file, [group], self._end)
         self._extents, self._tables, self._waiting = [], [], 0
 
@@ -239,7 +239,7 @@ def _create(files: Files, path: str, uuid: bytes, number: int) -> File:
     try:
         file = files.open(path, create=True)
     except OSError as error:
-        disk.raise_or_die(files, f"create {path}", error)
+        disk.raise_no_space_or_exit(files, f"create {path}", error)
     file.truncate(0)
     disk.write(files, file, [encode_file_header(FileHeader(index.MAGIC, uuid, number))], 0)
     return file
@@ -272,7 +272,7 @@ class EntryLogRepairAtStart:
         self._drained = drained
         self._losses = losses
         self._opened = {opened.number: opened for opened in (mark.hot_open_log, mark.cold_open_log) if opened.number}
-        self.facts: list[QuarantinedEntries | DrainedLog] = []
+        self.facts: list[QuarantinedEntries | DrainedEntryLog] = []
         self.gone: dict[str, BitMap64] = {}  # path of a log that only its index speaks of: its ledgers
 
     def open(self) -> list[LoadedIndexGroup]:
@@ -303,12 +303,12 @@ class EntryLogRepairAtStart:
         """Records a loss for each committed log that neither exists nor is drained."""
         here = set(log_files.list_log_numbers(self._files, self._directory))
         missing = [n for n in range(1, self._mark.last_log + 1) if n not in here and n not in self._drained]
-        self.facts += [DrainedLog(number) for number in missing]
+        self.facts += [DrainedEntryLog(number) for number in missing]
         if INVENTORY not in self._drained:
-            self.facts.append(DrainedLog(INVENTORY))
+            self.facts.append(DrainedEntryLog(INVENTORY))
             missing = [number for number in missing if number in self._opened]
         for number in missing:
-            self._losses.add_loss(f"{self._log(number)} is gone, and its index")
+            self._losses.add_data_loss(f"{self._log(number)} is gone, and its index")
 
     def _tidy(self) -> None:
         """Removes files that an unfinished checkpoint, move, removal or rebuild left."""
@@ -358,9 +358,9 @@ class EntryLogRepairAtStart:
         return groups
 
     def _read(self, number: int) -> list[LoadedIndexGroup]:
-        return read_or_damaged(
+        return read_or_raise_damaged(
             self._index(number),
-            lambda: log_files.read_groups(self._files, self._directory, number, self._uuid, None),
+            lambda: log_files.read_index_groups(self._files, self._directory, number, self._uuid, None),
         )
 
     def _rebuild(self, number: int, reason: str, whole_to: int | None = None) -> list[LoadedIndexGroup]:
@@ -372,9 +372,9 @@ class EntryLogRepairAtStart:
         _LOG.error("%s; it is rebuilt from the log", reason)
         opened = self._opened.get(number)
         if opened is not None and self._size(number) < opened.log_end:
-            self._losses.add_loss(f"{self._log(number)} ends before {opened.log_end}, and its index is damaged")
+            self._losses.add_data_loss(f"{self._log(number)} ends before {opened.log_end}, and its index is damaged")
         try:
-            read_or_damaged(
+            read_or_raise_damaged(
                 self._log(number),
                 lambda: rebuild_index(
                     self._files,
@@ -387,7 +387,7 @@ class EntryLogRepairAtStart:
             )
             return self._read(number)
         except DamagedFile as error:
-            self._losses.add_loss(f"{error}, and its index is damaged")
+            self._losses.add_data_loss(f"{error}, and its index is damaged")
             self._losses.write()
             return []
 
@@ -398,7 +398,7 @@ class EntryLogRepairAtStart:
                 _LOG.error("%s: no entry can be read between %d and %d", self._log(number), start, end)
                 self._quarantine(number, start, end)
             elif whole_to is None or end < size:
-                self._losses.add_loss(f"{self._log(number)}: no entry can be read between {start} and {end}")
+                self._losses.add_data_loss(f"{self._log(number)}: no entry can be read between {start} and {end}")
         self._losses.write()
 
     def _on_missing_log(self, number: int) -> None:
@@ -406,15 +406,15 @@ class EntryLogRepairAtStart:
         had."""
         before = len(self.facts)
         try:
-            read_or_damaged(self._index(number), lambda: self._quarantine(number))
+            read_or_raise_damaged(self._index(number), lambda: self._quarantine(number))
         except ForeignFile:
             raise
         except DamagedFile as error:
-            self._losses.add_loss(f"{self._log(number)} is gone, and its index is damaged: {error}")
+            self._losses.add_data_loss(f"{self._log(number)} is gone, and its index is damaged: {error}")
             self._losses.write()
         ledgers = {fact.ledger for fact in self.facts[before:] if isinstance(fact, QuarantinedEntries)}
         self.gone[self._log(number)] = BitMap64(ledgers)
-        self.facts.append(DrainedLog(number))
+        self.facts.append(DrainedEntryLog(number))
 
     def _quarantine(self, number: int, start: int = 0, end: int | None = None) -> None:
         """Quarantines the entries that, by the index, are between these offsets of the log."""
@@ -430,7 +430,7 @@ class EntryLogRepairAtStart:
         """Raises ForeignFile or NewerFormat. A damaged header is no loss, because each record has its ids."""
         path = self._log(number)
         try:
-            header = read_or_damaged(path, lambda: self._read_log(number, 0, FILE_HEADER_BYTES))
+            header = read_or_raise_damaged(path, lambda: self._read_log(number, 0, FILE_HEADER_BYTES))
             decode_file_header(header, entry_log.MAGIC, self._uuid, number, path)
         except ForeignFile:
             raise
@@ -452,7 +452,7 @@ class EntryLogRepairAtStart:
             file.close()
 
 
-def log_missing_logs(gone: Mapping[str, BitMap64], deleted: IntegerIntervals) -> None:
+def report_missing_logs(gone: Mapping[str, BitMap64], deleted: IntegerIntervals) -> None:
     """Writes an error to the process's log for each missing entry log that had entries of a ledger that is not deleted.
     Must be called after the replay."""
     for path, ledgers in gone.items():

@@ -7,7 +7,8 @@ A move takes a group of closed logs (entrylog/mover.py) through `STEPS`. What a 
     copy               bytes after the cold log's marked end: cut at the next start. Synced slice by slice, as fast as
                        `bytes_per_s` allows
     write_index        the same for its index, synced
-    commit             the commit point, the mark (store/checkpoint.py): the cold log's new ends, `DrainedLog` for each
+    commit             the commit point, the mark (store/checkpoint.py): the cold log's new ends, `DrainedEntryLog` for
+    each
                        source, `QuarantinedEntries` for each entry whose copies were damaged. In the same synchronous
                        step readers find the copies and the sources leave the index
     remove_sources     sources: a start removes what is drained
@@ -16,10 +17,10 @@ A bad record is reported (`on_bad`), counted and quarantined, and the rest of it
 of it. The index is a multimap of copies, each verified when it is read and filtered by tombstones, so that a move can
 neither resurrect nor overwrite an entry. Logs without living entries take the steps commit and remove_sources alone.
 
-**A log's index is deleted only after its `DrainedLog` is durable.** Its data is deleted earlier in one case: nothing
-lives in the log, and even the reserve gave no room for the fact `DrainedLog` (`_give_up`). A crash then leaves the
-index, which says that the log had only ledgers whose tombstones are durable. The next start sees that nothing is lost,
-and states `DrainedLog` itself (entrylog/at_boot.py). Guarded by tests/bookie/test_full_disk.py
+**A log's index is deleted only after its `DrainedEntryLog` is durable.** Its data is deleted earlier in one case:
+nothing lives in the log, and even the reserve gave no room for the fact `DrainedEntryLog` (`_give_up`). A crash then
+leaves the index, which says that the log had only ledgers whose tombstones are durable. The next start sees that
+nothing is lost, and states `DrainedEntryLog` itself (entrylog/at_boot.py). Guarded by tests/bookie/test_full_disk.py
 `test_a_log_that_made_room_for_its_own_note_is_no_damage`.
 
 A pass that is cancelled ends before or after a commit, never within it. The next start deletes sources that are drained
@@ -41,8 +42,8 @@ from ....runtime.clock import Clock
 from ....runtime.disk import Files, join_path
 from ....runtime.metrics import SECONDS, Histogram
 from ....runtime.tasks import Worker, run_to_end
-from ...format.ledger_index import DrainedLog
-from ...format.mark import OpenLog
+from ...format.ledger_index import DrainedEntryLog
+from ...format.mark import OpenLogEnds
 from .. import disk
 from ..checkpoint import Checkpoint
 from ..index_files import LedgerDescriptors
@@ -58,8 +59,8 @@ from .mover import (
     LogPlan,
     LogState,
     file_size,
-    group_moves,
-    is_worth_closing,
+    group_logs_to_move,
+    is_compactable_once_closed,
     plan_logs,
 )
 from .writer import LogWriter
@@ -98,7 +99,7 @@ class CompactionThrottle:
         self._bytes_per_s = bytes_per_s
         self._due = clock.monotonic()
 
-    async def wait_allowed(self, size: int) -> None:
+    async def wait_until_allowed(self, size: int) -> None:
         """Waits until the work on `size` more bytes is within the limit."""
         now = self._clock.monotonic()
         self._due = max(self._due + size / self._bytes_per_s, now)
@@ -162,8 +163,8 @@ class EntryLogCompactor:
             found.append(survey.facts)
         return found
 
-    def _opened(self) -> dict[int, tuple[LogState, OpenLog | None]]:
-        hot, cold = self._hot.committed_state, self._cold.committed_state
+    def _opened(self) -> dict[int, tuple[LogState, OpenLogEnds | None]]:
+        hot, cold = self._hot.committed_ends_of_open_log, self._cold.committed_ends_of_open_log
         return {hot.number: (LogState.HOT, hot), cold.number: (LogState.COLD, cold)}
 
     async def plan(self, policy: CompactionPolicy, *, major: bool) -> list[LogPlan]:
@@ -197,7 +198,7 @@ class EntryLogCompactor:
         await self._delete(dead, on_progress)
         moves = [plan.facts for plan in plans if plan.action is CompactionAction.COMPACT]
         compacted = await self._compact(moves, policy, on_progress) if moves else []
-        await self._checkpoint.run_exclusive_checkpoint(
+        await self._checkpoint.run_between_checkpoints(
             self._cold.close_unless_empty if roll else self._cold.release_unused_space
         )
         on_progress("done", len(dead) + len(compacted), len(dead) + len(moves), 0, 0)
@@ -210,9 +211,9 @@ class EntryLogCompactor:
         share = policy.major_share if major or roll else policy.minor_share
         rolled = False
         for facts in logs:
-            if is_worth_closing(facts, share) and (roll or facts.state is LogState.COLD):
+            if is_compactable_once_closed(facts, share) and (roll or facts.state is LogState.COLD):
                 writer = self._cold if facts.state is LogState.COLD else self._hot
-                await self._checkpoint.run_exclusive_checkpoint(writer.close)
+                await self._checkpoint.run_between_checkpoints(writer.close)
                 rolled = True
         return rolled
 
@@ -222,18 +223,20 @@ class EntryLogCompactor:
         numbers = [log.log for log in dead]
         on_progress("delete", 0, len(numbers), 0, 0)
         try:
-            await self._with_room(lambda: self._checkpoint.commit(None, [DrainedLog(log) for log in numbers], numbers))
+            await self._with_room(
+                lambda: self._checkpoint.commit(None, [DrainedEntryLog(log) for log in numbers], numbers)
+            )
         except disk.NoDescriptor:
             raise
         except disk.NoSpace:
             await self._give_up(numbers)
-            await self._checkpoint.commit(None, [DrainedLog(log) for log in numbers], numbers)
+            await self._checkpoint.commit(None, [DrainedEntryLog(log) for log in numbers], numbers)
         await self._remove(numbers)
         self.counters["logs_deleted"] += len(numbers)
         on_progress("delete", len(numbers), len(numbers), 0, 0)
 
     async def _give_up(self, numbers: Sequence[int]) -> None:
-        """Deletes the data of dead logs before their `DrainedLog` is durable, but not of logs that are open in the
+        """Deletes the data of dead logs before their `DrainedEntryLog` is durable, but not of logs that are open in the
         mark: a start would cut their indexes.
         """
         await self._settle()
@@ -248,7 +251,7 @@ class EntryLogCompactor:
 
     def _remove_files(self, number: int, data_only: bool) -> int:
         before = self._bytes_of(number)
-        remove = log_files.remove_data if data_only else log_files.remove_log_files
+        remove = log_files.remove_log_data_file if data_only else log_files.remove_log_files
         remove(self._files, self._directory, number)
         return before - self._bytes_of(number)
 
@@ -263,7 +266,7 @@ class EntryLogCompactor:
         """Compacts the logs in groups; returns those that were moved. A group that finds no room is tried again log by
         log, the smallest first.
         """
-        waiting = group_moves(moves, self._log_bytes_max, EXTENTS_MAX, SOURCES_MAX)
+        waiting = group_logs_to_move(moves, self._log_bytes_max, EXTENTS_MAX, SOURCES_MAX)
         total = sum(log.live_bytes for log in moves)
         throttle = CompactionThrottle(self._clock, policy.bytes_per_s)
         done: list[int] = []
@@ -297,17 +300,17 @@ class EntryLogCompactor:
                 pass
             if mover.live_bytes:
                 await self._with_room(
-                    lambda: self._checkpoint.run_exclusive_checkpoint(lambda: self._cold.ensure_room(mover.live_bytes))
+                    lambda: self._checkpoint.run_between_checkpoints(lambda: self._cold.ensure_room(mover.live_bytes))
                 )
             while work := await self._worker.run(mover.step):
                 move.report_moved(mover.moved_bytes)
-                await throttle.wait_allowed(work)
+                await throttle.wait_until_allowed(work)
             written = await self._worker.run(mover.finish)
-            facts: list[Fact] = [DrainedLog(number) for number in numbers]
+            facts: list[Fact] = [DrainedEntryLog(number) for number in numbers]
             facts += mover.bad
             await self._with_room(lambda: self._checkpoint.commit(written, facts, numbers))
         except disk.NoSpace:
-            await self._checkpoint.run_exclusive_checkpoint(self._cold.release_unused_space)
+            await self._checkpoint.run_between_checkpoints(self._cold.release_unused_space)
             raise
         finally:
             await run_to_end(self._worker.run(mover.close))  # after the step that is under way there

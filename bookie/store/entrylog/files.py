@@ -22,12 +22,12 @@ from ...format.journal import (
     FILE_HEADER_BYTES,
     RECORD_BYTES_MAX,
     DamagedFile,
+    continue_crc32c,
     crc32c,
     decode_file_header,
-    extend_crc32c,
 )
 from .. import disk
-from ..index import ExtentPlace, LoadedIndexGroup, Page, decode_page, record_number, run_end
+from ..index import ExtentPlace, LoadedIndexGroup, Page, decode_page, find_record_number, run_end
 
 _LOG = logging.getLogger("magnetar.bookie.store.entrylog")
 
@@ -73,7 +73,7 @@ def _groups(files: Files, directory: str, number: int, uuid: bytes, end: int | N
         offset = FILE_HEADER_BYTES
         while offset < end:
             data = file.pread(index.GROUP_HEADER_BYTES, offset)
-            header = index.intact_group_header(data)
+            header = index.decode_group_header_if_intact(data)
             size = 0 if header is None else index.GROUP_HEADER_BYTES + header.heads_bytes + header.tables_bytes
             if header is None or offset + size > end:
                 raise DamagedFile(path, offset, "there should be a group of the index")
@@ -84,12 +84,12 @@ def _groups(files: Files, directory: str, number: int, uuid: bytes, end: int | N
 
 
 def _slices(file: File, group: int, header: index.GroupHeader, data: bytes) -> Iterator[bytes]:
-    crc = index.group_checksum(data)
+    crc = index.checksum_group_header(data)
     offset = group + index.GROUP_HEADER_BYTES
     end = offset + header.heads_bytes
     while offset < end:
         heads = file.pread(min(SLICE_HEADS * index.HEAD_BYTES, end - offset), offset)
-        crc = extend_crc32c(crc, heads)
+        crc = continue_crc32c(crc, heads)
         offset += len(heads)
         if offset == end and crc == header.crc:
             yield heads
@@ -100,7 +100,9 @@ def _slices(file: File, group: int, header: index.GroupHeader, data: bytes) -> I
     raise DamagedFile(file.path, group, "group of the index does not match its checksum")
 
 
-def read_groups(files: Files, directory: str, number: int, uuid: bytes, end: int | None) -> list[LoadedIndexGroup]:
+def read_index_groups(
+    files: Files, directory: str, number: int, uuid: bytes, end: int | None
+) -> list[LoadedIndexGroup]:
     """Reads the groups of a log's index file, for the start of a store. `end` is the end of the index; None: the end of
     the file. Raises DamagedFile."""
     groups: list[LoadedIndexGroup] = []
@@ -152,13 +154,13 @@ def remove_log_files(files: Files, directory: str, number: int) -> None:
     """Removes the log file and the index file of a log, without a sync. The log must be drained or must not be in the
     mark: if a crash brings the files back, the next start then removes them again.
 
-    The next start does so because `DrainedLog` facts are kept for ever.
+    The next start does so because `DrainedEntryLog` facts are kept for ever.
     """
-    remove_data(files, directory, number)
+    remove_log_data_file(files, directory, number)
     _remove(files, join_path(directory, index_name(number)))
 
 
-def remove_data(files: Files, directory: str, number: int) -> None:
+def remove_log_data_file(files: Files, directory: str, number: int) -> None:
     """Removes the log file of a log, without a sync. Keeps the log's index file, which says which entries the log
     contained."""
     _remove(files, join_path(directory, log_name(number)))
@@ -169,7 +171,7 @@ def _remove(files: Files, path: str) -> None:
         files.remove(path)
 
 
-class ExtentReadResult(NamedTuple):
+class EntriesOfExtent(NamedTuple):
     """The result of reading entries from one extent."""
 
     table: index.ExtentTable | None  # None: damaged
@@ -206,7 +208,7 @@ class EntryLogReader:
 
     def read_entries(
         self, place: ExtentPlace, table: index.ExtentTable | None, entry: int, count: int, bytes_max: int
-    ) -> ExtentReadResult:
+    ) -> EntriesOfExtent:
         """Reads `entry` and the entries that follow it without a gap in this extent, in one file read: at most `count`
         entries, of about `bytes_max` together.
 
@@ -216,27 +218,27 @@ class EntryLogReader:
             table = self.read_table(place)
         if table is None:
             _LOG.error("index table of log %d at %d is damaged", place.log, place.table_offset)
-            return ExtentReadResult(None, [], True)
-        first = record_number(place, table, entry)
+            return EntriesOfExtent(None, [], True)
+        first = find_record_number(place, table, entry)
         if first is None:
-            return ExtentReadResult(table, [], False)
+            return EntriesOfExtent(table, [], False)
         end = run_end(table, first, count, bytes_max)
         offsets = table.offsets[first : end + 1]
         data = self._read(log_name(place.log), offsets[-1] - offsets[0], place.extent.start + offsets[0])
         if len(data) < (end - first) * VIEWED_BYTES_MIN:
             data = bytes(data)
-        entries = entry_log.intact_entries(data, offsets, place.extent.ledger, entry)
+        entries = entry_log.decode_entries_if_intact(data, offsets, place.extent.ledger, entry)
         damaged = len(entries) < end - first
         if damaged:
             _LOG.error(
                 "entry %d of ledger %d in log %d is damaged", entry + len(entries), place.extent.ledger, place.log
             )
-        return ExtentReadResult(table, entries, damaged)
+        return EntriesOfExtent(table, entries, damaged)
 
     def read_table(self, place: ExtentPlace) -> index.ExtentTable | None:
         """Reads the table of an extent from the log's index file. Returns None if the table is damaged."""
         data = self._file(index_name(place.log)).pread(place.extent.table_bytes, place.table_offset)
-        return index.intact_table(place.extent, data)
+        return index.decode_table_if_intact(place.extent, data)
 
     def _read(self, name: str, size: int, offset: int) -> bytes | memoryview:
         """Reads up to `size` bytes. The result may be a view that is valid until the next read."""
@@ -327,7 +329,7 @@ class ExtentScan:
             return 0
         try:
             data = self._file.pread(min(SLICE_BYTES, self._end - self._offset), self._offset)
-            size = entry_log.record_size(data, 0)
+            size = entry_log.decode_record_size(data, 0)
             if len(data) < size <= min(self._end - self._offset, RECORD_BYTES_MAX):
                 data = self._file.pread(size, self._offset)
         except OSError:
@@ -344,7 +346,7 @@ class ExtentScan:
         """Records the entry of the record at `at`, and returns where the record ends; None if it is damaged or not of
         this extent.
         """
-        found = entry_log.record_at(data, at)
+        found = entry_log.decode_record_ids_at(data, at)
         if found is None:
             return None
         end, ledger, entry = found

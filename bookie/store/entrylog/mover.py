@@ -29,11 +29,11 @@ from ...format import entry_log, index
 from ...format.index import Extent, ExtentTable
 from ...format.journal import DamagedFile
 from ...format.ledger_index import QuarantinedEntries
-from ...format.mark import OpenLog
+from ...format.mark import OpenLogEnds
 from .. import disk
 from ..index import EntryLogIndex, MissingIndexPages
 from ..memtable import IntegerIntervals
-from .files import EntryLogReader, index_name, log_name, read_extents, read_groups
+from .files import EntryLogReader, index_name, log_name, read_extents, read_index_groups
 from .writer import LogWriter, WrittenEntries
 
 # ---------------------------------------------------------------------------------------------------------- plan
@@ -46,14 +46,14 @@ from .writer import LogWriter, WrittenEntries
 # | reason | action | |
 # |---|---|---|
 # | DEAD | delete | closed, nothing in it lives |
-# | OPEN | keep | it still grows; `is_worth_closing` says when it should be closed first |
+# | OPEN | keep | it still grows; `is_compactable_once_closed` says when it should be closed first |
 # | UNREADABLE | keep | its index is damaged; the next start rebuilds it from the log |
 # | SPARSE | compact | live share below `minor_share` (minor) or `major_share` (major) |
 # | SMALL | compact | major, and below `small_bytes`: several small logs become one, if there are at least two |
 # | LIVE | keep | |
 # | WAITS | keep | compact in the next major compaction, but this is a minor one |
 #
-# `group_moves` puts the logs to move into groups, each of which fits into one cold log: a move is atomic.
+# `group_logs_to_move` puts the logs to move into groups, each of which fits into one cold log: a move is atomic.
 # Guarded by tests/bookie/store/test_compaction.py.
 
 
@@ -162,12 +162,12 @@ def _decide(log: EntryLogUsage, policy: CompactionPolicy, major: bool, small: bo
     return LogPlan(log, CompactionAction.KEEP, ActionReason.WAITS if waits else ActionReason.LIVE)
 
 
-def is_worth_closing(log: EntryLogUsage, share: float) -> bool:
+def is_compactable_once_closed(log: EntryLogUsage, share: float) -> bool:
     """Returns whether the log is open, and compaction would compact it if it were closed."""
     return log.state is not LogState.CLOSED and log.data_bytes > 0 and log.readable and log.live_share < share
 
 
-def group_moves(
+def group_logs_to_move(
     moves: Sequence[EntryLogUsage], bytes_max: int, extents_max: int, logs_max: int
 ) -> list[list[EntryLogUsage]]:
     """Divides the logs to be compacted into groups whose living bytes and extents together are within the limits. A log
@@ -214,7 +214,7 @@ class EntryLogSurvey:
     if the log is open."""
 
     def __init__(
-        self, files: Files, directory: str, uuid: bytes, number: int, state: LogState, opened: OpenLog | None,
+        self, files: Files, directory: str, uuid: bytes, number: int, state: LogState, opened: OpenLogEnds | None,
         deleted: DeletedLedgers,
     ) -> None:  # fmt: skip
         self._number = number
@@ -409,7 +409,7 @@ class EntryMover:
             asked = min(want, limit - position)
             data = self._pread(log, extent.start + position, asked)
             start = 0
-            while (found := entry_log.record_at(data, start)) is not None:
+            while (found := entry_log.decode_record_ids_at(data, start)) is not None:
                 end, ledger, entry = found
                 if ledger != extent.ledger or not last < entry <= extent.last:
                     break
@@ -418,7 +418,7 @@ class EntryMover:
             position += start
             if position < limit:
                 rest = len(data) - start
-                want = max(entry_log.RECORD_HEADER_BYTES, entry_log.record_size(data, start))
+                want = max(entry_log.RECORD_HEADER_BYTES, entry_log.decode_record_size(data, start))
                 if len(data) < asked or not rest < want <= min(limit - position, _RECORD_BYTES_MAX):
                     yield from self._records_by_table(extent, log, position, last, bad)
                     return
@@ -437,7 +437,7 @@ class EntryMover:
                 continue
             entry = extent.first + delta
             data = self._pread(log, extent.start + start, end - start)
-            found = entry_log.record_at(data, 0)
+            found = entry_log.decode_record_ids_at(data, 0)
             if found == (end - start, extent.ledger, entry):
                 yield 0, end - start, data, entry
             else:
@@ -448,9 +448,9 @@ class EntryMover:
         index_ = self._indexes.get(log)
         if index_ is None:
             index_ = self._indexes[log] = EntryLogIndex(0)
-            for group in read_groups(self._files, self._directory, log, self._uuid, None):
+            for group in read_index_groups(self._files, self._directory, log, self._uuid, None):
                 index_.add(group)
-        run = index_.find_run(log, extent.ledger)
+        run = index_.find_extents_of_ledger_in_log(log, extent.ledger)
         if isinstance(run, MissingIndexPages):
             run = run.complete(self._reader.read_pages(log, extent.ledger, run.pages)[0])
         place = next((place for place in run.places(extent.first) if place.extent == extent), None)

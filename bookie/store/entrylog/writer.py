@@ -1,7 +1,7 @@
 """The writing side of entry logs and their index files. Reading is entrylog/files.py.
 
-Two writers share one sequence of numbers (`LogNumbers`): the hot one takes the flushes of checkpoints, the cold one
-what compaction moves; no log is ever written by both. All calls come from workers, in this order:
+Two writers share one sequence of numbers (`LogNumberSequence`): the hot one takes the flushes of checkpoints, the cold
+one what compaction moves; no log is ever written by both. All calls come from workers, in this order:
 
     begin(size) ; append(buffers) … ; write_index(extents, tables)      → Written(open, group)
     on_committed()                                                      after the mark is durable
@@ -29,7 +29,7 @@ from typing import NamedTuple
 from ....runtime.disk import DIRECT_ALIGNMENT, Buffer, File, Files, join_path
 from ...format import entry_log, index
 from ...format.journal import FILE_HEADER_BYTES, FileHeader, encode_file_header
-from ...format.mark import OpenLog
+from ...format.mark import OpenLogEnds
 from .. import disk
 from ..index import LoadedIndexGroup
 from ..memtable import ENTRY_OVERHEAD_BYTES, EntryTable, Stored
@@ -39,18 +39,18 @@ SLICE_BYTES = 1 << 20
 PIECE_BYTES = 256 << 10
 BATCH = 256
 """Entries of a slice that are encoded at once: about 0.1 ms, in which the event loop waits."""
-NONE = OpenLog(0, 0, 0)
+NONE = OpenLogEnds(0, 0, 0)
 
 
 class WrittenEntries(NamedTuple):
     """The result of a flush or of a move of entries: the new ends of the open log, and its new index group. The caller
     must commit this result."""
 
-    open: OpenLog  # for the mark
+    open: OpenLogEnds  # for the mark
     group: LoadedIndexGroup  # for the index
 
 
-class LogNumbers:
+class LogNumberSequence:
     """The source of numbers for new logs; `last` is the highest number that a log has."""
 
     def __init__(self, last: int) -> None:
@@ -80,7 +80,8 @@ class LogWriter:
     """Appends records to an entry log and its index, and begins the next log when one is full."""
 
     def __init__(
-        self, files: Files, directory: str, uuid: bytes, numbers: LogNumbers, *, log_bytes_max: int, allocate_bytes: int
+        self, files: Files, directory: str, uuid: bytes, numbers: LogNumberSequence, *, log_bytes_max: int,
+        allocate_bytes: int
     ) -> None:
         self._files = files
         self._directory = directory
@@ -94,10 +95,10 @@ class LogWriter:
         self._arena = memoryview(b"")
 
     @property
-    def committed_state(self) -> OpenLog:
+    def committed_ends_of_open_log(self) -> OpenLogEnds:
         """Returns the open log and its committed ends; NONE if no log is open."""
         current = self._open
-        return NONE if current is None else OpenLog(current.number, current.log_end, current.index_end)
+        return NONE if current is None else OpenLogEnds(current.number, current.log_end, current.index_end)
 
     @property
     def end_offset(self) -> int:
@@ -146,7 +147,7 @@ class LogWriter:
                 try:
                     file = self._files.open(path, create=True)
                 except OSError as error:
-                    disk.raise_or_die(self._files, f"create {path}", error)
+                    disk.raise_no_space_or_exit(self._files, f"create {path}", error)
                 opened.append(file)
                 file.truncate(0)
                 header = encode_file_header(FileHeader(magic, self._uuid, number))
@@ -211,10 +212,10 @@ class LogWriter:
         which the caller must commit."""
         current = self._open
         assert current is not None
-        group = index.encode_group(extents, tables)
+        group = index.encode_index_group(extents, tables)
         disk.write(self._files, current.index, [group], current.index_end)
         disk.sync(self._files, current.index)
-        end = OpenLog(current.number, current.end, current.index_end + len(group))
+        end = OpenLogEnds(current.number, current.end, current.index_end + len(group))
         self._written = WrittenEntries(end, LoadedIndexGroup(current.number, current.index_end, extents))
         return self._written
 
@@ -279,7 +280,7 @@ class MemtableFlush:
         self._writer.ensure_room(self._bytes)
         self._pieces = self._walk(self._writer.end_offset)
 
-    def next_slices(self, count: int) -> list[list[bytes]]:
+    def take_next_slices(self, count: int) -> list[list[bytes]]:
         """Returns up to `count` further slices of about 1 MiB, which the caller must append to the log. Returns no
         slice at the end of the table."""
         slices: list[list[bytes]] = []
@@ -299,7 +300,7 @@ class MemtableFlush:
         return buffers
 
     @property
-    def done_share(self) -> float:
+    def flushed_share(self) -> float:
         """Returns which share of the table, from 0.0 to 1.0, has been returned in slices so far."""
         return self._taken / self._bytes
 

@@ -14,9 +14,10 @@ Guarding tests: tests/broker/rest/test_page.py.
 
 What the page changes: the backlog of one subscription of a topic, in two steps.
 
-    action = parse_action(form)                     what the form asks for; raises BadRequest
-    sentence = await preview_action(call, action)   "This would …", and nothing is changed
-    await run_action(call, action)                  the operation, as the caller: authorized and audited as over REST
+    action = parse_page_action(form)                     what the form asks for; raises BadRequest
+    sentence = await preview_page_action(call, action)   "This would …", and nothing is changed
+    await run_page_action(call, action)                  the operation, as the caller: authorized and audited as over
+    REST
 
 Guarding test: test_a_backlog_is_changed_only_after_a_preview (tests/broker/rest/test_page.py).
 
@@ -62,7 +63,7 @@ from ....runtime.clock import Clock
 from ....runtime.network import CallContext
 from ...node.topic_manager import TopicManager
 from ..call import BadRequest, RestRequest, error_response
-from .topic_views import FILTERS, SUBSCRIPTION, VIEWS, View, find_view, moment, number, parse_moment
+from .topic_views import FILTERS, SUBSCRIPTION, VIEWS, View, find_view, moment, number, parse_form_time
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -174,7 +175,7 @@ class PageAction(NamedTuple):
     value: int
 
 
-def parse_action(form: Mapping[str, str]) -> PageAction:
+def parse_page_action(form: Mapping[str, str]) -> PageAction:
     """Returns the change of a backlog that a form requests. Raises BadRequest if a field of the form is missing or
     invalid."""
     act, text = form.get("act", ""), form.get(form.get("act", ""), "").strip()
@@ -186,15 +187,15 @@ def parse_action(form: Mapping[str, str]) -> PageAction:
             raise BadRequest("the age is a number of seconds, 1 or more")
         return PageAction(act, age_s)
     if act == "reset":
-        return PageAction(act, parse_moment(text))
+        return PageAction(act, parse_form_time(text))
     raise BadRequest(f"an action is one of {', '.join(ACTS)}")
 
 
-async def preview_action(call: RestRequest, action: PageAction) -> str:
+async def preview_page_action(call: RestRequest, action: PageAction) -> str:
     """Returns a sentence that tells the user what the action would do."""
     topic, name = call.topic, call.names["subscription"]
     await call.authorize(op.ANALYZE_BACKLOG, topic=topic.full, name=name)
-    found = await call.call_owner(op.ANALYZE_BACKLOG, topic, name=name)
+    found = await call.call_topic_owner(op.ANALYZE_BACKLOG, topic, name=name)
     left = f"{'' if found.complete else 'at least '}{number(found.messages - found.acknowledged)}"
     if action.act == "skip":
         return f"This would acknowledge all {left} messages of the backlog: they are not delivered any more."
@@ -207,18 +208,18 @@ async def preview_action(call: RestRequest, action: PageAction) -> str:
     )
 
 
-async def run_action(call: RestRequest, action: PageAction) -> None:
+async def run_page_action(call: RestRequest, action: PageAction) -> None:
     """Changes the backlog of the subscription as the action requests. Raises the errors of the operation."""
     topic, name = call.topic, call.names["subscription"]
     if action.act == "skip":
         await call.authorize(op.SKIP_MESSAGES, topic=topic.full, name=name)
-        await call.call_owner(op.SKIP_MESSAGES, topic, name=name, messages=-1)
+        await call.call_topic_owner(op.SKIP_MESSAGES, topic, name=name, messages=-1)
     elif action.act == "expire":
         await call.authorize(op.EXPIRE_MESSAGES, topic=topic.full, name=name)
-        await call.call_owner(op.EXPIRE_MESSAGES, topic, name=name, older_than_s=action.value)
+        await call.call_topic_owner(op.EXPIRE_MESSAGES, topic, name=name, older_than_s=action.value)
     else:
         await call.authorize(op.RESET_SUBSCRIPTION, topic=topic.full, name=name)
-        await call.call_owner(op.RESET_SUBSCRIPTION, topic, name=name, publish_time_ms=action.value)
+        await call.call_topic_owner(op.RESET_SUBSCRIPTION, topic, name=name, publish_time_ms=action.value)
 
 
 ROOT = "/ui"
@@ -320,12 +321,12 @@ class PageApplication:
             raise BadRequest("the page has no such form", 404)
         context = await self._caller(request, "subscription")
         call = self._make_call(request, context, _topic_names(names), b"")
-        action = parse_action(form)
+        action = parse_page_action(form)
         async with asyncio.timeout(VIEW_S):
             if form.get("confirm") == "1":
-                await run_action(call, action)
+                await run_page_action(call, action)
                 return RedirectResponse(request.scope["path"], 303)
-            preview = await preview_action(call, action)
+            preview = await preview_page_action(call, action)
             value = await view.run(call)
         shown = {"preview": preview, "action": action, "given": form.get(action.act, ""), "live": False}
         return self._render(request, view.template, **{**_values(request, view, value, context), **shown})

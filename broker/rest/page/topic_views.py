@@ -38,7 +38,7 @@ from starlette.responses import Response
 
 from ....proto import operations as op
 from ....proto.alarms import Alarm, find_alarms, find_metadata_alarms, find_repair_alarms
-from ....proto.entry import decode_as_stored, parse_entry, properties_of, text_of
+from ....proto.entry import decode_as_stored, decode_properties, decode_text, parse_entry
 from ....proto.errors import NotFound, Unavailable
 from ....proto.names import parse_number
 from ....proto.operations import Operation
@@ -60,7 +60,7 @@ from ....proto.statistics import (
     WhyStuck,
 )
 from ....runtime.config import REQUIRED, defaults_of, settings
-from ...log.unfolding import run_off_loop
+from ...log.unfolding import run_in_thread_if_slow
 from ...session.inspection import ask_bookies
 from ...session.settings import to_java_text
 from ..call import BadRequest, RestRequest
@@ -122,7 +122,7 @@ def segment(name: str) -> str:
     return quote(name, safe="")
 
 
-def parse_moment(text: str) -> int:
+def parse_form_time(text: str) -> int:
     """Returns the time that a user entered in a form (date and time in UTC), in milliseconds since the epoch. Raises
     BadRequest if the text is not a time."""
     try:
@@ -149,7 +149,7 @@ def json_text(text: str) -> str:
         raise ValueError(f"no JSON: {error}") from error
 
 
-def payload_text(payload: bytes, way: str, most: int) -> tuple[str, str]:
+def format_payload_text(payload: bytes, way: str, most: int) -> tuple[str, str]:
     """Formats the first `most` bytes of a payload for the page. Returns the format ("json", "text" or "hex") and the
     text. `way`: the wanted format. If it is empty, or is "json" and the payload is not JSON, the first of the three
     formats that fits is used."""
@@ -311,7 +311,7 @@ class MessagesView:
 async def _ask(call: RestRequest, operation: Operation[T], **arguments: object) -> T:
     """Calls an operation at the owner of the topic, as the caller."""
     await call.authorize(operation, **{operation.rule.field: call.topic.full}, **arguments)
-    return await call.call_owner(operation, call.topic, **arguments)
+    return await call.call_topic_owner(operation, call.topic, **arguments)
 
 
 async def topic(call: RestRequest) -> TopicView:
@@ -332,7 +332,7 @@ async def topic(call: RestRequest) -> TopicView:
 async def _why(call: RestRequest, subscription: str) -> WhyStuck | None:
     if not await call.may_call(op.WHY_STUCK, topic=call.topic.full, name=subscription):
         return None
-    return await call.call_owner(op.WHY_STUCK, call.topic, name=subscription)
+    return await call.call_topic_owner(op.WHY_STUCK, call.topic, name=subscription)
 
 
 async def subscription(call: RestRequest) -> SubscriptionView:
@@ -391,7 +391,7 @@ def _parse_id(text: str) -> tuple[int, int, int]:
 async def _find_entries(call: RestRequest, wanted: tuple[int, int, int] | None, asked: dict[str, str]) -> Any:
     """Returns the entries that are asked for, as `wire.Delivery`."""
     if asked["time"]:
-        at = await _ask(call, op.MESSAGE_ID_BY_TIME, publish_time_ms=parse_moment(asked["time"]))
+        at = await _ask(call, op.MESSAGE_ID_BY_TIME, publish_time_ms=parse_form_time(asked["time"]))
         wanted = at.ledger_id, at.entry_id, -1
     if wanted is not None:
         return await _ask(call, op.GET_MESSAGE, ledger_id=wanted[0], entry_id=wanted[1])
@@ -413,7 +413,7 @@ async def _decode(call: RestRequest, found: Any, wanted: tuple[int, int, int] | 
     last_index, header = parse_entry(found.entry)
     if header.uncompressed_size > UNFOLDED_MAX or header.num_messages > MESSAGES_MAX:
         raise BadRequest("this entry is too large for the page: read it with 'magnetar consume' or the SDK", 413)
-    decoded = await run_off_loop(found.entry, call.broker.world, decode_as_stored, header, found.entry)
+    decoded = await run_in_thread_if_slow(found.entry, call.broker.world, decode_as_stored, header, found.entry)
     messages, place = list[Found](), f"{found.ledger_id}:{found.entry_id}"
     first_index = last_index - header.num_messages + 1
     for at, (about, payload) in enumerate(decoded):
@@ -422,7 +422,7 @@ async def _decode(call: RestRequest, found: Any, wanted: tuple[int, int, int] | 
             continue
         messages.append((
             place if is_whole else f"{place}:{at}", first_index + at, about, payload,
-            text_of(header.metadata.producer_name), header.publish_time,
+            decode_text(header.metadata.producer_name), header.publish_time,
         ))  # fmt: skip
     return messages
 
@@ -430,9 +430,10 @@ async def _decode(call: RestRequest, found: Any, wanted: tuple[int, int, int] | 
 def _message(
     id_: str, index: int, about: Any, payload: bytes, producer: str, published_ms: int, way: str, most: int
 ) -> Message:
-    shown, text = payload_text(payload, way, most)
+    shown, text = format_payload_text(payload, way, most)
     return Message(
-        id_, index, published_ms, producer, text_of(about.partition_key), properties_of(about), len(payload), shown,
+        id_, index, published_ms, producer, decode_text(about.partition_key), decode_properties(about), len(payload),
+        shown,
         text, len(payload) > most,
     )  # fmt: skip
 

@@ -43,11 +43,11 @@ from .cursor_state import (
     PartialBatch,
     RedeliveryCount,
     bit_indexes,
-    bitmap_bytes,
+    bitmap_memory_bytes,
     chunk_key_of,
-    count_ranges,
+    chunk_keys_of_holes,
+    count_contiguous_ranges,
     first_clear_bit,
-    keys_of_holes,
     run_end,
 )
 from .pending_set import PendingAcks
@@ -71,7 +71,7 @@ class AckHoles:
         self._unsized = set(acked)
         """Ledgers whose bitmap has changed since it was measured."""
 
-    def mutable_bitmap(self, ledger_id: int) -> BitMap:
+    def get_mutable_bitmap(self, ledger_id: int) -> BitMap:
         """Returns the bitmap of a ledger, which the caller may change. Creates an empty bitmap if the ledger has
         none."""
         holes = self._acked.get(ledger_id)
@@ -80,35 +80,35 @@ class AckHoles:
         self._unsized.add(ledger_id)
         return holes
 
-    def drop_ledger(self, ledger_id: int) -> None:
+    def drop_holes_of_ledger(self, ledger_id: int) -> None:
         """Removes the holes (acknowledged entries) of a ledger."""
         del self._acked[ledger_id]
         self.full.pop(ledger_id, None)
         self._sizes.pop(ledger_id, None)
         self._unsized.discard(ledger_id)
 
-    def drop_up_to(self, mark: Position) -> None:
+    def drop_holes_up_to(self, mark: Position) -> None:
         """Removes the holes (acknowledged entries) up to and including the position `mark`."""
         ledger_id, entry_id = mark
         for id_ in [id_ for id_ in self._acked if id_ < ledger_id]:
-            self.drop_ledger(id_)
+            self.drop_holes_of_ledger(id_)
         holes = self._acked.get(ledger_id)
         if holes is not None and holes.min() <= entry_id:
             holes.remove_range(0, entry_id + 1)
             self._unsized.add(ledger_id)
             if not holes:
-                self.drop_ledger(ledger_id)
+                self.drop_holes_of_ledger(ledger_id)
 
     @property
-    def range_count(self) -> int:
+    def hole_range_count(self) -> int:
         """Returns the number of contiguous ranges of acknowledged entries, over all ledgers."""
-        return sum(count_ranges(holes) for holes in self._acked.values())
+        return sum(count_contiguous_ranges(holes) for holes in self._acked.values())
 
     @property
     def memory_bytes(self) -> int:
         """Returns how many bytes of memory the bitmaps take. Measures again only the bitmaps that have changed."""
         for ledger_id in self._unsized:
-            self._sizes[ledger_id] = bitmap_bytes(self._acked[ledger_id])
+            self._sizes[ledger_id] = bitmap_memory_bytes(self._acked[ledger_id])
         self._unsized.clear()
         return sum(self._sizes.values())
 
@@ -170,7 +170,7 @@ class Cursor:
         if self.is_acked(position):
             return False
         pending = self.pending
-        if pending is not None and (pending.is_pending(position) or pending.bits_at(position)):
+        if pending is not None and (pending.is_pending(position) or pending.message_bits_at(position)):
             return False
         self.version += 1
         if position == self._shape.after(self.mark):
@@ -182,7 +182,7 @@ class Cursor:
             return True
         self._discard_state(position)
         ledger_id, entry_id = position
-        self.holes.mutable_bitmap(ledger_id).add(entry_id)
+        self.holes.get_mutable_bitmap(ledger_id).add(entry_id)
         self.changed_chunks.add(chunk_key_of(ChunkKind.HOLES, position))
         return True
 
@@ -202,9 +202,9 @@ class Cursor:
                 return new
         self.version += 1
         self._forget_set(ledger_id, new)
-        holes = self.holes.mutable_bitmap(ledger_id)
+        holes = self.holes.get_mutable_bitmap(ledger_id)
         holes |= new
-        self.changed_chunks.update(keys_of_holes(ledger_id, new))
+        self.changed_chunks.update(chunk_keys_of_holes(ledger_id, new))
         self._advance()
         return new
 
@@ -221,7 +221,7 @@ class Cursor:
             return False
         pending = self.pending
         if pending is not None:
-            bits &= ~pending.bits_at(position)
+            bits &= ~pending.message_bits_at(position)
             if pending.is_pending(position) or not bits:
                 return False
         partial = self.partial.get(position)
@@ -287,7 +287,7 @@ class Cursor:
                 self.ack_messages_of_batch(each, (1 << size) - 1, size)
         return self.version != version
 
-    def ack_cumulative_batch(self, position: Position, last_index: int, size: int = 0) -> bool:
+    def ack_cumulative_into_batch(self, position: Position, last_index: int, size: int = 0) -> bool:
         """Acknowledges all entries before the entry at `position`, and the messages 0 … `last_index` of this entry.
         Returns True if anything changed."""
         if size and last_index + 1 >= size:
@@ -332,12 +332,12 @@ class Cursor:
         acknowledgements and redelivery counts of entries that the log does not have, and then moves the mark over the
         acknowledged entries directly after it."""
         shape = self._shape
-        self.mark = shape.clamp_mark(self.mark)
+        self.mark = shape.limit_mark_to_log(self.mark)
         for ledger_id, holes in list(self.acked.items()):
-            span = shape.find_span(ledger_id)
+            span = shape.find_span_of_ledger(ledger_id)
             holes &= BitMap(range(span.last_entry + 1)) if span is not None else BitMap()
             if not holes:
-                self.holes.drop_ledger(ledger_id)
+                self.holes.drop_holes_of_ledger(ledger_id)
         for position in [position for position in self.partial if not shape.is_readable(position)]:
             self._forget_partial(position)
         for position in [position for position in self.counts if not shape.is_readable(position)]:
@@ -346,11 +346,11 @@ class Cursor:
             self.pending = self.pending.adapt_to_log(shape, self.mark, self.is_acked)
         self._advance()
 
-    def on_trimmed(self, ledger_id: int) -> None:
+    def on_ledger_trimmed(self, ledger_id: int) -> None:
         """Called when a ledger was deleted whose entries are all acknowledged: removes the holes of this ledger.
         (`adapt_to_log` does the same after a restart.)"""
         if ledger_id in self.acked:
-            self.holes.drop_ledger(ledger_id)
+            self.holes.drop_holes_of_ledger(ledger_id)
 
     def rebase(self, shape: LogShape) -> None:
         """Replaces the shape of the log (its list of ledgers) by `shape`, which must contain the same entries as the
@@ -390,14 +390,14 @@ class Cursor:
         """
         full: dict[int, tuple[int, int]] = {}
         for ledger_id, holes in self.acked.items():
-            span, hidden = self._shape.find_span(ledger_id), self._shape.hidden_entries_of_ledger(ledger_id)
+            span, hidden = self._shape.find_span_of_ledger(ledger_id), self._shape.hidden_entries_of_ledger(ledger_id)
             done = len(holes) if hidden is None else holes.union_cardinality(hidden)
             if span is not None and done == span.last_entry + 1:
                 last, version = self.holes.full.get(ledger_id, (-1, 0))
                 full[ledger_id] = (last, version) if last == span.last_entry else (span.last_entry, self.version)
         if full or self._holes is not None:
             self.holes.full = full
-        mark = self._shape.skip_hidden(self.durable_trim_mark)
+        mark = self._shape.last_hidden_after(self.durable_trim_mark)
         return TrimLimit(mark, frozenset(id_ for id_, (_, version) in full.items() if version <= self.persisted))
 
     @property
@@ -432,7 +432,7 @@ class Cursor:
         Consumers do not get these messages."""
         partial: PartialBatch | None = self.partial.get(position)
         bits = partial.bits if partial is not None else 0
-        return bits if self.pending is None else bits | self.pending.bits_at(position)
+        return bits if self.pending is None else bits | self.pending.message_bits_at(position)
 
     def _size(self, position: Position) -> int:
         """Returns the number of messages of a batch of which something is acknowledged or pending; 0 if it is not
@@ -462,14 +462,14 @@ class Cursor:
         partial: PartialBatch | None = self.partial.get(position)
         return partial.bits.bit_count() if partial is not None else 0
 
-    def next_unacked(self, position: Position) -> Position:
+    def next_unacked_position(self, position: Position) -> Position:
         """Returns the first position at or after `position` whose entry is not acknowledged as a whole. Its cost grows
         with the number of contiguous ranges of holes that it passes."""
         shape = self._shape
         if position <= self.mark:
             position = shape.after(self.mark)
         while self.acked:
-            position = shape.at_or_after(position)
+            position = shape.position_at_or_after(position)
             holes = self.acked.get(position[0])
             if holes is None or position[1] not in holes:
                 break
@@ -479,22 +479,22 @@ class Cursor:
     def next_deliverable(self, position: Position) -> Position:
         """Returns the first position at or after `position` whose entry is neither acknowledged nor pending as a
         whole."""
-        position = self.next_unacked(position)
+        position = self.next_unacked_position(position)
         if self.pending is None:
             return position
         shape = self._shape
-        while self.pending.is_pending(position := shape.at_or_after(position)):
+        while self.pending.is_pending(position := shape.position_at_or_after(position)):
             if position <= self.pending.up_to:
-                position = self.next_unacked(shape.after(self.pending.up_to))
+                position = self.next_unacked_position(shape.after(self.pending.up_to))
                 continue
             ledger_id, entry_id = position
             over = self.pending.whole[ledger_id]
             if ledger_id in self.acked:
                 over = over | self.acked[ledger_id]
-            position = self.next_unacked(shape.after(Position(ledger_id, run_end(over, entry_id))))
+            position = self.next_unacked_position(shape.after(Position(ledger_id, run_end(over, entry_id))))
         return position
 
-    def deliverable_up_to(self, position: Position) -> Iterator[Position]:
+    def deliverable_entries_up_to(self, position: Position) -> Iterator[Position]:
         """Yields, in log order, the entries after the mark and up to and including `position` that are neither
         acknowledged nor pending."""
         at = self.next_deliverable(self.mark)
@@ -503,7 +503,7 @@ class Cursor:
                 yield at
             at = self.next_deliverable(self._shape.after(at))
 
-    def deliverable_before(self, position: Position) -> Iterator[Position]:
+    def deliverable_entries_before(self, position: Position) -> Iterator[Position]:
         """Yields, in reverse log order, the entries from `position` back to the mark that are neither acknowledged nor
         pending."""
         end = max(self.mark, self._shape.start)  # a mark may be before the log: of an empty topic, or a trimmed one
@@ -513,7 +513,7 @@ class Cursor:
             position = self._shape.before(position)
 
     @property
-    def last_hole(self) -> Position:
+    def last_hole_position(self) -> Position:
         """Returns the position of the last acknowledged entry after the mark; the mark if there is none."""
         if not self.acked:
             return self.mark
@@ -567,7 +567,7 @@ class Cursor:
 
     def _forget_up_to_mark(self) -> None:
         if self.acked:
-            self.holes.drop_up_to(self.mark)
+            self.holes.drop_holes_up_to(self.mark)
         while self.partial and self.partial.keys()[0] <= self.mark:
             self._gone(self.partial.popitem(0)[1])
         while self.counts and self.counts.keys()[0] <= self.mark:

@@ -50,7 +50,7 @@ class ChunkKey(NamedTuple):
         return range(self.block << bits, (self.block + 1) << bits)
 
 
-def keys_of_holes(ledger_id: int, holes: BitMap) -> Iterator[ChunkKey]:
+def chunk_keys_of_holes(ledger_id: int, holes: BitMap) -> Iterator[ChunkKey]:
     """Yields the keys of all chunks in which the acknowledged entries `holes` of a ledger are stored, from the first
     one to the last one."""
     bits = ChunkKind.HOLES.block_bits
@@ -105,7 +105,7 @@ class TxnAcks(msgspec.Struct):
         entries = self.entries.get(position[0])
         return position <= self.up_to or (entries is not None and position[1] in entries)
 
-    def bits_at(self, position: Position) -> int:
+    def message_bits_at(self, position: Position) -> int:
         """Returns, as bits (bit i: message i), which messages of a batch the transaction has acknowledged, if it has
         not acknowledged the whole entry."""
         part = self.parts.get(position)
@@ -133,7 +133,7 @@ class TxnAcks(msgspec.Struct):
         )
 
 
-def keys_of_pending(acks: TxnAcks) -> Iterator[ChunkKey]:
+def chunk_keys_of_pending_acks(acks: TxnAcks) -> Iterator[ChunkKey]:
     """Yields the keys of the chunks in which the acknowledgements `acks` are stored; a key may be yielded more than
     once. A cumulative acknowledgement is stored in the chunk of its position."""
     bits = ChunkKind.PENDING.block_bits
@@ -188,7 +188,7 @@ def first_clear_bit(bits: int) -> int:
     return (~bits & (bits + 1)).bit_length() - 1
 
 
-def bitmap_bytes(holes: BitMap) -> int:
+def bitmap_memory_bytes(holes: BitMap) -> int:
     """Returns how many bytes of memory a bitmap takes: its containers as CRoaring stores them (a bitset of 8 KB, two
     bytes a value, four bytes a run), and the Python object."""
     figures = holes.get_statistics()
@@ -201,14 +201,14 @@ FEW = 64
 else."""
 
 
-def bitmap_bytes_max(holes: BitMap) -> int:
-    """Returns an upper bound of `bitmap_bytes(holes)` that is cheaper to compute. It is larger by at most 16 bytes for
-    each value of `holes`."""
+def bitmap_memory_bytes_max(holes: BitMap) -> int:
+    """Returns an upper bound of `bitmap_memory_bytes(holes)` that is cheaper to compute. It is larger by at most 16
+    bytes for each value of `holes`."""
     count = len(holes)
-    return bitmap_bytes(holes) if count > FEW else 200 + 18 * count
+    return bitmap_memory_bytes(holes) if count > FEW else 200 + 18 * count
 
 
-def count_ranges(holes: BitMap) -> int:
+def count_contiguous_ranges(holes: BitMap) -> int:
     """Returns the number of contiguous ranges of values in the bitmap."""
     shifted = holes.shift(1)
     return len(holes) - len(holes & shifted)

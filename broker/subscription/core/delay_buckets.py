@@ -1,9 +1,9 @@
 """The buckets of a subscription: what of them is in memory, what is to be read, and which of them are merged.
     buckets.add(bucket)                             it is durable and named
     buckets.head, buckets.advance()                 the earliest key in memory; the next one
-    buckets.take_segment_reads(now_ms) → Load … add_loaded | mark_lost   segments are read LOOKAHEAD_MS before they are
-    due buckets.merge(keys_max) … merged_ledgers … end_merged   many small ones become one
-    buckets.take_drained()                          those that are needed no more
+    buckets.take_segment_reads(now_ms) → Load … add_loaded_keys | mark_bucket_lost   segments are read LOOKAHEAD_MS
+    before they are due buckets.merge(keys_max) … merged_ledgers … end_merged_buckets   many small ones become one
+    buckets.take_unused_ledgers()                          those that are needed no more
 Rules
 - Of a bucket there are rows in memory, one per segment; its keys, for LOOKAHEAD_MS alone; its places never.
 - A bucket ends when its last key is given up, acknowledged or not.
@@ -244,32 +244,32 @@ class DelayBucketIndex(msgspec.Struct):
             self.end_bucket(bucket)
 
     def end_bucket(self, bucket: Bucket) -> None:
-        """Removes a bucket that is no longer needed, and its keys. Its ledger may then be deleted: `take_drained`
-        returns it."""
+        """Removes a bucket that is no longer needed, and its keys. Its ledger may then be deleted:
+        `take_unused_ledgers` returns it."""
         self._drained.append(bucket.ledger_id)
         self._merging.pop(bucket.ledger_id, None)
         if self._all.pop(bucket.ledger_id, None) is not None:
             self._leave([head for head in self._heads if head[3] is not bucket])
 
-    def end_up_to(self, mark: Position) -> None:
+    def end_buckets_up_to(self, mark: Position) -> None:
         """Removes the buckets whose entries are all at or before the position `mark`. Their ledgers may then be
         deleted."""
         for bucket in [each for each in self._all.values() if each.last <= mark]:
             self.end_bucket(bucket)
 
     def clear(self) -> None:
-        """Removes all buckets: drops their keys from memory, and lets `take_drained` return their ledgers."""
+        """Removes all buckets: drops their keys from memory, and lets `take_unused_ledgers` return their ledgers."""
         self._drained += self._all
         self._all, self._heads, self._waiting, self._merging, self._merges = {}, [], [], {}, []
 
-    def take_drained(self) -> list[int]:
+    def take_unused_ledgers(self) -> list[int]:
         """Returns the ledgers of the buckets that were removed since the last call: they may be deleted. Returns each
         ledger once."""
         drained, self._drained = self._drained, []
         return drained
 
     @property
-    def has_drained(self) -> bool:
+    def has_unused_ledgers(self) -> bool:
         return bool(self._drained)
 
     # ------------------------------------------------------------------ keys in memory
@@ -344,7 +344,7 @@ class DelayBucketIndex(msgspec.Struct):
             loads.append(ReadDelaySegments(ledger_id, first, last))
         return loads
 
-    def add_loaded(self, load: ReadDelaySegments, body: bytes) -> list[int]:
+    def add_loaded_keys(self, load: ReadDelaySegments, body: bytes) -> list[int]:
         """Adds the keys of segments that were read, and returns an empty list. If the bucket is being merged, does not
         add the keys but returns them; they belong to no bucket from then on."""
         bucket = self._all.get(load.ledger_id)
@@ -356,7 +356,7 @@ class DelayBucketIndex(msgspec.Struct):
             return []
         return self._taken(bucket) + keys.remaining_keys()
 
-    def mark_lost(self, ledger_id: int) -> Bucket | None:
+    def mark_bucket_lost(self, ledger_id: int) -> Bucket | None:
         """Marks a bucket as lost, because it cannot be read: its keys that are not in memory will never be loaded.
         Returns the bucket; None if there is no bucket in this ledger."""
         bucket = self._all.get(ledger_id)
@@ -409,7 +409,7 @@ class DelayBucketIndex(msgspec.Struct):
             return frozenset()
         return frozenset(self._merging)
 
-    def end_merged(self, ledgers: frozenset[int]) -> None:
+    def end_merged_buckets(self, ledgers: frozenset[int]) -> None:
         """Removes the buckets in these ledgers, because their keys are now in another bucket."""
         for bucket in [self._all[each] for each in sorted(ledgers) if each in self._all]:
             self.end_bucket(bucket)
@@ -427,14 +427,14 @@ class DelayBucketIndex(msgspec.Struct):
         """Returns all keys of delayed entries that are in memory."""
         return {key for head in self._heads for key in head[2].remaining_keys()}
 
-    def may_contain(self, position: Position) -> bool:
+    def may_contain_entry(self, position: Position) -> bool:
         """Returns True if a bucket that is not completely loaded may contain the entry at the position."""
         return any(
             each.has_more and each.first_ledger <= position[0] and position <= each.last for each in self._all.values()
         )
 
 
-def next_segment_of(draft: UnstoredDelayBucket, given_up: int) -> int:
+def find_next_segment(draft: UnstoredDelayBucket, given_up: int) -> int:
     """Returns the number of the first segment of the bucket `draft` that contains a key after the first `given_up`
     keys, which were given out already."""
     for number, segment in enumerate(draft.segments):

@@ -7,8 +7,8 @@ queue.
     delays.add_entry(position, at_ms)                   its delivery time is in the future
     delays.take_due(now_ms, limit)                      → positions whose time has come, earliest first
     delays.seal(now_ms) → Draft … on_bucket_stored | on_bucket_store_failed    what is far in the future is stored, as a
-    *bucket* delays.take_segment_reads(now_ms) → Load … add_loaded | mark_lost   what is near is loaded, a few segments
-    at a time delays.take_drained()                               buckets that are needed no more
+    *bucket* delays.take_segment_reads(now_ms) → Load … add_loaded_keys | mark_bucket_lost   what is near is loaded, a
+    few segments at a time delays.take_unused_ledgers()                               buckets that are needed no more
 
 Buckets, their keys and segments are in core/delay_buckets.py.
 
@@ -61,8 +61,8 @@ from .delay_buckets import (
     UnstoredDelayBucket,
     decode_entries_by_ledger,
     delay_key_of,
+    find_next_segment,
     make_unstored_bucket,
-    next_segment_of,
     position_of_delay_key,
 )
 
@@ -134,7 +134,7 @@ class DelayIndex:
         if self.count and self._discard(position) and not self.count:
             self.clear()
 
-    def discard_set(self, ledger_id: int, entries: BitMap) -> None:
+    def discard_entries_of_ledger(self, ledger_id: int, entries: BitMap) -> None:
         """Stops holding these entries of a ledger back, because they are acknowledged."""
         held = self._memory.held.get(ledger_id)
         if held is None:
@@ -165,9 +165,9 @@ class DelayIndex:
                     del held[ledger_id]
         if not self.count:
             self.clear()
-        self._memory.buckets.end_up_to(mark)
+        self._memory.buckets.end_buckets_up_to(mark)
 
-    def release_all(self) -> None:
+    def release_all_entries(self) -> None:
         """Makes all entries that are held back due at once, because the topic's policy no longer delays messages."""
         lost = {ledger_id: held.copy() for ledger_id, held in self._memory.held.items()}
         count, held = self.count, self._memory.held
@@ -175,8 +175,8 @@ class DelayIndex:
         self._memory.lost, self.count, self._memory.held = lost, count, held
 
     @property
-    def is_released(self) -> bool:
-        """Returns True if all entries that are held back are due because of `release_all`."""
+    def has_released_all(self) -> bool:
+        """Returns True if all entries that are held back are due because of `release_all_entries`."""
         return bool(self._memory.lost) and not (self._memory.fresh or self._draft or self._memory.buckets)
 
     def clear(self) -> None:
@@ -277,12 +277,12 @@ class DelayIndex:
             least = 1 if merged else max(1, len(fresh) // 2)
         if len(fresh) - cut < least:
             self._seal_at = 2 * len(fresh)
-            self._memory.buckets.end_merged(merged)  # all of it is near, and in memory
+            self._memory.buckets.end_merged_buckets(merged)  # all of it is near, and in memory
             return None
         draft = make_unstored_bucket(fresh[cut:], self._memory.held)
         self._memory.fresh, self._seal_at = fresh[:cut], 0  # sorted: it is a heap
         if not draft.bodies:
-            self._memory.buckets.end_merged(merged)
+            self._memory.buckets.end_merged_buckets(merged)
             return None
         keys = DelayKeys(b"".join(draft.bodies))
         self._draft = draft, keys, merged
@@ -297,8 +297,8 @@ class DelayIndex:
         buckets.remove_keys(keys)
         places = [decode_entries_by_ledger(segment.places) for segment in draft.segments]
         given_up = keys.offset // KEY_BYTES if self.count else len(keys.body)
-        buckets.add(Bucket.create(ledger_id, draft.segments, places, next_segment_of(draft, given_up)))
-        buckets.end_merged(merged)
+        buckets.add(Bucket.create(ledger_id, draft.segments, places, find_next_segment(draft, given_up)))
+        buckets.end_merged_buckets(merged)
         self._be_fresh(buckets.merge(min(self._seal_entries, self.memory_bytes_max // FRESH_BYTES)))
 
     def on_bucket_store_failed(self) -> None:
@@ -316,7 +316,7 @@ class DelayIndex:
             heapify(self._memory.fresh)
 
     # ------------------------------------------------------------------ buckets
-    def add_bucket(self, ledger_id: int, segments: list[DelaySegment], now_ms: int) -> None:
+    def add_stored_bucket(self, ledger_id: int, segments: list[DelaySegment], now_ms: int) -> None:
         """Adds a bucket that an earlier owner of the topic stored, and holds back those of its entries that are not due
         at `now_ms`."""
         first = next((at for at, each in enumerate(segments) if each.last_ms > now_ms), len(segments))
@@ -330,7 +330,7 @@ class DelayIndex:
     def _add(self, ledger_id: int, entries: BitMap) -> bool:
         """Holds entries of a ledger, except those that are not in the log, acknowledged or pending. Returns False if
         none is left."""
-        span = self.shape.find_span(ledger_id)
+        span = self.shape.find_span_of_ledger(ledger_id)
         if span is None or ledger_id < self.cursor.mark[0]:
             return False
         entries.remove_range(span.last_entry + 1, 1 << 32)
@@ -352,26 +352,26 @@ class DelayIndex:
         """Returns the requests to read segments of buckets that are needed now. Returns each request once."""
         return self._memory.buckets.take_segment_reads(now_ms)
 
-    def add_loaded(self, load: ReadDelaySegments, body: bytes) -> None:
+    def add_loaded_keys(self, load: ReadDelaySegments, body: bytes) -> None:
         """Adds the keys of segments that were read because of the request `load`. `body`: the encoded keys."""
-        self._be_fresh(self._memory.buckets.add_loaded(load, body))
+        self._be_fresh(self._memory.buckets.add_loaded_keys(load, body))
 
-    def mark_lost(self, ledger_id: int) -> None:
+    def mark_bucket_lost(self, ledger_id: int) -> None:
         """Marks a bucket as lost, because it cannot be read. The entries that are held back in all ledgers of its
         entries become due at once, and are read from the log."""
-        bucket = self._memory.buckets.mark_lost(ledger_id)
+        bucket = self._memory.buckets.mark_bucket_lost(ledger_id)
         if bucket is not None:
             for place in [each for each in self._memory.held if bucket.first_ledger <= each <= bucket.last[0]]:
                 self._memory.lost[place] = self._memory.lost.get(place, BitMap()) | self._memory.held[place]
 
-    def take_drained(self) -> list[int]:
+    def take_unused_ledgers(self) -> list[int]:
         """Returns the ledgers of the buckets that are no longer needed since the last call: they may be deleted.
         Returns each ledger once."""
-        return self._memory.buckets.take_drained()
+        return self._memory.buckets.take_unused_ledgers()
 
     @property
-    def has_drained(self) -> bool:
-        return self._used is not None and self._used.buckets.has_drained
+    def has_unused_ledgers(self) -> bool:
+        return self._used is not None and self._used.buckets.has_unused_ledgers
 
     # ------------------------------------------------------------------ questions
     def is_delayed(self, position: Position) -> bool:
@@ -379,7 +379,7 @@ class DelayIndex:
         held = self._memory.held.get(position[0])
         return held is not None and position[1] in held
 
-    def next_undelayed(self, position: Position) -> Position:
+    def next_undelayed_position(self, position: Position) -> Position:
         """Returns the first position at or after `position` whose entry is neither held back nor done (acknowledged or
         pending). Its cost grows with the number of ledgers of the topic that it passes."""
         while self.is_delayed(position):
@@ -403,7 +403,7 @@ class DelayIndex:
             return 0
         return len(self._memory.fresh) * FRESH_BYTES + self._memory.buckets.memory_bytes
 
-    def count_delayed(self, ledger_id: int) -> int:
+    def count_delayed_entries(self, ledger_id: int) -> int:
         """Returns the number of entries of a ledger of the topic that are held back."""
         held = self._memory.held.get(ledger_id)
         return len(held) if held is not None else 0
@@ -416,6 +416,6 @@ class DelayIndex:
         assert all(self._memory.held.values()), "an empty bitmap is kept"
         sources = set(map(position_of_delay_key, [*self._memory.fresh, *self._memory.buckets.loaded_keys()]))
         sources |= {Position(ledger_id, each) for ledger_id, entries in self._memory.lost.items() for each in entries}
-        lone = [each for each in held - sources if not self._memory.buckets.may_contain(each)]
+        lone = [each for each in held - sources if not self._memory.buckets.may_contain_entry(each)]
         assert not lone, "an entry is held that no source will give up"
         assert not any(map(self.cursor.is_acked, held)), "an acknowledged entry is held"

@@ -59,7 +59,7 @@ from .cursor import Cursor
 from .cursor_state import bit_indexes
 from .delays import DelayIndex
 from .in_log_order import why_no_receiver
-from .policy import Entry, Member, Policy, SkipReason, filters_of
+from .policy import Entry, Member, Policy, SkipReason, make_delivery_filters
 from .positions import select_positions
 from .redelivery_backoff import BackoffQueue
 
@@ -150,7 +150,7 @@ class Dispatcher:
         self._shape = shape
         self.seek()
 
-    def extend_to(self, shape: LogShape) -> None:
+    def use_longer_log(self, shape: LogShape) -> None:
         """Uses the log with the given shape from now on. It must have the same entries as the present log up to the
         read position."""
         self._shape = shape
@@ -165,7 +165,7 @@ class Dispatcher:
         self.delaying = self.delays is not None and policy.individual
         self.cursor.counts_first = ordered
         if ordered:
-            self.held.drop_timed()
+            self.held.drop_entries_in_backoff()
         self._start_over()
 
     def join(self, member: Member) -> None:
@@ -183,7 +183,7 @@ class Dispatcher:
         self._give_back(member, list(member.outstanding))
         self.policy.remove_member(member)
 
-    def leave_all(self) -> None:
+    def remove_all_consumers(self) -> None:
         """Removes all consumers, and all entries that wait for redelivery. Reading starts again after the cursor's
         mark."""
         self._start_over()
@@ -196,7 +196,7 @@ class Dispatcher:
         member.permits += permits
         member.granted += permits
 
-    def set_limits(self, limits: DispatchLimits) -> None:
+    def set_unacked_limits(self, limits: DispatchLimits) -> None:
         """Sets the largest numbers of unacknowledged messages, per consumer and for the whole subscription."""
         self.limits = limits
         for member in self.members.values():
@@ -215,7 +215,7 @@ class Dispatcher:
         if blocked is not None or self.full:
             return blocked or Blocked.TOO_MANY_UNACKED
         if policy.waiting.entries:
-            ready = policy.next_ready(REPLAY_ENTRIES_MAX)
+            ready = policy.next_ready_entries(REPLAY_ENTRIES_MAX)
             if ready and self.failed:
                 ready = [each for each in ready if not policy.is_held_back(each)]
             if ready:
@@ -241,18 +241,18 @@ class Dispatcher:
             return Blocked.KEYS_BUSY
         if (
             (cursor.acked or cursor.partial or cursor.counts or cursor.pending is not None)
-            and cursor.memory_bytes > self.memory_bytes_max and position > cursor.last_hole
+            and cursor.memory_bytes > self.memory_bytes_max and position > cursor.last_hole_position
         ):  # fmt: skip
             return Blocked.HOLES
         return _tuple(Read, (position,))
 
     def _leap(self) -> None:
         """Moves the read position to the next entry that may have to be delivered."""
-        cursor, position = self.cursor, self._shape.at_or_after(self.read_position)
+        cursor, position = self.cursor, self._shape.position_at_or_after(self.read_position)
         if cursor.acked or cursor.pending is not None or position <= cursor.mark:
             position = cursor.next_deliverable(position)
         if self.delays is not None and self.delays.count and self.delaying:
-            position = self.delays.next_undelayed(position)
+            position = self.delays.next_undelayed_position(position)
         self.read_position = position
 
     def why_blocked(self) -> Blocked | None:
@@ -270,11 +270,13 @@ class Dispatcher:
             self._leap()
         delays = self.delays if self.delaying else None
         policy, pick, deliver, at = self.policy, self.policy.pick, self._deliver, self.read_position
-        filters = filters_of(self.cursor, policy, self.held, delays, entries[0].position, at) if entries else []
+        filters = make_delivery_filters(
+            self.cursor, policy, self.held, delays, entries[0].position, at
+        ) if entries else []
         some_wait = policy.waiting.entries > 0
         for entry in entries:
             position = entry.position
-            waited = some_wait and position < at and policy.is_waiting(entry)
+            waited = some_wait and position < at and policy.is_entry_waiting(entry)
             if not waited and position != at:
                 fate = self._out_of_turn(position)
                 at = self.read_position
@@ -317,9 +319,9 @@ class Dispatcher:
         position, outstanding, cursor = entry.position, member.outstanding, self.cursor
         assert position not in outstanding, "an entry has one outstanding holder"
         acked = cursor.acked_indexes(position) if cursor.partial else []
-        if cursor.pending is not None and (pending := cursor.pending.bits_at(position)):
+        if cursor.pending is not None and (pending := cursor.pending.message_bits_at(position)):
             acked = list(bit_indexes(cursor.acked_or_pending_bits(position)))
-            member.add_hidden(position, pending, entry.count, cursor.mark)
+            member.add_hidden_messages(position, pending, entry.count, cursor.mark)
         elif member.unshown:
             member.unshown.pop(position, None)
         count = cursor.redelivery_count(position) if cursor.counts else 0
@@ -355,21 +357,21 @@ class Dispatcher:
             self.policy.discard(position)
             self.held.drop(position)
         else:
-            self.policy.on_released((position,))
+            self.policy.on_entries_released((position,))
         if self.delays is not None:
             self.delays.discard(position)
 
-    def on_set_acked(self, member: Member | None, ledger_id: int, entries: BitMap) -> None:
+    def on_entries_acked(self, member: Member | None, ledger_id: int, entries: BitMap) -> None:
         """Called when many entries of one ledger are done (acknowledged or pending): they are no longer outstanding,
         and are not delivered again. The cost grows with the smaller of the two sets: `entries`, and the outstanding
         entries."""
         if self.failed or self.chunks:
             self._recovered(select_positions(self.failed.keys() | self.chunks.keys(), ledger_id, entries))
         if self.delays is not None:
-            self.delays.discard_set(ledger_id, entries)
+            self.delays.discard_entries_of_ledger(ledger_id, entries)
         holders = list(self.members.values()) if member is None else [member]
         holders += [other for other in self.members.values() if other is not member]
-        released, left = self.policy.on_released, len(entries)
+        released, left = self.policy.on_entries_released, len(entries)
         for holder in holders:
             done = select_positions(holder.outstanding, ledger_id, entries)
             if done:
@@ -379,7 +381,7 @@ class Dispatcher:
             left -= len(done)
             if not left:
                 return
-        self.policy.discard_set(ledger_id, entries)
+        self.policy.discard_entries_of_ledger(ledger_id, entries)
         for position in select_positions(self.held, ledger_id, entries):
             self.held.drop(position)
 
@@ -394,7 +396,7 @@ class Dispatcher:
             if messages == held:
                 self._give_back(member, (position,))  # what it was shown is done; of the rest others decide
 
-    def on_mark_acked(self, mark: Position) -> None:
+    def on_acked_up_to(self, mark: Position) -> None:
         """Called when all entries up to and including `mark` are done: they are no longer outstanding, and are not
         delivered again."""
         if self.failed or self.chunks:
@@ -403,7 +405,7 @@ class Dispatcher:
             done = member.outstanding_up_to(mark)
             for position in done:
                 self._drop(member, position)
-            self.policy.on_released(done)
+            self.policy.on_entries_released(done)
         self.policy.discard_up_to(mark)
         for position in [each for each in self.held if each <= mark]:
             self.held.drop(position)
@@ -479,16 +481,16 @@ class Dispatcher:
             self.chunks.pop(position, None)
             if position in self.failed:
                 del self.failed[position]
-                self.policy.on_recovered(position)
+                self.policy.on_failed_entry_done(position)
 
     def _give_back(self, member: Member, positions: Iterable[Position]) -> None:
         """Accepts entries that the member gives back. Entries that are not acknowledged then wait with the policy."""
         for position in positions:
             self._drop(member, position)
             if self.cursor.is_done(position) or position in self.held:
-                self.policy.on_released((position,))
+                self.policy.on_entries_released((position,))
             else:
-                self.policy.on_returned(position)
+                self.policy.on_entry_returned(position)
 
     def add_entries_due(self, positions: Iterable[Position]) -> None:
         """Makes delayed entries deliverable, because their delivery time has come. The entries before the read position
@@ -508,7 +510,7 @@ class Dispatcher:
         """Lets an entry wait for redelivery if it is before the read position and not done; else it comes with normal
         reading."""
         if position < self.read_position and not self.cursor.is_done(position):
-            self.policy.on_returned(position)
+            self.policy.on_entry_returned(position)
 
     def add_entries_of_aborted_acks(self, positions: Iterable[Position]) -> None:
         """Makes entries deliverable again that an aborted transaction had acknowledged. The entries before the read
@@ -517,7 +519,7 @@ class Dispatcher:
             if position not in self.held and not any(position in each.outstanding for each in self.members.values()):
                 self.add_entries_released((position,))
 
-    def find_holder(self, position: Position) -> Member | None:
+    def find_holding_consumer(self, position: Position) -> Member | None:
         """Returns the consumer at which the entry is outstanding; None if the entry is not outstanding."""
         return next((each for each in self.members.values() if position in each.outstanding), None)
 
@@ -527,7 +529,7 @@ class Dispatcher:
         for member in self.members.values():
             for position in [each for each in member.outstanding if each >= first]:
                 self._drop(member, position)
-        for position in self.policy.next_ready(self.policy.waiting.entries):
+        for position in self.policy.next_ready_entries(self.policy.waiting.entries):
             if position >= first:
                 self.policy.discard(position)
         self.read_position = min(self.read_position, first)
@@ -568,7 +570,7 @@ class Dispatcher:
     def progress(self) -> tuple[Position, int, int]:
         """Returns a tuple that differs after each call of `assign` that delivered an entry or moved the read
         position."""
-        return self.read_position, self.policy.waiting.entries, self.policy.unread_entries
+        return self.read_position, self.policy.waiting.entries, self.policy.waiting_entries_to_read
 
     def check(self) -> None:
         """Checks three invariants: an entry is outstanding at one consumer at most, no entry is both outstanding and
@@ -583,7 +585,9 @@ class Dispatcher:
             assert member.permits == member.granted - member.delivered_messages, "permits were lost or made"
         assert self.unacked == sum(member.unacked for member in self.members.values()), "the unacked count is wrong"
         for position in seen:
-            assert position < self._shape.at_or_after(self.read_position), "an entry beyond the read position is out"
+            assert position < self._shape.position_at_or_after(
+                self.read_position
+            ), "an entry beyond the read position is out"
         assert not seen & set(self.held), "what is held back is outstanding"
         assert self.ordered or not self.failed, "something holds back what follows it, and no order is kept"
         self.held.check()

@@ -13,7 +13,7 @@ from ....proto.names import Position, sticky_slot
 from ....proto.states import Blocked
 from .policy import ActiveChanged, Entry, Member, PolicyStatistics, SubscriptionOptions
 from .positions import PositionSet
-from .slot_owners import HashRing
+from .slot_owners import HashRingSlotOwners
 
 NOTHING = PositionSet()
 """The waiting entries of a subscription in which nothing has failed; never add to it."""
@@ -34,22 +34,22 @@ class LogOrderPolicy:
     def why_incompatible(self, newcomer: Member) -> str | None:
         return None
 
-    def take_events(self) -> Sequence[ActiveChanged]:
+    def take_active_changes(self) -> Sequence[ActiveChanged]:
         return ()
 
     def statistics(self) -> PolicyStatistics:
         return PolicyStatistics()
 
-    def on_released(self, positions: Sequence[Position]) -> None:
+    def on_entries_released(self, positions: Sequence[Position]) -> None:
         pass
 
-    def on_returned(self, position: Position) -> None:
+    def on_entry_returned(self, position: Position) -> None:
         self.waiting.add(position)
 
-    def is_waiting(self, entry: Entry) -> bool:
+    def is_entry_waiting(self, entry: Entry) -> bool:
         return entry.position in self.waiting
 
-    def next_ready(self, count: int) -> Sequence[Position]:
+    def next_ready_entries(self, count: int) -> Sequence[Position]:
         return self.waiting.earliest(count) if self.waiting.entries else ()
 
     def on_entry_failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
@@ -58,7 +58,7 @@ class LogOrderPolicy:
         self._failed.add(position)
         return [each for each in outstanding if each > position]
 
-    def on_recovered(self, position: Position) -> None:
+    def on_failed_entry_done(self, position: Position) -> None:
         self._failed.discard(position)
 
     def is_held_back(self, position: Position) -> bool:
@@ -68,9 +68,9 @@ class LogOrderPolicy:
         if self.waiting.entries:
             self.waiting.discard(position)
 
-    def discard_set(self, ledger_id: int, entries: BitMap) -> None:
+    def discard_entries_of_ledger(self, ledger_id: int, entries: BitMap) -> None:
         if self.waiting.entries:
-            self.waiting.discard_set(ledger_id, entries)
+            self.waiting.discard_entries_of_ledger(ledger_id, entries)
 
     def discard_up_to(self, mark: Position) -> None:
         if self.waiting.entries:
@@ -84,7 +84,7 @@ class LogOrderPolicy:
         self._failed = NOTHING
 
     @property
-    def unread_entries(self) -> int:
+    def waiting_entries_to_read(self) -> int:
         return self.waiting.entries
 
     def _comes_later(self, position: Position) -> bool:
@@ -181,7 +181,7 @@ class Failover(LogOrderPolicy):
         self._members: list[Member] = []  # in order of subscribing
         self.active: Member | None = None
         self.candidates: Sequence[Member] = ()  # the active one
-        self._changed = False  # since the last `take_events`
+        self._changed = False  # since the last `take_active_changes`
         self._notified: dict[int, bool] = {}  # consumer → what it was notified of last
 
     def why_refused(self, newcomer: Member) -> str | None:
@@ -211,7 +211,7 @@ class Failover(LogOrderPolicy):
             able.sort(key=lambda member: (member.name, member.id))
             return able[self._partition % len(able)]
         if any(member.many_topics for member in able):
-            ring = HashRing()
+            ring = HashRingSlotOwners()
             for member in able:
                 ring.join(member)
             return ring.owner(sticky_slot(self._topic))
@@ -226,7 +226,7 @@ class Failover(LogOrderPolicy):
         self._goes_out(entry.position, waited)
         return active
 
-    def take_events(self) -> Sequence[ActiveChanged]:
+    def take_active_changes(self) -> Sequence[ActiveChanged]:
         if not self._changed:
             return ()
         self._changed = False

@@ -47,7 +47,13 @@ from .policy import (
     SlotInHandover,
     SubscriptionOptions,
 )
-from .slot_owners import HashRing, SlotOwners, SplitRanges, StickyRanges, key_shared_options
+from .slot_owners import (
+    HashRingSlotOwners,
+    SlotOwners,
+    SplitRangeSlotOwners,
+    StickyRangeSlotOwners,
+    to_key_shared_options,
+)
 
 
 class KeyShared:
@@ -59,21 +65,23 @@ class KeyShared:
     by_keys: ClassVar = True
 
     def __init__(self, options: SubscriptionOptions) -> None:
-        asked, config = key_shared_options(options.asked), options.config
+        asked, config = to_key_shared_options(options.asked), options.config
         self.sticky, self.out_of_order = asked.sticky, asked.out_of_order
         self.owners: SlotOwners = (
-            StickyRanges() if self.sticky else SplitRanges() if config.key_shared_hash_ranges else HashRing()
+            StickyRangeSlotOwners() if self.sticky else SplitRangeSlotOwners() if config.key_shared_hash_ranges
+            else HashRingSlotOwners()
         )
         self._waiting_bytes_max = config.key_shared_waiting_bytes
         self._members: dict[int, Member] = {}
         self.candidates: Collection[Member] = self._members.values()
         self.slots = self.waiting = KeySlots(self._target)
         self._in_use, self._loose = self.slots.of, self.slots.loose  # local names: read for each entry
-        self.on_released, self.on_returned = self.slots.vacate_slots_of_entries, self.slots.on_returned
-        self.on_entry_failed, self.on_recovered = self.slots.on_entry_failed, self.slots.on_recovered
-        self.discard, self.discard_set, self.discard_up_to = (
+        self.on_entries_released = self.slots.vacate_slots_of_entries
+        self.on_entry_returned = self.slots.on_entry_returned
+        self.on_entry_failed, self.on_failed_entry_done = self.slots.on_entry_failed, self.slots.on_failed_entry_done
+        self.discard, self.discard_entries_of_ledger, self.discard_up_to = (
             self.slots.discard,
-            self.slots.discard_set,
+            self.slots.discard_entries_of_ledger,
             self.slots.discard_up_to,
         )
         self._owned: dict[int, Member | None] = {}  # slot → owner, of those that were asked for
@@ -82,7 +90,7 @@ class KeyShared:
 
     # ------------------------------------------------------------------ consumers
     def why_incompatible(self, newcomer: Member) -> str | None:
-        asked = key_shared_options(newcomer.options)
+        asked = to_key_shared_options(newcomer.options)
         if (asked.sticky, asked.out_of_order) == (self.sticky, self.out_of_order):
             return None
         return "its consumers are of another Key_Shared mode, or differ on out-of-order delivery"
@@ -227,15 +235,15 @@ class KeyShared:
         return chosen
 
     # ------------------------------------------------------------------ waiting
-    def is_waiting(self, entry: Entry) -> bool:
-        return self.slots.is_waiting(entry.position, entry.slots)
+    def is_entry_waiting(self, entry: Entry) -> bool:
+        return self.slots.is_entry_waiting(entry.position, entry.slots)
 
-    def next_ready(self, count: int) -> Sequence[Position]:
+    def next_ready_entries(self, count: int) -> Sequence[Position]:
         """Returns up to `count` waiting entries that could be assigned to their consumers now. Each slot gets a share
         of the result, so that a slot with many entries does not delay the others."""
         if self._stale and self.slots.entries:
             self.rebalance(len(self._stale))
-        return self.slots.next_ready(count, self._members)
+        return self.slots.next_ready_entries(count, self._members)
 
     def _target(self, number: int, slot: Slot) -> Member | None:
         """Returns the consumer that may get the first waiting entry of the slot; None if no consumer may get it yet."""
@@ -266,10 +274,10 @@ class KeyShared:
         return self.slots.waiting_bytes >= self._waiting_bytes_max
 
     @property
-    def unread_entries(self) -> int:
+    def waiting_entries_to_read(self) -> int:
         return len(self._loose)
 
-    def take_events(self) -> Sequence[ActiveChanged]:
+    def take_active_changes(self) -> Sequence[ActiveChanged]:
         return ()
 
     def statistics(self) -> PolicyStatistics:

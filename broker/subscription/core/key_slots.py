@@ -5,7 +5,7 @@ the first.
     slots.vacate(positions)                     it is outstanding no more
     slots.add_waiting(position, numbers)        it waits; until `remove_waiting`, or one of `discard…`
     slots.changed[number] = None                the consumer for the first waiting entry is to be found again
-    slots.next_ready(count, members)            waiting entries that could go out now
+    slots.next_ready_entries(count, members)            waiting entries that could go out now
 
 An entry *occupies* the slots of its keys, and waits in each of them. Five indexes follow from that, and change in this
 module alone: the slots themselves, the outstanding entries with their slots, the waiting entries of several slots
@@ -115,7 +115,7 @@ class KeySlots:
                     elif not slot.failures:
                         self._forget_slot(number, slot)
 
-    def on_returned(self, position: Position) -> None:
+    def on_entry_returned(self, position: Position) -> None:
         """Called when an entry is no longer outstanding, and must be delivered again: it waits in the slots of its keys
         from now on."""
         numbers = self._held.get(position, ())
@@ -135,7 +135,7 @@ class KeySlots:
         own = set(numbers)
         return [each for each, slots in self._held.items() if each > position and not own.isdisjoint(slots)]
 
-    def on_recovered(self, position: Position) -> None:
+    def on_failed_entry_done(self, position: Position) -> None:
         """Called when a failed entry is done: the later entries in its slots are no longer held back because of it."""
         for number in self._failed.pop(position, ()):
             slot = self.of[number]
@@ -188,7 +188,7 @@ class KeySlots:
             self._waiting_bytes += waiting.size_bytes if waiting else 0
             self.changed[number] = None
 
-    def is_waiting(self, position: Position, numbers: tuple[int, ...]) -> bool:
+    def is_entry_waiting(self, position: Position, numbers: tuple[int, ...]) -> bool:
         if numbers:
             slot = self.of.get(numbers[0])
             if slot is not None and position in slot.waiting:
@@ -209,15 +209,15 @@ class KeySlots:
             self.remove_waiting(position, slots)
             self._drop_unused(slots)
 
-    def discard_set(self, ledger_id: int, entries: BitMap) -> None:
+    def discard_entries_of_ledger(self, ledger_id: int, entries: BitMap) -> None:
         """Removes those of the `entries` of one ledger that wait, because they are acknowledged."""
         if not self.entries:
             return
-        gone = self.loose.discard_set(ledger_id, entries)
+        gone = self.loose.discard_entries_of_ledger(ledger_id, entries)
         for number, slot in list(self.of.items()):
             if slot.waiting:
                 before = slot.waiting.size_bytes
-                done = slot.waiting.discard_set(ledger_id, entries)
+                done = slot.waiting.discard_entries_of_ledger(ledger_id, entries)
                 if done:
                     gone |= done
                     self._waiting_bytes += (slot.waiting.size_bytes if slot.waiting else 0) - before
@@ -259,7 +259,7 @@ class KeySlots:
         del self.of[number]
 
     # ------------------------------------------------------------------ which of them could go out
-    def next_ready(self, count: int, members: Mapping[int, Member]) -> Sequence[Position]:
+    def next_ready_entries(self, count: int, members: Mapping[int, Member]) -> Sequence[Position]:
         """Returns up to `count` waiting entries that could be assigned to their consumers now. Each slot gets a share
         of the result, so that a slot with many entries does not delay the others."""
         if not self.entries:

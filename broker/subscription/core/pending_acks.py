@@ -112,7 +112,7 @@ def _judge_cumulative(
             if others and Position(ledger_id, others.min()) <= named:
                 return AckRefused(AckConflict.PENDING, Position(ledger_id, others.min()))
         for position, part in pending.parts.items():
-            if position <= wanted.up_to and part.bits & ~own.bits_at(position):
+            if position <= wanted.up_to and part.bits & ~own.message_bits_at(position):
                 return AckRefused(AckConflict.PENDING, position)
     if wanted.up_to > own.up_to:
         new.up_to = wanted.up_to
@@ -141,7 +141,7 @@ def _judge_entries(cursor: Cursor, own: TxnAcks, ledger_id: int, entries: BitMap
     pending = cursor.pending
     if pending is not None and pending.has_pending_among(ledger_id, fresh):
         for position in pending.partial_batches_in(ledger_id, fresh):
-            if pending.bits_at(position) & ~own.bits_at(position):
+            if pending.message_bits_at(position) & ~own.message_bits_at(position):
                 return AckRefused(AckConflict.PENDING, position)
         free = pending.without_pending_entries(ledger_id, fresh) | BitMap(
             each[1] for each in own.parts if each[0] == ledger_id
@@ -157,7 +157,7 @@ def _judge_part(
 ) -> AckRefused | None:
     if cursor.is_acked(position):
         return AckRefused(AckConflict.ACKNOWLEDGED, position)
-    pending, mine = cursor.pending, own.bits_at(position)
+    pending, mine = cursor.pending, own.message_bits_at(position)
     bits = part.bits & ~mine
     acked = cursor.partial[position].bits if position in cursor.partial else 0
     if acked & bits:
@@ -166,7 +166,7 @@ def _judge_part(
         bits &= ~acked
     if own.has_entry(position):
         return None
-    if pending is not None and (pending.is_pending(position) or pending.bits_at(position) & bits):
+    if pending is not None and (pending.is_pending(position) or pending.message_bits_at(position) & bits):
         return AckRefused(AckConflict.PENDING, position)
     if bits:
         new.parts[position] = PartialBatch(bits, part.size)
@@ -183,7 +183,7 @@ def find_repeated_acks(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> AckRefuse
         if wanted.has_entry(position) and cursor.is_done(position):
             return AckRefused(AckConflict.TWICE, position)
     for position, part in wanted.parts.items():
-        if own.has_entry(position) or part.bits & own.bits_at(position):
+        if own.has_entry(position) or part.bits & own.message_bits_at(position):
             return AckRefused(AckConflict.TWICE, position)
     return None
 
@@ -236,7 +236,7 @@ def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> SettledAcks | None
 
 
 # ------------------------------------------------------------------------------------------ what an abort frees
-def first_redelivered_entry(cursor: Cursor, acks: TxnAcks) -> Position | None:
+def find_first_redelivered_entry(cursor: Cursor, acks: TxnAcks) -> Position | None:
     """Returns the position of the first entry that is delivered again because the transaction with the acknowledgements
     `acks` was aborted; None if no entry is."""
     firsts = [Position(ledger_id, entries.min()) for ledger_id, entries in acks.entries.items()]
@@ -256,9 +256,9 @@ def entries_of_aborted_acks(cursor: Cursor, settled: SettledAcks, *, tail: bool)
     yield from sorted(acks.parts.keys() - settled.shown)
     if acks.up_to != NOWHERE:
         if tail:
-            yield from islice(cursor.deliverable_before(acks.up_to), COUNTED_MAX)
+            yield from islice(cursor.deliverable_entries_before(acks.up_to), COUNTED_MAX)
         else:
-            yield from cursor.deliverable_up_to(acks.up_to)
+            yield from cursor.deliverable_entries_up_to(acks.up_to)
 
 
 _NOTHING = TxnAcks()

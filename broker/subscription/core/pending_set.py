@@ -16,7 +16,7 @@ from pyroaring import BitMap
 from ....proto.names import Position
 from ....proto.states import TxnId
 from ...log.log_shape_core import LogShape
-from .cursor_state import NOWHERE, ChunkKey, PartialBatch, TxnAcks, bitmap_bytes_max, keys_of_pending
+from .cursor_state import NOWHERE, ChunkKey, PartialBatch, TxnAcks, bitmap_memory_bytes_max, chunk_keys_of_pending_acks
 
 TXN_BYTES = 700
 """Bytes of a transaction beside its bitmaps and batches."""
@@ -64,9 +64,9 @@ class PendingAcks:
                 self._part_bytes += part.memory_bytes
         own.up_to = max(own.up_to, acks.up_to)
         self.up_to = max(self.up_to, acks.up_to)
-        self.keys_of[txn] = tuple(dict.fromkeys(keys_of_pending(own)))
+        self.keys_of[txn] = tuple(dict.fromkeys(chunk_keys_of_pending_acks(own)))
         self.rows.pop(txn, None)
-        measured = TXN_BYTES + 2 * sum(map(bitmap_bytes_max, own.entries.values()))  # it is in the union as well
+        measured = TXN_BYTES + 2 * sum(map(bitmap_memory_bytes_max, own.entries.values()))  # it is in the union as well
         self._bytes += measured - self._measured.get(txn, 0)
         self._measured[txn] = measured
 
@@ -102,7 +102,7 @@ class PendingAcks:
         entries = self.whole.get(position[0])
         return entries is not None and position[1] >= 0 and position[1] in entries
 
-    def bits_at(self, position: Position) -> int:
+    def message_bits_at(self, position: Position) -> int:
         """Returns, as bits (bit i: message i), which messages of a batch are pending, if the whole entry is not
         pending."""
         part = self.parts.get(position)
@@ -144,7 +144,7 @@ class PendingAcks:
         acknowledged anything cumulatively."""
         return [
             txn for txn, acks in self.of.items()
-            if acks.up_to != NOWHERE or acks.has_entry(position) or acks.bits_at(position)
+            if acks.up_to != NOWHERE or acks.has_entry(position) or acks.message_bits_at(position)
         ]  # fmt: skip
 
     @property
@@ -167,7 +167,7 @@ class PendingAcks:
         kept = {}
         for txn, acks in self.of.items():
             for ledger_id, entries in acks.entries.items():
-                span = shape.find_span(ledger_id)
+                span = shape.find_span_of_ledger(ledger_id)
                 entries &= BitMap(range(span.last_entry + 1)) if span is not None else BitMap()
                 entries -= BitMap(each for each in entries if is_acked(Position(ledger_id, each)))
             left = {ledger_id: entries for ledger_id, entries in acks.entries.items() if entries}
@@ -211,7 +211,9 @@ class PendingAcks:
         assert parts == {each: part.bits for each, part in self.parts.items()}, "the union has other messages"
         assert not [each for each in parts if self.is_pending(each)], "a batch is pending as a whole and in part"
         for txn, acks in self.of.items():
-            assert self.keys_of[txn] == tuple(dict.fromkeys(keys_of_pending(acks))), "what changed has other chunks"
+            assert self.keys_of[txn] == tuple(
+                dict.fromkeys(chunk_keys_of_pending_acks(acks))
+            ), "what changed has other chunks"
         assert self.keys_of.keys() == self._measured.keys() == self.of.keys(), "a transaction is not measured"
         assert self.rows.keys() <= self.of.keys(), "bytes are kept of nothing"
         assert self._bytes == sum(self._measured.values()), "weighed wrong"

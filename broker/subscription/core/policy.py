@@ -2,12 +2,12 @@
 
 A policy is made of `SubscriptionOptions`. It decides which consumer may join and which may get an entry, and keeps what
 waits. The dispatcher (broker/subscription/core/dispatch.py) notifies it of each entry's fate, as it happens:
-    pick → outstanding, or it waits     on_released: done, or held back     on_returned: it waits (again)
-    discard, discard_set, discard_up_to: it waits no more
+    pick → outstanding, or it waits     on_entries_released: done, or held back     on_entry_returned: it waits (again)
+    discard, discard_entries_of_ledger, discard_up_to: it waits no more
 `Blocked` is the list of reasons why no consumer gets the next message: what `topics stats` shows.
 
 The filters that keep an entry that was read from the policy, in this order; and the runs of chunks of a message
-(`Chunk`, `ChunkRun`). A new reason is a new filter.
+(`Chunk`, `MessageChunkRun`). A new reason is a new filter.
 
 | filter | catches |
 |---|---|
@@ -157,7 +157,7 @@ class Member(msgspec.Struct, eq=False):
         policies check this for each entry, so they repeat the expression instead of calling this property.)"""
         return self.permits > 0 and not self.paused and not self.blocked
 
-    def add_hidden(self, position: Position, bits: int, size: int, mark: Position) -> None:
+    def add_hidden_messages(self, position: Position, bits: int, size: int, mark: Position) -> None:
         """Stores which messages of a batch the consumer does not get. When the consumer acknowledges the whole entry,
         these messages are not acknowledged."""
         if len(self.unshown) >= UNSHOWN_MAX:
@@ -252,22 +252,22 @@ class Policy(Protocol):
         waiting with the policy."""
         ...
 
-    def on_released(self, positions: Sequence[Position]) -> None:
+    def on_entries_released(self, positions: Sequence[Position]) -> None:
         """Called when entries are no longer outstanding, and do not wait for redelivery: they are acknowledged, or held
         back for a back-off."""
         ...
 
-    def on_returned(self, position: Position) -> None:
+    def on_entry_returned(self, position: Position) -> None:
         """Called when an entry is no longer outstanding (or never was), and waits for delivery from now on."""
         ...
 
     def on_entry_failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
-        """Called when an outstanding entry has failed and is about to be given back. Until `on_recovered`, no entry is
-        assigned that follows it in the order that the policy guarantees. Returns the outstanding entries that follow
-        the failed one."""
+        """Called when an outstanding entry has failed and is about to be given back. Until `on_failed_entry_done`, no
+        entry is assigned that follows it in the order that the policy guarantees. Returns the outstanding entries that
+        follow the failed one."""
         ...
 
-    def on_recovered(self, position: Position) -> None:
+    def on_failed_entry_done(self, position: Position) -> None:
         """Called when a failed entry is done: the entries that follow it are no longer held back because of it."""
         ...
 
@@ -276,8 +276,8 @@ class Policy(Protocol):
         entry has failed."""
         ...
 
-    def is_waiting(self, entry: Entry) -> bool: ...
-    def next_ready(self, count: int) -> Sequence[Position]:
+    def is_entry_waiting(self, entry: Entry) -> bool: ...
+    def next_ready_entries(self, count: int) -> Sequence[Position]:
         """Returns up to `count` of the waiting entries that could be delivered now, in log order."""
         ...
 
@@ -285,7 +285,7 @@ class Policy(Protocol):
         """Called when an entry is acknowledged, or is no longer in the log: removes it from the waiting entries."""
         ...
 
-    def discard_set(self, ledger_id: int, entries: BitMap) -> None: ...
+    def discard_entries_of_ledger(self, ledger_id: int, entries: BitMap) -> None: ...
     def discard_up_to(self, mark: Position) -> None: ...
     def rebalance(self, count: int) -> bool:
         """Checks up to `count` of the slots whose owner may have changed because a consumer joined or left. Returns
@@ -309,11 +309,11 @@ class Policy(Protocol):
     @property
     def waiting(self) -> WaitingEntries: ...
     @property
-    def unread_entries(self) -> int:
+    def waiting_entries_to_read(self) -> int:
         """Returns the number of waiting entries that must be read before it is known which consumer gets them."""
         ...
 
-    def take_events(self) -> Sequence[ActiveChanged]:
+    def take_active_changes(self) -> Sequence[ActiveChanged]:
         """Returns the changes of the active consumer since the last call. The caller notifies the consumers of them."""
         ...
 
@@ -336,14 +336,14 @@ Filter = Callable[[Entry, bool], SkipReason | None]
 """(entry, whether it waited with the policy) → why the policy does not get it; None: it does."""
 
 
-def filters_of(
+def make_delivery_filters(
     cursor: Cursor, policy: Policy, held: BackoffQueue, delays: DelayIndex | None, first: Position, new: Position
 ) -> list[Filter]:
     """Returns the filters that can reject one of the entries from position `first` on. A filter is a function that
     returns why an entry must not be delivered now, or None. `new`: the read position; entries from it on cannot wait
     for redelivery. `delays`: None if the subscription type does not delay messages."""
     filters: list[Filter] = []
-    if cursor.partial or first < new or first <= cursor.last_hole:
+    if cursor.partial or first < new or first <= cursor.last_hole_position:
         filters.append(partial(_acknowledged, cursor, policy))
     if cursor.pending is not None:
         filters.append(partial(_pending, cursor, policy))
@@ -402,7 +402,7 @@ class Chunk(NamedTuple):
     of: int
 
 
-class ChunkRun(NamedTuple):
+class MessageChunkRun(NamedTuple):
     """A run of chunks in the log that a consumer puts together to one message. `chunks`: the position of each chunk, in
     order; `places`: these positions, and those of entries that repeat a chunk; `whole`: whether no chunk is missing."""
 
@@ -411,31 +411,31 @@ class ChunkRun(NamedTuple):
     whole: bool
 
 
-def chunk_runs_of(found: Iterable[Chunk]) -> list[ChunkRun]:
+def find_chunk_runs(found: Iterable[Chunk]) -> list[MessageChunkRun]:
     """Returns the runs of chunks, in log order. `found`: all entries with the same message uuid, in log order."""
-    runs: list[ChunkRun] = []
+    runs: list[MessageChunkRun] = []
     chunks: list[Position] = []
     places: list[Position] = []
     for position, number, of in found:
         if number > len(chunks) or number < 0:
-            runs += [ChunkRun(tuple(chunks), tuple(places), False)] if places else []
-            runs.append(ChunkRun((), (position,), False))
+            runs += [MessageChunkRun(tuple(chunks), tuple(places), False)] if places else []
+            runs.append(MessageChunkRun((), (position,), False))
             chunks, places = [], []
             continue
         places.append(position)
         if number == len(chunks):
             chunks.append(position)
         if len(chunks) == of:
-            runs.append(ChunkRun(tuple(chunks), tuple(places), True))
+            runs.append(MessageChunkRun(tuple(chunks), tuple(places), True))
             chunks, places = [], []
     if places:
-        runs.append(ChunkRun(tuple(chunks), tuple(places), False))
+        runs.append(MessageChunkRun(tuple(chunks), tuple(places), False))
     return runs
 
 
-def chunk_run_at(found: Iterable[Chunk], position: Position) -> tuple[ChunkRun, bool]:
+def find_chunk_run_at(found: Iterable[Chunk], position: Position) -> tuple[MessageChunkRun, bool]:
     """Returns the run of chunks that contains the entry at `position`, and whether it is the last run. `found`: as for
-    `chunk_runs_of`."""
-    runs = chunk_runs_of(found)
+    `find_chunk_runs`."""
+    runs = find_chunk_runs(found)
     at = next(number for number, run in enumerate(runs) if position in run.places)
     return runs[at], at == len(runs) - 1

@@ -19,9 +19,9 @@ from pyroaring import BitMap
 
 from ....proto.names import Position
 from .. import cursor_format as stored
-from ..cursor_format import ChunkPlace
+from ..cursor_format import CursorChunkPlace
 from .cursor import Cursor
-from .cursor_state import ChunkKey, ChunkKind, chunk_key_of, keys_of_holes
+from .cursor_state import ChunkKey, ChunkKind, chunk_key_of, chunk_keys_of_holes
 
 FEW_MAX = 16
 """Most positions in a list: it is as large as a bitmap then, and still fast to search."""
@@ -140,7 +140,7 @@ class PositionSet:
                 break
         return found
 
-    def discard_set(self, ledger_id: int, entries: BitMap) -> BitMap:
+    def discard_entries_of_ledger(self, ledger_id: int, entries: BitMap) -> BitMap:
         """Removes these entries of a ledger from the set. Returns those that the set contained."""
         held = self._maps.get(ledger_id)
         if held is not None:
@@ -204,8 +204,8 @@ def select_positions(positions: Collection[Position], ledger_id: int, entries: B
 #     write = log.plan(cursor, sequence)      # takes what has changed, as bytes: later acks are in a later write
 #     … its entries are appended, in order, to the ledger that `log` belongs to …
 #     log.on_write_confirmed(write)   |   log.on_write_failed(write, cursor)
-# A ledger ends (`why_roll`) by entries, by bytes, or when too little of it is still valid; the next one begins with all
-# chunks (`plan_write` of a new CursorLog). Nothing is dropped, however large it is. Guards:
+# A ledger ends (`why_ledger_ends`) by entries, by bytes, or when too little of it is still valid; the next one begins
+# with all chunks (`plan_write` of a new CursorLog). Nothing is dropped, however large it is. Guards:
 # tests/broker/subscription/core/test_cursor_log.py, tests/broker/subscription/test_cursor_model.py.
 
 
@@ -213,7 +213,7 @@ LIVE_BYTES_MIN = 4 << 20
 """Bytes below which a cursor ledger is never too empty: a roll costs a ledger and a metadata write."""
 
 
-class RollReason(enum.Enum):
+class LedgerEndReason(enum.Enum):
     """The reasons why a cursor ledger is ended, so that the next write goes to a new ledger."""
 
     ENTRIES = "it holds as many entries as it may"
@@ -221,7 +221,7 @@ class RollReason(enum.Enum):
     EMPTY = "little of it is still valid"
 
 
-class LedgerBounds(msgspec.Struct, frozen=True):
+class CursorLedgerBounds(msgspec.Struct, frozen=True):
     """The limits at which a cursor ledger is ended: its largest number of entries, its largest size in bytes, and the
     smallest share of its bytes that must still be valid."""
 
@@ -235,7 +235,7 @@ class CursorWrite(NamedTuple):
     contain."""
 
     entries: list[bytes]
-    rows: dict[ChunkKey, ChunkPlace]  # of all valid chunks, when it is confirmed
+    rows: dict[ChunkKey, CursorChunkPlace]  # of all valid chunks, when it is confirmed
     chunks: frozenset[ChunkKey]  # that it writes
     version: int
     mark: Position
@@ -247,7 +247,7 @@ class CursorLog:
     __slots__ = ("_bytes", "_entries", "_live_bytes", "_rows")
 
     def __init__(self) -> None:
-        self._rows: dict[ChunkKey, ChunkPlace] = {}
+        self._rows: dict[ChunkKey, CursorChunkPlace] = {}
         self._entries = 0
         self._bytes = 0
         self._live_bytes = 0
@@ -261,9 +261,9 @@ class CursorLog:
         entries: list[bytes] = []
         rows = {key: self._rows[key] for key in valid if key in self._rows}
         for key in wanted:
-            pieces = stored.encode_chunk(key, sequence, stored.encode_body(key, cursor))
+            pieces = stored.encode_chunk(key, sequence, stored.encode_chunk_body(key, cursor))
             size = sum(map(len, pieces))
-            rows[key] = ChunkPlace(sequence, self._entries + len(entries), len(pieces), size)
+            rows[key] = CursorChunkPlace(sequence, self._entries + len(entries), len(pieces), size)
             entries += pieces
         entries += stored.encode_marker(cursor.mark, rows, sequence)
         return CursorWrite(entries, rows, frozenset(wanted), cursor.version, cursor.mark)
@@ -280,21 +280,21 @@ class CursorLog:
         """Called when it is certain that the write will never be stored: its chunks become part of the next write."""
         cursor.changed_chunks.update(write.chunks)
 
-    def why_roll(self, bounds: LedgerBounds) -> RollReason | None:
+    def why_ledger_ends(self, bounds: CursorLedgerBounds) -> LedgerEndReason | None:
         """Returns why the next write must go to a new cursor ledger; None if it may be appended to the present one."""
         if self._entries >= bounds.entries:
-            return RollReason.ENTRIES
+            return LedgerEndReason.ENTRIES
         if self._bytes >= max(bounds.size_bytes, 2 * self._live_bytes):
-            return RollReason.BYTES
+            return LedgerEndReason.BYTES
         if self._bytes >= LIVE_BYTES_MIN and self._live_bytes < bounds.live_share * self._bytes:
-            return RollReason.EMPTY
+            return LedgerEndReason.EMPTY
         return None
 
 
 def chunk_keys_of(cursor: Cursor) -> Iterator[ChunkKey]:
     """Yields the keys of all chunks in which the state of a cursor is stored. The mark is not part of a chunk."""
     for ledger_id, holes in sorted(cursor.acked.items()):
-        yield from keys_of_holes(ledger_id, holes)
+        yield from chunk_keys_of_holes(ledger_id, holes)
     for kind, positions in ((ChunkKind.PARTIALS, cursor.partial), (ChunkKind.COUNTS, cursor.counts)):
         last: ChunkKey | None = None
         for position in positions:

@@ -84,7 +84,7 @@ class DeadLetterPolicy(msgspec.Struct, frozen=True):
 NO_LETTERS = DeadLetterPolicy(0, "", ())
 
 
-def letter_policy_of(applied: AppliedPolicies, properties: Mapping[str, str]) -> DeadLetterPolicy:
+def merge_dead_letter_policy(applied: AppliedPolicies, properties: Mapping[str, str]) -> DeadLetterPolicy:
     """Returns the dead-letter policy of a subscription. Each value is taken from the subscription's properties; if it
     is not set there, from the topic, the namespace, or the broker. A property that cannot be parsed counts as not
     set."""
@@ -168,7 +168,7 @@ class BackoffQueue:
             found.append(position)
         return found
 
-    def drop_timed(self) -> None:
+    def drop_entries_in_backoff(self) -> None:
         """Removes the entries that wait for the end of a back-off. Entries that wait for the dead-letter topic stay."""
         for _, position in self._due:
             del self.until[position]
@@ -217,9 +217,10 @@ def check_properties(properties: Mapping[str, str]) -> None:
 # the sequence id. An entry that cannot be taken apart is sent unchanged, as the payload of one message. An encrypted
 # one stays one entry with its ciphertext: a batch goes as a whole, with the messages in it that are acknowledged.
 #
-# A message in chunks is one message: each of its chunks is copied with its bytes (`chunk_dead_letter`), under one name,
-# with the place of its last chunk as its origin and a uuid of the copy's own. A chunk of a message that is not whole is
-# sent unchanged, as the payload of one message. Guarding tests: tests/broker/subscription/core/test_dead_letter.py.
+# A message in chunks is one message: each of its chunks is copied with its bytes (`make_chunk_dead_letter`), under one
+# name, with the place of its last chunk as its origin and a uuid of the copy's own. A chunk of a message that is not
+# whole is sent unchanged, as the payload of one message. Guarding tests:
+# tests/broker/subscription/core/test_dead_letter.py.
 
 
 REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID = "REAL_TOPIC", "REAL_SUBSCRIPTION", "ORIGIN_MESSAGE_ID"
@@ -229,7 +230,7 @@ _OF_ITS_TOPIC = ("deliver_at_time", "highest_sequence_id", "txnid_most_bits", "t
 """Fields that say nothing in another topic. `schema_version` is made one of that topic by who publishes there."""
 
 
-class LetterOrigin(NamedTuple):
+class DeadLetterOrigin(NamedTuple):
     """Where a dead letter comes from: topic, subscription and entry, the entry's redelivery count, and the largest
     allowed count."""
 
@@ -251,7 +252,7 @@ class LetterOrigin(NamedTuple):
         return f"given back {self.redeliveries} times, at most {self.max_redeliver_count} redeliveries are allowed"
 
 
-def dead_letters_of(source: LetterOrigin, entry: Buffer, done: frozenset[int], now_ms: int) -> list[bytes]:
+def make_dead_letters(source: DeadLetterOrigin, entry: Buffer, done: frozenset[int], now_ms: int) -> list[bytes]:
     """Returns the dead letters that are made from an entry, as client-parts, in order: one for each of its messages
     whose batch index is not in `done` (the acknowledged messages). If the messages cannot be separated (the entry is
     encrypted, damaged, or a chunk), returns one dead letter."""
@@ -277,7 +278,7 @@ def dead_letters_of(source: LetterOrigin, entry: Buffer, done: frozenset[int], n
     return letters
 
 
-def chunk_dead_letter(source: LetterOrigin, entry: Buffer, now_ms: int) -> bytes:
+def make_chunk_dead_letter(source: DeadLetterOrigin, entry: Buffer, now_ms: int) -> bytes:
     """Returns the dead letter for one chunk of a large message, as a client-part. `source.position` must be the
     position of the message's last chunk. Raises CorruptEntry if the entry is damaged."""
     body = split_broker_part(entry)[2]
@@ -285,7 +286,7 @@ def chunk_dead_letter(source: LetterOrigin, entry: Buffer, now_ms: int) -> bytes
     return _as_it_is(source, header, bytes(body[header.payload_offset :]), now_ms, uuid=f"{source.producer_name}-0")
 
 
-def _as_it_is(source: LetterOrigin, header: EntryHeader, payload: bytes, now_ms: int, *, uuid: str = "") -> bytes:
+def _as_it_is(source: DeadLetterOrigin, header: EntryHeader, payload: bytes, now_ms: int, *, uuid: str = "") -> bytes:
     """Returns a dead letter whose payload is not taken apart: ciphertext, or a chunk."""
     metadata = MessageMetadata()
     metadata.CopyFrom(header.metadata)
@@ -317,7 +318,7 @@ def _copied(header: EntryHeader, fields: MessageFields) -> MessageMetadata:
 
 
 def _addressed(
-    source: LetterOrigin, index: int, metadata: MessageMetadata, now_ms: int, reason: str
+    source: DeadLetterOrigin, index: int, metadata: MessageMetadata, now_ms: int, reason: str
 ) -> MessageMetadata:
     """Returns the metadata with the producer name and sequence id of the letter, and with properties that name its
     origin."""

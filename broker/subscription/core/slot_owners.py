@@ -1,10 +1,13 @@
 """The owner of each of the slots 1 … 65535 that keys are hashed to. Three ways, one interface.
-    HashRing      AUTO_SPLIT by consistent hashing (Pulsar S7): each consumer has POINTS points, point i of the n-th of
+    HashRingSlotOwners      AUTO_SPLIT by consistent hashing (Pulsar S7): each consumer has POINTS points, point i of
+    the n-th of
                   a name is the slot of `name NUL n NUL i`; a slot belongs to the next point at or above it, round the
                   end. Of two consumers with the same point the earlier one has it, the other takes it over later.
-    SplitRanges   AUTO_SPLIT by ranges (S8): a newcomer takes the lower half of the largest range; the range of one that
+    SplitRangeSlotOwners   AUTO_SPLIT by ranges (S8): a newcomer takes the lower half of the largest range; the range of
+    one that
                   leaves goes to its right neighbour (the last one's to its left neighbour).
-    StickyRanges  each consumer requests its ranges (S9); none may overlap another's; entries in slots that no consumer
+    StickyRangeSlotOwners  each consumer requests its ranges (S9); none may overlap another's; entries in slots that no
+    consumer
                   requested wait.
 The answer depends only on which consumers joined and left, and in which order.
 Guarding test: tests/broker/subscription/core/test_slot_owners.py.
@@ -47,7 +50,7 @@ class KeySharedOptions(PolicyOptions, msgspec.Struct, frozen=True):
 DEFAULTS = KeySharedOptions()
 
 
-def key_shared_options(asked: PolicyOptions) -> KeySharedOptions:
+def to_key_shared_options(asked: PolicyOptions) -> KeySharedOptions:
     """Returns the options of a consumer for Key_Shared, from its options for any type."""
     return asked if isinstance(asked, KeySharedOptions) else DEFAULTS
 
@@ -64,7 +67,7 @@ class SlotOwners(Protocol):
         ...
 
 
-class HashRing:
+class HashRingSlotOwners:
     """Assigns slots to consumers in the mode AUTO_SPLIT by consistent hashing."""
 
     def __init__(self) -> None:
@@ -125,7 +128,7 @@ def _points(name: str, number: int) -> list[int]:
     return list(dict.fromkeys(sticky_slot(f"{name}\0{number}\0{i}") for i in range(POINTS)))
 
 
-class SplitRanges:
+class SplitRangeSlotOwners:
     """Assigns slots to consumers in the mode AUTO_SPLIT: each new consumer gets the lower half of the largest range."""
 
     def __init__(self) -> None:
@@ -164,14 +167,14 @@ class SplitRanges:
         return found
 
 
-class StickyRanges:
+class StickyRangeSlotOwners:
     """Assigns slots to consumers in the mode STICKY: each consumer gets the ranges that it requests."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int, Member]] = []
 
     def why_refused(self, newcomer: Member) -> str | None:
-        ranges = key_shared_options(newcomer.options).ranges
+        ranges = to_key_shared_options(newcomer.options).ranges
         if not ranges:
             return "a sticky consumer says which ranges of 0 … 65535 it takes"
         before = -1
@@ -185,7 +188,7 @@ class StickyRanges:
         return None
 
     def join(self, member: Member) -> None:
-        self._ranges += [(first, last, member) for first, last in key_shared_options(member.options).ranges]
+        self._ranges += [(first, last, member) for first, last in to_key_shared_options(member.options).ranges]
         self._ranges.sort(key=lambda each: each[0])
 
     def leave(self, member: Member) -> None:

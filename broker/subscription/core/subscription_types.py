@@ -42,7 +42,7 @@ TYPES: dict[int, SubscriptionType] = {
 """Number → type."""
 
 
-def type_of(number: int) -> SubscriptionType:
+def find_subscription_type(number: int) -> SubscriptionType:
     """Returns the subscription type that has this number in the protocol. Raises InvalidRequest if there is none."""
     try:
         return TYPES[number]

@@ -18,7 +18,7 @@ from weakref import WeakSet
 from django.db import router, transaction
 
 from ...model.schema import Schema
-from ..tables import TABLE, new_row, new_unit
+from ..tables import TABLE, make_new_row, make_unit_id
 
 if TYPE_CHECKING:
     from ..tables import SQLAlchemyOutbox
@@ -29,7 +29,7 @@ class _CommitCallback:
 
     def __init__(self, outbox: DjangoOutbox) -> None:
         self.outbox = outbox
-        self.unit = new_unit()
+        self.unit = make_unit_id()
 
     def __call__(self) -> None:
         self.outbox.wake()
@@ -71,7 +71,7 @@ class DjangoOutbox:
                 "outbox.send belongs into the transaction of what it tells of: with transaction.atomic(): …"
             )
         written = self._written(connection)
-        row = new_row(topic, value, key, properties, event_time, deliver_at, schema, written.unit)
+        row = make_new_row(topic, value, key, properties, event_time, deliver_at, schema, written.unit)
         OutboxRow.objects.using(using).create(**row)
 
     def _written(self, connection: Any) -> _CommitCallback:

@@ -16,11 +16,11 @@ from magnetar.bookie.format.journal import (
     encode_file_header,
 )
 from magnetar.bookie.format.ledger_index import (
-    DrainedLog,
+    DrainedEntryLog,
     LedgerState,
-    LimboRow,
+    LimboChange,
     QuarantinedEntries,
-    QuarantineEnd,
+    QuarantineEnded,
     Tombstone,
 )
 from magnetar.bookie.format.mark import CheckpointMark
@@ -83,8 +83,8 @@ def block(records: list[tuple[journal.RecordType, int, int, bytes]], number: int
 
 
 def read_block(data: bytes, number: int = 5) -> list[journal.JournalRecord] | None:
-    header = journal.intact_block_header(data, SALT, number, 8192)
-    records = None if header is None else journal.intact_records(header, data[journal.BLOCK_HEADER_BYTES :])
+    header = journal.decode_block_header_if_intact(data, SALT, number, 8192)
+    records = None if header is None else journal.decode_records_if_intact(header, data[journal.BLOCK_HEADER_BYTES :])
     return None if records is None else list(records.rows())
 
 
@@ -112,8 +112,8 @@ def test_journal_block_comes_back_whole() -> None:
 
 def test_journal_block_of_another_journal_or_use_does_not_parse() -> None:
     assert read_block(BLOCK, number=6) is None
-    assert journal.intact_block_header(BLOCK, SALT + 1, 5, 8192) is None
-    assert journal.intact_block_header(BLOCK, SALT, 5, 4096) is None, "it stands elsewhere"
+    assert journal.decode_block_header_if_intact(BLOCK, SALT + 1, 5, 8192) is None
+    assert journal.decode_block_header_if_intact(BLOCK, SALT, 5, 4096) is None, "it stands elsewhere"
 
 
 def test_a_journal_block_with_bytes_behind_its_last_record_is_no_block() -> None:
@@ -131,7 +131,7 @@ def test_damaged_journal_block_is_no_block(change: Callable[[bytes], list[bytes]
 def test_entry_log_record_is_the_documented_one() -> None:
     record = log_record(b"a", b"bc")
     assert record == u32(3) + u32(crc32c(u32(3) + b"abc")) + b"abc"
-    assert entry_log.intact_record(b"x" + record, 1, 1 + len(record)) == b"abc"
+    assert entry_log.decode_record_if_intact(b"x" + record, 1, 1 + len(record)) == b"abc"
 
 
 @pytest.mark.parametrize("size", [0, 1, JOINED_BYTES_MIN - 37, JOINED_BYTES_MIN, 200_001])
@@ -141,8 +141,8 @@ def test_records_of_long_entries_have_the_checksums_of_their_bytes_which_are_not
     for stored in ((whole,), pieces):
         _, records = entry_log.encode_records([stored, (stored_entry(3, 5, b"short"),)])
         record = b"".join(next(records))
-        assert entry_log.intact_record(record, 0, len(record)) == whole
-        assert entry_log.intact_record(b"".join(next(records)), 0, 8 + 41) == stored_entry(3, 5, b"short")
+        assert entry_log.decode_record_if_intact(record, 0, len(record)) == whole
+        assert entry_log.decode_record_if_intact(b"".join(next(records)), 0, 8 + 41) == stored_entry(3, 5, b"short")
         headers, buffers = list[bytes](), list[Buffer]()
         length = journal.encode_adds(3, [(4, stored, len(whole))], headers, buffers)
         head = journal.encode_block_header(SALT, 5, 0, 8192, 4096, headers, length)
@@ -155,7 +155,9 @@ def test_damaged_entry_log_record_is_noticed(change: Callable[[bytes], list[byte
     record = log_record(stored)
     assert entry_log.entry_ids(stored) == (3, 4)
     assert entry_log.entry_ids(stored[:35]) is None
-    assert [wrong for wrong in change(record) if entry_log.intact_record(wrong, 0, len(record)) is not None] == []
+    assert [
+        wrong for wrong in change(record) if entry_log.decode_record_if_intact(wrong, 0, len(record)) is not None
+    ] == []
 
 
 def test_records_are_decoded_up_to_the_first_that_is_damaged_or_another() -> None:
@@ -163,26 +165,28 @@ def test_records_are_decoded_up_to_the_first_that_is_damaged_or_another() -> Non
     records = [log_record(each) for each in stored]
     data, offsets = b"".join(records), [100, 100 + len(records[0]), 100 + len(records[0] + records[1]), 0]
     offsets[3] = 100 + len(data)
-    assert entry_log.intact_entries(data, offsets, 3, 4) == stored
-    assert entry_log.intact_entries(data, offsets, 3, 5) == entry_log.intact_entries(data, offsets, 2, 4) == []
+    assert entry_log.decode_entries_if_intact(data, offsets, 3, 4) == stored
+    assert entry_log.decode_entries_if_intact(data, offsets, 3, 5) == entry_log.decode_entries_if_intact(
+        data, offsets, 2, 4
+    ) == []
     for at in range(len(data)):
         for bit in range(8):
             wrong = data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
             whole = sum(end - 100 <= at for end in offsets[1:])
-            assert entry_log.intact_entries(wrong, offsets, 3, 4) == stored[:whole]
+            assert entry_log.decode_entries_if_intact(wrong, offsets, 3, 4) == stored[:whole]
         whole = sum(end - 100 <= at for end in offsets[1:])
-        assert entry_log.intact_entries(data[:at], offsets, 3, 4) == stored[:whole]
+        assert entry_log.decode_entries_if_intact(data[:at], offsets, 3, 4) == stored[:whole]
 
 
 # ---------------------------------------------------------------------------------------- index
 EXTENT, TABLE = index.encode_extent(3, [0, 1], [0, 44, 88], 4096)
 OTHER, OTHER_TABLE = index.encode_extent(4, [7, 9, 1000], [0, 10, 30, 60], 5000)
-GROUP = index.encode_group([EXTENT, OTHER], [TABLE, OTHER_TABLE])
+GROUP = index.encode_index_group([EXTENT, OTHER], [TABLE, OTHER_TABLE])
 
 
 def read_heads(data: bytes) -> list[index.Extent] | None:
-    header = index.intact_group_header(data)
-    return None if header is None else index.intact_extents(header, data)
+    header = index.decode_group_header_if_intact(data)
+    return None if header is None else index.decode_extents_if_intact(header, data)
 
 
 def test_index_extent_is_the_documented_one() -> None:
@@ -194,7 +198,7 @@ def test_index_extent_is_the_documented_one() -> None:
 
 def test_index_group_comes_back_with_gaps_in_entries() -> None:
     assert read_heads(GROUP) == [EXTENT, OTHER]
-    table = index.intact_table(OTHER, OTHER_TABLE)
+    table = index.decode_table_if_intact(OTHER, OTHER_TABLE)
     assert table is not None
     assert (list(table.deltas), list(table.offsets)) == ([0, 2, 993], [0, 10, 30, 60])
 
@@ -203,7 +207,7 @@ def test_index_group_comes_back_with_gaps_in_entries() -> None:
 def test_damaged_index_is_noticed(change: Callable[[bytes], list[bytes]]) -> None:
     heads = GROUP[: -len(TABLE) - len(OTHER_TABLE)]
     assert [wrong for wrong in change(heads) if read_heads(wrong) is not None] == []
-    assert [wrong for wrong in change(OTHER_TABLE) if index.intact_table(OTHER, wrong) is not None] == []
+    assert [wrong for wrong in change(OTHER_TABLE) if index.decode_table_if_intact(OTHER, wrong) is not None] == []
 
 
 # ---------------------------------------------------------------------------------------- mark
@@ -239,12 +243,12 @@ def test_damaged_mark_is_refused() -> None:
 STATES = [
     LedgerState(5, True, b"\x22" * 20, -1, 9),
     QuarantinedEntries(5, 4, 4),
-    LimboRow(7, True),
-    DrainedLog(3),
+    LimboChange(7, True),
+    DrainedEntryLog(3),
     Tombstone(6, 8),
     LedgerState(9, False, b"k" * 20, 3, 4),
-    QuarantineEnd(9, 2, 3),
-    LimboRow(8, False),
+    QuarantineEnded(9, 2, 3),
+    LimboChange(8, False),
 ]
 LEDGERS = bytes(FILE_HEADER_BYTES) + b"".join(map(ledger_index.encode, STATES))
 
@@ -275,9 +279,9 @@ def test_damaged_ledger_index_says_where(at: int) -> None:
 
 def test_ledger_index_can_be_read_on_behind_a_damaged_record() -> None:
     broken = LEDGERS[: FILE_HEADER_BYTES + 70] + b"x" + LEDGERS[FILE_HEADER_BYTES + 71 :]
-    found = [ledger_index.intact_record(broken, FILE_HEADER_BYTES + 50 * at) for at in range(len(STATES))]
+    found = [ledger_index.decode_record_if_intact(broken, FILE_HEADER_BYTES + 50 * at) for at in range(len(STATES))]
     assert found == [STATES[0], None, *STATES[2:]]
-    assert ledger_index.intact_record(LEDGERS, len(LEDGERS)) is None
+    assert ledger_index.decode_record_if_intact(LEDGERS, len(LEDGERS)) is None
     unknown = b"\x07" + LEDGERS[FILE_HEADER_BYTES + 5 : FILE_HEADER_BYTES + 50]
     with pytest.raises(DamagedFile, match="unknown type"):
         list(ledger_index.decode_all(LEDGERS[:FILE_HEADER_BYTES] + u32(crc32c(unknown)) + unknown, "l"))

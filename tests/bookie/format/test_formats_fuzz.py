@@ -18,11 +18,11 @@ from magnetar.bookie.format import cookie, entry_log, index, journal, ledger_ind
 from magnetar.bookie.format import mark as note
 from magnetar.bookie.format.journal import DamagedFile, FileHeader, crc32c, decode_file_header, encode_file_header
 from magnetar.bookie.format.ledger_index import (
-    DrainedLog,
+    DrainedEntryLog,
     LedgerState,
-    LimboRow,
+    LimboChange,
     QuarantinedEntries,
-    QuarantineEnd,
+    QuarantineEnded,
     Tombstone,
 )
 from magnetar.bookie.format.mark import CheckpointMark
@@ -85,13 +85,13 @@ def seal_block(data: bytes) -> bytes:
 
 
 def read_block(data: bytes) -> object:
-    header = journal.intact_block_header(data, SALT, 5, 4096)
-    records = None if header is None else journal.intact_records(header, data, journal.BLOCK_HEADER_BYTES)
+    header = journal.decode_block_header_if_intact(data, SALT, 5, 4096)
+    records = None if header is None else journal.decode_records_if_intact(header, data, journal.BLOCK_HEADER_BYTES)
     return None if records is None else list(records.rows())
 
 
 EXTENT, TABLE = index.encode_extent(3, [0, 1], [0, 44, 88], 4096)
-GROUP = index.encode_group([EXTENT], [TABLE])
+GROUP = index.encode_index_group([EXTENT], [TABLE])
 
 
 def seal_group(data: bytes) -> bytes:
@@ -100,17 +100,17 @@ def seal_group(data: bytes) -> bytes:
 
 
 def read_group(data: bytes) -> object:
-    header = index.intact_group_header(data)
-    return None if header is None else index.intact_extents(header, data)
+    header = index.decode_group_header_if_intact(data)
+    return None if header is None else index.decode_extents_if_intact(header, data)
 
 
 def read_record(data: bytes) -> object:
-    offsets = (0, entry_log.record_size(data, 0), len(data))
+    offsets = (0, entry_log.decode_record_size(data, 0), len(data))
     return (
-        entry_log.intact_record(data, 0, len(data)),
-        entry_log.record_at(data, 0),
+        entry_log.decode_record_if_intact(data, 0, len(data)),
+        entry_log.decode_record_ids_at(data, 0),
         entry_log.entry_ids(data),
-        entry_log.intact_entries(data, sorted(offsets), 3, 4),
+        entry_log.decode_entries_if_intact(data, sorted(offsets), 3, 4),
     )
 
 
@@ -127,15 +127,16 @@ def read_one_add(data: bytes) -> object:
 
 
 def read_statuses(data: bytes) -> object:
-    return adds.decode_statuses(peer.decode_answer(data[:-2]), [data[-2:]], 2)
+    return adds.decode_add_statuses(peer.decode_answer(data[:-2]), [data[-2:]], 2)
 
 
 STORED = stored_entry(3, 4, b"hello")
 RECORD = log_record(STORED)
 STATES = (
-    LedgerState(5, True, KEY, -1, 9), Tombstone(6, 8), QuarantinedEntries(5, 1, 2), QuarantineEnd(5, 1, 1), LimboRow(9,
+    LedgerState(5, True, KEY, -1, 9), Tombstone(6, 8), QuarantinedEntries(5, 1, 2), QuarantineEnded(5, 1, 1),
+    LimboChange(9,
     True),
-    DrainedLog(3)
+    DrainedEntryLog(3)
 )  # fmt: skip
 LEDGERS = bytes(64) + b"".join(map(ledger_index.encode, STATES))
 REQUEST = RequestHead(Op.ADD_MANY, Flags.NONE, 1, 3, 2, 0, KEY).encode()
@@ -153,7 +154,7 @@ FORMATS = {
     "journal block": Format(journal_block(), read_block, (), seal_block),
     "entry log record": Format(RECORD, read_record, ()),
     "index group": Format(GROUP, read_group, (), seal_group),
-    "index table": Format(TABLE, lambda data: index.intact_table(EXTENT, data), ()),
+    "index table": Format(TABLE, lambda data: index.decode_table_if_intact(EXTENT, data), ()),
     "mark": Format(
         mark.encode_mark(CheckpointMark(1, 4096, 0, 0, 0, 1, 64), UUID, 9),
         lambda data: mark.decode_mark(data, UUID, "mark"), FILE, lambda data: data[:64] + sealed_at(-4)(data[64:]),
@@ -163,7 +164,8 @@ FORMATS = {
         cookie.encode(cookie.Cookie("b", "i", ("h:/d",), 2)), lambda data: cookie.decode(data, "c"), FILE, sealed_at(-4)
     ),
     "note": Format(
-        note.encode_note(b"MGN-MARK", {"a": 1}), lambda data: note.decode_note(data, b"MGN-MARK", dict, "n"), FILE,
+        note.encode_checked_json(b"MGN-MARK", {"a": 1}),
+        lambda data: note.decode_checked_json(data, b"MGN-MARK", dict, "n"), FILE,
         sealed_at(-4)
     ),
     "request head": Format(REQUEST, peer.decode_request, (ValueError,)),

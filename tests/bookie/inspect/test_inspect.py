@@ -56,7 +56,7 @@ def everything(found: Snapshot) -> Iterator[object]:
     """All that all readers yield."""
     yield from found.damages
     yield from indexes.read_index_overview(found).damages
-    yield from journals.missing_journals(found)
+    yield from journals.find_missing_journals(found)
     for number in journals.list_journal_numbers(found):
         yield from journals.walk_journal(found, number)
     for log in indexes.list_log_numbers(found):

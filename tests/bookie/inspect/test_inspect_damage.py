@@ -176,10 +176,10 @@ async def test_a_log_in_which_nothing_lived_is_gone_before_it_is_drained(simulat
     before = look(simulation)
     log = first_log(before)
     simulation.world(NODE).files.remove(logs.log_path(before, log))
-    assert isinstance(logs.classify_missing(before, log), Damage)
+    assert isinstance(logs.classify_missing_log(before, log), Damage)
     assert await store.delete(sorted(store.descriptors.ledger_ids()))
     await store.checkpoint()
-    assert logs.classify_missing(before, log) == RemovedFile(logs.log_path(before, log))
+    assert logs.classify_missing_log(before, log) == RemovedFile(logs.log_path(before, log))
 
 
 async def test_a_log_that_a_running_bookie_is_removing_is_gone_and_not_missing(simulation: Simulation, /) -> None:
@@ -189,10 +189,10 @@ async def test_a_log_that_a_running_bookie_is_removing_is_gone_and_not_missing(s
     files = simulation.world(NODE).files
     before = look(simulation)
     files.remove(logs.log_path(before, log))
-    assert isinstance(logs.classify_missing(before, log), Damage)
-    store.descriptors.mark_drained(log)
+    assert isinstance(logs.classify_missing_log(before, log), Damage)
+    store.descriptors.mark_log_drained(log)
     await store.checkpoint()
-    assert logs.classify_missing(before, log) == RemovedFile(logs.log_path(before, log))
+    assert logs.classify_missing_log(before, log) == RemovedFile(logs.log_path(before, log))
     assert isinstance(summary.summarize_log(before, log, indexes.read_index_overview(before).facts), RemovedFile)
     newer = f"{before.mark.last_log + 1:016d}.log" if before.mark else ""
     files.open(join_path(DATA, "entries", newer), create=True).close()
@@ -263,7 +263,7 @@ async def test_the_reasons_of_limbo_are_shown(simulation: Simulation, /) -> None
     await filled(simulation)
     files = simulation.world(NODE).files
     assert look(simulation).reasons == ()
-    data = note.encode_note(losses.MAGIC, losses.DataLossNote(("a log is gone",)))
+    data = note.encode_checked_json(losses.MAGIC, losses.DataLossNote(("a log is gone",)))
     disk.replace_file(files, DATA, losses.LIMBO, data)
     assert look(simulation).reasons == ("a log is gone",)
     flip(simulation, join_path(DATA, losses.LIMBO), 20)

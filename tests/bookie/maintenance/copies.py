@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from magnetar.bookie.maintenance.copies_core import final_fragments
+from magnetar.bookie.maintenance.copies_core import list_final_fragments
 from magnetar.bookie.maintenance.repair_worker import RepairConfig
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.ledger import LedgerClient, LedgerWriter
@@ -115,8 +115,8 @@ class Deployment:
         """Entry → nodes of living bookies that its record names for it and that hold it, for each settled entry."""
         record = await self.record(ledger)
         found: dict[int, list[str]] = {}
-        alive = {each.id: name for name, each in self.bookies.items() if self.simulation.is_up(name)}
-        for final in final_fragments(record):
+        alive = {each.id: name for name, each in self.bookies.items() if self.simulation.is_node_running(name)}
+        for final in list_final_fragments(record):
             for entry in range(final.first, final.last + 1):
                 fragment, _ = find_fragment_of_entry(record, entry)
                 slots = striping_of_record(record).write_set(entry)

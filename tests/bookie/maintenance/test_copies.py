@@ -10,14 +10,14 @@ from magnetar.bookie.maintenance.copies_core import (
     RemoveRepairMark,
     StuckReason,
     WaitForNextAttempt,
-    copies_to_ask,
-    damaged_in_last_fragment,
     decide_next_step,
-    final_fragments,
+    find_bookies_damaged_in_last_fragment,
     find_copy_gaps,
-    gone_bookies,
+    find_gone_bookies,
+    find_runs_without_copies,
+    list_copies_to_ask,
+    list_final_fragments,
     runs,
-    runs_without_copies,
     why_unreadable,
 )
 from magnetar.bookie.store.memtable import IntegerIntervals
@@ -63,7 +63,7 @@ def looks(draw: st.DrawFn) -> tuple[LedgerCopies, dict[tuple[int, str], set[int]
     gone = frozenset(draw(st.sets(st.sampled_from(BOOKIES), max_size=3)))
     holdings = {
         (final.first, bookie): draw(st.none() | st.sets(st.integers(final.first, max(final.first, final.last))))
-        for final, bookie in copies_to_ask(record, gone)
+        for final, bookie in list_copies_to_ask(record, gone)
     }
     held = {key: None if entries is None else intervals(entries) for key, entries in holdings.items()}
     known = {key: entries for key, entries in holdings.items() if entries is not None}
@@ -80,7 +80,7 @@ def test_a_gap_is_every_settled_entry_of_a_slot_that_its_bookie_lacks(
     record = look.record
     assert record is not None
     found = {(gap.first, gap.slot): gap for gap in find_copy_gaps(record, look.gone, look.held)}
-    for final in final_fragments(record):
+    for final in list_final_fragments(record):
         for slot, bookie in enumerate(final.bookies):
             striping = striping_of_record(record)
             mine = {e for e in range(final.first, final.last + 1) if slot in striping.write_set(e)}
@@ -130,7 +130,7 @@ def test_runs_are_the_entries_of_a_slot(size: int, data: st.DataObject) -> None:
 
 @given(st.sets(st.integers(0, 40)), st.sets(st.integers(0, 40)))
 def test_lacking_is_a_difference(wanted: set[int], held: set[int]) -> None:
-    found = runs_without_copies(iter(list(intervals(wanted))), intervals(held))
+    found = find_runs_without_copies(iter(list(intervals(wanted))), intervals(held))
     assert {entry for low, high in found for entry in range(low, high + 1)} == wanted - held
 
 
@@ -144,7 +144,7 @@ def a_ledger(state: str = CLOSED) -> LedgerRecord:
 def everything(
     record: LedgerRecord, gone: frozenset[str] = frozenset()
 ) -> dict[tuple[int, str], IntegerIntervals | None]:
-    return {(f.first, b): intervals(set(range(f.first, f.last + 1))) for f, b in copies_to_ask(record, gone)}
+    return {(f.first, b): intervals(set(range(f.first, f.last + 1))) for f, b in list_copies_to_ask(record, gone)}
 
 
 def test_an_open_ledger_waits_for_its_writer_and_is_recovered_only_after_the_grace() -> None:
@@ -169,7 +169,7 @@ def test_damage_in_the_last_fragment_of_an_open_ledger_is_mended_by_recovering_i
 
     def after(entry: int, seconds: float) -> object:
         report = DamagedEntriesRecord(ledger_id=1, bookie=bookie, ranges=((entry, entry),))
-        damaged = damaged_in_last_fragment(record, {bookie: report})
+        damaged = find_bookies_damaged_in_last_fragment(record, {bookie: report})
         return decide_next_step(
             LedgerCopies(record, damaged, nobody, nobody, everything(record), seconds, damaged), False, 30.0
         )
@@ -208,4 +208,4 @@ def test_an_entry_is_lost_only_when_nobody_who_should_have_it_may_still_have_it(
 
 def test_a_bookie_is_gone_when_the_auditor_said_so_and_it_is_not_back() -> None:
     mark = UnderReplicatedRecord(ledger_id=1, bookies={"a": "lost", "b": "lost", "c": "incomplete", "d": "departing"})
-    assert gone_bookies(mark, {"b", "c"}, {"e"}) == {"a", "d", "e"}
+    assert find_gone_bookies(mark, {"b", "c"}, {"e"}) == {"a", "d", "e"}

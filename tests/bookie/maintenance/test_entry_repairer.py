@@ -5,7 +5,7 @@ import errno
 
 import pytest
 
-from magnetar.bookie.maintenance.restore import LimboEntryRestorer
+from magnetar.bookie.maintenance.restore import LedgerCopyRestorer
 from magnetar.bookie.store.entrylog.mover import CompactionPolicy
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths
@@ -149,7 +149,7 @@ async def test_a_copy_that_the_journal_had_no_room_for_is_not_whole_and_ends_no_
     store, disk = bookie.store, deployment.simulation.node("b1").disk
     store.descriptors.quarantine(ledger, 4, 6)
     client = deployment.client()
-    restorer = LimboEntryRestorer(store, bookie.id, deployment.metadata, client)
+    restorer = LedgerCopyRestorer(store, bookie.id, deployment.metadata, client)
 
     async def restore() -> str | None:
         return await deployment.simulation.spawn("b1", restorer.restore(ledger))
@@ -160,11 +160,11 @@ async def test_a_copy_that_the_journal_had_no_room_for_is_not_whole_and_ends_no_
         assert "the disk is full" in (await restore() or "")
         assert store.descriptors.is_quarantined(ledger, 4)
         (refused,) = {first for first, _ in store.memtable.refused_runs_of_ledger(ledger)}
-        assert refused not in await store.find_held(ledger, 0, 29)
+        assert refused not in await store.find_stored_entries(ledger, 0, 29)
     await deployment.simulation.spawn("b1", store.checkpoint())
     assert await restore() is None
     assert not store.descriptors.is_quarantined(ledger, 4)
-    assert refused in await store.find_held(ledger, 0, 29)
+    assert refused in await store.find_stored_entries(ledger, 0, 29)
     await client.close()
     await deployment.stop("b1")
     await deployment.start("b1")
@@ -185,7 +185,7 @@ async def test_a_ledger_is_not_whole_while_every_bookie_is_sure_not_to_have_an_e
     for bookie in deployment.bookies.values():
         del bookie.store.memtable.active.ledgers[writer.ledger_id][3]
     bookie = deployment.bookies["b1"]
-    restorer = LimboEntryRestorer(bookie.store, bookie.id, deployment.metadata, client)
+    restorer = LedgerCopyRestorer(bookie.store, bookie.id, deployment.metadata, client)
     reason = await deployment.simulation.spawn("b1", restorer.restore(writer.ledger_id))
     assert "lost everywhere" in (reason or "")
     await client.close()

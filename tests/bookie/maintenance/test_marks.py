@@ -8,11 +8,11 @@ from magnetar.bookie.maintenance.copies_core import (
     BookieAbsences,
     RepairReason,
     StuckReason,
-    bookies_of_ledger,
-    decide_mark,
-    mark_after_failure,
+    decide_repair_mark,
+    list_bookies_of_ledger,
+    repair_mark_after_failure,
+    schedule_next_attempt_now,
     wait_until_attempt_s,
-    with_next_attempt_now,
 )
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, Fragment, LedgerRecord, UnderReplicatedRecord
 
@@ -48,9 +48,9 @@ def test_the_same_facts_give_the_same_mark_however_often_somebody_looks(
     record: LedgerRecord, gone: dict[str, RepairReason], found: dict[str, RepairReason],
     mark: UnderReplicatedRecord | None
 ) -> None:
-    once = decide_mark(record, gone, found, mark, 100)
-    assert decide_mark(record, gone, found, once, 200) == once
-    names = bookies_of_ledger(record)
+    once = decide_repair_mark(record, gone, found, mark, 100)
+    assert decide_repair_mark(record, gone, found, once, 200) == once
+    names = list_bookies_of_ledger(record)
     if once is None:
         assert record.state != IN_RECOVERY
         assert not names.keys() & gone.keys()
@@ -64,43 +64,43 @@ def test_the_same_facts_give_the_same_mark_however_often_somebody_looks(
 
 def test_a_bookie_that_comes_back_is_compared_before_the_mark_goes() -> None:
     record = a_record(("a", "b", "c"))
-    lost = decide_mark(record, {"b": RepairReason.LOST}, {}, None, 7)
+    lost = decide_repair_mark(record, {"b": RepairReason.LOST}, {}, None, 7)
     assert lost is not None
     assert lost.bookies == {"b": "lost"}
-    back = decide_mark(record, {}, {}, msgspec.structs.replace(lost, attempts=3, retry_ms=99), 8)
+    back = decide_repair_mark(record, {}, {}, msgspec.structs.replace(lost, attempts=3, retry_ms=99), 8)
     assert back is not None
     assert (back.bookies, back.attempts, back.retry_ms, back.since_ms) == ({"b": "returned"}, 0, 0, 7)
-    assert decide_mark(record, {}, {}, back, 9) == back
+    assert decide_repair_mark(record, {}, {}, back, 9) == back
 
 
 def test_a_mark_goes_with_its_ledger_and_when_no_fragment_names_the_bookie_any_more() -> None:
-    mark = decide_mark(a_record(("a", "b", "c")), {"b": RepairReason.LOST}, {}, None, 7)
-    assert decide_mark(None, {"b": RepairReason.LOST}, {}, mark, 8) is None
-    assert decide_mark(a_record(("a", "d", "c")), {"b": RepairReason.LOST}, {}, mark, 8) is None
+    mark = decide_repair_mark(a_record(("a", "b", "c")), {"b": RepairReason.LOST}, {}, None, 7)
+    assert decide_repair_mark(None, {"b": RepairReason.LOST}, {}, mark, 8) is None
+    assert decide_repair_mark(a_record(("a", "d", "c")), {"b": RepairReason.LOST}, {}, mark, 8) is None
 
 
 def test_a_recovery_that_did_not_end_is_marked_without_any_bookie() -> None:
-    mark = decide_mark(a_record(("a", "b", "c"), state=IN_RECOVERY), {}, {}, None, 7)
+    mark = decide_repair_mark(a_record(("a", "b", "c"), state=IN_RECOVERY), {}, {}, None, 7)
     assert mark is not None
     assert mark.in_recovery
-    assert decide_mark(a_record(("a", "b", "c")), {}, {}, mark, 8) is None
+    assert decide_repair_mark(a_record(("a", "b", "c")), {}, {}, mark, 8) is None
 
 
 def test_a_failed_try_is_followed_by_a_longer_wait_up_to_a_bound() -> None:
-    mark = decide_mark(a_record(("a", "b", "c")), {"b": RepairReason.LOST}, {}, None, 0)
+    mark = decide_repair_mark(a_record(("a", "b", "c")), {"b": RepairReason.LOST}, {}, None, 0)
     assert mark is not None
     waits = []
     for _ in range(6):
-        mark = mark_after_failure(mark, StuckReason.NO_TARGET, "why", 1000, 5.0, 60.0)
+        mark = repair_mark_after_failure(mark, StuckReason.NO_TARGET, "why", 1000, 5.0, 60.0)
         waits.append((mark.retry_ms - 1000) / 1000)
     assert waits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
     assert (mark.attempts, mark.stuck, mark.last_error) == (6, StuckReason.NO_TARGET.value, "why")
-    assert with_next_attempt_now(mark).retry_ms == 0
-    assert with_next_attempt_now(mark).attempts == 6
+    assert schedule_next_attempt_now(mark).retry_ms == 0
+    assert schedule_next_attempt_now(mark).attempts == 6
 
 
 def test_a_time_of_another_clock_counts_for_no_more_than_the_back_off() -> None:
-    mark = mark_after_failure(
+    mark = repair_mark_after_failure(
         UnderReplicatedRecord(ledger_id=1, bookies={}), StuckReason.FAILED, "why", 1000, 5.0, 60.0
     )
     assert wait_until_attempt_s(mark, 1000, 0.0, 5.0, 60.0) == 5.0
@@ -109,7 +109,7 @@ def test_a_time_of_another_clock_counts_for_no_more_than_the_back_off() -> None:
     assert wait_until_attempt_s(a_day_ahead, 1000, 0.0, 5.0, 60.0) == 5.0
     assert wait_until_attempt_s(a_day_ahead, 1000, 4.0, 5.0, 60.0) == 1.0
     assert wait_until_attempt_s(a_day_ahead, 1000, 5.0, 5.0, 60.0) == 0.0
-    assert wait_until_attempt_s(with_next_attempt_now(mark), 1000, 0.0, 5.0, 60.0) == 0.0
+    assert wait_until_attempt_s(schedule_next_attempt_now(mark), 1000, 0.0, 5.0, 60.0) == 0.0
     never = msgspec.structs.replace(a_day_ahead, attempts=0)
     assert wait_until_attempt_s(never, 1000, 0.0, 5.0, 60.0) == 0.0, "nobody has tried it"
 

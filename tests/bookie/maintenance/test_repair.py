@@ -309,7 +309,7 @@ async def test_a_worker_whose_clock_was_a_day_ahead_stops_no_repair(deployment: 
         ledger_id=writer.ledger_id, bookies={writer.record.fragments[0].bookies[0]: "incomplete"}, attempts=9,
         stuck=StuckReason.FAILED.value, retry_ms=in_a_day,
     )  # fmt: skip
-    await marks.change_mark(deployment.metadata, writer.ledger_id, lambda mark: late)
+    await marks.change_repair_mark(deployment.metadata, writer.ledger_id, lambda mark: late)
     await deployment.until_whole(writer.ledger_id)
 
 
@@ -375,11 +375,11 @@ def test_m21_the_last_fragment_of_an_open_ledger_is_not_replicated(monkeypatch: 
         return transitions.AlreadyStored(current) if changed == current else transitions.RecordWrite(changed)
 
     original = LedgerClient.make_reader
-    monkeypatch.setattr(copies, "final_fragments", all_of_them)
+    monkeypatch.setattr(copies, "list_final_fragments", all_of_them)
     with_deployment(main, repair=patient)  # a reader does not go beyond what is settled, and the transition refuses
     monkeypatch.setattr(LedgerClient, "make_reader", lambda self, record: original(self, replace_state(record, 9)))
     with_deployment(main, repair=patient)  # the transition refuses
-    monkeypatch.setattr(worker, "replace_in_fragment", unguarded)
+    monkeypatch.setattr(worker, "replace_bookie_in_fragment", unguarded)
     with pytest.raises(AssertionError):
         with_deployment(main, repair=patient)
 
@@ -497,7 +497,7 @@ async def test_damaged_entries_are_mended_at_the_bookie_that_has_them(deployment
         return (await get_record(deployment.metadata, path, DamagedEntriesRecord) is not None) is wanted
 
     async def mended() -> bool:
-        return [first for first, _ in await store.find_held(ledger, 0,
+        return [first for first, _ in await store.find_stored_entries(ledger, 0,
             9)] == [0] and await deployment.mark(ledger) is None
 
     await deployment.until(lambda: reported(True))
@@ -704,7 +704,7 @@ async def test_the_auditor_that_dies_is_followed_by_another_who_gives_everybody_
     assert not named or deployment.simulation.virtual_seconds - died >= 10.0
 
     async def one_auditor() -> bool:
-        alive = [each for name, each in deployment.bookies.items() if deployment.simulation.is_up(name)]
+        alive = [each for name, each in deployment.bookies.items() if deployment.simulation.is_node_running(name)]
         return sum(each.statistics()["repair_auditor"] for each in alive) == 1
 
     await deployment.until(one_auditor)
@@ -743,7 +743,7 @@ async def test_a_record_of_a_newer_version_stops_the_repair_of_no_other_ledger(
     ledger, gone = await one_is_killed(deployment)
     await deployment.until_whole(ledger, gone)
     await deployment.check_whole(ledger)
-    living = [each for name, each in deployment.bookies.items() if deployment.simulation.is_up(name)]
+    living = [each for name, each in deployment.bookies.items() if deployment.simulation.is_node_running(name)]
     assert all(each.statistics()["background_failing"] == 0 for each in living)
     assert await deployment.metadata.get(path) is not None, "nobody takes away what it cannot read"
     await deployment.start("late")

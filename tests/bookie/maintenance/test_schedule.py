@@ -36,7 +36,7 @@ class Life:
         return await self.simulation.spawn(NODE, run())
 
     async def ran(self, schedule: CompactionSchedule, *, minor: bool = True, major: bool = True) -> None:
-        await self.simulation.spawn(NODE, schedule.record_run(minor=minor, major=major))
+        await self.simulation.spawn(NODE, schedule.record_compaction_run(minor=minor, major=major))
 
     def jump(self, seconds: float) -> None:
         self.simulation.node(NODE).skew_ms += int(seconds * 1000)
@@ -52,15 +52,15 @@ pytestmark = pytest.mark.run_by.with_args(with_life)
 async def test_restarts_do_not_put_a_compaction_off(life: Life, /) -> None:
     schedule = await life.start()
     for restart in range(11):
-        assert schedule.due_compactions() == (restart > 0, False), restart
+        assert schedule.find_due_compactions() == (restart > 0, False), restart
         if restart:
             await life.ran(schedule, major=False)
         await asyncio.sleep(2 * HOUR)
         schedule = await life.start()
     await asyncio.sleep(2 * HOUR)
-    assert schedule.due_compactions() == (True, True)
+    assert schedule.find_due_compactions() == (True, True)
     await life.ran(schedule)
-    assert (await life.start()).due_compactions() == (False, False)
+    assert (await life.start()).find_due_compactions() == (False, False)
 
 
 @pytest.mark.parametrize("jump", [-10 * DAY, 10 * DAY])
@@ -68,21 +68,21 @@ async def test_a_clock_that_jumps_between_starts_costs_one_early_compaction(life
     await life.ran(await life.start())
     life.jump(jump)
     schedule = await life.start()
-    assert schedule.due_compactions() == (True, True)
+    assert schedule.find_due_compactions() == (True, True)
     await life.ran(schedule)
     schedule = await life.start()
-    assert schedule.due_compactions() == (False, False)
+    assert schedule.find_due_compactions() == (False, False)
     await asyncio.sleep(HOUR)
-    assert schedule.due_compactions() == (True, False)
+    assert schedule.find_due_compactions() == (True, False)
 
 
 async def test_a_clock_that_jumps_in_a_life_changes_nothing(life: Life, /) -> None:
     schedule = await life.start()
     for jump in (10 * DAY, -20 * DAY):
         life.jump(jump)
-        assert schedule.due_compactions() == (False, False)
+        assert schedule.find_due_compactions() == (False, False)
     await asyncio.sleep(HOUR)
-    assert schedule.due_compactions() == (True, False)
+    assert schedule.find_due_compactions() == (True, False)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "newer"])
@@ -95,16 +95,16 @@ async def test_a_damaged_note_costs_an_interval_and_no_more(life: Life, /, damag
     if damage == "flipped":
         node.disk.flip_bit(path, size // 2)
     elif damage == "newer":
-        data = bytearray(note.encode_note(MAGIC, LastCompactionTimes(0, 0)))
+        data = bytearray(note.encode_checked_json(MAGIC, LastCompactionTimes(0, 0)))
         data[9] = 2
         data[-4:] = note.crc32c(bytes(data[:-4])).to_bytes(4, "big")
         disk.replace_file(life.simulation.world(NODE).files, DATA, NOTE, bytes(data))
     else:
         node.disk.cut(path, 0 if damage == "empty" else size - 1)
     schedule = await life.start()
-    assert schedule.due_compactions() == (False, False)
+    assert schedule.find_due_compactions() == (False, False)
     await asyncio.sleep(DAY)
-    assert (await life.start()).due_compactions() == (True, True), "the note is whole again"
+    assert (await life.start()).find_due_compactions() == (True, True), "the note is whole again"
 
 
 async def test_a_full_disk_keeps_no_note_and_stops_nothing(life: Life, /) -> None:
@@ -112,7 +112,7 @@ async def test_a_full_disk_keeps_no_note_and_stops_nothing(life: Life, /) -> Non
     await asyncio.sleep(HOUR)
     life.simulation.node(NODE).disk.capacity_bytes = 0
     await life.ran(schedule, major=False)
-    assert schedule.due_compactions() == (False, False)
+    assert schedule.find_due_compactions() == (False, False)
 
 
 @pytest.mark.run_by.with_args(with_cluster)

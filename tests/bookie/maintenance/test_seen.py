@@ -14,12 +14,12 @@ import pytest
 from magnetar.bookie.maintenance.garbage import GarbageRefusal
 from magnetar.bookie.maintenance.repair_worker import RepairConfig
 from magnetar.bookie.maintenance.seen import (
-    CurrentMetadata,
+    CurrentMetadataState,
+    MetadataAgeVerdict,
+    RecordedMetadataState,
     RollbackGuard,
-    SeenMetadata,
-    TrustVerdict,
     judge_metadata,
-    next_seen_metadata,
+    make_next_seen_metadata,
 )
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.bookie.store.identity import accept_metadata
@@ -44,50 +44,54 @@ def spans(*revisions: int, restored: int = 0) -> tuple[Incarnation, ...]:
     )
 
 
-KNOWN = SeenMetadata(number=2, token="t2", revision=50, ledger=9)
+KNOWN = RecordedMetadataState(number=2, token="t2", revision=50, ledger=9)
 FORKED = (*spans(0), Incarnation(number=2, token="another", revision=20))
 
 
 @pytest.mark.parametrize(
     ("shown", "verdict"),
     [
-        (CurrentMetadata(spans(0, 10), 50, 10), TrustVerdict.CURRENT),
-        (CurrentMetadata(spans(0, 10, 50), 60, 11), TrustVerdict.CURRENT),
+        (CurrentMetadataState(spans(0, 10), 50, 10), MetadataAgeVerdict.CURRENT),
+        (CurrentMetadataState(spans(0, 10, 50), 60, 11), MetadataAgeVerdict.CURRENT),
         # a copy of this incarnation, that has overtaken since
-        (CurrentMetadata(spans(0, 10, 49), 99, 11), TrustVerdict.OLDER),
-        (CurrentMetadata(FORKED, 999, 999), TrustVerdict.OLDER),  # a copy of the one before, that has overtaken since
-        (CurrentMetadata(spans(0, 10), 49, 10), TrustVerdict.OLDER),
-        (CurrentMetadata(spans(0, 10), 50, 9), TrustVerdict.OLDER),
-        (CurrentMetadata(spans(0, 10), 50, None), TrustVerdict.OLDER),
-        (CurrentMetadata(spans(0, 10, 50), 60, 11, here=10), TrustVerdict.CURRENT),
+        (CurrentMetadataState(spans(0, 10, 49), 99, 11), MetadataAgeVerdict.OLDER),
+        (CurrentMetadataState(FORKED, 999, 999), MetadataAgeVerdict.OLDER),
+        # a copy of the one before, that has overtaken since
+        (CurrentMetadataState(spans(0, 10), 49, 10), MetadataAgeVerdict.OLDER),
+        (CurrentMetadataState(spans(0, 10), 50, 9), MetadataAgeVerdict.OLDER),
+        (CurrentMetadataState(spans(0, 10), 50, None), MetadataAgeVerdict.OLDER),
+        (CurrentMetadataState(spans(0, 10, 50), 60, 11, here=10), MetadataAgeVerdict.CURRENT),
         # it was given out after the copy was made
-        (CurrentMetadata(spans(0, 10, 50), 60, 11, here=11), TrustVerdict.OLDER),
-        (CurrentMetadata(spans(0, 10, 20, restored=3), 20, 5), TrustVerdict.RESTORED),
-        (CurrentMetadata((), 49, 10), TrustVerdict.OLDER),  # a ZooKeeper
-        (CurrentMetadata((), 50, 10), TrustVerdict.CURRENT),
+        (CurrentMetadataState(spans(0, 10, 50), 60, 11, here=11), MetadataAgeVerdict.OLDER),
+        (CurrentMetadataState(spans(0, 10, 20, restored=3), 20, 5), MetadataAgeVerdict.RESTORED),
+        (CurrentMetadataState((), 49, 10), MetadataAgeVerdict.OLDER),  # a ZooKeeper
+        (CurrentMetadataState((), 50, 10), MetadataAgeVerdict.CURRENT),
         # it was away for long
-        (CurrentMetadata((Incarnation(number=900, token="t900", revision=70),), 80, 12), TrustVerdict.CURRENT),
+        (CurrentMetadataState((Incarnation(number=900, token="t900", revision=70),), 80, 12),
+        MetadataAgeVerdict.CURRENT),
     ],
 )
-def test_what_is_older_than_what_was_seen_is_recognised(shown: CurrentMetadata, verdict: TrustVerdict) -> None:
+def test_what_is_older_than_what_was_seen_is_recognised(
+    shown: CurrentMetadataState, verdict: MetadataAgeVerdict
+) -> None:
     assert judge_metadata(KNOWN, shown) is verdict
 
 
 def test_a_restore_is_believed_once() -> None:
     """An older copy of the file that was restored before is older, and no restore."""
-    restored = CurrentMetadata(spans(0, 10, 20, restored=3), 25, 5)
-    assert judge_metadata(KNOWN, restored) is TrustVerdict.RESTORED
-    seen = next_seen_metadata(KNOWN, msgspec.structs.replace(restored, here=9), restored=True)
+    restored = CurrentMetadataState(spans(0, 10, 20, restored=3), 25, 5)
+    assert judge_metadata(KNOWN, restored) is MetadataAgeVerdict.RESTORED
+    seen = make_next_seen_metadata(KNOWN, msgspec.structs.replace(restored, here=9), restored=True)
     assert (seen.ledger, seen.revision, seen.restore) == (9, 25, "t3")
-    assert judge_metadata(seen, CurrentMetadata(restored.incarnations, 30, 12)) is TrustVerdict.CURRENT
-    assert judge_metadata(seen, CurrentMetadata(restored.incarnations, 24, 12)) is TrustVerdict.OLDER
+    assert judge_metadata(seen, CurrentMetadataState(restored.incarnations, 30, 12)) is MetadataAgeVerdict.CURRENT
+    assert judge_metadata(seen, CurrentMetadataState(restored.incarnations, 24, 12)) is MetadataAgeVerdict.OLDER
 
 
 def test_a_bookie_that_saw_nothing_believes_anything() -> None:
     assert (
-        judge_metadata(SeenMetadata(), CurrentMetadata((), 0, None))
-        is judge_metadata(SeenMetadata(), CurrentMetadata(spans(5), 7, 3))
-        is TrustVerdict.CURRENT
+        judge_metadata(RecordedMetadataState(), CurrentMetadataState((), 0, None))
+        is judge_metadata(RecordedMetadataState(), CurrentMetadataState(spans(5), 7, 3))
+        is MetadataAgeVerdict.CURRENT
     )
 
 
@@ -220,7 +224,7 @@ async def test_a_metadata_service_that_is_started_again_during_a_look_is_no_olde
     await deployment.open()
     (tmp_path / "bookie").mkdir()
     memory = RollbackGuard(deployment.world, str(tmp_path / "bookie"))
-    await memory.check_not_older(deployment.metadata)
+    await memory.check_metadata_not_older(deployment.metadata)
     await allocate_ids(deployment.metadata, 5)  # news: it is kept at once
 
     class Reconnecting:
@@ -245,8 +249,8 @@ async def test_a_metadata_service_that_is_started_again_during_a_look_is_no_olde
             return await deployment.metadata.revision()
 
     try:
-        await memory.check_not_older(cast("MetadataStore", Reconnecting()))
-        await memory.check_not_older(deployment.metadata)
+        await memory.check_metadata_not_older(cast("MetadataStore", Reconnecting()))
+        await memory.check_metadata_not_older(deployment.metadata)
     finally:
         await memory.close()
         await deployment.tree.close()

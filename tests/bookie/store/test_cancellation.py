@@ -109,7 +109,7 @@ async def test_a_move_that_is_cancelled_in_its_commit_loses_nothing_also_without
     for ledger in (1, 2):
         await write(simulation, store, ledger, 3)
         await simulation.spawn(NODE, store.checkpoint())
-        await simulation.spawn(NODE, store._checkpoint.run_exclusive_checkpoint(store._log.close))
+        await simulation.spawn(NODE, store._checkpoint.run_between_checkpoints(store._log.close))
 
     async def move() -> None:
         await store.compactor.run(EVERYTHING, major=True)
@@ -148,7 +148,7 @@ async def test_a_tombstone_that_found_no_room_is_settled_although_a_later_one_di
     for ledger in (1, 2, 3):
         await write(simulation, store, ledger, 2)
     await simulation.spawn(NODE, store.checkpoint())
-    await simulation.spawn(NODE, store._checkpoint.run_exclusive_checkpoint(store._log.close))
+    await simulation.spawn(NODE, store._checkpoint.run_between_checkpoints(store._log.close))
     disk.faults = [FileFault("pwrite", ".jnl", errno.ENOSPC, times=1)]
     assert not await simulation.spawn(NODE, store.delete([1]))
     assert await simulation.spawn(NODE, store.delete([2, 3]))
@@ -182,7 +182,7 @@ async def stop_over_a_checkpoint(cluster: Cluster, bookie: Bookie, ledger: int, 
 async def test_a_stop_of_a_bookie_over_its_running_work_loses_nothing_at_any_operation(cluster: Cluster, /) -> None:
     """`Bookie.close` cancels its tasks; one of them makes a checkpoint."""
     for cancel, crash in [(cancel, crash) for cancel in range(1, 24, 2) for crash in range(1, 24, 4)]:
-        bookie = await (cluster.restart() if cluster.simulation.is_up(NODE) else cluster.start())
+        bookie = await (cluster.restart() if cluster.simulation.is_node_running(NODE) else cluster.start())
         caller, ledger = cluster.caller(bookie), 1000 * cancel + crash
         for entry in range(3):
             assert (await caller.add(ledger, entry, payload(ledger, entry))).status is Status.OK

@@ -171,7 +171,7 @@ def test_a_flush_that_lags_writes_many_slices_before_it_waits_for_the_loop(
 ) -> None:
     """In each step of the flush adds come: first fewer bytes than it takes, then more."""
     at_once: list[int] = []
-    next_slices = writer.MemtableFlush.next_slices
+    take_next_slices = writer.MemtableFlush.take_next_slices
 
     async def main(simulation: Simulation) -> None:
         big = 1 << 20
@@ -183,11 +183,11 @@ def test_a_flush_that_lags_writes_many_slices_before_it_waits_for_the_loop(
             at_once.append(count)
             size = 1000 if len(at_once) < 10 else big // 3
             store.memtable.active.size_bytes += size  # as adds of many clients do
-            return next_slices(flush, count)
+            return take_next_slices(flush, count)
 
         monkeypatch.setattr(writer, "SLICE_BYTES", 1 << 11)
         monkeypatch.setattr(writer, "PIECE_BYTES", 1 << 10)
-        monkeypatch.setattr(writer.MemtableFlush, "next_slices", come)
+        monkeypatch.setattr(writer.MemtableFlush, "take_next_slices", come)
         await simulation.spawn(NODE, store.checkpoint())
         for entry in (0, 150, 299):
             assert (await simulation.spawn(NODE, store.read(1, entry))).status is Status.OK
@@ -366,7 +366,7 @@ async def test_a_process_without_a_free_descriptor_is_no_broken_disk(
         store.check()
 
     await simulation.spawn(NODE, after())
-    assert simulation.is_up(NODE)
+    assert simulation.is_node_running(NODE)
 
 
 async def test_work_that_fails_unforeseen_ends_the_process_and_loses_nothing(simulation: Simulation, /) -> None:
@@ -375,7 +375,7 @@ async def test_work_that_fails_unforeseen_ends_the_process_and_loses_nothing(sim
         simulation.node(NODE).disk.faults.append(fault)
         with pytest.raises(NodeCrashed):
             await simulation.spawn(NODE, fill(store, 1, range(200)))
-        assert not simulation.is_up(NODE)
+        assert not simulation.is_node_running(NODE)
         assert fault.times == 0
 
 

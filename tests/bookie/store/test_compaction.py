@@ -18,7 +18,7 @@ from magnetar.bookie.store.entrylog.mover import (
     EntryLogUsage,
     LiveLedger,
     LogState,
-    group_moves,
+    group_logs_to_move,
     plan_logs,
 )
 from magnetar.bookie.store.store import Store, StoreConfig
@@ -76,10 +76,10 @@ def test_small_logs_are_merged_by_major_compaction_and_one_alone_is_not() -> Non
 
 def test_batches_fit_into_one_log_and_the_sparse_ones_come_first() -> None:
     logs = [facts(1, 100, 40), facts(2, 100, 10), facts(3, 100, 30), facts(4, 1000, 90)]
-    numbers = [[log.log for log in batch] for batch in group_moves(logs, 50, 100, 100)]
+    numbers = [[log.log for log in batch] for batch in group_logs_to_move(logs, 50, 100, 100)]
     assert numbers == [[4], [2, 3], [1]]
-    assert [len(batch) for batch in group_moves(logs, 1000, 2, 100)] == [2, 2]
-    assert [len(batch) for batch in group_moves(logs, 1000, 100, 3)] == [3, 1]
+    assert [len(batch) for batch in group_logs_to_move(logs, 1000, 2, 100)] == [2, 2]
+    assert [len(batch) for batch in group_logs_to_move(logs, 1000, 100, 3)] == [3, 1]
 
 
 # ---------------------------------------------------------------------------------------- on a disk
@@ -96,7 +96,7 @@ async def flush(store: Store, ledgers: dict[int, range], size: int = 300) -> Non
 
 async def flush_to_own_log(store: Store, ledgers: dict[int, range], size: int = 300) -> None:
     await flush(store, ledgers, size)
-    await store._checkpoint.run_exclusive_checkpoint(store._log.close)
+    await store._checkpoint.run_between_checkpoints(store._log.close)
 
 
 async def expect(store: Store, ledger: int, entries: range, size: int = 300) -> None:
@@ -140,7 +140,7 @@ async def test_what_lives_in_sparse_logs_is_moved_together_and_the_logs_go(
     for ledger in (1, 2):
         for round_ in range(4):
             await expect(store, ledger, range(10 * round_, 10 * round_ + 2))
-    assert store.index.ledgers_of(5) == BitMap64([1, 2])
+    assert store.index.ledgers_of_log(5) == BitMap64([1, 2])
     (facts,) = await store.compactor.list_log_facts()
     assert (facts.state, facts.live_share, facts.ledgers) == (LogState.COLD, 1.0, 2)
     assert facts.live_extents == 2, "a ledger's entries lie together"
@@ -187,7 +187,7 @@ async def test_an_entry_that_stands_in_several_logs_is_copied_once(simulation: S
         for entry in range(5, 15):
             assert await add(store, 1, entry, payload(1, entry), recovery=True) is Status.OK
         await store.checkpoint()
-        await store._checkpoint.run_exclusive_checkpoint(store._log.close)
+        await store._checkpoint.run_between_checkpoints(store._log.close)
     assert sum(facts.data_bytes for facts in await store.compactor.list_log_facts()) == 40 * 344
     await store.compactor.run(EVERYTHING)
     assert [facts.data_bytes for facts in await store.compactor.list_log_facts()] == [20 * 344]
@@ -232,7 +232,7 @@ async def test_a_good_copy_of_a_bad_record_is_moved_instead(simulation: Simulati
     (path,) = files(simulation)
     assert await add(store, 1, 7, payload(1, 7), recovery=True) is Status.OK
     await store.checkpoint()
-    await store._checkpoint.run_exclusive_checkpoint(store._log.close)
+    await store._checkpoint.run_between_checkpoints(store._log.close)
     simulation.node(NODE).disk.flip_bit(path, 4096 + 7 * 344 + 100)
     assert (await store.compactor.run(EVERYTHING)).bad_records == 0
     await expect(store, 1, range(20))
@@ -289,7 +289,7 @@ def test_what_a_move_without_room_left_in_an_index_is_cut_for_good() -> None:
         simulation.node(NODE).disk.faults.append(FileFault("pwrite", "mark.tmp", errno.ENOSPC))
         assert (await simulation.spawn(NODE, store.compactor.run(EVERYTHING))).compacted == []
         assert store.compactor.counters["moves_without_room"] == 1
-        await simulation.spawn(NODE, store._checkpoint.run_exclusive_checkpoint(store._cold.close))
+        await simulation.spawn(NODE, store._checkpoint.run_between_checkpoints(store._cold.close))
         await simulation.spawn(NODE, store.checkpoint())
         simulation.crash(NODE, power_loss=True)
         store = await open_store(simulation)
@@ -362,7 +362,7 @@ async def test_a_crash_at_each_operation_of_a_compaction_loses_nothing_and_doubl
             await simulation.spawn(NODE, store.compactor.run(EVERYTHING))
         except NodeCrashed:
             crashed = True
-        simulation.node(NODE).disk.disarm()
+        simulation.node(NODE).disk.disarm_crash()
         simulation.crash(NODE, power_loss=operation % 2 > 0)
         store = await open_store(simulation)
         await simulation.spawn(NODE, expect(store, 1, range(20)))
@@ -404,7 +404,7 @@ async def test_a_log_that_a_mark_names_before_anything_is_in_it_is_no_damage_aft
         store = await open_store(simulation)
         assert await simulation.spawn(NODE, add(store, 1, 0, payload(1, 0))) is Status.OK
         writer = store._cold if which == "cold" else store._log
-        await simulation.spawn(NODE, store._checkpoint.run_exclusive_checkpoint(partial(writer.ensure_room, 5000)))
+        await simulation.spawn(NODE, store._checkpoint.run_between_checkpoints(partial(writer.ensure_room, 5000)))
         if which == "cold":
             await simulation.spawn(NODE, store.checkpoint())
         else:

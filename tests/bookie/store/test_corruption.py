@@ -22,7 +22,7 @@ from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths
 from magnetar.proto.errors import InvalidConfiguration
-from magnetar.runtime.sim.disk import Directory, Disk, Resize, SimFiles, Write
+from magnetar.runtime.sim.disk import Directory, Disk, SimFiles, UnsyncedResize, Write
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, payload_of, stored_entry
 from tests.bookie.stores import DATA, NODE, SMALL, UUID, Model, load, payload
@@ -187,7 +187,7 @@ def test_a_file_cut_anywhere_or_gone_is_never_no_such_entry(whole: Undamaged) ->
             ends = {0, 1, 63, 64, size // 2, size - 1} | {rng.randrange(size + 1) for _ in range(CUTS)}
             for end in sorted(at for at in ends if 0 <= at < size):
                 disk = whole.state.disk()
-                disk.inode(path).apply(Resize(end))
+                disk.inode(path).apply(UnsyncedResize(end))
                 unknown += judge(disk, whole, f"{path} cut to {end}")
             disk = whole.state.disk()
             remove(disk, path)

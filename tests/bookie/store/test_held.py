@@ -21,7 +21,7 @@ pytestmark = pytest.mark.run_by.with_args(simulate)
 
 
 async def _held(store: Store, ledger: int, first: int, last: int) -> set[int]:
-    found = await store.find_held(ledger, first, last)
+    found = await store.find_stored_entries(ledger, first, last)
     found.check()
     return {entry for low, high in found for entry in range(low, high + 1)}
 

@@ -22,7 +22,7 @@ from magnetar.bookie.store.index import (
     LoadedIndexGroup,
     LruCache,
     Page,
-    record_number,
+    find_record_number,
     run_end,
 )
 from magnetar.bookie.store.reads import EntrySearch
@@ -65,10 +65,10 @@ def test_a_run_ends_at_a_gap_the_count_or_the_bytes(
 ) -> None:
     offsets = [sum(sizes[:i]) for i in range(len(entries) + 1)]
     extent, packed = index_format.encode_extent(7, entries, offsets, 4096)
-    table = index_format.intact_table(extent, packed)
+    table = index_format.decode_table_if_intact(extent, packed)
     assert isinstance(table, ExtentTable)
     first = data.draw(st.integers(0, len(entries) - 1))
-    assert record_number(ExtentPlace(1, extent, 0), table, entries[first]) == first
+    assert find_record_number(ExtentPlace(1, extent, 0), table, entries[first]) == first
     expected = first + 1
     while (
         expected < min(first + count, len(entries))
@@ -82,7 +82,7 @@ def test_a_run_ends_at_a_gap_the_count_or_the_bytes(
 def test_columns_are_the_fields_of_the_heads() -> None:
     extents = [Extent(1 << 40 | n, n, n, n + 1, 9, 1 << 35, 5) for n in range(130)]
     heads = index_format.encode_extent_heads(extents)
-    columns = index_format.head_columns(heads)
+    columns = index_format.decode_head_columns(heads)
     assert list(columns.ledgers) == [extent.ledger for extent in extents]
     assert list(columns.entries) == [extent.entries for extent in extents]
     assert list(index_format.decode_extent_heads(heads)) == extents
@@ -156,7 +156,7 @@ class Bench:
             extent, table = index_format.encode_extent(ledger, numbers, offsets, start)
             extents.append(extent)
             tables.append(table)
-        data = index_format.encode_group(extents, tables)
+        data = index_format.encode_index_group(extents, tables)
         with_index = self.files.open(f"{FOLDER}/{index_name(log)}", create=True)
         with_index.pwrite([encode_file_header(FileHeader(index_format.MAGIC, UUID, log))], 0)
         with_index.pwrite([data], index_end)
@@ -175,7 +175,7 @@ class Bench:
     def restart(self) -> None:
         self.index = EntryLogIndex(self.bytes_max)
         for log in log_files.list_log_numbers(self.files, FOLDER):
-            for group in log_files.read_groups(self.files, FOLDER, log, UUID, None):
+            for group in log_files.read_index_groups(self.files, FOLDER, log, UUID, None):
                 self.index.add(group)
 
     async def look(self, ledger: int, entry: int) -> list[tuple[int, bytes]]:
@@ -196,7 +196,7 @@ class Bench:
         assert self.index.statistics()["index_cache_bytes"] <= self.bytes_max
         assert self.index.logs() == sorted(self.entries)
         for log, held in self.entries.items():
-            assert list(self.index.ledgers_of(log)) == sorted({ledger for ledger, _ in held})
+            assert list(self.index.ledgers_of_log(log)) == sorted({ledger for ledger, _ in held})
 
 
 @settings(max_examples=150, deadline=None)
@@ -291,7 +291,7 @@ async def test_no_extent_of_a_damaged_group_is_handed_out_and_a_start_refuses_it
     disk, path = simulation.node(NODE).disk, f"{FOLDER}/{index_name(1)}"
     slices = list(log_files.read_extents(bench.files, FOLDER, 1, UUID, None))
     assert [len(each) for each in slices] == [1, log_files.SLICE_HEADS, 11]
-    last = bench.index.find_run(1, 100 + log_files.SLICE_HEADS)
+    last = bench.index.find_extents_of_ledger_in_log(1, 100 + log_files.SLICE_HEADS)
     assert not isinstance(last, LedgerExtents)
     disk.flip_bit(path, last.pages[-1].offset + 9)
     handed_out = log_files.read_extents(bench.files, FOLDER, 1, UUID, None)
@@ -299,9 +299,9 @@ async def test_no_extent_of_a_damaged_group_is_handed_out_and_a_start_refuses_it
     with pytest.raises(DamagedFile, match="does not match its checksum"):
         next(handed_out)
     with pytest.raises(DamagedFile, match="does not match its checksum"):
-        log_files.read_groups(bench.files, FOLDER, 1, UUID, None)
+        log_files.read_index_groups(bench.files, FOLDER, 1, UUID, None)
     with pytest.raises(DamagedFile, match="there should be a group"):
-        log_files.read_groups(bench.files, FOLDER, 1, UUID, bench.ends[1][1] - 1)
+        log_files.read_index_groups(bench.files, FOLDER, 1, UUID, bench.ends[1][1] - 1)
 
 
 def test_an_idle_index_costs_half_a_byte_per_extent() -> None:
@@ -322,5 +322,7 @@ async def test_a_hit_asks_few_of_many_logs(simulation: Simulation, /) -> None:
         place = await search.next_extent_to_search()
         assert place is not None
         assert place.log == entry // 10
-        loaded = [log for log in range(1, 65) if isinstance(bench.index.find_run(log, 5), LedgerExtents)]
+        loaded = [
+            log for log in range(1, 65) if isinstance(bench.index.find_extents_of_ledger_in_log(log, 5), LedgerExtents)
+        ]
         assert len(loaded) <= 7

@@ -263,11 +263,11 @@ def test_a_fence_that_is_not_synced_stays_in_memory_until_it_is() -> None:
         settled = descriptors.pending_changes().encode_changes(everything=False)
         descriptors.on_written(settled)
         assert descriptors.get(5) is fencing
-        assert descriptors.has_unwritten
+        assert descriptors.has_unwritten_changes
     fencing.key_synced = fencing.fence_synced = True
     descriptors.begin_checkpoint()
     descriptors.on_written(descriptors.pending_changes().encode_changes(everything=False))
-    assert not descriptors.has_unwritten
+    assert not descriptors.has_unwritten_changes
     again = descriptors.get(5)
     assert again is not None
     assert again is not fencing
@@ -301,7 +301,7 @@ def test_what_changes_while_a_checkpoint_writes_is_written_by_the_next() -> None
     descriptors.mark_changed(changed)
     descriptors.delete(9, 9)
     descriptors.on_written(settled)
-    assert descriptors.has_unwritten
+    assert descriptors.has_unwritten_changes
     descriptors.begin_checkpoint()
     assert descriptors.pending_changes().encode_changes(everything=False).changes == [
         encode(Tombstone(9, 9)),
@@ -332,7 +332,7 @@ async def test_a_file_that_is_mostly_outdated_is_written_anew_and_appended_to_wh
     file, descriptors = _filled(simulation, 4000)
     _checkpoint(file, descriptors)
     disk = simulation.node(NODE).disk
-    while not file.is_outdated(4000):
+    while not file.must_rewrite(4000):
         for ledger in range(4000):
             touched = descriptors.get(ledger)
             assert touched is not None

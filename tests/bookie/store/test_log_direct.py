@@ -5,10 +5,22 @@ import random
 import pytest
 
 from magnetar.bookie.format import entry_log
-from magnetar.bookie.format.index import GROUP_HEADER_BYTES, intact_extents, intact_group_header, intact_table
+from magnetar.bookie.format.index import (
+    GROUP_HEADER_BYTES,
+    decode_extents_if_intact,
+    decode_group_header_if_intact,
+    decode_table_if_intact,
+)
 from magnetar.bookie.format.journal import FILE_HEADER_BYTES
 from magnetar.bookie.store import disk
-from magnetar.bookie.store.entrylog.writer import BATCH, PIECE_BYTES, SLICE_BYTES, LogNumbers, LogWriter, MemtableFlush
+from magnetar.bookie.store.entrylog.writer import (
+    BATCH,
+    PIECE_BYTES,
+    SLICE_BYTES,
+    LogNumberSequence,
+    LogWriter,
+    MemtableFlush,
+)
 from magnetar.bookie.store.memtable import Memtable
 from magnetar.runtime.disk import DIRECT_ALIGNMENT
 from magnetar.runtime.sim.disk import Operation
@@ -24,7 +36,7 @@ def writer_on(simulation: Simulation, *, direct: bool) -> LogWriter:
     simulation.node(NODE).disk.takes_direct = direct
     files = simulation.world(NODE).files
     files.make_directories(LOGS)
-    return LogWriter(files, LOGS, UUID, LogNumbers(0), log_bytes_max=1 << 30, allocate_bytes=64 << 10)
+    return LogWriter(files, LOGS, UUID, LogNumberSequence(0), log_bytes_max=1 << 30, allocate_bytes=64 << 10)
 
 
 def content(simulation: Simulation, end: int) -> bytes:
@@ -81,26 +93,26 @@ def test_flush_writes_each_ledger_in_entry_order_whatever_its_entries_are_made_o
     flush = MemtableFlush(writer, table)
     flush.start()
     slices: list[int] = []
-    while several := flush.next_slices(rng.randint(1, 3)):
+    while several := flush.take_next_slices(rng.randint(1, 3)):
         slices += [sum(map(len, buffers)) for buffers in several]
         writer.append_all(several)
-    assert flush.done_share == pytest.approx(1.0, abs=0.01)
+    assert flush.flushed_share == pytest.approx(1.0, abs=0.01)
     assert len(slices) > 2
     assert all(SLICE_BYTES <= size <= SLICE_BYTES + PIECE_BYTES + 44 for size in slices[:-1])
     written = flush.write_index()
     data = content(simulation, writer.end_offset)
     index = disk.read_file(simulation.world(NODE).files, f"{LOGS}/{1:016d}.idx")[FILE_HEADER_BYTES:]
-    header = intact_group_header(index)
+    header = decode_group_header_if_intact(index)
     assert header is not None
     found: list[tuple[int, int]] = []
     at, tables_at = entry_log.DATA_OFFSET, GROUP_HEADER_BYTES + header.heads_bytes
-    for extent in intact_extents(header, index) or []:
-        places = intact_table(extent, index[tables_at : tables_at + extent.table_bytes])
+    for extent in decode_extents_if_intact(header, index) or []:
+        places = decode_table_if_intact(extent, index[tables_at : tables_at + extent.table_bytes])
         assert places is not None
         assert extent.start == at
         for delta, offset, end in zip(places.deltas, places.offsets, places.offsets[1:], strict=False):
             stored = b"".join(table.ledgers[extent.ledger][extent.first + delta])
-            assert entry_log.intact_record(data, at + offset, at + end) == stored
+            assert entry_log.decode_record_if_intact(data, at + offset, at + end) == stored
             found.append((extent.ledger, extent.first + delta))
         at, tables_at = at + extent.length, tables_at + extent.table_bytes
     assert found == sorted((ledger, number) for ledger, ids in numbers.items() for number in ids)

@@ -139,7 +139,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
         """All at once; with something beside them, one after the other, from its first moments on."""
         work = [asyncio.ensure_future(each) for each in beside]
         for at, each in enumerate(adds):
-            if beside and not self.simulation.is_up(NODE):
+            if beside and not self.simulation.is_node_running(NODE):
                 break
             work.append(asyncio.ensure_future(self.add(*each)))
             if beside:
@@ -228,7 +228,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
         self.simulation.crash_at(NODE, operations, power_loss=power_loss)
         beside = [self.unless_full(self.store.checkpoint())] if checkpoint else []
         self.live(self.adds(adds, *beside))
-        self.disk.disarm()
+        self.disk.disarm_crash()
         self.simulation.crash(NODE, power_loss=power_loss)
         self.start()
 

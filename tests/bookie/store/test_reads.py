@@ -243,7 +243,7 @@ async def test_a_read_that_finds_no_descriptor_free_is_busy_and_no_entry_counts_
     with pytest.raises(OSError, match=f"Errno {error}"):
         await simulation.spawn(NODE, store.verify(1, 5))
     if name == ".idx":
-        assert not len(await simulation.spawn(NODE, store.find_held(1, 0, 19))), "as far as it is known"
+        assert not len(await simulation.spawn(NODE, store.find_stored_entries(1, 0, 19))), "as far as it is known"
     fault.times = 0
     result = await simulation.spawn(NODE, store.read(1, 5))
     assert payload_of(result.entries[0]) == payload(1, 5)

@@ -35,7 +35,7 @@ def places_of(simulation: Simulation) -> dict[tuple[int, int], list[tuple[int, i
     files = simulation.world(NODE).files
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
     reader = log_files.EntryLogReader(files, ENTRIES, 4)
-    for group in log_files.read_groups(files, ENTRIES, 1, UUID, None):
+    for group in log_files.read_index_groups(files, ENTRIES, 1, UUID, None):
         for at in range(len(group.pages)):
             for ledger in group.ledgers:
                 for place in reader.read_pages(1, ledger, [group.pages.page(at)])[0]:
@@ -71,7 +71,7 @@ async def test_groups_of_a_rebuilt_index_are_bounded_and_sorted(simulation: Simu
         assert rebuilt(simulation) == []
     finally:
         rebuild.GROUP_ENTRIES = whole
-    groups = log_files.read_groups(simulation.world(NODE).files, ENTRIES, 1, UUID, None)
+    groups = log_files.read_index_groups(simulation.world(NODE).files, ENTRIES, 1, UUID, None)
     assert len(groups) > 6
     assert places_of(simulation) == before
 
@@ -130,5 +130,5 @@ async def test_an_empty_log_has_an_empty_index(simulation: Simulation, /) -> Non
     files = simulation.world(NODE).files
     files.open(f"{ENTRIES}/{log_files.log_name(1)}").truncate(entry_log.DATA_OFFSET)
     assert rebuilt(simulation) == []
-    assert log_files.read_groups(files, ENTRIES, 1, UUID, None) == []
+    assert log_files.read_index_groups(files, ENTRIES, 1, UUID, None) == []
     assert files.open(f"{ENTRIES}/{log_files.index_name(1)}").size() == index.GROUP_HEADER_BYTES + 44

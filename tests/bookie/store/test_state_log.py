@@ -54,7 +54,7 @@ NUMBER = st.integers(0, 6)
 CALLS = st.one_of(
     st.tuples(st.sampled_from(["quarantine", "end_quarantine"]), NUMBER, NUMBER, NUMBER),
     st.tuples(st.just("delete"), NUMBER, NUMBER),
-    st.tuples(st.sampled_from(["enter_limbo", "mark_drained"]), NUMBER),
+    st.tuples(st.sampled_from(["enter_limbo", "mark_log_drained"]), NUMBER),
     st.tuples(st.just("leave_limbo")),
 )
 
@@ -69,7 +69,7 @@ def test_changes_and_statements_say_the_same_to_a_later_start(calls: list[tuple[
         settled = facts.pending_changes().encode_changes(everything=False)
         records += settled.changes
         facts.on_written(settled)
-        assert not facts.has_unwritten
+        assert not facts.has_unwritten_changes
         facts.check()
         for loaded in (told(records), told(stated(facts)), told(records + stated(facts)), told(stated(facts.copy()))):
             loaded.check()
@@ -84,7 +84,7 @@ def test_limbo_fences_and_logs_are_drained_for_ever() -> None:
     facts.leave_limbo()
     facts.leave_limbo()
     assert (facts.limbo_upto, facts.fenced_upto) == (-1, 7)
-    facts.mark_drained(4)
+    facts.mark_log_drained(4)
     assert told(stated(facts)).drained == {4}
     assert told(stated(facts)).fenced_upto == 7
 

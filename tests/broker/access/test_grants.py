@@ -16,7 +16,7 @@ from magnetar.broker.access import authorizer as module
 from magnetar.broker.access.authorizer import AccessGrants
 from magnetar.broker.access.table_core import Rights
 from magnetar.broker.common.token_bucket import EventLoopSlices
-from magnetar.broker.session.backlogs import IndexRange, RangeReader
+from magnetar.broker.session.backlogs import MessageIndexRange, RangeReader
 from magnetar.broker.topic.topic import ProducerRegistry
 from magnetar.metadata import paths
 from magnetar.metadata.records import GrantsRecord, TenantRecord, encode
@@ -154,7 +154,7 @@ async def test_a_read_of_a_range_that_is_under_way_ends_when_its_role_loses_the_
         await producer.send(bytes(700_000))
     caller: Any = SimpleNamespace(principal=Principal("web", PrincipalKind.CLIENT, "test"))
     manager = acme.broker.topic_manager
-    reader = RangeReader(manager, IndexRange(TOPIC, 0, 4), caller)
+    reader = RangeReader(manager, MessageIndexRange(TOPIC, 0, 4), caller)
     async with aclosing(reader.read_entries(EventLoopSlices(manager.world.clock))) as entries:
         assert (await anext(entries)).index == 0
         await acme.revoke("web", namespace=NAMESPACE)

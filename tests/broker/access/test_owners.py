@@ -108,7 +108,7 @@ async def test_nobody_publishes_or_acknowledges_in_a_transaction_of_another_role
         await ack_in(consumer, here, deliveries[0])
     topic = acme.broker.topics[TOPIC]
     assert topic.transactions.core is not None
-    assert [str(each) for each in topic.transactions.core.open_txns] == [str(here)]
+    assert [str(each) for each in topic.transactions.core.open_transaction_ids] == [str(here)]
 
 
 async def test_a_stranger_moves_no_batch_of_a_sink_and_fences_no_name(acme: Roles) -> None:

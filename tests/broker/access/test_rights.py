@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.broker.access import authorizer as permissions
-from magnetar.broker.access.table_core import ACTIONS, Right, Rights, why_denied
+from magnetar.broker.access.table_core import ACTIONS, AccessRight, Rights, why_right_denied
 from magnetar.metadata.records import GrantsRecord
 from magnetar.proto.errors import InvalidName, InvalidRequest
 
@@ -22,14 +22,14 @@ RIGHTS = st.builds(
 SUBSCRIPTIONS = st.sampled_from(["", "s", "a", "a-x", "ab-x"])
 
 
-def expected(role: str, right: Right, rights: Rights, topic: str, subscription: str) -> bool:
+def expected(role: str, right: AccessRight, rights: Rights, topic: str, subscription: str) -> bool:
     """The rules of the module once more, in another way: without patterns."""
     if not role:
         return False
     if role in rights.admins:
         return True
     actions = {*rights.roles.get(role, ()), *rights.topics.get(topic, {}).get(role, ())}
-    wanted = {"produce", "consume"} if right is Right.LOOKUP else {right.value}
+    wanted = {"produce", "consume"} if right is AccessRight.LOOKUP else {right.value}
     if not actions & wanted:
         return False
     named = subscription in ("", role) or subscription.startswith(role + "-") or not rights.prefix_mode
@@ -37,27 +37,29 @@ def expected(role: str, right: Right, rights: Rights, topic: str, subscription: 
     return named and (listed or not subscription)
 
 
-@given(ROLES, st.sampled_from(Right), RIGHTS, st.sampled_from(["", TOPIC, OTHER]), SUBSCRIPTIONS)
-def test_it_decides_as_the_rules_say(role: str, right: Right, rights: Rights, topic: str, subscription: str) -> None:
-    assert (not why_denied(role, right, rights, topic, subscription)) == expected(
+@given(ROLES, st.sampled_from(AccessRight), RIGHTS, st.sampled_from(["", TOPIC, OTHER]), SUBSCRIPTIONS)
+def test_it_decides_as_the_rules_say(
+    role: str, right: AccessRight, rights: Rights, topic: str, subscription: str
+) -> None:
+    assert (not why_right_denied(role, right, rights, topic, subscription)) == expected(
         role, right, rights, topic, subscription
     )
 
 
-@given(RIGHTS, ROLES, ROLES, st.sampled_from(Right), st.sampled_from(["produce", "consume"]), st.booleans())
+@given(RIGHTS, ROLES, ROLES, st.sampled_from(AccessRight), st.sampled_from(["produce", "consume"]), st.booleans())
 def test_one_more_grant_takes_nothing_from_any_role(
-    rights: Rights, role: str, granted: str, right: Right, action: str, wildcards: bool
+    rights: Rights, role: str, granted: str, right: AccessRight, action: str, wildcards: bool
 ) -> None:
-    before = not why_denied(role, right, rights, TOPIC, wildcards=wildcards)
+    before = not why_right_denied(role, right, rights, TOPIC, wildcards=wildcards)
     more = Rights(rights.admins, {**rights.roles, granted: (*rights.roles.get(granted, ()), action)}, rights.topics)
-    assert not before or not why_denied(role, right, more, TOPIC, wildcards=wildcards)
+    assert not before or not why_right_denied(role, right, more, TOPIC, wildcards=wildcards)
 
 
 @given(st.text(max_size=20), st.text(max_size=20))
 def test_what_a_role_was_granted_is_of_that_role_alone(granted: str, role: str) -> None:
     """Also with line ends, NUL, stars and what only looks alike: names are compared as they are."""
     rights = Rights(roles={granted: ("produce",)})
-    assert (not why_denied(role, Right.PRODUCE, rights, TOPIC)) == (bool(role) and role == granted)
+    assert (not why_right_denied(role, AccessRight.PRODUCE, rights, TOPIC)) == (bool(role) and role == granted)
 
 
 @pytest.mark.parametrize(
@@ -69,47 +71,47 @@ def test_what_a_role_was_granted_is_of_that_role_alone(granted: str, role: str) 
 )  # fmt: skip
 def test_patterns_begin_or_end_with_a_star_where_they_are_on(pattern: str, role: str, may: bool) -> None:
     rights = Rights(roles={pattern: ("produce",)})
-    assert (not why_denied(role, Right.PRODUCE, rights, TOPIC, wildcards=True)) == may
-    assert (not why_denied(role, Right.PRODUCE, rights, TOPIC)) == (pattern == role)
+    assert (not why_right_denied(role, AccessRight.PRODUCE, rights, TOPIC, wildcards=True)) == may
+    assert (not why_right_denied(role, AccessRight.PRODUCE, rights, TOPIC)) == (pattern == role)
 
 
 def test_a_role_is_no_prefix_of_another_roles_subscriptions() -> None:
     rights = Rights(roles={"a": ("consume",), "ab": ("consume",)}, prefix_mode=True)
-    assert not why_denied("a", Right.CONSUME, rights, TOPIC, "a-x")
-    assert not why_denied("a", Right.CONSUME, rights, TOPIC, "a")
-    assert "named by their role" in why_denied("a", Right.CONSUME, rights, TOPIC, "ab-x")
+    assert not why_right_denied("a", AccessRight.CONSUME, rights, TOPIC, "a-x")
+    assert not why_right_denied("a", AccessRight.CONSUME, rights, TOPIC, "a")
+    assert "named by their role" in why_right_denied("a", AccessRight.CONSUME, rights, TOPIC, "ab-x")
 
 
 # ------------------------------------------------------------------------------------ changes
 def test_a_grant_replaces_what_the_role_had_there_and_revoking_leaves_nothing() -> None:
-    record = permissions.with_grant(GrantsRecord(), "", "etl", ["consume", "produce", "consume"])
+    record = permissions.record_with_grant(GrantsRecord(), "", "etl", ["consume", "produce", "consume"])
     assert record.roles == {"etl": ("produce", "consume")}
-    record = permissions.with_grant(record, "", "etl", ["consume"])
-    record = permissions.with_grant(record, TOPIC, "web", ["produce"])
+    record = permissions.record_with_grant(record, "", "etl", ["consume"])
+    record = permissions.record_with_grant(record, TOPIC, "web", ["produce"])
     assert (record.roles, record.topics) == ({"etl": ("consume",)}, {TOPIC: {"web": ("produce",)}})
-    record = permissions.without_grant(permissions.without_grant(record, TOPIC, "web"), "", "etl")
-    assert record == permissions.without_grant(record, OTHER, "never there") == GrantsRecord()
+    record = permissions.record_without_grant(permissions.record_without_grant(record, TOPIC, "web"), "", "etl")
+    assert record == permissions.record_without_grant(record, OTHER, "never there") == GrantsRecord()
 
 
 def test_a_subscriptions_list_is_replaced_and_goes_with_its_last_role() -> None:
-    record = permissions.with_subscription_roles(GrantsRecord(), "s", ["a", "b", "a"])
+    record = permissions.record_with_subscription_roles(GrantsRecord(), "s", ["a", "b", "a"])
     assert record.subscriptions == {"s": ("a", "b")}
-    record = permissions.without_subscription_roles(record, "s", ["a"])
+    record = permissions.record_without_subscription_roles(record, "s", ["a"])
     assert record.subscriptions == {"s": ("b",)}
-    assert permissions.without_subscription_roles(record, "s", ["b", "c"]) == GrantsRecord()
+    assert permissions.record_without_subscription_roles(record, "s", ["b", "c"]) == GrantsRecord()
 
 
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        (lambda: permissions.with_grant(GrantsRecord(), "", "etl", []), InvalidRequest),
-        (lambda: permissions.with_grant(GrantsRecord(), "", "etl", ["produce", "admin"]), InvalidRequest),
-        (lambda: permissions.with_grant(GrantsRecord(), "", "", ["produce"]), InvalidName),
-        (lambda: permissions.with_grant(GrantsRecord(), "", "a\nb", ["produce"]), InvalidName),
-        (lambda: permissions.with_grant(GrantsRecord(), "", "a" * 257, ["produce"]), InvalidName),
-        (lambda: permissions.with_subscription_roles(GrantsRecord(), "s", []), InvalidRequest),
-        (lambda: permissions.with_subscription_roles(GrantsRecord(), "s", ["a\0"]), InvalidName),
-        (lambda: permissions.with_subscription_roles(GrantsRecord(), "", ["a"]), InvalidName),
+        (lambda: permissions.record_with_grant(GrantsRecord(), "", "etl", []), InvalidRequest),
+        (lambda: permissions.record_with_grant(GrantsRecord(), "", "etl", ["produce", "admin"]), InvalidRequest),
+        (lambda: permissions.record_with_grant(GrantsRecord(), "", "", ["produce"]), InvalidName),
+        (lambda: permissions.record_with_grant(GrantsRecord(), "", "a\nb", ["produce"]), InvalidName),
+        (lambda: permissions.record_with_grant(GrantsRecord(), "", "a" * 257, ["produce"]), InvalidName),
+        (lambda: permissions.record_with_subscription_roles(GrantsRecord(), "s", []), InvalidRequest),
+        (lambda: permissions.record_with_subscription_roles(GrantsRecord(), "s", ["a\0"]), InvalidName),
+        (lambda: permissions.record_with_subscription_roles(GrantsRecord(), "", ["a"]), InvalidName),
     ],
 )
 def test_what_no_caller_could_use_is_refused(change: Any, error: type[Exception]) -> None:
@@ -120,4 +122,4 @@ def test_what_no_caller_could_use_is_refused(change: Any, error: type[Exception]
 def test_a_namespaces_grants_are_bounded() -> None:
     many = {f"r{number}": ("produce",) for number in range(permissions.GRANTS_MAX)}
     with pytest.raises(InvalidRequest, match="more than 5000"):
-        permissions.with_grant(GrantsRecord(roles=many), TOPIC, "one-more", ["consume"])
+        permissions.record_with_grant(GrantsRecord(roles=many), TOPIC, "one-more", ["consume"])

@@ -83,9 +83,9 @@ async def test_a_topic_made_by_half_is_whole_by_the_use_of_its_partitions(tree: 
         await catalog.create_topic(T, 2000)
     stopping.left = 1 << 30
     assert await catalog.count_partitions(T) == 2000
-    await catalog.ensure_topic(T.with_partition(1999))
+    await catalog.ensure_topic_exists(T.with_partition(1999))
     with pytest.raises(TopicNotFound):
-        await catalog.ensure_topic(T.with_partition(2000))
+        await catalog.ensure_topic_exists(T.with_partition(2000))
 
 
 @pytest.mark.parametrize("stops_after", range(15))
@@ -106,10 +106,10 @@ async def test_added_partitions_have_the_subscriptions_before_they_are_used(
         stopping.left = 1 << 30
         if await catalog.count_partitions(T) == 4:
             with pytest.raises(TopicNotFound):
-                await catalog.ensure_topic(T.with_partition(4))
+                await catalog.ensure_topic_exists(T.with_partition(4))
             await catalog.add_partitions(T, 2004)
     assert await catalog.count_partitions(T) == 2004
-    await catalog.ensure_topic(T.with_partition(2003))
+    await catalog.ensure_topic_exists(T.with_partition(2003))
     for number in (4, 503, 1000, 2003):
         local = T.with_partition(number).stored_local
         assert len(await tree.new_session().children(paths.cursors("public", "default", local))) == 2
@@ -125,7 +125,7 @@ async def test_a_broker_gives_thousands_of_bundles_back(tree: SqliteStore) -> No
     for number in range(3000):
         topic = TopicName.parse(f"persistent://public/default/{number}")
         await broker.find_owner(topic, policies)
-        owned.add(broker.owner_path(topic, policies))
+        owned.add(broker.owner_record_path(topic, policies))
     assert len(owned) > OPERATIONS_MAX
     await broker.close()
     for path in owned:

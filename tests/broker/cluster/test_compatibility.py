@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.broker.cluster import schema_core as avro
-from magnetar.broker.cluster.schema_core import DEPTH_MAX, FIELDS_MAX, parse_avro, why_unreadable
+from magnetar.broker.cluster.schema_core import DEPTH_MAX, FIELDS_MAX, parse_avro_types, why_unreadable
 from magnetar.proto.errors import InvalidSchema
 from tests.support.steps import slowness
 
@@ -63,12 +63,12 @@ UNREADABLE: list[tuple[Any, Any, str]] = [
 
 @pytest.mark.parametrize(("reader", "writer"), READABLE)
 def test_what_avro_resolves_is_readable(reader: Any, writer: Any) -> None:
-    assert why_unreadable(parse_avro(reader), parse_avro(writer)) is None
+    assert why_unreadable(parse_avro_types(reader), parse_avro_types(writer)) is None
 
 
 @pytest.mark.parametrize(("reader", "writer", "why"), UNREADABLE)
 def test_what_avro_does_not_resolve_is_refused_with_the_field_that_breaks(reader: Any, writer: Any, why: str) -> None:
-    assert why in (why_unreadable(parse_avro(reader), parse_avro(writer)) or "it is readable")
+    assert why in (why_unreadable(parse_avro_types(reader), parse_avro_types(writer)) or "it is readable")
 
 
 # ---------------------------------------------------------------- the matrix of Avro's Java library, which Pulsar asks
@@ -100,7 +100,7 @@ def test_primitives_are_promoted_as_by_avros_java(inside: str, reader: str, writ
         read = [ENUM, reader]
     elif inside == "union of the writer":
         written = [writer]
-    assert (why_unreadable(parse_avro(read), parse_avro(written)) is None) == (
+    assert (why_unreadable(parse_avro_types(read), parse_avro_types(written)) is None) == (
         reader == writer or (reader, writer) in PROMOTED
     )
 
@@ -108,9 +108,9 @@ def test_primitives_are_promoted_as_by_avros_java(inside: str, reader: str, writ
 @pytest.mark.parametrize("reader", COMPLEX)
 @pytest.mark.parametrize("writer", [*COMPLEX, *PRIMITIVES])
 def test_types_of_another_kind_read_nothing_of_each_other(reader: str, writer: str) -> None:
-    found = why_unreadable(parse_avro(COMPLEX[reader]), parse_avro(COMPLEX.get(writer, writer)))
+    found = why_unreadable(parse_avro_types(COMPLEX[reader]), parse_avro_types(COMPLEX.get(writer, writer)))
     assert (found is None) == (reader == writer)
-    back = why_unreadable(parse_avro(COMPLEX.get(writer, writer)), parse_avro(COMPLEX[reader]))
+    back = why_unreadable(parse_avro_types(COMPLEX.get(writer, writer)), parse_avro_types(COMPLEX[reader]))
     assert (back is None) == (reader == writer)
 
 
@@ -191,7 +191,7 @@ MATRIX: list[tuple[str, Any, Any, bool]] = [
 
 @pytest.mark.parametrize(("reader", "writer", "readable"), [row[1:] for row in MATRIX], ids=[row[0] for row in MATRIX])
 def test_the_matrix_of_avros_java(reader: Any, writer: Any, readable: bool) -> None:
-    why = why_unreadable(parse_avro(reader), parse_avro(writer))
+    why = why_unreadable(parse_avro_types(reader), parse_avro_types(writer))
     assert (why is None) == readable, why
 
 
@@ -207,7 +207,7 @@ def test_aliases_of_fields_count_in_records_of_the_same_name(
         "type": "record", "name": reader_name, "aliases": aliases,
         "fields": [{"name": "z", "type": "int", "aliases": ["x"]}],
     }  # fmt: skip
-    assert (why_unreadable(parse_avro(reader), parse_avro(_point("P"))) is None) == readable
+    assert (why_unreadable(parse_avro_types(reader), parse_avro_types(_point("P"))) is None) == readable
 
 
 def test_a_type_is_not_readable_because_a_branch_that_failed_was_being_compared() -> None:
@@ -220,7 +220,7 @@ def test_a_type_is_not_readable_because_a_branch_that_failed_was_being_compared(
     writer = node("A", "A")
     second = record(("l", "Link"), name="B", aliases=["A"])
     reader = [node("A", "A", ("missing", "int")), second]
-    why = why_unreadable(parse_avro(reader), parse_avro(writer))
+    why = why_unreadable(parse_avro_types(reader), parse_avro_types(writer))
     assert why is not None
     assert "no branch of the union reads record A" in why
 
@@ -262,7 +262,7 @@ def test_what_is_called_readable_is_read_by_fastavro(
     reader = record(
         *((name, type_, default_of(type_)) if has else (name, type_) for name, (type_, has) in read.items())
     )
-    if why_unreadable(parse_avro(reader), parse_avro(writer)) is not None:
+    if why_unreadable(parse_avro_types(reader), parse_avro_types(writer)) is not None:
         return
     out = io.BytesIO()
     value = {name: value_of(type_, data.draw) for name, (type_, _) in written.items()}
@@ -275,8 +275,8 @@ def test_what_is_called_readable_is_read_by_fastavro(
 @given(FIELDS)
 def test_a_schema_reads_itself(fields: dict[str, Any]) -> None:
     one = record(*((name, type_) for name, (type_, _) in fields.items()))
-    assert why_unreadable(parse_avro(one), parse_avro(one)) is None
-    assert why_unreadable(parse_avro(one), parse_avro(json.loads(json.dumps(one)))) is None
+    assert why_unreadable(parse_avro_types(one), parse_avro_types(one)) is None
+    assert why_unreadable(parse_avro_types(one), parse_avro_types(json.loads(json.dumps(one)))) is None
 
 
 # ------------------------------------------------------------------ equal ones
@@ -287,12 +287,12 @@ def test_what_equality_does_not_count_is_not_in_the_one_form() -> None:
     del told["namespace"]
     told["fields"][0] = {"type": {"type": "int"}, "doc": "more", "name": "a"}
     told["fields"][1]["type"]["name"] = "E"
-    assert avro.encode_canonical(told) == avro.encode_canonical(plain)
+    assert avro.encode_canonical_schema(told) == avro.encode_canonical_schema(plain)
     for changed in (
         record(("b", enum("X", name="n.E")), ("a", "int"), namespace="n"), record(("a", "int"), namespace="n"),
         record(("a", "int", 1), ("b", enum("X", name="n.E")), namespace="n"), {**plain, "owner": "me"},
     ):  # fmt: skip
-        assert avro.encode_canonical(changed) != avro.encode_canonical(plain)
+        assert avro.encode_canonical_schema(changed) != avro.encode_canonical_schema(plain)
 
 
 # ------------------------------------------------------------------ strangers
@@ -312,7 +312,7 @@ def test_what_equality_does_not_count_is_not_in_the_one_form() -> None:
 )  # fmt: skip
 def test_what_is_no_avro_is_refused_with_its_place(schema: Any, why: str) -> None:
     with pytest.raises(InvalidSchema, match=why):
-        parse_avro(schema)
+        parse_avro_types(schema)
 
 
 def test_bombs_are_refused_by_their_size_depth_and_number() -> None:
@@ -320,11 +320,11 @@ def test_bombs_are_refused_by_their_size_depth_and_number() -> None:
     for _ in range(DEPTH_MAX + 1):
         deep = {"type": "array", "items": deep}
     with pytest.raises(InvalidSchema, match="deeper"):
-        parse_avro(deep)
+        parse_avro_types(deep)
     with pytest.raises(InvalidSchema, match="over 10000"):
-        parse_avro(record(*((f"f{number}", "int") for number in range(FIELDS_MAX + 1))))
+        parse_avro_types(record(*((f"f{number}", "int") for number in range(FIELDS_MAX + 1))))
     with pytest.raises(InvalidSchema, match="and aliases"):
-        parse_avro(record(aliases=[f"A{number}" for number in range(FIELDS_MAX + 1)]))
+        parse_avro_types(record(aliases=[f"A{number}" for number in range(FIELDS_MAX + 1)]))
     for text in (b"[" * 100_000, b'"\xff"', b'"\\ud800"', b"1e400"):
         with pytest.raises(InvalidSchema, match="no JSON"):
             avro.parse_json(text)
@@ -338,16 +338,16 @@ def test_schemas_that_are_slow_to_compare_are_refused_in_bounded_time() -> None:
 
     began = time.process_time()
     with pytest.raises(InvalidSchema, match="pairs of types"):
-        why_unreadable(parse_avro(union("A", 700)), parse_avro(union("A", 700)[::-1]))
+        why_unreadable(parse_avro_types(union("A", 700)), parse_avro_types(union("A", 700)[::-1]))
     aliases = [f"A{number}" for number in range(700)]
     wide = record(*((f"f{number}", "int", 0) for number in range(4000)), name="W", aliases=aliases)
     with pytest.raises(InvalidSchema, match="pairs of types"):
-        why_unreadable(parse_avro(wide), parse_avro(union("A", 700)))
+        why_unreadable(parse_avro_types(wide), parse_avro_types(union("A", 700)))
     chain = record(("g0", "int"), name="C0")
     links = [(f"f{number}", record(("p", f"C{number - 1}"), name=f"C{number}"), None) for number in range(1, 3000)]
     fields: list[Any] = [("f0", chain, None), *links]
-    one = parse_avro(record(*fields, ("last", "C2999")))
-    other = parse_avro(record(*((f"x{f[0]}", *f[1:]) for f in fields), ("last", "C2999")))
+    one = parse_avro_types(record(*fields, ("last", "C2999")))
+    other = parse_avro_types(record(*((f"x{f[0]}", *f[1:]) for f in fields), ("last", "C2999")))
     with pytest.raises(InvalidSchema, match="too deep"):
         why_unreadable(one, other)
     assert time.process_time() - began < 5 * slowness()

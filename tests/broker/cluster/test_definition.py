@@ -9,7 +9,7 @@ import pytest
 from google.protobuf import struct_pb2
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
-from magnetar.broker.cluster.schema_core import SchemaDefinitionText, why_incompatible, why_unreadable_by
+from magnetar.broker.cluster.schema_core import SchemaDefinitionText, why_consumer_cannot_read, why_incompatible
 from magnetar.proto.errors import InvalidSchema
 from magnetar.proto.schema import (
     Compatibility,
@@ -145,7 +145,7 @@ def test_each_mode_lets_in_what_its_rule_says(new: SchemaInfo, old: SchemaInfo, 
     for mode in (Compatibility.BACKWARD, Compatibility.FORWARD, Compatibility.FULL):
         transitive = Compatibility(f"{mode.value}_transitive")
         assert (why_incompatible(transitive, SchemaDefinitionText.parse(new), of(old)) is None) == expected[mode]
-    assert (why_unreadable_by(Compatibility.FULL, SchemaDefinitionText.parse(new), of(old)) is None) == backward
+    assert (why_consumer_cannot_read(Compatibility.FULL, SchemaDefinitionText.parse(new), of(old)) is None) == backward
 
 
 def test_a_transitive_mode_looks_at_all_and_its_refusal_names_the_version() -> None:

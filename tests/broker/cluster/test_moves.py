@@ -48,7 +48,7 @@ async def two(running: Cluster, **options: Any) -> tuple[Broker, Broker]:
 
 async def owner_of(running: Cluster, broker: Broker) -> tuple[OwnerRecord, int] | None:
     record = await broker.topic_manager.catalog.get_namespace(TopicName.parse(TOPIC).namespace_name)
-    path = broker.topic_manager._open().ownership.owner_path(TopicName.parse(TOPIC), record)
+    path = broker.topic_manager._open().ownership.owner_record_path(TopicName.parse(TOPIC), record)
     return await get_record(running.store.new_session(), path, OwnerRecord)
 
 
@@ -104,7 +104,7 @@ async def test_what_arrives_while_a_topic_closes_is_answered_by_a_close_that_nam
     assert await producer.quiet(), "a refusal would have the client wait, and look the topic up"
     assert await consumer.quiet(), "what is delivered now could not be acknowledged in time"
     with pytest.raises(NotOwner) as told:
-        topic.check_open()
+        topic.check_not_ended()
     assert told.value.fields["owner"] == str(second.endpoint)
     may_close.set()
     assert await draining == 0
@@ -238,7 +238,7 @@ async def test_a_broker_that_has_stopped_still_names_the_next_owner(running: Clu
 async def test_a_bundle_has_one_owner_at_each_step_of_a_move(monkeypatch: pytest.MonkeyPatch, running: Cluster) -> None:
     first, _ = await two(running)
     ownership = first.topic_manager._open().ownership
-    (path,) = ownership.owned_paths
+    (path,) = ownership.owner_record_paths
     steps: list[tuple[str, bool, str, bool]] = []
     real_write, real_unload = ownership._write_owner, first.topic_manager._unload
 
@@ -432,7 +432,7 @@ async def test_a_move_that_a_kill_interrupts_leaves_a_bundle_that_can_be_taken(
     session = first.topic_manager._open()
     ownership = session.ownership
     await third.topic_manager._open().ownership.set_draining(True)  # the heir is the second
-    (path,) = ownership.owned_paths
+    (path,) = ownership.owner_record_paths
     real_write, real_unload = ownership._write_owner, first.topic_manager._unload
 
     async def kill(at: str) -> None:

@@ -19,7 +19,7 @@ POLICIES = NamespaceRecord(bundles=1)
 
 
 def owns(broker: Ownership, topic: TopicName) -> bool:
-    return broker.is_owned(broker.owner_path(topic, POLICIES))
+    return broker.is_owned(broker.owner_record_path(topic, POLICIES))
 
 
 class LateAnswers:

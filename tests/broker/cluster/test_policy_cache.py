@@ -50,61 +50,61 @@ async def deployment() -> AsyncIterator[Deployment]:
 async def test_a_partition_has_the_policies_of_its_topic_its_namespace_and_the_broker(deployment: Deployment) -> None:
     await deployment.book.change_policies(NAMESPACE, None, Policies(max_consumers=2, message_ttl_s=2))
     await deployment.book.change_policies(NAMESPACE, TOPIC, Policies(message_ttl_s=3))
-    found = await deployment.book.get_applied(PARTITION)
+    found = await deployment.book.get_applied_policies(PARTITION)
     assert (found.max_producers, found.max_consumers, found.message_ttl_s) == (1, 2, 3)
-    other = await deployment.book.get_applied(TopicName.parse("acme/shop/others"))
+    other = await deployment.book.get_applied_policies(TopicName.parse("acme/shop/others"))
     assert (other.max_consumers, other.message_ttl_s) == (2, 2)
 
 
 async def test_what_another_broker_changes_is_known_here(deployment: Deployment) -> None:
-    assert (await deployment.book.get_applied(PARTITION)).message_ttl_s == 0
+    assert (await deployment.book.get_applied_policies(PARTITION)).message_ttl_s == 0
     await deployment.other.change_policies(NAMESPACE, TOPIC, Policies(message_ttl_s=3))
-    await deployment.until(lambda: deployment.book.get_applied_nowait(PARTITION).message_ttl_s == 3)
+    await deployment.until(lambda: deployment.book.get_applied_policies_nowait(PARTITION).message_ttl_s == 3)
     assert NAMESPACE in deployment.told
     await deployment.other.change_policies(NAMESPACE, None, Policies(max_consumers=9))
-    await deployment.until(lambda: deployment.book.get_applied_nowait(PARTITION).max_consumers == 9)
+    await deployment.until(lambda: deployment.book.get_applied_policies_nowait(PARTITION).max_consumers == 9)
     await deployment.other.change_policies(NAMESPACE, TOPIC, Policies(), ("message_ttl_s",))
-    await deployment.until(lambda: deployment.book.get_applied_nowait(PARTITION).message_ttl_s == 0)
+    await deployment.until(lambda: deployment.book.get_applied_policies_nowait(PARTITION).message_ttl_s == 0)
 
 
 async def test_what_is_changed_for_all_brokers_is_inherited_by_every_topic(deployment: Deployment) -> None:
     await deployment.book.change_policies(NAMESPACE, TOPIC, Policies(max_consumers=3))
-    await deployment.book.get_applied(PARTITION)
+    await deployment.book.get_applied_policies(PARTITION)
     await deployment.other.change_policies(None, None, Policies(max_producers=7, max_consumers=7))
     assert deployment.other.defaults.max_producers == 7
-    await deployment.until(lambda: deployment.book.get_applied_nowait(PARTITION).max_producers == 7)
-    assert deployment.book.get_applied_nowait(PARTITION).max_consumers == 3
-    assert deployment.book.get_applied_nowait(TopicName.parse("acme/shop/others")).max_consumers == 7
+    await deployment.until(lambda: deployment.book.get_applied_policies_nowait(PARTITION).max_producers == 7)
+    assert deployment.book.get_applied_policies_nowait(PARTITION).max_consumers == 3
+    assert deployment.book.get_applied_policies_nowait(TopicName.parse("acme/shop/others")).max_consumers == 7
     assert deployment.told[-1] == NAMESPACE
     later = PolicyCache(deployment.store.new_session(), AppliedPolicies(max_producers=2))
     await later.open()
     assert later.defaults.max_producers == 7
-    assert (await later.get_namespace_applied(NamespaceName("acme", "elsewhere"))).max_producers == 7
+    assert (await later.get_applied_namespace_policies(NamespaceName("acme", "elsewhere"))).max_producers == 7
     await later.change_policies(None, None, Policies(), ("max_producers", "max_consumers"))
     assert later.defaults.max_producers == 2
-    await deployment.until(lambda: deployment.book.get_applied_nowait(PARTITION).max_producers == 1)
+    await deployment.until(lambda: deployment.book.get_applied_policies_nowait(PARTITION).max_producers == 1)
     await later.close()
 
 
 async def test_what_one_changes_oneself_is_known_when_it_returns(deployment: Deployment) -> None:
-    await deployment.book.get_applied(TOPIC)
+    await deployment.book.get_applied_policies(TOPIC)
     await deployment.book.change_policies(NAMESPACE, TOPIC, Policies(message_ttl_s=3))
-    assert deployment.book.get_applied_nowait(TOPIC).message_ttl_s == 3
+    assert deployment.book.get_applied_policies_nowait(TOPIC).message_ttl_s == 3
 
 
 async def test_a_topic_that_goes_leaves_no_policies_behind(deployment: Deployment) -> None:
-    await deployment.book.get_applied(TOPIC)
+    await deployment.book.get_applied_policies(TOPIC)
     await deployment.book.change_policies(NAMESPACE, TOPIC, Policies(message_ttl_s=3))
     await deployment.book.delete_policies(NAMESPACE, TOPIC)
-    await deployment.until(lambda: deployment.book.get_applied_nowait(TOPIC).message_ttl_s == 0)
-    assert await deployment.book.read_set_policies(NAMESPACE, TOPIC) == Policies()
+    await deployment.until(lambda: deployment.book.get_applied_policies_nowait(TOPIC).message_ttl_s == 0)
+    assert await deployment.book.read_uninherited_policies(NAMESPACE, TOPIC) == Policies()
 
 
 async def test_a_contradiction_changes_nothing(deployment: Deployment) -> None:
     await deployment.book.change_policies(NAMESPACE, None, Policies(ensemble_size=3, write_quorum=3, ack_quorum=2))
     with pytest.raises(InvalidRequest):
         await deployment.book.change_policies(NAMESPACE, None, Policies(ensemble_size=1))
-    assert (await deployment.book.read_set_policies(NAMESPACE, None)).ensemble_size == 3
+    assert (await deployment.book.read_uninherited_policies(NAMESPACE, None)).ensemble_size == 3
 
 
 async def test_a_damaged_record_leaves_what_was_known_and_the_next_change_counts(
@@ -112,12 +112,12 @@ async def test_a_damaged_record_leaves_what_was_known_and_the_next_change_counts
 ) -> None:
     monkeypatch.setattr("magnetar.broker.cluster.policy_cache.WATCH_RETRY_S", 0.0)
     await deployment.book.change_policies(NAMESPACE, None, Policies(message_ttl_s=3))
-    assert (await deployment.book.get_applied(TOPIC)).message_ttl_s == 3
+    assert (await deployment.book.get_applied_policies(TOPIC)).message_ttl_s == 3
     path = paths.namespace_policies("acme", "shop")
     session = deployment.store.new_session()
     await session.put(path, b"junk")
     await session.put(path, encode(PoliciesRecord(policies=Policies(message_ttl_s=4)), path))
-    await deployment.until(lambda: deployment.book.get_applied_nowait(TOPIC).message_ttl_s == 4)
+    await deployment.until(lambda: deployment.book.get_applied_policies_nowait(TOPIC).message_ttl_s == 4)
 
 
 async def test_what_changes_while_the_watch_is_broken_is_read_however_often_reading_fails(
@@ -132,7 +132,7 @@ async def test_what_changes_while_the_watch_is_broken_is_read_however_often_read
         damaged, other = NamespaceName("acme", "damaged"), TopicName.parse("acme/other/orders")
         await deployment.other.change_policies(damaged, None, Policies(message_ttl_s=1))
         first = TopicName("acme", "damaged", "orders")
-        assert [(await book.get_applied(topic)).message_ttl_s for topic in (first, TOPIC, other)] == [1, 0, 0]
+        assert [(await book.get_applied_policies(topic)).message_ttl_s for topic in (first, TOPIC, other)] == [1, 0, 0]
         store.cut.set()
         path = paths.namespace_policies("acme", "damaged")
         await session.put(path, b"junk")
@@ -140,7 +140,7 @@ async def test_what_changes_while_the_watch_is_broken_is_read_however_often_read
         await deployment.other.change_policies(other.namespace_name, None, Policies(message_ttl_s=4))
         store.failing["get"] = 3
         store.cut.clear()
-        await deployment.until(lambda: book.get_applied_nowait(other).message_ttl_s == 4)
-        assert [book.get_applied_nowait(topic).message_ttl_s for topic in (first, TOPIC)] == [1, 3]
+        await deployment.until(lambda: book.get_applied_policies_nowait(other).message_ttl_s == 4)
+        assert [book.get_applied_policies_nowait(topic).message_ttl_s for topic in (first, TOPIC)] == [1, 3]
     finally:
         await book.close()

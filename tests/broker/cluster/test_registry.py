@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 
-from magnetar.broker.cluster.schema_registry import SchemaRegistry, SchemaRules
+from magnetar.broker.cluster.schema_registry import SchemaPolicies, SchemaRegistry
 from magnetar.metadata import paths
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import Delete, MetadataStore, Operation
@@ -16,9 +16,9 @@ from magnetar.proto.schema import Compatibility, SchemaInfo, SchemaType
 from magnetar.runtime.process import real_world
 
 TOPIC = TopicName.parse("acme/shop/orders")
-ANY = SchemaRules(Compatibility.ALWAYS_COMPATIBLE)
-FULL = SchemaRules()
-CLOSED = SchemaRules(auto_update=False)
+ANY = SchemaPolicies(Compatibility.ALWAYS_COMPATIBLE)
+FULL = SchemaPolicies()
+CLOSED = SchemaPolicies(auto_update=False)
 BYTES = SchemaInfo(type=SchemaType.NONE)
 AUTO = SchemaInfo(type=SchemaType.AUTO_CONSUME)
 
@@ -41,7 +41,9 @@ def registry(store: SqliteStore) -> SchemaRegistry:
     return SchemaRegistry(real_world(2), store.new_session())
 
 
-async def put(registry: SchemaRegistry, info: SchemaInfo, rules: SchemaRules = FULL, topic: TopicName = TOPIC) -> int:
+async def put(
+    registry: SchemaRegistry, info: SchemaInfo, rules: SchemaPolicies = FULL, topic: TopicName = TOPIC
+) -> int:
     return await registry.register(topic, info, rules, user="me")
 
 
@@ -100,7 +102,7 @@ async def test_what_does_not_go_with_the_newest_is_refused_and_not_stored(regist
 
 
 async def test_producers_without_a_schema_are_refused_only_where_that_is_enforced(registry: SchemaRegistry) -> None:
-    enforced = SchemaRules(enforced=True)
+    enforced = SchemaPolicies(enforced=True)
     assert await registry.register_producer_schema(TOPIC, None, enforced, "me") is None, "the topic has none"
     assert await registry.register_producer_schema(TOPIC, schema("a"), enforced, "me") == 0
     for none in (None, BYTES):
@@ -121,10 +123,10 @@ async def test_a_consumers_schema_is_the_first_of_an_idle_topic_and_has_to_read_
     await registry.check_consumer_schema(TOPIC, schema("a", default=False), FULL, "me", idle=True)
     assert (await registry.get(TOPIC)).version == 0
     await registry.check_consumer_schema(
-        TOPIC, schema("a", "b"), SchemaRules(Compatibility.FULL_TRANSITIVE), "me", idle=False
+        TOPIC, schema("a", "b"), SchemaPolicies(Compatibility.FULL_TRANSITIVE), "me", idle=False
     )
     assert len(await registry.list_versions(TOPIC)) == 1, "a reader's schema is not stored"
-    never = SchemaRules(Compatibility.ALWAYS_INCOMPATIBLE)
+    never = SchemaPolicies(Compatibility.ALWAYS_INCOMPATIBLE)
     await registry.check_consumer_schema(TOPIC, schema("a", default=False), never, "me", idle=False)
     with pytest.raises(IncompatibleSchema, match=r"cannot read version 0: .*field `b`"):
         await registry.check_consumer_schema(TOPIC, schema("a", "b", default=False), FULL, "me", idle=False)
@@ -267,7 +269,7 @@ async def test_too_much_to_compare_or_to_list_is_refused(
     registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("magnetar.broker.cluster.schema_registry.TOGETHER_BYTES_MAX", 200)
-    every = SchemaRules(Compatibility.FULL_TRANSITIVE)
+    every = SchemaPolicies(Compatibility.FULL_TRANSITIVE)
     for names in ("a", "ab", "abc"):
         await put(registry, schema(*names), ANY)
     with pytest.raises(NotAllowed, match="not transitive"):

@@ -94,7 +94,7 @@ async def test_whoever_follows_drops_off_and_follows_again_knows_all_topics(made
     await catalog.create_topic(topic("d"), 0)
     for number in range(3):
         await forget(store, catalog, topic("b").with_partition(number))
-    ended = await catalog.get_partitioned(topic("b"))
+    ended = await catalog.get_partitioned_record(topic("b"))
     assert ended is not None
     still = await catalog.make_partition_count_check(topic("b"), ended)
     assert still is not None

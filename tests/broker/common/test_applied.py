@@ -1,6 +1,6 @@
 """What applies to a topic: topic > namespace > broker, field by field."""
 
-from magnetar.broker.common.config import NAMES, BrokerConfig, make_policies, resolve_policies
+from magnetar.broker.common.config import NAMES, BrokerConfig, make_fully_set_policies, resolve_policies_in_force
 from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.policies import Policies, check
 
@@ -8,25 +8,26 @@ from magnetar.proto.policies import Policies, check
 def test_b5_the_topic_counts_before_the_namespace_and_the_namespace_before_the_broker() -> None:
     broker = BrokerConfig(message_ttl_s=1, max_producers=1, max_consumers=1)
     namespace = Policies(max_producers=2, max_consumers=2)
-    found = resolve_policies(broker, namespace, Policies(max_consumers=3))
+    found = resolve_policies_in_force(broker, namespace, Policies(max_consumers=3))
     assert (found.message_ttl_s, found.max_producers, found.max_consumers) == (1, 2, 3)
-    assert resolve_policies(broker).max_producers == 1
+    assert resolve_policies_in_force(broker).max_producers == 1
 
 
 def test_off_at_the_topic_beats_on_at_the_namespace() -> None:
     topic = Policies(deduplication=False, message_ttl_s=0)
-    found = resolve_policies(AppliedPolicies(deduplication=True), Policies(message_ttl_s=5), topic)
+    found = resolve_policies_in_force(AppliedPolicies(deduplication=True), Policies(message_ttl_s=5), topic)
     assert (found.deduplication, found.message_ttl_s) == (False, 0)
 
 
 def test_nobody_may_allow_larger_messages_than_the_broker() -> None:
     assert (
-        resolve_policies(AppliedPolicies(max_message_bytes=100), Policies(max_message_bytes=200)).max_message_bytes
+        resolve_policies_in_force(AppliedPolicies(max_message_bytes=100),
+        Policies(max_message_bytes=200)).max_message_bytes
         == 100
     )
 
 
 def test_every_field_is_shown_and_the_defaults_are_right_policies() -> None:
-    shown = make_policies(AppliedPolicies())
+    shown = make_fully_set_policies(AppliedPolicies())
     assert None not in {getattr(shown, name) for name in NAMES}
     assert check(shown) == shown

@@ -111,7 +111,7 @@ async def test_a_watch_names_its_group_and_ends_with_its_coordinator(running: Cl
         stream = channel.stream(rpc("Transactions", "WatchHalves"))
         stream.send_nowait(item)
         if item.group:
-            coordinator = await broker.topic_manager.transactions.load_owned(NUMBER)
+            coordinator = await broker.topic_manager.transactions.load_owned_coordinator(NUMBER)
             while not coordinator.core.halves._groups:  # noqa: ASYNC110 - the core has no event for it
                 await asyncio.sleep(0.01)
             await coordinator.close()

@@ -9,7 +9,7 @@ import pytest
 from magnetar.broker.cluster.catalog import CatalogLimits
 from magnetar.broker.common.config import Replication
 from magnetar.broker.log.cache import StoredEntry
-from magnetar.broker.log.reader import PositionOfIndex
+from magnetar.broker.log.reader import PositionAndIndex
 from magnetar.metadata import paths
 from magnetar.metadata.records import PoliciesRecord
 from magnetar.metadata.store import put_record
@@ -259,7 +259,7 @@ async def test_a_topic_that_was_lost_says_nothing_of_its_end_and_takes_no_reader
     asked = wire.OffsetsRequest(topic=TOPIC, publish_times_ms=[1])
     locate = topic.log.reader.locate_time
 
-    async def locate_while_it_is_lost(time_ms: int) -> PositionOfIndex:
+    async def locate_while_it_is_lost(time_ms: int) -> PositionAndIndex:
         place = await locate(time_ms)
         topic.abandon(NotOwner("another broker has it"))
         return place

@@ -11,7 +11,7 @@ from magnetar.proto import statistics as plain
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
 from magnetar.proto.states import LedgerState, LedgerStays, TopicState
-from magnetar.proto.translation import reply_of
+from magnetar.proto.translation import make_reply_message
 from magnetar.runtime.network import CallContext
 from tests.support.cluster import cluster
 
@@ -31,7 +31,7 @@ def test_a_value_has_the_fields_of_its_message(value: type[Any]) -> None:
 def test_values_inside_values_and_positions_are_translated() -> None:
     ledgers = (plain.LedgerStats(7, LedgerState.OPEN, 3, 90, 0, ("a", "b"), LedgerStays.OPEN),)
     internals = plain.TopicInternalStats(TopicState.SERVING, ledgers, Position(7, 2), 10, 1, "3/3/2", "3/3/2", False)
-    found: Any = reply_of(wire.TopicInternalStatsReply, internals)
+    found: Any = make_reply_message(wire.TopicInternalStatsReply, internals)
     assert (found.last_confirmed.ledger_id, found.last_confirmed.entry_id) == (7, 2)
     ledger = found.ledgers[0]
     assert (list(ledger.bookies), ledger.bytes, ledger.stays) == (["a", "b"], 90, LedgerStays.OPEN)

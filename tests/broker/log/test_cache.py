@@ -56,7 +56,7 @@ def test_the_oldest_go_when_the_bound_is_passed_and_a_ledger_when_it_is_forgotte
         cache.add(published(number))
     assert cache.statistics() == {"bytes": 10 * weight, "bytes_max": 10 * weight, "entries": 10}
     assert cache.get(Position(5, 104)) is None
-    assert [entry.position.entry_id for entry in cache.cached_run(Position(5, 105), 114, 100, 1 << 20)] == [
+    assert [entry.position.entry_id for entry in cache.get_cached_entries(Position(5, 105), 114, 100, 1 << 20)] == [
         *range(105, 115)
     ]
     cache.discard(5)

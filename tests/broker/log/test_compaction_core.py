@@ -11,15 +11,15 @@ from pyroaring import BitMap
 
 from magnetar.broker.log.compaction_core import (
     DamagedCompaction,
-    KeySurvey,
-    SurvivorRow,
+    SurvivingEntriesRow,
+    SurvivingMessageSearch,
     compact_entry,
     decode_survivor,
-    decode_table_piece,
-    decode_table_rows,
+    decode_survivor_table_piece,
+    decode_survivor_table_rows,
     encode_survivor,
-    encode_table,
-    last_batch_index,
+    encode_survivor_table,
+    last_surviving_batch_index,
     parse_entry,
 )
 from magnetar.proto.entry import (
@@ -78,11 +78,11 @@ class Log:
         self._add(count, part)
 
     def compacted(self, keys_max: int = 1000, **options: object) -> Log:
-        survey = KeySurvey(keys_max, salt=b"test", **options)  # type: ignore[arg-type]
+        survey = SurvivingMessageSearch(keys_max, salt=b"test", **options)  # type: ignore[arg-type]
         while not survey.is_done:
             for first, count, entry in self.entries:
                 survey.add_entry(first, count, parse_entry(entry))
-            survey.end_round()
+            survey.end_reading_round()
         after = Log()
         after.next = self.next
         for first, count, entry in self.entries:
@@ -230,7 +230,7 @@ def test_batch_indexes_stay_and_the_last_message_that_is_shown_is_known() -> Non
     log.batch([M("c", b"4"), M("c", b"5")])
     after = log.compacted()
     assert after.shown() == [(0, "a", b"1"), (1, "b", b"2"), (4, "c", b"5")]
-    assert [last_batch_index(entry) for *_, entry in after.entries] == [1, 1]
+    assert [last_surviving_batch_index(entry) for *_, entry in after.entries] == [1, 1]
     assert parse_header(after.entries[0][2]).num_messages == 3
 
 
@@ -239,12 +239,12 @@ def test_survivors_and_tables_come_back_and_damage_is_noticed() -> None:
     survivor = encode_survivor(Position(5, 7), b"hi")
     assert survivor.hex() == "4d4301017847c27a" + "0000000000000005" + "0000000000000007" + "6869"
     assert decode_survivor(survivor) == (Position(5, 7), b"hi")
-    rows = [SurvivorRow(5, 10, 0, 20, 0, BitMap([1, 7])), SurvivorRow(9, 3, 20, 23, 2, BitMap([0]))]
-    (table,) = encode_table(rows)
-    assert decode_table_piece(table)[:2] == (0, 1)
-    assert decode_table_rows(decode_table_piece(table)[2]) == rows
-    assert decode_table_rows(decode_table_piece(encode_table([])[0])[2]) == []
-    for data, decode in ((survivor, decode_survivor), (table, decode_table_piece)):
+    rows = [SurvivingEntriesRow(5, 10, 0, 20, 0, BitMap([1, 7])), SurvivingEntriesRow(9, 3, 20, 23, 2, BitMap([0]))]
+    (table,) = encode_survivor_table(rows)
+    assert decode_survivor_table_piece(table)[:2] == (0, 1)
+    assert decode_survivor_table_rows(decode_survivor_table_piece(table)[2]) == rows
+    assert decode_survivor_table_rows(decode_survivor_table_piece(encode_survivor_table([])[0])[2]) == []
+    for data, decode in ((survivor, decode_survivor), (table, decode_survivor_table_piece)):
         for at in range(len(data)):
             damaged = bytearray(data)
             damaged[at] ^= 1

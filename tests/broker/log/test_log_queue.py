@@ -46,7 +46,7 @@ def test_m31_what_is_given_up_is_in_order_and_nowhere_any_more() -> None:
     sent(queue)
     add(queue, "b")
     assert [item(each) for each in queue.take_all()] == ["a", "b"]
-    assert (len(queue), queue.sent_entries) == (0, 0)
+    assert (len(queue), queue.sent_entry_count) == (0, 0)
     queue.start_ledger(8)
     assert not sent(queue)
 
@@ -78,11 +78,11 @@ def test_the_log_is_what_was_published_whatever_fails(steps: list[str], rng: obj
             added += 1
         elif step == "send":
             ledgers[-1] += sent(queue)
-        elif step == "confirm" and queue.sent_entries:
-            first = queue.next_entry - queue.sent_entries
+        elif step == "confirm" and queue.sent_entry_count:
+            first = queue.next_entry - queue.sent_entry_count
             stored_items += [item(each) for each in queue.take_confirmed(rng.randint(first - 1, queue.next_entry - 1))]  # type: ignore[attr-defined]
         elif step == "end":
-            stored = rng.randint(len(ledgers[-1]) - queue.sent_entries, len(ledgers[-1]))  # type: ignore[attr-defined]
+            stored = rng.randint(len(ledgers[-1]) - queue.sent_entry_count, len(ledgers[-1]))  # type: ignore[attr-defined]
             queue.on_ledger_stopped()
             stored_items += [item(each) for each in queue.end_ledger(stored - 1)]
             del ledgers[-1][stored:]

@@ -41,14 +41,14 @@ def test_after_and_before_walk_the_whole_log() -> None:
 
 
 def test_a_mark_is_clamped_into_the_log() -> None:
-    assert SHAPE.clamp_mark(EARLIEST) == (10, -1)
-    assert SHAPE.clamp_mark(LATEST) == (40, 0)
-    assert SHAPE.clamp_mark(Position(20, -1)) == (20, -1)
-    assert shape_of(0).clamp_mark(LATEST) == (10, -1)
+    assert SHAPE.limit_mark_to_log(EARLIEST) == (10, -1)
+    assert SHAPE.limit_mark_to_log(LATEST) == (40, 0)
+    assert SHAPE.limit_mark_to_log(Position(20, -1)) == (20, -1)
+    assert shape_of(0).limit_mark_to_log(LATEST) == (10, -1)
 
 
 def test_indexes_find_their_ledger() -> None:
-    assert [span.ledger_id if (span := SHAPE.span_of_index(index)) else None for index in range(-1, 7)] == [
+    assert [span.ledger_id if (span := SHAPE.find_span_of_index(index)) else None for index in range(-1, 7)] == [
         10, 10, 10, 10, 30, 30, 40, None,
     ]  # fmt: skip
 
@@ -72,14 +72,16 @@ def test_a_ledger_that_is_gone_between_two_others_is_leapt_over() -> None:
     shape = shape_of(3, 4, 2, 1, per_entry=2)  # indexes 0 … 5, 6 … 13, 14 … 17, 18 … 19
     shape.remove(20)
     shape.check()
-    assert shape.after(Position(10, 2)) == shape.at_or_after(Position(20, 1)) == shape.after(Position(20, 3)) == (30, 0)
+    assert shape.after(Position(10, 2)) == shape.position_at_or_after(Position(20, 1)) == shape.after(
+        Position(20, 3)
+    ) == (30, 0)
     assert shape.before(Position(30, 0)) == shape.before(Position(20, 2)) == (10, 2)
     assert not shape.is_readable(Position(20, 0))
-    assert shape.clamp_mark(Position(20, 2)) == (20, 2), "a mark may stand where something was"
-    found = [shape.span_of_index(index) for index in (5, 6, 13, 14, 19)]
+    assert shape.limit_mark_to_log(Position(20, 2)) == (20, 2), "a mark may stand where something was"
+    found = [shape.find_span_of_index(index) for index in (5, 6, 13, 14, 19)]
     assert [span.ledger_id if span else None for span in found] == [10, 30, 30, 30, 40]
     assert [shape.count_messages_from(index) for index in (0, 5, 6, 10, 14, 19, 20)] == [12, 7, 6, 6, 6, 1, 0]
-    assert [shape.index_after_messages(0, messages) for messages in (0, 5, 6, 9, 10, 11, 12, 99)] == [
+    assert [shape.index_after_next_messages(0, messages) for messages in (0, 5, 6, 9, 10, 11, 12, 99)] == [
         0,
         5,
         14,
@@ -89,4 +91,4 @@ def test_a_ledger_that_is_gone_between_two_others_is_leapt_over() -> None:
         20,
         20,
     ]
-    assert [shape.index_after_messages(index, 1) for index in (5, 6, 13, 14)] == [14, 15, 15, 15]
+    assert [shape.index_after_next_messages(index, 1) for index in (5, 6, 13, 14)] == [14, 15, 15, 15]

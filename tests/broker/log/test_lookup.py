@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from magnetar.broker.log.cache import StoredEntry
-from magnetar.broker.log.log_shape_core import LOST_LOOKED_AT, LogShape, Span, bisect_entries
+from magnetar.broker.log.log_shape_core import LOST_LOOKED_AT, LogShape, Span, find_first_entry_by_bisection
 from magnetar.broker.log.reader import TopicLogReader
 from magnetar.proto.errors import DataLost, MagnetarError, Unavailable
 from magnetar.proto.names import Position
@@ -58,7 +58,7 @@ class Log:
                     else:
                         runs.append((number, number))
             self.shape.add(Span(ledger_id, begin, len(states) - 1, index))
-        self.shape.set_lost_runs(holes, 0)
+        self.shape.set_skipped_lost_ranges(holes, 0)
         self._by_position = {each.position: each for each in self.entries}
         self.reader = TopicLogReader(cast("Any", self), self.shape, cast("Any", self))
 
@@ -158,7 +158,7 @@ async def test_the_index_after_every_mark_is_known_and_the_last_one_that_is_ther
                 wanted = log.entries[-1].end if following is None else following.first_index
                 if following is not None and following.state == LOST and following.position[1] > 0:
                     wanted = entry.end  # how much of what is between was passed over is not known
-                assert await log.reader.index_after(entry.position) == wanted
+                assert await log.reader.message_index_after(entry.position) == wanted
         last = next((each for each in reversed(log.entries) if each.state != PASSED), None)
         if last is not None and last.state == THERE:
             shown = (last.position, last.count - 1 if last.count > 1 else -1, last.end - 1)
@@ -183,5 +183,5 @@ async def test_a_search_looks_at_a_bounded_number_of_lost_entries() -> None:
         raise DataLost("no bookie has it")
 
     with pytest.raises(DataLost):
-        await bisect_entries(1 << 20, entry_of, lambda entry: True)
+        await find_first_entry_by_bisection(1 << 20, entry_of, lambda entry: True)
     assert len(looked) == LOST_LOOKED_AT + 1

@@ -17,11 +17,11 @@ class Buffer:
         self.memory = memory
 
     def holds(self, size: int) -> Buffer:
-        self.memory.set_used_bytes_of(self, size)
+        self.memory.set_used_bytes_of_holder(self, size)
         return self
 
     def release_memory(self) -> None:
-        self.memory.set_used_bytes_of(self, 0)
+        self.memory.set_used_bytes_of_holder(self, 0)
 
 
 @pytest.mark.asyncio

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.log.slow_publishes import LINES_MAX, LINES_S, SlowPublishes, find_trace
+from magnetar.broker.log.slow_publishes import LINES_MAX, LINES_S, SlowPublishLog, find_trace_id
 from magnetar.client import aio
 from magnetar.proto.entry import encode_broker_part, encode_entry, item_prefix
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
@@ -96,7 +96,7 @@ async def test_what_waited_for_a_ledger_says_so_and_0_writes_nothing(
 
 async def test_while_all_is_in_time_nothing_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(SlowPublishes, "report", lambda *given, **_: asked.append(given))
+    monkeypatch.setattr(SlowPublishLog, "report", lambda *given, **_: asked.append(given))
     async with cluster(tmp_path, slow_publish_s=60.0) as running:
         client = aio.Client(f"magnetar://{running.brokers[0].endpoint}")
         await (await client.create_producer("t")).send_many([b"x"] * 100)
@@ -124,7 +124,7 @@ def publishes(clock: Clock, *ages_s: float) -> Any:
 
 def test_lines_are_limited_and_those_left_out_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    slow = SlowPublishes(clock, 0.5)  # type: ignore[arg-type]
+    slow = SlowPublishLog(clock, 0.5)  # type: ignore[arg-type]
     for _ in range(LINES_MAX + 3):
         slow.report(TOPIC, None, publishes(clock, 2.0, 1.0, 0.1), clock.now, ledger_s=0.0, room_s=clock.now - 1)
     found = lines(caplog)
@@ -170,12 +170,12 @@ def test_the_trace_of_a_message_is_found(properties: dict[str, str], found: str)
     metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
     for key, value in properties.items():
         metadata.properties.add(key=key, value=value)
-    assert find_trace(stored(metadata, b"x")) == found
+    assert find_trace_id(stored(metadata, b"x")) == found
 
 
 def test_of_a_batch_the_first_message_with_a_context_counts_and_damage_is_no_trace() -> None:
     other = PARENT.replace(TRACE, "1" * 32)
-    assert find_trace(batch("", PARENT, other)) == TRACE
-    assert find_trace(batch("", "")) == ""
-    assert find_trace(batch(PARENT)[:-1]) == ""
-    assert find_trace(b"") == ""
+    assert find_trace_id(batch("", PARENT, other)) == TRACE
+    assert find_trace_id(batch("", "")) == ""
+    assert find_trace_id(batch(PARENT)[:-1]) == ""
+    assert find_trace_id(b"") == ""

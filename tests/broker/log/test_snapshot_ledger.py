@@ -11,7 +11,7 @@ import pytest
 from magnetar.broker.common.config import Replication
 from magnetar.broker.log.cache import TailCache
 from magnetar.broker.log.managed_ledger import ManagedLedger, ManagedLedgerRecord, TopicFenced, topic_path
-from magnetar.broker.log.snapshot_ledger import ROLL, SnapshotLedger, StateLedgers
+from magnetar.broker.log.snapshot_ledger import ROLL, SnapshotLedger, TopicStateLedgers
 from magnetar.broker.topic import dedup as stored
 from magnetar.broker.topic.dedup_core import SequenceProgress, Snapshot
 from magnetar.ledger import LedgerReader
@@ -45,9 +45,9 @@ class Owner:
         self.claim = claim
         self.alarms: list[str] = []
         session: Any = self.session
-        ledgers = StateLedgers(session, SMALL, one_copy, TopicName.parse("t"), test="snapshots")
+        ledgers = TopicStateLedgers(session, SMALL, one_copy, TopicName.parse("t"), test="snapshots")
         self.ledger = SnapshotLedger(
-            ledgers, stored.decode_piece, stored.DamagedSnapshot, lambda what, error: self.alarms.append(what)
+            ledgers, stored.decode_piece, stored.DamagedDedupSnapshot, lambda what, error: self.alarms.append(what)
         )
 
     async def open(self) -> int | None:

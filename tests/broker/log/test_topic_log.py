@@ -169,7 +169,7 @@ async def test_take_over_follows_its_order(bench: Bench, monkeypatch: pytest.Mon
         monkeypatch.setattr(target, name, called)
 
     record(owner.log._managed_ledger.listed, "read", "read_list")
-    record(owner.ledgers, "recover_to_close", "recover_ledgers")
+    record(owner.ledgers, "recover_until_close", "recover_ledgers")
     record(owner.log._managed_ledger.listed, "change", "claim_list")
 
     async def serve() -> None:

@@ -108,13 +108,13 @@ async def test_a_compaction_takes_a_long_entry_apart_beside_the_event_loop(
 async def test_the_slots_are_the_same_however_they_are_found(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     part = batch(0, [3] * 700, keys=300, kind=kind)
     here = StoredEntry.parse(Position(1, 0), part)
-    assert here.find_slots()
+    assert here.find_key_slots()
     assert len(here.slots) > 250
     monkeypatch.setattr(unfolding, "LONG_MESSAGES", 10)
     there = StoredEntry.parse(Position(1, 0), part)
-    assert not there.find_slots()
-    assert not there.has_slots
-    assert await unfolding.compute_slots(part, real_world()) == here.slots
+    assert not there.find_key_slots()
+    assert not there.has_key_slots
+    assert await unfolding.compute_key_slots(part, real_world()) == here.slots
 
 
 DECLARED = {"declared too much": 60 << 20, "declared too little": 2 << 20, "torn": 3 << 20, "too large": 65 << 20}
@@ -124,19 +124,19 @@ DECLARED = {"declared too much": 60 << 20, "declared too little": 2 << 20, "torn
 async def test_a_bomb_takes_what_it_declares_and_no_more_and_counts_as_an_entry_without_keys(damage: str) -> None:
     part = batch(0, [1 << 20] * 3, kind=Compression.ZSTD)
     entry = StoredEntry.parse(Position(1, 0), part)
-    assert not entry.find_slots()
+    assert not entry.find_key_slots()
     head = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, num_messages_in_batch=3, compression=3)
     head.uncompressed_size = DECLARED[damage]
     payload = unfolding.parse_stored_head(part).payload_offset
     metadata, body = head.SerializeToString(), part[payload:]
     body = body[: len(body) // 2] if damage == "torn" else body
     wrong = part[:6] + len(metadata).to_bytes(4, "big") + metadata + body
-    assert await unfolding.compute_slots(wrong, real_world()) == ()
+    assert await unfolding.compute_key_slots(wrong, real_world()) == ()
 
 
 async def test_who_is_cancelled_while_an_entry_is_unfolded_leaves_the_turn_to_the_next() -> None:
     part, world = batch(0, [6 << 20] * 10, kind=Compression.LZ4), real_world()
-    tasks = [asyncio.create_task(unfolding.compute_slots(part, world)) for _ in range(3)]
+    tasks = [asyncio.create_task(unfolding.compute_key_slots(part, world)) for _ in range(3)]
     for each in tasks[:2]:
         await asyncio.sleep(0)
         each.cancel()

@@ -14,7 +14,7 @@ from magnetar.broker.subscription.consumer import Consumer
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.core.policy import Member
-from magnetar.broker.subscription.core.subscription_types import type_of
+from magnetar.broker.subscription.core.subscription_types import find_subscription_type
 from magnetar.broker.subscription.subscription import Subscription
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.applied import AppliedPolicies
@@ -72,7 +72,7 @@ class Deployment:
     def join(self, id_: int, permits: int = 10 * ENTRIES) -> tuple[Consumer, Outlet]:
         outlet = Outlet()
         consumer = Consumer(Member(id_, f"c{id_}"), outlet, address="h:1", instance="")  # type: ignore[arg-type]
-        self.subscription.join(consumer, type_of(self.type))
+        self.subscription.join(consumer, find_subscription_type(self.type))
         self.subscription.flow(consumer, permits)
         return consumer, outlet
 

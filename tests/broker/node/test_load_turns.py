@@ -95,13 +95,13 @@ async def test_where_loads_take_long_and_succeed_turns_are_longer_and_no_more_to
         task = asyncio.create_task(load())
         await second.wait()  # the turn of the first one is over before its load is
     await task
-    before = turns.turn_timeout_s
+    before = turns.load_turn_timeout_s
     assert 0.01 < before <= load_turns.TURN_S_MAX
     with pytest.raises(ValueError, match="broken"):
         async with turns.make_load_turn("failed"):
             raise ValueError("broken")
-    assert turns.turn_timeout_s == before, "how long a failure takes says nothing"
+    assert turns.load_turn_timeout_s == before, "how long a failure takes says nothing"
     for _ in range(100):
         async with turns.make_load_turn("quick"):
             pass
-    assert turns.turn_timeout_s == pytest.approx(0.01)
+    assert turns.load_turn_timeout_s == pytest.approx(0.01)

@@ -15,9 +15,9 @@ from magnetar.broker.node.load_turns import (
     STEP_BYTES,
     SUBSCRIPTION_BYTES,
     TOPIC_BYTES,
-    StateMemory,
+    BrokerStateMemory,
     ack_hole_memory_limit,
-    limit_caches,
+    compute_cache_limits,
 )
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
@@ -38,7 +38,7 @@ TOPIC = "persistent://public/default/t"
 def test_the_cache_of_catch_up_reads_gives_first_then_the_tail(
     state: int, tail: int, recent: int, lacking: int
 ) -> None:
-    assert limit_caches(state * MIB, CONFIG) == (tail * MIB, recent * MIB, lacking * MIB)
+    assert compute_cache_limits(state * MIB, CONFIG) == (tail * MIB, recent * MIB, lacking * MIB)
 
 
 def test_holes_of_all_subscriptions_are_within_the_limit_and_small_ones_lose_nothing() -> None:
@@ -56,7 +56,7 @@ async def test_caches_lose_a_step_at_a_look_and_get_it_back(caplog: pytest.LogCa
     cache = TailCache(CONFIG.cache_bytes, recent)
     for number in range(60):
         cache.add(StoredEntry(Position(1, number), (b"",), 1, number, MIB - ENTRY_BYTES, 0))
-    state = StateMemory(CONFIG, SystemClock(), cache, memory)
+    state = BrokerStateMemory(CONFIG, SystemClock(), cache, memory)
     memory.connections = 200 * MIB // CONNECTION_BYTES
     with caplog.at_level(logging.WARNING, "magnetar.broker"):
         await state.measure(())

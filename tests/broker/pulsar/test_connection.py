@@ -829,7 +829,7 @@ class OneConnection:
         self.caller = SimpleNamespace(peer="127.0.0.1:1", principal=None)
         self.broker = SimpleNamespace(name="b", config=BrokerConfig())
 
-    def find_next_urls(self, error: Exception) -> dict[str, str]:
+    def find_urls_of_next_owner(self, error: Exception) -> dict[str, str]:
         return {}
 
     def send(self, data: bytes) -> None:
@@ -874,7 +874,7 @@ async def test_an_id_that_the_broker_closes_ends_once_and_says_nothing_after_it(
             (done := asyncio.get_running_loop().create_future()).set_result(None)
             return done
 
-        def on_renewed(self, principal: object) -> None: ...
+        def on_credentials_renewed(self, principal: object) -> None: ...
 
     module = producer_module if kind is ProducerHandler else consumer_module
     monkeypatch.setattr(module, "ProducerSession" if kind is ProducerHandler else "ConsumerSession", Session)

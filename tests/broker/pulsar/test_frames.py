@@ -89,12 +89,12 @@ def test_a_reader_is_told_when_a_frame_is_whole_and_when_it_is_none() -> None:
     while at < len(stream):
         size = min(len(room), len(stream) - at, 30_000)
         room[:size] = stream[at : at + size]
-        pieces.append(frames.on_bytes(size))
+        pieces.append(frames.on_bytes_received(size))
         at, room = at + size, frames.read_buffer()
     assert pieces == [False] * (len(pieces) - 1) + [True]
-    assert [len(each) for each in frames.complete_frames()] == [200_000]
+    assert [len(each) for each in frames.take_complete_frames()] == [200_000]
     frames.read_buffer()[:4] = struct.pack(">I", 3)
-    assert frames.on_bytes(4), "too short: an error waits"
+    assert frames.on_bytes_received(4), "too short: an error waits"
 
 
 def test_one_buffer_is_read_into_by_all_connections_in_turn() -> None:
@@ -189,7 +189,7 @@ def test_a_cumulative_ack_may_name_nothing_an_entry_or_a_part_of_it() -> None:
     def of(entry: int, *words: int) -> list[AckedEntry]:
         return list(
             translate.parse_cumulative_ack(
-                MessageIdData(ledgerId=4, entryId=translate.unsigned_long(entry), ack_set=words)
+                MessageIdData(ledgerId=4, entryId=translate.to_unsigned_long(entry), ack_set=words)
             )
         )
 

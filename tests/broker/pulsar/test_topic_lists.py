@@ -84,16 +84,16 @@ async def test_a_second_watcher_of_an_id_and_wrong_ones_are_refused_and_the_conn
 
 
 def test_a_pattern_costs_no_more_than_its_names_are_long() -> None:
-    matches = lookup.compile_pattern("persistent://public/default/(a|a)*(a|a)*(a|a)*b")
+    matches = lookup.compile_topic_pattern("persistent://public/default/(a|a)*(a|a)*(a|a)*b")
     assert not matches(f"{NS}/" + "a" * 100_000)
     assert matches(f"{NS}/ab")
 
 
 def test_without_the_library_patterns_are_refused_and_the_flag_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lookup.supports_patterns()
+    assert lookup.supports_topic_patterns()
     monkeypatch.setitem(sys.modules, "re2", None)
     with pytest.raises(NotAllowed, match="google-re2"):
-        lookup.compile_pattern("x")
+        lookup.compile_topic_pattern("x")
     monkeypatch.undo()
     with pytest.raises(InvalidRequest, match="no pattern"):
-        lookup.compile_pattern("(")
+        lookup.compile_topic_pattern("(")

@@ -12,9 +12,9 @@ from magnetar.broker.session.settings import (
     CHANGING,
     PULSAR,
     SHOWN,
-    changed_settings,
+    find_settings_to_remove,
+    list_changed_settings,
     parse_setting_value,
-    removed_fields,
 )
 from magnetar.metadata.records import PoliciesRecord
 from magnetar.proto.errors import InvalidRequest
@@ -76,22 +76,23 @@ def test_each_setting_has_one_name_that_is_shown_and_takes_what_it_shows() -> No
         "schema_compatibility": "forward", "retention_minutes": -1,
     }  # fmt: skip
     for name, value in values.items():
-        texts = changed_settings(PoliciesRecord(policies=Policies(**{name: value})))  # type: ignore[arg-type]
+        texts = list_changed_settings(PoliciesRecord(policies=Policies(**{name: value})))  # type: ignore[arg-type]
         assert list(texts) == [PULSAR.get(name, name)]
         for spelt in (name, *texts):
             assert parse_setting_value(spelt, texts[PULSAR.get(name, name)]) == {name: value}
     off = PoliciesRecord(policies=Policies(auto_subscription_creation=False), properties={"log_level": "debug"})
-    assert changed_settings(off) == {"allowAutoSubscriptionCreation": "false", "log_level": "debug"}
+    assert list_changed_settings(off) == {"allowAutoSubscriptionCreation": "false", "log_level": "debug"}
 
 
 def test_retention_that_is_set_together_goes_together() -> None:
     """Or the half that is left would keep everything for ever."""
     assert (
-        removed_fields("retention_minutes") == ("retention_minutes", "retention_mib") == removed_fields("retention_mib")
+        find_settings_to_remove("retention_minutes") == ("retention_minutes",
+        "retention_mib") == find_settings_to_remove("retention_mib")
     )
-    assert removed_fields(RATE) == ("dispatch_rate_messages",)
+    assert find_settings_to_remove(RATE) == ("dispatch_rate_messages",)
     with pytest.raises(InvalidRequest):
-        removed_fields("nonsense")
+        find_settings_to_remove("nonsense")
 
 
 async def test_retention_of_all_brokers_is_inherited_and_goes_again(http: Http) -> None:

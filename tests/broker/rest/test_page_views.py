@@ -99,9 +99,11 @@ def test_payloads_are_shown_as_what_they_are() -> None:
         (b"", "", "text"), (b"plain", "", "text"), (b"[1]", "", "json"), (b"[1]", "hex", "hex"), (b"\xff", "", "hex"),
         (b"\xff", "text", "text"), (b"a\0", "", "hex"), (b"[" * 5000, "", "text"), (b"{", "json", "text"),
     ):  # fmt: skip
-        assert topic_views.payload_text(payload, way, 100_000)[0] == shown, payload
-    assert topic_views.payload_text("aä".encode(), "", 2) == ("text", "a"), "a letter that is cut"
-    assert topic_views.payload_text(b"0123456789abcdefg", "hex", 100)[1].splitlines()[1] == f"00000010  {'67':<47}  g"
+        assert topic_views.format_payload_text(payload, way, 100_000)[0] == shown, payload
+    assert topic_views.format_payload_text("aä".encode(), "", 2) == ("text", "a"), "a letter that is cut"
+    assert topic_views.format_payload_text(
+        b"0123456789abcdefg", "hex", 100
+    )[1].splitlines()[1] == f"00000010  {'67':<47}  g"
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, "</pre><script>alert(1)</script>", "<svg onload=alert(1)>", "\u202eevil"])

@@ -36,7 +36,7 @@ async def test_what_is_not_here_shows_that_nothing_is_set_and_says_why_it_cannot
     async with serving(tmp_path) as (http, broker, _):
         await http.done("PUT", T)
         await http.done("PUT", f"{V2}/persistent/public/default/p/partitions", 2)
-        before = await broker.topic_manager.policies.read_set_policies(NamespaceName("public", "default"), None)
+        before = await broker.topic_manager.policies.read_uninherited_policies(NamespaceName("public", "default"), None)
         for base, rows in ((NS, OF_NAMESPACES), (T, OF_TOPICS), (f"{V2}/persistent/public/default/p", OF_TOPICS)):
             for row in rows:
                 path = f"{base}/{row.name}"
@@ -56,7 +56,7 @@ async def test_what_is_not_here_shows_that_nothing_is_set_and_says_why_it_cannot
         assert "no tiered storage" in refused.reason
         assert (await http.get(f"{T}/offload"))["status"] == "NOT_RUN"
         assert (
-            await broker.topic_manager.policies.read_set_policies(NamespaceName("public", "default"), None)
+            await broker.topic_manager.policies.read_uninherited_policies(NamespaceName("public", "default"), None)
             == before
             == Policies()
         )

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from magnetar.broker.log.log_shape_core import LogShape, Span
-from magnetar.broker.session.inspection import count_buckets, find_gaps, largest_runs
+from magnetar.broker.session.inspection import count_entries_in_buckets, find_largest_gaps, find_largest_runs
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState, TxnAcks
 from magnetar.broker.subscription.core.pending_set import PendingAcks
@@ -41,7 +41,7 @@ def test_buckets_are_of_one_size_and_count_what_is_in_them(acked: set[int], buck
     delayed = dict[int, BitMap]()
     for number in late:
         delayed.setdefault(every[number].ledger_id, BitMap()).add(every[number].entry_id)
-    found = count_buckets(shape, cursor, delayed, buckets)
+    found = count_entries_in_buckets(shape, cursor, delayed, buckets)
     assert len(found) <= buckets
     assert len({each.entries for each in found[:-1]}) <= 1
     for each in found:
@@ -61,9 +61,9 @@ def test_the_largest_gaps_are_found(acked: set[int], count: int) -> None:
     sizes, runs = list[int](), groupby(every, key=lambda each: (each.ledger_id, cursor.is_acked(each)))
     for (_, done), run in runs:
         entries = [*run]
-        if not done and entries[-1] < cursor.last_hole:
+        if not done and entries[-1] < cursor.last_hole_position:
             sizes.append(len(entries))
-    found = find_gaps(shape, cursor, count)
+    found = find_largest_gaps(shape, cursor, count)
     assert [size for _, size in found] == sorted(sizes, reverse=True)[:count]
     for first, size in found:
         at = every.index(first)
@@ -74,12 +74,12 @@ def test_the_largest_gaps_are_found(acked: set[int], count: int) -> None:
 def test_what_a_transaction_holds_is_pending() -> None:
     shape, cursor, _ = made({1})
     cursor.pending = PendingAcks({TxnId(0, 1): TxnAcks({12: BitMap([3, 4])}, {}, Position(10, 4))})
-    found = count_buckets(shape, cursor, {}, 4)
+    found = count_entries_in_buckets(shape, cursor, {}, 4)
     assert sum(each.pending for each in found) == 5 + 2
 
 
 def test_millions_of_holes_are_ten_gaps() -> None:
     odd = BitMap(range(1, 4_000_000, 2))
-    assert [size for _, size in largest_runs(odd, 10)] == [1] * 10
+    assert [size for _, size in find_largest_runs(odd, 10)] == [1] * 10
     odd.add(500_000)
-    assert largest_runs(odd, 10)[0] == (499_999, 3)
+    assert find_largest_runs(odd, 10)[0] == (499_999, 3)

@@ -7,7 +7,7 @@ import pytest
 
 from magnetar.asyncio import Client
 from magnetar.client.admin import AdminClient
-from magnetar.ledger.bookies import store_report
+from magnetar.ledger.bookies import store_damage_report
 from magnetar.metadata import paths
 from magnetar.metadata.records import UnderReplicatedRecord, decode_any
 from magnetar.metadata.store import ABSENT, put_record
@@ -62,7 +62,7 @@ async def test_ledgers_name_the_bookies_whose_copies_are_missing_or_damaged(runn
         metadata = broker.topic_manager.metadata
         mark = UnderReplicatedRecord(ledger_id=first.ledger_id, bookies={"gone": "lost"})
         await put_record(metadata, paths.under_replicated(first.ledger_id), mark, ABSENT)
-        await store_report(metadata, second.ledger_id, second.bookies[0], ((0, 0),))
+        await store_damage_report(metadata, second.ledger_id, second.bookies[0], ((0, 0),))
         found = await admin.describe_ledgers("t")
         assert found[0].missing == {"gone": "lost"}
         assert found[0].bookies == (*first.bookies, "gone")

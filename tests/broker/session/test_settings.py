@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.asyncio import Client
-from magnetar.broker.common.config import BrokerConfig, RuntimeSettings, parse_runtime
+from magnetar.broker.common.config import BrokerConfig, RuntimeSettings, parse_runtime_settings
 from magnetar.client.admin import AdminClient
 from magnetar.client.common.errors import TopicNotFound
 from magnetar.proto import operations as op
@@ -128,9 +128,8 @@ async def test_what_cannot_change_is_refused_and_nothing_is_stored(
 
 
 def test_what_a_later_version_stored_is_passed_over() -> None:
-    assert parse_runtime({"log_level": "verbose", "new": "1", "auto_topic_creation": "false"}) == RuntimeSettings(
-        auto_topic_creation=False
-    )
+    stored = {"log_level": "verbose", "new": "1", "auto_topic_creation": "false"}
+    assert parse_runtime_settings(stored) == RuntimeSettings(auto_topic_creation=False)
 
 
 async def test_a_broker_says_its_clock_and_where_its_tasks_wait(tmp_path: Path) -> None:

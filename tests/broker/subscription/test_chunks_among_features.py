@@ -131,7 +131,7 @@ async def test_what_expires_by_age_inside_a_message_takes_all_of_it(at: At) -> N
     when = await in_parts(at, other)
     life, clock = at.running.brokers[0].topics[TOPIC].maintenance, at.running.world.clock
     subscription = at.running.brokers[0].topics[TOPIC].subscriptions["s"]
-    await life.expire_older(subscription, (clock.wall_ms() - when) / 1000)
+    await life.expire_messages_older_than(subscription, (clock.wall_ms() - when) / 1000)
     found = await rest(await at.consumer())
     assert found in ([b"between"], []), "as late as it is, the other one may be old enough too"
     assert (await at.backlogs.analyze("s")).entries == 0

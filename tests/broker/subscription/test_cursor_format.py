@@ -55,32 +55,32 @@ def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
         for offset in range(len(entry)):
             damaged = bytearray(entry)
             damaged[offset] ^= 0x10
-            with pytest.raises(stored.DamagedState):
+            with pytest.raises(stored.DamagedCursorState):
                 stored.decode_piece(bytes(damaged))
-            with pytest.raises(stored.DamagedState):
+            with pytest.raises(stored.DamagedCursorState):
                 stored.decode_piece(entry[:offset])
 
 
 def test_a_chunk_that_contradicts_itself_is_damage() -> None:
     cursor = Cursor(shape_of(4000, 4000), state())
     for key in chunk_keys_of(cursor):
-        body = stored.encode_body(key, cursor)
+        body = stored.encode_chunk_body(key, cursor)
         other = ChunkKey(key.kind, key.ledger_id, key.block + 1)
-        with pytest.raises(stored.DamagedState):
+        with pytest.raises(stored.DamagedCursorState):
             stored.add_chunk(CursorState(MARK), other, body)
-        with pytest.raises(stored.DamagedState):
+        with pytest.raises(stored.DamagedCursorState):
             stored.add_chunk(CursorState(MARK), key, body[:-1])
-    (marker,) = stored.encode_marker(MARK, {ChunkKey(ChunkKind.HOLES, 10, 0): stored.ChunkPlace(1, 0, 1, 40)}, 1)
+    (marker,) = stored.encode_marker(MARK, {ChunkKey(ChunkKind.HOLES, 10, 0): stored.CursorChunkPlace(1, 0, 1, 40)}, 1)
     body = stored.decode_piece(marker).body
     for cut in range(len(body)):
-        with pytest.raises(stored.DamagedState):
+        with pytest.raises(stored.DamagedCursorState):
             stored.decode_marker(body[:cut])
-    with pytest.raises(stored.DamagedState):
+    with pytest.raises(stored.DamagedCursorState):
         stored.decode_marker(body + b"\0")
 
 
 def test_a_snapshot_without_its_end_is_damage() -> None:
     data = stored.encode_snapshot(entries_of(state()))
     for cut in range(len(data)):
-        with pytest.raises(stored.DamagedState):
+        with pytest.raises(stored.DamagedCursorState):
             stored.decode_snapshot(data[:cut])

@@ -65,7 +65,7 @@ def pending_in(cursor: Cursor) -> frozenset[tuple[int, TxnId]]:
         for number, position in enumerate(POSITIONS):
             if not cursor.is_acked(position):
                 done = set(cursor.acked_indexes(position))
-                bits = (1 << BATCH) - 1 if acks.has_entry(position) else acks.bits_at(position)
+                bits = (1 << BATCH) - 1 if acks.has_entry(position) else acks.message_bits_at(position)
                 mine = {each for each in range(BATCH) if bits >> each & 1}
                 found |= {(number * BATCH + each, txn) for each in mine - done}
     return frozenset(found)
@@ -207,7 +207,7 @@ class CursorModel(RuleBasedStateMachine):
     def ack_up_to_part(self, entry: int, index: int) -> None:
         if any(each <= entry * BATCH + index for each in self.pending):
             return  # refused, before it comes to the cursor
-        self.cursor.ack_cumulative_batch(POSITIONS[entry], index, BATCH)
+        self.cursor.ack_cumulative_into_batch(POSITIONS[entry], index, BATCH)
         self.model |= set(range(entry * BATCH + index + 1))
 
     @rule(entry=Entries)
@@ -240,7 +240,7 @@ class CursorModel(RuleBasedStateMachine):
 
     @rule(entry=Entries)
     def the_next_one_that_is_not_acknowledged(self, entry: int) -> None:
-        found = self.cursor.next_unacked(POSITIONS[entry])
+        found = self.cursor.next_unacked_position(POSITIONS[entry])
         later = [each for each in POSITIONS[entry:] if not self.cursor.is_acked(each)]
         assert found == (later[0] if later else SHAPE.after(POSITIONS[-1]))
 

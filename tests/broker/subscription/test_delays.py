@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from magnetar.broker.log.reader import TopicLogReader
-from magnetar.broker.log.snapshot_ledger import StateLedgers
+from magnetar.broker.log.snapshot_ledger import TopicStateLedgers
 from magnetar.broker.session import summaries
 from magnetar.broker.subscription import delays as driver
 from magnetar.broker.subscription.core import delays as core
 from magnetar.broker.subscription.core.policy import Member
-from magnetar.broker.subscription.core.slot_owners import HashRing
+from magnetar.broker.subscription.core.slot_owners import HashRingSlotOwners
 from magnetar.broker.subscription.subscription import Subscription
 from magnetar.broker.topic import statistics as backlog
 from magnetar.client import aio
@@ -156,7 +156,7 @@ async def test_one_that_is_due_and_has_to_wait_for_its_key_holds_up_no_other(at:
 
 def key_of_the(second_one: bool, first: str, second: str) -> str:
     """A key that is the second consumer's when both are there, or is not."""
-    ring, newcomer = HashRing(), Member(2, second)
+    ring, newcomer = HashRingSlotOwners(), Member(2, second)
     ring.join(Member(1, first))
     ring.join(newcomer)
     return next(
@@ -321,16 +321,16 @@ async def test_while_buckets_cannot_be_written_it_says_so_and_goes_on_by_itself(
     monkeypatch.setattr(driver, "RETRY_S", 0.01)
     async with deployment(tmp_path, delayed_memory_bytes=20 * core.FRESH_BYTES) as at:
         shared = await at.consumer("s", type=SHARED)
-        write = StateLedgers.create_closed
+        write = TopicStateLedgers.create_closed
 
-        async def away(self: StateLedgers, entries: list[bytes]) -> Any:
+        async def away(self: TopicStateLedgers, entries: list[bytes]) -> Any:
             raise Unavailable("no bookie")
 
-        monkeypatch.setattr(StateLedgers, "create_closed", away)
+        monkeypatch.setattr(TopicStateLedgers, "create_closed", away)
         await delayed(at, 300, 5000)
         await until(lambda: subscription(at).pump.blocked is Blocked.DELAYS)
         assert subscription(at).dispatcher.delays.count < 300  # type: ignore[union-attr]
-        monkeypatch.setattr(StateLedgers, "create_closed", write)
+        monkeypatch.setattr(TopicStateLedgers, "create_closed", write)
         await until(lambda: subscription(at).dispatcher.delays.count == 300)  # type: ignore[union-attr]
         await moved_on(at, 10)
         assert len(await shared.receive_payloads(300)) == 300
@@ -445,13 +445,13 @@ async def test_a_topic_closes_in_order_while_one_bucket_is_sealed_after_the_othe
 ) -> None:
     async with deployment(tmp_path, delayed_seal_entries=5) as at:
         go_on = asyncio.Event()
-        write = StateLedgers.create_closed
+        write = TopicStateLedgers.create_closed
 
-        async def slow(self: StateLedgers, entries: list[bytes]) -> int:
+        async def slow(self: TopicStateLedgers, entries: list[bytes]) -> int:
             await go_on.wait()
             return await write(self, entries)
 
-        monkeypatch.setattr(StateLedgers, "create_closed", slow)
+        monkeypatch.setattr(TopicStateLedgers, "create_closed", slow)
         await at.consumer("s", type=SHARED)
         await delayed(at, 5)
         await delayed(at, 6)
@@ -485,10 +485,10 @@ async def test_complaint_22_a_quota_may_leave_out_what_is_not_due(at: Deployment
     for _ in range(3):
         await producer.send(b"x" * (500 << 10), deliver_at_ms=now_ms + 10 * MINUTE)
     await at.later(1)
-    assert not at.topic.maintenance.must_hold_producers()
+    assert not at.topic.maintenance.must_pause_producers()
     await at.lay_down(backlog_quota_bytes=1 << 20, backlog_quota_counts_delayed=True)
     await at.later(1)
-    assert at.topic.maintenance.must_hold_producers()
+    assert at.topic.maintenance.must_pause_producers()
 
 
 async def test_skipping_and_clearing_forgets_what_is_delayed(at: Deployment) -> None:

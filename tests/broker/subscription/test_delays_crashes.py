@@ -86,7 +86,7 @@ class Life:
             await self.settled()
             for position in self.delays.take_due(self.now_ms, 100):
                 self.deliver(position)
-            self.driver._drop(self.delays.take_drained())
+            self.driver._drop(self.delays.take_unused_ledgers())
             await self.settled()
             self.delays.check()
 
@@ -168,7 +168,7 @@ async def merges(life: Life) -> None:
     if life.delays.must_make_bucket:
         life.driver._seal()
     await life.settled()
-    life.driver._drop(life.delays.take_drained())
+    life.driver._drop(life.delays.take_unused_ledgers())
     await life.settled()
 
 

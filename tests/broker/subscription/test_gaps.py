@@ -178,7 +178,7 @@ async def test_numbers_count_what_is_kept(at: Deployment) -> None:
     assert (await examine.find_nth_message(log, 2, from_latest=True))[0].index == 8
     assert (await log.reader.locate_index(2)).first_index == (await log.reader.locate_index(7)).first_index == 8
     subscription = topic.find_subscription("s")
-    assert [entry.index for entry in await backlog.peek_backlog(topic.log, subscription, 5)] == [0, 8]
+    assert [entry.index for entry in await backlog.read_first_backlog_entries(topic.log, subscription, 5)] == [0, 8]
     await backlog.skip_messages(topic.log, subscription, 3)
     assert subscription.cursor.mark == (log.shape.spans[1].ledger_id, 1), "8, and 9 behind it"
     assert await at.backlog("s") == 0

@@ -59,7 +59,7 @@ class Numbered(LogOrderPolicy):
         self._goes_out(entry.position, waited)
         return member
 
-    def take_events(self) -> Sequence[ActiveChanged]:
+    def take_active_changes(self) -> Sequence[ActiveChanged]:
         events, self.joined_last = self.joined_last, []
         return events
 

@@ -4,7 +4,12 @@ import pytest
 
 from magnetar.broker.cluster.bundles_core import bundle_name, bundle_name_of_topic
 from magnetar.broker.common.refusals import PublishRefusal
-from magnetar.broker.log.log_shape_core import Retention, TrimLimit, find_trimmable, list_reasons_to_keep_ledgers
+from magnetar.broker.log.log_shape_core import (
+    Retention,
+    TrimLimit,
+    find_trimmable_ledgers,
+    list_reasons_to_keep_ledgers,
+)
 from magnetar.broker.topic.dedup_core import (
     EXCLUSIVE,
     EXCLUSIVE_WITH_FENCING,
@@ -92,11 +97,11 @@ def test_one_that_takes_the_topic_with_fencing_fences_one_of_its_own_name() -> N
 def test_a_ledger_goes_only_when_it_is_closed_and_every_persisted_mark_is_behind_it() -> None:
     shape = shape_of(3, 3, 3)
     none = Retention()
-    assert find_trimmable(shape, [TrimLimit(Position(20, 2))], none, 0) == [10, 20]
-    assert find_trimmable(shape, [TrimLimit(Position(20, 1))], none, 0) == [10]
-    assert find_trimmable(shape, [TrimLimit(Position(30, 2)), TrimLimit(Position(10, 1))], none, 0) == []
-    assert find_trimmable(shape, [TrimLimit(Position(30, 2))], none, 0) == [10, 20], "never the open one"
-    assert find_trimmable(shape, [], none, 0) == [10, 20], "no subscription and no retention: nothing holds it"
+    assert find_trimmable_ledgers(shape, [TrimLimit(Position(20, 2))], none, 0) == [10, 20]
+    assert find_trimmable_ledgers(shape, [TrimLimit(Position(20, 1))], none, 0) == [10]
+    assert find_trimmable_ledgers(shape, [TrimLimit(Position(30, 2)), TrimLimit(Position(10, 1))], none, 0) == []
+    assert find_trimmable_ledgers(shape, [TrimLimit(Position(30, 2))], none, 0) == [10, 20], "never the open one"
+    assert find_trimmable_ledgers(shape, [], none, 0) == [10, 20], "no subscription and no retention: nothing holds it"
     held = TrimLimit(Position(10, 2), why=Stays.NOT_IN_SNAPSHOT), TrimLimit(Position(20, 1), why=Stays.NOT_COMPACTED)
     assert [
         stays for _, stays in list_reasons_to_keep_ledgers(shape, held, none, 0)
@@ -124,17 +129,23 @@ def test_a_ledger_that_no_subscription_needs_stays_for_deduplication_or_compacti
 def test_a_ledger_goes_although_an_older_one_stays_when_everybody_has_stored_that_it_is_done() -> None:
     shape = shape_of(3, 3, 3, 3)
     none, marks = Retention(), Position(10, 0)
-    assert find_trimmable(shape, [TrimLimit(marks, frozenset({20}))], none, 0) == [20]
-    assert find_trimmable(shape, [TrimLimit(marks, frozenset({20, 30, 40}))], none, 0) == [20, 30], "never the open one"
-    assert find_trimmable(shape, [TrimLimit(marks, frozenset({20, 30})), TrimLimit(Position(20, 2))], none, 0) == [20]
-    assert find_trimmable(shape, [TrimLimit(marks, frozenset({20})), TrimLimit(marks)], none, 0) == [], (
+    assert find_trimmable_ledgers(shape, [TrimLimit(marks, frozenset({20}))], none, 0) == [20]
+    assert find_trimmable_ledgers(
+        shape, [TrimLimit(marks, frozenset({20, 30, 40}))], none, 0
+    ) == [20, 30], "never the open one"
+    assert find_trimmable_ledgers(
+        shape, [TrimLimit(marks, frozenset({20, 30})), TrimLimit(Position(20, 2))], none, 0
+    ) == [20]
+    assert find_trimmable_ledgers(shape, [TrimLimit(marks, frozenset({20})), TrimLimit(marks)], none, 0) == [], (
         "the other one has not"
     )
     for span in shape.spans:
         span.size = 2 << 20
     holders = [TrimLimit(marks, frozenset({20, 30}))]
-    assert find_trimmable(shape, holders, Retention(-1, 2), 0) == [20], "what retention keeps is what is acknowledged"
-    assert find_trimmable(shape, holders, Retention(-1, 4), 0) == []
+    assert find_trimmable_ledgers(
+        shape, holders, Retention(-1, 2), 0
+    ) == [20], "what retention keeps is what is acknowledged"
+    assert find_trimmable_ledgers(shape, holders, Retention(-1, 4), 0) == []
 
 
 @pytest.mark.parametrize(
@@ -151,7 +162,7 @@ def test_retention_keeps_what_is_acknowledged(retention: Retention, now_min: int
     shape = shape_of(1, 1, 1)
     for span in shape.spans:
         span.size = 2 << 20
-    assert find_trimmable(shape, [TrimLimit(Position(30, 0))], retention, now_min * MINUTE_MS) == gone
+    assert find_trimmable_ledgers(shape, [TrimLimit(Position(30, 0))], retention, now_min * MINUTE_MS) == gone
 
 
 def test_bundles_cover_all_hashes_without_overlap() -> None:

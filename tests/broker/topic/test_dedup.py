@@ -184,7 +184,7 @@ async def test_a_snapshot_is_due_by_the_time_that_the_policy_says(tmp_path: Path
 async def _policy(broker: Broker, text: str) -> None:
     await broker.topic_manager.policies.change_policies(NAME.namespace_name, NAME, policies(text))
     topic = await broker.topic_manager.topic(NAME)
-    topic.applied = broker.topic_manager.policies.get_applied_nowait(NAME)
+    topic.applied = broker.topic_manager.policies.get_applied_policies_nowait(NAME)
 
 
 async def test_what_no_snapshot_holds_is_not_trimmed(tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ def test_a_commit_sets_no_sequence_id_back() -> None:
     """Others of its producer were stored outside of the transaction while it was open."""
     dedup = DedupCore(Snapshot(START, {}), now=0.0)
     dedup.on_producer_joined("p")
-    dedup.on_uncommitted_stored(Position(1, 0))  # of the transaction: 3
+    dedup.on_uncommitted_entry_stored(Position(1, 0))  # of the transaction: 3
     assert dedup.judge("p", SequenceRange(4, 4)) is DedupVerdict.NEW
     dedup.on_publish_confirmed("p", SequenceRange(4, 4), Position(1, 1))
     dedup.on_transaction_committed({"p": SequenceProgress(3)})
@@ -336,7 +336,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
         if act < 0.15 or not open_:
             born += 1
             txn = TxnId.of(1, 1, born)
-            core.register_unresolved(txn)
+            core.register_unresolved_transaction(txn)
             core.on_joined(txn)
             open_[txn] = set()
         elif act < 0.3:
@@ -360,11 +360,11 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
                 if of is None or outcome.get(of):
                     dedup.on_publish_confirmed("p", numbers, position)
                 else:
-                    dedup.on_uncommitted_stored(position)
+                    dedup.on_uncommitted_entry_stored(position)
                 if aborted:
                     dedup.add_aborted_sequence_gaps({"p": BitMap64([number])})
             for txn in open_:
-                core.register_unresolved(txn)
+                core.register_unresolved_transaction(txn)
                 core.on_joined(txn)
         else:
             to = rng.choice([None, *open_])
@@ -374,7 +374,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
             assert core.find_other_transaction_of_sequence("p", to, numbers) == holder
             if holder is not None or (to is not None and number < max(open_[to], default=-1)):
                 continue  # it waits; or goes back inside its transaction
-            verdict = dedup.judge("p", numbers) if to is None else dedup.judge_stored_sequence("p", numbers)
+            verdict = dedup.judge("p", numbers) if to is None else dedup.judge_by_stored_entries("p", numbers)
             if to is not None and verdict is DedupVerdict.NEW:
                 verdict = core.judge(to, "p", numbers)
             known = number in stored or (to is not None and number in open_[to])
@@ -390,7 +390,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
                     dedup.on_publish_confirmed("p", numbers, position)
                     stored.add(number)
                 else:
-                    dedup.on_uncommitted_stored(position)
+                    dedup.on_uncommitted_entry_stored(position)
                     core.on_publish_confirmed(to, "p", numbers, position, position[1], 1, 10)
                     open_[to].add(number)
                 highest = max(highest, number)
@@ -407,5 +407,5 @@ def test_gaps_of_a_producer_are_bounded_and_the_highest_are_kept() -> None:
     gaps = dedup.snapshot().gaps["p"]
     assert len(gaps.serialize()) <= GAP_BYTES_MAX
     assert gaps.max() == 419_999
-    assert dedup.judge_stored_sequence("p", SequenceRange(419_999, 419_999)) is DedupVerdict.NEW
-    assert dedup.judge_stored_sequence("p", SequenceRange(5, 5)) is DedupVerdict.DUPLICATE, "it counts as left out"
+    assert dedup.judge_by_stored_entries("p", SequenceRange(419_999, 419_999)) is DedupVerdict.NEW
+    assert dedup.judge_by_stored_entries("p", SequenceRange(5, 5)) is DedupVerdict.DUPLICATE, "it counts as left out"

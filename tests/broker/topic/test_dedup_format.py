@@ -26,7 +26,7 @@ def test_gaps_come_back_and_a_snapshot_without_any_is_as_it_always_was() -> None
     assert read([entry]) == SNAPSHOT._replace(gaps=gaps)
     (damaged,) = stored.encode_snapshot(SNAPSHOT, 9)
     body = damaged[24:-1] + b',"gaps":{"p":"AAAA"}}'
-    with pytest.raises(stored.DamagedSnapshot, match="gaps"):
+    with pytest.raises(stored.DamagedDedupSnapshot, match="gaps"):
         stored.decode_snapshot([stored.Piece(9, 0, 1, body)])
 
 
@@ -44,7 +44,7 @@ def test_every_flipped_bit_is_noticed() -> None:
         for bit in range(8):
             damaged = bytearray(entry)
             damaged[place] ^= 1 << bit
-            with pytest.raises(stored.DamagedSnapshot):
+            with pytest.raises(stored.DamagedDedupSnapshot):
                 stored.decode_piece(bytes(damaged))
-    with pytest.raises(stored.DamagedSnapshot):
+    with pytest.raises(stored.DamagedDedupSnapshot):
         stored.decode_piece(entry[:10])

@@ -99,7 +99,7 @@ async def test_by_force_what_is_open_is_aborted_before_the_topic_goes(scene: Sce
     assert scene.coordinator.states[scene.txn] is TxnState.ABORTED
     assert await scene.is_gone()
     settlement = scene.coordinator.settlement(scene.txn, False)
-    assert await scene.broker.topic_manager.topic_settler.settle(NAME, [settlement]) == [None], (
+    assert await scene.broker.topic_manager.topic_transaction_settler.settle(NAME, [settlement]) == [None], (
         "there is nothing to settle"
     )
 
@@ -152,7 +152,7 @@ async def test_a_commit_on_its_way_is_waited_for_and_counts(scene: Scene) -> Non
     await deleting
     assert scene.coordinator.states[scene.txn] is TxnState.COMMITTED
     assert await scene.is_gone()
-    assert await scene.broker.topic_manager.topic_settler.settle(NAME, [settlement]) == [None]
+    assert await scene.broker.topic_manager.topic_transaction_settler.settle(NAME, [settlement]) == [None]
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -349,7 +349,7 @@ async def test_a_topic_with_an_open_transaction_is_deleted_at_each_step_then_aga
                     await broker.topic_manager.delete_topic(name, force=True)
             assert coordinator.states[txn] is TxnState.ABORTED
             settlement = coordinator.settlement(txn, False)
-            assert await broker.topic_manager.topic_settler.settle(name, [settlement]) == [None], (
+            assert await broker.topic_manager.topic_transaction_settler.settle(name, [settlement]) == [None], (
                 "there is nothing to settle"
             )
             with pytest.raises(TopicNotFound):

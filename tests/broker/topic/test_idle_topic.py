@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from magnetar.broker.node.load_turns import StateMemory
+from magnetar.broker.node.load_turns import BrokerStateMemory
 from magnetar.proto.names import TopicName
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
@@ -25,7 +25,7 @@ async def test_an_idle_topic_keeps_nothing_of_what_it_does_not_use(running: Clus
     topic = await broker.topic(TopicName.parse(TOPIC))
     subscription = await topic.registry.subscribe("s")
     config = replace(broker.config, state_memory_bytes=1 << 20)
-    await StateMemory(config, running.world.clock, broker.cache, broker.memory).measure([topic])
+    await BrokerStateMemory(config, running.world.clock, broker.cache, broker.memory).measure([topic])
     store, letters, delayed = subscription.store, subscription.dead_letters, subscription.delayed
     assert store is not None
     assert letters is not None

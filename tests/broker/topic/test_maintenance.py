@@ -317,7 +317,7 @@ async def test_t6_a_topic_that_nobody_uses_is_deleted_with_its_policies(at: Depl
     await at.later(5)
     assert TOPIC not in at.broker.topics
     assert await at.broker.topic_manager.catalog.count_partitions(NAME) is None
-    assert await at.broker.topic_manager.policies.read_set_policies(NAME.namespace_name, NAME) == Policies()
+    assert await at.broker.topic_manager.policies.read_uninherited_policies(NAME.namespace_name, NAME) == Policies()
 
 
 async def test_t6_a_topic_with_a_subscription_goes_only_when_that_is_wanted_and_it_has_read_everything(

@@ -135,7 +135,7 @@ async def test_operators_see_what_consumers_will_see(coordinator: FakeCoordinato
             await backlogs.read_message(at.position(hidden))
     assert (await backlogs.find_last_message()).position == at.position(3)
     assert (await backlogs.analyze("s"))[:2] == (2, 2)
-    assert (await backlogs.find_by_time(1 << 50)).position == at.position(4)
+    assert (await backlogs.find_message_by_time(1 << 50)).position == at.position(4)
     stats = await topic_stats(at.topic, "")
     assert [each.backlog for each in stats.subscriptions] == [2, 2]
     assert stats.transactions is not None
@@ -281,7 +281,7 @@ async def test_a_delayed_entry_is_due_after_its_commit(tmp_path: Path, coordinat
 
 async def test_expiry_and_quota_stop_at_the_last_stable_position(coordinator: FakeCoordinator, at: Filled) -> None:
     subscription = at.topic.find_subscription("s")
-    await at.topic.maintenance.expire_older(subscription, -3600)
+    await at.topic.maintenance.expire_messages_older_than(subscription, -3600)
     assert subscription.cursor.mark == at.position(3)
     await at.commit()
     assert await backlog.count_unacknowledged(at.topic.shown, subscription) == 3

@@ -65,7 +65,7 @@ async def shown(broker: Broker) -> list[bytes]:
     """What a reader of committed entries gets."""
     log = (await loaded(broker)).shown
     found: list[bytes] = []
-    position = log.shape.at_or_after(log.shape.start)
+    position = log.shape.position_at_or_after(log.shape.start)
     while log.shape.is_readable(position):
         for entry in await log.reader.read(position, 1 << 20):
             found += payloads_of(entry.payload)
@@ -700,11 +700,15 @@ async def test_an_open_transaction_keeps_its_ledgers_and_what_is_aborted_goes_wi
         await producer.send_in(txn, b"0")
         topic = await loaded(broker)
         await topic.log.roll()
-        assert [stays for _, stays in topic.why_ledgers_stay()] == [LedgerStays.NOT_IN_OUTCOMES, LedgerStays.OPEN]
+        assert [
+            stays for _, stays in topic.list_reasons_ledgers_stay()
+        ] == [LedgerStays.NOT_IN_OUTCOMES, LedgerStays.OPEN]
         other = coordinator.begin()
         await producer.send_in(other, b"1")
         await coordinator.end(topic, other, False)
-        assert [stays for _, stays in topic.why_ledgers_stay()] == [LedgerStays.TRANSACTION_OPEN, LedgerStays.OPEN]
+        assert [
+            stays for _, stays in topic.list_reasons_ledgers_stay()
+        ] == [LedgerStays.TRANSACTION_OPEN, LedgerStays.OPEN]
         assert not await topic.trim()
         await coordinator.end(topic, txn, False)
         core = topic.transactions.core
@@ -712,7 +716,7 @@ async def test_an_open_transaction_keeps_its_ledgers_and_what_is_aborted_goes_wi
         assert core.aborted_entries == 2
         assert len(await topic.trim()) == 1
         assert core.aborted_entries == 1
-        assert core.aborted_messages(0, 10) == 1
+        assert core.count_aborted_messages(0, 10) == 1
 
 
 async def test_plain_traffic_after_the_last_transaction_does_not_keep_ledgers(

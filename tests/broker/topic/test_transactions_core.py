@@ -11,7 +11,7 @@ from magnetar.broker.log.log_queue_core import SequenceRange
 from magnetar.broker.log.log_shape_core import CommittedShape, LogShape, Span
 from magnetar.broker.topic import outcomes as stored
 from magnetar.broker.topic.dedup_core import DedupVerdict
-from magnetar.broker.topic.transactions_core import OpenTxn, Transactions, TxnSnapshot
+from magnetar.broker.topic.transactions_core import OpenTxnInSnapshot, Transactions, TxnSnapshot
 from magnetar.proto.names import Position
 from magnetar.proto.states import TxnId
 
@@ -69,7 +69,7 @@ class Walk:
 
     def start(self, snapshot: TxnSnapshot) -> None:
         self.core = Transactions(self.shape, snapshot)
-        self.view.set_outcomes(self.core)
+        self.view.set_transaction_outcomes(self.core)
 
     def step(self) -> None:
         action = self.rng.choice(
@@ -84,11 +84,11 @@ class Walk:
     def begin(self) -> None:
         txn = TxnId.of(0, 1, self.next_txn)
         self.next_txn += 1
-        self.core.register_unresolved(txn)
+        self.core.register_unresolved_transaction(txn)
         assert self.core.on_joined(txn)
 
     def send(self) -> None:
-        if opened := [each for each in self.core.open_txns if self.core.is_open(each)]:
+        if opened := [each for each in self.core.open_transaction_ids if self.core.is_open(each)]:
             self.push(self.rng.choice(opened))
 
     def push(self, txn: TxnId | None) -> None:
@@ -115,9 +115,9 @@ class Walk:
                 assert self.core.judge(entry.txn, "p", numbers) is DedupVerdict.DUPLICATE
 
     def end(self) -> None:
-        if not self.core.open_txns:
+        if not self.core.open_transaction_ids:
             return
-        txn = self.rng.choice(self.core.open_txns)
+        txn = self.rng.choice(self.core.open_transaction_ids)
         own = [each for each in self.model.log if each.txn == txn and each.state == OPEN]
         receipts = own[: self.rng.choice([len(own), len(own), self.rng.randint(0, len(own))])]
         last = receipts[-1].position if receipts else Position(-1, -1)
@@ -147,17 +147,18 @@ class Walk:
         gone = spans[0]
         if len(spans) > 1 and (gone.ledger_id, gone.last_entry) < held and self.rng.random() < 0.3:
             self.shape.remove(gone.ledger_id)
-            self.core.on_trimmed(gone.ledger_id, gone.first_index, gone.end_index)
+            self.core.on_ledger_trimmed(gone.ledger_id, gone.first_index, gone.end_index)
             self.model.log = [each for each in self.model.log if each.position[0] != gone.ledger_id]
 
     def save(self) -> None:
         """Through its stored form."""
         snapshot = self.core.snapshot()
-        rows = {each: stored.OutcomesPartRow(1, 0, 1) for each in sorted(snapshot.aborted)}
-        marker = stored.encode_marker(stored.Marker(snapshot.position, snapshot.open, rows, snapshot.ended), 1)
+        rows = {each: stored.OutcomesPartPlace(1, 0, 1) for each in sorted(snapshot.aborted)}
+        marker = stored.encode_marker(stored.SnapshotMarker(snapshot.position, snapshot.open, rows, snapshot.ended), 1)
         found = stored.decode_marker([stored.decode_piece(each) for each in marker])
         parts = {
-            each: stored.decode_part(each, row, [stored.decode_piece(*stored.encode_part(each, part, 1))])
+            each: stored.decode_outcomes_part(each, row,
+            [stored.decode_piece(*stored.encode_outcomes_part(each, part, 1))])
             for each, row, part in ((id_, row, snapshot.aborted[id_]) for id_, row in found.parts.items())
         }
         self.saved = TxnSnapshot(found.position, found.open, parts, found.ended)
@@ -171,13 +172,13 @@ class Walk:
         for each in self.model.log:
             if each.txn is not None and each.position > self.saved.position:
                 numbers = SequenceRange(each.sequence, each.sequence)
-                again.add_replayed(each.txn, "p", numbers, each.position, each.first_index, each.count, 10)
+                again.add_replayed_entry(each.txn, "p", numbers, each.position, each.first_index, each.count, 10)
         again.finish_replay()
         self.core = again
-        self.view.set_outcomes(again)
+        self.view.set_transaction_outcomes(again)
         before, hidden = set(self.model.shown()), set(self.positions())
         assert hidden <= before, "something is shown before its outcome is known"
-        for txn in list(again.open_txns):
+        for txn in list(again.open_transaction_ids):
             if txn in self.outcomes:
                 again.settle(self.outcomes[txn])
             else:
@@ -186,7 +187,7 @@ class Walk:
 
     # ---------------------------------------------------------------- what is shown
     def positions(self) -> list[Position]:
-        found, position = [], self.view.at_or_after(self.view.start)
+        found, position = [], self.view.position_at_or_after(self.view.start)
         while self.view.is_readable(position):
             found.append(position)
             position = self.view.after(position)
@@ -207,7 +208,7 @@ class Walk:
             messages = self.rng.randint(0, 6)
             kept = [each for each in indexes if each >= index]
             if len(kept) > messages:
-                assert view.index_after_messages(index, messages) == kept[messages]
+                assert view.index_after_next_messages(index, messages) == kept[messages]
         back, found = list[Position](), view.before(Position(1 << 40, 0))
         while found[1] >= 0:
             back.append(found)
@@ -215,19 +216,19 @@ class Walk:
         decided = [each.position for each in model.log if each.state != ABORTED]
         assert back == decided[::-1]
         for span in self.shape.spans:
-            assert view.count_visible(span.ledger_id, 0) == sum(each[0] == span.ledger_id for each in shown)
+            assert view.count_visible_entries(span.ledger_id, 0) == sum(each[0] == span.ledger_id for each in shown)
         aborted = [each for each in model.log if each.state == ABORTED]
         assert self.core.aborted_entries == len(aborted)
         assert len(self.core.aborted_indexes) == sum(each.count for each in aborted)
         for mark in shown[-1:]:
             following = [each for each in model.log if each.position > mark]
             run = next((at for at, each in enumerate(following) if each.state != ABORTED), len(following))
-            assert view.skip_hidden(mark) == (following[run - 1].position if run else mark)
+            assert view.last_hidden_after(mark) == (following[run - 1].position if run else mark)
 
 
 def _copied(snapshot: TxnSnapshot) -> TxnSnapshot:
     opened = tuple(
-        OpenTxn(
+        OpenTxnInSnapshot(
             each.txn, each.first, {id_: entries.copy() for id_, entries in each.entries.items()}, each.indexes.copy(),
             each.starts.copy(), each.size, dict(each.numbers),
         )
@@ -250,7 +251,7 @@ def opened(*txns: int) -> Transactions:
     shape.add(Span(1, 0, open=True))
     core = Transactions(shape, TxnSnapshot(Position(1, -1)))
     for each in txns:
-        core.register_unresolved(TxnId(0, each))
+        core.register_unresolved_transaction(TxnId(0, each))
         core.on_joined(TxnId(0, each))
     return core
 
@@ -279,7 +280,7 @@ def test_what_has_entries_here_stays_when_its_coordinator_gives_no_answer() -> N
     core, txn = opened(1), TxnId(0, 1)
     store(core, txn, 0, 0)
     again = Transactions(core._shape, TxnSnapshot(Position(1, -1)))
-    again.add_replayed(txn, "p", SequenceRange(0, 0), Position(1, 0), 0, 1, 10)
+    again.add_replayed_entry(txn, "p", SequenceRange(0, 0), Position(1, 0), 0, 1, 10)
     again.finish_replay()
     again.on_join_refused(txn)
     again.check()
@@ -330,12 +331,12 @@ def test_what_was_decided_before_a_late_acknowledgement_is_not_called_lost() -> 
     store(core, txn, 0, 0)
     ended = Settlement(txn, True, 1, Position(1, 0))
     assert not core.settle(ended).missing
-    core.register_unresolved(txn)
+    core.register_unresolved_transaction(txn)
     assert not core.settle(ended).missing
     again = Transactions(core._shape, core.snapshot())
-    again.register_unresolved(txn)
+    again.register_unresolved_transaction(txn)
     assert not again.settle(ended).missing
-    again.register_unresolved(txn)
+    again.register_unresolved_transaction(txn)
     assert again.settle(Settlement(txn, True, 1, Position(1, 5))).missing == 1, "the log ends before its receipt"
 
 
@@ -345,12 +346,12 @@ def test_a_million_aborts_are_stored_whole_and_take_little_memory() -> None:
     entries, indexes = BitMap(range(0, 2_000_000, 2)), BitMap64(range(0, 2_000_000, 2))
     core = Transactions(shape, TxnSnapshot(Position(1, 1_999_999)))
     core.aborted[1], core.sizes[1], core.aborted_indexes = entries, 1, indexes
-    pieces = stored.encode_part(1, core.get_aborted_entries_of_ledger(1), 1)
+    pieces = stored.encode_outcomes_part(1, core.get_aborted_entries_of_ledger(1), 1)
     assert sum(map(len, pieces)) < 600_000
-    part = stored.decode_part(
-        1, stored.OutcomesPartRow(1, 0, len(pieces)), [stored.decode_piece(each) for each in pieces]
+    part = stored.decode_outcomes_part(
+        1, stored.OutcomesPartPlace(1, 0, len(pieces)), [stored.decode_piece(each) for each in pieces]
     )
     assert part.entries == entries
     assert part.indexes == indexes
     again = Transactions(shape, TxnSnapshot(Position(1, 1_999_999), (), {1: part}))
-    assert again.aborted_messages(0, 2_000_000) == again.aborted_entries == 1_000_000
+    assert again.count_aborted_messages(0, 2_000_000) == again.aborted_entries == 1_000_000

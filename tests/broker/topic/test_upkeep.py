@@ -9,14 +9,14 @@ from magnetar.broker.log.log_shape_core import (
     Retention,
     Span,
     TrimLimit,
-    find_trimmable,
+    find_trimmable_ledgers,
     list_reasons_to_keep_ledgers,
 )
 from magnetar.broker.topic.admission_core import (
     backlog_bytes,
     find_mark_for_backlog_bytes,
     is_inactive,
-    judge_quota,
+    judge_backlog_quota,
     must_roll_ledger,
 )
 from magnetar.proto.applied import AppliedPolicies
@@ -69,16 +69,16 @@ def test_complaint_26_a_last_ledger_that_is_closed_gets_a_next_one_when_retentio
 def test_complaint_27_size_retention_deletes_no_more_than_it_must() -> None:
     log, marks = shape(3 * MIB, 3 * MIB, 3 * MIB, MIB), [TrimLimit(Position(4, 9))]
     retained = Retention(minutes=-1, mib=5)
-    assert find_trimmable(log, marks, retained, now_ms=10**9) == [1], (
+    assert find_trimmable_ledgers(log, marks, retained, now_ms=10**9) == [1], (
         "3 and 3 MiB stay: one of them alone is less than 5"
     )
-    assert find_trimmable(log, marks, Retention(minutes=-1, mib=7), now_ms=10**9) == []
-    assert find_trimmable(log, marks, Retention(minutes=-1, mib=3), now_ms=10**9) == [1, 2]
+    assert find_trimmable_ledgers(log, marks, Retention(minutes=-1, mib=7), now_ms=10**9) == []
+    assert find_trimmable_ledgers(log, marks, Retention(minutes=-1, mib=3), now_ms=10**9) == [1, 2]
 
 
 def test_complaint_28_what_is_consumed_goes_at_once_without_retention() -> None:
     log = shape(3 * MIB, 3 * MIB, 0)
-    assert find_trimmable(log, [TrimLimit(Position(2, 9))], Retention(), now_ms=1001) == [1, 2]
+    assert find_trimmable_ledgers(log, [TrimLimit(Position(2, 9))], Retention(), now_ms=1001) == [1, 2]
     assert list_reasons_to_keep_ledgers(
         log, [TrimLimit(Position(1, 9))], Retention(), now_ms=1001
     )[1] == (2, Stays.NOT_ACKNOWLEDGED)
@@ -87,10 +87,10 @@ def test_complaint_28_what_is_consumed_goes_at_once_without_retention() -> None:
 def test_a16_acknowledged_data_goes_when_time_or_size_is_past() -> None:
     log, marks = shape(MIB, MIB, 0), [TrimLimit(Position(2, 9))]
     minute = 60_000
-    assert find_trimmable(log, marks, Retention(minutes=1, mib=-1), now_ms=1000 + minute - 1) == []
-    assert find_trimmable(log, marks, Retention(minutes=1, mib=-1), now_ms=1000 + minute) == [1, 2]
-    assert find_trimmable(log, marks, Retention(minutes=1, mib=1), now_ms=1001) == [1], "the size is past"
-    assert find_trimmable(log, marks, Retention(minutes=-1, mib=-1), now_ms=10**12) == []
+    assert find_trimmable_ledgers(log, marks, Retention(minutes=1, mib=-1), now_ms=1000 + minute - 1) == []
+    assert find_trimmable_ledgers(log, marks, Retention(minutes=1, mib=-1), now_ms=1000 + minute) == [1, 2]
+    assert find_trimmable_ledgers(log, marks, Retention(minutes=1, mib=1), now_ms=1001) == [1], "the size is past"
+    assert find_trimmable_ledgers(log, marks, Retention(minutes=-1, mib=-1), now_ms=10**12) == []
 
 
 def test_messages_that_nobody_has_subscribed_to_stay_for_a_while_and_up_to_a_size() -> None:
@@ -99,9 +99,9 @@ def test_messages_that_nobody_has_subscribed_to_stay_for_a_while_and_up_to_a_siz
     unread = Retention(minutes=10, mib=2)
     why = dict(list_reasons_to_keep_ledgers(log, [], Retention(), 1001, unread))
     assert why == {1: None, 2: Stays.NOT_SUBSCRIBED, 3: Stays.NOT_SUBSCRIBED, 4: Stays.OPEN}, "the size"
-    assert find_trimmable(log, [], Retention(), 1000 + 10 * minute, unread) == [1, 2, 3], "the time"
-    assert find_trimmable(log, [], Retention(), 1001, Retention(minutes=-1, mib=-1)) == []
-    assert find_trimmable(log, [], Retention(), 1001, Retention()) == [1, 2, 3], "the policy is 0"
+    assert find_trimmable_ledgers(log, [], Retention(), 1000 + 10 * minute, unread) == [1, 2, 3], "the time"
+    assert find_trimmable_ledgers(log, [], Retention(), 1001, Retention(minutes=-1, mib=-1)) == []
+    assert find_trimmable_ledgers(log, [], Retention(), 1001, Retention()) == [1, 2, 3], "the policy is 0"
     longer = Retention(minutes=20, mib=-1)
     assert list_reasons_to_keep_ledgers(log, [], longer, 1000 + 10 * minute, unread)[1] == (2, Stays.RETAINED_BY_TIME)
 
@@ -134,10 +134,10 @@ def test_a17_past_the_quota_by_size_or_by_age_the_policy_says_what_happens(
     policy: str, what: BacklogQuotaState
 ) -> None:
     applied = AppliedPolicies(backlog_quota_bytes=1 << 20, backlog_quota_s=60, backlog_quota_policy=policy)  # type: ignore[arg-type]
-    assert judge_quota(applied, MIB - 1, 59) is None
-    assert judge_quota(applied, MIB, 0) is what
-    assert judge_quota(applied, 0, 60) is what
-    assert judge_quota(AppliedPolicies(), 10**15, 10**9) is None, "there is no quota"
+    assert judge_backlog_quota(applied, MIB - 1, 59) is None
+    assert judge_backlog_quota(applied, MIB, 0) is what
+    assert judge_backlog_quota(applied, 0, 60) is what
+    assert judge_backlog_quota(AppliedPolicies(), 10**15, 10**9) is None, "there is no quota"
 
 
 def test_a17_eviction_gives_up_no_more_than_it_must() -> None:

@@ -13,46 +13,46 @@ from copy import deepcopy
 from magnetar.broker.transaction.halves_core import Phase
 from magnetar.broker.transaction.intents_core import (
     Answer,
-    AskHalf,
+    AskAboutHalfMessage,
     ChangeHalf,
     Effect,
     EndHalf,
     GetStatus,
-    HalfLimits,
-    HalfVerb,
+    HalfMessageEndVerb,
+    HalfMessageLimits,
     Join,
     Limits,
     PrepareHalf,
-    PublishHalf,
-    WarnOfParkedHalf,
+    PublishHalfMessage,
+    WarnOfParkedHalfMessage,
     WatchHalves,
 )
 from magnetar.broker.transaction.records_core import (
     AnyRecord,
     Committed,
     HalfMessage,
-    HalfRolledBack,
-    HalfStored,
+    HalfMessageRolledBack,
+    HalfMessageStored,
     Participant,
 )
 from magnetar.proto.errors import MagnetarError, TransactionAborted, TransactionEnded
 from magnetar.proto.states import TxnState
 from tests.broker.transaction.judge import World
 
-HALF_LIMITS = HalfLimits(
+HALF_LIMITS = HalfMessageLimits(
     group_max=30, bytes_max=10_000, check_after_s=10, pause_s=30, pause_s_max=600, answer_s=30, unknown_max=4,
     open_s=86_400, retention_s=3_600,
 )  # fmt: skip
 
 
 class HalfWorld(World):
-    def __init__(self, limits: HalfLimits = HALF_LIMITS) -> None:
-        self.publishing: list[PublishHalf] = []
-        self.asks: list[AskHalf] = []  # all of this epoch
-        self.open_asks: dict[int, AskHalf] = {}  # by half: who may be asked now
+    def __init__(self, limits: HalfMessageLimits = HALF_LIMITS) -> None:
+        self.publishing: list[PublishHalfMessage] = []
+        self.asks: list[AskAboutHalfMessage] = []  # all of this epoch
+        self.open_asks: dict[int, AskAboutHalfMessage] = {}  # by half: who may be asked now
         self.log_of: list[tuple[int, int, str, bytes]] = []  # txn, half, topic, entry
         self.members: dict[object, tuple[str, str]] = {}
-        self.stored: dict[int, HalfStored] = {}
+        self.stored: dict[int, HalfMessageStored] = {}
         self.outcome: dict[int, TxnState] = {}  # durable
         self.in_doubt: set[int] = set()
         self.numbers = 1_000_000
@@ -78,16 +78,16 @@ class HalfWorld(World):
         self.ask(PrepareHalf(request or self.number(), half, owner, group, f"key-{half}", messages, check_after_s))
         return half
 
-    def end_half(self, half: int, verb: HalfVerb, owner: str = "me", check: int = 0) -> int:
+    def end_half(self, half: int, verb: HalfMessageEndVerb, owner: str = "me", check: int = 0) -> int:
         request = self.number()
         if self.open_asks.get(half) is not None and self.open_asks[half].check == check:
             del self.open_asks[half]
-        elif verb in (HalfVerb.COMMIT, HalfVerb.ROLLBACK) and half not in self.in_doubt:
+        elif verb in (HalfMessageEndVerb.COMMIT, HalfMessageEndVerb.ROLLBACK) and half not in self.in_doubt:
             self.open_asks.pop(half, None)
         self.ask(EndHalf(request, half, verb, owner, check, "no answer"))
         return request
 
-    def answer(self, asked: AskHalf, verb: HalfVerb) -> int:
+    def answer(self, asked: AskAboutHalfMessage, verb: HalfMessageEndVerb) -> int:
         return self.end_half(asked.half, verb, check=asked.check)
 
     def watch(self, member: object, owner: str = "me", group: str = "g") -> None:
@@ -120,7 +120,7 @@ class HalfWorld(World):
         self.core.halves.on_published(each.half, each.txn, listed, self.now)
         self._do(self.core.decisions.take_effects())
 
-    def not_published(self, each: PublishHalf, error: MagnetarError) -> None:
+    def not_published(self, each: PublishHalfMessage, error: MagnetarError) -> None:
         if each in self.publishing:
             self.publishing.remove(each)
         self.core.halves.on_not_published(each.half, each.txn, error, self.now)
@@ -143,10 +143,10 @@ class HalfWorld(World):
     def _write(self, records: Sequence[AnyRecord]) -> None:
         self.in_doubt.clear()
         for record in records:
-            if isinstance(record, HalfStored):
+            if isinstance(record, HalfMessageStored):
                 assert record.half not in self.stored, "a half is stored once"
                 self.stored[record.half] = deepcopy(record)
-            elif isinstance(record, Committed | HalfRolledBack) and record.half:
+            elif isinstance(record, Committed | HalfMessageRolledBack) and record.half:
                 state = TxnState.COMMITTED if isinstance(record, Committed) else TxnState.ABORTED
                 assert record.half not in self.outcome, "a half has one outcome"
                 assert record.half in self.stored, "what is decided was stored"
@@ -157,17 +157,17 @@ class HalfWorld(World):
     def _do(self, effects: Sequence[Effect]) -> None:
         rest: list[Effect] = []
         for effect in effects:
-            if isinstance(effect, PublishHalf):
+            if isinstance(effect, PublishHalfMessage):
                 self.publishing.append(effect)
-            elif isinstance(effect, AskHalf):
+            elif isinstance(effect, AskAboutHalfMessage):
                 self._asked(effect)
-            elif isinstance(effect, WarnOfParkedHalf):
+            elif isinstance(effect, WarnOfParkedHalfMessage):
                 self.alarms.append(effect.half)
             else:
                 rest.append(effect)
         super()._do(rest)
 
-    def _asked(self, effect: AskHalf) -> None:
+    def _asked(self, effect: AskAboutHalfMessage) -> None:
         record = self.stored[effect.half]
         assert effect.half not in self.outcome, "a decided half is not asked about"
         assert effect.half not in self.open_asks, "one member is asked at a time"
@@ -216,12 +216,12 @@ class HalfWorld(World):
         return found is not None and found.phase is Phase.PARKED
 
 
-class _Asked(AskHalf):
+class _Asked(AskAboutHalfMessage):
     asked_at: float
 
 
 def half_of(record: AnyRecord) -> int:
-    return record.half if isinstance(record, Committed | HalfRolledBack | HalfStored) else 0
+    return record.half if isinstance(record, Committed | HalfMessageRolledBack | HalfMessageStored) else 0
 
 
 __all__ = ["HALF_LIMITS", "ChangeHalf", "HalfWorld"]

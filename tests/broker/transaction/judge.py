@@ -246,5 +246,5 @@ def _plain(state: CoordinatorState) -> tuple[object, ...]:
         state.kept.ids_by_owner(), state.unsettled, state.prepared,
         dict(state.names.items()), dict(state.sinks.items()), state.last_holder, state.forgotten_below,
         state.halves.open,
-        {half: state.halves.find_outcome(half) for half in state.halves.ended_half_ids()},
+        {half: state.halves.find_half_message_outcome(half) for half in state.halves.ended_half_message_ids()},
     )  # fmt: skip

@@ -6,25 +6,25 @@ from magnetar.broker.transaction import log as entries
 from magnetar.broker.transaction.records_core import (
     Aborted,
     AnyRecord,
-    Detached,
     Done,
     EpochHandedOver,
-    HalfAgeRecorded,
     HalfMessage,
-    HalfOutcomesDiscarded,
-    HalfRolledBack,
-    HalfStored,
+    HalfMessageAgeRecorded,
+    HalfMessageOutcomesDiscarded,
+    HalfMessageOutcomesInSnapshot,
+    HalfMessageRolledBack,
+    HalfMessageStored,
     HandedOverIdLease,
     HandedOverTransaction,
     IdleNamesRemoved,
-    KeptHalfOutcomes,
-    KeptOutcomes,
     KeptSinkBatch,
     LargestHolderNumber,
     NameHolderChanged,
     OutcomesDiscarded,
     Participant,
+    ParticipantDetached,
     Prepared,
+    SettledOutcomesInSnapshot,
     SinkBatch,
     SinkTag,
     TransactionOwner,
@@ -36,22 +36,22 @@ OWNED = TransactionOwner("role", 60.0, "app", 3, SinkTag("sink", "query", 7, "ru
 RECORDS: list[AnyRecord] = [
     make_commit_record({1: [Participant("a", 3, 7, 9), Participant("b")], 2: [Participant("b", 0)]}, SinkBatch("s",
     "q", 4)),
-    Prepared(3, OWNED, [Participant("a")], 10.0), Aborted(3, ["a"]), Done([1, 2]), Detached(1, "b"),
+    Prepared(3, OWNED, [Participant("a")], 10.0), Aborted(3, ["a"]), Done([1, 2]), ParticipantDetached(1, "b"),
     NameHolderChanged("n", 4),
     IdleNamesRemoved(["n"]), OutcomesDiscarded(7),
     EpochHandedOver(2, [HandedOverTransaction(4, OWNED, ["a"])], [HandedOverIdLease([5, 6], OWNED)]),
-    KeptOutcomes(512, b"\x00\xff"), LargestHolderNumber(4), KeptSinkBatch(SinkBatch("s", "q", -1)),
-    HalfStored(9, "role", "g", "key", 10.0, [HalfMessage("a", b"\x00\xff")], 2, 3.5, "why"),
-    HalfAgeRecorded(9, 3, 4.5, ""),
-    make_commit_record({10: [Participant("a", 1, 7, 10)]}, half=9), HalfRolledBack(11),
-    KeptHalfOutcomes(b"\x00", b"\xff"),
-    HalfOutcomesDiscarded(b"\x01"),
+    SettledOutcomesInSnapshot(512, b"\x00\xff"), LargestHolderNumber(4), KeptSinkBatch(SinkBatch("s", "q", -1)),
+    HalfMessageStored(9, "role", "g", "key", 10.0, [HalfMessage("a", b"\x00\xff")], 2, 3.5, "why"),
+    HalfMessageAgeRecorded(9, 3, 4.5, ""),
+    make_commit_record({10: [Participant("a", 1, 7, 10)]}, half=9), HalfMessageRolledBack(11),
+    HalfMessageOutcomesInSnapshot(b"\x00", b"\xff"),
+    HalfMessageOutcomesDiscarded(b"\x01"),
 ]  # fmt: skip
 
 
 def test_what_is_written_is_read() -> None:
     (entry,) = entries.encode_records(RECORDS, 5)
-    assert entries.decode_entry(entry, 5, "?") == (entries.RECORDS, RECORDS)
+    assert entries.decode_coordinator_entry(entry, 5, "?") == (entries.RECORDS, RECORDS)
 
 
 def test_the_example_of_the_docstring() -> None:
@@ -62,22 +62,24 @@ def test_the_example_of_the_docstring() -> None:
 
 def test_a_snapshot_ends_once_however_large_it_is() -> None:
     many: list[AnyRecord] = [NameHolderChanged("n" * 500, number) for number in range(5_000)]
-    pieces = [entries.decode_entry(entry, number, "?") for number, entry in enumerate(entries.encode_snapshot(many))]
+    pieces = [
+        entries.decode_coordinator_entry(entry, number, "?")
+        for number, entry in enumerate(entries.encode_snapshot(many))]
     assert [piece.kind for piece in pieces] == [entries.SNAPSHOT] * (len(pieces) - 1) + [entries.SNAPSHOT_END]
     assert [record for piece in pieces for record in piece.records] == many
-    assert entries.decode_entry(entries.encode_snapshot([])[0], 0, "?") == (entries.SNAPSHOT_END, [])
+    assert entries.decode_coordinator_entry(entries.encode_snapshot([])[0], 0, "?") == (entries.SNAPSHOT_END, [])
 
 
 @pytest.mark.parametrize("at", range(0, 30, 3))
 def test_a_changed_byte_is_damage(at: int) -> None:
     (entry,) = entries.encode_records(RECORDS, 5)
     with pytest.raises((entries.DamagedCoordinator, NewerFormat)):
-        entries.decode_entry(entry[:at] + bytes([entry[at] ^ 0x40]) + entry[at + 1 :], 5, "?")
+        entries.decode_coordinator_entry(entry[:at] + bytes([entry[at] ^ 0x40]) + entry[at + 1 :], 5, "?")
 
 
 def test_an_entry_in_another_place_is_damage() -> None:
     (entry,) = entries.encode_records(RECORDS, 5)
     with pytest.raises(entries.DamagedCoordinator):
-        entries.decode_entry(entry, 6, "?")
+        entries.decode_coordinator_entry(entry, 6, "?")
     with pytest.raises(entries.DamagedCoordinator):
-        entries.decode_entry(entry[:11], 5, "?")
+        entries.decode_coordinator_entry(entry[:11], 5, "?")

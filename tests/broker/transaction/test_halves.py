@@ -7,7 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from magnetar.broker.transaction.halves_core import TRIES_S
-from magnetar.broker.transaction.intents_core import ChangeHalf, GetStatus, HalfChange, HalfPhase, HalfVerb, PrepareHalf
+from magnetar.broker.transaction.intents_core import (
+    ChangeHalf,
+    GetStatus,
+    HalfMessageChangeVerb,
+    HalfMessageEndVerb,
+    HalfMessagePhase,
+    PrepareHalf,
+)
 from magnetar.broker.transaction.records_core import HalfMessage
 from magnetar.proto.errors import (
     BackPressure,
@@ -24,7 +31,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.states import HALF_BYTES_MAX, HALF_MESSAGES_MAX, TxnState
 from tests.broker.transaction.half_world import HALF_LIMITS, HalfWorld
 
-COMMIT, ROLLBACK, UNKNOWN, FAILED = HalfVerb
+COMMIT, ROLLBACK, UNKNOWN, FAILED = HalfMessageEndVerb
 DAY = 86_400.0
 
 
@@ -41,7 +48,7 @@ def commit(world: HalfWorld, half: int) -> int:
     return request
 
 
-def change(world: HalfWorld, half: int, verb: HalfChange) -> int:
+def change(world: HalfWorld, half: int, verb: HalfMessageChangeVerb) -> int:
     request = world.number()
     world.ask(ChangeHalf(request, half, verb))
     return request
@@ -53,8 +60,8 @@ def status(world: HalfWorld, half: int) -> object:
     return world.answers.get(request)
 
 
-def phase(world: HalfWorld, half: int) -> HalfPhase:
-    return world.core.halves.list_half_rows(world.now, half, "", 1)[0].phase
+def phase(world: HalfWorld, half: int) -> HalfMessagePhase:
+    return world.core.halves.list_half_message_rows(world.now, half, "", 1)[0].phase
 
 
 # ---------------------------------------------------------------------------------- prepare, commit, roll back
@@ -83,7 +90,7 @@ def test_a_rollback_of_what_was_never_stored_keeps_it_from_being_stored_later() 
 def test_another_role_neither_ends_a_half_nor_is_asked_about_it() -> None:
     world = HalfWorld()
     half = stored(world)
-    for verb in HalfVerb:
+    for verb in HalfMessageEndVerb:
         assert isinstance(world.answers[world.end_half(half, verb, owner="you")], InvalidRequest)
     world.watch("spy", owner="you")
     world.tick(1_000)
@@ -263,7 +270,7 @@ def test_while_no_member_is_connected_nothing_is_counted_and_the_first_one_is_as
     for _ in range(100):
         world.tick(600)
     assert not world.asks
-    assert phase(world, half) is HalfPhase.WAITING
+    assert phase(world, half) is HalfMessagePhase.WAITING
     world.watch("back")
     assert [each.half for each in world.asks] == [half]
     assert world.asks[0].unknown == 0
@@ -282,12 +289,12 @@ def test_an_unknown_counts_once_however_often_and_late_it_comes() -> None:
     second = world.asks[-1]
     assert second.unknown == 1
     world.end_half(half, UNKNOWN, check=first.check)
-    assert phase(world, half) is HalfPhase.ASKED, "a late answer to another question changes nothing"
+    assert phase(world, half) is HalfMessagePhase.ASKED, "a late answer to another question changes nothing"
     world.crash()
     world.watch("one")
     world.tick(10)
     world.end_half(half, UNKNOWN, check=second.check)
-    assert phase(world, half) is HalfPhase.ASKED, "nor one to a question of an earlier epoch"
+    assert phase(world, half) is HalfMessagePhase.ASKED, "nor one to a question of an earlier epoch"
     assert world.asks[-1].unknown == 1
 
 
@@ -330,12 +337,12 @@ def test_so_many_unknowns_park_a_half_also_over_take_overs_and_no_clock_drops_it
         world.tick(DAY)
     assert not world.asks, "it is not asked about any more"
     assert world.alarms == [half], "an operator is told, once"
-    row = world.core.halves.list_half_rows(world.now, half, "", 1)[0]
-    assert row.phase is HalfPhase.PARKED
+    row = world.core.halves.list_half_message_rows(world.now, half, "", 1)[0]
+    assert row.phase is HalfMessagePhase.PARKED
     assert "UNKNOWN" in row.reason
     assert half not in world.outcome, "parked, and neither committed nor rolled back"
     world.hand_over()
-    assert phase(world, half) is HalfPhase.PARKED
+    assert phase(world, half) is HalfMessagePhase.PARKED
 
 
 def test_a_parked_half_takes_the_decision_of_an_operator_alone() -> None:
@@ -345,48 +352,48 @@ def test_a_parked_half_takes_the_decision_of_an_operator_alone() -> None:
         refused = world.answers[world.end_half(half, verb)]
         assert isinstance(refused, HalfParked)
         assert "UNKNOWN" in refused.fields["reason"]
-    request = change(world, half, HalfChange.COMMIT)
+    request = change(world, half, HalfMessageChangeVerb.COMMIT)
     world.publish()
     world.flush()
     assert world.answers[request] is None
     assert world.visible(half) == ["a"]
     other = parked(world)
-    request = change(world, other, HalfChange.ROLLBACK)
+    request = change(world, other, HalfMessageChangeVerb.ROLLBACK)
     world.flush()
     assert world.answers[request] is None
     assert status(world, other) is TxnState.ABORTED
-    assert isinstance(world.answers[change(world, other, HalfChange.COMMIT)], TransactionEnded)
-    assert isinstance(world.answers[change(world, world.begin(world.number()), HalfChange.PARK)], NotFound)
+    assert isinstance(world.answers[change(world, other, HalfMessageChangeVerb.COMMIT)], TransactionEnded)
+    assert isinstance(world.answers[change(world, world.begin(world.number()), HalfMessageChangeVerb.PARK)], NotFound)
 
 
 def test_a_revived_half_is_asked_about_at_once_and_counts_anew() -> None:
     world = HalfWorld()
     half = parked(world)
     world.watch("one")
-    request = change(world, half, HalfChange.REVIVE)
+    request = change(world, half, HalfMessageChangeVerb.REVIVE)
     assert request not in world.answers
     world.flush()
     assert world.answers[request] is None
     assert [(each.half, each.unknown) for each in world.asks] == [(half, 0)]
     world.crash()
-    assert phase(world, half) is HalfPhase.WAITING
+    assert phase(world, half) is HalfMessagePhase.WAITING
 
 
 def test_an_operator_parks_revives_and_asks_now() -> None:
     world = HalfWorld()
     half = stored(world)
     world.watch("one")
-    request = change(world, half, HalfChange.REVIVE)
+    request = change(world, half, HalfMessageChangeVerb.REVIVE)
     assert world.answers[request] is None
     assert len(world.asks) == 1, "it is asked about now"
     world.open_asks.clear()
-    request = change(world, half, HalfChange.PARK)
+    request = change(world, half, HalfMessageChangeVerb.PARK)
     world.flush()
     assert world.answers[request] is None
     world.end_half(half, UNKNOWN, check=world.asks[-1].check)
     world.tick(DAY)
     assert len(world.asks) == 1
-    assert phase(world, half) is HalfPhase.PARKED
+    assert phase(world, half) is HalfMessagePhase.PARKED
 
 
 def test_what_is_not_decided_for_a_day_is_parked_whatever_is_taken_over_in_between() -> None:
@@ -395,13 +402,13 @@ def test_what_is_not_decided_for_a_day_is_parked_whatever_is_taken_over_in_betwe
     for hour in range(23):
         world.tick(3600.0)
         world.flush()
-        assert phase(world, half) is HalfPhase.WAITING, f"after {hour + 1} hours"
+        assert phase(world, half) is HalfMessagePhase.WAITING, f"after {hour + 1} hours"
         (world.hand_over if hour % 2 else world.crash)()
     for _ in range(3):
         world.tick(3600.0)
         world.flush()
-    assert phase(world, half) is HalfPhase.PARKED
-    assert "not decided within" in world.core.halves.list_half_rows(world.now, half, "", 1)[0].reason
+    assert phase(world, half) is HalfMessagePhase.PARKED
+    assert "not decided within" in world.core.halves.list_half_message_rows(world.now, half, "", 1)[0].reason
 
 
 # ---------------------------------------------------------------------------------- what cannot be published
@@ -433,7 +440,7 @@ def test_a_commit_that_cannot_be_published_in_time_is_answered_and_asked_about_l
         if request in world.answers:
             break
     assert isinstance(world.answers[request], Unavailable)
-    assert phase(world, half) is HalfPhase.WAITING
+    assert phase(world, half) is HalfMessagePhase.WAITING
     world.tick(600)
     request = world.answer(world.asks[-1], COMMIT)
     world.publish()
@@ -448,12 +455,12 @@ def test_an_error_that_stays_parks_the_half_and_is_told() -> None:
     world.not_published(world.publishing[0], TopicTerminated("topic a is terminated"))
     assert isinstance(world.answers[request], TopicTerminated)
     world.flush()
-    assert phase(world, half) is HalfPhase.PARKED
-    request = change(world, half, HalfChange.COMMIT)
+    assert phase(world, half) is HalfMessagePhase.PARKED
+    request = change(world, half, HalfMessageChangeVerb.COMMIT)
     world.not_published(world.publishing[0], TopicTerminated("topic a is terminated"))
     world.flush()
     assert isinstance(world.answers[request], TopicTerminated)
-    assert phase(world, half) is HalfPhase.PARKED, "and it stays so until it can be"
+    assert phase(world, half) is HalfMessagePhase.PARKED, "and it stays so until it can be"
     assert half not in world.outcome
 
 
@@ -535,6 +542,6 @@ def test_a_coordinator_with_halves_to_ask_about_is_not_left_alone() -> None:
     half = stored(world)
     world.crash()
     assert not world.core.is_idle
-    change(world, half, HalfChange.PARK)
+    change(world, half, HalfMessageChangeVerb.PARK)
     world.flush()
     assert world.core.is_idle, "a parked one is asked about by an operator"

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from magnetar.broker.transaction.intents_core import ChangeHalf, HalfChange, HalfVerb
+from magnetar.broker.transaction.intents_core import ChangeHalf, HalfMessageChangeVerb, HalfMessageEndVerb
 from magnetar.proto.errors import MagnetarError, TopicTerminated, Unavailable
 from magnetar.proto.states import TxnState
 from tests.broker.transaction.half_world import HalfWorld
@@ -54,14 +54,14 @@ class History:
     def end(self) -> None:
         if self.halves:
             half = self._half()
-            self.world.end_half(half, self.rng.choice(list(HalfVerb)), self.halves[half][0])
+            self.world.end_half(half, self.rng.choice(list(HalfMessageEndVerb)), self.halves[half][0])
 
     def answer(self) -> None:
         asked = [each for each in self.world.open_asks.values() if each.half not in self.world.in_doubt]
         if asked:
             each = self.rng.choice(asked)
             self.world.end_half(
-                each.half, self.rng.choice(list(HalfVerb)), self.halves[each.half][0], check=each.check
+                each.half, self.rng.choice(list(HalfMessageEndVerb)), self.halves[each.half][0], check=each.check
             )
 
     def late_answer(self) -> None:
@@ -69,15 +69,15 @@ class History:
             each = self.rng.choice(self.world.asks[-20:])
             if each.half not in self.world.open_asks:
                 self.world.end_half(
-                    each.half, self.rng.choice(list(HalfVerb)), self.halves[each.half][0], check=each.check
+                    each.half, self.rng.choice(list(HalfMessageEndVerb)), self.halves[each.half][0], check=each.check
                 )
 
     def change(self) -> None:
         if self.halves:
             half = self._half()
             self.world.open_asks.pop(half, None)
-            verb = self.rng.choice(list(HalfChange))
-            if verb is not HalfChange.REVIVE or self.world.parked(half):
+            verb = self.rng.choice(list(HalfMessageChangeVerb))
+            if verb is not HalfMessageChangeVerb.REVIVE or self.world.parked(half):
                 self.world.ask(ChangeHalf(self.world.number(), half, verb))
 
     def watch(self) -> None:
@@ -130,11 +130,11 @@ class History:
         for _ in range(40):
             for half in self.halves:
                 if world.parked(half):
-                    world.ask(ChangeHalf(world.number(), half, HalfChange.REVIVE))
+                    world.ask(ChangeHalf(world.number(), half, HalfMessageChangeVerb.REVIVE))
             world.core.decisions.append_deferred_records_next()
             world.flush()
             for asked in list(world.open_asks.values()):
-                verb = HalfVerb.COMMIT if asked.half % 2 else HalfVerb.ROLLBACK
+                verb = HalfMessageEndVerb.COMMIT if asked.half % 2 else HalfMessageEndVerb.ROLLBACK
                 world.end_half(asked.half, verb, self.halves[asked.half][0], check=asked.check)
             while world.publishing:
                 world.publish()

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from magnetar.broker.common.config import Replication
-from magnetar.broker.log.snapshot_ledger import StateLedgers
+from magnetar.broker.log.snapshot_ledger import TopicStateLedgers
 from magnetar.broker.transaction import log as module
 from magnetar.broker.transaction.log import TAKE_OVER, CoordinatorFenced, CoordinatorLog
 from magnetar.broker.transaction.records_core import NameHolderChanged
@@ -38,7 +38,7 @@ class Owner:
 
     def __init__(self, storage: Storage) -> None:
         self.session: Any = storage.session()
-        ledgers = StateLedgers(self.session, SMALL, one_copy, TopicName.parse("t"), transactions="0")
+        ledgers = TopicStateLedgers(self.session, SMALL, one_copy, TopicName.parse("t"), transactions="0")
         self.log = CoordinatorLog(real_world(next(SEEDS)), self.session, ledgers, 0, 0.0)
         self.state = CoordinatorState()
         self.epoch = 0

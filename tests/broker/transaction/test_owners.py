@@ -19,7 +19,7 @@ from magnetar.broker.transaction.intents_core import (
     EndHalf,
     EndVerb,
     GetStatus,
-    HalfVerb,
+    HalfMessageEndVerb,
     Intent,
     Join,
     Limits,
@@ -30,10 +30,10 @@ from magnetar.broker.transaction.records_core import (
     AnyRecord,
     Committed,
     HalfMessage,
-    KeptOutcomes,
     KeptSinkBatch,
     NameHolderChanged,
     Prepared,
+    SettledOutcomesInSnapshot,
     SinkBatch,
     SinkTag,
     TransactionOwner,
@@ -71,7 +71,7 @@ def is_missing(world: World, txn: int, owner: str = "you") -> None:
         lambda to, txn: CommitBatch(to, owner, {txn: ()}),
         lambda to, txn: CommitBatch(to, owner, {txn: ()}, "sink", "q", 3),
         lambda to, txn: Join(to, txn, "stranger's", owner),
-        *(lambda to, txn, verb=verb: EndHalf(to, txn, verb, owner) for verb in HalfVerb),
+        *(lambda to, txn, verb=verb: EndHalf(to, txn, verb, owner) for verb in HalfMessageEndVerb),
         lambda to, txn: PrepareHalf(to, txn, owner, "g", "", [HalfMessage("a", b"x")]),
     ]
     for make in questions:
@@ -218,7 +218,7 @@ def test_a_half_of_another_role_is_missing_also_when_it_has_ended_and_after_a_ta
     world = HalfWorld()
     halves = [world.prepare() for _ in range(3)]
     world.flush()
-    for half, verb in zip(halves[1:], (HalfVerb.COMMIT, HalfVerb.ROLLBACK), strict=True):
+    for half, verb in zip(halves[1:], (HalfMessageEndVerb.COMMIT, HalfMessageEndVerb.ROLLBACK), strict=True):
         world.end_half(half, verb)
         world.publish()
         world.flush()
@@ -288,11 +288,11 @@ def test_the_version_before_reads_what_is_written_now() -> None:
     old = msgspec.json.Decoder(OldKept | OldSinkKept | OldNamed)
     read = [
         old.decode(msgspec.json.encode(each)) for each in state.snapshot() if isinstance(each,
-        KeptOutcomes | KeptSinkBatch | NameHolderChanged)
+        SettledOutcomesInSnapshot | KeptSinkBatch | NameHolderChanged)
     ]
     kept = [each for each in read if isinstance(each, OldKept)]
     again = CoordinatorState()
-    again.apply(KeptOutcomes(kept[0].high, kept[0].committed))
+    again.apply(SettledOutcomesInSnapshot(kept[0].high, kept[0].committed))
     assert len(kept) == 1
     assert [again.is_committed(txn) for txn in (1, 2, 3)] == [True, True, True], "of all roles"
     assert OldNamed("app", 4) in read

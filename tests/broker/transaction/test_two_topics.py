@@ -55,14 +55,14 @@ class Topic:
     def load(self) -> None:
         """From what is stored, and the log."""
         self.core = Transactions(self.shape, self.saved)
-        self.view.set_outcomes(self.core)
+        self.view.set_transaction_outcomes(self.core)
         for txn, number, position in self.log:
             if position > self.saved.position:
-                self.core.add_replayed(txn, "p", SequenceRange(number, number), position, position[1], 1, 10)
+                self.core.add_replayed_entry(txn, "p", SequenceRange(number, number), position, position[1], 1, 10)
         self.core.finish_replay()
         self.cursor = again(self.stored_cursor, self.asked)
         for txn in self.cursor.pending.of if self.cursor.pending is not None else ():
-            self.core.register_unresolved(txn)
+            self.core.register_unresolved_transaction(txn)
 
     def crash(self) -> None:
         self.flying.clear()
@@ -102,7 +102,7 @@ class Topic:
             self.saved = self.core.snapshot()
 
     def shown(self) -> list[Position]:
-        found, position = list[Position](), self.view.at_or_after(self.view.start)
+        found, position = list[Position](), self.view.position_at_or_after(self.view.start)
         while self.view.is_readable(position):
             found.append(position)
             position = self.view.after(position)
@@ -139,7 +139,7 @@ class Life:
         time what is open."""
         if topic.core.is_open(self.id) and not asks:
             return True
-        topic.core.register_unresolved(self.id)
+        topic.core.register_unresolved_transaction(self.id)
         state = self.ask(Join, topic.name)
         if state in (TxnState.OPEN, TxnState.PREPARED):
             return topic.core.on_joined(self.id)
@@ -147,7 +147,7 @@ class Life:
         if self.id in topic.core.known:
             if state is TxnState.ABORTED:
                 topic.settle(Settlement(self.id, False))
-            elif (owed := self.world.core.outcomes.find_unsettled(self.txn, topic.name)) is not None:
+            elif (owed := self.world.core.outcomes.find_unsettled_participant(self.txn, topic.name)) is not None:
                 topic.settle(self.settlement(True, owed))
         return False
 
@@ -191,7 +191,7 @@ class Life:
                 world.crash(lands=0 if name.startswith("nothing") else 100)
             case "topic" if topic is not None:
                 topic.crash()
-                for each in topic.core.open_txns:
+                for each in topic.core.open_transaction_ids:
                     assert each == self.id
                     self.join(topic, asks=True)
             case "hand":
@@ -223,7 +223,7 @@ class Life:
             for topic in self.topics.values():
                 while topic.flying:
                     topic.land(self.id)
-                if topic.core.open_txns:
+                if topic.core.open_transaction_ids:
                     self.join(topic, asks=True)
 
     def check(self) -> bool:
@@ -233,7 +233,7 @@ class Life:
         assert state in (TxnState.COMMITTED, TxnState.ABORTED), "it ends"
         committed = state is TxnState.COMMITTED
         for topic in self.topics.values():
-            assert not topic.core.open_txns, "every topic knows the outcome"
+            assert not topic.core.open_transaction_ids, "every topic knows the outcome"
             assert topic.view.stable == topic.shape.last_confirmed, "nothing is held back"
             assert topic.shown() == (topic.receipts if committed else []), (topic.name, topic.log)
             topic.core.check()

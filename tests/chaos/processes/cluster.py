@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from magnetar.cli.demo import Processes, free_port
+from magnetar.cli.demo import Processes, find_free_port
 from magnetar.runtime.network import Endpoint
 from tests.chaos.full_disk import SETTINGS, small_disk
 from tests.chaos.processes.copies import missing_copies
@@ -164,7 +164,7 @@ class ChaosCluster(Processes):
 
     def _ports(self, name: str, count: int) -> int:
         """The first one; those after it are for the other processes."""
-        first = free_port(ADVERTISED, HERE, count=count)
+        first = find_free_port(ADVERTISED, HERE, count=count)
         for port in range(first, first + count):
             self.proxy.listen(Endpoint(ADVERTISED, port), Endpoint(HERE, port), name)
         return first

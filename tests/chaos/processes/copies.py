@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 from magnetar.bookie.maintenance import marks
-from magnetar.bookie.maintenance.copies_core import bookies_of_ledger
+from magnetar.bookie.maintenance.copies_core import list_bookies_of_ledger
 from magnetar.cli.run.servers import make_member_world
 from magnetar.metadata import paths
 from magnetar.metadata.address import parse
@@ -54,7 +54,7 @@ async def _look(metadata: str, there: Collection[str]) -> list[str]:
 async def _marked(store: MetadataStore) -> list[str]:
     reasons: Counter[str] = Counter()
     for ledger in await marks.list_ledgers(store, paths.UNDER_REPLICATED):
-        found = await marks.read_mark(store, ledger)
+        found = await marks.read_repair_mark(store, ledger)
         if found is not None:
             mark = found[0]
             why = ", ".join(sorted(set(mark.bookies.values()))) or "in recovery"
@@ -69,7 +69,7 @@ async def _named(store: MetadataStore, there: Collection[str]) -> list[str]:
         some = ledgers[start : start + AT_ONCE]
         for record in await asyncio.gather(*[marks.read_ledger(store, each) for each in some]):
             if record is not None:
-                gone.update(bookie for bookie in bookies_of_ledger(record) if bookie not in there)
+                gone.update(bookie for bookie in list_bookies_of_ledger(record) if bookie not in there)
     return [f"{count} ledgers name bookie {bookie}, which is gone" for bookie, count in sorted(gone.items())]
 
 

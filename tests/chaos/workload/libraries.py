@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 import pulsar
 
 import magnetar
-from magnetar.cli.demo import with_parent_death_signal
+from magnetar.cli.demo import add_parent_death_signal
 from tests.interop.drivers import build_java
 
 ANSWER_S = 120.0
@@ -110,7 +110,7 @@ class JavaClient:
         self._lock = threading.Lock()
         with (folder / "java.stderr").open("ab") as errors:
             self.process = subprocess.Popen(
-                with_parent_death_signal(command),
+                add_parent_death_signal(command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -16,7 +16,7 @@ import magnetar
 from magnetar.admin import Admin
 from magnetar.cli.demo import Process, Processes
 from magnetar.cli.migrate.copying import PRODUCER
-from magnetar.cli.migrate.source import origin_of
+from magnetar.cli.migrate.source import decode_origin
 from magnetar.proto.entry import parse_header, split_broker_part
 from magnetar.proto.errors import NotFound
 from magnetar.proto.policies import Policies
@@ -106,7 +106,7 @@ def assert_copied(both: Both, topic: str) -> list[bytes]:
     """Every entry once, in order, with all that it says."""
     theirs, ours = entries(both.urls[0], topic), entries(both.urls[1], topic)
     assert [told(each) for each in ours] == [told(each) for each in theirs]
-    assert all(origin_of(each) for each in ours)
+    assert all(decode_origin(each) for each in ours)
     return ours
 
 

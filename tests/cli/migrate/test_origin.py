@@ -2,7 +2,7 @@
 
 import pytest
 
-from magnetar.cli.migrate.source import ORIGIN_BYTES, Origin, encode_copy, hash_topic, origin_of
+from magnetar.cli.migrate.source import ORIGIN_BYTES, Origin, decode_origin, encode_copied_entry, hash_topic
 from magnetar.proto.entry import (
     decode_batch,
     encode_batch,
@@ -22,7 +22,7 @@ def metadata(**more: object) -> MessageMetadata:
 
 
 def copy(entry: bytes, version: bytes | None = None) -> bytes:
-    return encode_copy(entry, parse_header(entry), ORIGIN, version)
+    return encode_copied_entry(entry, parse_header(entry), ORIGIN, version)
 
 
 def test_the_layout_is_that_of_the_example() -> None:
@@ -35,13 +35,13 @@ def test_the_layout_is_that_of_the_example() -> None:
 @pytest.mark.parametrize("broker", [b"", encode_broker_part(3, 1)])
 def test_a_copy_has_its_origin_and_another_entry_has_none(broker: bytes) -> None:
     entry = encode_client_part(metadata(partition_key="k"), b"hi")
-    assert origin_of(broker + copy(entry)) == ORIGIN
-    assert origin_of(broker + entry) is None
+    assert decode_origin(broker + copy(entry)) == ORIGIN
+    assert decode_origin(broker + entry) is None
 
 
 def test_a_copy_of_a_copy_has_the_place_in_its_own_source() -> None:
     first = copy(encode_client_part(metadata(), b"hi"))
-    assert origin_of(encode_copy(first, parse_header(first), Origin(2, Position(8, 9)), None)) == Origin(
+    assert decode_origin(encode_copied_entry(first, parse_header(first), Origin(2, Position(8, 9)), None)) == Origin(
         2, Position(8, 9)
     )
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.migrate.source import Backlog, MigrationSource, PartitionReader, SourceEntry, find_topics
-from magnetar.client.connect.connections import client_world
+from magnetar.cli.migrate.source import Backlog, MigrationSource, PartitionReader, SourceEntry, find_matching_topics
+from magnetar.client.connect.connections import make_client_world
 from magnetar.proto.entry import parse_header
 from magnetar.proto.errors import MagnetarError, TopicNotFound, Unavailable, WrongProtocol
 from magnetar.proto.names import Position, TopicName
@@ -59,7 +59,7 @@ async def test_a_reader_gives_the_entries_after_a_position_and_the_newest_one(
     again.grant_permits()
     assert await entries(again, 2) == found[3:]
     again.acknowledge(last)
-    again.ask_backlog()
+    again.request_backlog()
     assert await again.next_event(5.0) == Backlog(0)
 
 
@@ -73,7 +73,7 @@ async def test_nothing_is_made_at_the_source(world: World, endpoint: Endpoint, /
     source = source_at(world, endpoint)
     for asked in ("ghost", "public/default/gh*", "none/at-all/x"):
         with pytest.raises(TopicNotFound):
-            await find_topics(source, [asked])
+            await find_matching_topics(source, [asked])
     with pytest.raises(MagnetarError):
         await source.read(TopicName.parse("ghost"), Position(1, 1))
     assert await source.topics("public/default") == []
@@ -87,7 +87,7 @@ async def test_what_does_not_speak_pulsars_protocol_is_told(answer: bytes) -> No
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    source = source_at(client_world(), Endpoint("127.0.0.1", server.sockets[0].getsockname()[1]))
+    source = source_at(make_client_world(), Endpoint("127.0.0.1", server.sockets[0].getsockname()[1]))
     with pytest.raises(WrongProtocol):
         await source.topics("public/default")
     server.close()
@@ -99,7 +99,7 @@ async def test_a_server_that_does_not_answer_ends_the_wait() -> None:
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    source = source_at(client_world(), Endpoint("127.0.0.1", server.sockets[0].getsockname()[1]), 0.1)
+    source = source_at(make_client_world(), Endpoint("127.0.0.1", server.sockets[0].getsockname()[1]), 0.1)
     with pytest.raises(Unavailable, match="does not answer within"):
         await source.topics("public/default")
     server.close()

@@ -1,7 +1,7 @@
 """Progress as it is counted: rates, lags and what is left."""
 
-from magnetar.cli.migrate.copying import PartitionProgress, Totals
-from magnetar.cli.migrate.migrate import progress_line
+from magnetar.cli.migrate.copying import CopyTotals, PartitionProgress
+from magnetar.cli.migrate.migrate import format_progress_line
 from magnetar.proto.names import Position, TopicName
 
 
@@ -23,9 +23,9 @@ def test_a_lag_of_entries_is_told_in_messages_by_the_batches_that_came() -> None
 def test_a_lag_is_known_when_that_of_every_partition_is() -> None:
     one, other = tally(), tally()
     one.set_lag(5, entries=False)
-    totals = Totals([one, other])
+    totals = CopyTotals([one, other])
     assert totals.lag is None
-    assert "lag unknown" in progress_line("orders", totals, 0.0)
+    assert "lag unknown" in format_progress_line("orders", totals, 0.0)
     other.set_lag(7, entries=False)
     assert totals.lag == 12
 
@@ -33,19 +33,19 @@ def test_a_lag_is_known_when_that_of_every_partition_is() -> None:
 def test_the_rate_is_that_of_the_last_seconds() -> None:
     one = tally()
     one.set_lag(1000, entries=False)
-    totals = Totals([one])
+    totals = CopyTotals([one])
     assert totals.rate(0.0) == 0
-    assert totals.eta_s(0.0) is None
+    assert totals.remaining_time_s(0.0) is None
     one.add(Position(1, 0), 400, 1)
     assert totals.rate(2.0) == 200
-    assert totals.eta_s(200.0) == 3
+    assert totals.remaining_time_s(200.0) == 3
     one.complete = True
-    assert progress_line("orders", totals, 2.0) == "orders: 400 copied, complete"
+    assert format_progress_line("orders", totals, 2.0) == "orders: 400 copied, complete"
 
 
 def test_why_nothing_is_copied_is_told_until_something_is() -> None:
     one = tally()
     one.note = "the source is away"
-    assert "waits: the source is away" in progress_line("orders", Totals([one]), 0.0)
+    assert "waits: the source is away" in format_progress_line("orders", CopyTotals([one]), 0.0)
     one.add(Position(1, 0), 1, 1)
-    assert "waits" not in progress_line("orders", Totals([one]), 1.0)
+    assert "waits" not in format_progress_line("orders", CopyTotals([one]), 1.0)

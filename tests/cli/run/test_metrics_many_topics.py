@@ -9,7 +9,7 @@ import pytest
 from benchmarks.scrape import stand_in, stand_in_broker
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.cli.run import metrics
-from magnetar.cli.run.metrics import MeasuredParts, RepeatedPage
+from magnetar.cli.run.metrics import CachedMetricsPage, MeasuredParts
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.metrics import MetricsPage, MetricsQuery
 from tests.support.steps import Steps, slowness
@@ -107,7 +107,7 @@ async def test_pages_of_two_queries_are_each_served_again(monkeypatch: pytest.Mo
         series = page.add_series("magnetar_things", "gauge", "Things.")
         series.lines += ["1\n"] * (metrics.PAGE_LINES + 1)
 
-    repeated = RepeatedPage(measure, SystemClock())
+    repeated = CachedMetricsPage(measure, SystemClock())
     queries = [MetricsQuery(), MetricsQuery("topic")]
     for query in 2 * queries:
         await repeated(MetricsPage(query))
@@ -131,7 +131,7 @@ async def test_a_page_of_many_lines_is_served_again_and_a_small_one_is_as_of_now
 
     clock = SystemClock()
     monkeypatch.setattr(clock, "monotonic", lambda: now)
-    repeated = RepeatedPage(measure, clock)
+    repeated = CachedMetricsPage(measure, clock)
     for _ in range(3):
         await repeated(MetricsPage())
     assert made == 3

@@ -19,7 +19,7 @@ from magnetar.client.admin.grpc_transport import (
     encode_request,
     rpc_of_operation,
 )
-from magnetar.client.connect.connections import client_world
+from magnetar.client.connect.connections import make_client_world
 from magnetar.client.model.message_id import MessageId
 from magnetar.proto import operations
 from magnetar.proto import statistics as values
@@ -191,7 +191,7 @@ REFUSED = Unavailable("Connection refused", unreached="refused", endpoint="a:1")
 
 async def _outcome(says: dict[str, list[Any]]) -> tuple[Any, list[str]]:
     brokers = Brokers(says)
-    transport = GrpcTransport("magnetar://a:1,b:1", 2.0, replace(client_world(), network=brokers))  # type: ignore[arg-type]
+    transport = GrpcTransport("magnetar://a:1,b:1", 2.0, replace(make_client_world(), network=brokers))  # type: ignore[arg-type]
     transport._connections._next = 1  # the next is the first of the service URL
     try:
         return await transport.call(operations.TRIM_TOPIC, {"topic": "persistent://public/default/t"}), brokers.asked

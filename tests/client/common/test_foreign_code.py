@@ -14,12 +14,12 @@ from magnetar.client.client import Client
 from magnetar.client.common.loggers import is_cancelled
 from magnetar.client.core.batcher import OutgoingBatch
 from magnetar.client.core.effects import ReportOutcome
-from magnetar.client.model.message import call_listener
+from magnetar.client.model.message import call_event_listener
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.schema import StringSchema
 from magnetar.client.model.settings import InitialPosition
-from magnetar.client.produce.partition_producer import call_back, end_flushes
-from magnetar.client.transactions.halves import CheckWatch
+from magnetar.client.produce.partition_producer import end_flushes, report_to_callbacks
+from magnetar.client.transactions.halves import HalfCheckWatch
 from magnetar.client.transactions.process import make_loop_processor
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import TopicName
@@ -74,7 +74,7 @@ def test_ctrl_c_in_a_send_callback_ends_the_program_after_what_else_is_told() ->
         batch = OutgoingBatch(0)
         batch.callbacks += [fails(KeyboardInterrupt), lambda *_: told.append("the other callback")]
         reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        call_back(ReportOutcome(batch, None, 1, 1), TopicName.parse("t"))
+        report_to_callbacks(ReportOutcome(batch, None, 1, 1), TopicName.parse("t"))
         end_flushes([reached])
         await reached
         told.append("the flush")
@@ -150,7 +150,7 @@ async def test_a_check_that_raises_is_a_failed_answer(kind: type[BaseException],
         await asyncio.sleep(0)
         raise kind("on purpose")
 
-    watch = CheckWatch.__new__(CheckWatch)
+    watch = HalfCheckWatch.__new__(HalfCheckWatch)
     watch.group, watch._function, watch._in_loop, watch._busy = "g", later if in_loop_ else fails(kind), in_loop_, 0
     watch._halves = SimpleNamespace(end=end)  # type: ignore[assignment]
     await watch._answer(wire.HalfCheck(answer_ms=10_000))
@@ -160,7 +160,7 @@ async def test_a_check_that_raises_is_a_failed_answer(kind: type[BaseException],
 
 @each_of
 def test_an_event_listener_is_only_logged(kind: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
-    call_listener(SimpleNamespace(became_active=fails(kind), became_inactive=fails(kind)), None, 0, True)
+    call_event_listener(SimpleNamespace(became_active=fails(kind), became_inactive=fails(kind)), None, 0, True)
     assert kind.__name__ in caplog.text
 
 

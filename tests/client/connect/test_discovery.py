@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import magnetar
-from magnetar.broker.session.topics import listener_endpoint
+from magnetar.broker.session.topics import find_listener_endpoint
 from magnetar.client.client import Client
 from magnetar.client.connect import connections
 from magnetar.client.connect.discovery import parse_authorization
@@ -65,10 +65,10 @@ def test_an_unknown_listener_is_said_and_its_name(urls: tuple[str, str]) -> None
 def test_a_listener_is_an_address_of_grpc_by_its_name() -> None:
     urls = {"inside": ("pulsar://a:1",), "outside": ("pulsar://b:1", "magnetar://b:2")}
     broker = BrokerRecord(name="one", endpoint="a:7650", pulsar=urls)
-    assert (listener_endpoint(broker, ""), listener_endpoint(broker, "outside")) == ("a:7650", "b:2")
+    assert (find_listener_endpoint(broker, ""), find_listener_endpoint(broker, "outside")) == ("a:7650", "b:2")
     for name in ("inside", "other", "x" * 100_000):
         with pytest.raises(NotFound, match="pulsar_listeners"):
-            listener_endpoint(broker, name)
+            find_listener_endpoint(broker, name)
 
 
 # ------------------------------------------------------------------ what else may be there

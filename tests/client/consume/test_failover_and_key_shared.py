@@ -13,7 +13,7 @@ import pytest
 
 import magnetar
 from magnetar import ConsumerKeySharedPolicy, ConsumerType, InitialPosition, KeySharedMode
-from magnetar.broker.session.summaries import subscription_stats
+from magnetar.broker.session.summaries import collect_subscription_stats
 from magnetar.client.client import Client
 from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.message import Message
@@ -364,7 +364,7 @@ async def test_what_stats_say_of_consumers_keys_and_limits(tmp_path: Path) -> No
         await client.subscribe("t", "s", ConsumerType.KeyShared, consumer_name="b")
         await client.subscribe("t", "f", ConsumerType.Failover, consumer_name="c")
         topic = running.brokers[0].topics["persistent://public/default/t"]
-        keyed = await subscription_stats(topic, topic.subscriptions["s"])
+        keyed = await collect_subscription_stats(topic, topic.subscriptions["s"])
         assert [(each.name, each.blocked) for each in keyed.consumers] == [("a", True), ("b", False)]
         assert keyed.key_shared_mode == "AUTO_SPLIT"
         assert sum(slots.last - slots.first + 1 for each in keyed.consumers for slots in each.slots) == 65535
@@ -373,5 +373,5 @@ async def test_what_stats_say_of_consumers_keys_and_limits(tmp_path: Path) -> No
         assert [each.slot for each in keyed.draining] == sorted(
             slot for slot in held if any(low <= slot <= high for low, high in owned)
         )
-        active = await subscription_stats(topic, topic.subscriptions["f"])
+        active = await collect_subscription_stats(topic, topic.subscriptions["f"])
         assert (active.type, active.active_consumer) == ("FAILOVER", "c")

@@ -138,7 +138,7 @@ class Walk:
                     freed = sum(each.permits for each in self.queue)
                     self.queue.clear()
                     if give_back and freed:
-                        self.do(self.core.on_dropped(freed))
+                        self.do(self.core.on_entries_dropped(freed))
                 case AnswerRequest(request_id, error):
                     assert request_id not in self.answers, "a request gets one answer"
                     self.answers[request_id] = error
@@ -260,7 +260,7 @@ class Walk:
             return
         entry, messages, permits, connection, seeks = self.queue.popleft()
         assert seeks == self.seeks, "what came before a seek is not shown after it"
-        self.core.permits.count_used(permits, connection)
+        self.core.permits.count_used_permits(permits, connection)
         self.core.track(Position(LEDGER, entry), self.now, 0.0)
         for index in messages:
             self.taken.append((entry, index))
@@ -270,7 +270,7 @@ class Walk:
         """What another thread had in its hand when the rest was thrown away."""
         while self.hand:
             each = self.hand.pop()
-            self.core.permits.count_used(each.permits, each.connection)
+            self.core.permits.count_used_permits(each.permits, each.connection)
 
     def ack(self) -> None:
         if not self.taken:

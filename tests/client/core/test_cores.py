@@ -120,17 +120,17 @@ def test_a_single_partition_is_kept() -> None:
 @given(st.integers(0, 50), st.lists(st.integers(1, 20)))
 def test_permits_are_granted_exactly_once(size: int, taken: list[int]) -> None:
     permits = ReceivePermits(size, nullcontext())
-    granted = permits.start_stream()
+    granted = permits.start_counts_of_stream()
     assert granted == max(1, size)
     again = 0
     for messages in taken:
         permits.count_received(messages)
-        permits.count_used(messages, permits.stream)
+        permits.count_used_permits(messages, permits.stream)
         again += permits.grant()
         permits.check()
         assert sum(taken) - again >= 0 or again <= sum(taken)
     assert sum(taken) - again < max(1, max(1, size) // 2) or again == sum(taken)
-    assert permits.start_stream() == granted
+    assert permits.start_counts_of_stream() == granted
 
 
 def test_back_off_grows_by_a_quarter_up_to_its_limit_and_begins_anew() -> None:

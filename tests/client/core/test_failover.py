@@ -10,7 +10,7 @@ def used(core: FailoverCore, *rounds: str) -> list[int]:
     """`rounds`: a letter for each cluster, x where it does not answer."""
     found = []
     for each in rounds:
-        found.append(core.on_probed([letter != "x" for letter in each]))
+        found.append(core.on_clusters_probed([letter != "x" for letter in each]))
         core.check()
     return found
 
@@ -41,6 +41,6 @@ def test_whatever_answers_it_goes_only_to_what_answered(
     core = FailoverCore(given_[0], failover_after=failover_after, back_after=back_after)
     for answered in given_[1]:
         before = core.current
-        after = core.on_probed(answered)
+        after = core.on_clusters_probed(answered)
         core.check()
         assert after == before or answered[after]

@@ -67,7 +67,7 @@ class Walk:
         self.up.clear()
         self.queue.clear()
         self.taken.clear()
-        self.up.append(self.permits.start_stream())
+        self.up.append(self.permits.start_counts_of_stream())
 
     def run(self, steps: int) -> None:
         actions = [self.grow, self.pump, self.pump, self.receive, self.receive, self.take, self.take, self.granted,
@@ -118,7 +118,7 @@ class Walk:
         self.dispatcher.redeliver(self.member, None)
 
     def give_back(self, charged: int) -> None:
-        self.permits.count_used(charged, self.permits.stream)
+        self.permits.count_used_permits(charged, self.permits.stream)
         if granted := self.permits.grant():
             self.up.append(granted)
 

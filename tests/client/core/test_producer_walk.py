@@ -233,7 +233,7 @@ class Walk:
         self.told += 1
         if kind == "credit":
             connection.credit += content
-            self.do(self.core.on_credit(content))
+            self.do(self.core.on_credit_granted(content))
         elif kind == "receipt":
             self.do(self.core.on_receipt(content[0], LEDGER, content[1], self.now))
         else:

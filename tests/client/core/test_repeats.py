@@ -50,10 +50,10 @@ class Walk:
             break
         if not some:
             return
-        until = self.filter.find_repeated(place(some[0]))
+        until = self.filter.find_end_of_repeats(place(some[0]))
         shown = [each for each in some if until is None or place(each) >= until]
         if shown:
-            self.filter.on_given(place(shown[-1]))
+            self.filter.on_messages_given(place(shown[-1]))
             self.inbox += shown
 
     def take(self) -> None:
@@ -87,7 +87,7 @@ class Walk:
 
     def lose(self) -> None:
         if self.inbox:
-            self.filter.on_unseen(place(self.inbox[0]))
+            self.filter.on_messages_unseen(place(self.inbox[0]))
         self.filter.on_lost()
         self.inbox, self.on_its_way = [], []
         self.sent = self.acked if self.pending is None else self.pending
@@ -109,21 +109,21 @@ def test_every_message_counts_once_and_in_order_wherever_the_connection_breaks(s
 def test_what_was_not_seen_is_shown_also_before_what_was() -> None:
     repeats = RepeatFilter()
     repeats.in_use = True
-    repeats.on_given(place(7, 3))
+    repeats.on_messages_given(place(7, 3))
     repeats.on_lost()
     assert repeats.until == place(7, 4)
-    assert repeats.find_repeated(place(7, 0)) == place(7, 4)
-    repeats.on_unseen(place(5))  # it was withheld
+    assert repeats.find_end_of_repeats(place(7, 0)) == place(7, 4)
+    repeats.on_messages_unseen(place(5))  # it was withheld
     repeats.on_lost()
-    assert repeats.find_repeated(place(5)) is None
+    assert repeats.find_end_of_repeats(place(5)) is None
     assert repeats.until is None
 
 
 def test_one_that_begins_when_it_may_have_copies_is_unsure_until_all_comes_again() -> None:
     repeats = RepeatFilter()
-    repeats.on_given(place(7))
+    repeats.on_messages_given(place(7))
     repeats.on_lost()
-    assert repeats.find_repeated(place(6)) is None
+    assert repeats.find_end_of_repeats(place(6)) is None
     assert repeats.is_unsure
     repeats.forget()
     assert not repeats.is_unsure
@@ -132,18 +132,18 @@ def test_one_that_begins_when_it_may_have_copies_is_unsure_until_all_comes_again
 def test_what_the_broker_had_confirmed_comes_again_after_an_abort_and_makes_unsure() -> None:
     repeats = RepeatFilter()
     repeats.in_use = True
-    repeats.on_given(place(9))
+    repeats.on_messages_given(place(9))
     repeats.on_confirmed((1, 7, float("inf")))
-    assert repeats.find_repeated(place(8)) is None
+    assert repeats.find_end_of_repeats(place(8)) is None
     assert not repeats.is_unsure
-    assert repeats.find_repeated(place(7)) is None
+    assert repeats.find_end_of_repeats(place(7)) is None
     assert repeats.is_unsure
 
 
 def test_a_deposed_consumer_is_unsure_of_what_it_has() -> None:
     repeats = RepeatFilter()
-    repeats.on_deposed()
+    repeats.on_consumer_deposed()
     assert not repeats.is_unsure, "it has nothing"
-    repeats.on_given(place(1))
-    repeats.on_deposed()
+    repeats.on_messages_given(place(1))
+    repeats.on_consumer_deposed()
     assert repeats.is_unsure

@@ -9,12 +9,12 @@ import pytest
 from magnetar.client.common import errors
 from magnetar.client.core import transaction
 from magnetar.client.core.transaction import (
-    EndKind,
     EndTransaction,
     ReportEnd,
     ReportOperationsDone,
     SendAllowance,
     TransactionCore,
+    TransactionEndKind,
     TransactionPort,
     TransactionState,
 )
@@ -92,15 +92,15 @@ def test_a_walk_ends_once_and_tells_all_receipts(seed: int, monkeypatch: pytest.
             effects += core.on_refused(1, wire_errors.TimedOut("late")) if message else core.on_acknowledged(None)
             failed = failed or message
         assert core.pending_operations == 0
-        effects = core.decide_end()
+        effects = core.decide_transaction_end()
     for effect in effects:
         if isinstance(effect, EndTransaction):
-            assert (effect.verb is EndKind.COMMIT) == (wants_commit and not failed)
-            if effect.verb is EndKind.COMMIT:
+            assert (effect.verb is TransactionEndKind.COMMIT) == (wants_commit and not failed)
+            if effect.verb is TransactionEndKind.COMMIT:
                 told = {each.topic: (each.entries, each.last) for each in effect.participants}
                 wanted = {topic: (len(of), max(of, default=Position(-1, -1))) for topic, of in receipts.items()}
                 assert told == wanted
-            answer = TxnState.COMMITTED if effect.verb is EndKind.COMMIT else TxnState.ABORTED
+            answer = TxnState.COMMITTED if effect.verb is TransactionEndKind.COMMIT else TxnState.ABORTED
             ended += sum(isinstance(each, ReportEnd) for each in core.on_answered(answer, None))
         ended += isinstance(effect, ReportEnd)
     assert ended == 1
@@ -163,7 +163,7 @@ def test_a_receipt_without_a_place_makes_every_entry_of_the_topic_count() -> Non
         core.begin_operation("a", message=True)
         core.on_stored("a", 1, position)
     core.commit()
-    [end] = core.decide_end()
+    [end] = core.decide_transaction_end()
     assert isinstance(end, EndTransaction)
     assert [(each.topic, each.entries, each.last.entry_id) for each in end.participants] == [("a", -1, -1)]
 
@@ -186,7 +186,7 @@ def test_what_a_commit_is_answered(
     core.begin_operation("a", message=True)
     core.on_stored("a", 1, Position(1, 1))
     assert core.commit() == [ReportOperationsDone()]
-    core.decide_end()
+    core.decide_transaction_end()
     core.on_answered(answer, error)
     assert core.state is state
     assert type(core.error) is family

@@ -21,7 +21,7 @@ def test_permits_are_given_back_once_and_an_ack_stops_before_the_first(
             entries.add(place, permits)
             held[place] = held.get(place, 0) + permits
         elif what == "again":
-            assert entries.on_redelivery_asked([place, place]) == held.get(place, 0)
+            assert entries.on_redelivery_requested([place, place]) == held.get(place, 0)
             if place in held:
                 held[place] = 0
         elif what == "release":
@@ -30,7 +30,7 @@ def test_permits_are_given_back_once_and_an_ack_stops_before_the_first(
             assert entries.clear() == sum(held.values())
             held.clear()
         assert bool(entries) == bool(held)
-        floor = entries.ack_limit(at)
+        floor = entries.find_cumulative_ack_limit(at)
         assert floor <= at
         assert not any(each <= floor for each in held)
         assert floor == at or Position(floor.ledger_id, floor.entry_id + 1) in held

@@ -106,7 +106,7 @@ def test_no_key_is_in_a_repr_or_a_long_name_in_an_error(tmp_path: Path) -> None:
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
     with pytest.raises(OperationNotSupported, match=r"pip install 'magnetar\[security\]'"):
-        cipher.require_package()
+        cipher.require_cryptography()
 
 
 def test_a_program_without_encryption_does_not_load_the_package() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.subscription.core.redelivery_backoff import LetterOrigin, dead_letters_of
+from magnetar.broker.subscription.core.redelivery_backoff import DeadLetterOrigin, make_dead_letters
 from magnetar.client.client import Client
 from magnetar.client.model.composite_schemas import KeyValueEncodingType, KeyValueSchema
 from magnetar.client.model.message_id import MessageId
@@ -67,9 +67,9 @@ def test_a_copy_by_the_broker_keeps_what_is_null() -> None:
     items = [part for each in singles for part in (item_prefix(each), b"")]
     metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
     entry = encode_broker_part(1, 5) + encode_batch(metadata, items, 2)
-    source = LetterOrigin(TopicName.parse("t"), "s", Position(1, 2), 3, 2)
+    source = DeadLetterOrigin(TopicName.parse("t"), "s", Position(1, 2), 3, 2)
     first, second = (
-        decode_batch(parse_header(each), each)[0][0] for each in dead_letters_of(source, entry, frozenset(), 1)
+        decode_batch(parse_header(each), each)[0][0] for each in make_dead_letters(source, entry, frozenset(), 1)
     )
     assert (first.null_partition_key, first.null_value, first.HasField("partition_key")) == (True, True, False)
     assert (second.null_partition_key, second.null_value, second.HasField("partition_key")) == (False, False, True)

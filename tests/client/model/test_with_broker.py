@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import magnetar
-from magnetar.broker.log.compaction_core import KeySurvey, parse_entry
-from magnetar.broker.subscription.core.redelivery_backoff import dead_letters_of
+from magnetar.broker.log.compaction_core import SurvivingMessageSearch, parse_entry
+from magnetar.broker.subscription.core.redelivery_backoff import make_dead_letters
 from magnetar.client import aio
 from magnetar.client.common.errors import CryptoError, Timeout
 from magnetar.client.model.encryption import Decryptor, Encryptor
@@ -113,7 +113,7 @@ def test_a_brokers_dead_letter_of_an_encrypted_entry_can_be_decrypted(batched: b
     encrypt = Encryptor(Keys(), ["a"], lambda: 0.0)
     items = plain_items([b"one", b"two"])
     part = encode_batch(metadata, items, 2, encrypt) if batched else encode_entry(metadata, b"one", encrypt)
-    (letter,) = dead_letters_of(SOURCE, encode_broker_part(1, 1) + part, frozenset([0]), 1)
+    (letter,) = make_dead_letters(SOURCE, encode_broker_part(1, 1) + part, frozenset([0]), 1)
     before, after = parse_header(part), parse_header(letter)
     assert (after.batched, after.num_messages) == (before.batched, before.num_messages)
     ciphertext = letter[after.payload_offset :]
@@ -144,9 +144,9 @@ async def test_compaction_reads_keys_and_tombstones_of_encrypted_messages(bench:
 def test_compaction_keeps_all_of_an_encrypted_batch() -> None:
     metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, partition_key="k")
     batch = encode_batch(metadata, plain_items([b"1", b"2"]), 2, Encryptor(Keys(), ["a"], lambda: 0.0))
-    survey = KeySurvey(10)
+    survey = SurvivingMessageSearch(10)
     survey.add_entry(0, 2, parse_entry(encode_broker_part(1, 1) + batch))
-    survey.end_round()
+    survey.end_reading_round()
     assert list(survey.survivors) == [0, 1]
 
 

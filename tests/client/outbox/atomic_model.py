@@ -20,7 +20,7 @@ from magnetar.client.outbox.destination_core import (
     RowsOutcome,
     SendInTransaction,
 )
-from magnetar.client.outbox.relay_core import RelayCore, destination_name
+from magnetar.client.outbox.relay_core import RelayCore, make_destination_name
 from magnetar.client.outbox.tables import RowState
 
 from .model import SMALL, Relay, Row, Topic, World
@@ -170,7 +170,7 @@ class TxnWorld(World):
             return False
         partitions, free = turn.claim.topics[row.topic]
         number = crc32((row.key or str(row.id)).encode()) % partitions if partitions else 0
-        row.destination = destination_name(row.topic, number, partitions)
+        row.destination = make_destination_name(row.topic, number, partitions)
         return number in free
 
     def done(self) -> bool:

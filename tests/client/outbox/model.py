@@ -20,11 +20,11 @@ from magnetar.client.outbox.destination_core import (
     RelaySettings,
     ResolveTopic,
     RowsOutcome,
-    RunTurn,
+    RunDatabaseTurn,
     SendRows,
     StopRelay,
 )
-from magnetar.client.outbox.relay_core import RelayCore, destination_name
+from magnetar.client.outbox.relay_core import RelayCore, make_destination_name
 from magnetar.client.outbox.tables import RowState
 from magnetar.proto.errors import MagnetarError
 
@@ -153,7 +153,7 @@ class World:
                 partitions, free = turn.claim.topics[row.topic]
                 number = crc32((row.key or str(row.id)).encode()) % partitions if partitions else 0
                 if number in free:
-                    row.destination = destination_name(row.topic, number, partitions)
+                    row.destination = make_destination_name(row.topic, number, partitions)
                     found.append(row)
         for row in found[: turn.claim.rows_max]:
             row.state, row.seq = RowState.CLAIMED, self.next_seq
@@ -200,7 +200,7 @@ class Relay:
                     self.steps.append(lambda name=destination: self._open(name))  # type: ignore[misc]
                 case SendRows(destination, rows):
                     self._send(destination, rows)
-                case RunTurn(turn):
+                case RunDatabaseTurn(turn):
                     self.steps.append(lambda turn=turn: self._transact(turn))  # type: ignore[misc]
                 case StopRelay(error):
                     self.error, self.dead = error, True

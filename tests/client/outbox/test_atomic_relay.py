@@ -68,7 +68,8 @@ class Killer:
     def __init__(self, patched: pytest.MonkeyPatch, step: int) -> None:
         self.left = step
         self.dead = threading.Event()
-        turn, begin, groups, commit = RelayStore.run_turn, RelaySender._begin, RelaySender._groups, Transaction.commit
+        turn, begin = RelayStore.run_database_turn, RelaySender._begin
+        groups, commit = RelaySender._groups, Transaction.commit
 
         def dying_turn(store: RelayStore, given: DatabaseTurn) -> tuple[list[ClaimedRow], int]:
             self.dies()
@@ -95,7 +96,8 @@ class Killer:
             """A relay that was killed aborts nothing."""
 
         for owner, name, dying in (
-            (RelayStore, "run_turn", dying_turn), (RelaySender, "_begin", dying_begin), (RelaySender, "_groups",
+            (RelayStore, "run_database_turn", dying_turn), (RelaySender, "_begin", dying_begin),
+            (RelaySender, "_groups",
             dying_groups),
             (Transaction, "commit", dying_commit), (Transaction, "abort", abort),
         ):  # fmt: skip

@@ -9,7 +9,7 @@ from sqlalchemy import Engine, MetaData, create_engine, inspect, select
 
 from magnetar.client.inbox.tables import SQLAlchemyInbox
 from magnetar.client.outbox.relay import OutboxAdmin
-from magnetar.client.outbox.tables import KeyForm, SQLAlchemyOutbox, check_tables, parse_schema
+from magnetar.client.outbox.tables import RowKeyEncoding, SQLAlchemyOutbox, check_tables, parse_schema
 from magnetar.proto.schema import SchemaType
 from tests.support.postgres import Postgres
 
@@ -109,7 +109,7 @@ def same_columns(engine: Engine) -> None:
     assert (row.topic, row.key, row.state) == ("persistent://public/default/orders", "MTc=", "waiting")
     with engine.connect() as connection:
         told = connection.execute(select(outbox.rows.c.value_schema, outbox.rows.c.key_form)).one()
-    assert (parse_schema(told.value_schema).type, told.key_form) == (SchemaType.KEY_VALUE, KeyForm.BYTES)
+    assert (parse_schema(told.value_schema).type, told.key_form) == (SchemaType.KEY_VALUE, RowKeyEncoding.BYTES)
     engine.dispose()
 
 

@@ -22,9 +22,9 @@ from magnetar.client.outbox.sender import RelaySender
 from magnetar.client.outbox.store import RelayStore
 from magnetar.client.outbox.tables import (
     DeduplicationOff,
-    KeyForm,
     OutboxBehind,
     RelayFenced,
+    RowKeyEncoding,
     RowState,
     SQLAlchemyOutbox,
 )
@@ -118,7 +118,7 @@ def test_a_relay_that_dies_at_each_step_leaves_each_row_in_its_topic_once(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before and after each transaction, and before and after each group is sent."""
-    turn, send = RelayStore.run_turn, RelaySender.send
+    turn, send = RelayStore.run_database_turn, RelaySender.send
     left = [0]
 
     def dies() -> None:
@@ -144,7 +144,7 @@ def test_a_relay_that_dies_at_each_step_leaves_each_row_in_its_topic_once(
         shop.send(topic, *(str(number) for number in range(8)), key="a")
         with monkeypatch.context() as patched:
             left[0] = step
-            patched.setattr(RelayStore, "run_turn", dying_turn)
+            patched.setattr(RelayStore, "run_database_turn", dying_turn)
             patched.setattr(RelaySender, "send", dying_send)
             relay = shop.relay(broker, topic).start()
             deadline = time.monotonic() + DEADLINE_S
@@ -363,7 +363,8 @@ def test_a_row_that_another_program_spoiled_is_parked_and_the_others_pass(broker
 SPOILED: dict[str, dict[str, Any]] = {
     "cut": {"properties": '{"a": "b'}, "number": {"properties": "7"}, "nested": {"properties": "[" * 50_000},
     "not text": {"properties": '{"a": 1}'}, "null": {"properties": '{"a": null}'},
-    "no base64": {"key": "?", "key_form": KeyForm.BYTES}, "event": {"event_time": -1}, "late": {"deliver_at": -1},
+    "no base64": {"key": "?", "key_form": RowKeyEncoding.BYTES}, "event": {"event_time": -1},
+    "late": {"deliver_at": -1},
     "schema": {"value_schema": "{"}, "deep": {"value_schema": "[" * 50_000},
     "type": {"value_schema": '{"type": "NONE SUCH", "name": "", "data": "", "properties": {}}'},
 }  # fmt: skip

@@ -14,10 +14,10 @@ from magnetar.client.outbox.destination_core import (
     OpenDestination,
     RelaySettings,
     ResolveTopic,
-    RunTurn,
+    RunDatabaseTurn,
     StopRelay,
 )
-from magnetar.client.outbox.relay_core import RelayCore, shard_of
+from magnetar.client.outbox.relay_core import RelayCore, find_shard_of_destination
 from magnetar.client.outbox.tables import DeduplicationOff, OutboxBehind, RelayFenced, RowState, SequencesForgotten
 
 from .model import SMALL, Relay, Row, World
@@ -259,13 +259,13 @@ def test_a_topic_that_does_not_deduplicate_stops_a_relay_that_starts_and_later_o
 def test_no_row_is_claimed_for_a_topic_whose_deduplication_was_switched_off_until_it_is_on_again() -> None:
     core = RelayCore(0, 1, SMALL)
     for each in core.on_shard_claimed(ClaimedShard(1, 0, {}, []), 0.0):
-        if isinstance(each, RunTurn):
+        if isinstance(each, RunDatabaseTurn):
             core.on_turn_committed(each.turn, [], 0, 0.0)
     core.on_topics_found(["a"], 0.0)
     core.on_topic_resolved("a", 0, 0.0)
 
     def turns(effects: list[Effect]) -> list[DatabaseTurn]:
-        return [each.turn for each in effects if isinstance(each, RunTurn)]
+        return [each.turn for each in effects if isinstance(each, RunDatabaseTurn)]
 
     core.on_topic_resolve_failed("a", DeduplicationOff("it is off"), 60.0)
     for turn in turns(core.on_opened("a", -1, 60.0)):
@@ -278,9 +278,9 @@ def test_no_row_is_claimed_for_a_topic_whose_deduplication_was_switched_off_unti
 
 def test_each_destination_has_one_shard_whatever_the_number_of_partitions() -> None:
     for shards in (1, 2, 3, 4):
-        owners = [shard_of(f"t-partition-{number}", shards) for number in range(12)]
+        owners = [find_shard_of_destination(f"t-partition-{number}", shards) for number in range(12)]
         assert set(owners) == set(range(shards))
-    assert shard_of("t-partition-x", 4) == shard_of("t-partition-x", 4)
+    assert find_shard_of_destination("t-partition-x", 4) == find_shard_of_destination("t-partition-x", 4)
     cores = [RelayCore(shard, 3, SMALL) for shard in range(3)]
     opened: list[str] = []
     for core in cores:
@@ -302,7 +302,7 @@ def test_a_destination_that_is_put_off_is_opened_again_only_when_the_shard_is_st
     assert core._turning is not None, "begun before it was put off"
     effects = core.on_turn_committed(core._turning, [], 10, 0.2)
     assert not any(isinstance(each, OpenDestination) for each in effects)
-    turn = next(each.turn for each in effects if isinstance(each, RunTurn))
+    turn = next(each.turn for each in effects if isinstance(each, RunDatabaseTurn))
     assert OpenDestination("a") in core.on_turn_committed(turn, [], 10, 0.2)
 
 
@@ -343,6 +343,6 @@ def test_a_turn_asks_only_for_destinations_with_room() -> None:
     assert turn == DatabaseTurn(1, 0)
     assert core._claim() is None, "it is not open"
     assert effects is not None
-    core.destinations["a"].begin_opening(0.0)
+    core.destinations["a"].begin_opening_producer(0.0)
     core.on_opened("a", -1, 0.0)
     assert core._claim() == ClaimRequest(3, SMALL.bytes_per_claim, {"a": (0, (0,))})

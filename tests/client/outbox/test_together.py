@@ -13,7 +13,7 @@ from magnetar.client.outbox.destination_core import (
     DestinationStatus,
     RelaySettings,
     RowsOutcome,
-    RunTurn,
+    RunDatabaseTurn,
     SendInTransaction,
     SendRows,
 )
@@ -259,7 +259,7 @@ def together(settings: RelaySettings, last_open: dict[str, int]) -> AtomicUnits:
     destinations = {}
     for name, last in last_open.items():
         destinations[name] = each = Destination(name, settings)
-        each.begin_opening(0.0)
+        each.begin_opening_producer(0.0)
         each.on_opened(last, sure=False)
     return AtomicUnits(settings, destinations)
 
@@ -277,10 +277,10 @@ def test_a_unit_with_a_row_above_what_its_topic_has_is_certainly_not_stored() ->
     found = together(RelaySettings(), {"a": 5, "b": 1})
     found.add([row(1, 4, "a", 1), row(2, 5, "b", 1)])
     assert not found.may_be_stored(found.queue[0])
-    assert [each.id for each in found.take_unstored()] == [1, 2]
+    assert [each.id for each in found.take_unstored_rows()] == [1, 2]
     found.add([row(3, 1, "b", 2), row(4, 5, "a", 2)])
     assert found.may_be_stored(found.queue[0])
-    assert found.take_unstored() == [], "what may be stored keeps its ids"
+    assert found.take_unstored_rows() == [], "what may be stored keeps its ids"
     assert not found.may_claim, "and nothing more is claimed before it is known"
 
 
@@ -289,10 +289,10 @@ def test_a_flight_has_as_much_as_a_claim_and_never_a_part_of_a_unit() -> None:
     found.add([row(1, 0, "a", 1), row(2, 1, "a", 2), row(3, 2, "a", 2), row(4, 3, "a", 3)])
     assert [each.id for entry in found.start_transaction()["a"] for each in entry] == [1, 2, 3]
     assert not found.start_transaction(), "one at a time"
-    found.take_stored()
+    found.take_stored_rows()
     found.add([row(5, 4, "a", 4, 60), row(6, 5, "a", 4, 60)])
     assert [each.id for entry in found.start_transaction()["a"] for each in entry] == [4]
-    found.take_stored()
+    found.take_stored_rows()
     assert [each.id for entry in found.start_transaction()["a"] for each in entry] == [5, 6], "a large one is alone"
 
 
@@ -300,12 +300,12 @@ def test_a_refused_flight_is_tried_unit_by_unit() -> None:
     found = together(RelaySettings(rows_per_claim=10), {"a": -1})
     found.add([row(1, 0, "a", 1), row(2, 1, "a", 2), row(3, 2, "a", None), row(4, 3, "a", None)])
     found.start_transaction()
-    assert found.take_refused() == ()
+    assert found.take_refused_unit() == ()
     assert [each.id for entry in found.start_transaction()["a"] for each in entry] == [1]
-    found.take_stored()
+    found.take_stored_rows()
     assert [each.id for entry in found.start_transaction()["a"] for each in entry] == [2]
-    assert [each.id for each in found.take_refused()] == [2]
-    assert [each.id for each in found.take_unstored()] == [3, 4]
+    assert [each.id for each in found.take_refused_unit()] == [2]
+    assert [each.id for each in found.take_unstored_rows()] == [3, 4]
 
 
 def test_a_flight_waits_until_all_its_destinations_are_ready() -> None:
@@ -337,13 +337,13 @@ def test_what_was_claimed_before_a_refusal_was_known_gives_its_ids_back() -> Non
     assert any(isinstance(each, SendInTransaction) for each in effects)
     assert core._turning is not None
     claiming = next(
-        each.turn for each in core.on_turn_committed(core._turning, [], 1, 0.0) if isinstance(each, RunTurn)
+        each.turn for each in core.on_turn_committed(core._turning, [], 1, 0.0) if isinstance(each, RunDatabaseTurn)
     )
     assert claiming.claim is not None
     core.on_transaction_done(RowsOutcome.ROW_REFUSED, "too large", (), 0.0)
     effects = core.on_turn_committed(claiming, [row(2, 1, "a", 2)], 2, 0.0)
     core.check()
-    recording = next(each.turn for each in effects if isinstance(each, RunTurn))
+    recording = next(each.turn for each in effects if isinstance(each, RunDatabaseTurn))
     assert [each.row.id for each in recording.failures] == [1]
     assert [each.id for each in recording.release] == [2]
 

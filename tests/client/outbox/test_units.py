@@ -43,7 +43,7 @@ class Shop:
 
     def rows(self, wanted: ClaimRequest = ALL, **outcomes: object) -> list[ClaimedRow]:
         turn = DatabaseTurn(self.epoch, self.next_seq, claim=wanted, **outcomes)  # type: ignore[arg-type]
-        found, self.next_seq = self.store.run_turn(turn)
+        found, self.next_seq = self.store.run_database_turn(turn)
         assert [row.seq for row in found] == list(range(self.next_seq - len(found), self.next_seq))
         return found
 
@@ -118,8 +118,8 @@ def test_a_unit_that_is_larger_than_a_claim_is_claimed_alone(shop: Shop) -> None
 def test_a_repeated_turn_finds_the_units_that_it_claimed(shop: Shop) -> None:
     ids = [*shop.unit((A, "x"), (B, "y")), *shop.unit((B, None))]
     turn = DatabaseTurn(shop.epoch, 0, claim=ALL)
-    assert shop.store.run_turn(turn) == shop.store.run_turn(turn)
-    assert [row.id for row in shop.store.run_turn(turn)[0]] == ids
+    assert shop.store.run_database_turn(turn) == shop.store.run_database_turn(turn)
+    assert [row.id for row in shop.store.run_database_turn(turn)[0]] == ids
     taken = shop.store.claim_shard("next")
     assert [row.id for row in taken.claimed] == ids
     assert taken.claimed[0].unit == taken.claimed[1].unit != taken.claimed[2].unit

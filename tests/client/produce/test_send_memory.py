@@ -102,7 +102,7 @@ def test_producers_and_receiver_queues_use_what_the_others_do_not_and_half_at_le
     send.claimed, receive.producers = lambda: receive.claimed_bytes, send
     assert send.reserve(1000), "nothing waits in a queue"
     assert not send.reserve(1)
-    assert receive.window_messages(0.0, 1.0, 1000) == 250, "half of the half that is theirs, for one of them"
+    assert receive.compute_window_messages(0.0, 1.0, 1000) == 250, "half of the half that is theirs, for one of them"
     receive.claimed_bytes = 900.0
     assert send.current_limit_bytes == 500
     send.release(600)
@@ -141,6 +141,6 @@ def test_who_begins_to_wait_while_others_are_told_is_not_forgotten() -> None:
             super().append(call)
 
     memory._waiting = Late([lambda: None])
-    memory.call_when_room(told.set)
+    memory.call_when_memory_is_free(told.set)
     freeing.join(10)
     assert told.wait(10)

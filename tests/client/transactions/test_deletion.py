@@ -29,7 +29,7 @@ async def test_the_coordinator_elsewhere_aborts_what_is_open_in_a_topic_before_i
     async with cluster(tmp_path, brokers=2) as running:
         first, second = running.brokers
         for number in range(16):
-            await second.topic_manager.transactions.load_owned(number)
+            await second.topic_manager.transactions.load_owned_coordinator(number)
         url = f"magnetar://{first.endpoint}"
         async with Client(url) as client, AdminClient(f"magnetar://{second.endpoint}") as admin:
             source, out, other = [await client.create_producer(topic) for topic in (IN, OUT, OTHER)]
@@ -63,7 +63,7 @@ async def test_a_deletion_waits_for_no_coordinator_for_ever_and_deletes_nothing(
     async with cluster(tmp_path, brokers=2) as running:
         first, second = running.brokers
         for number in range(16):
-            await second.topic_manager.transactions.load_owned(number)
+            await second.topic_manager.transactions.load_owned_coordinator(number)
         url = f"magnetar://{first.endpoint}"
         async with Client(url) as client, AdminClient(url) as admin:
             out = await client.create_producer(OUT)
@@ -81,7 +81,5 @@ async def test_a_deletion_waits_for_no_coordinator_for_ever_and_deletes_nothing(
             assert topic.transactions.open_transactions == [txn.id]
             await vanish(running, second)
             await admin.delete_topic(OUT, force=True)
-            assert (
-                await (await first.topic_manager.transactions.load_owned(txn.id.coordinator)).get_status(txn.id)
-                is TxnState.ABORTED
-            )
+            coordinator = await first.topic_manager.transactions.load_owned_coordinator(txn.id.coordinator)
+            assert await coordinator.get_status(txn.id) is TxnState.ABORTED

@@ -12,8 +12,8 @@ def test_no_id_is_taken_twice_or_after_half_of_its_lease() -> None:
     lost = 0
     for _ in range(20_000):
         now += rng.random() * 0.2
-        found = ids.take_id(now)
-        if found is None or (ids.is_low and rng.random() < 0.5):
+        found = ids.take_leased_id(now)
+        if found is None or (ids.is_running_low and rng.random() < 0.5):
             count, coordinator = rng.randrange(1, ids.wanted + 1), rng.randrange(4)
             ids.add_lease(TxnId.of(coordinator, 1, next_), count, 10.0, now)
             valid.update((TxnId.of(coordinator, 1, next_ + n), now + 5.0) for n in range(count))
@@ -36,13 +36,13 @@ def test_a_busy_client_leases_more_at_a_time_and_an_idle_one_fewer() -> None:
     assert ids.wanted == FIRST
     for block in range(20):
         ids.add_lease(TxnId(0, block * MOST), ids.wanted, 60.0, now)
-        while ids.take_id(now) is not None:
+        while ids.take_leased_id(now) is not None:
             pass
     assert ids.wanted == MOST
     for _ in range(20):
         ids.add_lease(TxnId(1, 0), 1, 60.0, now)
         now += 60
-        assert ids.take_id(now) is None
+        assert ids.take_leased_id(now) is None
     assert ids.wanted == FIRST
 
 
@@ -53,11 +53,11 @@ def test_what_is_given_up_early_costs_a_coordinator_little() -> None:
         for block in range(round_ % 8):
             ids.add_lease(TxnId(round_, block * MOST), ids.wanted, 600.0, 0.0)
             held += ids.wanted
-            while not ids.is_low and ids.take_id(0.0) is not None:
+            while not ids.is_running_low and ids.take_leased_id(0.0) is not None:
                 used += 1
-        ids.take_id(0.0)
+        ids.take_leased_id(0.0)
         used += 1
         ids.discard(round_)
         assert ids.wanted == FIRST or not round_
-        assert ids.take_id(0.0) is None
+        assert ids.take_leased_id(0.0) is None
     assert held < 4 * used + FIRST * 500

@@ -9,10 +9,16 @@ import pytest
 
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.checksum import encode_varint
-from magnetar.runtime.grpc.messages import LONG_BYTES, LongItem, fields_of_long_items, item_bounds, split_long_items
+from magnetar.runtime.grpc.messages import (
+    LONG_BYTES,
+    LongItem,
+    find_item_bounds,
+    find_long_item_fields,
+    split_long_items,
+)
 from magnetar.runtime.network import rpc
 
-FIELDS = fields_of_long_items(wire.ClientFrames)
+FIELDS = find_long_item_fields(wire.ClientFrames)
 PUBLISH = 0x1A
 
 
@@ -28,7 +34,7 @@ def read(frame: Any) -> tuple[int, str, bytes]:
 def test_only_fields_of_bytes_beside_an_id_are_left() -> None:
     assert FIELDS == {PUBLISH: "publish"}
     for method in ("Read", "WatchTopics"):
-        assert fields_of_long_items(rpc("Broker", method).request) == {}
+        assert find_long_item_fields(rpc("Broker", method).request) == {}
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray])
@@ -43,7 +49,7 @@ def test_long_items_are_what_protobuf_makes_of_them(kind: type[bytes]) -> None:
         items, rest = taken(data)
         assert rest == len(data)
         assert [read(each) for each in items] == [read(each) for each in frames]
-        assert [each.to_message() for each in items] == frames
+        assert [each.to_protobuf_message() for each in items] == frames
         assert not hasattr(items[0], "permits")
 
 
@@ -98,5 +104,5 @@ def test_a_number_that_never_ends_is_not_read_to_its_end() -> None:
 
     data = Counted(field(0x0A, b"\x08" + b"\xff" * LONG_BYTES))
     taken(data)
-    item_bounds(data, 0, frozenset((PUBLISH,)))
+    find_item_bounds(data, 0, frozenset((PUBLISH,)))
     assert Counted.looked < 60

@@ -17,7 +17,7 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.client import connect
 from magnetar.runtime.grpc.messages import MessageStream, prefix
 from magnetar.runtime.grpc.server import serve
-from magnetar.runtime.memory_shares import machine_bytes
+from magnetar.runtime.memory_shares import measure_machine_memory
 from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint, Stream, rpc
 from tests.compiled import derives
 
@@ -168,9 +168,9 @@ class Read(MessageStream):
         self.came.append(len(data))
 
     def on_input_ended(self) -> None:
-        self.over = not self.defer_input_end()
+        self.over = not self.must_defer_input_end()
 
-    def on_too_slow(self) -> None:
+    def on_arrival_too_slow(self) -> None:
         raise AssertionError("nothing is slow")
 
 
@@ -185,9 +185,9 @@ async def test_what_comes_after_a_message_that_waits_is_kept_and_so_is_the_end()
     assert (second.came, second.over, second.has_partial_message) == ([], False, True)
     first.on_data(memoryview(bytes(30_000)))
     assert (first.came, second.came) == ([60_000], []), "it is not read yet"
-    first.on_read(60_005)
+    first.on_service_read(60_005)
     assert (second.came, second.over, second.has_partial_message) == ([40_000, 3], True, False)
-    second.on_read(40_008)
+    second.on_service_read(40_008)
     assert arrivals.long == 0
 
 
@@ -200,9 +200,9 @@ async def test_a_stream_that_ends_within_a_second_message_that_waits_ends_after_
     second.on_data(memoryview(bytes(10_000) + prefix(50_000) + b"torn"))
     second.on_input_ended()
     first.on_data(memoryview(bytes(30_000)))
-    first.on_read(60_005)
+    first.on_service_read(60_005)
     assert (second.came, second.over) == ([40_000], False), "there is no room for the rest"
-    second.on_read(40_005)
+    second.on_service_read(40_005)
     assert (second.came, second.over, second.has_partial_message) == ([40_000], True, True)
 
 
@@ -328,4 +328,4 @@ async def test_a_stranger_is_refused_before_its_unary_request_is_there(place: Pl
 
 
 def test_the_memory_of_this_machine_is_known() -> None:
-    assert 64 * MIB < machine_bytes() < 1 << 50
+    assert 64 * MIB < measure_machine_memory() < 1 << 50

@@ -8,8 +8,8 @@ from magnetar.runtime.peer.envelope import (
     INLINE_BYTES,
     MULTIPART_BYTES_MAX,
     EnvelopeKind,
-    Malformed,
-    WrongMagic,
+    MalformedEnvelope,
+    WrongEnvelopeMagic,
     decode,
     encode,
     encode_refusal,
@@ -43,12 +43,12 @@ def test_every_truncation_and_every_extension_of_a_header_is_malformed() -> None
     items = [(1, b"head", [b"x" * 9, bytes(5000)]), (2, b"h", [b"y"])]
     header = bytes(encode(EnvelopeKind.REQUESTS, IDENTITY, items)[0])
     for end in range(5, len(header)):
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedEnvelope):
             decode(header[:end])
     for end in range(5):
-        with pytest.raises(WrongMagic):
+        with pytest.raises(WrongEnvelopeMagic):
             decode(header[:end])
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedEnvelope):
         decode(header + b"\0")
 
 
@@ -60,17 +60,17 @@ def test_what_a_header_announces_is_bounded_in_bytes_and_with_them_in_parts() ->
 
     most = (MULTIPART_BYTES_MAX - len(header(31))) // len(frame)
     assert len(decode(header(most)).parts) == most
-    with pytest.raises(Malformed, match="at most"):
+    with pytest.raises(MalformedEnvelope, match="at most"):
         decode(header(most + 1))
 
 
 def test_another_magic_or_version_is_told_from_damage() -> None:
     header = bytes(encode(EnvelopeKind.REQUESTS, IDENTITY, [])[0])
-    with pytest.raises(WrongMagic, match="not of Magnetar"):
+    with pytest.raises(WrongEnvelopeMagic, match="not of Magnetar"):
         decode(b"HTTP" + header[4:])
-    with pytest.raises(WrongMagic, match="version 2"):
+    with pytest.raises(WrongEnvelopeMagic, match="version 2"):
         decode(header[:4] + b"\x02" + header[5:])
-    with pytest.raises(Malformed, match="kind 9"):
+    with pytest.raises(MalformedEnvelope, match="kind 9"):
         decode(header[:5] + b"\x09" + header[6:])
 
 
@@ -84,7 +84,7 @@ def test_any_flipped_or_random_bytes_raise_nothing_else() -> None:
             damaged[rng.randrange(len(damaged))] = rng.randrange(256)
         try:
             decode(bytes(damaged))
-        except (Malformed, WrongMagic):
+        except (MalformedEnvelope, WrongEnvelopeMagic):
             refused += 1
     assert refused > 10_000  # the rest are other ids and other content
 

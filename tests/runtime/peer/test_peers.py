@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import zmq
 
-from magnetar.cli.demo import free_port
+from magnetar.cli.demo import find_free_port
 from magnetar.proto.errors import BackPressure, Busy, ConnectionLost, TimedOut, WrongIdentity, WrongProtocol
 from magnetar.runtime.access import OPEN
 from magnetar.runtime.clock import SystemClock
@@ -191,7 +191,7 @@ async def test_no_answer_in_time_is_timed_out_and_a_late_one_is_dropped(bench: B
 
 
 async def test_a_refused_connection_fails_at_once_and_the_peer_works_when_somebody_listens(bench: Bench) -> None:
-    endpoint = Endpoint("127.0.0.1", free_port("127.0.0.1"))
+    endpoint = Endpoint("127.0.0.1", find_free_port("127.0.0.1"))
     peer = bench.peer(endpoint)
     assert isinstance(await outcome(peer.request(b"", timeout_s=SOON_S * 10)), ConnectionLost)
     await bench.serve(echo, endpoint)
@@ -201,7 +201,7 @@ async def test_a_refused_connection_fails_at_once_and_the_peer_works_when_somebo
 
 
 async def test_each_request_to_a_port_where_nobody_listens_fails_at_once(bench: Bench) -> None:
-    peer = bench.peer(Endpoint("127.0.0.1", free_port("127.0.0.1")))
+    peer = bench.peer(Endpoint("127.0.0.1", find_free_port("127.0.0.1")))
     async with asyncio.timeout(2):  # ZeroMQ's own attempts come ever more slowly: twelve would take eight seconds
         for _ in range(12):
             assert isinstance(await outcome(peer.request(b"", timeout_s=SOON_S)), ConnectionLost)
@@ -374,7 +374,7 @@ async def test_a_peer_recovers_from_a_port_that_spoke_another_protocol_before(be
 
 async def test_connections_made_and_broken_in_a_hurry_never_block_the_loop(bench: Bench) -> None:
     """An event for a monitor that was closed too early once blocked ZeroMQ's thread, and the loop behind it."""
-    endpoint = Endpoint("127.0.0.1", free_port("127.0.0.1"))
+    endpoint = Endpoint("127.0.0.1", find_free_port("127.0.0.1"))
     for round in range(40):
         server = await serve(bench.context, endpoint, IDENTITY, echo)
         ends = [bench.peer(endpoint) for _ in range(5)]

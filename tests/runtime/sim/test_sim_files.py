@@ -237,7 +237,7 @@ def test_a_crash_can_strike_between_a_write_and_its_sync() -> None:
         running = simulation.spawn("a", write())
         await_crash = await _outcome(running)
         assert await_crash == "NodeCrashed"
-        assert not simulation.is_up("a")
+        assert not simulation.is_node_running("a")
 
     simulation.run(main())
     assert simulation.node("a").disk.operations == 3
@@ -260,7 +260,7 @@ def test_die_ends_the_process() -> None:
 
     async def main() -> None:
         assert await _outcome(simulation.spawn("a", dies())) == "NodeCrashed"
-        assert not simulation.is_up("a")
+        assert not simulation.is_node_running("a")
 
     simulation.run(main())
     assert simulation.complaints == []

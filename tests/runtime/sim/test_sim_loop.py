@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from magnetar.runtime.sim.loop import Deadlock, NotSimulated, RunTooLong, _name_of, throw_into
+from magnetar.runtime.sim.loop import Deadlock, NotSimulated, RunTooLong, _name_of, raise_inside_task
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 
 
@@ -100,7 +100,7 @@ def test_threads_and_sockets_are_refused() -> None:
 async def _chatter(simulation: Simulation) -> list[str]:
     """Tasks in sets, task groups that cancel, chance: what would differ between runs if it could."""
     order: list[str] = []
-    rng = simulation.random_stream("chatter")
+    rng = simulation.random_generator("chatter")
 
     async def worker(name: str) -> None:
         try:
@@ -206,7 +206,7 @@ def test_an_exception_is_thrown_into_a_task_where_it_waits_and_a_cancellation_af
         running = simulation.spawn("a", keeper())
         await asyncio.sleep(1)
         (task,) = (task for task in simulation.node("a").process.tasks if not task.done())  # type: ignore[union-attr]
-        throw_into(task, RuntimeError("a fault"))
+        raise_inside_task(task, RuntimeError("a fault"))
         await asyncio.sleep(11)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -225,12 +225,12 @@ def test_a_second_process_of_a_node_shares_its_disk_and_its_locks_and_ends_alone
         second = simulation.start_second_process("a")
         with pytest.raises(BlockingIOError):
             second.world.files.lock("/lock")
-        running = simulation.spawn_in(second, asyncio.sleep(100))
+        running = simulation.spawn_in_process(second, asyncio.sleep(100))
         await asyncio.sleep(1)
         simulation.end_process(second)
         with pytest.raises(NodeCrashed):
             await running
-        assert simulation.is_up("a")
+        assert simulation.is_node_running("a")
         lock.close()
 
     simulation.run(main())

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from magnetar.runtime.tcp import listening
-from magnetar.runtime.tcp.listening import CertificateFiles, find_end
+from magnetar.runtime.tcp.listening import CertificateFiles, find_certificate_expiry
 from tests.support.certificates import Authority
 
 
@@ -24,34 +24,34 @@ def made(end: datetime) -> str:
 @pytest.mark.parametrize("year", [1975, 2026, 2049, 2050, 2120])
 def test_the_end_is_read_in_both_forms_of_time(year: int) -> None:
     end = datetime(year, 2, 3, 4, 5, 6, tzinfo=UTC)
-    assert find_end(made(end)) == end.timestamp()
+    assert find_certificate_expiry(made(end)) == end.timestamp()
 
 
 def test_of_a_chain_the_first_to_end_counts() -> None:
     ends = [datetime(year, 1, 1, tzinfo=UTC) for year in (2040, 2030, 2060)]
-    assert find_end("text\n".join(map(made, ends))) == ends[1].timestamp()
+    assert find_certificate_expiry("text\n".join(map(made, ends))) == ends[1].timestamp()
 
 
 def test_what_is_no_certificate_is_a_value_error() -> None:
     whole = made(datetime(2030, 1, 1, tzinfo=UTC))
     with pytest.raises(ValueError, match=r"."):
-        find_end("nothing")
+        find_certificate_expiry("nothing")
     head, body, end = whole.partition("\n")[0], whole.splitlines()[1:-1], whole.splitlines()[-1]
     for cut in range(len(body)):
         with pytest.raises(ValueError, match=r"."):
-            find_end("\n".join([head, *body[:cut], end]))
+            find_certificate_expiry("\n".join([head, *body[:cut], end]))
 
 
 def test_a_file_that_is_replaced_is_read_again_and_one_that_is_gone_keeps_its_end(tmp_path: Path) -> None:
     files, path = CertificateFiles(), tmp_path / "server.pem"
     files.add(str(path))
-    assert files.read_ends() == {}
+    assert files.read_expiry_times() == {}
     for year in (2030, 2031):
         end = datetime(year, 1, 1, tzinfo=UTC)
         path.write_text(made(end) + "#" * (year - 2030))
-        assert files.read_ends() == {str(path): end.timestamp()}
+        assert files.read_expiry_times() == {str(path): end.timestamp()}
     path.unlink()
-    assert files.read_ends() == {str(path): end.timestamp()}
+    assert files.read_expiry_times() == {str(path): end.timestamp()}
 
 
 def test_what_a_listener_and_a_caller_show_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,4 +60,4 @@ def test_what_a_listener_and_a_caller_show_is_known(tmp_path: Path, monkeypatch:
     server, caller = authority.issue("server"), authority.issue("caller")
     listening.make_listener_tls_context(server)
     listening.make_caller_tls_context(caller)
-    assert list(files.read_ends()) == [server.certificate, caller.certificate]
+    assert list(files.read_expiry_times()) == [server.certificate, caller.certificate]

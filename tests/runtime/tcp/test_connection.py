@@ -29,7 +29,7 @@ HEAD = (
     (b"te", b"trailers"), (b"content-type", b"application/grpc"),
 )  # fmt: skip
 OPENED = frames.PREFACE + frames.settings({})
-HEADERS = frames.header_block(1, encode_headers(HEAD), 0, frames.FRAME_DEFAULT)
+HEADERS = frames.encode_header_block(1, encode_headers(HEAD), 0, frames.FRAME_DEFAULT)
 
 
 def in_pieces(item: Any) -> tuple[bytes, ...]:
@@ -265,8 +265,9 @@ BROKEN = {
     "data of no stream": (OPENED + data(1, 0), ErrorCode.PROTOCOL_ERROR),
     "data of a stream that is not open": (OPENED + data(1, 5), ErrorCode.PROTOCOL_ERROR),
     "data of an even stream": (OPENED + data(1, 2), ErrorCode.PROTOCOL_ERROR),
-    "an even stream": (OPENED + frames.header_block(2, encode_headers(HEAD), 0, 16_384), ErrorCode.PROTOCOL_ERROR),
-    "headers of no stream": (OPENED + frames.header_block(0, encode_headers(HEAD), 0, 16_384),
+    "an even stream": (OPENED + frames.encode_header_block(2, encode_headers(HEAD), 0, 16_384),
+    ErrorCode.PROTOCOL_ERROR),
+    "headers of no stream": (OPENED + frames.encode_header_block(0, encode_headers(HEAD), 0, 16_384),
     ErrorCode.PROTOCOL_ERROR),
     "a frame of 16 MiB": (OPENED + frames.header((1 << 24) - 1, frames.DATA, 0, 1), ErrorCode.FRAME_SIZE_ERROR),
     "headers of 1 MiB": (OPENED + frames.header(1 << 20, frames.HEADERS, 4, 1), ErrorCode.FRAME_SIZE_ERROR),
@@ -277,7 +278,8 @@ BROKEN = {
     "padding of nothing": (OPENED + HEADERS + raw(frames.DATA, b"", 8, 1), ErrorCode.PROTOCOL_ERROR),
     "a priority without its bytes": (OPENED + raw(frames.HEADERS, b"abc", 4 | 0x20, 1), ErrorCode.FRAME_SIZE_ERROR),
     "a priority of four bytes": (OPENED + raw(frames.PRIORITY, bytes(4), stream=1), ErrorCode.FRAME_SIZE_ERROR),
-    "a reset of a stream that is not open": (OPENED + frames.rst_stream(9, ErrorCode.CANCEL), ErrorCode.PROTOCOL_ERROR),
+    "a reset of a stream that is not open": (OPENED + frames.encode_rst_stream(9, ErrorCode.CANCEL),
+    ErrorCode.PROTOCOL_ERROR),
     "a reset of five bytes": (OPENED + HEADERS + raw(frames.RST_STREAM, bytes(5), stream=1),
     ErrorCode.FRAME_SIZE_ERROR),
     "a promise": (OPENED + raw(frames.PUSH_PROMISE, bytes(8), 4, 1), ErrorCode.PROTOCOL_ERROR),
@@ -297,10 +299,11 @@ BROKEN = {
     "headers that unfold to a mebibyte": (
         OPENED + raw(frames.HEADERS, b"\x40\x01a\x7f\x81\x1e" + b"b" * 4000 + b"\xbe" * 300, 4, 1),
         ErrorCode.ENHANCE_YOUR_CALM),
-    "a window update by nothing": (OPENED + frames.window_update(0, 0), ErrorCode.PROTOCOL_ERROR),
+    "a window update by nothing": (OPENED + frames.encode_window_update(0, 0), ErrorCode.PROTOCOL_ERROR),
     "a connection's window above its maximum": (
-        OPENED + frames.window_update(0, frames.WINDOW_MAX), ErrorCode.FLOW_CONTROL_ERROR),
-    "a window update of a stream that is not open": (OPENED + frames.window_update(7, 1), ErrorCode.PROTOCOL_ERROR),
+        OPENED + frames.encode_window_update(0, frames.WINDOW_MAX), ErrorCode.FLOW_CONTROL_ERROR),
+    "a window update of a stream that is not open": (OPENED + frames.encode_window_update(7, 1),
+    ErrorCode.PROTOCOL_ERROR),
     "a going away of four bytes": (OPENED + raw(frames.GOAWAY, bytes(4)), ErrorCode.FRAME_SIZE_ERROR),
 }  # fmt: skip
 
@@ -333,11 +336,11 @@ async def test_what_breaks_the_rules_ends_the_connection_with_its_code(pair: Pai
 
 
 OF_A_STREAM = {
-    "a window update by nothing": (frames.window_update(1, 0), ErrorCode.PROTOCOL_ERROR),
-    "a window above its maximum": (frames.window_update(1, frames.WINDOW_MAX), ErrorCode.FLOW_CONTROL_ERROR),
+    "a window update by nothing": (frames.encode_window_update(1, 0), ErrorCode.PROTOCOL_ERROR),
+    "a window above its maximum": (frames.encode_window_update(1, frames.WINDOW_MAX), ErrorCode.FLOW_CONTROL_ERROR),
     "data after its end": (data(5, 1, frames.END_STREAM) + data(5, 1), ErrorCode.STREAM_CLOSED),
     "headers after its end": (
-        data(5, 1, frames.END_STREAM) + frames.header_block(1, encode_headers(HEAD), 0, 16_384),
+        data(5, 1, frames.END_STREAM) + frames.encode_header_block(1, encode_headers(HEAD), 0, 16_384),
         ErrorCode.STREAM_CLOSED),
 }  # fmt: skip
 
@@ -352,9 +355,12 @@ async def test_what_breaks_the_rules_of_a_stream_ends_that_stream_alone(pair: Pa
 
 
 async def test_frames_of_a_stream_that_is_over_and_of_a_later_kind_are_ignored(pair: Pair) -> None:
-    give(pair.server, OPENED + HEADERS + frames.rst_stream(1, ErrorCode.CANCEL))
-    give(pair.server, data(5) + frames.window_update(1, 5) + frames.rst_stream(1, ErrorCode.CANCEL) + raw(77, b"x" * 9))
-    give(pair.server, raw(frames.PRIORITY, bytes(5), stream=1) + frames.goaway(0, ErrorCode.NO_ERROR))
+    give(pair.server, OPENED + HEADERS + frames.encode_rst_stream(1, ErrorCode.CANCEL))
+    give(
+        pair.server,
+        data(5) + frames.encode_window_update(1, 5) + frames.encode_rst_stream(1, ErrorCode.CANCEL)
+        + raw(77, b"x" * 9))
+    give(pair.server, raw(frames.PRIORITY, bytes(5), stream=1) + frames.encode_goaway(0, ErrorCode.NO_ERROR))
     give(pair.server, HEADERS)
     assert not pair.server.is_lost
     assert not pair.server.streams

@@ -36,7 +36,7 @@ LOOKUP, CONNECT, NOWHERE = (head(f"/magnetar.wire.Broker/{name}") for name in ("
 
 
 def begun(id_: int, path: bytes, flags: int = 0) -> bytes:
-    return frames.header_block(id_, path, flags, frames.FRAME_DEFAULT)
+    return frames.encode_header_block(id_, path, flags, frames.FRAME_DEFAULT)
 
 
 def data(id_: int, payload: bytes, flags: int = 0) -> bytes:
@@ -132,11 +132,12 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
     "calls": lambda n: call(2 * n + 1),
     "calls of no method": lambda n: begun(2 * n + 1, NOWHERE, frames.END_STREAM),
     "streams": lambda n: begun(2 * n + 1, CONNECT),
-    "streams with no update of their window": lambda n: begun(2 * n + 1, CONNECT) + frames.window_update(2 * n + 1, 0),
+    "streams with no update of their window": lambda n: begun(2 * n + 1,
+    CONNECT) + frames.encode_window_update(2 * n + 1, 0),
     "streams that end twice": lambda n: begun(2 * n + 1, CONNECT, frames.END_STREAM) + data(2 * n + 1, b"x"),
     "messages that are compressed": lambda n: begun(2 * n + 1, CONNECT) + data(2 * n + 1, message(b"x", 1)),
     "data of streams that are over": lambda n: (
-        begun(1, CONNECT) + frames.rst_stream(1, ErrorCode.CANCEL) if not n else data(1, bytes(16_000))),
+        begun(1, CONNECT) + frames.encode_rst_stream(1, ErrorCode.CANCEL) if not n else data(1, bytes(16_000))),
 }  # fmt: skip
 
 
@@ -168,7 +169,7 @@ async def test_who_breaks_the_rules_and_does_not_read_is_aborted(made: Callable[
     served.end.allowance.set_allowance(math.inf, 0)
     give(served.end, OPENED + b"".join(frames.ping(bytes(8)) for _ in range(70_000)))
     assert served.end.out.is_paused
-    give(served.end, frames.window_update(0, 0))
+    give(served.end, frames.encode_window_update(0, 0))
     assert aborted == [True]
 
 
@@ -179,7 +180,7 @@ async def test_what_was_written_has_some_seconds_to_leave(
     served = made(unread := Unread())
     left = asyncio.get_running_loop().create_future()
     unread.abort = lambda: left.done() or left.set_result(True)  # type: ignore[assignment, method-assign]
-    give(served.end, OPENED + frames.window_update(0, 0))
+    give(served.end, OPENED + frames.encode_window_update(0, 0))
     assert unread.is_closed
     async with asyncio.timeout(10):
         assert await left
@@ -194,7 +195,9 @@ async def test_streams_that_are_reset_at_once_begin_no_more_handlers_than_calls_
     served.end.allowance.set_allowance(math.inf, 0)
     for first in range(0, 20_000, 500):
         numbers = range(2 * first + 1, 2 * first + 1001, 2)
-        give(served.end, b"".join(begun(id_, LOOKUP) + frames.rst_stream(id_, ErrorCode.CANCEL) for id_ in numbers))
+        give(
+            served.end,
+            b"".join(begun(id_, LOOKUP) + frames.encode_rst_stream(id_, ErrorCode.CANCEL) for id_ in numbers))
         assert len(served.listener.handlers) <= CALLS_MAX
         assert not served.end.streams
         if first % 2000 == 0:
@@ -240,10 +243,10 @@ async def test_a_window_that_opens_by_a_byte_at_a_time_wakes_one_stream_at_a_tim
         honest(self)
 
     monkeypatch.setattr(server._UnaryCall, "on_writable", writable)
-    give(served.end, frames.window_update(0, 1) * 3000)
+    give(served.end, frames.encode_window_update(0, 1) * 3000)
     assert len(woken) <= 3000
     assert len(set(woken)) == CALLS_MAX, "in turn"
-    give(served.end, frames.window_update(0, 1 << 20))
+    give(served.end, frames.encode_window_update(0, 1 << 20))
     await served.turns()
     assert not served.end.streams
     assert served.lookups == CALLS_MAX
@@ -256,7 +259,7 @@ async def test_a_stream_whose_own_window_is_shut_is_not_woken_by_that_of_the_con
     give(served.end, frames.PREFACE + frames.settings({Setting.INITIAL_WINDOW_SIZE: 0}) + call(1) + call(3) + call(5))
     await served.turns()
     assert not served.end.out.blocked
-    give(served.end, frames.window_update(0, 1000) + frames.window_update(3, 1000))
+    give(served.end, frames.encode_window_update(0, 1000) + frames.encode_window_update(3, 1000))
     assert list(served.end.streams) == [1, 5]
     give(served.end, frames.settings({Setting.INITIAL_WINDOW_SIZE: 50}))
     assert not served.end.streams
@@ -282,10 +285,10 @@ async def test_a_stream_that_waits_with_much_is_woken_when_there_is_room_and_nev
     windows = frames.settings({Setting.INITIAL_WINDOW_SIZE: 0})
     give(served.end, frames.PREFACE + windows + begun(1, CONNECT) + data(1, message(frame)))
     await served.turns()
-    give(served.end, frames.window_update(0, 1) * 500)
+    give(served.end, frames.encode_window_update(0, 1) * 500)
     assert woken == [], "its own window is shut"
-    give(served.end, frames.window_update(1, 3))
-    give(served.end, frames.window_update(1, 1000))
+    give(served.end, frames.encode_window_update(1, 3))
+    give(served.end, frames.encode_window_update(1, 1000))
     assert woken == [1, 1]
     sent = b"".join(payload for kind, _, payload in served.answered() if kind == frames.DATA)
     assert [item.id for item in wire.ServerFrames.FromString(sent[5:]).items] == [3]
@@ -404,7 +407,7 @@ async def test_an_answer_with_two_heads_ends_its_call_alone() -> None:
     answer = begun(1, encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")]))
     give(end, answer + answer)
     assert isinstance(first.done.exception(), ConnectionLost)
-    assert bytes(written.written).endswith(frames.rst_stream(1, ErrorCode.PROTOCOL_ERROR))
+    assert bytes(written.written).endswith(frames.encode_rst_stream(1, ErrorCode.PROTOCOL_ERROR))
     assert not end.is_lost
     assert not second.done.done()
     end.close(ConnectionLost("the test is over"))

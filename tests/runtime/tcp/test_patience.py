@@ -38,7 +38,7 @@ HEAD = [(b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"x"), (b"
 
 def begun(id_: int, method: str = "Connect", flags: int = 0, **more: bytes) -> bytes:
     headers = {b":path": f"/magnetar.wire.Broker/{method}".encode(), **{k.encode(): v for k, v in more.items()}}
-    return frames.header_block(id_, encode_headers([*HEAD, *headers.items()]), flags, frames.FRAME_DEFAULT)
+    return frames.encode_header_block(id_, encode_headers([*HEAD, *headers.items()]), flags, frames.FRAME_DEFAULT)
 
 
 def data(id_: int, payload: bytes, flags: int = 0) -> bytes:
@@ -121,11 +121,12 @@ async def served() -> AsyncIterator[Served]:
 
 PADDED = raw(frames.DATA, b"\xff" + bytes(255), frames.PADDED, 1)
 FLOODS: dict[str, Callable[[int], bytes]] = {
-    "updates-of-the-connection's-window": lambda n: frames.window_update(0, 1),
-    "larger-updates-of-the-connection's-window": lambda n: frames.window_update(0, 1000),
-    "updates-of-a-stream's-window": lambda n: (begun(1) if not n else b"") + frames.window_update(1, 100),
+    "updates-of-the-connection's-window": lambda n: frames.encode_window_update(0, 1),
+    "larger-updates-of-the-connection's-window": lambda n: frames.encode_window_update(0, 1000),
+    "updates-of-a-stream's-window": lambda n: (begun(1) if not n else b"") + frames.encode_window_update(1, 100),
     "updates-of-the-window-of-a-stream-that-is-over": lambda n: (
-        (begun(1) + frames.rst_stream(1, ErrorCode.CANCEL) if not n else b"") + frames.window_update(1, 5)),
+        (begun(1) + frames.encode_rst_stream(1, ErrorCode.CANCEL) if not n else b"") + frames.encode_window_update(1,
+        5)),
     "pings": lambda n: frames.ping(n.to_bytes(8, "big")),
     "answers-to-pings": lambda n: frames.ping(bytes(8), frames.ACK),
     "settings": lambda n: frames.settings({}),
@@ -135,18 +136,20 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
     "priorities": lambda n: raw(frames.PRIORITY, bytes(5), stream=1),
     "frames-of-a-later-kind": lambda n: raw(77 + n % 100),
     "long-frames-of-a-later-kind": lambda n: raw(77, bytes(16_000)),
-    "goings-away": lambda n: frames.goaway(0, ErrorCode.NO_ERROR),
-    "resets-of-a-stream-that-is-over": lambda n: (begun(1) if not n else b"") + frames.rst_stream(1, ErrorCode.CANCEL),
-    "calls-that-are-reset-at-once": lambda n: begun(2 * n + 1, "Lookup") + frames.rst_stream(2 * n + 1,
+    "goings-away": lambda n: frames.encode_goaway(0, ErrorCode.NO_ERROR),
+    "resets-of-a-stream-that-is-over": lambda n: (begun(1) if not n else b"") + frames.encode_rst_stream(1,
     ErrorCode.CANCEL),
-    "streams-that-are-reset-at-once": lambda n: begun(2 * n + 1) + frames.rst_stream(2 * n + 1, ErrorCode.CANCEL),
-    "streams-that-make-the-server-reset-them": lambda n: begun(2 * n + 1) + frames.window_update(2 * n + 1, 0),
+    "calls-that-are-reset-at-once": lambda n: begun(2 * n + 1, "Lookup") + frames.encode_rst_stream(2 * n + 1,
+    ErrorCode.CANCEL),
+    "streams-that-are-reset-at-once": lambda n: begun(2 * n + 1) + frames.encode_rst_stream(2 * n + 1,
+    ErrorCode.CANCEL),
+    "streams-that-make-the-server-reset-them": lambda n: begun(2 * n + 1) + frames.encode_window_update(2 * n + 1, 0),
     "streams-that-end-twice": lambda n: begun(2 * n + 1, flags=frames.END_STREAM) + data(2 * n + 1, b"x"),
     "empty-data": lambda n: (begun(1) if not n else b"") + data(1, b""),
     "empty-data-of-a-stream-that-is-over": lambda n: (
-        (begun(1) + frames.rst_stream(1, ErrorCode.CANCEL) if not n else b"") + data(1, b"", n & 1)),
+        (begun(1) + frames.encode_rst_stream(1, ErrorCode.CANCEL) if not n else b"") + data(1, b"", n & 1)),
     "data-of-a-stream-that-is-over": lambda n: (
-        (begun(1) + frames.rst_stream(1, ErrorCode.CANCEL) if not n else b"") + data(1, bytes(1000))),
+        (begun(1) + frames.encode_rst_stream(1, ErrorCode.CANCEL) if not n else b"") + data(1, bytes(1000))),
     "data-of-one-byte": lambda n: (begun(1) + data(1, b"\0\0\0\xff\xff") if not n else b"") + data(1, b"x"),
     "padding": lambda n: (begun(1) if not n else b"") + PADDED,
     "empty-messages": lambda n: (begun(1) if not n else b"") + data(1, message(b"") * 100),
@@ -262,7 +265,7 @@ async def test_honest_traffic_uses_no_patience() -> None:
         await pair.run(rng, 1 << 20)
         assert len(await stream.receive()) == 1
         if (size := sent - pair.server.out.send_left) >= limits.SMALL_UPDATE and each % 2:
-            give(pair.server, frames.window_update(0, size) + frames.window_update(stream.id, size))
+            give(pair.server, frames.encode_window_update(0, size) + frames.encode_window_update(stream.id, size))
     for end in (pair.client, pair.server):
         end.check()
     assert begin - pair.server.allowance._left <= 25, "some bytes are given back twice here"
@@ -302,7 +305,7 @@ class Ticks:
 
 @replaces_code
 @pytest.mark.parametrize("flood", [
-    frames.ping(bytes(8)), frames.window_update(0, 1), raw(77), data(1, b"x"), data(1, message(b"\n\0") * 500),
+    frames.ping(bytes(8)), frames.encode_window_update(0, 1), raw(77), data(1, b"x"), data(1, message(b"\n\0") * 500),
     raw(frames.DATA, b"\x01" + message(b"\n\0") * 2000 + b"\0", frames.PADDED, 1),
 ], ids=["pings", "updates", "later-kinds", "single-bytes", "short-messages", "padded-messages"])  # fmt: skip
 async def test_a_connection_has_a_slice_of_a_turn_and_the_others_have_their_turn_between(
@@ -452,7 +455,7 @@ async def test_bytes_of_streams_that_are_reset_before_they_are_read_are_credited
         await served.turns()
         give(served.end, data(id_, struct.pack("!BI", 0, 500_000) + bytes(499_995)))
         served.end.check()
-        give(served.end, frames.rst_stream(id_, ErrorCode.CANCEL))
+        give(served.end, frames.encode_rst_stream(id_, ErrorCode.CANCEL))
         served.end.check()
         await served.turns()
     assert not served.end.is_lost
@@ -473,7 +476,7 @@ async def test_windows_are_conserved_whatever_comes(served: Served, seed: int) -
                 sent = begun(last, method, authorization=rng.choice((b"right", b"right", b"wrong")))
                 open_.append(last)
             case 2 if open_:
-                sent = frames.rst_stream(open_.pop(rng.randrange(len(open_))), ErrorCode.CANCEL)
+                sent = frames.encode_rst_stream(open_.pop(rng.randrange(len(open_))), ErrorCode.CANCEL)
             case 3 if open_:
                 padding = rng.randrange(256)
                 payload = bytes((padding,)) + message(rng.randbytes(rng.randrange(100))) + bytes(padding)

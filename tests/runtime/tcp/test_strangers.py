@@ -67,7 +67,7 @@ def test_strangers_of_a_port_have_an_eighth_of_what_the_process_may_have(monkeyp
 
 async def _echo(stream: ByteStream) -> None:
     data = await read(stream)
-    stream.on_admitted()
+    stream.on_caller_authenticated()
     while data:
         stream.write_nowait(data)
         data = await read(stream)

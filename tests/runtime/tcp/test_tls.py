@@ -25,7 +25,7 @@ ANY = Endpoint("127.0.0.1", 0)
 
 async def _echo(stream: ByteStream) -> None:
     caller = stream.caller
-    stream.on_admitted()
+    stream.on_caller_authenticated()
     stream.write_nowait(b"%d %d " % (caller.is_encrypted, b"BEGIN CERTIFICATE" in caller.certificate))
     while data := await read(stream):
         stream.write_nowait(data)

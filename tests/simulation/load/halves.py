@@ -51,7 +51,7 @@ class HalfLoad:
         self._preparing = 0  # programs that may not have decided what they prepare
         self._ended = asyncio.Event()  # and nothing is asked
         self.history = HalfHistory()
-        rng = self._simulation.random_stream("halves")
+        rng = self._simulation.random_generator("halves")
         self.programs = rng.choice((1, 2))
         self._pause_s = cluster.options.seconds / rng.choice((5, 15))
 
@@ -72,7 +72,7 @@ class HalfLoad:
     # ------------------------------------------------------------------ programs
     async def run(self, number: int) -> None:
         """One program after the other, until `end`."""
-        rng = self._simulation.random_stream(f"program {number}")
+        rng = self._simulation.random_generator(f"program {number}")
         while not self._ended.is_set():
             client = self._client()
             client.on_check(GROUP)(partial(self._check, rng))
@@ -158,7 +158,7 @@ class HalfLoad:
     # ------------------------------------------------------------------ operators
     async def operate(self) -> None:
         """Parks, revives and decides halves, until `over`."""
-        rng = self._simulation.random_stream("halves operator")
+        rng = self._simulation.random_generator("halves operator")
         while not self._is_over:
             with contextlib.suppress(MagnetarError, GaveUp):
                 await self._cluster.call("operator", self._operate(rng))
@@ -179,7 +179,7 @@ class HalfLoad:
 
     async def settle(self) -> None:
         """Until every half has an outcome: what is parked is revived, or decided."""
-        rng = self._simulation.random_stream("halves settled")
+        rng = self._simulation.random_generator("halves settled")
         while True:
             preparing = self._preparing  # one that is answered after the question is open, too
             if not await self._open(rng) and not preparing:

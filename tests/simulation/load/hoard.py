@@ -47,7 +47,7 @@ class HoardLoad:
         self._cluster = cluster
         self._simulation = cluster.simulation
         self._client = client
-        self._rng: random.Random = cluster.simulation.random_stream("hoard")
+        self._rng: random.Random = cluster.simulation.random_generator("hoard")
         self._work: list[Processing] = []
         self._fed: list[Id] = []
         self._again = 0  # deliveries of what was in hand

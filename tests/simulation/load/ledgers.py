@@ -34,7 +34,7 @@ class LedgerLoad:
         self._cluster = cluster
         self._simulation: Simulation = cluster.simulation
         self._options: Options = cluster.options
-        self._rng: random.Random = self._simulation.random_stream("load")
+        self._rng: random.Random = self._simulation.random_generator("load")
         self.appended: dict[int, list[bytes]] = {}
         self.confirmed: dict[tuple[int, int], bytes] = {}
         self.figures: dict[str, int] = {"recovered": 0, "followed": 0}
@@ -114,7 +114,7 @@ class LedgerLoad:
                 self._simulation.add_line(f"rival gave {ledger} up: {error!r}")
 
     async def _follow_some(self, world: World) -> None:
-        rng = self._simulation.random_stream("tail")
+        rng = self._simulation.random_generator("tail")
         client = LedgerClient(await self._cluster.joined(world), await self._cluster.session(world), CONFIG)
         while not self._over:
             await asyncio.sleep(rng.expovariate(1.0))

@@ -69,7 +69,7 @@ class NamesLoad:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._simulation = cluster.simulation
-        self._rng: random.Random = cluster.simulation.random_stream("names")
+        self._rng: random.Random = cluster.simulation.random_generator("names")
         self.lives = Lives(PATH, cluster.simulation.add_line, CURSOR_PATH)
         cluster.observer.on_record.append(self.lives.recorded)
         cluster.observer.on_topic.append(self.lives.committed)
@@ -207,7 +207,7 @@ class NamesLoad:
         return f"{program}:{number}"
 
     async def _write(self) -> None:
-        client, rng = self._client(), self._simulation.random_stream("names writer")
+        client, rng = self._client(), self._simulation.random_generator("names writer")
         while not self._over:
             kind = rng.choice(SCHEMAS)
             producer = await self._again("open a producer", lambda kind=kind: client.create_producer(
@@ -250,7 +250,7 @@ class NamesLoad:
 
     async def _tell(self) -> None:
         """A transaction is open for a while, and the topic may be another one when it ends."""
-        client, rng, kind = self._client(), self._simulation.random_stream("names teller"), SCHEMAS[0]
+        client, rng, kind = self._client(), self._simulation.random_generator("names teller"), SCHEMAS[0]
         while not self._over:
             await asyncio.sleep(rng.uniform(0.1, 1.0))
             group = Group()
@@ -277,7 +277,7 @@ class NamesLoad:
 
     # ------------------------------------------------------------------ consuming
     async def _consume(self) -> None:
-        client, rng = self._client(), self._simulation.random_stream("names consumer")
+        client, rng = self._client(), self._simulation.random_generator("names consumer")
         while True:
             stream = self.lives.opened(SUBSCRIPTION)
             try:
@@ -299,7 +299,7 @@ class NamesLoad:
         await self._read(self._client(), MessageId.earliest, None)
 
     async def _look_back(self) -> None:
-        client, rng = self._client(), self._simulation.random_stream("names readers")
+        client, rng = self._client(), self._simulation.random_generator("names readers")
         while True:
             await asyncio.sleep(rng.uniform(0.2, 2.0))
             if self._known:

@@ -132,7 +132,7 @@ class OwnersLoad:
 
     # ------------------------------------------------------------------ who began it
     async def _own(self) -> None:
-        rng = self._simulation.random_stream("owner")
+        rng = self._simulation.random_generator("owner")
         while not self._over:
             client = self._client(OWNER, 5)
             client.on_check(GROUP)(_commits)
@@ -200,7 +200,7 @@ class OwnersLoad:
 
     # ------------------------------------------------------------------ who knows of it
     async def _steal(self) -> None:
-        rng = self._simulation.random_stream("thief")
+        rng = self._simulation.random_generator("thief")
         while not self._over:
             client = self._client(THIEF, 2)
             client.on_check(GROUP)(self._asked)

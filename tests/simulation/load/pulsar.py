@@ -24,7 +24,7 @@ from collections import deque
 from typing import Any
 
 from magnetar.broker.pulsar.frames import PulsarFrameSplitter, encode_frame, parse_frame
-from magnetar.broker.pulsar.translate import encode_ack_set, signed_long, unsigned_long
+from magnetar.broker.pulsar.translate import encode_ack_set, to_signed_long, to_unsigned_long
 from magnetar.broker.transaction.coordinators import ASSIGN_TOPIC
 from magnetar.client.common.errors import AlreadyClosed, ProducerQueueIsFull, Result, Timeout
 from magnetar.client.core.batcher import Batcher, Callback, OutgoingBatch, OutgoingMessage, encode_batch_entry
@@ -391,7 +391,7 @@ class PulsarProducer(_Handle):
         elif head is not None and asked.sequence_id == head.sequence_id:
             self._pending.popleft()
             self._sent -= 1
-            place = signed_long(asked.message_id.ledgerId), signed_long(asked.message_id.entryId)
+            place = to_signed_long(asked.message_id.ledgerId), to_signed_long(asked.message_id.entryId)
             self._done(head, Result.Ok, place)
         elif head is not None and asked.sequence_id > head.sequence_id:
             self._client.violations.append(f"receipt: of {asked.sequence_id}, and {head.sequence_id} has none yet")
@@ -504,7 +504,7 @@ class PulsarConsumer(_Handle):
         left = {index for index in range(len(contents)) if _is_set(asked.ack_set, index)}
         acked = set(range(len(contents))) - left if asked.ack_set else set[int]()
         entry = _Entry(
-            (signed_long(asked.message_id.ledgerId), signed_long(asked.message_id.entryId)), len(contents), acked
+            (to_signed_long(asked.message_id.ledgerId), to_signed_long(asked.message_id.entryId)), len(contents), acked
         )
         batched = header.metadata.HasField("num_messages_in_batch")
         for index, content in enumerate(contents):
@@ -539,7 +539,7 @@ class PulsarConsumer(_Handle):
         entry.acked.add(max(0, message.index))
         if self.connection is None:
             return  # it comes again
-        place = MessageIdData(ledgerId=unsigned_long(entry.place[0]), entryId=unsigned_long(entry.place[1]))
+        place = MessageIdData(ledgerId=to_unsigned_long(entry.place[0]), entryId=to_unsigned_long(entry.place[1]))
         if len(entry.acked) < entry.count:
             place.ack_set.extend(encode_ack_set(sorted(entry.acked), entry.count))
         self.connection.say(ack=pulsar.CommandAck(
@@ -550,7 +550,7 @@ class PulsarConsumer(_Handle):
         if self.connection is None:
             raise ConnectionLost("the consumer is not connected")
         entry = message.entry
-        place = MessageIdData(ledgerId=unsigned_long(entry.place[0]), entryId=unsigned_long(entry.place[1]))
+        place = MessageIdData(ledgerId=to_unsigned_long(entry.place[0]), entryId=to_unsigned_long(entry.place[1]))
         if message.index >= 0:
             place.batch_size = entry.count
             place.ack_set.extend(encode_ack_set([message.index], entry.count))
@@ -567,7 +567,9 @@ class PulsarConsumer(_Handle):
         asked = pulsar.CommandRedeliverUnacknowledgedMessages(consumer_id=self.number)
         if not self._exclusive:
             place = message.entry.place
-            asked.message_ids.append(MessageIdData(ledgerId=unsigned_long(place[0]), entryId=unsigned_long(place[1])))
+            asked.message_ids.append(
+                MessageIdData(ledgerId=to_unsigned_long(place[0]), entryId=to_unsigned_long(place[1]))
+            )
         elif self._epoch is not None:
             self._epoch += 1
             asked.consumer_epoch = self._epoch

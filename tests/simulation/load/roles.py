@@ -45,7 +45,7 @@ class Roles:
         self._cluster = cluster
         self._security = security
         self._load = load
-        self._rng: random.Random = cluster.simulation.random_stream("roles")
+        self._rng: random.Random = cluster.simulation.random_generator("roles")
         self._over = False
         self._number = 0
 

@@ -49,8 +49,8 @@ class TopicLoad:
         self._cluster = cluster
         self._simulation = cluster.simulation
         self._options = cluster.options
-        self._rng: random.Random = self._simulation.random_stream("load")
-        self._delays: random.Random = self._simulation.random_stream("delays")
+        self._rng: random.Random = self._simulation.random_generator("load")
+        self._delays: random.Random = self._simulation.random_generator("delays")
         subscriptions = [Sub("exclusive", True), Sub("shared", False)][: self._options.subscriptions]
         security = cluster.security
         self._roles = None if security is None else Roles(cluster, security, self)
@@ -60,7 +60,7 @@ class TopicLoad:
         self._names = NamesLoad(cluster) if "anew" in self._options.times else None
         self.history = History(subscriptions, deduplicated=self._options.deduplication)
         self.violations: list[str] = []
-        self._doors: random.Random = self._simulation.random_stream("doors")
+        self._doors: random.Random = self._simulation.random_generator("doors")
         self._pulsar: PulsarClient | None = None
         self._producing = 0
         self._closing = False
@@ -89,7 +89,7 @@ class TopicLoad:
         client = Client(self._cluster.service_url, own, world=world, operation_timeout_seconds=15)
         if self._options.pulsar:
             endpoints = self._cluster.pulsar_endpoints
-            self._pulsar = PulsarClient(world, endpoints, own, self._simulation.random_stream("pulsar"))
+            self._pulsar = PulsarClient(world, endpoints, own, self._simulation.random_generator("pulsar"))
         consumers = [
             await self._subscribe_first(self._one_of(client), subscription, number)
             for subscription in self.history.subscriptions
@@ -192,7 +192,7 @@ class TopicLoad:
         """The subscription exists when this returns; its loop is what it returns."""
         consumer = await self._simulation.spawn(CLIENT, self._subscribe(client, subscription))
         return self._consume(
-            client, subscription, consumer, self._simulation.random_stream(f"{subscription.name} {number}")
+            client, subscription, consumer, self._simulation.random_generator(f"{subscription.name} {number}")
         )
 
     async def _subscribe(self, client: Client, subscription: Sub) -> Consumer:

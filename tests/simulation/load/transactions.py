@@ -54,7 +54,7 @@ class TransactionLoad:
         self._cluster = cluster
         self._simulation = cluster.simulation
         self._options = cluster.options
-        rng = self._simulation.random_stream("transactions")
+        rng = self._simulation.random_generator("transactions")
         self._topics = [TOPIC, *(f"{TOPIC}-{number}" for number in range(1, rng.choice((2, 3))))]
         self._workers = rng.choice((1, 2))  # of each topic
         self._shared = self._workers > 1 or rng.random() < 0.3
@@ -174,7 +174,7 @@ class TransactionLoad:
 
     # ------------------------------------------------------------------ plain traffic
     async def _send_plain(self) -> None:
-        rng = self._simulation.random_stream("plain")
+        rng = self._simulation.random_generator("plain")
         client = self._client()
         while not self._over:
             topic = rng.choice(self._topics)
@@ -217,7 +217,7 @@ class TransactionLoad:
 
     # ------------------------------------------------------------------ workers
     async def _work(self, topic: str, number: int) -> None:
-        rng = self._simulation.random_stream(f"worker {topic} {number}")
+        rng = self._simulation.random_generator(f"worker {topic} {number}")
         name = f"mover-{number}" if self._named else None
         while not self._over:
             client = self._client()

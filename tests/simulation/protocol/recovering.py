@@ -140,7 +140,7 @@ class Recoverer:
         assert self.core is not None
         self.simulation.story(f"{self.client.name} ends ledger {self.ledger} at {effect.last_entry}")
         self.simulation.judge.recovered(self.core.snapshot, effect.last_entry, self._misses)
-        decide = partial(m.close_recovered, snapshot=self.core.snapshot.fragments, fragments=effect.fragments,
+        decide = partial(m.close_recovered_ledger, snapshot=self.core.snapshot.fragments, fragments=effect.fragments,
                          last_entry=effect.last_entry, length=effect.length)  # fmt: skip
         Change(self.simulation, self.client, self.ledger, decide, self._closed)
 

@@ -241,7 +241,7 @@ class Simulation:
         finals = [
             (record, final)
             for record in list(self.register.records.values())[-2:]
-            for final in copies.final_fragments(record)
+            for final in copies.list_final_fragments(record)
         ]
         if finals:
             record, final = rng.choice(finals)

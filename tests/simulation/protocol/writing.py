@@ -237,7 +237,7 @@ class WriterClient:
         names = ", ".join(name for _, name in effect.failed)
         self.simulation.story(f"{self.client.name} replaces {names} from entry {effect.first_entry} on by {others}")
         if not others:
-            self.simulation.scheduler.after(0.0, self.client.take, self._learn, core, w.NoReplacement())
+            self.simulation.scheduler.after(0.0, self.client.take, self._learn, core, w.NoReplacementFound())
             return
         Change(
             self.simulation, self.client, self.ledger,
@@ -255,12 +255,12 @@ class WriterClient:
         return others
 
     def _changed(self, core: w.Writer[_Add], outcome: Outcome) -> None:
-        fact: w.Fact = w.EnsembleUnknown()
+        fact: w.Fact = w.EnsembleChangeUnknown()
         if isinstance(outcome, LedgerRecord):
             self.stored = outcome.fragments[-1].bookies
             fact = w.EnsembleChanged(self.stored)
         elif outcome is not None:
-            fact = w.EnsembleRefused()
+            fact = w.EnsembleChangeRefused()
         self._learn(core, fact)
 
     def _end(self, core: w.Writer[_Add], effect: w.CloseLedger) -> None:
@@ -270,9 +270,9 @@ class WriterClient:
         Change(self.simulation, self.client, self.ledger, decide, partial(self._closed, core))
 
     def _closed(self, core: w.Writer[_Add], outcome: Outcome) -> None:
-        fact: w.Fact = w.EndUnknown()
+        fact: w.Fact = w.LedgerCloseUnknown()
         if isinstance(outcome, LedgerRecord):
             fact = w.LedgerEnded(outcome.last_entry, outcome.length)
         elif outcome is not None:
-            fact = w.EndRefused()
+            fact = w.LedgerCloseRefused()
         self._learn(core, fact)

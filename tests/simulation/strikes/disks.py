@@ -160,7 +160,7 @@ async def _roll_back_within(cluster: Cluster, name: str, after_s: float) -> None
     """A crash-consistent copy of a bookie that runs; it goes on, dies, and the copy is put in place. Only a copy that
     the bookie's last note in the metadata is past: another one looks as any disk after a crash."""
     bookie = cluster.bookies.get(name)
-    if bookie is None or not cluster.simulation.is_up(name):
+    if bookie is None or not cluster.simulation.is_node_running(name):
         return
     copied = bookie.store.journal_position
     disk = cluster.simulation.node(name).disk
@@ -168,7 +168,7 @@ async def _roll_back_within(cluster: Cluster, name: str, after_s: float) -> None
     await asyncio.sleep(after_s)
     if name in cluster.gone or cluster.healed or cluster.bookies.get(name) is not bookie:
         return
-    if not cluster.simulation.is_up(name) or bookie.position_recorder.noted <= copied:
+    if not cluster.simulation.is_node_running(name) or bookie.position_recorder.noted <= copied:
         return
     cluster.simulation.crash(name, power_loss=True)
     cluster.simulation.add_line(f"fault: the disk of {name} is a copy that was made {after_s:.3f} s ago, while it ran")
@@ -184,7 +184,7 @@ async def _roll_back(cluster: Cluster, name: str, after_s: float) -> None:
     disk = cluster.simulation.node(name).disk
     backup = disk.snapshot()
     starts = cluster.starts[name]
-    while cluster.starts[name] == starts or not cluster.simulation.is_up(name):
+    while cluster.starts[name] == starts or not cluster.simulation.is_node_running(name):
         await asyncio.sleep(0.1)
         if name in cluster.gone or cluster.healed:
             return

@@ -30,7 +30,7 @@ from magnetar.metadata.store import ANY, MetadataStore
 from magnetar.proto.errors import MagnetarError, NotFound
 from magnetar.runtime.network import Channel, Endpoint, World, rpc
 from magnetar.runtime.peer.keys import CLEAR, PeerClientKeys
-from magnetar.runtime.sim.loop import SimTask, throw_into
+from magnetar.runtime.sim.loop import SimTask, raise_inside_task
 from magnetar.runtime.sim.rpc import _Connection as rpc_server
 from magnetar.runtime.sim.world import NodeCrashed
 from tests.simulation.cluster import FIRST_BOOKIE_PORT, METADATA, Cluster, _awaited
@@ -103,7 +103,7 @@ def _dead_task(cluster: Cluster, rng: random.Random) -> None:
         task = rng.choice(found)
         cluster.simulation.add_line(f"fault: an exception in {task.get_name()}")
         if rng.random() < 0.7:
-            throw_into(task, RuntimeError("a fault of ours"))
+            raise_inside_task(task, RuntimeError("a fault of ours"))
         else:
             task.cancel()
 
@@ -218,7 +218,7 @@ def _twin(cluster: Cluster, rng: random.Random) -> None:
     async def run() -> None:
         try:
             async with asyncio.timeout(60.0):
-                await cluster.simulation.spawn_in(twin, start())
+                await cluster.simulation.spawn_in_process(twin, start())
         except (NodeCrashed, MagnetarError, TimeoutError) as error:
             cluster.simulation.add_line(f"the twin of {name} gives up: {error!r}"[:200])
         cluster.simulation.end_process(twin)

@@ -39,7 +39,7 @@ def plan(cluster: Cluster) -> list[Strike]:
     for kind, count in options.times.items():
         for number in range(1, count + 1):
             name = f"{kind}#{number}"
-            rng = cluster.simulation.random_stream(f"strike {name}")
+            rng = cluster.simulation.random_generator(f"strike {name}")
             found.append(Strike(rng.uniform(0.0, options.seconds), kind, name, rng))
     return sorted(found, key=lambda strike: (strike.at, strike.name))
 
@@ -260,7 +260,7 @@ def _rolling_restart(cluster: Cluster, rng: random.Random) -> None:
             if cluster.healed:
                 return
             await cluster.stop(name)
-            while not cluster.simulation.is_up(name) and name not in cluster.gone:  # noqa: ASYNC110
+            while not cluster.simulation.is_node_running(name) and name not in cluster.gone:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
 
     cluster.background(roll())

@@ -139,10 +139,10 @@ async def _drain_now(cluster: Cluster, name: str, *, waits: bool) -> None:
             await admin.drain_broker(name)
 
     ordered, broker = await cluster.ask(f"drain {name}", order), cluster.brokers.get(name)
-    if waits or not ordered or broker is None or not cluster.simulation.is_up(name):
+    if waits or not ordered or broker is None or not cluster.simulation.is_node_running(name):
         return
     try:
-        await cluster.simulation.spawn(name, broker.topic_manager.follow_drain_requests())
+        await cluster.simulation.spawn(name, broker.topic_manager.apply_drain_request())
     except (MagnetarError, NodeCrashed) as error:
         cluster.simulation.add_line(f"{name} does not drain: {error!r}"[:300])
 
@@ -199,7 +199,7 @@ def _repair_off(cluster: Cluster, rng: random.Random) -> None:
 
 def _compact(cluster: Cluster, rng: random.Random) -> None:
     name = rng.choice(cluster.bookie_names)
-    if name not in cluster.bookies or not cluster.simulation.is_up(name):
+    if name not in cluster.bookies or not cluster.simulation.is_node_running(name):
         return
     bookie = cluster.bookies[name]
 

@@ -66,7 +66,7 @@ def payload_crc(stored: bytes) -> int:
 def indexed_fences(data: bytes) -> list[int]:
     """Ledgers that the rows of a write into a ledger index call fenced."""
     start = framing.FILE_HEADER_BYTES if data.startswith(ledger_index.MAGIC) else 0
-    rows = [ledger_index.intact_record(data, at) for at in range(start, len(data), ledger_index.RECORD_BYTES)]
+    rows = [ledger_index.decode_record_if_intact(data, at) for at in range(start, len(data), ledger_index.RECORD_BYTES)]
     return [row.ledger for row in rows if isinstance(row, ledger_index.LedgerState) and row.fenced]
 
 
@@ -80,7 +80,7 @@ def journal_blocks(data: bytes, at: int) -> list[Block]:
             break
         header = journal.BlockHeader(*rest)
         start = offset + journal.BLOCK_HEADER_BYTES
-        records = journal.intact_records(header, data[start : start + header.length])
+        records = journal.decode_records_if_intact(header, data[start : start + header.length])
         if records is not None:
             found.append(Block(header.journal, at + offset, header.padded_bytes, list(records.rows())))
         offset += header.padded_bytes
@@ -113,7 +113,7 @@ def land(synced: Synced, path: str) -> list[journal.JournalRecord]:
     return counted
 
 
-def power_lost(synced: Synced) -> None:
+def apply_power_loss(synced: Synced) -> None:
     synced.pending.clear()
     synced.fence_written = {ledger: synced.fence_written.get(ledger, BEFORE_ALL) for ledger in synced.fences}
 

@@ -41,7 +41,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from magnetar.bookie.format import entry_log, journal
-from magnetar.bookie.maintenance.copies_core import final_fragments
+from magnetar.bookie.maintenance.copies_core import list_final_fragments
 from magnetar.ledger import peer_format as adds
 from magnetar.ledger import peer_format as peer
 from magnetar.ledger.writer_core import Striping
@@ -61,7 +61,7 @@ from magnetar.metadata.records import (
 from magnetar.metadata.records import decode as decode_record
 from magnetar.metadata.store import Check, Delete, Put
 from magnetar.metadata.tree import TreeJobResult
-from magnetar.runtime.peer.envelope import EnvelopeKind, WrongMagic, decode
+from magnetar.runtime.peer.envelope import EnvelopeKind, WrongEnvelopeMagic, decode
 from magnetar.runtime.sim.disk import Operation
 from magnetar.runtime.sim.wires import ConnectionEnd
 from magnetar.runtime.sim.world import Simulation
@@ -69,11 +69,11 @@ from tests.simulation.verdict.journals import (
     Key,
     Place,
     Synced,
+    apply_power_loss,
     indexed_fences,
     journal_blocks,
     land,
     payload_crc,
-    power_lost,
     rolled_back,
     wiped,
 )
@@ -218,7 +218,7 @@ class Observer:
         synced.indexing, synced.indexed, synced.covered, synced.marked = {}, {}, {}, ""
         synced.sync_failed = False
         if power_loss:
-            power_lost(synced)
+            apply_power_loss(synced)
 
     # ------------------------------------------------------------------ messages
     def _message(self, end: ConnectionEnd, message: Any) -> None:
@@ -226,7 +226,7 @@ class Observer:
             return
         try:
             envelope = decode(message[0])
-        except WrongMagic:
+        except WrongEnvelopeMagic:
             return
         parts = iter(message[1:])
         frames = {
@@ -272,7 +272,7 @@ class Observer:
         added = [answer.entry] if answer.op == peer.Op.ADD and answer.status == peer.Status.OK else []
         if answer.op == peer.Op.ADD_MANY:
             entries = self._adding.pop((connection, id_))
-            statuses = adds.decode_statuses(answer, frames, len(entries))
+            statuses = adds.decode_add_statuses(answer, frames, len(entries))
             added = [entry for entry, status in zip(entries, statuses, strict=True) if status == peer.Status.OK]
         for entry in added:
             self.adds_seen += 1
@@ -447,9 +447,9 @@ class Observer:
     def _replaced(self, before: LedgerRecord, record: LedgerRecord) -> None:
         """51, of each bookie that takes another's place in a fragment that is final
         (bookie/maintenance/copies_core.py)."""
-        known = {final.first: final for final in final_fragments(before)}
+        known = {final.first: final for final in list_final_fragments(before)}
         striping = Striping(record.ensemble_size, record.write_quorum, record.ack_quorum)
-        for final in final_fragments(record):
+        for final in list_final_fragments(record):
             old = known.get(final.first)
             if old is None or len(old.bookies) != len(final.bookies):
                 continue
@@ -476,7 +476,7 @@ class Observer:
             if path.endswith(".log"):
                 pages = disk.inode(path).durable
                 data, at = bytes(pages.read(pages.size, 0)), entry_log.DATA_OFFSET
-                while record := entry_log.record_at(data, at):
+                while record := entry_log.decode_record_ids_at(data, at):
                     at, ledger, entry = record
                     found[ledger, entry] = None
         return found

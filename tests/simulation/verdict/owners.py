@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from magnetar.broker.transaction.coordinator import RunningCoordinator
-from magnetar.broker.transaction.intents_core import AbortReason, BeginAnswer, EndVerb, HalfVerb
+from magnetar.broker.transaction.intents_core import AbortReason, BeginAnswer, EndVerb, HalfMessageEndVerb
 from magnetar.broker.transaction.records_core import Participant, SinkTag
 from magnetar.broker.transaction.state_core import TransactionTable
 from magnetar.broker.transaction.together import CoordinatorRequest
@@ -134,8 +134,10 @@ class Owners:
                 self.wanted(owner, txn, commit=verb is EndVerb.COMMIT)
             ask_end(running, to, txn, verb, owner, *args, **kwargs)
 
-        async def half(running: RunningCoordinator, txn: TxnId, verb: HalfVerb, owner: str, *args: Any) -> Any:
-            self.wanted(owner, txn, commit=verb is HalfVerb.COMMIT)
+        async def half(
+            running: RunningCoordinator, txn: TxnId, verb: HalfMessageEndVerb, owner: str, *args: Any
+        ) -> Any:
+            self.wanted(owner, txn, commit=verb is HalfMessageEndVerb.COMMIT)
             return await end_half(running, txn, verb, owner, *args)
 
         def remembered(table: TransactionTable, txn: int, reason: AbortReason, owner: str) -> None:

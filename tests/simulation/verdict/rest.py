@@ -128,7 +128,7 @@ class _Rest:
                 continue
             for slot, bookie in enumerate(fragment.bookies):
                 wanted = [entry for entry in range(first, last + 1) if slot in striping.write_set(entry)]
-                held = await copier.find_held(record, bookie, first, last) if wanted else None
+                held = await copier.find_stored_entries(record, bookie, first, last) if wanted else None
                 missing = [] if held is None else [
                     entry for entry in wanted
                     if entry not in held or not self._observer.is_durable(bookie, record.ledger_id, entry)

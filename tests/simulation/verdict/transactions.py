@@ -34,7 +34,7 @@ from magnetar.broker.common.transactions import Joined, Settlement
 from magnetar.broker.transaction.coordinator import RunningCoordinator
 from magnetar.broker.transaction.intents_core import Result
 from magnetar.broker.transaction.log import CoordinatorLog
-from magnetar.broker.transaction.records_core import AnyRecord, Committed, HalfStored
+from magnetar.broker.transaction.records_core import AnyRecord, Committed, HalfMessageStored
 from magnetar.broker.transaction.state_core import CoordinatorState
 from magnetar.broker.transaction.together import CoordinatorRequest
 from magnetar.proto.states import TxnId, TxnState
@@ -90,7 +90,7 @@ class Coordination:
 
     def appended(self, number: int, append: int, txns: Sequence[TxnId], records: Sequence[AnyRecord]) -> None:
         """The next epoch may commit what the one before could not: a half whose group is asked, what is prepared."""
-        self._stored |= {TxnId(number, each.half): None for each in records if isinstance(each, HalfStored)}
+        self._stored |= {TxnId(number, each.half): None for each in records if isinstance(each, HalfMessageStored)}
         for txn in txns:
             self._doubtful.pop(txn, None)
             if append <= self._refuted.get(txn, 0):
@@ -110,7 +110,7 @@ class Coordination:
             if not _is_committed(state, txn.least) and txn.least >= state.forgotten_below:
                 self._violated(f"66: coordinator {number} is taken over without the commit of {txn}")
         for half in [each for each in self._stored if each.most == number]:
-            if half.least not in state.halves.open and state.halves.find_outcome(half.least) is None:
+            if half.least not in state.halves.open and state.halves.find_half_message_outcome(half.least) is None:
                 self._violated(f"98: coordinator {number} is taken over without the half {half}, which did not end")
         for txn in [each for each in self._doubtful if each.most == number]:
             del self._doubtful[txn]
@@ -214,7 +214,7 @@ class Coordination:
 
 
 def _is_committed(state: CoordinatorState, least: int) -> bool:
-    return state.is_committed(least) or state.halves.find_outcome(least) is TxnState.COMMITTED
+    return state.is_committed(least) or state.halves.find_half_message_outcome(least) is TxnState.COMMITTED
 
 
 # ---------------------------------------------------------------------------------- what clients did and saw

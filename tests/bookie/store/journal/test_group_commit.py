@@ -227,7 +227,7 @@ class Walk:
             self.segments.spares = spares
             self.receive(SegmentRefused())
         finally:
-            self.disk.disarm()
+            self.disk.disarm_crash()
 
     def die(self) -> None:
         raise Death

@@ -91,7 +91,7 @@ def test_failed_sync_ends_the_process_and_nobody_is_answered() -> None:
 
         with pytest.raises(NodeCrashed):
             await simulation.spawn(NODE, work())
-        assert not simulation.is_up(NODE)
+        assert not simulation.is_node_running(NODE)
 
     simulate(main)
     assert answers == []
@@ -116,7 +116,7 @@ def test_a_fault_while_a_block_is_answered_ends_the_process_and_what_follows_is_
 
         with pytest.raises(NodeCrashed):
             await simulation.spawn(NODE, work())
-        assert not simulation.is_up(NODE)
+        assert not simulation.is_node_running(NODE)
 
     simulate(main)
     assert answers == []
@@ -290,7 +290,7 @@ def test_a_disk_that_fails_ends_the_process_and_nobody_is_answered(kind: str, er
 
         with pytest.raises(NodeCrashed):
             await simulation.spawn(NODE, work())
-        assert not simulation.is_up(NODE)
+        assert not simulation.is_node_running(NODE)
 
     simulate(main)
     assert answers == []

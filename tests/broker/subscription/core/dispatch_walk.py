@@ -22,10 +22,10 @@ from magnetar.broker.subscription.core.cursor_state import CursorState, TxnAcks,
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.dispatch import NO_LIMITS, Delivery, Dispatcher, DispatchLimits, Read
 from magnetar.broker.subscription.core.key_shared import KeyShared
-from magnetar.broker.subscription.core.pending_acks import entries_of_aborted_acks, first_redelivered_entry
+from magnetar.broker.subscription.core.pending_acks import entries_of_aborted_acks, find_first_redelivered_entry
 from magnetar.broker.subscription.core.policy import AT_THE_END, Member, SubscriptionOptions
-from magnetar.broker.subscription.core.slot_owners import KeySharedOptions, key_shared_options
-from magnetar.broker.subscription.core.subscription_types import type_of
+from magnetar.broker.subscription.core.slot_owners import KeySharedOptions, to_key_shared_options
+from magnetar.broker.subscription.core.subscription_types import find_subscription_type
 from magnetar.broker.subscription.pump import RedeliveryReturnQueue
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import TransactionConflict
@@ -102,7 +102,7 @@ class Walk:
         self.cursor = Cursor(self.shape, state)
         self.cursor.adapt_to_log()
         self.dispatcher = Dispatcher(
-            self.shape, self.cursor, type_of(self.type).policy(self.options), limits=self.limits,
+            self.shape, self.cursor, find_subscription_type(self.type).policy(self.options), limits=self.limits,
             delays=DelayIndex(self.shape, self.cursor) if self.delays else None,
         )  # fmt: skip
         self.acks = TransactionalAcks(self.shape, self.cursor, self.dispatcher)
@@ -213,12 +213,12 @@ class Walk:
         rng, id_ = self.rng, self.next_id
         ranges: tuple[tuple[int, int], ...] = ()
         if self.asked.sticky and self.type == KEY_SHARED:
-            taken = [key_shared_options(account.member.options).ranges for account in self.accounts.values()]
+            taken = [to_key_shared_options(account.member.options).ranges for account in self.accounts.values()]
             ranges = next((each for each in STICKY_RANGES if each not in taken), STICKY_RANGES[0])
         member = Member(id_, rng.choice(NAMES), rng.choice([0, 0, 1]), rng.random() < 0.2)
         member.options = replace(self.asked, ranges=ranges)
         if not self.accounts:
-            self.dispatcher.set_policy(type_of(self.type).policy(self.options), ordered=self.ordered)
+            self.dispatcher.set_policy(find_subscription_type(self.type).policy(self.options), ordered=self.ordered)
             self.full = False
             self.failed.clear()
         if self.dispatcher.policy.why_refused(member) is not None:
@@ -296,7 +296,7 @@ class Walk:
                 self.ack_set_beside_transactions(account, ledger_id, several)
                 return
             done = self.cursor.ack_set(ledger_id, BitMap(several))
-            self.dispatcher.on_set_acked(account.member, ledger_id, done)
+            self.dispatcher.on_entries_acked(account.member, ledger_id, done)
             for entry_id in several:
                 self.done(Position(ledger_id, entry_id))
 
@@ -340,7 +340,7 @@ class Walk:
                 self.acks.ack_cumulative(found[0].member, AckedEntry(mark))
             return
         self.cursor.ack_cumulative(mark)
-        self.dispatcher.on_mark_acked(self.cursor.mark)
+        self.dispatcher.on_acked_up_to(self.cursor.mark)
         for position in [each for each in self.items if each <= mark]:
             self.done(position)
 
@@ -607,7 +607,7 @@ class Walk:
             for position, indexes in own.items():
                 self.plain(None, position, indexes)
             return
-        assert first_redelivered_entry(self.cursor, settled.acks) == first
+        assert find_first_redelivered_entry(self.cursor, settled.acks) == first
         if not self.individual:
             self.dispatcher.move_read_position_back(first)
             for account in self.accounts.values():
@@ -683,7 +683,7 @@ class Walk:
 
     def relimit(self) -> None:
         self.limits = self.rng.choice([NO_LIMITS, DispatchLimits(5, 0), DispatchLimits(4, 8)])
-        self.dispatcher.set_limits(self.limits)
+        self.dispatcher.set_unacked_limits(self.limits)
         for account in self.accounts.values():
             account.blocked = False
         self.full = False

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from magnetar.broker.log.log_shape_core import LogShape, Span
 from magnetar.broker.subscription.core.policy import Policy, SubscriptionOptions
-from magnetar.broker.subscription.core.subscription_types import type_of
+from magnetar.broker.subscription.core.subscription_types import find_subscription_type
 from magnetar.proto.names import Position
 
 
@@ -25,7 +25,7 @@ def positions_of(shape: LogShape) -> list[Position]:
 
 def policy_of(number: int) -> Policy:
     """Of the subscription type, with its defaults."""
-    return type_of(number).policy(SubscriptionOptions())
+    return find_subscription_type(number).policy(SubscriptionOptions())
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 
 import random
 
-from magnetar.broker.subscription.core.policy import Chunk, chunk_run_at, chunk_runs_of
+from magnetar.broker.subscription.core.policy import Chunk, find_chunk_run_at, find_chunk_runs
 from magnetar.client.core.chunking import ChunkAssembler
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import Position
@@ -16,25 +16,25 @@ def laid(*numbers: int, of: int = 3) -> list[Chunk]:
 
 
 def test_what_was_sent_again_is_of_the_message_that_it_repeats() -> None:
-    (run,) = chunk_runs_of(laid(0, 1, 0, 1, 2))
+    (run,) = find_chunk_runs(laid(0, 1, 0, 1, 2))
     assert run.whole
     assert run.chunks == (at(0), at(1), at(4))
     assert run.places == tuple(map(at, range(5)))
-    first, second = chunk_runs_of(laid(0, 1, 2, 0, 1, 2))
+    first, second = find_chunk_runs(laid(0, 1, 2, 0, 1, 2))
     assert first.whole
     assert second.whole
     assert second.places == (at(3), at(4), at(5))
 
 
 def test_a_gap_and_a_missing_beginning_make_no_message() -> None:
-    assert [(run.places, run.whole) for run in chunk_runs_of(laid(0, 2, 1))] == [
+    assert [(run.places, run.whole) for run in find_chunk_runs(laid(0, 2, 1))] == [
         ((at(0),), False), ((at(1),), False), ((at(2),), False)
     ]  # fmt: skip
-    run, last = chunk_run_at(laid(0, 1), at(1))
+    run, last = find_chunk_run_at(laid(0, 1), at(1))
     assert (run.places, run.whole, last) == ((at(0), at(1)), False, True)
-    run, last = chunk_run_at(laid(0, 2, 0, 1, 2), at(0))
+    run, last = find_chunk_run_at(laid(0, 2, 0, 1, 2), at(0))
     assert (run.whole, last) == (False, False)
-    assert chunk_run_at(laid(0, 2, 0, 1, 2), at(3))[0].chunks == (at(2), at(3), at(4))
+    assert find_chunk_run_at(laid(0, 2, 0, 1, 2), at(3))[0].chunks == (at(2), at(3), at(4))
 
 
 def test_runs_are_what_a_consumer_puts_together() -> None:
@@ -51,6 +51,6 @@ def test_runs_are_what_a_consumer_puts_together() -> None:
             complete = consumer.add(metadata, at(entry_id), b"x", 0.0).complete
             if complete is not None:
                 whole.append(tuple(complete.places))
-        runs = chunk_runs_of(laid(*numbers, of=of))
+        runs = find_chunk_runs(laid(*numbers, of=of))
         assert [run.places for run in runs if run.whole] == whole, numbers
         assert sorted(place for run in runs for place in run.places) == [at(each) for each in range(len(numbers))]

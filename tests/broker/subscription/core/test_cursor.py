@@ -64,7 +64,7 @@ def test_a_cursor_is_a_set_of_acknowledged_messages(actions: list[tuple[str, int
             model.ack_before(position)
             model.ack(position, range(BATCH))
         elif action == "upto_batch":
-            cursor.ack_cumulative_batch(position, index, BATCH)
+            cursor.ack_cumulative_into_batch(position, index, BATCH)
             model.ack_before(position)
             model.ack(position, range(index + 1))
         else:
@@ -85,7 +85,7 @@ def test_a_hundred_thousand_holes_are_kept_and_counted() -> None:
     cursor = cursor_on(shape)
     for entry in range(1, 200_001, 2):
         cursor.ack(Position(10, entry))
-    assert (cursor.hole_entries, cursor.holes.range_count, cursor.mark) == (100_000, 100_000, Position(10, -1))
+    assert (cursor.hole_entries, cursor.holes.hole_range_count, cursor.mark) == (100_000, 100_000, Position(10, -1))
     cursor.ack(Position(10, 0))
     assert cursor.mark == (10, 1)
     cursor.check()
@@ -136,7 +136,7 @@ def test_a_ledger_behind_the_mark_is_safe_when_all_of_it_is_acknowledged_and_sto
     assert cursor.trim_limit.released_ledgers == set(), "and what is stored is of a time before"
     cursor.on_stored(cursor.version, cursor.mark)
     shape.remove(20)
-    cursor.on_trimmed(20)
+    cursor.on_ledger_trimmed(20)
     cursor.check()
     assert cursor.hole_entries == 0
     cursor.ack(Position(10, 0))
@@ -194,8 +194,8 @@ def test_a_million_holes_are_one_step_and_the_mark_takes_it() -> None:
     cursor = cursor_on(shape)
     cursor.ack_set(10, BitMap(range(1, 500_000)))
     cursor.ack_set(30, BitMap(range(500_000)))
-    assert cursor.next_unacked(Position(10, 0)) == (10, 0)
-    assert cursor.next_unacked(Position(10, 1)) == (30, 500_000)
+    assert cursor.next_unacked_position(Position(10, 0)) == (10, 0)
+    assert cursor.next_unacked_position(Position(10, 1)) == (30, 500_000)
     cursor.ack(Position(10, 0))
     assert cursor.mark == (30, 499_999)
     cursor.check()
@@ -230,5 +230,5 @@ def test_in_order_a_count_is_that_of_the_first_message_that_is_left() -> None:
     assert (cursor.redelivery_count(place), len(cursor.changed_chunks)) == (0, 2), "and its absence is stored"
     assert cursor.count_redelivery(place) == 1
     cursor.counts_first = False
-    cursor.ack_cumulative_batch(place, 1, BATCH)
+    cursor.ack_cumulative_into_batch(place, 1, BATCH)
     assert cursor.redelivery_count(place) == 1

@@ -5,13 +5,13 @@ from pyroaring import BitMap
 from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
-from magnetar.broker.subscription.core.positions import CursorLog, LedgerBounds, RollReason
+from magnetar.broker.subscription.core.positions import CursorLedgerBounds, CursorLog, LedgerEndReason
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import shape_of
 
 LEDGERS = 40
 SIZE = 50_000
-BOUNDS = LedgerBounds(entries=1000, size_bytes=64 << 20, live_share=0.2)
+BOUNDS = CursorLedgerBounds(entries=1000, size_bytes=64 << 20, live_share=0.2)
 
 
 def full_of_holes() -> Cursor:
@@ -29,7 +29,7 @@ def state_of(entries: list[bytes], every: list[bytes]) -> CursorState:
     state = CursorState(mark)
     for key, row in rows.items():
         pieces = [stored.decode_piece(every[row.first_entry + at]) for at in range(row.pieces)]
-        assert all(piece.belongs_to(key, row, at) for at, piece in enumerate(pieces))
+        assert all(piece.is_piece_of_chunk(key, row, at) for at, piece in enumerate(pieces))
         stored.add_chunk(state, key, b"".join(piece.body for piece in pieces))
     return state
 
@@ -71,24 +71,24 @@ def test_what_a_failed_write_held_is_in_the_next_one() -> None:
 def test_a_cursor_ledger_ends_by_entries_bytes_and_when_little_of_it_is_valid() -> None:
     cursor, log = full_of_holes(), CursorLog()
     log.on_write_confirmed(log.plan_write(cursor, 1))
-    assert log.why_roll(BOUNDS) is None
-    assert log.why_roll(LedgerBounds(10, 64 << 20, 0.2)) is RollReason.ENTRIES
+    assert log.why_ledger_ends(BOUNDS) is None
+    assert log.why_ledger_ends(CursorLedgerBounds(10, 64 << 20, 0.2)) is LedgerEndReason.ENTRIES
     writes = 1
-    while log.why_roll(BOUNDS) is None:
+    while log.why_ledger_ends(BOUNDS) is None:
         writes += 1
         cursor.ack(Position(10 * (writes % LEDGERS + 1), 8 + 2 * writes))
         log.on_write_confirmed(log.plan_write(cursor, writes))
-    assert log.why_roll(BOUNDS) is RollReason.EMPTY
+    assert log.why_ledger_ends(BOUNDS) is LedgerEndReason.EMPTY
     assert 300 < writes < 600, "a valid state is a fifth of the ledger's 4 MiB or so when it ends"
     cursor.ack_cumulative(Position(10 * (LEDGERS - 1), 0))
     log.on_write_confirmed(log.plan_write(cursor, writes + 1))
-    assert log.why_roll(LedgerBounds(100_000, 1 << 20, 0.0)) is RollReason.BYTES
+    assert log.why_ledger_ends(CursorLedgerBounds(100_000, 1 << 20, 0.0)) is LedgerEndReason.BYTES
 
 
 def test_a_state_larger_than_the_bound_of_a_ledger_does_not_roll_without_end() -> None:
     cursor, log = full_of_holes(), CursorLog()
     log.on_write_confirmed(log.plan_write(cursor, 1))
-    assert log.why_roll(LedgerBounds(100_000, 1000, 0.2)) is None
+    assert log.why_ledger_ends(CursorLedgerBounds(100_000, 1000, 0.2)) is None
 
 
 def test_complaint_12_five_million_holes_are_stored_whole_and_take_little_memory() -> None:

@@ -68,7 +68,7 @@ class Walk:
         self.delivered: set[Position] = set()
         self.read = self.shape.after(self.cursor.mark)
         for ledger_id in self.storage.named:
-            self.delays.add_bucket(ledger_id, list(self.storage.ledgers[ledger_id].segments), self.now_ms)
+            self.delays.add_stored_bucket(ledger_id, list(self.storage.ledgers[ledger_id].segments), self.now_ms)
 
     # ------------------------------------------------------------------ what happens
     def publish(self) -> None:
@@ -91,7 +91,9 @@ class Walk:
             else:
                 self.deliver(position)
         for _ in range(self.rng.randrange(40)):
-            self.read = self.delays.next_undelayed(self.cursor.next_unacked(self.shape.at_or_after(self.read)))
+            self.read = self.delays.next_undelayed_position(
+                self.cursor.next_unacked_position(self.shape.position_at_or_after(self.read))
+            )
             if not self.shape.is_readable(self.read):
                 break
             if self.times[self.read] > self.now_ms:
@@ -131,14 +133,14 @@ class Walk:
     def load(self) -> None:
         for load in self.loads:
             if self.rng.random() < 0.1:
-                self.delays.mark_lost(load.ledger_id)
+                self.delays.mark_bucket_lost(load.ledger_id)
             else:
                 bodies = self.storage.ledgers[load.ledger_id].bodies[load.first : load.last + 1]
-                self.delays.add_loaded(load, b"".join(bodies))
+                self.delays.add_loaded_keys(load, b"".join(bodies))
         self.loads = []
 
     def drop(self) -> None:
-        for ledger_id in self.delays.take_drained():
+        for ledger_id in self.delays.take_unused_ledgers():
             self.storage.named.remove(ledger_id)
 
     def ack(self) -> None:
@@ -217,16 +219,16 @@ def test_a_leap_over_a_ledger_is_one_step_and_goes_over_what_is_acknowledged_too
                 delays.add_entry(Position(ledger, entry), 10)
             else:
                 cursor.ack(Position(ledger, entry))
-    assert delays.next_undelayed(Position(10, 0)) == (30, 0)
+    assert delays.next_undelayed_position(Position(10, 0)) == (30, 0)
 
 
 def test_a_restart_reads_the_directory_and_the_segments_that_are_near_and_no_more() -> None:
     segments = sealed(held(10_000))
     shape = shape_of(10_000)
     again = DelayIndex(shape, Cursor(shape, CursorState(shape.start)))
-    again.add_bucket(500, segments, now_ms=0)
+    again.add_stored_bucket(500, segments, now_ms=0)
     assert again.count == 10_000
-    assert again.next_undelayed(Position(10, 0)) == (10, 10_000)
+    assert again.next_undelayed_position(Position(10, 0)) == (10, 10_000)
     assert again.take_segment_reads(0) == []
     assert again.memory_bytes == 5 * ROW_BYTES
     assert again.next_due_ms == 100_000 - LOOKAHEAD_MS
@@ -237,8 +239,8 @@ def test_after_a_restart_what_is_due_already_is_left_to_the_log() -> None:
     segments = sealed(held(10_000))
     shape = shape_of(10_000)
     again = DelayIndex(shape, Cursor(shape, CursorState(shape.start)))
-    again.add_bucket(500, segments, now_ms=104_500)
-    assert again.next_undelayed(Position(10, 0)) == (10, 0), "read in its turn"
+    again.add_stored_bucket(500, segments, now_ms=104_500)
+    assert again.next_undelayed_position(Position(10, 0)) == (10, 0), "read in its turn"
     assert again.is_delayed(Position(10, 4501))
     assert again.take_segment_reads(104_500) == [ReadDelaySegments(500, 2, 3)]
 
@@ -246,7 +248,7 @@ def test_after_a_restart_what_is_due_already_is_left_to_the_log() -> None:
 def test_a_lost_bucket_gives_up_what_it_held_a_few_at_a_time() -> None:
     delays = held(5000)
     sealed(delays)
-    delays.mark_lost(500)
+    delays.mark_bucket_lost(500)
     assert delays.next_due_ms == 0
     assert delays.take_due(0, 100) == [Position(10, entry) for entry in range(100)]
     assert delays.count == 4900
@@ -270,9 +272,9 @@ def test_a_draft_still_serves_what_is_due_and_what_was_served_does_not_come_agai
     delays.on_bucket_stored(500)
     assert delays.count == 2500
     assert delays.take_segment_reads(102_499) == [ReadDelaySegments(500, 1, 2)]
-    delays.add_loaded(ReadDelaySegments(500, 1, 2), b"".join(draft.bodies[1:3]))
+    delays.add_loaded_keys(ReadDelaySegments(500, 1, 2), b"".join(draft.bodies[1:3]))
     assert [each.entry_id for each in delays.take_due(200_000, 10_000)] == list(range(2500, 5000))
-    assert delays.take_drained() == [500]
+    assert delays.take_unused_ledgers() == [500]
 
 
 def left_over(buckets: int, keys: int = 100) -> tuple[DelayIndex, dict[int, UnstoredDelayBucket]]:
@@ -294,34 +296,34 @@ def test_many_small_buckets_become_one_and_nothing_of_them_is_lost_or_comes_twic
     loads = delays.take_segment_reads(0)
     assert [load.ledger_id for load in loads] == list(drafts)
     for load in loads[:-1]:
-        delays.add_loaded(load, b"".join(drafts[load.ledger_id].bodies))
+        delays.add_loaded_keys(load, b"".join(drafts[load.ledger_id].bodies))
     assert not delays.must_make_bucket, "one is not read yet"
-    delays.add_loaded(loads[-1], b"".join(drafts[loads[-1].ledger_id].bodies))
+    delays.add_loaded_keys(loads[-1], b"".join(drafts[loads[-1].ledger_id].bodies))
     assert delays.must_make_bucket, "although they are few"
-    assert delays.take_drained() == [], "a crash before they are sealed anew costs no reading of the log"
+    assert delays.take_unused_ledgers() == [], "a crash before they are sealed anew costs no reading of the log"
     draft = delays.seal(0)
     assert draft is not None
     assert sum(segment.keys for segment in draft.segments) == 100 * MERGE_MIN == delays.count
     delays.on_bucket_stored(900)
     delays.check()
-    assert sorted(delays.take_drained()) == list(drafts)
+    assert sorted(delays.take_unused_ledgers()) == list(drafts)
     assert delays.bucket_count == 1
     loads = delays.take_segment_reads(10**9)
-    delays.add_loaded(loads[0], b"".join(draft.bodies[loads[0].first : loads[0].last + 1]))
+    delays.add_loaded_keys(loads[0], b"".join(draft.bodies[loads[0].first : loads[0].last + 1]))
     assert len(set(delays.take_due(2 * 10**9, 10_000))) == 100 * MERGE_MIN
-    assert delays.take_drained() == [900]
+    assert delays.take_unused_ledgers() == [900]
 
 
 def test_a_bucket_that_is_lost_while_it_is_merged_costs_reading_the_log() -> None:
     delays, drafts = left_over(MERGE_MIN)
     first, *others = delays.take_segment_reads(0)
-    delays.mark_lost(first.ledger_id)
+    delays.mark_bucket_lost(first.ledger_id)
     for load in others:
-        delays.add_loaded(load, b"".join(drafts[load.ledger_id].bodies))
+        delays.add_loaded_keys(load, b"".join(drafts[load.ledger_id].bodies))
     assert delays.must_make_bucket
     assert delays.seal(0) is not None
     delays.on_bucket_stored(900)
-    assert sorted(delays.take_drained()) == list(drafts)
+    assert sorted(delays.take_unused_ledgers()) == list(drafts)
     found = delays.take_due(0, 10_000)
     assert {Position(10, entry) for entry in range(100)} <= set(found), "read from the log, and held again"
     for position in found:
@@ -347,7 +349,7 @@ def test_buckets_stay_few_when_each_leaves_something_over_for_a_month() -> None:
         now_ms += 30_000
         for _ in range(3):
             for load in delays.take_segment_reads(now_ms):
-                delays.add_loaded(load, b"".join(stored[load.ledger_id].bodies[load.first : load.last + 1]))
+                delays.add_loaded_keys(load, b"".join(stored[load.ledger_id].bodies[load.first : load.last + 1]))
             delays.take_due(now_ms, 1 << 30)
         most = max(most, delays.bucket_count)
     assert delays.count == 400
@@ -362,17 +364,17 @@ def test_a_cleared_backlog_frees_every_bucket() -> None:
     delays.cursor.ack_cumulative(Position(10, 4999))
     delays.discard_up_to(Position(10, 4999))
     assert delays.count == 0
-    assert delays.take_drained() == [500]
-    assert delays.take_drained() == []
+    assert delays.take_unused_ledgers() == [500]
+    assert delays.take_unused_ledgers() == []
 
 
 def test_released_they_all_come_at_once_in_log_order() -> None:
     delays = held(5000)
     sealed(delays)
-    delays.release_all()
+    delays.release_all_entries()
     delays.check()
     assert delays.take_due(0, 10_000) == [Position(10, entry) for entry in range(5000)]
-    assert delays.take_drained() == [500]
+    assert delays.take_unused_ledgers() == [500]
 
 
 def test_complaint_18_memory_does_not_grow_with_what_is_delayed() -> None:

@@ -116,7 +116,7 @@ def test_shared_serves_the_better_priority_until_it_has_no_permits() -> None:
 
 def test_shared_stops_at_the_limits_of_unacknowledged_messages_and_goes_on_at_half() -> None:
     desk = Desk(SHARED, shape_of(60))
-    desk.dispatcher.set_limits(DispatchLimits(10, 15))
+    desk.dispatcher.set_unacked_limits(DispatchLimits(10, 15))
     first = desk.join(1, permits=100)
     assert len(desk.pump()[0]) == 10
     assert desk.dispatcher.choose_read() is Blocked.TOO_MANY_UNACKED

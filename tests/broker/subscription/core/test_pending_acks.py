@@ -123,16 +123,18 @@ def compare(cursor: Cursor, model: Model) -> None:
         acks = pending.of.get(txn, TxnAcks()) if pending is not None else TxnAcks()
         for entry, position in enumerate(model.positions):
             if not cursor.is_acked(position):
-                mine = (1 << model.sizes[entry]) - 1 if acks.has_entry(position) else acks.bits_at(position)
+                mine = (1 << model.sizes[entry]) - 1 if acks.has_entry(position) else acks.message_bits_at(position)
                 partial = cursor.partial[position].bits if position in cursor.partial else 0
                 expected = sum(1 << index for _, index in model.whole(entry) if model.of[entry, index] == txn)
                 assert mine & ~partial == expected, (txn, position)
     first_free = [at for at, each in enumerate(model.positions) if not cursor.is_done(each)]
     if first_free:
         assert cursor.next_deliverable(cursor.mark) <= model.positions[first_free[0]]
-        assert next(iter(cursor.deliverable_up_to(model.positions[-1]))) == model.positions[first_free[0]]
-    assert list(cursor.deliverable_up_to(model.positions[-1])) == [model.positions[at] for at in first_free]
-    assert list(cursor.deliverable_before(model.positions[-1])) == [model.positions[at] for at in reversed(first_free)]
+        assert next(iter(cursor.deliverable_entries_up_to(model.positions[-1]))) == model.positions[first_free[0]]
+    assert list(cursor.deliverable_entries_up_to(model.positions[-1])) == [model.positions[at] for at in first_free]
+    assert list(
+        cursor.deliverable_entries_before(model.positions[-1])
+    ) == [model.positions[at] for at in reversed(first_free)]
 
 
 def again(cursor: Cursor, shape: LogShape) -> Cursor:
@@ -193,7 +195,7 @@ def test_every_message_is_free_acknowledged_or_pending_in_one_transaction(
             free = [each for each in model.up_to(entry, BATCH - 1) if model.of[each] == FREE]
             model.ack(free)
         elif name == "upto_bits" and all(model.of[each] in (FREE, ACKED) for each in model.up_to(entry, index)):
-            cursor.ack_cumulative_batch(position, index, BATCH)
+            cursor.ack_cumulative_into_batch(position, index, BATCH)
             model.ack(model.up_to(entry, index))
         elif name == "set":
             ids = [each for each in model.positions[entry : entry + 3] if each[0] == position[0]]
@@ -358,7 +360,7 @@ def test_abort_gives_back_exactly_its_own() -> None:
     assert ack_in(cursor, X, wanted_of(Position(20, 3), [0], 1)) is None
     settled = pending_acks.settle(cursor, X, committed=False)
     assert settled is not None
-    assert pending_acks.first_redelivered_entry(cursor, settled.acks) == (10, 0)
+    assert pending_acks.find_first_redelivered_entry(cursor, settled.acks) == (10, 0)
     came = list(pending_acks.entries_of_aborted_acks(cursor, settled, tail=False))
     assert sorted(came) == [(10, 0), (10, 2), (10, 3), (20, 0), (20, 3)]
     assert pending_acks.settle(cursor, X, committed=False) is None, "settled twice"

@@ -32,7 +32,7 @@ def test_it_holds_what_a_set_holds_in_log_order(begin: set[Position], steps: lis
         elif action == "some":
             some = BitMap(range(position.entry_id, position.entry_id + count))
             done = {each for each in model if each.ledger_id == position.ledger_id and each.entry_id in some}
-            assert found.discard_set(position.ledger_id, some) == BitMap([each.entry_id for each in done])
+            assert found.discard_entries_of_ledger(position.ledger_id, some) == BitMap([each.entry_id for each in done])
             model -= done
         else:
             assert found.earliest(count) == sorted(model)[:count]

@@ -11,7 +11,7 @@ from magnetar.broker.subscription.core.redelivery_backoff import (
     TOPIC,
     BackoffQueue,
     DeadLetterPolicy,
-    letter_policy_of,
+    merge_dead_letter_policy,
 )
 from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.names import Position, TopicName
@@ -32,11 +32,11 @@ def test_the_ladder_is_climbed_and_its_last_step_stays() -> None:
 
 def test_a_subscription_lays_down_its_own_policy_over_the_topics() -> None:
     applied = replace(AppliedPolicies(), dead_letter_max_redeliver_count=5, dead_letter_backoff_s=(1.0,))
-    assert letter_policy_of(applied, {}) == DeadLetterPolicy(5, "", (1.0,))
+    assert merge_dead_letter_policy(applied, {}) == DeadLetterPolicy(5, "", (1.0,))
     own = {MAX_COUNT: "2", TOPIC: "grave", LADDER: "0.5, 2"}
-    assert letter_policy_of(applied, own) == DeadLetterPolicy(2, "grave", (0.5, 2.0))
-    assert letter_policy_of(applied, {MAX_COUNT: "many", LADDER: "slow"}) == DeadLetterPolicy(5, "", (1.0,))
-    assert not letter_policy_of(AppliedPolicies(), {})
+    assert merge_dead_letter_policy(applied, own) == DeadLetterPolicy(2, "grave", (0.5, 2.0))
+    assert merge_dead_letter_policy(applied, {MAX_COUNT: "many", LADDER: "slow"}) == DeadLetterPolicy(5, "", (1.0,))
+    assert not merge_dead_letter_policy(AppliedPolicies(), {})
 
 
 def test_the_dead_letter_topic_is_that_of_all_partitions() -> None:

@@ -7,11 +7,11 @@ import pytest
 from magnetar.broker.subscription.core.policy import Member
 from magnetar.broker.subscription.core.slot_owners import (
     POINTS,
-    HashRing,
+    HashRingSlotOwners,
     KeySharedOptions,
     SlotOwners,
-    SplitRanges,
-    StickyRanges,
+    SplitRangeSlotOwners,
+    StickyRangeSlotOwners,
 )
 from magnetar.proto.names import STICKY_SLOTS, sticky_slot
 from tests.broker.subscription.core.dispatch_walk import ring_owner
@@ -32,7 +32,7 @@ def by_ranges(ways: SlotOwners) -> list[int]:
 
 
 def test_a_slot_belongs_to_the_next_point_of_the_ring() -> None:
-    ring, members = HashRing(), [Member(1, "a"), Member(2, "b"), Member(3, "a")]
+    ring, members = HashRingSlotOwners(), [Member(1, "a"), Member(2, "b"), Member(3, "a")]
     for member in members:
         ring.join(member)
     for slot in [1, 2, 777, 30_000, STICKY_SLOTS]:
@@ -42,7 +42,7 @@ def test_a_slot_belongs_to_the_next_point_of_the_ring() -> None:
 
 
 def test_only_slots_of_the_newcomer_move_on_the_ring_and_come_back() -> None:
-    ring, second = HashRing(), Member(2, "b")
+    ring, second = HashRingSlotOwners(), Member(2, "b")
     ring.join(Member(1, "a"))
     ring.join(second)
     before = owners(ring)
@@ -57,7 +57,7 @@ def test_only_slots_of_the_newcomer_move_on_the_ring_and_come_back() -> None:
 
 
 def test_of_two_points_at_one_slot_the_first_comers_counts_and_then_the_others() -> None:
-    ring, members = HashRing(), [Member(number, f"c{number}") for number in range(1, 60)]
+    ring, members = HashRingSlotOwners(), [Member(number, f"c{number}") for number in range(1, 60)]
     for member in members:
         ring.join(member)
     at: dict[int, list[Member]] = {}
@@ -71,7 +71,7 @@ def test_of_two_points_at_one_slot_the_first_comers_counts_and_then_the_others()
 
 
 def test_halves_split_the_largest_range_and_give_it_to_the_right_neighbour_back() -> None:
-    halves, members = SplitRanges(), [Member(number, f"c{number}") for number in range(5)]
+    halves, members = SplitRangeSlotOwners(), [Member(number, f"c{number}") for number in range(5)]
     for member in members[:3]:
         halves.join(member)
     assert [(first, last, owner.id) for first, last, owner in halves.ranges()] == [
@@ -86,8 +86,8 @@ def test_halves_split_the_largest_range_and_give_it_to_the_right_neighbour_back(
     assert halves.ranges() == []
 
 
-@pytest.mark.parametrize("kind", [HashRing, SplitRanges])
-def test_every_slot_has_an_owner_whoever_comes_and_goes(kind: type[HashRing | SplitRanges]) -> None:
+@pytest.mark.parametrize("kind", [HashRingSlotOwners, SplitRangeSlotOwners])
+def test_every_slot_has_an_owner_whoever_comes_and_goes(kind: type[HashRingSlotOwners | SplitRangeSlotOwners]) -> None:
     rng, ways = random.Random(1), kind()
     there: list[Member] = []
     for id_ in range(1, 40):
@@ -106,7 +106,7 @@ def sticky_member(id_: int, ranges: tuple[tuple[int, int], ...]) -> Member:
 
 
 def test_sticky_ranges_are_exact_and_conflicts_are_refused() -> None:
-    sticky = StickyRanges()
+    sticky = StickyRangeSlotOwners()
     sticky.join(sticky_member(1, ((0, 100), (500, 600))))
     assert [owner.id if (owner := sticky.owner(slot)) else None for slot in (1, 100, 101, 499, 500, 600, 601)] == [
         1, 1, None, None, 1, 1, None
