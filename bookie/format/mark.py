@@ -15,9 +15,9 @@ that did not end: its records are still in the journal, or in the logs that were
 Written to a temporary name, synced, renamed, directory synced; never goes backwards.
 
 A mark of 124 bytes, with a checksum of the first seven numbers, is of a store without a cold log; its last log is the
-open one. A reader refuses a mark of another length or with a wrong checksum (Damaged): it was synced before its name.
-Example: CheckpointMark(1, 4096, 0, 0, 0, 1, 64) is the mark of a new store: eleven u64, the last four 0, and their
-checksum.
+open one. A reader refuses a mark of another length or with a wrong checksum (DamagedFile): it was synced before its
+name. Example: CheckpointMark(1, 4096, 0, 0, 0, 1, 64) is the mark of a new store: eleven u64, the last four 0, and
+their checksum.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class BootResult(NamedTuple):
     loaded: LoadedIndex
     groups: list[LoadedIndexGroup]
     facts: Sequence[QuarantinedEntries | DrainedEntryLog]  # that follow from what was found
-    gone: Mapping[str, BitMap64]  # logs of which only the index is here: for `logs_at_boot.complain`
+    gone: Mapping[str, BitMap64]  # logs of which only the index is here: for `report_missing_logs`
     last_log: int
 
 

@@ -1,19 +1,18 @@
 """The records that a coordinator writes into its ledger. A record is atomic: all of it counts, or nothing.
 
-    Committed   the transactions in it are committed, together; and the sink has that batch
-    Prepared    the transaction survives its coordinator, until its deadline
-    Aborted     a prepared transaction is aborted (one that was not prepared is aborted by having no record)
-    Done        every participant has stored the outcome
-    Detached    an administrator removed a participant
-    Named       the name has this holder; earlier ones are fenced
-    Unnamed     the names are forgotten
-    Forgotten   outcomes of ids below are not kept any more
-    EpochHandedOver  the owner of `epoch` ended in order: these are open, for the next epoch alone
-    Kept        in a snapshot alone: outcomes of transactions that are done
-    Counted     in a snapshot alone: the largest number of a holder
-    KeptSinkBatch    the last batch of a sink, and how long it was idle; of batch FORGOTTEN: the sink is not kept any
-    more HalfMessageStored, HalfMessageAgeRecorded, HalfMessageRolledBack, HalfMessageOutcomesInSnapshot,
-    HalfMessageOutcomesDiscarded: of half messages (state_core.py)
+    Committed                  the transactions in it are committed, together; and the sink has that batch
+    Prepared                   the transaction survives its coordinator, until its deadline
+    Aborted                    a prepared transaction is aborted (any other is aborted by having no record)
+    Done                       every participant has stored the outcome
+    ParticipantDetached        an administrator removed a participant
+    NameHolderChanged          the name has this holder; earlier ones are fenced
+    IdleNamesRemoved           the names are forgotten
+    OutcomesDiscarded          outcomes of ids below are not kept any more
+    EpochHandedOver            the owner of `epoch` ended in order: these are open, for the next epoch alone
+    SettledOutcomesInSnapshot  in a snapshot alone: outcomes of transactions that are done
+    LargestHolderNumber        in a snapshot alone: the largest number of a holder
+    KeptSinkBatch              the last batch of a sink, and how long it was idle; batch FORGOTTEN: not kept any more
+    HalfMessage…               of half messages (state_core.py)
 
 Ids are the lower halves of `TxnId` (`least`): the coordinator is the ledger's. A deadline begins anew in a new epoch,
 so times are how long something may take. Names and sinks are of the role `owner` (state_core.py); a version that knew

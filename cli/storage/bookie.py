@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 DEFAULT_RACK = "/default"
 
 TABLE = {
-    "inspect": LazyCommand(".storage.inspect", "inspect", "Look into a bookie's directory, also beside a running one.")
+    "inspect": LazyCommand(
+        ".storage.inspect_store", "inspect", "Look into a bookie's directory, also beside a running one."
+    )
 }
 
 

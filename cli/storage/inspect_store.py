@@ -393,14 +393,14 @@ inspect = LazyGroup(
     "inspect",
     {
         "store": LazyCommand(".storage.inspect_store", "store", "All of it in short, and as a picture (--html)."),
-        "journal": LazyCommand(".storage.inspect", "journal", "Journal files, blocks and records."),
-        "log": LazyCommand(".storage.inspect", "log", "Entry logs and their records."),
-        "index": LazyCommand(".storage.inspect", "index", "Index files: groups, extents, places of entries."),
+        "journal": LazyCommand(".storage.inspect_store", "journal", "Journal files, blocks and records."),
+        "log": LazyCommand(".storage.inspect_store", "log", "Entry logs and their records."),
+        "index": LazyCommand(".storage.inspect_store", "index", "Index files: groups, extents, places of entries."),
         "ledger": LazyCommand(
             ".storage.inspect_store", "ledger", "Ledgers: fenced, LAC, last, deleted; where entries lie."
         ),
-        "cookie": LazyCommand(".storage.inspect", "cookie", "Whose directory it is."),
-        "mark": LazyCommand(".storage.inspect", "mark", "How far the last checkpoint came."),
+        "cookie": LazyCommand(".storage.inspect_store", "cookie", "Whose directory it is."),
+        "mark": LazyCommand(".storage.inspect_store", "mark", "How far the last checkpoint came."),
     },
     help="""Look into a bookie's data directory: read-only, offline or beside the running bookie.
 

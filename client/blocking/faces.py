@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 class ClientFace(BlockingFacade[aio.Client], ClosedAfterWith):
-    """What a blocking Client has of one of asyncio."""
+    """The methods of the blocking Client that only call or await those of the asyncio Client."""
 
     _init: Callable[[dict[str, Any]], None]
     _create_producer: Callable[[dict[str, Any]], Producer]
@@ -263,7 +263,7 @@ class ClientFace(BlockingFacade[aio.Client], ClosedAfterWith):
 
 
 class ProducerFace(ForkReopenedFacade[AsyncProducer]):
-    """What a blocking Producer has of one of asyncio."""
+    """The methods of the blocking Producer that only call or await those of the asyncio Producer."""
 
     _half: Callable[[AsyncHalf], Half]
 
@@ -324,7 +324,7 @@ class ProducerFace(ForkReopenedFacade[AsyncProducer]):
 
 
 class HalfFace(ProcessBoundFacade[AsyncHalf]):
-    """What a blocking Half has of one of asyncio."""
+    """The methods of the blocking Half that only call or await those of the asyncio Half."""
 
     def commit(self) -> None:
         """Publishes the half message; returns when this is final. May be called again.
@@ -344,7 +344,7 @@ class HalfFace(ProcessBoundFacade[AsyncHalf]):
 
 
 class TransactionFace(ProcessBoundFacade[AsyncTransaction]):
-    """What a blocking Transaction has of one of asyncio."""
+    """The methods of the blocking Transaction that only call or await those of the asyncio Transaction."""
 
     @property
     def id(self) -> TxnId:
@@ -384,7 +384,7 @@ class TransactionFace(ProcessBoundFacade[AsyncTransaction]):
 
 
 class ConsumerFace(ForkReopenedFacade[AsyncConsumer]):
-    """What a blocking Consumer has of one of asyncio."""
+    """The methods of the blocking Consumer that only call or await those of the asyncio Consumer."""
 
     def subscription_name(self) -> str:
         """Returns the name of the subscription."""
@@ -431,7 +431,7 @@ class ConsumerFace(ForkReopenedFacade[AsyncConsumer]):
 
 
 class ReaderFace(ForkReopenedFacade[AsyncReader]):
-    """What a blocking Reader has of one of asyncio."""
+    """The methods of the blocking Reader that only call or await those of the asyncio Reader."""
 
     def seek(self, messageid: MessageId | int) -> None:
         """Moves the reader to a message id, MessageId.earliest, MessageId.latest, or a publish time in ms since the
@@ -443,7 +443,7 @@ class ReaderFace(ForkReopenedFacade[AsyncReader]):
 
 
 class TableViewFace(ForkReopenedFacade[AsyncTableView]):
-    """What a blocking TableView has of one of asyncio."""
+    """The methods of the blocking TableView that only call or await those of the asyncio TableView."""
 
     def get(self, key: str, default: Any = None) -> Any:
         """Returns the latest value of the key; `default` if the key has none."""

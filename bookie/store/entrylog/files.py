@@ -50,8 +50,8 @@ def index_name(number: int) -> str:
 
 
 class _Heads(NamedTuple):
-    """A group of an index file: its offset and its heads, in slices. The last slice raises Damaged if the checksum is
-    wrong.
+    """A group of an index file: its offset and its heads, in slices. The last slice raises DamagedFile if the checksum
+    is wrong.
     """
 
     offset: int
@@ -60,8 +60,8 @@ class _Heads(NamedTuple):
 
 
 def _groups(files: Files, directory: str, number: int, uuid: bytes, end: int | None) -> Iterator[_Heads]:
-    """Yields the groups of a log's index file up to `end` (None: the file's end). Raises Damaged, also while slices are
-    read.
+    """Yields the groups of a log's index file up to `end` (None: the file's end). Raises DamagedFile, also while slices
+    are read.
     """
     path = join_path(directory, index_name(number))
     file = files.open(path, write=False)
