@@ -129,7 +129,10 @@ class RequestsOfUnknownLedgers:
     def _look_up_waiting(self) -> None:
         while self._next and len(self._lookups) < LOOKUPS_MAX and not self._closed:
             task = self._lookups.spawn(self._look_up(self._next.popleft()), "bookie-newcomer")
-            task.add_done_callback(lambda _: self._look_up_waiting())
+            task.add_done_callback(self._on_looked_up)
+
+    def _on_looked_up(self, _: asyncio.Task[None]) -> None:
+        self._look_up_waiting()
 
     async def _look_up(self, ledger: int) -> None:
         self.lookups += 1

@@ -448,14 +448,16 @@ class Deliveries(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_ids: _Optional[_Iterable[int]] = ..., entries: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Subscribed(_message.Message):
-    __slots__ = ("consumer_name", "compacted_end_index", "incarnation")
+    __slots__ = ("consumer_name", "compacted_end_index", "incarnation", "start")
     CONSUMER_NAME_FIELD_NUMBER: _ClassVar[int]
     COMPACTED_END_INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
     consumer_name: str
     compacted_end_index: int
     incarnation: int
-    def __init__(self, consumer_name: _Optional[str] = ..., compacted_end_index: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    start: MessageId
+    def __init__(self, consumer_name: _Optional[str] = ..., compacted_end_index: _Optional[int] = ..., incarnation: _Optional[int] = ..., start: _Optional[_Union[MessageId, _Mapping]] = ...) -> None: ...
 
 class Delivery(_message.Message):
     __slots__ = ("ledger_id", "entry_id", "redelivery_count", "acked_batch_indexes", "entry")

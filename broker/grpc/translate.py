@@ -114,6 +114,9 @@ def make_subscribed_frame(id_: int, session: ConsumerSession) -> wire.ServerFram
         consumer_name=session.name, compacted_end_index=session.compacted_end_index,
         incarnation=session.topic.incarnation,
     )  # fmt: skip
+    if session.start is not None:
+        ledger_id, entry_id, batch_index = session.start.ledger_id, session.start.entry_id, session.start.batch_index
+        answer.start.CopyFrom(wire.MessageId(ledger_id=ledger_id, entry_id=entry_id, batch_index=batch_index))
     return wire.ServerFrame(id=id_, subscribed=answer)
 
 

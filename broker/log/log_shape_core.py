@@ -10,9 +10,8 @@ that are needed no more are removed, at the front and between others: where inde
 
 The positions of a log for readers of committed entries: it ends at the last stable position, without gaps.
 
-    shape = CommittedShape(log.shape)        as the log itself, at no cost
-    shape.set_transaction_outcomes(outcomes)             from here on it ends where `outcomes` says, and leaves out what
-    is aborted
+    shape = CommittedShape(log.shape)           as the log itself, at no cost
+    shape.set_transaction_outcomes(outcomes)    from here on it ends where `outcomes` says, without what is aborted
 
 The *last stable position* is the last entry before which, and at which, each entry is plain, committed or aborted. What
 is aborted is skipped by every question: `after`, `before`, `position_at_or_after`, `last`, counts. So a cursor's mark

@@ -723,11 +723,11 @@ class TopicManager:
         return topic.incarnation
 
     async def delete_topic(
-        self, name: TopicName, *, force: bool, abort: bool | None = None, incarnation: int = 0
+        self, name: TopicName, *, force: bool, abort: bool | None = None, incarnation: int = 0, inactive: bool = False
     ) -> None:
         """Deletes a topic: its record first, then its ledgers, so that no record names deleted ledgers, also after a
         crash between the two steps. `abort`: True: open transactions of the topic are aborted; False: they make the
-        deletion fail; None: as `force`.
+        deletion fail; None: as `force`. `inactive`: deletes the topic only if it is still inactive.
 
         The ended topic stays loaded and refuses every client until its record is deleted: if it were loaded again
         before, it would confirm publishes into a ledger that no list names. If the caller is cancelled, the deletion
@@ -736,12 +736,15 @@ class TopicManager:
         session = self._open()
         topic = await self.topic(name, create=False)
         check_incarnation(name, topic.incarnation, incarnation)
-        await run_to_end(self._delete(session, topic, force=force, abort=force if abort is None else abort))
+        abort = force if abort is None else abort
+        await run_to_end(self._delete(session, topic, force=force, abort=abort, inactive=inactive))
 
-    async def _delete(self, session: _OwnershipSession, topic: Topic, *, force: bool, abort: bool) -> None:
+    async def _delete(
+        self, session: _OwnershipSession, topic: Topic, *, force: bool, abort: bool, inactive: bool
+    ) -> None:
         name = topic.name
         try:
-            ledger_ids = await topic.delete(force=force, abort=abort)
+            ledger_ids = await topic.delete(force=force, abort=abort, inactive=inactive)
             if name.persistent:
                 still = await session.catalog.make_topic_unchanged_check(name, topic.log.record)
                 if still is None:
@@ -799,7 +802,7 @@ class TopicManager:
             _LOG.info("%s: unused for %d s: it is deleted", topic.name, topic.applied.inactive_s)
             by_force = topic.applied.inactive_mode != "delete_when_no_subscriptions"
             try:
-                await self.delete_topic(topic.name, force=by_force, abort=False)
+                await self.delete_topic(topic.name, force=by_force, abort=False, inactive=True)
             except MagnetarError as error:
                 _LOG.warning("%s is inactive and not deleted: %s", topic.name, error)
 

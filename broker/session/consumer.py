@@ -47,6 +47,7 @@ from ..common.token_bucket import EventLoopSlices
 from ..common.transactions import role_of_writable_transactions
 from ..node.topic_manager import TopicManager
 from ..subscription.consumer import Consumer, Outlet
+from ..subscription.core.cursor import Cursor
 from ..subscription.core.cursor_state import TxnAcks
 from ..subscription.core.dispatch import Delivery
 from ..subscription.core.policy import NO_OPTIONS, Member, PolicyOptions
@@ -124,13 +125,15 @@ class ConsumerSession:
     describes its use."""
 
     __slots__ = (
-        "_clock", "_consumer", "_over", "_port", "_removing", "compacted_end_index", "subscription", "topic",
+        "_clock", "_consumer", "_over", "_port", "_removing", "compacted_end_index", "start", "subscription",
+        "topic",
     )  # fmt: skip
 
     def __init__(self, topic: Topic, port: ConsumerPort, clock: Clock) -> None:
         self.topic = topic
         self._clock = clock
         self.compacted_end_index = 0
+        self.start: MessageId | None = None  # of a reader: what comes after this is delivered
         self._port = port
         self._over = False
         self._removing = False
@@ -178,8 +181,11 @@ class ConsumerSession:
         subscription.set_isolation(options.isolation)
         topic.choose_log_of_subscription(subscription, compacted=options.read_compacted)
         subscription.join(consumer, options.type)
+        topic.maintenance.on_used()
         compacted = topic.compaction.record if options.read_compacted else None
         self.compacted_end_index = compacted.end_index if compacted is not None else 0
+        if not subscription.is_durable and options.type is EXCLUSIVE:
+            self.start = _find_reader_start(subscription.cursor)
 
     @property
     def name(self) -> str:
@@ -455,6 +461,16 @@ async def _authorize(broker: TopicManager, options: SubscribeOptions, caller: Ca
     await require(caller.principal, Permission.CONSUME, topic=topic, subscription=options.subscription)
     if letters := options.subscription_properties.get(DEAD_LETTER_TOPIC):
         await require(caller.principal, Permission.PRODUCE, topic=TopicName.parse(letters))
+
+
+def _find_reader_start(cursor: Cursor) -> MessageId | None:
+    """Returns the message after which a reader's new cursor begins; None if later entries are left out too, so that
+    one place does not say it."""
+    if cursor.acked:
+        return None
+    for position, part in cursor.partial.items():  # the first messages of the next entry
+        return MessageId(*position, batch_index=part.bits.bit_length() - 1)
+    return MessageId(*cursor.mark)
 
 
 async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription:

@@ -2,10 +2,9 @@
 subscription or a ledger stays where it is.
 
     await Summaries(broker).summarize()                 of all brokers, one request to each
-    await Summaries(broker).list_topic_page(query)            of all brokers, merged
-    explain_stuck_subscription(topic, subscription, backlog)         sentences, from what the dispatcher and the pump
-    know explain_kept_ledgers(topic)                                 per ledger, from what holds it
-    (`Topic.trim_limits`)
+    await Summaries(broker).list_topic_page(query)      of all brokers, merged
+    explain_stuck_subscription(topic, subscription, backlog)    sentences, from what the dispatcher and the pump know
+    explain_kept_ledgers(topic)                         per ledger, from what holds it (`Topic.trim_limits`)
 
 The broker that is asked asks each other one once, never once per topic, and waits for them OTHERS_S: a broker that does
 not answer by then is named in `silent`. All of it is from memory; nothing is read from bookies or the metadata but the

@@ -77,6 +77,11 @@ class TopicMaintenance:
             return None
         return PublishRefusal.QUOTA.error(f"topic {self._topic.name}: {self.quota.value}", topic=self._topic.name)
 
+    def on_used(self) -> None:
+        """Fact: a producer or a consumer opens the topic. It counts as used from now on, also if the client has left
+        before the next look."""
+        self._unused_since = self._world.clock.monotonic()
+
     def is_inactive(self) -> bool:
         """Returns True if the topic has been unused for as long as the policy allows, so that it must be deleted."""
         topic, now = self._topic, self._world.clock.monotonic()

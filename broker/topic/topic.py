@@ -494,30 +494,35 @@ class Topic:
                 topic=self.name,
             )
 
+    def _check_may_go(self, force: bool, inactive: bool) -> None:
+        """Raises Busy if the topic is in use and `force` is False, or is used again and only an inactive one may go."""
+        if not force:
+            self._check_unused()
+        if inactive and not self.maintenance.is_inactive():
+            raise Busy(f"topic {self.name} is used again: it is not deleted as an inactive one", topic=self.name)
+
     async def check_delete(self, *, force: bool) -> None:
         """Raises the error, Busy or TransactionsOpen, with which `delete` would refuse to delete the topic now. Changes
         nothing."""
-        if not force:
-            self._check_unused()
+        self._check_may_go(force, inactive=False)
         await self.transactions.check_deletable(force=force)
 
-    async def delete(self, *, force: bool, abort: bool) -> list[int]:
+    async def delete(self, *, force: bool, abort: bool, inactive: bool = False) -> list[int]:
         """Ends the topic for good. Returns the ids of its ledgers, which the caller must delete after the topic's
         record.
 
-        `abort`: aborts open transactions first (storage.py). Raises Busy if the topic is in use and `force` is False;
+        `abort`: aborts open transactions first (storage.py). `inactive`: deletes it only if it is still inactive, also
+        by force. Raises Busy if the topic is in use and `force` is False;
         TransactionsOpen if a transaction is left, or a coordinator does not answer (the topic is as before then);
         NotOwner if another call has deleted it."""
         if self._deleting is None:
             self._deleting = asyncio.Lock()
         async with self._deleting:
             self.check_not_ended()
-            if not force:
-                self._check_unused()
+            self._check_may_go(force, inactive)
             try:
                 await self.transactions.block_transaction_joins(force=abort)
-                if not force:
-                    self._check_unused()  # in the same turn as the next line
+                self._check_may_go(force, inactive)  # in the same turn as the next line
                 self.is_going = True  # publishing is refused from here on: the message would have no subscriber
                 for name in [each.name for each in self.registry.durable_subscriptions()]:
                     await self.registry.unsubscribe(name, force=True)
@@ -567,6 +572,7 @@ class ProducerRegistry:
         if change is EpochChange.FENCED:
             raise ProducerFenced(f"topic {topic.name}, producer {producer.name!r}: {change.value}", topic=topic.name)
         registered = self._register(producer)
+        topic.maintenance.on_used()
         topic.dedup.on_producer_joined(producer.name)
         if not registered:
             producer.turn = asyncio.get_running_loop().create_future()

@@ -237,6 +237,8 @@ class PartitionConsumer:
                 self.name = frame.subscribed.consumer_name or self.name
                 self.compacted_end_index = frame.subscribed.compacted_end_index
                 self._set_incarnation(frame.subscribed.incarnation)
+                if not self._durable and frame.subscribed.HasField("start"):
+                    self.deliveries.on_started(frame.subscribed.start)
                 self._attachment.on_opened()
                 self.acks.flush()
                 self._do(self.core.on_opened())

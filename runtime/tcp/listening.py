@@ -11,9 +11,8 @@ tests/runtime/tcp/test_strangers.py, tests/cli/test_start.py.
 
 The TLS certificates that this process shows to others, and when each ends: for its metrics.
 
-    CERTIFICATES.add(path)           by what makes a TLS context of the file
-    CERTIFICATES.read_expiry_times()         path → seconds since the epoch at which its first certificate to end does
-    so
+    CERTIFICATES.add(path)              by what makes a TLS context of the file
+    CERTIFICATES.read_expiry_times()    path → seconds since the epoch at which its first certificate to end ends
 
 A file that was replaced is read again, because the next handshake uses it (listening.py). One that cannot be read, or
 has no certificate, keeps the end that it had. Only the end is read out of a certificate, so the standard library is

@@ -8,9 +8,8 @@ A move takes a group of closed logs (entrylog/mover.py) through `STEPS`. What a 
                        `bytes_per_s` allows
     write_index        the same for its index, synced
     commit             the commit point, the mark (store/checkpoint.py): the cold log's new ends, `DrainedEntryLog` for
-    each
-                       source, `QuarantinedEntries` for each entry whose copies were damaged. In the same synchronous
-                       step readers find the copies and the sources leave the index
+                       each source, `QuarantinedEntries` for each entry whose copies were damaged. In the same
+                       synchronous step readers find the copies and the sources leave the index
     remove_sources     sources: a start removes what is drained
 
 A bad record is reported (`on_bad`), counted and quarantined, and the rest of its log is moved: no log remains because

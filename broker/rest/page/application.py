@@ -16,8 +16,7 @@ What the page changes: the backlog of one subscription of a topic, in two steps.
 
     action = parse_page_action(form)                     what the form asks for; raises BadRequest
     sentence = await preview_page_action(call, action)   "This would …", and nothing is changed
-    await run_page_action(call, action)                  the operation, as the caller: authorized and audited as over
-    REST
+    await run_page_action(call, action)                  the operation, as the caller: authorized and audited as on REST
 
 Guarding test: test_a_backlog_is_changed_only_after_a_preview (tests/broker/rest/test_page.py).
 

@@ -2,7 +2,8 @@
 
 A policy is made of `SubscriptionOptions`. It decides which consumer may join and which may get an entry, and keeps what
 waits. The dispatcher (broker/subscription/core/dispatch.py) notifies it of each entry's fate, as it happens:
-    pick → outstanding, or it waits     on_entries_released: done, or held back     on_entry_returned: it waits (again)
+    pick → outstanding, or it waits     on_entries_released: done, or held back
+    on_entry_returned: it waits (again)
     discard, discard_entries_of_ledger, discard_up_to: it waits no more
 `Blocked` is the list of reasons why no consumer gets the next message: what `topics stats` shows.
 

@@ -36,7 +36,7 @@ from .cursor_state import RedeliveryCount
 MAX_COUNT, TOPIC, LADDER = "dead-letter.max-redeliver-count", "dead-letter.topic", "dead-letter.backoff-s"
 """Properties of a subscription that set its own policy, over that of its topic and namespace."""
 PROPERTIES_BYTES_MAX = 4 << 10
-"""Characters of all properties of a subscription: its record contains them, and is written with each roll of its
+"""Bytes of all properties of a subscription: its record contains them, and is written with each roll of its
 ledger.
 """
 
@@ -192,9 +192,9 @@ class BackoffQueue:
 def check_properties(properties: Mapping[str, str]) -> None:
     """Raises InvalidRequest if the properties of a subscription are larger than PROPERTIES_BYTES_MAX, or if the
     dead-letter policy in them is invalid."""
-    size = sum(len(key) + len(value) for key, value in properties.items())
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in properties.items())
     if size > PROPERTIES_BYTES_MAX:
-        raise SubscribeRefusal.PROPERTIES.error(f"properties of {size} characters are more than {PROPERTIES_BYTES_MAX}")
+        raise SubscribeRefusal.PROPERTIES.error(f"properties of {size} bytes are more than {PROPERTIES_BYTES_MAX}")
     count, ladder = properties.get(MAX_COUNT, "0"), properties.get(LADDER, "0")
     if parse_number(count) is None:
         raise SubscribeRefusal.PROPERTIES.error(f"{MAX_COUNT} is a whole number, not {count[:40]!r}")

@@ -77,6 +77,10 @@ class Deployment:
         self.clock.ahead_s += seconds
         await self.broker.topic_manager.maintain_topics()
 
+    async def everybody_left(self) -> None:
+        while self.topic.connected_client_count:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
     def backlog(self, name: str) -> Any:
         return backlog.count_unacknowledged(self.topic.log, self.topic.find_subscription(name))
 
@@ -329,14 +333,51 @@ async def test_t6_a_topic_with_a_subscription_goes_only_when_that_is_wanted_and_
     await at.lay_down(inactive_s=60, inactive_mode="delete_when_subscriptions_caught_up")
     await producer.close()
     await consumer.close()
-    while at.topic.connected_client_count:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await at.everybody_left()
     await at.later(1)
     await at.later(100)
     assert TOPIC in at.broker.topics, "something is left to read"
     acked = AckedEntry(Position(delivery.ledger_id, delivery.entry_id))
     at.topic.find_subscription("s").ack(None, [acked])
     await at.later(1)
+    assert TOPIC not in at.broker.topics
+
+
+@pytest.mark.parametrize("mode", ["delete_when_no_subscriptions", "delete_when_subscriptions_caught_up"])
+async def test_t6_a_topic_that_is_used_again_after_the_look_is_not_deleted(
+    at: Deployment, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """What a producer that came just then was confirmed would be lost."""
+    producer = await at.producer()
+    await at.lay_down(inactive_s=60, inactive_mode=mode)
+    await producer.close()
+    await at.everybody_left()
+    delete, late = at.broker.topic_manager.delete_topic, list[Any]()
+
+    async def delete_later(*args: Any, **options: Any) -> None:
+        late.append(await at.producer())
+        await late[0].send(b"1")
+        await delete(*args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(at.broker.topic_manager, "delete_topic", delete_later)
+        await at.later(100)
+    await late[0].send(b"2")
+    assert at.topic.log.shape.end_index == 2
+
+
+async def test_t6_a_client_that_came_and_left_between_two_looks_has_used_its_topic(at: Deployment) -> None:
+    await (await at.producer()).close()
+    await at.lay_down(inactive_s=60)
+    await at.everybody_left()
+    for opened in (at.producer, lambda: at.consumer("reader", durable=False)):
+        at.clock.ahead_s += 50
+        client = await opened()
+        await client.close()
+        await at.everybody_left()
+        await at.later(50)
+        assert TOPIC in at.broker.topics
+    await at.later(61)
     assert TOPIC not in at.broker.topics
 
 

@@ -1,5 +1,6 @@
 """A reader that is opened at `latest`, inclusive, begins with the last message, whatever its entry is."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -58,3 +59,27 @@ async def test_a_message_in_chunks_comes_whole_and_what_is_between_its_chunks_do
         producer.frame(publish=entry)
         await producer.next("receipt")
     assert await read(running, lambda: other.send(b"after")) == [bytes(2500), b"after"]
+
+
+@pytest.mark.parametrize("inclusive", [False, True])
+@pytest.mark.parametrize("batch", [1, 3])
+async def test_what_is_published_while_it_reconnects_is_not_passed_over(
+    running: Cluster, batch: int, inclusive: bool
+) -> None:
+    producer = await TestProducer(running.world, running.brokers[0], TOPIC).opened()
+    await producer.send(*[b"before %d" % number for number in range(batch)])
+    client = Client(f"magnetar://{running.brokers[0].endpoint}")
+    try:
+        reader = await client.create_reader(TOPIC, MessageId.latest, start_message_id_inclusive=inclusive)
+        expected = [b"before %d" % (batch - 1)] if inclusive else []
+        for number in range(3):  # nothing is taken: what waits is dropped with the connection
+            payloads = [b"%d/%d" % (number, each) for each in range(batch)]
+            next(iter(client.connections._streams.values())).cancel()
+            await producer.send(*payloads)
+            expected += payloads
+            await asyncio.sleep(0.3)
+        assert [(await reader.read_next(5000)).data() for _ in expected] == expected
+        with pytest.raises(Timeout):
+            await reader.read_next(300)
+    finally:
+        await client.close()
