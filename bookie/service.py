@@ -76,7 +76,7 @@ from ..metadata.store import MetadataStore, get_record
 from ..proto.errors import MagnetarError
 from ..runtime.access import Principal
 from ..runtime.clock import Clock
-from ..runtime.disk import Buffer
+from ..runtime.files import Buffer
 from ..runtime.metrics import SECONDS, Histogram
 from ..runtime.network import Request
 from ..runtime.tasks import Tasks

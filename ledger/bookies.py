@@ -39,7 +39,7 @@ from ..metadata import paths
 from ..metadata.records import BookieRecord, DamagedEntriesRecord, RacksRecord, decode
 from ..metadata.store import ABSENT, MetadataStore, WatchReset, get_record, put_record
 from ..proto.errors import BackPressure, BadVersion, MagnetarError, NotEnoughBookies, Unavailable
-from ..runtime.disk import Buffer
+from ..runtime.files import Buffer
 from ..runtime.network import AnswerListener, Endpoint, Peer, Reply, World
 from ..runtime.peer.keys import PeerClientKeys
 from ..runtime.tasks import SupervisedTask, Supervisor, Tasks

@@ -46,7 +46,7 @@ from ..proto.errors import (
     MessageTooLarge,
     OutcomeUnknown,
 )
-from ..runtime.disk import Buffer
+from ..runtime.files import Buffer
 from ..runtime.tasks import Tasks
 from .bookies import Bookies
 from .config import LedgerConfig

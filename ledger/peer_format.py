@@ -66,7 +66,7 @@ from typing import NamedTuple
 
 from ..proto.checksum import combine_checksums, crc32c
 from ..proto.versions import PEER, newer_format_text
-from ..runtime.disk import Buffer
+from ..runtime.files import Buffer
 
 VERSION = PEER.version
 ENTRY_HEADER = struct.Struct(">qqqqI")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ..metadata.records import CLOSED, LedgerRecord
 from ..metadata.store import MetadataStore
 from ..proto.errors import DataLost, InvalidRequest, MagnetarError, Unavailable
-from ..runtime.disk import Buffer
+from ..runtime.files import Buffer
 from ..runtime.tasks import run_and_clean_up
 from . import lost as records
 from .bookies import Bookies

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from ..metadata.records import CLOSED, LedgerRecord
 from ..proto.checksum import JOINED_BYTES_MIN, combine_checksums, crc32c
-from ..runtime.disk import Buffer
+from ..runtime.files import Buffer
 from .metadata_core import find_fragment_of_entry, striping_of_record
 from .peer_format import ENTRY_HEADER
 from .writer_core import PendingAdd

@@ -21,7 +21,7 @@ from ..metadata import paths
 from ..metadata.records import CLOSED, LedgerRecord, decode, encode
 from ..metadata.store import MetadataStore, NodeUpdate, VersionedValue
 from ..proto.errors import LedgerNotFound, MagnetarError, NotEnoughBookies, OutcomeUnknown, Unavailable
-from ..runtime.disk import Buffer
+from ..runtime.files import Buffer
 from . import metadata_core as transitions
 from .bookies import Bookies
 from .config import LedgerConfig

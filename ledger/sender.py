@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from ..metadata.records import LedgerRecord
 from ..proto.errors import BackPressure
-from ..runtime.disk import Buffer
+from ..runtime.files import Buffer
 from ..runtime.peer.inside import InProcessRequest
 from .bookies import Bookies
 from .config import LedgerConfig

@@ -1,17 +1,8 @@
-"""The real disk of `runtime/disk.py`: the kernel's files, unbuffered by this program.
+"""The real disk of `runtime/files.py`: the kernel's files, unbuffered by this program.
 
 Only `fdatasync` and each write of a `DirectFile` make bytes durable. Only `sync_directory` makes names durable, and
 `make_directories`, which syncs each folder that it makes into its parent.
 A write is never short (the rest is written again); a read is short only at the end of the file.
-
-Files: the interface between the store and a disk.
-
-Every implementation guarantees: `fdatasync` makes durable all bytes that were written to that file before; a `pwrite`
-of a file that was opened `direct` is durable when it returns; a new, renamed or removed name is durable after
-`sync_directory` of its folder. Nothing else is durable. The simulated disk (`runtime/sim/disk.py`) loses everything
-else at a crash.
-All calls are synchronous; a call that may wait for the disk is made from a `Worker` (runtime/tasks.py).
-Errors are `OSError`, as the system reports them.
 """
 
 from __future__ import annotations
@@ -23,107 +14,10 @@ import mmap
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from .descriptors import PROCESS
-
-Buffer = bytes | bytearray | memoryview
-
-DIRECT_ALIGNMENT = 4096
-"""Unit of offsets and sizes of reads and writes of a file that was opened `direct`."""
-
-
-class File(Protocol):
-    """An open file. Every read and write names its absolute position, because there is no file cursor."""
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def direct(self) -> bool:
-        """Returns whether the file is opened for direct writes: each write is durable when it returns."""
-        ...
-
-    def pread(self, size: int, offset: int) -> bytes:
-        """Returns up to `size` bytes from `offset`: fewer at the end of the file, `b""` after the end."""
-        ...
-
-    def pread_into(self, buffer: memoryview, offset: int) -> int:
-        """Fills the buffer with bytes from `offset`, and returns how many there were (fewer at the end of the file).
-        For a `direct` file the buffer must be the start of an `arena`."""
-        ...
-
-    def pwrite(self, buffers: Sequence[Buffer], offset: int) -> int:
-        """Writes all buffers, one after the other, at `offset`. Returns the number of bytes, which are always all of
-        them. A `direct` file writes a single buffer that is the start of an `arena` without a copy, and copies other
-        buffers into one."""
-        ...
-
-    def fdatasync(self) -> None: ...
-    def allocate(self, size: int) -> None:
-        """Extends the file to `size` bytes (with zeros) and reserves the blocks for them, so that a full disk (ENOSPC)
-        is noticed here and not by a later write."""
-        ...
-
-    def truncate(self, size: int) -> None: ...
-    def size(self) -> int: ...
-    def advise_dontneed(self) -> None:
-        """Tells the kernel that the page cache need not keep the content of this file."""
-        ...
-
-    def advise_random(self) -> None:
-        """Tells the kernel not to read ahead in this file."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class Files(Protocol):
-    """The file system as a process sees it: opens, lists, renames, removes and locks files."""
-
-    def open(
-        self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True, direct: bool = False
-    ) -> File:
-        """Opens a file. With `create`, creates the file if it does not exist; with `exclusive` too, raises
-        FileExistsError if it exists. `direct`: without the page cache, and each write is synced. If the file system
-        does not support that, this call or the first read or write of the file raises OSError with EINVAL or
-        EOPNOTSUPP."""
-        ...
-
-    def arena(self, size: int) -> memoryview:
-        """Returns a buffer of `size` zero bytes, aligned so that a `direct` file reads and writes it without a copy."""
-        ...
-
-    def exists(self, path: str) -> bool: ...
-    def list_directory(self, path: str) -> list[str]:
-        """Returns the sorted names of the files and folders in a folder."""
-        ...
-
-    def make_directories(self, path: str) -> None:
-        """Creates a folder and its missing parents with mode 0700, and syncs each new one into its parent. It is no
-        error if the folder exists."""
-        ...
-
-    def rename(self, old: str, new: str) -> None: ...
-    def remove(self, path: str) -> None: ...
-    def sync_directory(self, path: str) -> None: ...
-    def disk_usage(self, path: str) -> tuple[int, int]:
-        """Returns (total bytes, free bytes) of the file system that contains `path`."""
-        ...
-
-    def lock(self, path: str) -> File:
-        """Locks the file `path` exclusively, and returns it open. The lock ends when the returned file is closed or the
-        process ends. Raises BlockingIOError if another process has locked the file."""
-        ...
-
-    def die(self, reason: str) -> None:
-        """Ends the process at once (exit code 70) without flushing anything. Called after a failed fsync, when the
-        content of files is not known any more."""
-        ...
-
-
-def join_path(*parts: str) -> str:
-    return os.path.join(*parts)
-
+from .files import DIRECT_ALIGNMENT, Buffer
 
 EXIT_DISK_FAILED = 70
 """Exit code after a failed fsync (EX_SOFTWARE): a supervisor may restart the process, which replays its journal."""

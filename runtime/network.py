@@ -33,7 +33,7 @@ from ..proto.errors import MagnetarError
 from ..proto.names import parse_number
 from .access import LOCAL, NOTHING, OPEN, Caller, CallerAccess, Guard, ListenerAccess, Principal, TlsFiles
 from .clock import Clock
-from .disk import Buffer, Files
+from .files import Buffer, Files
 from .peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
 from .tasks import Workers
 

@@ -30,7 +30,7 @@ from typing import NamedTuple, Protocol
 
 from ...proto.errors import InvalidRequest, NewerFormat, NotFound
 from ...proto.names import parse_number
-from ...runtime.disk import File, Files, join_path
+from ...runtime.files import File, Files, join_path
 from ..format import cookie as cookie_format
 from ..format import mark as mark_format
 from ..format import mark as note

@@ -39,7 +39,7 @@ from ...metadata import paths, records
 from ...metadata.store import MetadataStore, parse_ledger_ids
 from ...proto.errors import Busy, MagnetarError, NewerFormat
 from ...runtime.clock import Clock
-from ...runtime.disk import join_path
+from ...runtime.files import join_path
 from ...runtime.network import World
 from ..format import mark as note
 from ..format.journal import DamagedFile

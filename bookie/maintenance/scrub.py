@@ -34,7 +34,7 @@ from ...metadata.records import DamagedEntriesRecord, DamagedRecord
 from ...metadata.store import UNREADABLE, MetadataStore, get_readable_record
 from ...proto.errors import MagnetarError, NewerFormat
 from ...runtime.clock import Clock
-from ...runtime.disk import join_path
+from ...runtime.files import join_path
 from ...runtime.network import World
 from ..format import mark as note
 from ..format.index import Extent

@@ -41,7 +41,7 @@ from ...metadata import paths
 from ...metadata.records import CounterRecord, Incarnation, IncarnationsRecord
 from ...metadata.store import MetadataStore, get_record, update_record
 from ...proto.errors import InvalidConfiguration
-from ...runtime.disk import join_path
+from ...runtime.files import join_path
 from ...runtime.network import World
 from ..format import mark as note
 from ..store import disk

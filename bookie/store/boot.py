@@ -43,7 +43,7 @@ from typing import NamedTuple
 from pyroaring import BitMap64
 
 from ...ledger.peer_format import ENTRY_LAC
-from ...runtime.disk import Files, join_path
+from ...runtime.files import Files, join_path
 from ...runtime.tasks import Worker
 from ..format import mark as mark_format
 from ..format.journal import ALIGNMENT, BlockRecords, DamagedFile, ForeignFile, RecordType

@@ -36,7 +36,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ...runtime.clock import Clock
-from ...runtime.disk import Files
+from ...runtime.files import Files
 from ...runtime.metrics import SECONDS, Histogram
 from ...runtime.tasks import Worker, run_to_end
 from ..format import mark as mark_format

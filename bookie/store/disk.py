@@ -5,7 +5,7 @@
 - A write that finds no room is `NoSpace`: nothing was acknowledged, the caller fails its waiters and goes read-only.
 - An open that finds no descriptor free is `NoDescriptor`: nothing was written either, but the disk has room and is
   whole. So the reserve stays, the bookie stays writable, and the work is done again later.
-- Any other failed write is treated as a failed sync. A write of a `direct` file (runtime/disk.py) is both: it leaves
+- Any other failed write is treated as a failed sync. A write of a `direct` file (runtime/files.py) is both: it leaves
   nothing in the page cache, so when it finds no room, that is `NoSpace`.
 
 Guarded by tests/bookie/store/journal/test_journal.py `test_failed_sync_ends_the_process_and_nobody_is_answered`.
@@ -18,7 +18,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, NoReturn
 
 from ...runtime.descriptors import NONE_FREE
-from ...runtime.disk import DIRECT_ALIGNMENT, Buffer, File, Files, join_path
+from ...runtime.files import DIRECT_ALIGNMENT, Buffer, File, Files, join_path
 
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 NOT_DIRECT = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))

@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from ...runtime.disk import Files, join_path
+from ...runtime.files import Files, join_path
 from ...runtime.tasks import Worker
 from ..format import mark as mark_format
 from ..format.journal import DamagedFile

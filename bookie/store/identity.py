@@ -53,7 +53,7 @@ from ...metadata.store import (
     update_record,
 )
 from ...proto.errors import BadVersion, Busy, InvalidConfiguration, NodeExists, NotFound, Unavailable
-from ...runtime.disk import File, Files, join_path
+from ...runtime.files import File, Files, join_path
 from ...runtime.network import World
 from ..format import cookie as cookie_format
 from ..format.cookie import Cookie

@@ -45,7 +45,7 @@ from typing import NamedTuple, cast
 from pyroaring import BitMap64
 
 from ...ledger.peer_format import Status
-from ...runtime.disk import Files, join_path
+from ...runtime.files import Files, join_path
 from ..format import ledger_index
 from ..format.journal import (
     FILE_HEADER_BYTES,

@@ -43,7 +43,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ...runtime.disk import Buffer, File, Files
+from ...runtime.files import Buffer, File, Files
 from ...runtime.metrics import SECONDS, Histogram
 from ...runtime.network import World
 from ...runtime.tasks import Worker

@@ -38,7 +38,7 @@ from typing import NamedTuple
 
 from ...ledger.peer_format import Status
 from ...runtime.descriptors import NONE_FREE
-from ...runtime.disk import Buffer
+from ...runtime.files import Buffer
 from ...runtime.tasks import Worker
 from ..format.index import Extent, ExtentTable
 from . import disk

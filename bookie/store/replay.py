@@ -54,7 +54,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...runtime.disk import File, Files, join_path
+from ...runtime.files import File, Files, join_path
 from ...runtime.tasks import Worker
 from ..format.journal import (
     ALIGNMENT,

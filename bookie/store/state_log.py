@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from ...runtime.disk import Files, join_path
+from ...runtime.files import Files, join_path
 from ..format import mark as note
 from ..format.journal import DamagedFile
 from ..format.ledger_index import DrainedEntryLog, LimboChange, QuarantinedEntries, QuarantineEnded, State, Tombstone

@@ -33,7 +33,7 @@ import msgspec
 
 from ...ledger.peer_format import Status
 from ...proto.errors import InvalidConfiguration
-from ...runtime.disk import Files, join_path
+from ...runtime.files import Files, join_path
 from ...runtime.metrics import Histogram
 from ...runtime.network import World
 from ...runtime.tasks import Worker, Workers, run_to_end

@@ -32,7 +32,7 @@ from ...proto.states import (
     TxnId,
     enum_from_number,
 )
-from ...runtime.disk import Buffer
+from ...runtime.files import Buffer
 from ...runtime.network import Pieces
 from ..access import authorizer as permissions
 from ..common.config import BrokerConfig

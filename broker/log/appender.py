@@ -24,7 +24,7 @@ from ...proto.errors import BackPressure, LedgerClosed, MagnetarError
 from ...proto.names import Position
 from ...proto.states import TxnId
 from ...runtime.clock import Clock
-from ...runtime.disk import Buffer
+from ...runtime.files import Buffer
 from ...runtime.metrics import WAITING, Histogram
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig, Replication

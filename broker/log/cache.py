@@ -16,7 +16,7 @@ from ...proto.entry import chunk_uuid, find_distinct_keys, key_of_single_message
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import MagnetarError
 from ...proto.names import Position, sticky_slot
-from ...runtime.disk import Buffer
+from ...runtime.files import Buffer
 from .unfolding import is_entry_slow_to_parse
 
 ENTRY_BYTES = 512

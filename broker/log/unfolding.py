@@ -23,7 +23,7 @@ from ...proto.entry import PROPERTIES_LONG, collect_item_keys, parse_stored_head
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.names import sticky_slot
-from ...runtime.disk import Buffer
+from ...runtime.files import Buffer
 from ...runtime.network import World
 from ..common.token_bucket import EventLoopSlices
 

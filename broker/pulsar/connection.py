@@ -36,7 +36,7 @@ from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOw
 from ...proto.versions import PRODUCT
 from ...runtime.access import AUTHORIZATION_MAX, Caller
 from ...runtime.budget import ROOM_S
-from ...runtime.disk import Buffer
+from ...runtime.files import Buffer
 from ...runtime.grpc.limits import CallerAuthenticator
 from ...runtime.network import STREAM_QUEUE_BYTES, ByteStream, CallContext
 from ...runtime.tasks import Tasks

@@ -30,7 +30,7 @@ from ...proto.names import Position
 from ...proto.schema import encode_version
 from ...proto.states import AccessMode
 from ...runtime.access import Principal
-from ...runtime.disk import Buffer
+from ...runtime.files import Buffer
 from ...runtime.network import network_of_caller
 from ...runtime.tasks import run_and_clean_up
 from ..common.config import BrokerConfig

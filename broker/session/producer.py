@@ -35,7 +35,7 @@ from ...proto.operations import Permission
 from ...proto.schema import SchemaInfo
 from ...proto.states import ENTRY_COST_BYTES, AccessMode, TopicState
 from ...runtime.budget import MemoryBudget
-from ...runtime.disk import Buffer
+from ...runtime.files import Buffer
 from ...runtime.network import CallContext
 from ..cluster.schema_registry import SchemaPolicies
 from ..common.config import MESSAGE_BYTES_LIMIT, BrokerConfig

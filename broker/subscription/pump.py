@@ -23,7 +23,7 @@ from ...proto.errors import CorruptEntry, InternalError, MagnetarError
 from ...proto.names import Position
 from ...proto.states import Blocked, TopicState
 from ...runtime.clock import Clock
-from ...runtime.disk import Buffer
+from ...runtime.files import Buffer
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig
 from ..common.token_bucket import (

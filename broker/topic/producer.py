@@ -22,7 +22,7 @@ from ...proto.names import Position
 from ...proto.states import AccessMode, TopicState
 from ...runtime.access import LOCAL, Principal
 from ...runtime.clock import Clock
-from ...runtime.disk import Buffer
+from ...runtime.files import Buffer
 from ..common.refusals import PublishRefusal
 from ..common.token_bucket import EventLoopSlices, RateLimit, delay_until_rates_allow_s
 from ..common.transactions import role_of_writable_transactions

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from ...metadata.address import Address
     from ...metadata.store import MetadataStore
     from ...runtime.child import Child
-    from ...runtime.disk import File
+    from ...runtime.files import File
     from ...runtime.network import Endpoint, World
     from ...runtime.parent import ProcessSpec
 

@@ -34,7 +34,7 @@ from ...proto.names import TopicName
 from ...proto.schema import BYTES_VERSION, SchemaInfo, SchemaType, decode_version
 from ...runtime.access import NOTHING, OPEN, CallerAccess, ListenerAccess, TlsFiles
 from ...runtime.clock import SystemClock
-from ...runtime.disk import Files
+from ...runtime.files import Files
 from ...runtime.grpc import client
 from ...runtime.network import (
     ByteService,

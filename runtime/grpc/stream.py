@@ -32,7 +32,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from ...proto.checksum import encode_varint
 from ...proto.errors import ConnectionLost, MagnetarError, MessageTooLarge, WrongProtocol
 from ..budget import CallerMemory
-from ..disk import Buffer
+from ..files import Buffer
 from ..network import COALESCE_BYTES, MESSAGE_BYTES_MAX, STREAM_QUEUE_BYTES, EndOfStream, Pieces
 from .errors import copy_error
 from .messages import (

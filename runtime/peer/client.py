@@ -46,7 +46,7 @@ from ...proto.errors import (
     WrongProtocol,
 )
 from ..clock import Clock
-from ..disk import Buffer
+from ..files import Buffer
 from ..network import AnswerListener, Endpoint, Reply
 from ..tasks import Tasks
 from .envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, WrongEnvelopeMagic, encode

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ...proto.versions import PEER_ENVELOPE, newer_format_text
-from ..disk import Buffer
+from ..files import Buffer
 from ..network import MESSAGE_BYTES_MAX
 
 MAGIC = b"MGTP"

@@ -36,7 +36,7 @@ from ...proto.errors import BackPressure, ConnectionLost, MagnetarError, TimedOu
 from ..access import LOCAL, Principal
 from ..alarm import Alarm
 from ..clock import Clock
-from ..disk import Buffer
+from ..files import Buffer
 from ..network import (
     COALESCE_BYTES,
     SLOW_S,

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from ...proto.errors import Busy
 from ..access import LOCAL, Principal
 from ..descriptors import PROCESS
-from ..disk import Buffer
+from ..files import Buffer
 from ..network import SLOW_S, Endpoint, PeerService
 from .envelope import IDENTITY_BYTES, EnvelopeKind, WrongEnvelopeMagic, encode, encode_refusal
 from .inside import SendQueue, message_bytes

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from ...proto.errors import InvalidConfiguration, MagnetarError
 from ..access import NOTHING, OPEN, CallerAccess, ListenerAccess
-from ..disk import Buffer
+from ..files import Buffer
 from ..network import MESSAGE_BYTES_MAX, Channel, Endpoint, Network, Peer, PeerService, PeerServing, Serving
 from ..tasks import Tasks
 from .envelope import Envelope, MalformedEnvelope, WrongEnvelopeMagic, decode

@@ -1,6 +1,6 @@
 """A disk in memory that loses at a power loss what was not made durable; one per simulated node.
 
-Durable is exactly what runtime/disk.py guarantees:
+Durable is exactly what runtime/files.py guarantees:
 - *content*: `fdatasync` of a file makes its writes, truncations and allocations so far durable, and nothing else does;
 - *names*: `sync_directory` of a folder makes the creations, renames and removals in it so far durable, and nothing
   else does, not even `fdatasync` of the new file. A rename is one step: both names change or none.
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, NoReturn
 
-from ..disk import DIRECT_ALIGNMENT, Buffer
+from ..files import DIRECT_ALIGNMENT, Buffer
 
 # --------------------------------------------------------------------------------------------------------- pages
 # The content of a simulated file: sparse pages, so that a zero-filled gigabyte costs nothing.

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from ...proto import errors
 from ...proto.errors import MagnetarError
 from ..access import LOCAL, Principal
-from ..disk import Buffer
+from ..files import Buffer
 from ..network import COALESCE_BYTES, SLOW_S, AnswerListener, Endpoint, PeerService, Reply, notify_on_answer
 from ..peer.envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, decode, encode, encode_refusal
 from ..peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys

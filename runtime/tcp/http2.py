@@ -36,7 +36,7 @@ from time import perf_counter
 from typing import Any, Generic, TypeVar, cast
 
 from ...proto.errors import ConnectionLost, MagnetarError
-from ..disk import Buffer
+from ..files import Buffer
 from . import http2_frames as frames
 from .http2_frames import (
     CHARGED_A_TURN,

@@ -24,7 +24,7 @@ from magnetar.ledger.peer_format import (
     verify_add,
     verify_adds,
 )
-from magnetar.runtime.disk import Buffer
+from magnetar.runtime.files import Buffer
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, OTHER_KEY, payload_of, rows, stored_entry
 from tests.bookie.stores import NODE

@@ -19,7 +19,7 @@ from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata.store import MetadataStore, Put, VersionedValue
 from magnetar.metadata.store import Operation as MetadataOperation
-from magnetar.runtime.disk import join_path
+from magnetar.runtime.files import join_path
 from magnetar.runtime.network import World
 from magnetar.runtime.sim.disk import Disk, Operation, SimFiles
 from tests.bookie.entries import payload_of

@@ -3,7 +3,7 @@
 An `Image` follows a log. It holds what is durable after the operations so far (contents by inode, names, folders) and,
 in order, what is not: `volatile`, a list of `Change`s to contents and names. A *state* is the durable part and any
 choice among the volatile one, in their order; a write may also be torn. That is more than real file systems do, and all
-that a correct store may rely on (runtime/disk.py). Which choices are tried: `cuts`.
+that a correct store may rely on (runtime/files.py). Which choices are tried: `cuts`.
 
 `removed`: sync sites (tests/crashes/sites.py) whose syncs make nothing durable: the negative control.
 

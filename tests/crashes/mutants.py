@@ -28,7 +28,7 @@ from magnetar.bookie.store.memtable import Memtable
 from magnetar.bookie.store.state_log import StateLog
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
-from magnetar.runtime.disk import Files, join_path
+from magnetar.runtime.files import Files, join_path
 from tests.bookie.stores import DATA
 from tests.crashes.enumerate import Enumeration, Failure
 from tests.crashes.stops import KINDS, STOP, record_named

@@ -22,7 +22,7 @@ from magnetar.bookie.store.checkpoint import MARK
 from magnetar.bookie.store.state_log import DirectoryFacts
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
-from magnetar.runtime.disk import join_path
+from magnetar.runtime.files import join_path
 from magnetar.runtime.sim.disk import Disk, Operation, SimFiles, SimInode
 from tests.bookie.entries import KEY
 from tests.bookie.stores import DATA, SMALL, UUID

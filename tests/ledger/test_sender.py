@@ -30,7 +30,7 @@ from magnetar.ledger.reader_core import AppendPayload
 from magnetar.ledger.sender import REQUEST_BYTES_MAX, ROOM_S, AddSender, AppendWithFuture, Fact
 from magnetar.ledger.writer_core import AddFailed, AddRefused, AddsAcked, EntryOutcome, PendingAdds, Striping
 from magnetar.proto.errors import BackPressure, ConnectionLost
-from magnetar.runtime.disk import Buffer
+from magnetar.runtime.files import Buffer
 from magnetar.runtime.network import AnswerListener, Reply, notify_on_answer
 
 BOOKIES = [str(uuid.UUID(int=number)) for number in range(1, 5)]

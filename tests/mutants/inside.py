@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from magnetar.runtime.disk import Buffer
+from magnetar.runtime.files import Buffer
 from magnetar.runtime.peer.inside import InProcessPeer, RequestsInFlight
 from tests.mutants.ledgers import Stack, put
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.runtime.disk import DIRECT_ALIGNMENT, EXIT_DISK_FAILED, SystemFiles
+from magnetar.runtime.disk import EXIT_DISK_FAILED, SystemFiles
+from magnetar.runtime.files import DIRECT_ALIGNMENT
 
 FILES = SystemFiles()
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.access import Principal
-from magnetar.runtime.disk import Buffer
+from magnetar.runtime.files import Buffer
 from magnetar.runtime.network import AnswerListener, Endpoint, Peer, PeerService, PeerServing, Reply, Request, World
 from magnetar.runtime.peer.inside import InProcessNetwork, InProcessRequest
 from magnetar.runtime.peer.keys import CLEAR, PeerClientKeys, PeerServerKeys

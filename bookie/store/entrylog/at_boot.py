@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from ....runtime.disk import File, Files, join_path
+from ....runtime.files import File, Files, join_path
 from ...format import entry_log, index
 from ...format.journal import (
     FILE_HEADER_BYTES,

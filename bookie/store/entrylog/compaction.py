@@ -38,7 +38,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from ....runtime.clock import Clock
-from ....runtime.disk import Files, join_path
+from ....runtime.files import Files, join_path
 from ....runtime.metrics import SECONDS, Histogram
 from ....runtime.tasks import Worker, run_to_end
 from ...format.ledger_index import DrainedEntryLog

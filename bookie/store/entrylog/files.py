@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ....ledger.peer_format import ENTRY_HEADER
-from ....runtime.disk import DIRECT_ALIGNMENT, File, Files, join_path
+from ....runtime.files import DIRECT_ALIGNMENT, File, Files, join_path
 from ...format import entry_log, index
 from ...format.index import Extent, encode_extent
 from ...format.journal import (

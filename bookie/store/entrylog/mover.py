@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from ....runtime.disk import Buffer, File, Files, join_path
+from ....runtime.files import Buffer, File, Files, join_path
 from ...format import entry_log, index
 from ...format.index import Extent, ExtentTable
 from ...format.journal import DamagedFile

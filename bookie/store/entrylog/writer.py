@@ -26,7 +26,7 @@ from collections.abc import Generator, Iterator, Sequence
 from itertools import accumulate, chain, islice
 from typing import NamedTuple
 
-from ....runtime.disk import DIRECT_ALIGNMENT, Buffer, File, Files, join_path
+from ....runtime.files import DIRECT_ALIGNMENT, Buffer, File, Files, join_path
 from ...format import entry_log, index
 from ...format.journal import FILE_HEADER_BYTES, FileHeader, encode_file_header
 from ...format.mark import OpenLogEnds

@@ -26,7 +26,7 @@ from magnetar.bookie.format.ledger_index import (
 from magnetar.bookie.format.mark import CheckpointMark
 from magnetar.proto.checksum import JOINED_BYTES_MIN
 from magnetar.proto.errors import NewerFormat
-from magnetar.runtime.disk import Buffer
+from magnetar.runtime.files import Buffer
 from tests.bookie.entries import log_record, stored_entry
 
 UUID = b"\x11" * 16

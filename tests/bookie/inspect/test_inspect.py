@@ -18,7 +18,7 @@ from magnetar.bookie.inspect.summary import render_html
 from magnetar.bookie.store import disk
 from magnetar.bookie.store.index import ExtentPlace
 from magnetar.bookie.store.store import Store
-from magnetar.runtime.disk import File, Files, join_path
+from magnetar.runtime.files import File, Files, join_path
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import KEY
 from tests.bookie.stores import DATA, NODE, Model, fence, load, open_store, simulate

@@ -14,7 +14,7 @@ from magnetar.bookie.store import disk
 from magnetar.bookie.store import state_log as losses
 from magnetar.bookie.store.index import ExtentPlace
 from magnetar.proto.errors import InvalidRequest, NotFound
-from magnetar.runtime.disk import File, join_path
+from magnetar.runtime.files import File, join_path
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.inspect.test_inspect import (
     OnlyReads,

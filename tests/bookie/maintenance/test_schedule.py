@@ -8,7 +8,7 @@ import pytest
 from magnetar.bookie.format import mark as note
 from magnetar.bookie.maintenance.garbage import MAGIC, NOTE, CompactionSchedule, LastCompactionTimes
 from magnetar.bookie.store import disk
-from magnetar.runtime.disk import join_path
+from magnetar.runtime.files import join_path
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.stores import DATA, NODE, simulate

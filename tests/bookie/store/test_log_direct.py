@@ -22,7 +22,7 @@ from magnetar.bookie.store.entrylog.writer import (
     MemtableFlush,
 )
 from magnetar.bookie.store.memtable import Memtable
-from magnetar.runtime.disk import DIRECT_ALIGNMENT
+from magnetar.runtime.files import DIRECT_ALIGNMENT
 from magnetar.runtime.sim.disk import Operation
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import stored_entry

@@ -12,7 +12,7 @@ from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.index import LoadedIndexGroup
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import ENTRY_HEADER, Status
-from magnetar.runtime.disk import DIRECT_ALIGNMENT
+from magnetar.runtime.files import DIRECT_ALIGNMENT
 from magnetar.runtime.sim.disk import FileFault, Operation, SimFile
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import payload_of

@@ -9,7 +9,7 @@ import pytest
 from magnetar.proto.errors import BackPressure, ConnectionLost, TimedOut, Unauthorized, WrongIdentity
 from magnetar.runtime.access import Principal
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.disk import Buffer
+from magnetar.runtime.files import Buffer
 from magnetar.runtime.network import COALESCE_BYTES, Endpoint, Peer, PeerService, PeerServing, Reply, Request
 from magnetar.runtime.peer import inside
 from magnetar.runtime.peer.inside import InProcessNetwork
