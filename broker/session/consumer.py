@@ -469,7 +469,7 @@ def _find_reader_start(cursor: Cursor) -> MessageId | None:
     if cursor.acked:
         return None
     for position, part in cursor.partial.items():  # the first messages of the next entry
-        return MessageId(*position, batch_index=part.bits.bit_length() - 1)
+        return MessageId(position.ledger_id, position.entry_id, batch_index=part.bits.bit_length() - 1)
     return MessageId(*cursor.mark)
 
 
