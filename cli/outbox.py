@@ -127,7 +127,7 @@ def list_outbox_rows(
       magnetar outbox list --database sqlite:///shop.db --state parked
       magnetar outbox list --database sqlite:///shop.db -o json | jq '.[].error'
     """
-    from ..client.outbox.tables import RowState
+    from ..client.outbox.rows import RowState
 
     wanted = RowState[state.upper()] if state is not None else None
     rows = [row._asdict() for row in database.admin().rows(state=wanted, topic=topic, limit=limit)]
@@ -360,7 +360,7 @@ def _report(running: Relay, session: Session, stopped: threading.Event, every_s:
 
 
 def _is_empty(running: Relay) -> bool:
-    from ..client.outbox.tables import OutboxUnreachable
+    from ..client.outbox.rows import OutboxUnreachable
 
     try:
         lag = running.lag()
@@ -370,7 +370,7 @@ def _is_empty(running: Relay) -> bool:
 
 
 def _record(running: Relay) -> dict[str, Any]:
-    from ..client.outbox.tables import OutboxUnreachable
+    from ..client.outbox.rows import OutboxUnreachable
 
     record = running.statistics()
     try:

@@ -68,7 +68,6 @@ DOMAINS = {
 """Inside its package a domain may import itself and these; modules beside the domains compose them."""
 
 ALONE = {
-    "client.inbox": "its other half is a package: the models that Django wants in an application",
     "client.inbox.django.migrations": "the folder of that name is Django's",
     "spark_connector.pyspark_magnetar": "Spark finds its data sources in packages of that name",
 }

@@ -10,7 +10,8 @@ from ..common.checks import make_missing_extra
 
 if TYPE_CHECKING:
     from .django.inbox import DjangoInbox
-    from .tables import SQLAlchemyInbox, message_key
+    from .keys import message_key
+    from .tables import SQLAlchemyInbox
 
 __all__ = ["DjangoInbox", "SQLAlchemyInbox", "message_key"]
 

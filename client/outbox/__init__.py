@@ -24,7 +24,7 @@ _PLACES = {
     "DjangoOutbox": "django.outbox",
     "Lag": "store",
     "Relay": "relay",
-    "RelaySettings": "values_core",
+    "RelaySettings": "destination_core",
     "SQLAlchemyOutbox": "tables",
 }
 

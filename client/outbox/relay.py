@@ -48,9 +48,7 @@ from .destination_core import (
     StopRelay,
 )
 from .relay_core import RelayCore, find_shard_of_destination, make_destination_name
-from .sender import Fact, RelaySender
-from .store import Lag, RelayStore
-from .tables import (
+from .rows import (
     OutboxBehind,
     OutboxError,
     OutboxUnreachable,
@@ -58,10 +56,11 @@ from .tables import (
     RowState,
     SequencesForgotten,
     ShardsDiffer,
-    SQLAlchemyOutbox,
     now_ms,
-    translate_errors,
 )
+from .sender import Fact, RelaySender
+from .store import Lag, RelayStore
+from .tables import SQLAlchemyOutbox, translate_errors
 
 ALIVE_MS = 10_000
 """Milliseconds since a relay was seen within which it runs."""

@@ -57,7 +57,7 @@ from .destination_core import (
     SendRows,
     StopRelay,
 )
-from .tables import DeduplicationOff, OutboxBehind, RelayFenced, SequencesForgotten
+from .rows import DeduplicationOff, OutboxBehind, RelayFenced, SequencesForgotten
 
 
 def find_shard_of_destination(destination: str, shards: int) -> int:

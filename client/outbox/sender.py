@@ -42,7 +42,7 @@ from ..produce.producer import Producer
 from ..transactions.transaction import Transaction, Transactions
 from .destination_core import ClaimedRow, Effect, Parts, RelaySettings, RowsOutcome
 from .relay_core import RelayCore
-from .tables import DeduplicationOff, RowKeyEncoding, parse_schema
+from .rows import DeduplicationOff, RowKeyEncoding, parse_schema
 
 _LOG = logging.getLogger("magnetar.outbox")
 Fact = Callable[[RelayCore, float], list[Effect]]

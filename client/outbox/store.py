@@ -34,7 +34,8 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 from .destination_core import ClaimedRow, ClaimedShard, ClaimRequest, DatabaseTurn, RefusedRow
 from .relay_core import make_destination_name
-from .tables import RelayFenced, RowState, ShardsDiffer, SQLAlchemyOutbox, check_tables, now_ms, translate_errors
+from .rows import RelayFenced, RowState, ShardsDiffer, now_ms
+from .tables import SQLAlchemyOutbox, check_tables, translate_errors
 
 # --------------------------------------------------------------------------------------------------------- units
 # The claim of whole units: an atomic relay claims the rows that one transaction of the application wrote, or none of

@@ -18,7 +18,7 @@ from weakref import WeakSet
 from django.db import router, transaction
 
 from ...model.schema import Schema
-from ..tables import TABLE, make_new_row, make_unit_id
+from ..rows import TABLE, make_new_row, make_unit_id
 
 if TYPE_CHECKING:
     from ..tables import SQLAlchemyOutbox

@@ -13,12 +13,8 @@ from tests.support.postgres import Postgres, why_no_postgres
 sqlalchemy = pytest.importorskip("sqlalchemy")
 from sqlalchemy.orm import Session  # noqa: E402
 
-from magnetar.client.inbox.tables import (  # noqa: E402
-    KEY_MAX,
-    SQLAlchemyInbox,
-    message_key,
-    shorten_key,
-)
+from magnetar.client.inbox.keys import KEY_MAX, message_key, shorten_key  # noqa: E402
+from magnetar.client.inbox.tables import SQLAlchemyInbox  # noqa: E402
 
 _numbers = count(1)
 

@@ -21,7 +21,7 @@ from magnetar.client.outbox.destination_core import (
     SendInTransaction,
 )
 from magnetar.client.outbox.relay_core import RelayCore, make_destination_name
-from magnetar.client.outbox.tables import RowState
+from magnetar.client.outbox.rows import RowState
 
 from .model import SMALL, Relay, Row, Topic, World
 

@@ -25,7 +25,7 @@ from magnetar.client.outbox.destination_core import (
     StopRelay,
 )
 from magnetar.client.outbox.relay_core import RelayCore, make_destination_name
-from magnetar.client.outbox.tables import RowState
+from magnetar.client.outbox.rows import RowState
 from magnetar.proto.errors import MagnetarError
 
 SMALL = RelaySettings(rows_per_claim=3, rows_per_entry=2, attempts_max=2, retry_first_s=0.1)

@@ -16,9 +16,9 @@ import pytest
 from magnetar.admin import Admin
 from magnetar.client.outbox.destination_core import ClaimedRow, DatabaseTurn
 from magnetar.client.outbox.relay import Relay
+from magnetar.client.outbox.rows import OutboxBehind, RelayFenced, RowState
 from magnetar.client.outbox.sender import RelaySender
 from magnetar.client.outbox.store import RelayStore
-from magnetar.client.outbox.tables import OutboxBehind, RelayFenced, RowState
 from magnetar.client.transactions.transaction import Transaction
 from magnetar.proto.errors import InvalidRequest
 from tests.support.processes import Processes

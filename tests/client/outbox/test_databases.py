@@ -11,8 +11,7 @@ import magnetar
 from magnetar.client.outbox.destination_core import RelaySettings
 from magnetar.client.outbox.relay import Relay, producer_name
 from magnetar.client.outbox.relay_core import RelayCore
-from magnetar.client.outbox.store import RelayStore
-from magnetar.client.outbox.tables import (
+from magnetar.client.outbox.rows import (
     OutboxBehind,
     OutboxColumnsMissing,
     OutboxReadOnly,
@@ -20,8 +19,9 @@ from magnetar.client.outbox.tables import (
     OutboxUnreachable,
     RelayFenced,
     SequencesForgotten,
-    SQLAlchemyOutbox,
 )
+from magnetar.client.outbox.store import RelayStore
+from magnetar.client.outbox.tables import SQLAlchemyOutbox
 from magnetar.proto.errors import InvalidRequest
 from tests.support.postgres import Postgres
 

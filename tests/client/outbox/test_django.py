@@ -9,7 +9,8 @@ from sqlalchemy import Engine, MetaData, create_engine, inspect, select
 
 from magnetar.client.inbox.tables import SQLAlchemyInbox
 from magnetar.client.outbox.relay import OutboxAdmin
-from magnetar.client.outbox.tables import RowKeyEncoding, SQLAlchemyOutbox, check_tables, parse_schema
+from magnetar.client.outbox.rows import RowKeyEncoding, parse_schema
+from magnetar.client.outbox.tables import SQLAlchemyOutbox, check_tables
 from magnetar.proto.schema import SchemaType
 from tests.support.postgres import Postgres
 

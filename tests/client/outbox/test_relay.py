@@ -18,16 +18,10 @@ import magnetar.schema
 from magnetar.admin import Admin
 from magnetar.client.outbox.destination_core import ClaimedRow, DatabaseTurn, RelaySettings
 from magnetar.client.outbox.relay import OutboxAdmin, Relay
+from magnetar.client.outbox.rows import DeduplicationOff, OutboxBehind, RelayFenced, RowKeyEncoding, RowState
 from magnetar.client.outbox.sender import RelaySender
 from magnetar.client.outbox.store import RelayStore
-from magnetar.client.outbox.tables import (
-    DeduplicationOff,
-    OutboxBehind,
-    RelayFenced,
-    RowKeyEncoding,
-    RowState,
-    SQLAlchemyOutbox,
-)
+from magnetar.client.outbox.tables import SQLAlchemyOutbox
 from magnetar.proto.policies import Policies
 from tests.support.processes import Process, Processes
 

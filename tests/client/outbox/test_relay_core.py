@@ -18,7 +18,7 @@ from magnetar.client.outbox.destination_core import (
     StopRelay,
 )
 from magnetar.client.outbox.relay_core import RelayCore, find_shard_of_destination
-from magnetar.client.outbox.tables import DeduplicationOff, OutboxBehind, RelayFenced, RowState, SequencesForgotten
+from magnetar.client.outbox.rows import DeduplicationOff, OutboxBehind, RelayFenced, RowState, SequencesForgotten
 
 from .model import SMALL, Relay, Row, World
 

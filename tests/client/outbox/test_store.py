@@ -8,8 +8,9 @@ from sqlalchemy.orm import Session
 
 from magnetar.client.outbox.destination_core import ClaimedRow, ClaimRequest, DatabaseTurn, RefusedRow
 from magnetar.client.outbox.relay import OutboxAdmin
+from magnetar.client.outbox.rows import RelayFenced, RowState, ShardsDiffer
 from magnetar.client.outbox.store import RelayStore
-from magnetar.client.outbox.tables import RelayFenced, RowState, ShardsDiffer, SQLAlchemyOutbox
+from magnetar.client.outbox.tables import SQLAlchemyOutbox
 from magnetar.exceptions import InvalidMessage, InvalidTopicName, MessageTooBig
 
 TOPIC = "persistent://public/default/orders"

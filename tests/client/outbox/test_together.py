@@ -18,7 +18,7 @@ from magnetar.client.outbox.destination_core import (
     SendRows,
 )
 from magnetar.client.outbox.relay_core import RelayCore
-from magnetar.client.outbox.tables import OutboxBehind, RelayFenced, RowState
+from magnetar.client.outbox.rows import OutboxBehind, RelayFenced, RowState
 
 from .atomic_model import TxnRelay, TxnWorld
 from .model import SMALL

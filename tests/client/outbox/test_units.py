@@ -9,8 +9,9 @@ from sqlalchemy.orm import Session
 
 from magnetar.client.outbox.destination_core import ClaimedRow, ClaimRequest, DatabaseTurn, RefusedRow
 from magnetar.client.outbox.relay import OutboxAdmin
+from magnetar.client.outbox.rows import RowState
 from magnetar.client.outbox.store import WINDOWS, RelayStore
-from magnetar.client.outbox.tables import RowState, SQLAlchemyOutbox
+from magnetar.client.outbox.tables import SQLAlchemyOutbox
 
 A, B = (f"persistent://public/default/{name}" for name in "ab")
 BOTH = {A: (0, (0,)), B: (0, (0,))}
