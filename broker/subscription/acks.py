@@ -330,6 +330,8 @@ class TransactionalAcks(SubscriptionAcks):
         messages of an entry itself (`_exact`), and never repeats a request. Raises TransactionConflict, InvalidRequest
         or BackPressure if an acknowledgement is refused; nothing is changed then."""
         cursor, dispatcher = self._cursor, self._dispatcher
+        if cumulative is not None and member.must_restart and not rest:  # Pulsar's clients never ask for all again
+            raise _conflict(AckRefused(AckConflict.RESTARTED, cumulative.position))
         if rest and (clash := pending_acks.find_repeated_acks(cursor, txn, wanted)) is not None:
             raise _conflict(clash)
         asked, named = wanted, NOWHERE

@@ -436,6 +436,8 @@ class Subscription:
         """Takes outstanding entries back from the consumer, to deliver them again. `positions`: which entries; None:
         all that are outstanding at this consumer. Ignores entries that are not outstanding at it. `counted`: adds 1 to
         their redelivery counts."""
+        if positions is None:
+            consumer.member.must_restart = False
         wanted = list(consumer.member.outstanding) if positions is None else dict.fromkeys(positions)
         self.pump.return_queue.add(consumer.member, wanted, counted=counted)
         if self.store is not None:

@@ -525,10 +525,12 @@ class Dispatcher:
 
     def move_read_position_back(self, first: Position) -> None:
         """Moves the read position back to `first`, on subscription types that deliver in log order: all entries from
-        there on that are not acknowledged are read and delivered again."""
+        there on that are not acknowledged are read and delivered again. A consumer that got some of them must not
+        acknowledge what it has cumulatively (`Member.must_restart`): that would cover what comes again."""
         for member in self.members.values():
             for position in [each for each in member.outstanding if each >= first]:
                 self._drop(member, position)
+                member.must_restart = True
         for position in self.policy.next_ready_entries(self.policy.waiting.entries):
             if position >= first:
                 self.policy.discard(position)

@@ -54,6 +54,7 @@ class AckConflict(enum.Enum):
     ACKNOWLEDGED = "is acknowledged already"
     PENDING = "is acknowledged in another transaction that is open"
     TWICE = "is acknowledged in this transaction already: it was delivered twice"
+    RESTARTED = "comes after entries that an aborted transaction freed: they come again, ask for everything again first"
     CUMULATIVE = "another open transaction has a cumulative acknowledgement, and a subscription takes one at a time"
 
 

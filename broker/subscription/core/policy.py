@@ -147,6 +147,7 @@ class Member(msgspec.Struct, eq=False):
     outstanding: dict[Position, int] = msgspec.field(default_factory=dict)  # position → messages, in order of delivery
     unacked: int = 0  # messages in `outstanding`
     unshown: dict[Position, HiddenMessages] = msgspec.field(default_factory=dict)  # batches that were pending in part
+    must_restart: bool = False  # an abort freed entries before some that it got, and it has not asked for all again
     reordered: bool = False  # an entry in `outstanding` may be after a later one
     delivered_messages: int = 0
     delivered_bytes: int = 0

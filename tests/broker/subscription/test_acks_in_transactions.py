@@ -235,6 +235,10 @@ async def test_order_is_kept_after_an_aborted_cumulative_acknowledgement(running
     again = await received(mine, 5)
     assert ids(again) == [0, 1, 2, 3, 5]
     assert [each.redelivery_count for each in again] == [1, 1, 1, 0, 0]
+    with pytest.raises(TransactionConflict, match="comes after entries that an aborted transaction freed"):
+        await ack_in(mine, Y, deliveries[5], kind=wire.Ack.CUMULATIVE)  # of its first delivery, perhaps
+    mine.frame(redeliver=wire.Redeliver())
+    assert ids(await received(mine, 5)) == [0, 1, 2, 3, 5]
     await ack_in(mine, Y, deliveries[5], kind=wire.Ack.CUMULATIVE)
     subscription.settle(Y, True)
     assert subscription.cursor.mark.entry_id == 5
