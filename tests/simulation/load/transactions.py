@@ -2,10 +2,11 @@
 
 Each topic has COINS coins, sent before anything fails. Workers take what a subscription `bank` gives them, send each
 coin to a topic of the seed's choice and acknowledge what they took, all in one transaction; they commit, abort, or
-leave it to its time-out. Some have a name, under which two fence each other. Beside them plain messages are sent and
-acknowledged. Programs prepare half messages (load/halves.py), and one holds what comes again (load/hoard.py).
-`audit` is there all the time and reads what is committed. After the faults the cluster is healed: every
-transaction must end, and what topics hold and show is judged (verdict/transactions.py).
+leave it to its time-out; where one worker has a topic alone it may acknowledge cumulatively. Some have a name, under
+which two fence each other. Beside them plain messages are sent and acknowledged. Programs prepare half messages
+(load/halves.py), and one holds what comes again (load/hoard.py). `audit` is there all the time and reads what is
+committed. After the faults the cluster is healed: every transaction must end, and what topics hold and show is judged
+(verdict/transactions.py).
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.client.produce.producer import Producer
 from magnetar.client.transactions.transaction import Transaction
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.errors import MagnetarError
+from magnetar.proto.errors import MagnetarError, Unavailable
 from magnetar.proto.names import TopicName
 from tests.simulation.cluster import ADMIN, CLIENT, Cluster, GaveUp
 from tests.simulation.load.halves import HalfLoad
@@ -58,6 +59,8 @@ class TransactionLoad:
         self._topics = [TOPIC, *(f"{TOPIC}-{number}" for number in range(1, rng.choice((2, 3))))]
         self._workers = rng.choice((1, 2))  # of each topic
         self._shared = self._workers > 1 or rng.random() < 0.3
+        chance = self._simulation.random_generator("cumulative").random()
+        self._cumulative = not self._shared and chance < 0.5  # a worker acknowledges the last that it took
         self._named = rng.random() < 0.3
         self._timeout_s = rng.choice(TIMEOUTS_S)
         self._ends = rng.choice(((0.9, 0.05), (0.6, 0.3), (0.5, 0.1)))  # committed, aborted; the rest is left
@@ -263,8 +266,9 @@ class TransactionLoad:
         try:
             txn = await client.transaction(self._timeout_s, name=name)
         except MagnetarError:
-            for message in taken:
-                await consumer.negative_acknowledge(message)
+            if not self._cumulative:  # else its consumer is opened again
+                for message in taken:
+                    await consumer.negative_acknowledge(message)
             transfer.outcome = False
             raise
         transfer.txn = txn.id
@@ -283,11 +287,13 @@ class TransactionLoad:
                     await self._cluster.call("abort", txn.abort())
             if isinstance(error, TransactionFenced):
                 raise
+            if self._cumulative:
+                raise Unavailable(f"{transfer.label}: its consumer is opened again") from error
         finally:
             transfer.outcome = outcome_of(txn.state)
             told = {True: "committed", False: "aborted", None: "open, or nobody knows"}[transfer.outcome]
             self._simulation.add_line(f"{transfer.label} is {told} ({txn.state.name})")
-            if transfer.outcome is not True:
+            if transfer.outcome is not True and not self._cumulative:
                 for message in taken:
                     await consumer.negative_acknowledge(message)
 
@@ -307,7 +313,10 @@ class TransactionLoad:
             transfer.sent[value] = target
             waits.append(producers[target].send(self._bytes(value), txn=txn))
             transfer.acknowledged.append((topic, id_of(message.message_id())))
-            waits.append(consumer.acknowledge(message, txn=txn))
+            if not self._cumulative:
+                waits.append(consumer.acknowledge(message, txn=txn))
+        if self._cumulative:
+            waits.append(consumer.acknowledge_cumulative(taken[-1], txn=txn))
         try:
             async with asyncio.timeout(20.0):
                 failed = [
