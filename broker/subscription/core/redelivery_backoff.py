@@ -192,7 +192,7 @@ class BackoffQueue:
 def check_properties(properties: Mapping[str, str]) -> None:
     """Raises InvalidRequest if the properties of a subscription are larger than PROPERTIES_BYTES_MAX, or if the
     dead-letter policy in them is invalid."""
-    size = sum(len(key.encode()) + len(value.encode()) for key, value in properties.items())
+    size = sum(len(text.encode("utf-8", "surrogatepass")) for pair in properties.items() for text in pair)
     if size > PROPERTIES_BYTES_MAX:
         raise SubscribeRefusal.PROPERTIES.error(f"properties of {size} bytes are more than {PROPERTIES_BYTES_MAX}")
     count, ladder = properties.get(MAX_COUNT, "0"), properties.get(LADDER, "0")
