@@ -49,6 +49,7 @@ class Account:
     blocked: bool = False
     reads: bool = True
     unshown: dict[Position, set[int]] = field(default_factory=dict)  # pending when it was delivered
+    must_restart: bool = False  # an abort freed what comes before some that it had
 
     @property
     def unacked(self) -> int:
@@ -411,6 +412,7 @@ class Walk:
         if self.accounts:
             account = self.accounts[self.some_id()]
             self.fails(account, list(account.held))
+            account.must_restart = account.member.must_restart = False  # as Subscription.redeliver does
             self.dispatcher.redeliver(account.member, None)
             self.give_back(account, list(account.held))
 
@@ -582,6 +584,7 @@ class Walk:
         txn = self.some_txn()
         others = {each for other, own in self.in_txn.items() if other != txn for each in own}
         free = self.cumulative in (None, txn) and not any(each <= mark for each in others)
+        free = free and not account.must_restart
         try:
             self.acks.add_pending(account.member, txn, TxnAcks(), AckedEntry(mark), 1 << 60)
         except TransactionConflict:
@@ -611,6 +614,7 @@ class Walk:
         if not self.individual:
             self.dispatcher.move_read_position_back(first)
             for account in self.accounts.values():
+                account.must_restart |= any(each >= first for each in account.held)
                 account.held = {each: held for each, held in account.held.items() if each < first}
             self.unblock()
         returns = RedeliveryReturnQueue(self.dispatcher, lambda: None, None)  # type: ignore[arg-type]
