@@ -43,7 +43,7 @@ STREAM_BYTES = 1 << 20
 @contextmanager
 def _cluster() -> Iterator[tuple[Any, Path, list[tuple[str, int]]]]:
     """A secured cluster, the folder of its credentials, and all its ports: the broker's first."""
-    from magnetar.cli.demo import Cluster, Process
+    from magnetar.cli.common.processes import Cluster, Process
     from magnetar.runtime.network import Endpoint
     from magnetar.security.authority import create_files
 

@@ -37,7 +37,7 @@ ONE_COPY = {f"MAGNETAR_BROKER_{name}": "1" for name in ("ENSEMBLE_SIZE", "WRITE_
 
 
 def delayed(options: Options) -> Run:
-    from magnetar.cli.demo import Processes
+    from magnetar.cli.common.processes import Processes
 
     run = Run(0.0)
     directory = Path(tempfile.mkdtemp(prefix="magnetar-bench-"))

@@ -77,7 +77,7 @@ class Load:
 def loaded(options: Options, **shape: Any) -> Iterator[tuple[Any, Load]]:
     """A cluster of the shape, under load and warm."""
     import magnetar
-    from magnetar.cli.demo import Cluster
+    from magnetar.cli.common.processes import Cluster
 
     directory = tempfile.mkdtemp(prefix="magnetar-bench-")
     try:

@@ -262,7 +262,7 @@ async def _measure(cluster: Any, options: Options, run: Run) -> None:
 
 def rolling(options: Options) -> Run:
     """p99 of the pauses of producers when their broker is restarted, in ms; `detail` has each kind of event."""
-    from magnetar.cli.demo import Cluster
+    from magnetar.cli.common.processes import Cluster
 
     run = Run(0.0)
     directory = tempfile.mkdtemp(prefix="magnetar-bench-")

@@ -92,7 +92,7 @@ def _servers(root: Path, bookies: int) -> tuple[Server, Server]:
 @contextmanager
 def _both_clusters(bookies: int) -> Iterator[Both]:
     """A cluster of processes without security, and one with: as many copies as bookies."""
-    from magnetar.cli.demo import Cluster, Process
+    from magnetar.cli.common.processes import Cluster, Process
 
     names = ("ENSEMBLE_SIZE", "WRITE_QUORUM", "ACK_QUORUM") if bookies == 1 else ()
     copies = {f"MAGNETAR_BROKER_{name}": "1" for name in names}

@@ -27,7 +27,7 @@ NAMESPACE = "public/half"
 
 
 def status(options: Options) -> Run:
-    from magnetar.cli.demo import Cluster
+    from magnetar.cli.common.processes import Cluster
 
     count = int(options.extra.get("topics", TOPICS // 50 if options.rehearses else TOPICS))
     directory = tempfile.mkdtemp(prefix="magnetar-bench-")

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.demo import Processes, why_no_spark
+from magnetar.cli.common.processes import Processes
+from magnetar.cli.demo import why_no_spark
 from magnetar.runtime.process import GC_THRESHOLDS
 from tests.compiled import COMPILED
 

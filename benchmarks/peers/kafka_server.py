@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Self
 
-from magnetar.cli.demo import add_parent_death_signal, find_free_port
+from magnetar.cli.common.processes import add_parent_death_signal, find_free_port
 
 from .maven import HERE, Missing, jars, tool
 

@@ -86,7 +86,7 @@ class Deployment:
 
 @contextmanager
 def deployment(limit: str) -> Iterator[Deployment]:
-    from magnetar.cli.demo import Processes
+    from magnetar.cli.common.processes import Processes
 
     directory = Path(tempfile.mkdtemp(prefix="magnetar-bench-"))
     settings = directory / "settings.toml"

@@ -10,7 +10,7 @@ import pytest
 
 import magnetar
 from magnetar.admin import Admin
-from magnetar.cli.demo import Cluster, Process
+from magnetar.cli.common.processes import Cluster, Process
 
 pytestmark = pytest.mark.processes
 

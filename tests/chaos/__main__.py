@@ -51,7 +51,7 @@ from typing import Any, NoReturn
 import click
 
 import magnetar
-from magnetar.cli.demo import ProcessNotReady
+from magnetar.cli.common.processes import ProcessNotReady
 from tests.chaos.faults import WEIGHTS, Faults
 from tests.chaos.processes.cluster import ChaosCluster
 from tests.chaos.workload.accounts import Verdict as OfTransfers

@@ -36,7 +36,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from magnetar.cli.demo import ProcessNotReady
+from magnetar.cli.common.processes import ProcessNotReady
 from tests.chaos.processes.cluster import SESSION_S, ChaosCluster, fill
 from tests.chaos.processes.nodes import Node, Target
 from tests.chaos.processes.proxy import ANY, WHOLE, Link, Mode

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from magnetar.cli.demo import Process, Processes, ProcessNotReady
+from magnetar.cli.common.processes import Process, Processes, ProcessNotReady
 from magnetar.ledger import LedgerClient
 from magnetar.ledger.config import LedgerConfig
 from magnetar.ledger.peer_format import Status

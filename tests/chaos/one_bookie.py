@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
 
-from magnetar.cli.demo import Process, Processes
+from magnetar.cli.common.processes import Process, Processes
 from magnetar.ledger import client as deletions
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths, records

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.demo import Cluster, Process, Processes
+from magnetar.cli.common.processes import Cluster, Process, Processes
 from tests.chaos.workload.load import Load, check
 
 KILLS = 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.demo import Processes
+from magnetar.cli.common.processes import Processes
 from tests.chaos.test_kill import ACKS_BETWEEN, TOPICS
 from tests.chaos.workload.load import Load, check
 from tests.support.children import children, wait_another

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.demo import Cluster, Processes
+from magnetar.cli.common.processes import Cluster, Processes
 from magnetar.cli.run.servers import check_listeners
 from magnetar.runtime.network import Endpoint
 from tests.support.processes import Result, run_cli, run_here

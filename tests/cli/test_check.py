@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.cli.check import ProbeTimes, format_nagios_line, format_prometheus_page
-from magnetar.cli.demo import Processes
+from magnetar.cli.common.processes import Processes
 from tests.support.processes import run_here
 
 QUICK = ProbeTimes(0.2, 0.01, 0.02)

@@ -17,7 +17,7 @@ import click
 import pytest
 
 from magnetar.cli.common.lazy import LazyGroup
-from magnetar.cli.demo import Cluster
+from magnetar.cli.common.processes import Cluster
 from magnetar.cli.main import root
 from tests.support.processes import Result, heed_sigint, run_cli, run_here
 

@@ -20,7 +20,7 @@ from magnetar.cli.admin.doctor import (
     run_checks,
     time_of_newest_file_ms,
 )
-from magnetar.cli.demo import Processes
+from magnetar.cli.common.processes import Processes
 from magnetar.cli.main import root
 from magnetar.proto.alarms import Alarm
 from magnetar.runtime.config import defaults_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.demo import Process, Processes
+from magnetar.cli.common.processes import Process, Processes
 from tests.support.processes import Result, run_cli
 
 pytestmark = pytest.mark.processes

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import magnetar
-from magnetar.cli.demo import Cluster, Process
+from magnetar.cli.common.processes import Cluster, Process
 from magnetar.runtime.network import Endpoint
 
 pytestmark = pytest.mark.processes

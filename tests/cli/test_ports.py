@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.demo import find_free_port
+from magnetar.cli.common.processes import find_free_port
 from magnetar.cli.run import standalone
 from magnetar.proto import wire_pb2 as wire
 from magnetar.runtime.network import Endpoint, rpc

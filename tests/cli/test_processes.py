@@ -14,7 +14,7 @@ import pytest
 
 import magnetar
 from magnetar.broker.common.config import BrokerConfig
-from magnetar.cli.demo import Cluster, Process, Processes
+from magnetar.cli.common.processes import Cluster, Process, Processes
 from magnetar.cli.run import brokers
 from magnetar.cli.run.standalone import bookies_by_process
 from magnetar.cli.storage.bookie import count_processes

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.demo import Processes
+from magnetar.cli.common.processes import Processes
 from tests.support.processes import run_here
 
 pytestmark = pytest.mark.processes

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import magnetar
-from magnetar.cli.demo import Process, Processes
+from magnetar.cli.common.processes import Process, Processes
 from tests import layout
 from tests.support.processes import run_cli
 

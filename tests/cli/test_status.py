@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.demo import Processes
+from magnetar.cli.common.processes import Processes
 from magnetar.proto.alarms import find_alarms, find_metadata_alarms, find_repair_alarms
 from tests.support.processes import Cluster, run_cli, run_here
 

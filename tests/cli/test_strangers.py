@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import magnetar
-from magnetar.cli.demo import Cluster, Process, Processes
+from magnetar.cli.common.processes import Cluster, Process, Processes
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.runtime.network import Endpoint
 from tests.support.processes import run_here

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.cli.admin.support_bundle import BLANKED, FILES, redact_text, redact_values
-from magnetar.cli.demo import Processes
+from magnetar.cli.common.processes import Processes
 from tests.support.processes import run_here
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhZG1pbiJ9.c2lnbmF0dXJlLXBsYW50ZWQ"

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from magnetar.cli.demo import Processes
+from magnetar.cli.common.processes import Processes
 from tests.support.processes import Result, run_here
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import magnetar
-from magnetar.cli.demo import Processes
+from magnetar.cli.common.processes import Processes
 from magnetar.cli.main import root
 from tests.compose.compose import ROOT, Compose
 from tests.support.processes import run_here

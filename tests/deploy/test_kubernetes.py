@@ -21,7 +21,7 @@ import yaml
 
 from magnetar.bookie.server import BookieConfig
 from magnetar.broker.common.config import BrokerConfig
-from magnetar.cli.demo import Process, Processes
+from magnetar.cli.common.processes import Process, Processes
 from magnetar.cli.main import root
 from magnetar.runtime.config import load
 from tests.layout import ROOT

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from magnetar.cli.demo import add_parent_death_signal
+from magnetar.cli.common.processes import add_parent_death_signal
 
 HERE = Path(__file__).parent
 BUILD_TIMEOUT_S = 600.0

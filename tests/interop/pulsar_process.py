@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from magnetar.cli.demo import add_parent_death_signal, find_free_port
+from magnetar.cli.common.processes import add_parent_death_signal, find_free_port
 from tests.interop.drivers import HERE, Unavailable, fetch, find_tool
 from tests.interop.drivers import build as compile_
 

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from magnetar.cli.demo import Process, Processes
+from magnetar.cli.common.processes import Process, Processes
 from tests.interop.drivers import BUILDS, Driver, Unavailable
 from tests.interop.features import DELAY_MS, Feature, features
 from tests.interop.test_pulsar_python import url_of

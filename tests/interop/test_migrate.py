@@ -11,7 +11,7 @@ import pytest
 
 import magnetar
 from magnetar.admin import Admin
-from magnetar.cli.demo import Process, Processes
+from magnetar.cli.common.processes import Process, Processes
 from magnetar.cli.migrate.copying import PRODUCER
 from magnetar.proto.errors import NotFound
 from tests.interop.pulsar_process import Pulsar, Unavailable, build

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import magnetar
-from magnetar.cli.demo import Processes
+from magnetar.cli.common.processes import Processes
 from tests.interop.drivers import fetch, find_tool
 from tests.interop.test_pulsar_python import url_of
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.demo import Processes
+from magnetar.cli.common.processes import Processes
 from tests.interop.test_pulsar_python import url_of
 
 pytestmark = pytest.mark.interop

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import magnetar
-from magnetar.cli.demo import Process, Processes
+from magnetar.cli.common.processes import Process, Processes
 from tests.client.model.test_tracing import Recorded, parent
 from tests.support.processes import run_cli
 

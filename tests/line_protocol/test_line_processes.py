@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from magnetar.cli.demo import Process, Processes
+from magnetar.cli.common.processes import Process, Processes
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import real_world

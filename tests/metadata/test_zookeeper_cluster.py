@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import magnetar
-from magnetar.cli.demo import Process, Processes
+from magnetar.cli.common.processes import Process, Processes
 from tests.support.processes import run_cli
 from tests.support.zookeeper import ZookeeperServer, why_no_zookeeper
 

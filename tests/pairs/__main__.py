@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from magnetar.cli.demo import Processes
+from magnetar.cli.common.processes import Processes
 from tests.pairs.features import FEATURES
 from tests.pairs.known import defect_of
 from tests.pairs.pairs import Names, excluded, table, title, where

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import starmap
 from pathlib import Path
 
-from magnetar.cli.demo import Process, Processes, find_free_port
+from magnetar.cli.common.processes import Process, Processes, find_free_port
 from magnetar.client.connect import topic_watch as partitions_watcher
 from magnetar.runtime.network import Endpoint
 from tests.client.model.keys import files

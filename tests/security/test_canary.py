@@ -17,7 +17,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 import magnetar
-from magnetar.cli.demo import Processes
+from magnetar.cli.common.processes import Processes
 from magnetar.proto.errors import InvalidConfiguration as WireInvalidConfiguration
 from magnetar.runtime.access import Caller, CallerAccess, Principal, PrincipalKind
 from magnetar.runtime.peer.keys import KeyPair

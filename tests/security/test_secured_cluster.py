@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.demo import Processes
+from magnetar.cli.common.processes import Processes
 from magnetar.ledger.peer_format import NO_KEY, Flags, Op, RequestHead, encode_admin, encode_ping
 from magnetar.proto.errors import ConnectionLost, MagnetarError, Unauthorized
 from magnetar.runtime.network import Endpoint

@@ -10,7 +10,7 @@ import bcrypt
 import pytest
 
 import magnetar
-from magnetar.cli.demo import Process, Processes
+from magnetar.cli.common.processes import Process, Processes
 from magnetar.runtime.access import TlsFiles
 from magnetar.runtime.clock import SystemClock
 from magnetar.security.settings import Secret

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.demo import Processes
+from magnetar.cli.common.processes import Processes
 
 
 @pytest.fixture(scope="session")

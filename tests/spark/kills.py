@@ -28,7 +28,7 @@ from typing import Any
 import click
 
 import magnetar
-from magnetar.cli.demo import Cluster, Process
+from magnetar.cli.common.processes import Cluster, Process
 from tests.layout import ROOT
 from tests.spark.kill_driver import BATCH_ROWS, SINK
 

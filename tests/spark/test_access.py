@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
 
-from magnetar.cli.demo import Processes
+from magnetar.cli.common.processes import Processes
 from magnetar.client.common.errors import PulsarException
 from magnetar.proto.errors import InvalidConfiguration, MagnetarError
 from magnetar.spark_connector.access import QueryAccess

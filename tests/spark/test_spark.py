@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 import magnetar
-from magnetar.cli.demo import Processes
+from magnetar.cli.common.processes import Processes
 
 pytestmark = pytest.mark.spark
 

@@ -4,7 +4,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from magnetar.cli.demo import Process
+from magnetar.cli.common.processes import Process
 
 WAIT_S = 30.0
 

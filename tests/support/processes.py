@@ -1,4 +1,4 @@
-"""Real `magnetar …` processes for tests: what starts them (cli/demo.py), and runners for single commands.
+"""Real `magnetar …` processes for tests: what starts them (cli/common/processes.py), and runners for single commands.
 
     def test_something(started: Processes) -> None:          # the fixture of tests/conftest.py ends all of them
         server = started.start("standalone", "standalone", "--port", "0", "--data", "data")
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from click.testing import CliRunner
 
 from magnetar.cli.common.exits import run_command_line
-from magnetar.cli.demo import Cluster, Process, Processes
+from magnetar.cli.common.processes import Cluster, Process, Processes
 from magnetar.cli.main import root
 
 __all__ = ["Cluster", "Process", "Processes", "Result", "heed_sigint", "run_cli", "run_here"]

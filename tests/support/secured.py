@@ -10,7 +10,7 @@ For tests and benchmarks: `secured.url` and `secured.settings` are what else the
 from pathlib import Path
 
 import magnetar
-from magnetar.cli.demo import Cluster
+from magnetar.cli.common.processes import Cluster
 from tests.support.processes import Result, run_here
 
 

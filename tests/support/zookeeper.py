@@ -21,7 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from magnetar.cli.demo import add_parent_death_signal, find_free_port, find_java
+from magnetar.cli.common.processes import add_parent_death_signal, find_free_port
+from magnetar.cli.demo import find_java
 from magnetar.runtime.access import TlsFiles
 
 JARS = ("zookeeper-[0-9]*", "zookeeper-jute-*", "slf4j-api-*", "metrics-core-*", "commons-io-*", "snappy-java-*")

@@ -8,7 +8,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from magnetar.cli.demo import Processes
+from magnetar.cli.common.processes import Processes
 from magnetar.proto.versions import PRODUCT
 from tests.upgrade import content
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import magnetar
-from magnetar.cli.demo import Cluster, Process
+from magnetar.cli.common.processes import Cluster, Process
 from magnetar.metadata import paths, records
 from magnetar.metadata.tree import MetadataTree
 from tests import layout as house

@@ -19,7 +19,7 @@ from magnetar.broker.subscription.core.cursor_state import ChunkKey, ChunkKind
 from magnetar.broker.topic import dedup, outcomes
 from magnetar.broker.topic.dedup_core import Snapshot
 from magnetar.broker.transaction import log as coordinator
-from magnetar.cli.demo import Processes
+from magnetar.cli.common.processes import Processes
 from magnetar.ledger import peer_format as peer
 from magnetar.metadata import records
 from magnetar.metadata.sqlite import SqliteStore

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.demo import Process, Processes
+from magnetar.cli.common.processes import Process, Processes
 from magnetar.ledger import LedgerClient, LedgerConfig
 from magnetar.metadata import paths
 from magnetar.metadata.records import LedgerRecord

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-from magnetar.cli.demo import Process, Processes
+from magnetar.cli.common.processes import Process, Processes
 from magnetar.proto import health_pb2, reflection_pb2
 from magnetar.runtime.network import HEALTH, REFLECTION, rpc
 from tests.support.processes import run_here

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from magnetar.cli.demo import Processes, find_free_port
+from magnetar.cli.common.processes import Processes, find_free_port
 from magnetar.runtime.network import Endpoint
 from tests.chaos.full_disk import SETTINGS, small_disk
 from tests.chaos.processes.copies import missing_copies

@@ -6,7 +6,7 @@ import re
 import signal
 from pathlib import Path
 
-from magnetar.cli.demo import Process
+from magnetar.cli.common.processes import Process
 from tests.chaos.processes.unsynced import UNDO
 from tests.support.children import pids
 from tests.support.zookeeper import JUTE_MAXBUFFER, ZookeeperServer

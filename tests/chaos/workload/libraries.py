@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 import pulsar
 
 import magnetar
-from magnetar.cli.demo import add_parent_death_signal
+from magnetar.cli.common.processes import add_parent_death_signal
 from tests.interop.drivers import build_java
 
 ANSWER_S = 120.0

@@ -14,7 +14,7 @@ import pytest
 
 import magnetar
 from magnetar.admin import Admin
-from magnetar.cli.demo import Process, Processes
+from magnetar.cli.common.processes import Process, Processes
 from magnetar.cli.migrate.copying import PRODUCER
 from magnetar.cli.migrate.source import decode_origin
 from magnetar.proto.entry import parse_header, split_broker_part

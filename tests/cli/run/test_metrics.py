@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import magnetar
-from magnetar.cli.demo import Process, Processes
+from magnetar.cli.common.processes import Process, Processes
 from magnetar.cli.run import metrics as metrics
 from tests.docs.documents import ROOT
 from tests.docs.metrics import stale

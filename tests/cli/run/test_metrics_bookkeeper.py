@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.demo import Processes
+from magnetar.cli.common.processes import Processes
 from magnetar.cli.run.metrics import SECOND, BookKeeperMetricNames
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.metrics import Histogram, MetricsPage

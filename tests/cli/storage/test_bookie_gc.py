@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.demo import Processes
+from magnetar.cli.common.processes import Processes
 from tests.support.processes import run_here
 
 pytestmark = pytest.mark.processes

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.demo import Processes
+from magnetar.cli.common.processes import Processes
 from magnetar.metadata import records
 from tests.support.processes import Result, run_here
 

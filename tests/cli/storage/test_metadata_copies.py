@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from magnetar.cli.demo import Process, Processes
+from magnetar.cli.common.processes import Process, Processes
 from tests.support.processes import Result, run_here
 
 

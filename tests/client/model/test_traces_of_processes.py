@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import magnetar
-from magnetar.cli.demo import Processes
+from magnetar.cli.common.processes import Processes
 from tests.client.model.test_tracing import EARLIEST, Recorded, trace
 
 pytestmark = pytest.mark.processes

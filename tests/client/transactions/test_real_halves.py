@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import magnetar
-from magnetar.cli.demo import Cluster, Process
+from magnetar.cli.common.processes import Cluster, Process
 from magnetar.client.admin import Admin
 from tests.client.transactions.shop import ORDERS
 from tests.docs.documents import ROOT

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import zmq
 
-from magnetar.cli.demo import find_free_port
+from magnetar.cli.common.processes import find_free_port
 from magnetar.proto.errors import BackPressure, Busy, ConnectionLost, TimedOut, WrongIdentity, WrongProtocol
 from magnetar.runtime.access import OPEN
 from magnetar.runtime.clock import SystemClock
