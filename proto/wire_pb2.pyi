@@ -474,12 +474,14 @@ class Delivery(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., redelivery_count: _Optional[int] = ..., acked_batch_indexes: _Optional[_Iterable[int]] = ..., entry: _Optional[bytes] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("request_id", "error")
+    __slots__ = ("request_id", "error", "start")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     error: Error
-    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    start: MessageId
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., start: _Optional[_Union[MessageId, _Mapping]] = ...) -> None: ...
 
 class LastMessageId(_message.Message):
     __slots__ = ("request_id", "id", "index", "mark_delete")

@@ -422,13 +422,17 @@ class ConsumerHandler(Handler):
             steps = translate.redeliver_in_steps(session, frame.redeliver)
             self._go_through(steps, turns, self._given_back(frame.redeliver.request_id))
         elif kind == "seek":
-            self._request(frame.seek.request_id, lambda: translate.seek_subscription(session, frame.seek))
+            self._request(frame.seek.request_id, lambda: self._seek(session, frame.seek))
         elif kind == "unsubscribe":
             self._request(frame.unsubscribe, session.unsubscribe)
         elif kind == "last_message_id":
             self._request(frame.last_message_id, lambda: self._last(session, frame.last_message_id))
         else:
             raise InvalidRequest(f"a consumer does not take {kind or 'a frame of unknown kind'}")
+
+    async def _seek(self, session: ConsumerSession, asked: wire.Seek) -> wire.ServerFrame:
+        await translate.seek_subscription(session, asked)
+        return translate.make_sought_frame(self.number, asked.request_id, session)
 
     def _ack_in(self, session: ConsumerSession, ack: wire.Ack) -> None:
         """Acknowledges in a transaction; without a task if only a write to the disk must be waited for, which is the

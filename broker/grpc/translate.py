@@ -114,10 +114,21 @@ def make_subscribed_frame(id_: int, session: ConsumerSession) -> wire.ServerFram
         consumer_name=session.name, compacted_end_index=session.compacted_end_index,
         incarnation=session.topic.incarnation,
     )  # fmt: skip
-    if session.start is not None:
-        ledger_id, entry_id, batch_index = session.start.ledger_id, session.start.entry_id, session.start.batch_index
-        answer.start.CopyFrom(wire.MessageId(ledger_id=ledger_id, entry_id=entry_id, batch_index=batch_index))
+    _set_start(answer, session)
     return wire.ServerFrame(id=id_, subscribed=answer)
+
+
+def make_sought_frame(id_: int, request_id: int, session: ConsumerSession) -> wire.ServerFrame:
+    answer = wire.Done(request_id=request_id)
+    _set_start(answer, session)
+    return wire.ServerFrame(id=id_, done=answer)
+
+
+def _set_start(answer: wire.Subscribed | wire.Done, session: ConsumerSession) -> None:
+    """Names in the answer the message after which a reader begins, if one place says that."""
+    if (start := session.find_start()) is not None:
+        answer.start.ledger_id, answer.start.entry_id = start.ledger_id, start.entry_id
+        answer.start.batch_index = start.batch_index
 
 
 def acknowledge_in_steps(session: ConsumerSession, ack: wire.Ack) -> Iterator[None]:

@@ -47,7 +47,6 @@ from ..common.token_bucket import EventLoopSlices
 from ..common.transactions import role_of_writable_transactions
 from ..node.topic_manager import TopicManager
 from ..subscription.consumer import Consumer, Outlet
-from ..subscription.core.cursor import Cursor
 from ..subscription.core.cursor_state import TxnAcks
 from ..subscription.core.dispatch import Delivery
 from ..subscription.core.policy import NO_OPTIONS, Member, PolicyOptions
@@ -125,7 +124,7 @@ class ConsumerSession:
     describes its use."""
 
     __slots__ = (
-        "_clock", "_consumer", "_over", "_port", "_removing", "compacted_end_index", "start", "subscription",
+        "_clock", "_consumer", "_over", "_port", "_removing", "compacted_end_index", "is_reader", "subscription",
         "topic",
     )  # fmt: skip
 
@@ -133,7 +132,7 @@ class ConsumerSession:
         self.topic = topic
         self._clock = clock
         self.compacted_end_index = 0
-        self.start: MessageId | None = None  # of a reader: what comes after this is delivered
+        self.is_reader = False
         self._port = port
         self._over = False
         self._removing = False
@@ -184,8 +183,17 @@ class ConsumerSession:
         topic.maintenance.on_used()
         compacted = topic.compaction.record if options.read_compacted else None
         self.compacted_end_index = compacted.end_index if compacted is not None else 0
-        if not subscription.is_durable and options.type is EXCLUSIVE:
-            self.start = _find_reader_start(subscription.cursor)
+        self.is_reader = not subscription.is_durable and options.type is EXCLUSIVE
+
+    def find_start(self) -> MessageId | None:
+        """Returns the message after which a reader begins that was just opened or moved. Returns None if this is no
+        reader, or if later entries are left out too, so that one place does not say where it begins."""
+        cursor = self.subscription.cursor
+        if not self.is_reader or cursor.acked:
+            return None
+        for position, part in cursor.partial.items():  # the first messages of the next entry
+            return MessageId(position.ledger_id, position.entry_id, batch_index=part.bits.bit_length() - 1)
+        return MessageId(*cursor.mark)
 
     @property
     def name(self) -> str:
@@ -461,16 +469,6 @@ async def _authorize(broker: TopicManager, options: SubscribeOptions, caller: Ca
     await require(caller.principal, Permission.CONSUME, topic=topic, subscription=options.subscription)
     if letters := options.subscription_properties.get(DEAD_LETTER_TOPIC):
         await require(caller.principal, Permission.PRODUCE, topic=TopicName.parse(letters))
-
-
-def _find_reader_start(cursor: Cursor) -> MessageId | None:
-    """Returns the message after which a reader's new cursor begins; None if later entries are left out too, so that
-    one place does not say it."""
-    if cursor.acked:
-        return None
-    for position, part in cursor.partial.items():  # the first messages of the next entry
-        return MessageId(position.ledger_id, position.entry_id, batch_index=part.bits.bit_length() - 1)
-    return MessageId(*cursor.mark)
 
 
 async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription:

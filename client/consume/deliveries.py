@@ -203,8 +203,8 @@ class DeliveredEntries:
             self.start = ReaderStart(to, self._settings.start_message_id_inclusive and not everywhere)
 
     def on_started(self, after: wire.MessageId) -> None:
-        """Fact: the broker delivers what comes after this message. A reader that was opened at `latest` starts there
-        from now on: what is published while it reconnects must not be passed over."""
+        """Fact: the broker delivers what comes after this message. A reader that was opened at `latest`, or moved
+        there, starts there from now on: what is published while it reconnects must not be passed over."""
         if self.start is not None and self.start.id == MessageId.latest:
             place = MessageId(self._consumer.topic.partition, after.ledger_id, after.entry_id, after.batch_index)
             self.start = ReaderStart(place, False)

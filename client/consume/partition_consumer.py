@@ -231,6 +231,8 @@ class PartitionConsumer:
                 done = frame.done
                 error = from_wire(done.error) if done.HasField("error") else None
                 self._do(self.core.on_answered(done.request_id, error))
+                if not self._durable and done.HasField("start"):
+                    self.deliveries.on_started(done.start)
             case "last":
                 self._do(self.core.on_answered(frame.last.request_id, None, frame.last))
             case "subscribed":

@@ -556,7 +556,7 @@ class Dispatcher:
         for member in self.members.values():
             member.outstanding.clear()
             member.unshown.clear()
-            member.unacked, member.reordered, member.blocked = 0, False, False
+            member.unacked, member.reordered, member.blocked, member.must_restart = 0, False, False, False
         self.unacked, self.full = 0, False
         self.failed.clear()
         self.chunks.clear()

@@ -61,16 +61,19 @@ async def test_a_message_in_chunks_comes_whole_and_what_is_between_its_chunks_do
     assert await read(running, lambda: other.send(b"after")) == [bytes(2500), b"after"]
 
 
-@pytest.mark.parametrize("inclusive", [False, True])
+@pytest.mark.parametrize(("inclusive", "moved"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("batch", [1, 3])
 async def test_what_is_published_while_it_reconnects_is_not_passed_over(
-    running: Cluster, batch: int, inclusive: bool
+    running: Cluster, batch: int, inclusive: bool, moved: bool
 ) -> None:
     producer = await TestProducer(running.world, running.brokers[0], TOPIC).opened()
     await producer.send(*[b"before %d" % number for number in range(batch)])
     client = Client(f"magnetar://{running.brokers[0].endpoint}")
     try:
-        reader = await client.create_reader(TOPIC, MessageId.latest, start_message_id_inclusive=inclusive)
+        start = MessageId.earliest if moved else MessageId.latest
+        reader = await client.create_reader(TOPIC, start, start_message_id_inclusive=inclusive)
+        if moved:
+            await reader.seek(MessageId.latest)
         expected = [b"before %d" % (batch - 1)] if inclusive else []
         for number in range(3):  # nothing is taken: what waits is dropped with the connection
             payloads = [b"%d/%d" % (number, each) for each in range(batch)]

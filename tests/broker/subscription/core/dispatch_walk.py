@@ -671,7 +671,7 @@ class Walk:
         for account in kept:
             account.held.clear()
             account.unshown.clear()
-            account.blocked = False
+            account.blocked = account.must_restart = False
         self.in_txn.clear()
         self.cumulative = None
         self.forget()
