@@ -63,7 +63,8 @@ def run_seed(
     figures: dict[str, int] = {}
     cluster = Cluster(simulation, options, observer, only)
     seen = contextlib.ExitStack()
-    with _observed_writers(observer), seen, cluster.coordination.watching(), said_twice(seed):
+    with _observed_writers(observer), said_twice(seed), seen:
+        seen.enter_context(cluster.coordination.watching())  # who replaced a method last puts it back first
         if "anew" in options.times:
             seen.enter_context(late_deletions(cluster))
         if options.secured:
