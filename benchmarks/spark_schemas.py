@@ -40,7 +40,7 @@ def orders(seed: int) -> list[dict[str, Any]]:
 def schema_spark_read(options: Options) -> Run:
     """`value` is that of JSON; `detail` has both."""
     import magnetar
-    from magnetar.client.model.payloads import PreEncodedSchema, make_avro_encoder
+    from magnetar.client.model.composite_schemas import PreEncodedSchema, make_avro_encoder
     from magnetar.proto.schema import SchemaInfo, SchemaType
 
     encode = make_avro_encoder(json.loads(DEFINITION))

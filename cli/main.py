@@ -31,7 +31,7 @@ COMMANDS = {
     ),
     "plan": LazyCommand(".plan", "plan", "What a load needs: disk, network and memory of brokers and bookies."),
     "check": LazyCommand(".check", "check", "Probes: publish and receive a message of a topic."),
-    "tenants": LazyCommand(".admin.tenants", "tenants", "Tenants: list, create, delete, stats."),
+    "tenants": LazyCommand(".admin.namespaces", "tenants", "Tenants: list, create, delete, stats."),
     "namespaces": LazyCommand(".admin.namespaces", "namespaces", "Namespaces: list, create, delete, stats, policies."),
     "topics": LazyCommand(".admin.topics", "topics", "Topics: list, create, delete, stats, unload, terminate, …"),
     "subscriptions": LazyCommand(

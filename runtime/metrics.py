@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
@@ -314,3 +314,11 @@ class MetricsPage:
 
     def collect(self) -> Iterator[Metric]:
         return (family for family, _ in self._families.values())
+
+
+Measure = Callable[[MetricsPage], Awaitable[None]]
+"""Writes the page of `GET /metrics`; the serving process sets it (cli/run/metrics.py `MeasuredParts`)."""
+
+
+async def write_empty_metrics(page: MetricsPage) -> None:
+    """Writes nothing. This is the function that writes the metrics page of a broker without metrics."""

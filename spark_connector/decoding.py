@@ -27,7 +27,7 @@ from msgspec.structs import astuple
 from pyspark.sql.types import DataType, StructType
 
 from ..client.common.errors import InvalidMessage
-from ..client.model.payloads import (
+from ..client.model.composite_schemas import (
     SINGLE,
     collect_named_types,
     make_avro_decoder,

@@ -48,7 +48,7 @@ from pyspark.sql.types import (
 )
 
 from ..client.admin import TopicSchema
-from ..client.model.payloads import collect_named_types, parse_avro_definition
+from ..client.model.composite_schemas import collect_named_types, parse_avro_definition
 from ..proto.errors import InvalidConfiguration, InvalidSchema
 from ..proto.schema import SchemaInfo, SchemaType
 

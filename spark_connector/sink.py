@@ -81,7 +81,7 @@ from ..client.aio import (
 )
 from ..client.common.errors import OutcomeUnknown as CommitUnknown
 from ..client.common.errors import ProducerQueueIsFull
-from ..client.model.payloads import PreEncodedSchema
+from ..client.model.composite_schemas import PreEncodedSchema
 from ..client.model.settings import CompressionType
 from ..proto.errors import InvalidConfiguration, InvalidName, InvalidRequest, OutcomeUnknown
 from ..proto.names import TopicName

@@ -163,8 +163,8 @@ def test_the_rows_have_no_circle() -> None:
 
 
 PUBLIC = (
-    "admin", "aio", "common.checks", "common.errors", "connect.authentication", "model.options", "model.payloads",
-    "model.settings",
+    "admin", "aio", "common.checks", "common.errors", "connect.authentication",
+    "model.composite_schemas", "model.options", "model.settings",
 )  # fmt: skip
 """Of client/: what the connector uses, as any program may, and the tables of settings."""
 

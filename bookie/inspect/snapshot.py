@@ -31,12 +31,10 @@ from typing import NamedTuple, Protocol
 from ...proto.errors import InvalidRequest, NewerFormat, NotFound
 from ...proto.names import parse_number
 from ...runtime.files import File, Files, join_path
-from ..format import cookie as cookie_format
 from ..format import mark as mark_format
 from ..format import mark as note
-from ..format.cookie import Cookie
 from ..format.journal import FILE_HEADER_BYTES, DamagedFile, FileHeader, decode_file_header
-from ..format.mark import CheckpointMark
+from ..format.mark import CheckpointMark, Cookie
 from ..store import boot, disk
 from ..store import state_log as losses
 from ..store.checkpoint import MARK
@@ -132,7 +130,7 @@ def _cookie(files: Files, path: str, damages: list[Damage]) -> Cookie | None:
         damages.append(Damage(path, 0, "the cookie is missing"))
         return None
     try:
-        cookie = cookie_format.decode(_whole(files, path), path)
+        cookie = mark_format.decode_cookie(_whole(files, path), path)
         uuids.UUID(cookie.bookie)
     except DamagedFile as error:
         damages.append(Damage(error.path, error.offset, error.reason))

@@ -55,8 +55,7 @@ from ...metadata.store import (
 from ...proto.errors import BadVersion, Busy, InvalidConfiguration, NodeExists, NotFound, Unavailable
 from ...runtime.files import File, Files, join_path
 from ...runtime.network import World
-from ..format import cookie as cookie_format
-from ..format.cookie import Cookie
+from ..format.mark import Cookie, decode_cookie, encode_cookie
 from . import boot, checkpoint, disk
 from .replay import JournalPosition
 
@@ -267,7 +266,7 @@ async def record_start(
     )
     cookie = Cookie(record.bookie, record.instance, record.directories, record.starts)
     try:
-        disk.replace_file(world.files, directory, COOKIE, cookie_format.encode(cookie))
+        disk.replace_file(world.files, directory, COOKIE, encode_cookie(cookie))
     except disk.NoSpace as error:
         _LOG.warning("this start is not counted, there is no room: %s", error)
         record = msgspec.structs.replace(record, starts=known.starts)
@@ -304,7 +303,7 @@ async def store_journal_position(
 
 def _read_cookie(files: Files, directory: str) -> Cookie | None:
     path = join_path(directory, COOKIE)
-    return cookie_format.decode(disk.read_file(files, path), path) if files.exists(path) else None
+    return decode_cookie(disk.read_file(files, path), path) if files.exists(path) else None
 
 
 def _holds_store(files: Files, directory: str) -> bool:
@@ -325,7 +324,7 @@ async def _at_place(metadata: MetadataStore, places: tuple[str, ...], own: str) 
 def _make_cookie(world: World, directory: str, place: str, instance: str) -> Cookie:
     """Makes a new bookie id, and writes its cookie into the directory; the record in the metadata follows."""
     cookie = Cookie(str(uuids.UUID(bytes=world.rng.randbytes(16), version=4)), instance, (place,))
-    disk.replace_file(world.files, directory, COOKIE, cookie_format.encode(cookie))
+    disk.replace_file(world.files, directory, COOKIE, encode_cookie(cookie))
     _LOG.info("new bookie %s in %s", cookie.bookie, directory)
     return cookie
 

@@ -20,9 +20,8 @@ from ..node.topic_manager import TopicManager
 from ..session import summaries
 from ..session.topics import find_listener_endpoint
 from ..transaction.intents_core import EndVerb, TransactionRow
-from ..transaction.peers import encode_settlement
+from ..transaction.peers import CoordinatorRequest, CoordinatorRequests, encode_settlement
 from ..transaction.records_core import Participant, SinkTag
-from ..transaction.together import CoordinatorRequest, CoordinatorRequests
 from .halves import HalfMessageService
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ...proto import pulsar_pb2 as pulsar
 from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, Unauthenticated
@@ -45,9 +45,11 @@ from ..node.topic_manager import TopicManager
 from . import lookup
 from .consumer import ConsumerHandler
 from .frames import FRAME_EXTRA_BYTES, NO_REQUEST, PulsarFrameSplitter, SharedReceiveBuffer, encode_frame, parse_frame
-from .names import OpenProducers
 from .producer import ProducerHandler, payload_bytes_max
 from .translate import pulsar_error_number
+
+if TYPE_CHECKING:
+    from .protocol import OpenProducers
 
 # --------------------------------------------------------------------------------------------------- credentials
 # The credentials of CONNECT and AUTH_RESPONSE as values of an Authorization header (security/authenticator.py).

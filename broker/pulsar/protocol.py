@@ -2,8 +2,8 @@
 
     serving = await world.network.serve_bytes(endpoint, PulsarProtocol(broker).serve, access)
 
-A connection (connection.py) has producers (producer.py) and consumers (consumer.py) on the broker's sessions; lookup.py
-answers requests for owners, partitions and topics, lookup.py watches topics, too. The messages are those of
+A connection (connection.py) has producers (producer.py) and consumers (consumer.py) on the broker's sessions;
+lookup.py answers requests for owners, partitions and topics, and watches topics. The messages are those of
 proto/pulsar.proto, in the frames of frames.py. These modules are imported by the first connection.
 """
 
@@ -17,10 +17,10 @@ from ...runtime.network import ByteStream, Endpoint
 from ...runtime.tasks import run_to_end
 from ..common.config import BrokerConfig
 from ..node.topic_manager import TopicManager
-from .names import OpenProducers
 
 if TYPE_CHECKING:
     from .frames import SharedReceiveBuffer
+    from .producer import ProducerHandler
 
 
 class PulsarProtocol:
@@ -89,3 +89,25 @@ def parse_listeners(text: str) -> dict[str, tuple[str, ...]]:
             )
         found[name] = (*found.get(name, ()), url)
     return {"": found[next(iter(found))], **found}
+
+
+class OpenProducers:
+    """The open producers of all Pulsar connections of this broker, by topic and producer name."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], ProducerHandler] = {}
+
+    def find_replaced_instance(self, topic: str, name: str, place: str, epoch: int) -> str:
+        """Returns the instance id of the open producer that a new producer replaces, because its client has
+        reconnected: a producer with the same topic and name, from the same host (`place`), with a lower epoch. Returns
+        "" if there is no such producer."""
+        known = self._open.get((topic, name))
+        returns = known is not None and known.network == place and known.epoch < epoch
+        return known.instance if known is not None and returns else ""
+
+    def add(self, topic: str, name: str, producer: ProducerHandler) -> None:
+        self._open[topic, name] = producer
+
+    def remove(self, topic: str, name: str, producer: ProducerHandler) -> None:
+        if self._open.get((topic, name)) is producer:
+            del self._open[topic, name]

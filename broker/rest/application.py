@@ -25,11 +25,11 @@ from ...proto.errors import BackPressure, MagnetarError, NotOwner, Unauthenticat
 from ...proto.names import TopicName
 from ...runtime.access import AUTHORIZATION_MAX, Caller, CallerLimits, Guard
 from ...runtime.grpc.limits import CallerAuthenticator
+from ...runtime.metrics import Measure
 from ...runtime.network import CallContext
 from ..grpc.checked import AuthorizedService
 from ..node.topic_manager import TopicManager
 from .call import ROUTES, BadRequest, JsonResponse, RestRequest, RestRoute, error_response, make_response
-from .measure import Measure
 from .stats import RateMeters
 
 # Importing these registers their routes, the more special paths first.

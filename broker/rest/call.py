@@ -25,11 +25,11 @@ from ...proto.errors import NotFound, NotOwner, Unauthorized
 from ...proto.names import NamespaceName, TopicName
 from ...proto.operations import Operation
 from ...proto.versions import PRODUCT
+from ...runtime.metrics import Measure
 from ...runtime.network import CallContext
 from ..grpc.checked import AuthorizedService, authorize_request
 from ..node.topic_manager import TopicManager
 from ..session.administration import ask_broker, make_operation_request, parse_operation_reply
-from .measure import Measure
 from .stats import RateMeters
 
 # -------------------------------------------------------------------------------------------------------- errors

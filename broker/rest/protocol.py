@@ -16,9 +16,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ...runtime.metrics import Measure, write_empty_metrics
 from ...runtime.network import ByteStream
 from ..node.topic_manager import TopicManager
-from .measure import Measure, write_empty_metrics
 
 if TYPE_CHECKING:
     from ..grpc.checked import AuthorizedService

@@ -72,9 +72,8 @@ from .intents_core import (
     WatchHalves,
 )
 from .log import CoordinatorLog
-from .peers import SettlementSender, SettlementTargets
+from .peers import CoordinatorRequest, SettlementSender, SettlementTargets
 from .records_core import HalfMessage, Participant, SinkTag
-from .together import CoordinatorRequest
 
 AT_ONCE = 64
 """Half messages that one coordinator publishes at a time."""

@@ -221,7 +221,7 @@ LOADED = ("broker.server", "metadata.remote", "metadata.remote", "runtime.config
 async def run_broker(given: BrokerOptions, world: World, voice: StatusOutput) -> None:
     """Runs a broker in this process, until the call is cancelled."""
     from ...broker.server import Broker
-    from ...runtime.lifecycle import ProcessParts
+    from ...runtime.process import ProcessParts
     from .metrics import CachedMetricsPage, MeasuredParts, wants_pulsar_names
 
     security = given.security

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from ...proto.errors import MagnetarError
     from ...runtime.clock import Clock
     from ...runtime.health import Readiness
-    from ...runtime.lifecycle import ProcessParts
     from ...runtime.memory_shares import MemoryPlan, MemoryShare
     from ...runtime.network import Endpoint, World
+    from ...runtime.process import ProcessParts
     from ...security.settings import MembersSection
 
 
@@ -489,7 +489,7 @@ def metadata(
 
     async def main(world: World) -> None:
         from ...metadata.server import MetadataServer
-        from ...runtime.lifecycle import ProcessParts
+        from ...runtime.process import ProcessParts
         from .metrics import MeasuredParts
 
         plan = make_memory_plan(None, memory_bytes, metadata=True)

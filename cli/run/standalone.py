@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from ...bookie.server import Bookie, BookieConfig
     from ...broker.common.config import BrokerConfig
     from ...metadata.store import MetadataStore
-    from ...runtime.lifecycle import ProcessParts
     from ...runtime.memory_shares import MemoryPlan
     from ...runtime.network import Endpoint, World
+    from ...runtime.process import ProcessParts
     from .metrics import StatusOutput
 
 # ---------------------------------------------------------------------------------------------- standalone_parts
@@ -211,8 +211,8 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
     from ...broker.server import Broker
     from ...metadata.sqlite import SqliteStore
     from ...metadata.store import adopt_cluster_format
-    from ...runtime.lifecycle import ProcessParts
     from ...runtime.peer.inside import InProcessNetwork
+    from ...runtime.process import ProcessParts
     from .metrics import CachedMetricsPage, MeasuredParts, make_bookkeeper_metric_names, wants_pulsar_names
 
     folder, security = given.folder, given.security
@@ -355,7 +355,7 @@ async def _storage(
 ) -> None:
     """Runs a storage process: the metadata service and these bookies."""
     from ...metadata.server import MetadataServer
-    from ...runtime.lifecycle import ProcessParts
+    from ...runtime.process import ProcessParts
     from .metrics import MeasuredParts, make_bookkeeper_metric_names
 
     plan = memory.plan(given, numbers, metadata=True)
@@ -388,7 +388,7 @@ async def _bookies(
     voice: StatusOutput,
 ) -> None:
     """Runs a storage process with these bookies; the metadata service is in another process."""
-    from ...runtime.lifecycle import ProcessParts
+    from ...runtime.process import ProcessParts
     from .metrics import MeasuredParts, make_bookkeeper_metric_names
 
     plan = memory.plan(given, numbers, metadata=False)

@@ -145,7 +145,7 @@ class BookieOptions(NamedTuple):
 async def run_bookie(given: BookieOptions, world: World, voice: StatusOutput) -> None:
     """Runs a bookie in this process, until the call is cancelled."""
     from ...bookie.server import Bookie
-    from ...runtime.lifecycle import ProcessParts
+    from ...runtime.process import ProcessParts
     from ..run.metrics import MeasuredParts, make_bookkeeper_metric_names
 
     security = given.security

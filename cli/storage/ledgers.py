@@ -340,7 +340,7 @@ def repair(
         from ...bookie.maintenance.repair import RepairSupervisor
         from ...bookie.server import BookieConfig
         from ...runtime.config import load
-        from ...runtime.lifecycle import ProcessParts
+        from ...runtime.process import ProcessParts
         from ...runtime.tasks import Supervisor
 
         settings = load(BookieConfig, "bookie", file=config, overrides={"data": "-"}).repair

@@ -5,6 +5,7 @@ that adopt those of a topic, for consumers and for producers.
 from __future__ import annotations
 
 import base64
+import io
 import json
 import struct
 from collections.abc import Callable
@@ -12,11 +13,13 @@ from datetime import UTC, date, datetime, time, timedelta
 from enum import Enum
 from typing import Any
 
+from ...proto.errors import InvalidSchema
 from ...proto.schema import NONE_LENGTH, SchemaInfo, SchemaType, join_key_value, split_key_value
 from ..common.checks import WrongMessageType
 from ..common.errors import InvalidMessage
 from .fields import CheckedSchema
-from .schema import BytesSchema, Schema, StringSchema, decode_avro_payload, parse_avro_schema
+from .fields import collect_named_types as collect_named_types
+from .schema import BytesSchema, Schema, StringSchema, decode_avro_payload, fastavro, parse_avro_schema
 
 # --------------------------------------------------------------------------------------------- primitive_schemas
 # Schemas of single values, in the bytes of Pulsar's Java client: big-endian, and times as counts since the epoch.
@@ -417,3 +420,47 @@ class _Checked(PreEncodedSchema):
             _check_json(payload)
         self._by.decode_written(payload, self._told)
         return payload
+
+
+# ------------------------------------------------------------------------------------------------- without a class
+# Encodes and decodes payloads by a topic's schema for programs that have no class of its records: to and from plain
+# values. Used by the Spark connector. An Avro value is what fastavro makes of it.
+
+
+Decode = Callable[[bytes], Any]
+Encode = Callable[[Any], bytes]
+
+
+def parse_avro_definition(info: SchemaInfo) -> Any:
+    """Parses the definition of an AVRO or JSON schema and returns the schema as fastavro parsed it, with full names.
+    Raises InvalidSchema."""
+    try:
+        return fastavro().parse_schema(json.loads(info.data))
+    except RecursionError:
+        raise InvalidSchema(f"the definition of this {info.type.name} schema is too deep") from None
+    except Exception as error:  # fastavro's own kinds, and those of JSON
+        raise InvalidSchema(f"the definition of this {info.type.name} schema is no Avro: {error}") from error
+
+
+def make_avro_decoder(writer: Any, reader: Any = None) -> Decode:
+    """Returns a function that decodes payloads written by the definition `writer` to values of the definition `reader`
+    (None: of `writer`). The function raises InvalidMessage for a payload that does not fit `writer`."""
+    parsed = CheckedSchema(fastavro().parse_schema(writer))
+    own = None if reader is None else fastavro().parse_schema(reader)
+    return lambda payload: decode_avro_payload(payload, parsed, own)
+
+
+def make_avro_encoder(definition: Any) -> Encode:
+    """Returns a function that encodes values by a definition. The function raises InvalidMessage for a value that does
+    not fit."""
+    write, schema = fastavro().schemaless_writer, fastavro().parse_schema(definition)
+
+    def encode(value: Any) -> bytes:
+        out = io.BytesIO()
+        try:
+            write(out, schema, value)
+        except (ValueError, TypeError, KeyError, OverflowError, AttributeError) as error:
+            raise InvalidMessage(f"the value does not fit its Avro schema: {error}") from error
+        return out.getvalue()
+
+    return encode

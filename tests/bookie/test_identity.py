@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from magnetar.bookie.format import cookie as cookie_format
-from magnetar.bookie.format.cookie import Cookie
 from magnetar.bookie.format.journal import crc32c
+from magnetar.bookie.format.mark import Cookie, decode_cookie
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.bookie.store import disk, identity
 from magnetar.bookie.store.identity import DirectoryAtStart, DirectoryVerdict
@@ -277,7 +276,7 @@ async def record_of(cluster: Cluster, bookie: str) -> records.CookieRecord:
 def cookie_of(cluster: Cluster) -> Cookie:
     path = f"{DATA}/{identity.COOKIE}"
     files = cluster.simulation.world(NODE).files
-    return cookie_format.decode(disk.read_file(files, path), path)
+    return decode_cookie(disk.read_file(files, path), path)
 
 
 async def test_directory_of_another_cluster_is_refused(cluster: Cluster, /) -> None:

@@ -12,8 +12,8 @@ from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.server import Broker
 from magnetar.cli.run.metrics import announce_process_ready
 from magnetar.cli.run.servers import connect_metadata, disconnect, run_server, serve_for_ever
-from magnetar.runtime.lifecycle import ProcessParts
 from magnetar.runtime.network import Endpoint, Serving, World
+from magnetar.runtime.process import ProcessParts
 from tests.line_protocol.protocol import LineProtocol
 
 WAIT_S = 60.0

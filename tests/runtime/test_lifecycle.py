@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.lifecycle import PartState, ProcessParts
+from magnetar.runtime.process import PartState, ProcessParts
 
 
 class Log:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from magnetar.bookie.format import cookie, entry_log, index, journal, ledger_index, mark
+from magnetar.bookie.format import entry_log, index, journal, ledger_index, mark
 from magnetar.bookie.format.journal import (
     FILE_HEADER_BYTES,
     DamagedFile,
@@ -288,24 +288,24 @@ def test_ledger_index_can_be_read_on_behind_a_damaged_record() -> None:
 
 
 # ---------------------------------------------------------------------------------------- cookie
-COOKIE = cookie.Cookie("b", "i", ("h:/d",), 2)
-COOKIE_BYTES = cookie.encode(COOKIE)
+COOKIE = mark.Cookie("b", "i", ("h:/d",), 2)
+COOKIE_BYTES = mark.encode_cookie(COOKIE)
 
 
 def test_cookie_is_the_documented_one() -> None:
     body = b'{"bookie":"b","instance":"i","directories":["h:/d"],"starts":2}'
     head = b"MGN-COOK" + struct.pack(">HI", 1, len(body)) + body
     assert head + u32(crc32c(head)) == COOKIE_BYTES
-    assert cookie.decode(COOKIE_BYTES, "c") == COOKIE
+    assert mark.decode_cookie(COOKIE_BYTES, "c") == COOKIE
 
 
 def test_damaged_cookie_is_refused() -> None:
     for wrong in [*cuts(COOKIE_BYTES), COOKIE_BYTES + b"x", *flips(COOKIE_BYTES)]:
         with pytest.raises(DamagedFile):
-            cookie.decode(wrong, "c")
+            mark.decode_cookie(wrong, "c")
 
 
 def test_newer_cookie_says_so() -> None:
     newer = COOKIE_BYTES[:8] + b"\x00\x02" + COOKIE_BYTES[10:-4]
     with pytest.raises(NewerFormat, match=r"note of format version 2; .* upgrade"):
-        cookie.decode(newer + u32(crc32c(newer)), "c")
+        mark.decode_cookie(newer + u32(crc32c(newer)), "c")

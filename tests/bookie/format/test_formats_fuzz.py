@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from magnetar.bookie.format import cookie, entry_log, index, journal, ledger_index, mark
+from magnetar.bookie.format import entry_log, index, journal, ledger_index, mark
 from magnetar.bookie.format import mark as note
 from magnetar.bookie.format.journal import DamagedFile, FileHeader, crc32c, decode_file_header, encode_file_header
 from magnetar.bookie.format.ledger_index import (
@@ -161,7 +161,8 @@ FORMATS = {
     ),
     "ledger index": Format(LEDGERS, lambda data: list(ledger_index.decode_all(data, "l")), FILE),
     "cookie": Format(
-        cookie.encode(cookie.Cookie("b", "i", ("h:/d",), 2)), lambda data: cookie.decode(data, "c"), FILE, sealed_at(-4)
+        mark.encode_cookie(mark.Cookie("b", "i", ("h:/d",), 2)), lambda data: mark.decode_cookie(data, "c"), FILE,
+        sealed_at(-4),
     ),
     "note": Format(
         note.encode_checked_json(b"MGN-MARK", {"a": 1}),

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from magnetar.bookie.format import cookie as cookie_format
-from magnetar.bookie.format.cookie import Cookie
 from magnetar.bookie.format.entry_log import DATA_OFFSET
 from magnetar.bookie.format.journal import RecordType
+from magnetar.bookie.format.mark import Cookie, encode_cookie
 from magnetar.bookie.inspect import indexes, journals, logs, snapshot, summary
 from magnetar.bookie.inspect.snapshot import Damage, Snapshot
 from magnetar.bookie.inspect.summary import render_html
@@ -72,7 +71,7 @@ async def filled(simulation: Simulation, *, closed: bool = True) -> tuple[Store,
     """A store of several logs, with fences and a deleted ledger; its last checkpoint left adds in the journal."""
     files = simulation.world(NODE).files
     store = await open_store(simulation)
-    disk.replace_file(files, DATA, "cookie", cookie_format.encode(Cookie(BOOKIE, "i", ("h:/d",))))
+    disk.replace_file(files, DATA, "cookie", encode_cookie(Cookie(BOOKIE, "i", ("h:/d",))))
     model = Model()
     await load(store, model, random.Random(7), 60)
     await store.delete([3])

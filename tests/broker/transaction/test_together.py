@@ -2,7 +2,7 @@
 
 import asyncio
 
-from magnetar.broker.transaction.together import CoordinatorRequests
+from magnetar.broker.transaction.peers import CoordinatorRequests
 from magnetar.proto.errors import NotOwner, TimedOut
 from magnetar.proto.states import TxnState
 

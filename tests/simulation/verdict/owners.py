@@ -17,9 +17,9 @@ from unittest import mock
 
 from magnetar.broker.transaction.coordinator import RunningCoordinator
 from magnetar.broker.transaction.intents_core import AbortReason, BeginAnswer, EndVerb, HalfMessageEndVerb
+from magnetar.broker.transaction.peers import CoordinatorRequest
 from magnetar.broker.transaction.records_core import Participant, SinkTag
 from magnetar.broker.transaction.state_core import TransactionTable
-from magnetar.broker.transaction.together import CoordinatorRequest
 from magnetar.proto.states import TxnId
 from tests.simulation.security import OWNER, THIEF
 

@@ -34,9 +34,9 @@ from magnetar.broker.common.transactions import Joined, Settlement
 from magnetar.broker.transaction.coordinator import RunningCoordinator
 from magnetar.broker.transaction.intents_core import Result
 from magnetar.broker.transaction.log import CoordinatorLog
+from magnetar.broker.transaction.peers import CoordinatorRequest
 from magnetar.broker.transaction.records_core import AnyRecord, Committed, HalfMessageStored
 from magnetar.broker.transaction.state_core import CoordinatorState
-from magnetar.broker.transaction.together import CoordinatorRequest
 from magnetar.proto.states import TxnId, TxnState
 from magnetar.runtime.sim.world import Simulation
 from tests.simulation.verdict.history import Id
