@@ -3,6 +3,7 @@
 import json
 import stat
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,15 @@ PLANTED = {
     "two words": ('{{"passphrase": "{}", "x": 1}}', 'planted two \\" planted words'),
     "variable": ("MAGNETAR_CLIENT_SECRET={}", "planted-variable-7"), "basic": ("basic {}", "ZXRsOnBsYW50ZWQ="),
     "escaped": (r'{{\"api_key\": \"{}\"}}', "planted-escaped-7"),
+    "option": ("magnetar --password {} -v", "planted-option-7"), "short name": ("pwd={} user=x", "planted-pwd-7"),
+    "comma": ("password=a,{}", "planted-comma-7"), "semicolon": ("password=a;{}", "planted-semicolon-7"),
+    "access key": ("Endpoint=sb://x/;SharedAccessKey={}", "planted-access-7="),
+    "user of a URL": ("https://{}@git.example/x", "planted-user-7"),
+    "at in a URL": ("postgresql://app:a@{}@db/x", "planted-at-7"),
+    "slash in a URL": ("postgresql://app:a/{}@db/x", "planted-slash-7"),
+    "cookie": ("Cookie: magnetar_page_80={}", "planted-cookie-7"),
+    "digest": ("Authorization: Digest {}", "planted-d-7"),
+    "PGPASS": ("PGPASS={}", "planted-pgpass-7"),
 }  # fmt: skip
 
 
@@ -32,6 +42,22 @@ def test_what_looks_like_a_secret_is_blanked_in_any_text(name: str) -> None:
     assert not [part for part in secret.split("\n") if part in found]
     assert found.startswith("before\n")
     assert found.endswith("\nafter 7")
+
+
+def test_a_key_whose_beginning_was_cut_off_is_blanked() -> None:
+    assert redact_text("planted0\nplanted1\n-----END PRIVATE KEY-----\nafter 7") == f"{BLANKED}\nafter 7"
+
+
+@pytest.mark.parametrize("part", ["a", "secret", "-", "secret-", "://a:", "-----BEGIN A PRIVATE KEY-----", "data:",
+                                  "eyJaaaa.aaaa", "password=", "password ", '"', "a:"])  # fmt: skip
+def test_the_work_is_linear_in_the_text(part: str) -> None:
+    def seconds(times: int) -> float:
+        text = part * (times * 20_000 // len(part))
+        begun = time.process_time()
+        redact_text(text)
+        return time.process_time() - begun
+
+    assert min(seconds(16) for _ in range(3)) < 40 * max(0.005, min(seconds(1) for _ in range(3)))
 
 
 def test_values_are_blanked_by_their_names_and_the_document_stays_one() -> None:
