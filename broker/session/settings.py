@@ -86,6 +86,8 @@ def parse_setting_value(name: str, text: str) -> dict[str, Any]:
         words = _words_of(get_type_hints(kind)[ours])
         reason = f"{name} is one of {', '.join(words)}, not {text[:100]!r}" if words else str(error)
         raise InvalidRequest(reason) from error
+    if getattr(found, ours) is None:
+        raise InvalidRequest(f"{name} has no value: to remove it, magnetar brokers delete-dynamic-config --config …")
     return {ours: getattr(found, ours)}
 
 

@@ -253,7 +253,7 @@ class DeadLetters:
     function that schedules the delivery of the subscription."""
 
     __slots__ = (
-        "_clock", "_cursor", "_dispatcher", "_forward", "_incarnation", "_log", "_loop", "_message",
+        "_clock", "_cursor", "_dispatcher", "_forward", "_incarnation", "_log", "_loop", "_message", "_started_ms",
         "_store", "_subscription", "_tasks", "_timer", "_topic", "_wake", "applied", "held", "letters",
     )  # fmt: skip
 
@@ -270,6 +270,7 @@ class DeadLetters:
         self._store = store
         self._dispatcher = dispatcher
         self._clock = clock
+        self._started_ms = clock.wall_ms() - clock.monotonic() * 1000
         self._topic, self._incarnation = topic, incarnation
         self.applied = applied  # `Subscription.apply` changes it
         self._forward = forward
@@ -279,8 +280,13 @@ class DeadLetters:
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         if cursor.counts:
-            self._move_soon(self.held.restore(cursor.counts, self._policy(), clock.wall_ms()))
+            self._move_soon(self.held.restore(cursor.counts, self._policy(), self._now_ms()))
             self._arm()
+
+    def _now_ms(self) -> int:
+        """Returns the time of day at the start of this object plus the time since then (ms since the epoch): a wall
+        clock that is set back must not hold anything back longer."""
+        return int(self._started_ms + self._clock.monotonic() * 1000)
 
     def _policy(self) -> DeadLetterPolicy:
         """Returns the policy that is in force now."""
@@ -303,7 +309,7 @@ class DeadLetters:
     def on_entries_given_back(self, positions: Sequence[Position], *, at_once: bool = False) -> None:
         """Called before the dispatcher takes back the entries at `positions`: counts a redelivery of each, and holds
         each back for its back-off or as a dead letter. `at_once`: holds back only dead letters."""
-        policy, now_ms = self._policy(), self._clock.wall_ms()
+        policy, now_ms = self._policy(), self._now_ms()
         counted = [position for position in positions if not self._cursor.is_done(position)]
         for position in counted:
             times = self._cursor.redelivery_count(position) + 1
@@ -341,7 +347,7 @@ class DeadLetters:
 
     def _release(self) -> None:
         """Makes the entries deliverable whose back-off is over."""
-        due = self.held.take_due(self._clock.wall_ms())
+        due = self.held.take_due(self._now_ms())
         if due:
             self._dispatcher.add_entries_released(due)
             self._wake()
@@ -354,7 +360,7 @@ class DeadLetters:
             self._timer = None
         next_ms = self.held.next_due_ms
         if next_ms is not None:
-            wait_s = max(0.0, (next_ms - self._clock.wall_ms()) / 1000)
+            wait_s = max(0.0, (next_ms - self._now_ms()) / 1000)
             self._timer = self._loop.call_later(wait_s, self._release)
 
     # ------------------------------------------------------------------ dead letters

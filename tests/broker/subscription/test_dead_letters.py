@@ -1,7 +1,9 @@
 """Dead letters by the server, for clients that know nothing of them: counted, held back, moved, and never too early."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from magnetar.proto.entry import decode_batch, parse_header, split_broker_part
 from magnetar.proto.errors import Unavailable
 from magnetar.proto.names import TopicName
 from magnetar.proto.policies import Policies
+from magnetar.runtime.clock import SystemClock
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster, payloads_of
 
 TOPIC = "persistent://public/default/orders"
@@ -207,6 +210,26 @@ async def test_the_ladder_holds_a_message_back_and_it_comes_by_itself(tmp_path: 
         assert len(held) == 1
         await moved.ack(wire.Delivery(ledger_id=first.ledger_id, entry_id=0))
         assert not len(held), "an acknowledgement ends it"
+
+
+@pytest.mark.parametrize("step_s", [-3600, 3600])
+async def test_a_wall_clock_that_is_set_anew_changes_no_back_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_s: int
+) -> None:
+    wall_ms, steps_ms = SystemClock.wall_ms, [0]
+    monkeypatch.setattr(SystemClock, "wall_ms", lambda clock: wall_ms(clock) + steps_ms[0])
+    async with cluster(tmp_path, dead_letter_max_redeliver_count=9, dead_letter_backoff_s=(2.0,)) as running:
+        await filled(running, 1)
+        mine = await consumer(running)
+        given_back_s = time.monotonic()
+        give_back(mine, await mine.receive())
+        held = running.brokers[0].topics[TOPIC].find_subscription("s").dispatcher.held
+        async with asyncio.timeout(10):
+            while (held.next_due_ms or inf) > time.time() * 1000 + 10_000:  # noqa: ASYNC110 - until its count is stored
+                await asyncio.sleep(0.01)
+        steps_ms[0] = step_s * 1000
+        assert (await mine.receive()).redelivery_count == 1
+        assert time.monotonic() - given_back_s > 1.9
 
 
 async def test_a_subscription_may_have_a_policy_of_its_own_and_exclusive_ones_have_none(running: Cluster) -> None:
