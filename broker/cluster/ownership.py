@@ -51,7 +51,8 @@ import asyncio
 import logging
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -164,6 +165,7 @@ class Ownership:
         self._moves: SharedCallsByKey[str, BrokerRecord] = SharedCallsByKey()
         self._registering = asyncio.Lock()
         self.lost = False
+        self.leaving = 0  # bundles that are being given up: their topics close
 
     async def register_broker(self) -> None:
         """Registers this broker in the metadata, so that other brokers and clients can find it."""
@@ -300,6 +302,13 @@ class Ownership:
         chosen = self._placement.choose_broker(path, able, self._now())
         return self.me if chosen is not None and chosen.name == self.me.name else chosen
 
+    async def has_heirs(self) -> bool:
+        """Returns whether the group has another broker that may get bundles."""
+        return any(
+            each.group == self.me.group and each.name != self.me.name and not each.draining
+            for each in await list_brokers(self._store)
+        )
+
     async def _write_owner(self, path: str, owner: BrokerRecord, version: int) -> bool:
         """Makes the owner record, in place of the one of that version (ABSENT: there is none). Returns False if another
         broker changed the record before, or if it is not known whether the record is written."""
@@ -361,9 +370,18 @@ class Ownership:
             await run_to_end(self._release(path, unload))
 
     async def _release(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:
+        with self._leave(path):
+            await unload()
+            await self._store.commit([Delete(path)])
+
+    @contextmanager
+    def _leave(self, path: str) -> Iterator[None]:
         self._owned.pop(path, None)
-        await unload()
-        await self._store.commit([Delete(path)])
+        self.leaving += 1
+        try:
+            yield
+        finally:
+            self.leaving -= 1
 
     async def move_bundle(self, path: str, heir: BrokerRecord, unload: Callable[[], Awaitable[None]]) -> None:
         """Gives one bundle to the broker `heir`, in the order that the head of this module gives. `unload` closes the
@@ -372,11 +390,11 @@ class Ownership:
             await run_to_end(self._move(path, heir, unload))
 
     async def _move(self, path: str, heir: BrokerRecord, unload: Callable[[], Awaitable[None]]) -> None:
-        self._owned.pop(path, None)
-        await unload()
-        found = await get_record(self._store, path, OwnerRecord)
-        if found is not None and found[0].broker == self.me.name:  # else another has it: the session was lost meanwhile
-            await self._write_owner(path, heir, found[1])
+        with self._leave(path):
+            await unload()
+            found = await get_record(self._store, path, OwnerRecord)
+            if found is not None and found[0].broker == self.me.name:  # else another has it: the session was lost
+                await self._write_owner(path, heir, found[1])
 
     @property
     def owner_record_paths(self) -> list[str]:

@@ -135,6 +135,9 @@ MOVED_AT_ONCE = 4
 """Bundles that are given away at a time: more would share the processor and the disk, and each pause would be longer.
 """
 
+ORDER_LOOK_S = 1.0
+"""Seconds after which a drain looks whether its order still stands: a read of the metadata."""
+
 SKIP_TRIES = 5
 """Attempts of a call that skips lost entries: it fails if a load that had begun before, or another broker, changes the
 topic's list of ledgers."""
@@ -321,8 +324,12 @@ class TopicManager:
 
     @property
     def owned_bundle_count(self) -> int:
-        """Returns how many bundles and transaction coordinators this broker owns, in sum."""
-        return len(self._session.ownership.owner_record_paths) if self._session is not None else 0
+        """Returns how many bundles and transaction coordinators this broker owns, in sum, with those whose topics are
+        closing because they are given up."""
+        if self._session is None:
+            return 0
+        ownership = self._session.ownership
+        return len(ownership.owner_record_paths) + ownership.leaving
 
     @property
     def has_session(self) -> bool:
@@ -388,20 +395,30 @@ class TopicManager:
         await session.close()
 
     # ------------------------------------------------------------------ drain
-    async def drain(self) -> int:
+    async def drain(self, *, ordered: bool = False) -> int:
         """Registers this broker as draining, and moves its bundles to the other brokers of its group, a few at a time.
         Returns the number of bundles and coordinators that this broker still owns. If the group has no other broker,
-        this broker keeps all of its bundles. May be called again."""
+        this broker keeps all of its bundles. May be called again. `ordered`: an operator ordered the drain, so that it
+        stops within ORDER_LOOK_S seconds after the order was removed."""
         session = self._open()
         if not session.settled:
             raise Unavailable(_UNSETTLED)
         ownership, turns = session.ownership, asyncio.Semaphore(MOVED_AT_ONCE)
         await ownership.set_draining(True)
+        if not await ownership.has_heirs():
+            return len(ownership.owner_record_paths)
+        clock = self.world.clock
+        looked_s, stands = clock.monotonic(), True
 
         async def move(path: str) -> None:
+            nonlocal looked_s, stands
             async with turns:
                 try:
-                    await self._move(session, path)
+                    if ordered and stands and clock.monotonic() - looked_s >= ORDER_LOOK_S:
+                        looked_s = clock.monotonic()
+                        stands = await self._is_ordered_to_drain(session.metadata)
+                    if stands:
+                        await self._move(session, path)
                 except MagnetarError as error:
                     if self._throttle.should_log(error):
                         _LOG.warning("%s is not given away: %s", path, error)
@@ -420,7 +437,7 @@ class TopicManager:
             if not self._ordered_to_drain:
                 _LOG.info("ordered to drain: bundles are given to other brokers until 'magnetar brokers undrain'")
             self._ordered_to_drain = True
-            await self.drain()
+            await self.drain(ordered=True)
         elif self._ordered_to_drain:
             await self.end_drain()
             self._ordered_to_drain = False

@@ -154,8 +154,18 @@ class Administration:
                 await self.delete_topic(TopicName.parse(topic), force=True)
         elif in_memory:
             raise Busy(f"namespace {name} has non-persistent topics in use; delete them first, or use force")
+        if not await catalog.list_topics(name, partitions=False):
+            await self._release_empty_bundles(name)
         await catalog.delete_namespace(name)
         await self._broker.schemas.delete_namespace_schemas(name)
+
+    async def _release_empty_bundles(self, name: NamespaceName) -> None:
+        """Makes each broker give up its bundles of a namespace without topics, which would be owned, and moved by each
+        drain, long after the namespace. A broker that does not answer keeps them until its session ends."""
+        try:
+            await self.unload_namespace(name, here=False)
+        except MagnetarError as error:
+            _LOG.info("bundles of namespace %s, which is being deleted, are not given up: %s", name, error)
 
     async def unload_namespace(self, name: NamespaceName, bundle: str = "", *, here: bool) -> Unloaded:
         """Unloads the topics of one bundle of a namespace; of all of its bundles if `bundle` is empty. `here`: only at

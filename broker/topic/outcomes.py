@@ -384,8 +384,9 @@ class OutcomesLedger:
                 self._entries = self._bytes = 0
                 done = True
         finally:
-            if not done:
+            if not done:  # cancelled: which entries are in the ledger is not known
                 core.changed |= changed
+                self._entries = -1
         self._rows = rows
         self._entries += len(entries)
         self._bytes += sum(map(len, entries))
@@ -394,7 +395,8 @@ class OutcomesLedger:
 
     @property
     def _full(self) -> bool:
-        return self._entries >= self._config.cursor_roll_entries or self._bytes >= self._config.cursor_roll_bytes
+        config = self._config
+        return not 0 <= self._entries < config.cursor_roll_entries or self._bytes >= config.cursor_roll_bytes
 
     def _plan(
         self, position: Position, known: dict[int, OutcomesPartPlace], changed: set[int], first: int
@@ -444,7 +446,8 @@ class OutcomesLedger:
         try:
             async with asyncio.timeout(self._config.close_timeout_s):
                 lags = self.core.version > self.version or self.position != self._log.shape.last_confirmed
-                if lags and self._log.state is TopicState.CLOSED and self._ledger.is_writable:
+                is_writable = self._ledger.is_writable and self._entries >= 0
+                if lags and self._log.state is TopicState.CLOSED and is_writable:
                     self._ledger.sequence += 1
                     plan = self._plan(self._log.shape.last_confirmed, self._rows, self.core.changed, self._entries)
                     await self._ledger.append(plan[0])

@@ -3,6 +3,7 @@ the bundle can be taken and nothing acknowledged is lost."""
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 import magnetar.asyncio as magnetar
 from magnetar.admin import AdminClient
 from magnetar.broker import server
+from magnetar.broker.log import snapshot_ledger
+from magnetar.broker.node import topic_manager
 from magnetar.broker.server import Broker
 from magnetar.broker.topic import topic as topic_module
 from magnetar.broker.topic.topic import LAST_ACKS_S, Topic
@@ -299,6 +302,124 @@ async def test_a_drain_that_is_ended_half_way_gives_away_what_it_has_begun_with(
     assert not first.topic_manager.own_broker_record.draining
     assert await second.topic_manager.drain() == 0
     assert await until_served(running, second) is first
+
+
+async def test_a_bundle_counts_until_its_topics_are_closed(monkeypatch: pytest.MonkeyPatch, running: Cluster) -> None:
+    first, second = await two(running)
+    closing, may, close = asyncio.Event(), asyncio.Event(), first.topics[TOPIC].log.close
+
+    async def slow() -> None:
+        closing.set()
+        await may.wait()
+        await close()
+
+    monkeypatch.setattr(first.topics[TOPIC].log, "close", slow)
+    draining = asyncio.create_task(first.topic_manager.drain())
+    await closing.wait()
+    async with AdminClient(f"magnetar://{second.endpoint}") as admin:
+        (found,) = [each for each in await admin.brokers() if each.name == "first"]
+        assert (found.draining, found.bundles) == (True, 1), "what `drain --wait` waits for"
+        may.set()
+        assert await draining == 0
+        (found,) = [each for each in await admin.brokers() if each.name == "first"]
+        assert found.bundles == 0
+
+
+async def test_a_drain_stops_where_it_is_when_its_order_is_removed(
+    monkeypatch: pytest.MonkeyPatch, running: Cluster
+) -> None:
+    monkeypatch.setattr(server, "ORDERS_LOOK_S", 0.05)
+    monkeypatch.setattr(topic_manager, "ORDER_LOOK_S", 0.0)
+    first = await running.add_broker(name="first", share_group="all")
+    for number in range(30):
+        await first.topic_manager.find_owner(TopicName.parse(f"persistent://public/default/n{number}"))
+    second = await running.add_broker(name="second", share_group="all")
+    ownership, move = first.topic_manager._open().ownership, first.topic_manager._move
+    begun, may = asyncio.Event(), asyncio.Event()
+
+    async def slow(*arguments: Any) -> None:
+        begun.set()
+        await may.wait()
+        await move(*arguments)
+
+    monkeypatch.setattr(first.topic_manager, "_move", slow)
+    owned = len(ownership.owner_record_paths)
+    async with AdminClient(f"magnetar://{second.endpoint}") as admin:
+        await admin.drain_broker("first")
+        await begun.wait()
+        await admin.undrain_broker("first")
+        may.set()
+        async with asyncio.timeout(10):
+            while ownership.me.draining:  # noqa: ASYNC110 - the loop that follows orders tells nobody
+                await asyncio.sleep(0.02)
+    assert len(ownership.owner_record_paths) == owned - topic_manager.MOVED_AT_ONCE
+
+
+async def test_the_last_broker_of_a_group_keeps_its_bundles_and_reads_the_brokers_once(
+    monkeypatch: pytest.MonkeyPatch, running: Cluster
+) -> None:
+    first = await running.add_broker(name="first", share_group="all")
+    for number in range(20):
+        await first.topic_manager.find_owner(TopicName.parse(f"persistent://public/default/n{number}"))
+    ownership, reads = first.topic_manager._open().ownership, list[str]()
+    get = ownership._store.get
+
+    async def counted(path: str) -> Any:
+        reads.append(path)
+        return await get(path)
+
+    monkeypatch.setattr(ownership._store, "get", counted)
+    assert await first.topic_manager.drain() == len(ownership.owner_record_paths) > 1
+    assert len(reads) < 5
+
+
+async def test_bundles_of_a_deleted_namespace_are_owned_by_nobody(running: Cluster) -> None:
+    first, second = await two(running)
+    async with AdminClient(f"magnetar://{second.endpoint}") as admin:
+        owned = [len(each.topic_manager._open().ownership.owner_record_paths) for each in (first, second)]
+        await admin.create_namespace("public/short")
+        for number in range(8):
+            await admin.create_topic(f"public/short/t{number}")
+            await first.topic_manager.find_owner(TopicName.parse(f"persistent://public/short/t{number}"))
+        more = [len(each.topic_manager._open().ownership.owner_record_paths) for each in (first, second)]
+        assert sum(more) > sum(owned)
+        await admin.delete_namespace("public/short", force=True)
+    assert [len(each.topic_manager._open().ownership.owner_record_paths) for each in (first, second)] == owned
+
+
+async def test_a_drain_while_outcomes_are_written_leaves_a_snapshot_that_the_next_owner_reads(
+    monkeypatch: pytest.MonkeyPatch, running: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = await two(running)
+    sent, append = asyncio.Event(), snapshot_ledger.append_and_wait
+
+    async def slow(writer: Any, entries: Any) -> None:
+        appended = [writer.append(each) for each in entries]
+        sent.set()
+        await asyncio.sleep(0.3)
+        await appended[-1]
+
+    async with magnetar.Client(f"magnetar://{first.endpoint},{second.endpoint}") as client:
+        producer = await client.create_producer(TOPIC)
+
+        async def aborted() -> None:
+            txn = await client.transaction()
+            await producer.send(b"a", txn=txn)
+            await txn.abort()
+
+        await aborted()
+        outcomes: Any = first.topics[TOPIC].transactions
+        async with asyncio.timeout(10):
+            while not outcomes._ledger.writes:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.02)
+        monkeypatch.setattr(snapshot_ledger, "append_and_wait", slow)
+        await aborted()
+        await asyncio.wait_for(sent.wait(), 10)
+        monkeypatch.setattr(snapshot_ledger, "append_and_wait", append)
+        with caplog.at_level(logging.ERROR):
+            assert await first.topic_manager.drain() == 0
+            await producer.send(b"after")
+    assert not [each for each in caplog.records if "cannot be used" in each.getMessage()]
 
 
 async def test_a_close_on_pulsars_protocol_has_the_address_of_the_next_broker(running: Cluster) -> None:
