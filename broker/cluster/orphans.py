@@ -17,7 +17,8 @@ Safety. Ledgers are listed before the records are read, so a ledger that is crea
 Any read that fails ends the search, and nothing is deleted. A number anywhere in a record counts as
 a reference (snapshots, buckets and compacted ledgers included), and a ledger with other properties is never touched, so
 that unknown kinds of ledgers are safe. `age_s` is far longer than a broker that created a ledger needs to list it or
-lose its session. Guarding tests: tests/broker/cluster/test_orphans.py.
+lose its session. As that is measured by two clocks, the sweep of a broker deletes only what it saw as an orphan `age_s`
+before, too (`TopicManager.delete_orphans_if_first_broker`). Guarding tests: tests/broker/cluster/test_orphans.py.
 """
 
 from __future__ import annotations

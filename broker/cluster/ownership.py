@@ -50,6 +50,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -94,6 +95,12 @@ _LOG = logging.getLogger("magnetar.broker")
 
 
 R = TypeVar("R", bound=Record)
+_RANDOM_NAME = re.compile(r"broker-[0-9a-f]{8}")
+
+
+def make_random_broker_name(rng: random.Random) -> str:
+    """Returns a name for a broker whose configuration has none."""
+    return f"broker-{rng.randbytes(4).hex()}"
 
 
 async def list_brokers(store: MetadataStore) -> list[BrokerRecord]:
@@ -111,8 +118,10 @@ async def list_drain_orders(store: MetadataStore) -> list[DrainRecord]:
 
 
 async def order_drain(store: MetadataStore, broker: BrokerRecord, now_ms: int) -> None:
-    """Stores the order that the broker drains. The order is in force until `cancel_drain`. Idempotent."""
-    order = DrainRecord(broker=broker.name, endpoint=broker.endpoint, since_ms=now_ms)
+    """Stores the order that the broker drains. The order is in force until `cancel_drain`. Idempotent. Only a broker
+    with a random name is found again by its address: another one may get the address of a named one that is gone."""
+    endpoint = broker.endpoint if _RANDOM_NAME.fullmatch(broker.name) else ""
+    order = DrainRecord(broker=broker.name, endpoint=endpoint, since_ms=now_ms)
     await update_record(store, paths.draining(broker.name), DrainRecord, lambda found: found or order)
 
 

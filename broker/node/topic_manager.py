@@ -53,6 +53,7 @@ from ..cluster.ownership import (
     list_bookies,
     list_brokers,
     list_drain_orders,
+    make_random_broker_name,
 )
 from ..cluster.policy_cache import PolicyCache, TopicWatcher
 from ..cluster.schema_registry import SchemaRegistry
@@ -231,7 +232,7 @@ class TopicManager:
         self.state = BrokerStateMemory(config, world.clock, self.cache, self.memory)
         self.publish_seconds = Histogram(SECONDS)  # of each entry of any topic: from arrival to confirmation
         self.slow_publishes = SlowPublishLog(world.clock, config.slow_publish_s)
-        self.name = config.name or f"broker-{world.rng.randbytes(4).hex()}"
+        self.name = config.name or make_random_broker_name(world.rng)
         self.endpoint = ""  # where clients reach this broker
         self.internal_producer = InternalProducer(world, lambda: self.endpoint)
         self.loaded: dict[str, Topic] = {}
@@ -244,6 +245,7 @@ class TopicManager:
         self.heirs: dict[str, BrokerRecord] = {}  # brokers that got bundles of this one, by endpoint
         self._moved: dict[str, BrokerRecord] = {}  # who got the topics that were loaded here, by full name
         self._ordered_to_drain = False
+        self._orphans_since_s: dict[int, float] = {}  # when this process first saw each as an orphan
         self._session: _OwnershipSession | None = None
         self.access = Authorizer(
             world.clock, lambda name: self._open().grants.get_rights(name),
@@ -843,10 +845,17 @@ class TopicManager:
 
     async def delete_orphans_if_first_broker(self) -> None:
         """Deletes the orphans of the cluster if this broker is the first one by name. All brokers call this method, and
-        one of them is enough."""
+        one of them is enough. Deletes only what this process saw as an orphan `orphan_age_s` ago: the age of a ledger
+        is by the clock of the broker that created it, which may be wrong, and so may this one."""
         names = sorted(each.name for each in await self.list_brokers())
-        if names[:1] == [self.name]:
-            await self.find_orphans(remove=True)
+        if names[:1] != [self.name]:
+            return
+        found, _ = await self.find_orphans(remove=False)
+        session, now_s = self._open(), self.world.clock.monotonic()
+        self._orphans_since_s = {o.ledger_id: self._orphans_since_s.get(o.ledger_id, now_s) for o in found.orphans}
+        old_s = now_s - self.config.orphan_age_s
+        old = [each for each in found.orphans if self._orphans_since_s[each.ledger_id] <= old_s]
+        await delete_orphans(session.metadata, session.ledgers, old)
 
     @property
     def is_blocking_producers(self) -> bool:

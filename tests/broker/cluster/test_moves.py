@@ -540,6 +540,18 @@ async def test_a_broker_with_a_random_name_finds_its_order_again_by_its_address(
             await told_of(running, two, again.name, lambda found: not found.draining)
 
 
+async def test_the_order_for_a_broker_with_a_name_is_no_order_for_who_gets_its_address(running: Cluster) -> None:
+    first, second = await two(running)
+    async with AdminClient(f"magnetar://{second.endpoint}") as admin:
+        await admin.drain_broker("first")
+    listen = first.endpoint
+    await first.close()
+    fresh = await running.add_broker(share_group="all", listen=listen)
+    await fresh.topic_manager.apply_drain_request()
+    assert fresh.topic_manager.own_broker_record is not None
+    assert not fresh.topic_manager.own_broker_record.draining
+
+
 STEPS = ("owned no more", "topics closed", "committed")
 
 

@@ -1,5 +1,7 @@
 """Ledgers that nobody refers to go, safely; ledgers that are gone are said."""
 
+import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +13,7 @@ from magnetar.metadata.store import Delete, Put, get_record, put_record
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import LedgerFenced, LedgerNotFound, MagnetarError, Unavailable
 from magnetar.proto.names import TopicName
-from tests.support.cluster import Cluster, TestConsumer, TestProducer
+from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
 TOPIC = "persistent://public/default/t"
 HOUR_MS = 3_600_000
@@ -77,6 +79,21 @@ async def test_a_ledger_of_a_topics_own_state_is_an_orphan_only_while_no_record_
     assert await find_orphans(metadata, late_ms, 3600) == ([], [])
     assert await delete_orphans(metadata, ledgers, found.orphans, unexplained=True) == []
     await ledgers.close()
+
+
+async def test_a_sweep_with_a_wrong_clock_deletes_nothing_that_it_has_not_seen_before(tmp_path: Path) -> None:
+    async with cluster(tmp_path, orphan_age_s=0.3) as running:
+        await used(running)
+        ledgers, manager = client(running), running.brokers[0].topic_manager
+        left = await ledgers.create(properties={"topic": TOPIC})
+        await asyncio.sleep(0.35)  # old, as far as the wall clocks say
+        await manager.delete_orphans_if_first_broker()
+        assert (await ledgers.read_record(left.ledger_id)).ledger_id == left.ledger_id
+        await asyncio.sleep(0.35)
+        await manager.delete_orphans_if_first_broker()
+        with pytest.raises(LedgerNotFound):
+            await ledgers.read_record(left.ledger_id)
+        await ledgers.close()
 
 
 async def test_whoever_still_writes_an_orphan_can_confirm_nothing_after_it_went(running: Cluster) -> None:
