@@ -89,7 +89,7 @@ class Usage:
         for pid in _with_descendants(self.pid, self._apart) if self._tree else [self.pid]:
             try:
                 status = dict(line.split(":", 1) for line in _proc(pid, "status").splitlines() if ":" in line)
-                used = {"cpu_s": _cpu_s(pid)}
+                used = {"cpu_s": read_cpu_s(pid)}
             except OSError:
                 continue
             for name, field_ in (("peak_rss_mb", "VmHWM"), ("rss_mb", "VmRSS")):
@@ -114,7 +114,7 @@ def _proc(pid: int, name: str) -> str:
     return Path(f"/proc/{pid}/{name}").read_text()
 
 
-def _cpu_s(pid: int) -> float:
+def read_cpu_s(pid: int) -> float:
     fields = _proc(pid, "stat").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -3,21 +3,25 @@
 The value is the median of the seconds from the start of the command to its end, of RUNS. The cluster has a metadata
 service, BOOKIES bookies and BROKERS brokers; half of the topics are in a namespace of their own, each with a
 subscription. In the detail the same of `magnetar namespaces stats` of that namespace, of `magnetar tenants list`, which
-is the start of a command and one small answer, and of the command's help, which asks nobody.
+is the start of a command and one small answer, and of the command's help, which asks nobody. Of each also the processor
+time: `…_command_cpu_s` of the command, `…_brokers_cpu_s` of all brokers and the metadata service, with their own work
+meanwhile. On a machine with other work it is the processor time that can be compared.
 """
 
 from __future__ import annotations
 
 import asyncio
+import resource
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from .harness import Options, Run, progress
+from .harness import Options, Run, progress, read_cpu_s
 
 TOPICS = 10_000
 BOOKIES, BROKERS = 5, 4
@@ -35,13 +39,14 @@ def status(options: Options) -> Run:
         with Cluster(Path(directory), bookies=BOOKIES, brokers=BROKERS) as running:
             asyncio.run(_made(running.url, count))
             url = running.url.partition(",")[0]
-            run = Run(_median_s("status", "--url", url, codes=(0, 1)))
-            run.detail = {
-                "topics": count,
-                "namespace_stats_s": _median_s("namespaces", "stats", NAMESPACE, "--url", url),
-                "tenants_list_s": _median_s("tenants", "list", "--url", url),
-                "help_s": _median_s("--help"),
-            }
+            servers = [running.metadata.pid, *(broker.pid for broker in running.brokers)]
+            detail: dict[str, float] = {"topics": count}
+            asked = "--url", url
+            detail |= _medians("status", servers, "status", *asked, codes=(0, 1))
+            detail |= _medians("namespace_stats", servers, "namespaces", "stats", NAMESPACE, *asked)
+            detail |= _medians("tenants_list", servers, "tenants", "list", *asked)
+            detail |= _medians("help", servers, "--help")
+            run = Run(detail.pop("status_s"), detail=detail)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     return run
@@ -65,12 +70,22 @@ async def _made(url: str, count: int) -> None:
         progress(f"status: {count:,} topics made in {time.perf_counter() - began:.1f} s")
 
 
-def _median_s(*arguments: str, codes: tuple[int, ...] = (0,)) -> float:
-    """Returns the median of the seconds that the command takes."""
-    command, took = [sys.executable, "-m", "magnetar.cli.main", *arguments], list[float]()
+def _medians(name: str, servers: Sequence[int], *arguments: str, codes: tuple[int, ...] = (0,)) -> dict[str, float]:
+    """Returns the medians of the seconds that the command takes, and of the processor time of it and of the processes
+    `servers`."""
+    command = [sys.executable, "-m", "magnetar.cli.main", *arguments]
+    took: dict[str, list[float]] = {"_s": [], "_command_cpu_s": [], "_brokers_cpu_s": []}
     for _ in range(RUNS + 1):  # the first fills the caches of the system
-        began = time.perf_counter()
+        served, own, began = sum(map(read_cpu_s, servers)), _children_cpu_s(), time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        took.append(time.perf_counter() - began)
+        took["_s"].append(time.perf_counter() - began)
+        took["_command_cpu_s"].append(_children_cpu_s() - own)
+        took["_brokers_cpu_s"].append(sum(map(read_cpu_s, servers)) - served)
         assert done.returncode in codes, done.stderr
-    return round(statistics.median(took[1:]), 3)
+    return {name + figure: round(statistics.median(each[1:]), 3) for figure, each in took.items()}
+
+
+def _children_cpu_s() -> float:
+    """Returns the processor time of the processes that this one has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

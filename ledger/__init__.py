@@ -6,11 +6,31 @@ Decisions are in the modules `*_core` (pure): `pending` decides which bookies st
 placement_core.py which bookies a ledger gets, `writer`, `reader`, `recovery`, and `metadata` which transitions of the
 record are allowed. The drivers carry them out: `handle` the writer, `reader`, `recovery`, `bookies` the table of
 registered bookies and the connections, `client` the entry point to all of it.
+
+The names are imported when they are first read: a command that asks a bookie needs its format alone.
 """
 
-from .client import LedgerClient
-from .config import LedgerConfig
-from .handle import LedgerEnd, LedgerWriter
-from .reader import LedgerEntry, LedgerReader
+from __future__ import annotations
 
-__all__ = ["LedgerClient", "LedgerConfig", "LedgerEnd", "LedgerEntry", "LedgerReader", "LedgerWriter"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .client import LedgerClient as LedgerClient
+    from .config import LedgerConfig as LedgerConfig
+    from .handle import LedgerEnd as LedgerEnd
+    from .handle import LedgerWriter as LedgerWriter
+    from .reader import LedgerEntry as LedgerEntry
+    from .reader import LedgerReader as LedgerReader
+
+_PLACE_OF = {
+    "LedgerClient": "client", "LedgerConfig": "config", "LedgerEnd": "handle", "LedgerEntry": "reader",
+    "LedgerReader": "reader", "LedgerWriter": "handle",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f".{_PLACE_OF[name]}", __name__), name)
+    return value

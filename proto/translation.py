@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -65,7 +65,7 @@ def make_reply_message(kind: type[Message], value: object, field: str = "") -> M
 
 def _plain(value: Any) -> Any:
     """Converts a value to what the constructor of a message accepts."""
-    if type(value) in _PLAIN:
+    if type(value) in _PLAIN or isinstance(value, Enum):
         return value
     if isinstance(value, SchemaInfo):
         return wire.SchemaInfo(type=value.type, data=value.data, name=value.name, properties=value.properties)
@@ -82,11 +82,20 @@ def _plain(value: Any) -> Any:
         plain = {each.name: getattr(value, each.name) for each in fields(value) if each.name != "auto_topic_creation"}
         return {**plain, "auto_topic_creation_off": off}
     if is_dataclass(value):
-        return {
-            name: each if type(each := getattr(value, name)) in _PLAIN else _plain(each)
-            for name, _, _ in _shape_of(cast(type, type(value)))
-        }
+        shape, read = _reader_of(cast(type, type(value)))
+        return {  # a field that has no presence is not set to zero: most fields of thousands of topics are zero
+            name: each if type(each) in _PLAIN else _plain(each)
+            for (name, hint, _), each in zip(shape, read(value), strict=True) if each or hint not in _PLAIN
+        }  # fmt: skip
     return value
+
+
+@cache
+def _reader_of(kind: type) -> tuple[tuple[tuple[str, Any, bool], ...], Callable[[Any], tuple[Any, ...]]]:
+    """Returns the shape of a dataclass, and the function that reads all fields of one at once."""
+    shape = _shape_of(kind)
+    names = [name for name, _, _ in shape]
+    return shape, attrgetter(*names) if len(names) > 1 else lambda value: tuple(getattr(value, name) for name in names)
 
 
 # ------------------------------------------------------------------------------------ from messages
@@ -146,17 +155,31 @@ def _make_maker(kind: Any, found: Any) -> Callable[[Any], Any]:
     shape = _shape_of(kind)
     read = attrgetter(*(name for name, _, _ in shape), "DESCRIPTOR")  # of one name it would make no tuple
     others = [
-        (at, name, hint, optional) for at, (name, hint, optional) in enumerate(shape)
+        (at, name, _converter(hint), optional) for at, (name, hint, optional) in enumerate(shape)
         if hint not in _PLAIN or type(getattr(found, name)) is not hint
     ]  # fmt: skip
 
     def make(found: Any) -> Any:
         values = list(read(found)[:-1])
-        for at, name, hint, optional in others:
-            values[at] = None if optional and not found.HasField(name) else _value(hint, values[at])
+        for at, name, convert, optional in others:
+            values[at] = None if optional and not found.HasField(name) else convert(values[at])
         return kind(*values)
 
     return make
+
+
+def _converter(hint: Any) -> Callable[[Any], Any]:
+    """Returns the function that converts fields to type `hint`, as `_value` does, but decides once how."""
+    kind = get_args(hint)[0] if get_origin(hint) is UnionType else hint
+    if kind is Position:
+        return lambda found: Position(found.ledger_id, found.entry_id)
+    if get_origin(kind) is tuple:
+        item = get_args(kind)[0]
+        return lambda found: tuple([_value(item, each) for each in found]) if found else ()
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        known = {each.value: each for each in kind}
+        return lambda found: known[found] if found in known else kind(found)
+    return partial(_value, hint)
 
 
 @cache

@@ -122,7 +122,12 @@ def bundle_name_of_topic(topic: TopicName, bundles: int) -> str:
 
 def bundle_number_of_topic(topic: TopicName, bundles: int) -> int:
     """Returns the number of the bundle to which the topic belongs, in a namespace with `bundles` bundles."""
-    return crc32(topic.full.encode()) * bundles // HASHES
+    return bundle_number_of_name(topic.full, bundles)
+
+
+def bundle_number_of_name(full: str, bundles: int) -> int:
+    """Returns the number of the bundle to which the topic with the full name `full` belongs."""
+    return crc32(full.encode()) * bundles // HASHES
 
 
 @lru_cache(maxsize=BUNDLES_MAX)

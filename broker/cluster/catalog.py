@@ -216,9 +216,9 @@ class Catalog:
         ]
         found, turns = list[str](), EventLoopSlices(self._world.clock)
         for local in stored:
-            topic = TopicName.parse(f"persistent://{name}/{local}")
-            if partitions or not topic.is_partition:
-                found.append(topic.full)
+            full = f"persistent://{name}/{local}"
+            if partitions or "-partition-" not in local or not TopicName.parse(full).is_partition:
+                found.append(full)
             if turns.is_slice_used_up:
                 await turns.begin_slice()
         if not partitions:

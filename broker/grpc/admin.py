@@ -29,6 +29,7 @@ from ...proto.statistics import BacklogAnalysis, OrphanLedger, Orphans, SchemaTe
 from ...proto.translation import make_reply_message
 from ...runtime.access import Principal
 from ...runtime.network import CallContext
+from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from ..session import inspection, settings, summaries
 from ..session.administration import Administration
@@ -312,10 +313,16 @@ class AdminService:
         )
         names = [each for each in await self._administration.list_owned_topics(name, request.after) if shown(each)]
         clock = self._broker.world.clock
-        size, end_s = 0, clock.monotonic() + PAGE_S
+        size, end_s, turns = 0, clock.monotonic() + PAGE_S, EventLoopSlices(clock)
         for start in range(0, len(names), STATS_AT_ONCE):
             part = names[start : start + STATS_AT_ONCE]
-            for each in await asyncio.gather(*map(self._stats_of, part)):
+            if all(each in self._broker.loaded for each in part):  # then nothing waits, and no task is needed
+                stats = [await self._stats_of(each) for each in part]
+                if turns.is_slice_used_up:
+                    await turns.begin_slice()
+            else:
+                stats = await asyncio.gather(*map(self._stats_of, part))
+            for each in stats:
                 if each is not None:
                     found.topics.append(each)
                     size += each.ByteSize()

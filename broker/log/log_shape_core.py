@@ -193,6 +193,15 @@ class LogShape:
             return self._spans[self._ids[0]].size
         return sum([span.size for span in self._spans.values()])
 
+    @property
+    def only_open_span(self) -> Span | None:
+        """Returns the span of the log's only ledger, if it has one and that is open. As long as the span is open, the
+        log has no other: none is added after an open one, and an open one is not removed."""
+        if len(self._ids) != 1:
+            return None
+        span = self._spans[self._ids[0]]
+        return span if span.open else None
+
     def has_readable_entry_after(self, mark: Position) -> bool:
         """Returns True if readers see at least one confirmed entry after the position `mark`."""
         if self._ids:

@@ -27,7 +27,7 @@ from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
 from ...proto.statistics import BrokerInfo, LostOfSubscription, LostRange, SkippedLost, Unloaded
 from ...proto.translation import convert_reply, request_of
 from ...runtime.network import Endpoint, World, rpc
-from ..cluster.bundles_core import bundle_name_of_topic
+from ..cluster.bundles_core import bundle_number_of_name
 from ..cluster.ownership import cancel_drain, order_drain
 from ..common.config import FIXED, make_fully_set_policies, resolve_policies_in_force
 from ..common.refusals import check_incarnation
@@ -81,6 +81,8 @@ async def ask_broker(
 
 
 _LOG = logging.getLogger("magnetar.broker")
+OWNERS_AT_ONCE = 64
+"""Owners of bundles that are asked for at a time. A namespace has 32 bundles unless it was split."""
 LIST_TIMEOUT_S = 5.0
 """Seconds to wait for another broker's list of topics in memory: a broker that hangs must not delay the whole list."""
 
@@ -285,18 +287,21 @@ class Administration:
             bundles = (await broker.catalog.get_cached_namespace(name)).bundles
         except NotFound:
             return []
-        here: dict[str, bool] = {}
-        found: list[str] = []
-        for each in sorted({*stored, *await self.list_non_persistent(name)}):
-            if each <= after:
-                continue
-            topic = TopicName.parse(each)
-            bundle = bundle_name_of_topic(topic, bundles)
-            if bundle not in here:
-                here[bundle] = (await broker.find_owner(topic)).name == broker.name
-            if here[bundle]:
-                found.append(each)
-        return found
+        of_bundle: dict[int, list[str]] = {}
+        turns = EventLoopSlices(broker.world.clock)
+        for each in {*stored, *await self.list_non_persistent(name)}:
+            if each > after:
+                of_bundle.setdefault(bundle_number_of_name(each, bundles), []).append(each)
+            if turns.is_slice_used_up:
+                await turns.begin_slice()
+        owned, several = list[str](), [*of_bundle.values()]
+        for start in range(0, len(several), OWNERS_AT_ONCE):  # each is a question to the metadata: not one by one
+            part = several[start : start + OWNERS_AT_ONCE]
+            owners = await asyncio.gather(*(broker.find_owner(TopicName.parse(names[0])) for names in part))
+            for names, owner in zip(part, owners, strict=True):
+                if owner.name == broker.name:
+                    owned += names
+        return sorted(owned)
 
     async def list_non_persistent(self, name: NamespaceName) -> set[str]:
         """Returns the full names of the non-persistent topics of a namespace that are loaded at this broker."""

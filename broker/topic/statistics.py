@@ -4,7 +4,7 @@ for operators: the size of a subscription's backlog, peek, skip, and single mess
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...proto.errors import NotFound
 from ...proto.names import Position
@@ -47,7 +47,7 @@ class TopicStatistics:
 
     __slots__ = (
         "_clock", "_rated", "_rated_at", "_rates", "bytes_in", "bytes_out", "messages_in", "messages_out", "walked",
-        "walked_rates",
+        "walked_group", "walked_rates", "walked_span",
     )  # fmt: skip
 
     def __init__(self, clock: Clock) -> None:
@@ -56,6 +56,8 @@ class TopicStatistics:
         self.messages_out = self.bytes_out = 0
         self._rates, self._rated = NO_TRAFFIC
         self.walked_rates, self.walked = NO_TRAFFIC  # as of the last walk over all topics (broker/node/survey.py)
+        self.walked_group: Any = None  # the sums of its namespace there
+        self.walked_span: Span | None = None  # the only ledger of the topic, if it was open then
         self._rated_at = self._clock.monotonic()
 
     def record_published(self, messages: int, size: int) -> None:

@@ -145,7 +145,8 @@ def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any
         for each in reply.subscriptions:
             parts.setdefault(each.name, []).append(each)
     return {
-        name: {key: reduce(_JOINED.get(key, add), map(SUBSCRIPTION[key], of)) for key in _OF_SUBSCRIPTION.split()}
+        name: pick(SUBSCRIPTION, of[0], _OF_SUBSCRIPTION) if len(of) == 1
+        else {key: reduce(_JOINED.get(key, add), map(SUBSCRIPTION[key], of)) for key in _OF_SUBSCRIPTION.split()}
         for name, of in parts.items()
     }
 

@@ -104,11 +104,13 @@ async def namespace_stats(self: OperationCaller, namespace: str) -> list[values.
     `oldest_ms`. It sends one request to each broker, more if there are many topics, and one for each topic that no
     broker serves now."""
     name, found = to_full_namespace_name(namespace), dict[str, values.TopicStats]()
-    page = await self._call(op.NAMESPACE_STATS, namespace=name, after="")
+    page, names = await asyncio.gather(
+        self._call(op.NAMESPACE_STATS, namespace=name, after=""), topics(self, namespace, partitions=True)
+    )
     others = [each for each in page.brokers if each != page.here]
     await _pages(self, name, page.here, page, found)
     await asyncio.gather(*(_pages(self, name, each, None, found) for each in others))
-    for topic in await topics(self, namespace, partitions=True):
+    for topic in names:
         if topic not in found:
             try:
                 found[topic] = await topic_stats(self, topic)

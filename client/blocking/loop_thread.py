@@ -1,11 +1,12 @@
 """The event loop of the blocking clients: one daemon thread per process, shared by all clients, started when first
 needed (`LoopThread`). It imports nothing of the SDK but its errors, so that a command that administers starts soon.
+Guarded by tests/client/blocking/test_loop_thread.py.
 
 A forked child has none of its parent's threads: it makes itself a new one (client/common/closing.py).
 
 The thread ends before the interpreter does. CPython kills a daemon thread where it next asks for the interpreter lock,
 which for this one is inside compiled code of the event loop or of gRPC: the process then dies of a segmentation fault,
-after its work, with a wrong exit code. Guarded by tests/client/blocking/test_loop_thread.py.
+after its work, with a wrong exit code.
 
 The bases of the blocking classes over asyncio ones: `BlockingFacade`, `ForkReopenedFacade`, `ProcessBoundFacade`.
 
@@ -26,13 +27,12 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from types import FunctionType
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast, overload
 from weakref import finalize
 
 from ...proto.errors import MagnetarError
 from ...runtime.clock import SystemClock
 from ...runtime.tasks import Tasks
-from .. import client as aio
 from ..common.checks import WrongMessageType, shorten_value
 from ..common.closing import EPOCH, Closable, ClosedAfterWith
 from ..common.errors import (
@@ -44,11 +44,14 @@ from ..common.errors import (
     TransactionEnded,
     translate_error,
 )
-from ..consume.consumer import Consumer as AsyncConsumer
-from ..consume.ranges import Reader as AsyncReader
-from ..consume.table_view import TableView as AsyncTableView
-from ..produce.producer import Producer as AsyncProducer
-from ..transactions.transaction import Transaction as AsyncTransaction
+
+if TYPE_CHECKING:
+    from .. import client as aio
+    from ..consume.consumer import Consumer as AsyncConsumer
+    from ..consume.ranges import Reader as AsyncReader
+    from ..consume.table_view import TableView as AsyncTableView
+    from ..produce.producer import Producer as AsyncProducer
+    from ..transactions.transaction import Transaction as AsyncTransaction
 
 # --------------------------------------------------------------------------------------------------------- waits
 # Waits of an application's thread that Ctrl-C always ends, as `CtrlC`: Pulsar's Interrupted and KeyboardInterrupt.
@@ -249,7 +252,7 @@ class BlockingFacade(Generic[Of]):
         shared_loop_thread().run_uninterrupted(work, limit_s)
 
 
-Inner = TypeVar("Inner", AsyncProducer, AsyncConsumer, AsyncReader, AsyncTableView)
+Inner = TypeVar("Inner", "AsyncProducer", "AsyncConsumer", "AsyncReader", "AsyncTableView")
 
 
 class ForkReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
@@ -338,6 +341,9 @@ class ProcessBoundFacade(BlockingFacade[Of]):
     interrupted; a second Ctrl-C ends that wait.
     """
 
+    is_transaction: ClassVar[bool] = False
+    """Whether the asyncio object is a Transaction: this module must not import its class."""
+
     def __init__(self, inner: Of) -> None:
         self._inner = inner
         self._epoch = EPOCH[0]
@@ -360,6 +366,6 @@ def asyncio_transaction_of(txn: object) -> AsyncTransaction | None:
     transaction."""
     if txn is None:
         return None
-    if isinstance(txn, ProcessBoundFacade) and isinstance(found := txn._current(), AsyncTransaction):
-        return found
+    if isinstance(txn, ProcessBoundFacade) and txn.is_transaction:
+        return cast("AsyncTransaction", txn._current())
     raise WrongMessageType(f"txn is a transaction of this client, or None, not {shorten_value(txn)}")

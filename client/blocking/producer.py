@@ -68,6 +68,8 @@ class Transaction(TransactionFace):
     OutcomeUnknown.
     """
 
+    is_transaction = True
+
     def __init__(
         self, client: aio.Client, timeout: float, name: str | None, id_: str | None, bodies: TransactionOfThread
     ) -> None:

@@ -1,14 +1,20 @@
 """Statistics of all topics of a namespace: requests grow with brokers, not with topics."""
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from magnetar.broker.cluster.bundles_core import bundle_number_of_topic
 from magnetar.broker.grpc import admin as service
+from magnetar.broker.session.administration import Administration
 from magnetar.client.admin import AdminClient
 from magnetar.client.admin.grpc_transport import GrpcTransport
 from magnetar.proto.errors import NamespaceNotFound
+from magnetar.proto.names import NamespaceName, TopicName
+from magnetar.runtime.clock import SystemClock
 from tests.support.cluster import cluster
 
 TOPICS = 60
@@ -48,3 +54,32 @@ async def test_statistics_of_a_namespace_are_a_request_to_each_broker(
             assert len(calls) <= 3 + TOPICS // service.STATS_AT_ONCE + 1, "in pages"
             with pytest.raises(NamespaceNotFound):
                 await admin.namespace_stats("public/nothing-there")
+
+
+async def test_the_owners_of_all_bundles_are_asked_for_at_once() -> None:
+    bundles, asked, everyone = 8, list[int](), asyncio.Event()
+    names = [f"persistent://public/default/t{number}" for number in range(64)]
+
+    async def find_owner(topic: TopicName) -> Any:
+        bundle = bundle_number_of_topic(topic, bundles)
+        asked.append(bundle)
+        if len(asked) == bundles:
+            everyone.set()
+        await everyone.wait()
+        return SimpleNamespace(name="me" if bundle % 2 else "other")
+
+    async def answer(value: Any) -> Any:
+        return value
+
+    catalog = SimpleNamespace(
+        list_topics=lambda name, partitions: answer(names),
+        get_cached_namespace=lambda name: answer(SimpleNamespace(bundles=bundles)),
+    )
+    world = SimpleNamespace(clock=SystemClock())
+    broker: Any = SimpleNamespace(name="me", catalog=catalog, loaded={}, world=world, find_owner=find_owner)
+    listed = Administration(broker).list_owned_topics
+    async with asyncio.timeout(10):
+        found = await listed(NamespaceName("public", "default"), "")
+        assert sorted(asked) == list(range(bundles)), "each bundle once"
+        assert found == sorted(each for each in names if bundle_number_of_topic(TopicName.parse(each), bundles) % 2)
+        assert await listed(NamespaceName("public", "default"), found[9]) == found[10:]

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.scrape import stand_in
+from magnetar.broker.log.log_shape_core import Span
 from magnetar.broker.node.survey import SURVEY_S, TOP, TopicSurveyRunner
 
 
@@ -101,3 +102,39 @@ async def test_an_age_that_is_not_known_is_read_after_the_walk() -> None:
     assert read == ["s"]
     clock.now += SURVEY_S
     assert (await walker.take()).largest["age"][0].oldest_ms == 77
+
+
+async def test_a_topic_that_was_away_for_a_walk_counts_with_the_others_of_its_namespace() -> None:
+    topics = {str(number): stand_in(number) for number in (1, 21)}  # of one namespace
+    walker, clock = surveyor(topics)
+    assert (await walker.take()).namespaces["public/n1"].topics == 2
+    away, there = topics.pop("1"), topics.pop("21")
+    clock.now += SURVEY_S
+    assert not (await walker.take()).namespaces
+    topics["41"] = stand_in(41)
+    clock.now += SURVEY_S
+    assert (await walker.take()).namespaces["public/n1"].topics == 1
+    topics |= {"1": away, "21": there}
+    clock.now += SURVEY_S
+    found = await walker.take()
+    assert found.namespaces["public/n1"].topics == found.total.topics == 3
+
+
+async def test_a_ledger_that_follows_another_is_walked() -> None:
+    topic = stand_in(1)
+    walker, clock = surveyor({"1": topic})
+    assert (await walker.take()).total.backlog == 0
+    shape = topic.log.shape
+    shape.close_last_ledger_span(1, 9, 10, 1000, 5)
+    shape.add(Span(2, 10, 4, 15, size=500, open=True))
+    clock.now += SURVEY_S
+    found = await walker.take()
+    assert (found.total.storage_bytes, found.total.backlog) == (1500, 5)
+    shape.remove(1)
+    shape.tail.last_entry, shape.tail.end_index, shape.tail.size = 5, 16, 600
+    clock.now += SURVEY_S
+    found = await walker.take()
+    assert (found.total.storage_bytes, found.total.backlog) == (600, 6)
+    shape.close_last_ledger_span(2, 5, 16, 600, 6)
+    clock.now += SURVEY_S
+    assert (await walker.take()).total.storage_bytes == 600

@@ -49,3 +49,13 @@ def test_the_thread_has_ended_when_the_interpreter_does_and_later_calls_fail_at_
 
 def test_a_forked_child_does_not_wait_for_its_parents_thread() -> None:
     assert _run(FORK) == ["7"]
+
+
+def test_the_administration_imports_no_part_of_the_sdk_that_sends_or_receives() -> None:
+    program = """
+import sys
+import magnetar.client.admin
+parts = ("client.client", "client.consume", "client.produce", "client.transactions", "client.blocking.faces")
+print(*(name for name in sys.modules if name.removeprefix("magnetar.").startswith(parts)))
+"""
+    assert _run(program) == [""]
