@@ -1,44 +1,57 @@
 """The page in a real browser: with and without its script, with hostile names, live, by keyboard, behind a login."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
+import pytest_asyncio
 
 from magnetar.asyncio import Client
 from tests.broker.rest.http import V2, T, serving
 from tests.broker.rest.test_access import guarded
 from tests.broker.rest.test_page import HOSTILE, STILL, TOPIC, VIEWS
-from tests.page import IS_THERE, WHAT_TO_INSTALL, browsing, visiting
+from tests.page import WHAT_TO_INSTALL, browsing, is_there, visiting
 
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(not IS_THERE, reason=WHAT_TO_INSTALL)]
+pytestmark = [
+    pytest.mark.browser, pytest.mark.skipif(not is_there(), reason=WHAT_TO_INSTALL),
+    pytest.mark.asyncio(loop_scope="module"),
+]  # fmt: skip
+DARK, LIGHT = "rgb(13, 17, 23)", "rgb(255, 255, 255)"
 
 
-async def test_each_view_works_with_and_without_javascript(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, broker, _), browsing() as browser:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Any]:
+    """One Chromium for all tests here: it takes seconds to start. Each test has its own cookies and tabs."""
+    async with browsing() as browser:
+        yield browser
+
+
+async def test_each_view_works_with_and_without_javascript(tmp_path: Path, browser: Any) -> None:
+    async with serving(tmp_path) as (http, broker, _):
         await http.done("PUT", T)
         await http.done("PUT", f"{T}/subscription/s", "latest")
         for script in (True, False):
-            for scheme in ("light", "dark"):
-                options = {"java_script_enabled": script, "color_scheme": scheme}
-                async with visiting(browser, broker.http_url, **options) as page:
-                    for path in VIEWS:
-                        answer = await page.goto(broker.http_url + path)
-                        assert answer.status == 200
-                        assert await page.locator("h1").is_visible()
-                        assert await page.locator("#pause").is_visible() is (script and path not in STILL)
-                        dark = "rgb(13, 17, 23)"
-                        ground = await page.locator("body").evaluate("each => getComputedStyle(each).backgroundColor")
-                        assert (ground == dark) is (scheme == "dark")
-                    await page.get_by_role("link", name="Topics").click()
-                    await page.get_by_label("Name contains").fill("default/t")
-                    await page.get_by_role("button", name="Search").click()
-                    await page.get_by_role("link", name="persistent://public/default/t").click()
-                    assert page.url.endswith(TOPIC)
+            async with visiting(browser, broker.http_url, java_script_enabled=script) as page:
+                for path in VIEWS:
+                    answer = await page.goto(broker.http_url + path)
+                    assert answer.status == 200
+                    assert await page.locator("h1").is_visible()
+                    assert await page.locator("#pause").is_visible() is (script and path not in STILL)
+                    for scheme, ground in (("light", LIGHT), ("dark", DARK)):
+                        await page.emulate_media(color_scheme=scheme)
+                        shown = await page.locator("body").evaluate("each => getComputedStyle(each).backgroundColor")
+                        assert shown == ground
+                await page.get_by_role("link", name="Topics").click()
+                await page.get_by_label("Name contains").fill("default/t")
+                await page.get_by_role("button", name="Search").click()
+                await page.get_by_role("link", name="persistent://public/default/t").click()
+                assert page.url.endswith(TOPIC)
 
 
-async def test_hostile_names_run_nothing(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, broker, _), browsing() as browser:
+async def test_hostile_names_run_nothing(tmp_path: Path, browser: Any) -> None:
+    async with serving(tmp_path) as (http, broker, _):
         names = [quote(each, safe="") for each in HOSTILE]
         for name in names:
             await http.done("PUT", f"{V2}/persistent/public/default/{name}")
@@ -52,8 +65,8 @@ async def test_hostile_names_run_nothing(tmp_path: Path) -> None:
                 assert await page.locator("img").count() == 0
 
 
-async def test_a_view_changes_by_itself_and_keeps_the_focus(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, broker, _), browsing() as browser:
+async def test_a_view_changes_by_itself_and_keeps_the_focus(tmp_path: Path, browser: Any) -> None:
+    async with serving(tmp_path) as (http, broker, _):
         await http.done("PUT", T)
         await http.get(f"{T}/stats")
         async with visiting(browser, broker.http_url) as page:
@@ -69,8 +82,8 @@ async def test_a_view_changes_by_itself_and_keeps_the_focus(tmp_path: Path) -> N
             assert await page.get_by_role("button", name="Pause", pressed=True).is_visible()
 
 
-async def test_the_page_is_read_and_used_without_a_mouse(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, broker, _), browsing() as browser:
+async def test_the_page_is_read_and_used_without_a_mouse(tmp_path: Path, browser: Any) -> None:
+    async with serving(tmp_path) as (http, broker, _):
         await http.done("PUT", T)
         await http.get(f"{T}/stats")
         async with visiting(browser, broker.http_url) as page:
@@ -90,8 +103,8 @@ async def test_the_page_is_read_and_used_without_a_mouse(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("script", [True, False])
-async def test_a_user_logs_in_and_out(tmp_path: Path, script: bool) -> None:
-    async with guarded(tmp_path) as (http, _), browsing() as browser:
+async def test_a_user_logs_in_and_out(tmp_path: Path, browser: Any, script: bool) -> None:
+    async with guarded(tmp_path) as (http, _):
         url = f"http://{http.endpoint}"
         async with visiting(browser, url, java_script_enabled=script) as page:
             await page.goto(f"{url}/ui/brokers")
@@ -106,9 +119,11 @@ async def test_a_user_logs_in_and_out(tmp_path: Path, script: bool) -> None:
 
 
 @pytest.mark.parametrize("script", [True, False])
-async def test_messages_and_the_cursor_of_a_subscription_are_read_without_colour(tmp_path: Path, script: bool) -> None:
+async def test_messages_and_the_cursor_of_a_subscription_are_read_without_colour(
+    tmp_path: Path, browser: Any, script: bool
+) -> None:
     async with (
-        serving(tmp_path) as (_, broker, _), browsing() as browser,
+        serving(tmp_path) as (_, broker, _),
         Client(f"magnetar://{broker.endpoint}") as client,
     ):  # fmt: skip
         consumer = await client.subscribe("t", "s", consumer_name="ada")
