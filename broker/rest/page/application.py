@@ -43,6 +43,7 @@ import json
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, urlsplit
@@ -62,7 +63,8 @@ from ....runtime.clock import Clock
 from ....runtime.network import CallContext
 from ...node.topic_manager import TopicManager
 from ..call import BadRequest, RestRequest, error_response
-from .topic_views import FILTERS, SUBSCRIPTION, VIEWS, View, find_view, moment, number, parse_form_time
+from .messages import Searches, is_search, messages, parse_form_time
+from .topic_views import FILTERS, SUBSCRIPTION, VIEWS, View, find_view, moment, number
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -258,6 +260,7 @@ class PageApplication:
         self._tokens = FormTokens()
         self._sessions = Sessions(self._clock)
         self._streams = 0
+        self._searches = Searches()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
@@ -285,8 +288,10 @@ class PageApplication:
         call = self._make_call(request, context, _topic_names(names), b"")
         if request.query_params.get("live") and view.live and request.method == "GET":
             return self._live(request, view, call)
+        searching = view.run is messages and is_search(call)
         async with asyncio.timeout(VIEW_S):
-            value = await view.run(call)
+            with self._searches.running(call.topic.full) if searching else nullcontext():
+                value = await view.run(call)
         if isinstance(value, Response):
             return value
         if request.query_params.get("format") == "json":
