@@ -1,4 +1,4 @@
-"""The messages of one topic on the page: shown, and found.
+"""The messages of one topic on the page: shown, and found. resending.py publishes one of them again.
 
     messages(call)      those of an id, a time or a backlog; with a key, a property or a text: those that fit
 
@@ -126,6 +126,7 @@ class Message:
     way: str
     payload: str
     cut: bool
+    acts: tuple[str, ...] = ()  # of the caller, in resending.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,23 +194,28 @@ async def messages(call: RestRequest) -> MessagesView | Response:
             raise BadRequest("a search takes no id, no time of a message and no subscription")
         found, progress = await search(call, asked)
     else:
-        wanted = _parse_id(asked["id"]) if asked["id"] else None
-        found = [one for each in await _find_entries(call, wanted, asked) for one in await _decode(call, each, wanted)]
+        wanted = parse_id(asked["id"]) if asked["id"] else None
+        entries = await _find_entries(call, wanted, asked)
+        found = [one for each in entries for one in await decode_entry(call, each, wanted)]
     if call.query.get("download"):
         if len(found) != 1 or progress is not None:
             raise BadRequest("a download names one message by its id")
         name = found[0].id.replace(":", "-")
         headers = {"Content-Disposition": f'attachment; filename="{name}.bin"'}
         return Response(found[0].payload, media_type="application/octet-stream", headers=headers)
-    return MessagesView(call.topic.full, **asked, way=way, messages=shown(found, way), progress=progress)
+    return MessagesView(call.topic.full, **asked, way=way, messages=await show(call, found, way), progress=progress)
 
 
-def shown(found: Sequence[Found], way: str) -> tuple[Message, ...]:
+async def show(call: RestRequest, found: list[Found], way: str) -> tuple[Message, ...]:
+    """Returns the messages as the page shows them, each with its share of PAYLOADS_BYTES."""
+    from .resending import find_acts  # which imports this module
+
     most = PAYLOADS_BYTES // max(1, len(found))
-    return tuple(_message(each, way, most) for each in found)
+    acts = await find_acts(call, found)
+    return tuple(_message(each, way, most, may) for each, may in zip(found, acts, strict=True))
 
 
-def _parse_id(text: str) -> tuple[int, int, int]:
+def parse_id(text: str) -> tuple[int, int, int]:
     """Returns ledger, entry and batch index of a message id; -1: the whole entry. Raises BadRequest."""
     parts = [parse_number(each) for each in text.split(":")]
     numbers = [each for each in parts if each is not None and 0 <= each < 1 << 63]
@@ -246,7 +252,7 @@ class Found:
     is_encoded: bool  # the payload is encrypted, or a chunk
 
 
-async def _decode(call: RestRequest, found: Any, wanted: tuple[int, int, int] | None) -> list[Found]:
+async def decode_entry(call: RestRequest, found: Any, wanted: tuple[int, int, int] | None) -> list[Found]:
     """Returns the messages of an entry, but those that are acknowledged; the one that is wanted if its index is. Raises
     BadRequest if the entry is too large for the page."""
     last_index, header = parse_entry(found.entry)
@@ -257,7 +263,7 @@ async def _decode(call: RestRequest, found: Any, wanted: tuple[int, int, int] | 
     first_index, producer = last_index - header.num_messages + 1, decode_text(header.metadata.producer_name)
     for at, (about, payload) in enumerate(decoded):
         is_whole = about is header.metadata
-        if at in found.acked_batch_indexes or (wanted is not None and wanted[2] not in (-1, at)):
+        if (at in found.acked_batch_indexes and not is_whole) or (wanted is not None and wanted[2] not in (-1, at)):
             continue
         messages.append(Found(
             place if is_whole else f"{place}:{at}", first_index + at, about, payload, producer, header.publish_time,
@@ -270,12 +276,12 @@ def _is_too_large(header: EntryHeader) -> bool:
     return header.uncompressed_size > UNFOLDED_MAX or header.num_messages > MESSAGES_MAX
 
 
-def _message(found: Found, way: str, most: int) -> Message:
+def _message(found: Found, way: str, most: int, acts: tuple[str, ...]) -> Message:
     way, text = format_payload_text(found.payload, way, most)
     about = found.metadata
     return Message(
         found.id, found.index, found.published_ms, found.producer, decode_text(about.partition_key),
-        decode_properties(about), len(found.payload), way, text, len(found.payload) > most,
+        decode_properties(about), len(found.payload), way, text, len(found.payload) > most, acts,
     )  # fmt: skip
 
 
@@ -405,7 +411,7 @@ async def _search_window(
                 if _is_too_large(header):
                     window.unread += min(last_index + 1, end) - max(last_index + 1 - header.num_messages, first)
                     continue
-                messages = await _decode(call, entry, None)
+                messages = await decode_entry(call, entry, None)
             except CorruptEntry:
                 window.unread += 1
                 continue

@@ -10,14 +10,22 @@ from urllib.parse import urlencode
 
 import pytest
 
+import magnetar
 from magnetar.asyncio import Client
 from magnetar.broker.rest.page import messages
-from tests.broker.rest.http import Http, T, serving
+from magnetar.proto.names import partition_of
+from magnetar.schema import JsonSchema, Record, String, StringSchema
+from tests.broker.rest.http import V2, Answer, Http, T, serving
 from tests.broker.rest.test_access import ALICE, NS, SUPER, guarded, lines
-from tests.broker.rest.test_page import HOSTILE, TOPIC, Elements, assert_is_harmless
+from tests.broker.rest.test_page import HOSTILE, TOPIC, Elements, assert_is_harmless, post, token_of
+from tests.client.model.keys import Keys
 
 __all__ = ("lines",)
 MESSAGES = f"{TOPIC}/messages"
+
+
+class Thing(Record):
+    name = String()
 
 
 @asynccontextmanager
@@ -167,3 +175,161 @@ async def test_a_search_is_answered_by_a_broker_that_does_not_own_the_topic(tmp_
             await (await client.create_producer("t")).send(b"x", partition_key="k")
         assert [*owner.topic_manager.loaded], "it took the topic"
         assert [each["payload"] for each in (await searched(http, key="k"))["messages"]] == ["x"]
+
+
+# ---------------------------------------------------------------------------------------------------- published again
+async def pressed(http: Http, path: str, fields: dict[str, str], **headers: str) -> tuple[Answer, dict[str, str]]:
+    """Presses a button of a message. Returns the preview, and the fields of its form."""
+    cookie, token = token_of(await http.ask("GET", path, **headers))
+    headers = {"Cookie": cookie, **headers}
+    preview = await post(http, path, {"form": token, **fields}, **headers)
+    hidden = [fields for tag, fields in Elements(preview).tags if tag == "input" and fields.get("type") == "hidden"]
+    return preview, {str(each["name"]): str(each["value"]) for each in hidden} | {"cookie": cookie}
+
+
+async def confirmed(http: Http, path: str, fields: dict[str, str], **headers: str) -> Answer:
+    fields = dict(fields)
+    return await post(http, path, fields, Cookie=fields.pop("cookie"), **headers)
+
+
+@pytest.mark.parametrize("batching", [False, True])
+async def test_a_message_is_published_again_as_what_it_was_and_once_for_a_preview(
+    tmp_path: Path, batching: bool
+) -> None:
+    async with topic_with_client(tmp_path) as (http, client):
+        options = {"batching_enabled": batching, "compression_type": magnetar.CompressionType.ZLib}
+        producer = await client.create_producer("t", schema=StringSchema(), **options)
+        about = {"partition_key": "k", "ordering_key": "o", "properties": {"a": "b"}, "event_timestamp": 7}
+        await asyncio.gather(producer.send("first", **about), producer.send("second"))
+        old = (await searched(http, key="k"))["messages"][0]
+        preview, form = await pressed(http, MESSAGES, {"act": "resend", "id": old["id"]})
+        assert preview.status == 200
+        assert b"at the end of persistent://public/default/t" in preview.body
+        assert b"It becomes the newest of its key" in preview.body
+        assert len((await searched(http, key="k"))["messages"]) == 1, "a preview publishes nothing"
+        done = [await confirmed(http, MESSAGES, form) for _ in range(2)]
+        assert [each.status for each in done] == [303, 303]
+        new, same = (await searched(http, key="k"))["messages"]
+        assert same == old, "one more, though the form was sent twice"
+        assert (new["payload"], new["properties"], new["index"]) == ("first", {"a": "b"}, 2)
+        page = (await http.ask("GET", done[1].headers["location"])).body.decode()
+        assert f'<a href="{MESSAGES}?id={new["id"]}">{new["id"]}</a>' in page
+        reader = await client.create_reader("t", magnetar.MessageId.earliest, schema=StringSchema())
+        got = [await reader.read_next() for _ in range(3)]
+        assert [each.value() for each in got] == ["first", "second", "first"]
+        assert (got[2].partition_key(), got[2].ordering_key(), got[2].event_timestamp()) == ("k", "o", 7)
+
+
+async def test_a_dead_letter_goes_back_to_its_partition_and_counts_from_the_start(tmp_path: Path) -> None:
+    async with topic_with_client(tmp_path) as (http, client):
+        await http.done("PUT", f"{V2}/persistent/public/default/p/partitions", 3)
+        producer = await client.create_producer("t-DLQ")
+        letter = {
+            "REAL_TOPIC": "persistent://public/default/p", "REAL_SUBSCRIPTION": "s", "ORIGIN_MESSAGE_ID": "(1,2,-1,-1)",
+            "REDELIVERY_COUNT": "3", "DEAD_LETTER_REASON": "r", "RECONSUMETIMES": "3", "mine": "kept",
+        }  # fmt: skip
+        await producer.send(b"x", partition_key="key", properties=letter)
+        letters = "/ui/topics/persistent/public/default/t-DLQ/messages"
+        for times in (1, 2):
+            id_ = (await http.get(f"{letters}?key=key&format=json"))["messages"][0]["id"]
+            preview, form = await pressed(http, letters, {"act": "redrive", "id": id_})
+            assert preview.status == 200, preview.body
+            done = await confirmed(http, letters, form)
+            assert done.status == 303, done.body
+            page = (await http.ask("GET", done.headers["location"])).body.decode()
+            (where,) = re.findall(r'href="(/ui/topics/[^"]*p-partition-\d/messages\?id=[\d:]+)"', page)
+            assert f"p-partition-{partition_of('key', 3)}/" in where, "as its producer would"
+            (back,) = (await http.get(f"{where}&format=json"))["messages"]
+            assert back["properties"] == {"mine": "kept", "REDRIVEN": str(times)}
+            await producer.send(b"x", partition_key="key", properties={**letter, "REDRIVEN": str(times)})
+
+
+async def test_what_cannot_be_published_again_is_refused_and_says_why(tmp_path: Path) -> None:
+    async with topic_with_client(tmp_path) as (http, client):
+        producer = await client.create_producer("t", batching_enabled=False, chunking_enabled=True)
+        for properties in ({}, {"REAL_TOPIC": "<b>"}, {"REAL_TOPIC": "persistent://public/default/none"}):
+            await producer.send(b"x", properties=properties)
+        found = (await searched(http, until="2120-01-01T00:00"))["messages"]
+        await producer.send(b"x" * 6_000_000)
+        chunk = (await http.get(f"{MESSAGES}?format=json"))["messages"][0]
+        for act, id_, status, why in (
+            ("redrive", found[2]["id"], 409, b"no dead letter"), ("redrive", found[1]["id"], 409, b"no dead letter"),
+            ("redrive", found[0]["id"], 404, b"does not exist"), ("resend", chunk["id"], 409, b"a chunk"),
+            ("resend", "999999:0", 404, b"has no message"), ("resend", "<b>", 400, b"LEDGER:ENTRY"),
+            ("delete", found[0]["id"], 400, b"resend or redrive"),
+        ):  # fmt: skip
+            answer, _ = await pressed(http, MESSAGES, {"act": act, "id": id_})
+            assert (answer.status, why in answer.body) == (status, True), (act, id_, answer.body)
+            assert_is_harmless(answer)
+        assert [each["acts"] for each in found] == [["resend", "redrive"], ["resend"], ["resend"]]
+
+
+async def test_a_schema_goes_along_and_is_not_forced_on_a_topic(tmp_path: Path) -> None:
+    async with topic_with_client(tmp_path) as (http, client):
+        for topic, schema in (("text", StringSchema()), ("bytes", None)):
+            await client.create_producer(topic, **({"schema": schema} if schema else {}))
+        await client.create_producer("json", schema=JsonSchema(Thing))
+        letters = await client.create_producer("t", batching_enabled=False, schema=StringSchema())
+        for target in ("text", "json"):
+            await letters.send("x", partition_key=target, properties={
+                "REAL_TOPIC": f"persistent://public/default/{target}"
+            })  # fmt: skip
+        for target, status in (("text", 303), ("json", 409)):
+            id_ = (await searched(http, key=target))["messages"][0]["id"]
+            _, form = await pressed(http, MESSAGES, {"act": "redrive", "id": id_})
+            assert (await confirmed(http, MESSAGES, form)).status == status, target
+
+
+async def test_who_may_not_publish_there_gets_no_button_and_a_stranger_no_form(
+    tmp_path: Path, lines: list[dict[str, str]]
+) -> None:
+    async with guarded(tmp_path) as (http, free):
+        await free.done("PUT", T)
+        (broker,) = (await free.get("/admin/v3/brokers/summaries"))["brokers"]
+        async with Client(f"magnetar://{broker['endpoint']}") as client:
+            await (await client.create_producer("t")).send(b"x", partition_key="k")
+        id_ = (await searched(free, key="k"))["messages"][0]["id"]
+        fields = {"act": "resend", "id": id_}
+        assert (await http.ask("POST", f"{NS}/permissions/alice", ["consume"], **SUPER)).status == 204
+        page = await http.ask("GET", MESSAGES, **ALICE)
+        assert page.status == 200
+        assert not [each for tag, each in Elements(page).tags if tag == "button" and each.get("name") == "act"]
+        cookie, token = token_of(await http.ask("GET", MESSAGES, **SUPER))
+        assert (await post(http, MESSAGES, {"form": token, **fields}, Cookie=cookie, **ALICE)).status == 403
+        sure = {"form": token, **fields, "confirm": "1", "once": "0" * 32}
+        assert (await post(http, MESSAGES, sure, Cookie=cookie, **ALICE)).status == 403
+        assert (await post(http, MESSAGES, sure, **SUPER)).status == 403, "no cookie"
+        for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+            assert (await post(http, MESSAGES, sure, Cookie=cookie, **headers, **SUPER)).status == 403
+        assert len((await searched(free, key="k"))["messages"]) == 1
+        assert (await http.ask("POST", f"{NS}/permissions/alice", ["produce", "consume"], **SUPER)).status == 204
+        lines.clear()
+        assert (await post(http, MESSAGES, sure, Cookie=cookie, **ALICE)).status == 303
+        new = (await searched(free, key="k"))["messages"][0]["id"]
+        (line,) = [each for each in lines if each["act"] == "http.Page/resend"]
+        wanted = {"on": "persistent://public/default/t", "result": "done", "id": id_, "new": new}
+        assert {name: line[name] for name in wanted} == wanted
+
+
+async def test_an_encrypted_message_is_published_again_as_it_is_and_never_searched(tmp_path: Path) -> None:
+    async with topic_with_client(tmp_path) as (http, client):
+        keys = Keys("a")
+        zlib = magnetar.CompressionType.ZLib
+        options = {"encryption_keys": ["a"], "crypto_key_reader": keys, "compression_type": zlib}
+        producer = await client.create_producer("t", batching_enabled=False, **options)
+        await producer.send(b"secret " * 100, partition_key="k", properties={"a": "b"})
+        found = await searched(http, text="secret")
+        assert (found["messages"], found["progress"]["unread"]) == ([], 1)
+        (old,) = (await searched(http, key="k"))["messages"]
+        preview, form = await pressed(http, MESSAGES, {"act": "resend", "id": old["id"]})
+        assert b"It is encrypted, and stays so." in preview.body
+        assert (await confirmed(http, MESSAGES, form)).status == 303
+        reader = await client.create_reader("t", magnetar.MessageId.earliest, crypto_key_reader=keys)
+        for _ in range(2):
+            got = await reader.read_next()
+            assert (got.data(), got.partition_key(), got.properties()) == (b"secret " * 100, "k", {"a": "b"})
+        batch = await client.create_producer("t", batching_max_publish_delay_ms=100, **options)
+        await asyncio.gather(*(batch.send(b"x") for _ in range(3)))
+        (last,) = (await http.get(f"{MESSAGES}?format=json"))["messages"]
+        refused, _ = await pressed(http, MESSAGES, {"act": "resend", "id": last["id"]})
+        assert (refused.status, b"encrypted in one batch" in refused.body) == (409, True)
