@@ -1,6 +1,7 @@
-"""The messages of one topic on the page: shown, and found. resending.py publishes one of them again.
+"""The messages of one topic on the page: shown, found, and followed. resending.py publishes one of them again.
 
     messages(call)      those of an id, a time or a backlog; with a key, a property or a text: those that fit
+    tail(call)          the newest, for a view that is renewed while it is open
 
 A search reads the topic backwards from its end, or from where the search before ended, in windows of indexes; each
 window is read forwards by `OwnerReader`, at the topic's owner. It shows what a consumer could get: no message of an
@@ -58,6 +59,11 @@ WINDOW_MESSAGES = 1000
 WINDOW_BYTES = 4 << 20
 READ_BYTES = 1 << 20
 """A window has at most so many messages, and less of them where they are larger; it is read in pieces."""
+
+TAIL_MAX = 50
+TAIL_BYTES = 1 << 20
+TAIL_PAYLOADS = 16 << 10
+"""Messages of the tail, bytes that are read for it each time, about, and bytes of the payloads that it shows."""
 
 T = TypeVar("T")
 
@@ -161,6 +167,16 @@ class MessagesView:
     progress: Progress | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TailView:
+    """The newest messages of a topic, the newest first. `end_index`: the index of the next message, so that who watches
+    sees how many came that are not shown."""
+
+    topic: str
+    end_index: int
+    messages: tuple[Message, ...]
+
+
 class StoredDelivery(NamedTuple):
     """An entry as a search reads it, in the shape of `wire.Delivery`."""
 
@@ -204,6 +220,21 @@ async def messages(call: RestRequest) -> MessagesView | Response:
         headers = {"Content-Disposition": f'attachment; filename="{name}.bin"'}
         return Response(found[0].payload, media_type="application/octet-stream", headers=headers)
     return MessagesView(call.topic.full, **asked, way=way, messages=await show(call, found, way), progress=progress)
+
+
+async def tail(call: RestRequest) -> TailView:
+    """Returns the newest messages: at most TAIL_MAX, and fewer of them where they are large. Nothing is kept between
+    two calls, so a view that is open for long costs the same each time, and nothing where it is not open."""
+    await call.check_unpartitioned(op.GET_MESSAGE, ONE)
+    offsets = await ask_owner(call, op.OFFSETS)
+    end, count = offsets.end_index, offsets.end_index - offsets.earliest_index
+    width = max(1, min(TAIL_MAX, TAIL_BYTES * count // max(1, offsets.bytes)))
+    async with OwnerReader(call) as reader:
+        found, _ = await search_backwards(
+            call, reader, Criteria(), max(offsets.earliest_index, end - width), end, most=width
+        )
+    most = TAIL_PAYLOADS // max(1, len(found))
+    return TailView(call.topic.full, end, tuple(_message(each, "", most, ()) for each in found))
 
 
 async def show(call: RestRequest, found: list[Found], way: str) -> tuple[Message, ...]:

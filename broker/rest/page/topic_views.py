@@ -16,7 +16,7 @@ shows the value itself.
 | `/` | `overview` | overview.html |
 | `/topics` | `topics` | topics.html |
 | `/topics/{domain}/{tenant}/{namespace}/{topic}` | `topic` (topic_views.py) | topic.html |
-| the same, and `/ledgers`, `/messages`, `/subscription/{name}` | of the same name, there | of the same name |
+| the same, and `/ledgers`, `/messages`, `/tail`, `/subscription/{name}` | of the same name, there | of the same name |
 | `/brokers`, `/bookies`, `/repair`, `/metadata`, `/security`, `/settings` | of the same name | of the same name |
 
 Guarding tests: tests/broker/rest/test_page.py, tests/broker/rest/test_page_views.py.
@@ -57,7 +57,7 @@ from ....runtime.config import REQUIRED, defaults_of, settings
 from ...session.inspection import ask_bookies
 from ...session.settings import to_java_text
 from ..call import BadRequest, RestRequest
-from .messages import ONE, ask_owner, json_text, messages
+from .messages import ONE, ask_owner, json_text, messages, tail
 
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 
@@ -478,6 +478,7 @@ OF_TOPIC = {
     "": View(topic, "topic.html", "Topic"),
     "ledgers": View(ledgers, "ledgers.html", "Ledgers"),
     "messages": View(messages, "messages.html", "Messages", live=False),
+    "tail": View(tail, "tail.html", "Tail"),
 }
 """The views of a topic, by what follows its path."""
 SUBSCRIPTION = View(subscription, "subscription.html", "Subscription")

@@ -12,12 +12,21 @@ import pytest
 
 import magnetar
 from magnetar.asyncio import Client
-from magnetar.broker.rest.page import messages
+from magnetar.broker.rest.page import application, messages
 from magnetar.proto.names import partition_of
 from magnetar.schema import JsonSchema, Record, String, StringSchema
 from tests.broker.rest.http import V2, Answer, Http, T, serving
 from tests.broker.rest.test_access import ALICE, NS, SUPER, guarded, lines
-from tests.broker.rest.test_page import HOSTILE, TOPIC, Elements, assert_is_harmless, post, token_of
+from tests.broker.rest.test_page import (
+    HOSTILE,
+    TOPIC,
+    Elements,
+    _event,
+    _live_status,
+    assert_is_harmless,
+    post,
+    token_of,
+)
 from tests.client.model.keys import Keys
 
 __all__ = ("lines",)
@@ -333,3 +342,90 @@ async def test_an_encrypted_message_is_published_again_as_it_is_and_never_search
         (last,) = (await http.get(f"{MESSAGES}?format=json"))["messages"]
         refused, _ = await pressed(http, MESSAGES, {"act": "resend", "id": last["id"]})
         assert (refused.status, b"encrypted in one batch" in refused.body) == (409, True)
+
+
+# --------------------------------------------------------------------------------------------------------------- tail
+TAIL = f"{TOPIC}/tail"
+
+
+async def test_the_tail_has_the_newest_messages_within_its_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with topic_with_client(tmp_path) as (http, client):
+        assert indexes(await http.get(f"{TAIL}?format=json")) == []
+        producer = await client.create_producer("t", batching_max_publish_delay_ms=20)
+        await asyncio.gather(*(producer.send(b"x" * 1000) for _ in range(120)))
+        found = await http.get(f"{TAIL}?format=json")
+        assert indexes(found) == [*range(119, 119 - messages.TAIL_MAX, -1)]
+        assert found["end_index"] == 120
+        assert sum(len(each["payload"]) for each in found["messages"]) <= messages.TAIL_PAYLOADS
+        monkeypatch.setattr(messages, "TAIL_BYTES", 10_000)
+        assert 1 <= len(indexes(await http.get(f"{TAIL}?format=json"))) <= 10, "fewer where they are large"
+        monkeypatch.setattr(messages, "TAIL_BYTES", 1)
+        assert indexes(await http.get(f"{TAIL}?format=json")) == [119]
+
+
+async def test_the_tail_follows_while_it_is_open_and_costs_the_same_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(application, "LIVE_S", 0.02)
+    reads = list[int]()
+    read = messages.OwnerReader.read
+
+    async def counted(self: messages.OwnerReader, first: int, end: int) -> Any:
+        reads.append(end - first)
+        return await read(self, first, end)
+
+    monkeypatch.setattr(messages.OwnerReader, "read", counted)
+    async with topic_with_client(tmp_path) as (http, client), asyncio.timeout(60):
+        producer = await client.create_producer("t")
+        await producer.send(b"nobody looks")
+        assert reads == [], "no work for a topic that nobody looks at"
+        reader, writer = await asyncio.open_connection(http.endpoint.host, http.endpoint.port)
+        writer.write(f"GET {TAIL}?live=1 HTTP/1.1\r\nHost: {http.endpoint}\r\n\r\n".encode())
+        longest = 0
+        for number in range(5):
+            await asyncio.gather(*(producer.send(b"round %d" % number) for _ in range(messages.TAIL_MAX)))
+            while f"round {number}" not in (html := (await _event(reader))["html"]):
+                pass
+            assert html.count("<pre") <= messages.TAIL_MAX
+            longest = max(longest, len(html))
+        assert longest < 64_000
+        assert max(reads) <= messages.TAIL_MAX
+        writer.close()
+        await writer.wait_closed()
+        while await _live_status(http) == 503:
+            pass
+        before = len(reads)
+        await asyncio.sleep(0.2)  # ten turns, if it went on
+        assert len(reads) <= before + 1, "it ends with its reader"
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+async def test_a_hostile_tail_is_text(tmp_path: Path, text: str) -> None:
+    async with topic_with_client(tmp_path) as (http, client):
+        producer = await client.create_producer("t")
+        await producer.send(text.encode(), partition_key=text, properties={text: text})
+        page = await http.ask("GET", TAIL)
+        assert_is_harmless(page)
+        assert Elements(page).texts.count(text) == 4, "key, property and its value, payload"
+
+
+async def test_the_tail_is_of_who_may_consume_and_ends_when_that_is_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(application, "LIVE_S", 0.02)
+    async with guarded(tmp_path) as (http, free), asyncio.timeout(60):
+        await free.done("PUT", T)
+        assert (await http.ask("POST", f"{NS}/permissions/alice", ["produce"], **SUPER)).status == 204
+        for query in ("", "?format=json"):
+            assert (await http.ask("GET", f"{TAIL}{query}", **ALICE)).status == 403, query
+        reader, writer = await asyncio.open_connection(http.endpoint.host, http.endpoint.port)
+        assert (await http.ask("POST", f"{NS}/permissions/alice", ["consume"], **SUPER)).status == 204
+        writer.write(
+            f"GET {TAIL}?live=1 HTTP/1.1\r\nHost: {http.endpoint}\r\nAuthorization: Bearer alice\r\n\r\n".encode()
+        )
+        await _event(reader)
+        assert (await http.ask("DELETE", f"{NS}/permissions/alice", **SUPER)).status == 204
+        await reader.readuntil(b"\r\n0\r\n\r\n")
+        writer.close()
