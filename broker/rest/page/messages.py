@@ -29,13 +29,14 @@ from starlette.responses import Response
 from ....proto import operations as op
 from ....proto import wire_pb2 as wire
 from ....proto.entry import EntryHeader, decode_as_stored, decode_properties, decode_text, parse_entry
-from ....proto.errors import ConnectionLost, CorruptEntry, NotFound, NotOwner, from_wire
-from ....proto.names import parse_number
-from ....proto.operations import Operation
+from ....proto.errors import ConnectionLost, CorruptEntry, InvalidName, NotFound, NotOwner, Unauthorized, from_wire
+from ....proto.names import TopicName, parse_number
+from ....proto.operations import Operation, Permission
 from ....runtime.network import Channel, EndOfStream, Endpoint, Stream, rpc
 from ...common.token_bucket import EventLoopSlices
 from ...log.unfolding import run_in_thread_if_slow
 from ...session.backlogs import MessageIndexRange, RangeReader
+from ...subscription.core.redelivery_backoff import REAL_TOPIC
 from ..call import BadRequest, RestRequest
 
 PEEKED = 20
@@ -46,6 +47,8 @@ MESSAGES_MAX = 1000
 """Uncompressed bytes and messages of an entry that the page decodes."""
 WAYS = ("", "text", "json", "hex")
 ONE = "open one of them"
+RESEND, REDRIVE = "resend", "redrive"
+"""What resending.py does with a message: publishes it again, or sends a dead letter back."""
 
 FIND_MESSAGES = 100_000
 FIND_BYTES = 64 << 20
@@ -132,7 +135,7 @@ class Message:
     way: str
     payload: str
     cut: bool
-    acts: tuple[str, ...] = ()  # of the caller, in resending.py
+    acts: tuple[str, ...] = ()  # RESEND, REDRIVE: what the caller may do with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,10 +240,50 @@ async def tail(call: RestRequest) -> TailView:
     return TailView(call.topic.full, end, tuple(_message(each, "", most, ()) for each in found))
 
 
+def find_real_topic(message: Found, here: TopicName) -> TopicName | None:
+    """Returns the topic where the dead letter fell; None if the message is no dead letter."""
+    told = decode_properties(message.metadata).get(REAL_TOPIC, "")
+    try:
+        found = TopicName.parse(told)
+    except InvalidName:
+        return None
+    if found.full != told:
+        return None  # a short name: no broker and no client writes it
+    return None if found == here or not found.persistent else found
+
+
+async def find_acts(call: RestRequest, messages: Sequence[Found]) -> list[tuple[str, ...]]:
+    """Returns, for each message, what the caller may do with it: RESEND, REDRIVE."""
+    may = dict[TopicName, bool]()
+    for target in (call.topic, *(find_real_topic(each, call.topic) for each in messages)):
+        if target is not None and target not in may:
+            may[target] = await _may_produce(call, target)
+    found = list[tuple[str, ...]]()
+    for each in messages:
+        real = find_real_topic(each, call.topic)
+        acts = [(RESEND, may[call.topic]), (REDRIVE, real is not None and may[real])]
+        found.append(tuple(act for act, allowed in acts if allowed))
+    return found
+
+
+async def _may_produce(call: RestRequest, topic: TopicName) -> bool:
+    try:
+        await require_produce(call, topic, audited=False)
+    except Unauthorized:
+        return False
+    return True
+
+
+async def require_produce(call: RestRequest, topic: TopicName, *, audited: bool = True) -> None:
+    """Raises Unauthorized unless the caller may publish to the topic."""
+    context = call.context
+    await call.broker.access.check_permission(
+        context.principal, Permission.PRODUCE, topic=topic, peer=context.peer, audited=audited
+    )
+
+
 async def show(call: RestRequest, found: list[Found], way: str) -> tuple[Message, ...]:
     """Returns the messages as the page shows them, each with its share of PAYLOADS_BYTES."""
-    from .resending import find_acts  # which imports this module
-
     most = PAYLOADS_BYTES // max(1, len(found))
     acts = await find_acts(call, found)
     return tuple(_message(each, way, most, may) for each, may in zip(found, acts, strict=True))

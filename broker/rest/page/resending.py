@@ -25,7 +25,6 @@ Guarding tests: tests/broker/rest/test_page_messages.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ....proto import operations as op
@@ -38,9 +37,8 @@ from ....proto.entry import (
     routing_key,
 )
 from ....proto.entry_pb2 import MessageMetadata
-from ....proto.errors import InvalidName, MagnetarError, Unauthorized
+from ....proto.errors import MagnetarError
 from ....proto.names import TopicName, partition_of
-from ....proto.operations import Permission
 from ...subscription.core.redelivery_backoff import (
     ORIGIN_MESSAGE_ID,
     REAL_SUBSCRIPTION,
@@ -50,9 +48,8 @@ from ...subscription.core.redelivery_backoff import (
     copy_message_metadata,
 )
 from ..call import BadRequest, RestRequest
-from .messages import Found, ask_owner, decode_entry, parse_id
+from .messages import REDRIVE, RESEND, ask_owner, decode_entry, find_real_topic, parse_id, require_produce
 
-RESEND, REDRIVE = "resend", "redrive"
 REDRIVEN = "REDRIVEN"
 """The property that counts how often a dead letter went back."""
 OF_LETTERS = (
@@ -87,47 +84,6 @@ class Resent:
     id: str
 
 
-def find_real_topic(message: Found, here: TopicName) -> TopicName | None:
-    """Returns the topic where the dead letter fell; None if the message is no dead letter."""
-    told = decode_properties(message.metadata).get(REAL_TOPIC, "")
-    try:
-        found = TopicName.parse(told)
-    except InvalidName:
-        return None
-    if found.full != told:
-        return None  # a short name: no broker and no client writes it
-    return None if found == here or not found.persistent else found
-
-
-async def find_acts(call: RestRequest, messages: Sequence[Found]) -> list[tuple[str, ...]]:
-    """Returns, for each message, what the caller may do with it: RESEND, REDRIVE."""
-    may = dict[TopicName, bool]()
-    for target in (call.topic, *(find_real_topic(each, call.topic) for each in messages)):
-        if target is not None and target not in may:
-            may[target] = await _may_produce(call, target)
-    found = list[tuple[str, ...]]()
-    for each in messages:
-        real = find_real_topic(each, call.topic)
-        acts = [(RESEND, may[call.topic]), (REDRIVE, real is not None and may[real])]
-        found.append(tuple(act for act, allowed in acts if allowed))
-    return found
-
-
-async def _may_produce(call: RestRequest, topic: TopicName) -> bool:
-    try:
-        await _require_produce(call, topic, audited=False)
-    except Unauthorized:
-        return False
-    return True
-
-
-async def _require_produce(call: RestRequest, topic: TopicName, *, audited: bool = True) -> None:
-    context = call.context
-    await call.broker.access.check_permission(
-        context.principal, Permission.PRODUCE, topic=topic, peer=context.peer, audited=audited
-    )
-
-
 async def plan_resend(call: RestRequest, act: str, id_: str, once: str) -> ResendPlan:
     """Returns what publishing the message `id_` again would do. `once`: a text that is different for each plan. Raises
     BadRequest (409) if it cannot be published again as what it was; NotFound, Unauthorized."""
@@ -150,7 +106,7 @@ async def plan_resend(call: RestRequest, act: str, id_: str, once: str) -> Resen
     real = call.topic if act == RESEND else find_real_topic(message, call.topic)
     if real is None:
         raise BadRequest("it is no dead letter: it names no topic from where it came", 409)
-    await _require_produce(call, real)
+    await require_produce(call, real)
     metadata = copy_message_metadata(header, message.metadata, as_it_is=message.is_encoded)
     target = await _choose_partition(call, real, metadata, once)
     times = _take_letter_off(metadata) if act == REDRIVE else 0
