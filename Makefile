@@ -36,8 +36,8 @@ endef
 demo: $(STAMP)
 	@$(BIN)/python -m magnetar.cli.main demo
 
-# Looks for Java and PostgreSQL first, and installs them where we are root; without them the tests of Spark and of the
-# outbox with PostgreSQL are skipped and say so.
+# Looks for Java, PostgreSQL and Chromium first, and installs them where we are root; without them the tests of Spark, of
+# the outbox with PostgreSQL and of the page in a browser are skipped and say so.
 # Tests wait for the disk, for processes and for the clock more than for a core, so there are more workers than two. Who is
 # done takes of the tests of others: none is idle while the last has minutes of work (tests/conftest.py: which begin, and
 # which stay together).
@@ -48,6 +48,7 @@ TESTED := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 test: $(STAMP)
 	@$(BIN)/python -m tests.java
 	@$(BIN)/python -m tests.postgres
+	@$(BIN)/python -m tests.chromium
 	$(TESTED) -m 'not processes and not spark and not interop' --numprocesses 4 --dist worksteal
 	$(TESTED) -m 'processes or spark' --numprocesses 6 --dist loadgroup --durations 25 \
 		$$(grep -lrE 'mark\.(processes|spark)' --include='test_*.py' tests)

@@ -17,11 +17,22 @@ from typing import Any
 
 from tests.layout import ROOT
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
-WHAT_TO_INSTALL = "the page is tested in Chromium: apt-get install chromium, and pip install 'magnetar[page-tests]'"
-IS_THERE = bool(CHROMIUM) and find_spec("playwright") is not None
+WHAT_TO_INSTALL = (
+    "the page is tested in Chromium: apt-get install chromium, and pip install 'magnetar[page-tests]' "
+    "(`python -m tests.chromium` does both as root)"
+)
 IMAGES = ROOT / "docs" / "images"
 WAIT_MS = 15_000
+
+
+def chromium() -> str:
+    """Returns the path of the system's Chromium; "" if there is none."""
+    return shutil.which("chromium") or shutil.which("chromium-browser") or ""
+
+
+def is_there() -> bool:
+    """Returns whether the tests in a browser can run."""
+    return bool(chromium()) and find_spec("playwright") is not None
 
 
 @asynccontextmanager
@@ -29,7 +40,7 @@ async def browsing() -> AsyncIterator[Any]:
     from playwright.async_api import async_playwright
 
     async with async_playwright() as driver:
-        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = await driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         try:
             yield browser
         finally:

@@ -2,7 +2,7 @@
 
     GET  /ui/…                  a view (topic_views.py) in its template; `?format=json`: the value of the view
     GET  /ui/…?live=1           the same as a stream of events: the part that changes, each time it has changed
-    POST /ui/topics/…           changes the backlog of a subscription, after a preview
+    POST /ui/topics/…           changes the backlog of a subscription, or publishes a message again, after a preview
     POST /ui/login, /ui/logout  credentials as over REST; the cookie names them, and they are checked at each request
     GET  /ui/static/…           the style sheet, and one small module that keeps the shown view current
 
@@ -12,7 +12,8 @@ jinja2 at its first request, so a server whose page was never opened does not ho
 Bounds: STREAMS_MAX streams, each of which renders its view every LIVE_S; VIEW_S for a view.
 Guarding tests: tests/broker/rest/test_page.py.
 
-What the page changes: the backlog of one subscription of a topic, in two steps.
+What the page changes: the backlog of one subscription of a topic, in two steps; and a topic, by publishing one of its
+messages or dead letters again (resending.py), in the same two.
 
     action = parse_page_action(form)                     what the form asks for; raises BadRequest
     sentence = await preview_page_action(call, action)   "This would …", and nothing is changed
@@ -40,9 +41,11 @@ import hashlib
 import hmac
 import ipaddress
 import json
+import re
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, urlsplit
@@ -54,7 +57,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 
 from ....proto import operations as op
-from ....proto.errors import MagnetarError, Unauthenticated
+from ....proto.errors import ConnectionLost, MagnetarError, TimedOut, Unauthenticated
 from ....proto.names import parse_number
 from ....proto.versions import PRODUCT
 from ....runtime.access import PrincipalKind
@@ -62,7 +65,9 @@ from ....runtime.clock import Clock
 from ....runtime.network import CallContext
 from ...node.topic_manager import TopicManager
 from ..call import BadRequest, RestRequest, error_response
-from .topic_views import FILTERS, SUBSCRIPTION, VIEWS, View, find_view, moment, number, parse_form_time
+from .messages import Searches, is_search, messages, parse_form_time
+from .resending import Resent, plan_resend, publish_again
+from .topic_views import FILTERS, SUBSCRIPTION, VIEWS, View, find_view, moment, number
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -227,6 +232,8 @@ COMMENT_TURNS = 7
 """After so many turns without a change a stream sends a comment, so that what is between does not end it."""
 STREAMS_MAX = 50
 VIEW_S = 30.0
+RESENT_MAX = 1000
+"""Messages that were published again, of which the page remembers that they were."""
 FORM_BYTES_MAX = 64 << 10
 
 Admit = Callable[[Request, str, str], Awaitable[CallContext]]
@@ -258,6 +265,8 @@ class PageApplication:
         self._tokens = FormTokens()
         self._sessions = Sessions(self._clock)
         self._streams = 0
+        self._searches = Searches()
+        self._resent = OrderedDict[str, Resent | None]()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
@@ -285,8 +294,10 @@ class PageApplication:
         call = self._make_call(request, context, _topic_names(names), b"")
         if request.query_params.get("live") and view.live and request.method == "GET":
             return self._live(request, view, call)
+        searching = view.run is messages and is_search(call)
         async with asyncio.timeout(VIEW_S):
-            value = await view.run(call)
+            with self._searches.running(call.topic.full) if searching else nullcontext():
+                value = await view.run(call)
         if isinstance(value, Response):
             return value
         if request.query_params.get("format") == "json":
@@ -316,10 +327,12 @@ class PageApplication:
             self._sessions.discard(_cookie(request))
             return RedirectResponse(f"{ROOT}/login", 303)
         view, names = find_view(path)
-        if view is not SUBSCRIPTION:
+        if view is not SUBSCRIPTION and view.run is not messages:
             raise BadRequest("the page has no such form", 404)
-        context = await self._caller(request, "subscription")
+        context = await self._caller(request, view.template.removesuffix(".html"))
         call = self._make_call(request, context, _topic_names(names), b"")
+        if view is not SUBSCRIPTION:
+            return await self._resend(request, call, form, context)
         action = parse_page_action(form)
         async with asyncio.timeout(VIEW_S):
             if form.get("confirm") == "1":
@@ -329,6 +342,31 @@ class PageApplication:
             value = await view.run(call)
         shown = {"preview": preview, "action": action, "given": form.get(action.act, ""), "live": False}
         return self._render(request, view.template, **{**_values(request, view, value, context), **shown})
+
+    async def _resend(
+        self, request: Request, call: RestRequest, form: dict[str, str], context: CallContext
+    ) -> Response:
+        """Previews to publish a message again, or does it: once for each preview, however often its form is sent."""
+        act, id_, once = form.get("act", ""), form.get("id", "").strip(), form.get("once", "")
+        confirmed = form.get("confirm") == "1" and re.fullmatch(r"[0-9a-f]{32}", once) is not None
+        seen = f"{request.scope['path']}?id={quote(id_, safe=':')}&resent={once}"
+        if confirmed and once in self._resent:
+            return RedirectResponse(seen, 303)
+        async with asyncio.timeout(VIEW_S):
+            plan = await plan_resend(call, act, id_, once if confirmed else secrets.token_hex(16))
+        if not confirmed:
+            return self._render(request, "resend.html", title="Publish again", who=context.principal.name, plan=plan)
+        self._resent[once] = None  # before it is published: a form that is sent twice publishes once
+        while len(self._resent) > RESENT_MAX:
+            self._resent.popitem(last=False)
+        try:
+            self._resent[once] = await publish_again(call, plan)
+        except (TimedOut, ConnectionLost):
+            raise  # it may have been published
+        except MagnetarError:
+            self._resent.pop(once, None)
+            raise
+        return RedirectResponse(seen, 303)
 
     async def _login(self, request: Request, form: dict[str, str]) -> Response:
         if token := form.get("token", "").strip():
@@ -392,6 +430,7 @@ class PageApplication:
         shared = {
             "form": self._tokens.token_of(cookie), "product": PRODUCT, "views": VIEWS, "root": ROOT, "live": False,
             "next": request.query_params.get("next", ""), "path": None, "preview": "", "now_ms": self._clock.wall_ms(),
+            "resent": self._resent.get(request.query_params.get("resent", "")),
         }  # fmt: skip
         response = HTMLResponse(_TEMPLATES.get_template(template).render(**{**shared, **values}))
         if not _cookie(request):

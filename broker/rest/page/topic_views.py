@@ -16,7 +16,7 @@ shows the value itself.
 | `/` | `overview` | overview.html |
 | `/topics` | `topics` | topics.html |
 | `/topics/{domain}/{tenant}/{namespace}/{topic}` | `topic` (topic_views.py) | topic.html |
-| the same, and `/ledgers`, `/messages`, `/subscription/{name}` | of the same name, there | of the same name |
+| the same, and `/ledgers`, `/messages`, `/tail`, `/subscription/{name}` | of the same name, there | of the same name |
 | `/brokers`, `/bookies`, `/repair`, `/metadata`, `/security`, `/settings` | of the same name | of the same name |
 
 Guarding tests: tests/broker/rest/test_page.py, tests/broker/rest/test_page_views.py.
@@ -25,23 +25,17 @@ Guarding tests: tests/broker/rest/test_page.py, tests/broker/rest/test_page_view
 from __future__ import annotations
 
 import heapq
-from codecs import getincrementaldecoder
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from urllib.parse import quote
-
-import msgspec
-from starlette.responses import Response
 
 from ....proto import operations as op
 from ....proto.alarms import Alarm, find_alarms, find_metadata_alarms, find_repair_alarms
-from ....proto.entry import decode_as_stored, decode_properties, decode_text, parse_entry
-from ....proto.errors import NotFound, Unavailable
+from ....proto.errors import Unavailable
 from ....proto.names import parse_number
-from ....proto.operations import Operation
 from ....proto.statistics import (
     BookieInfo,
     BrokerSetting,
@@ -60,10 +54,10 @@ from ....proto.statistics import (
     WhyStuck,
 )
 from ....runtime.config import REQUIRED, defaults_of, settings
-from ...log.unfolding import run_in_thread_if_slow
 from ...session.inspection import ask_bookies
 from ...session.settings import to_java_text
 from ..call import BadRequest, RestRequest
+from .messages import ONE, ask_owner, json_text, messages, tail
 
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 
@@ -122,15 +116,6 @@ def segment(name: str) -> str:
     return quote(name, safe="")
 
 
-def parse_form_time(text: str) -> int:
-    """Returns the time that a user entered in a form (date and time in UTC), in milliseconds since the epoch. Raises
-    BadRequest if the text is not a time."""
-    try:
-        return max(0, int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1000))
-    except (ValueError, OverflowError):
-        raise BadRequest("the time is like 2026-11-28T12:00, in UTC") from None
-
-
 def stretches(sizes: Sequence[float]) -> list[tuple[float, float]]:
     """Divides a bar with a width of 1,000 in proportion to `sizes`. Returns the beginning and the width of each
     part."""
@@ -139,40 +124,6 @@ def stretches(sizes: Sequence[float]) -> list[tuple[float, float]]:
         found.append((round(1000 * at / whole, 2), round(1000 * each / whole, 2)))
         at += each
     return found
-
-
-def json_text(text: str) -> str:
-    """Returns a JSON document, indented over several lines. Raises ValueError if `text` is not JSON."""
-    try:
-        return msgspec.json.format(text, indent=2)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"no JSON: {error}") from error
-
-
-def format_payload_text(payload: bytes, way: str, most: int) -> tuple[str, str]:
-    """Formats the first `most` bytes of a payload for the page. Returns the format ("json", "text" or "hex") and the
-    text. `way`: the wanted format. If it is empty, or is "json" and the payload is not JSON, the first of the three
-    formats that fits is used."""
-    part, is_whole = payload[:most], len(payload) <= most
-    try:
-        text = getincrementaldecoder("utf-8")("replace" if way == "text" else "strict").decode(part, is_whole)
-    except UnicodeDecodeError:
-        return "hex", _hex_text(part)
-    if way == "hex" or (way != "text" and "\0" in text):
-        return "hex", _hex_text(part)
-    try:
-        return ("text", text) if way == "text" or not is_whole else ("json", json_text(text)[: 2 * most])
-    except ValueError:
-        return "text", text
-
-
-def _hex_text(payload: bytes) -> str:
-    lines = list[str]()
-    for at in range(0, len(payload), 16):
-        part = payload[at : at + 16]
-        plain = "".join(chr(each) if 32 <= each < 127 else "." for each in part)
-        lines.append(f"{at:08x}  {part.hex(' '):<47}  {plain}")
-    return "\n".join(lines)
 
 
 def shade(bucket: CursorBucket) -> float:
@@ -197,16 +148,6 @@ WHY_MAX = 50
 BUCKETS = 200
 """Of the strip of a subscription: a few pixels for each."""
 LEDGERS = 100
-PEEKED = 20
-PAYLOADS_BYTES = 64 << 10
-"""Bytes of the payloads on a page, together."""
-UNFOLDED_MAX = 8 << 20
-MESSAGES_MAX = 1000
-"""Uncompressed bytes and messages of an entry that the page decodes."""
-WAYS = ("", "text", "json", "hex")
-ONE = "open one of them"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,48 +219,12 @@ class LedgersView:
         return [1 - len(each.copies.missing) / max(1, len(each.copies.bookies)) for each in self.ledgers]
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A stored message as the page shows it. `way`: the format of the text `payload`. `cut`: whether `payload` is only
-    a part of the message's payload."""
-
-    id: str  # LEDGER:ENTRY, of a batch with :INDEX
-    index: int
-    published_ms: int
-    producer: str
-    key: str
-    properties: dict[str, str]
-    size: int
-    way: str
-    payload: str
-    cut: bool
-
-
-@dataclass(frozen=True, slots=True)
-class MessagesView:
-    """The content of the page with messages of a topic: the messages that the query selects by `id`, `time` or
-    `subscription`; if it selects none, the last message."""
-
-    topic: str
-    id: str
-    time: str
-    subscription: str
-    way: str
-    messages: tuple[Message, ...]
-
-
-async def _ask(call: RestRequest, operation: Operation[T], **arguments: object) -> T:
-    """Calls an operation at the owner of the topic, as the caller."""
-    await call.authorize(operation, **{operation.rule.field: call.topic.full}, **arguments)
-    return await call.call_topic_owner(operation, call.topic, **arguments)
-
-
 async def topic(call: RestRequest) -> TopicView:
     name = call.topic.full
     await call.authorize(op.TOPIC_STATS, name=name)
     if partitions := await call.list_partitions():
         return TopicView(name, partitions=tuple(each.full for each in partitions))
-    stats = await _ask(call, op.TOPIC_STATS)
+    stats = await ask_owner(call, op.TOPIC_STATS)
     explained = [
         ExplainedSubscription(each, await _why(call, each.name) if at < WHY_MAX else None)
         for at, each in enumerate(stats.subscriptions)
@@ -337,105 +242,25 @@ async def _why(call: RestRequest, subscription: str) -> WhyStuck | None:
 
 async def subscription(call: RestRequest) -> SubscriptionView:
     name, full = call.names["subscription"], call.topic.full
-    stats = await _ask(call, op.TOPIC_STATS)
+    stats = await ask_owner(call, op.TOPIC_STATS)
     found = next((each for each in stats.subscriptions if each.name == name), None)
     if found is None:
         raise BadRequest("the topic has no such subscription", 404)
     may_operate = await call.may_call(op.SKIP_MESSAGES, topic=full, name=name)
     cursor: CursorShape | None = None
     if may_operate:
-        cursor = await _ask(call, op.DESCRIBE_CURSOR, name=name, buckets=BUCKETS)
+        cursor = await ask_owner(call, op.DESCRIBE_CURSOR, name=name, buckets=BUCKETS)
     return SubscriptionView(full, ExplainedSubscription(found, await _why(call, name)), cursor, may_operate)
 
 
 async def ledgers(call: RestRequest) -> LedgersView:
     await call.check_unpartitioned(op.DESCRIBE_LEDGERS, ONE)
     after = parse_number(call.query.get("after", "0")) or 0
-    found = await _ask(call, op.DESCRIBE_LEDGERS, after=after, limit=LEDGERS)
-    kept = {each.ledger_id: each for each in (await _ask(call, op.WHY_KEPT)).ledgers}
+    found = await ask_owner(call, op.DESCRIBE_LEDGERS, after=after, limit=LEDGERS)
+    kept = {each.ledger_id: each for each in (await ask_owner(call, op.WHY_KEPT)).ledgers}
     rows = tuple(LedgerRow(each, kept.get(each.ledger_id)) for each in found)
     after = rows[-1].copies.ledger_id if len(rows) == LEDGERS else 0
     return LedgersView(call.topic.full, rows, after, await call.may_call(op.GET_MESSAGE, topic=call.topic.full))
-
-
-# --------------------------------------------------------------------------------------------------- messages
-async def messages(call: RestRequest) -> MessagesView | Response:
-    """Returns the messages that the query selects. With the parameter `download`, returns the payload of the message
-    that `id` names. Raises BadRequest if the query is invalid; NotFound if the message does not exist."""
-    await call.check_unpartitioned(op.GET_MESSAGE, ONE)
-    asked = {name: call.query.get(name, "").strip() for name in ("id", "time", "subscription")}
-    way = call.query.get("as", "")
-    if way not in WAYS:
-        raise BadRequest("a payload is shown as text, json or hex")
-    wanted = _parse_id(asked["id"]) if asked["id"] else None
-    found = [one for each in await _find_entries(call, wanted, asked) for one in await _decode(call, each, wanted)]
-    if call.query.get("download"):
-        if len(found) != 1:
-            raise BadRequest("a download names one message by its id")
-        name = found[0][0].replace(":", "-")
-        headers = {"Content-Disposition": f'attachment; filename="{name}.bin"'}
-        return Response(found[0][3], media_type="application/octet-stream", headers=headers)
-    most = PAYLOADS_BYTES // max(1, len(found))
-    return MessagesView(call.topic.full, **asked, way=way, messages=tuple(_message(*each, way, most) for each in found))
-
-
-def _parse_id(text: str) -> tuple[int, int, int]:
-    """Returns ledger, entry and batch index of a message id; -1: the whole entry. Raises BadRequest."""
-    parts = [parse_number(each) for each in text.split(":")]
-    numbers = [each for each in parts if each is not None and 0 <= each < 1 << 63]
-    if not 2 <= len(parts) <= 3 or len(numbers) != len(parts):
-        raise BadRequest("a message id is LEDGER:ENTRY or LEDGER:ENTRY:INDEX")
-    return numbers[0], numbers[1], numbers[2] if len(numbers) > 2 else -1
-
-
-async def _find_entries(call: RestRequest, wanted: tuple[int, int, int] | None, asked: dict[str, str]) -> Any:
-    """Returns the entries that are asked for, as `wire.Delivery`."""
-    if asked["time"]:
-        at = await _ask(call, op.MESSAGE_ID_BY_TIME, publish_time_ms=parse_form_time(asked["time"]))
-        wanted = at.ledger_id, at.entry_id, -1
-    if wanted is not None:
-        return await _ask(call, op.GET_MESSAGE, ledger_id=wanted[0], entry_id=wanted[1])
-    if asked["subscription"]:
-        return await _ask(call, op.PEEK_MESSAGES, name=asked["subscription"], messages=PEEKED)
-    try:
-        return await _ask(call, op.EXAMINE_MESSAGES, number=1, from_latest=True)
-    except NotFound:
-        return ()  # it has no message
-
-
-Found = tuple[str, int, Any, bytes, str, int]
-"""Id, index, metadata, payload, producer and time of a message."""
-
-
-async def _decode(call: RestRequest, found: Any, wanted: tuple[int, int, int] | None) -> list[Found]:
-    """Returns the messages of an entry, but those that are acknowledged; the one that is wanted if its index is. Raises
-    BadRequest if the entry is too large for the page."""
-    last_index, header = parse_entry(found.entry)
-    if header.uncompressed_size > UNFOLDED_MAX or header.num_messages > MESSAGES_MAX:
-        raise BadRequest("this entry is too large for the page: read it with 'magnetar consume' or the SDK", 413)
-    decoded = await run_in_thread_if_slow(found.entry, call.broker.world, decode_as_stored, header, found.entry)
-    messages, place = list[Found](), f"{found.ledger_id}:{found.entry_id}"
-    first_index = last_index - header.num_messages + 1
-    for at, (about, payload) in enumerate(decoded):
-        is_whole = about is header.metadata
-        if at in found.acked_batch_indexes or (wanted is not None and wanted[2] not in (-1, at)):
-            continue
-        messages.append((
-            place if is_whole else f"{place}:{at}", first_index + at, about, payload,
-            decode_text(header.metadata.producer_name), header.publish_time,
-        ))  # fmt: skip
-    return messages
-
-
-def _message(
-    id_: str, index: int, about: Any, payload: bytes, producer: str, published_ms: int, way: str, most: int
-) -> Message:
-    shown, text = format_payload_text(payload, way, most)
-    return Message(
-        id_, index, published_ms, producer, decode_text(about.partition_key), decode_properties(about), len(payload),
-        shown,
-        text, len(payload) > most,
-    )  # fmt: skip
 
 
 ROWS = 10
@@ -653,6 +478,7 @@ OF_TOPIC = {
     "": View(topic, "topic.html", "Topic"),
     "ledgers": View(ledgers, "ledgers.html", "Ledgers"),
     "messages": View(messages, "messages.html", "Messages", live=False),
+    "tail": View(tail, "tail.html", "Tail"),
 }
 """The views of a topic, by what follows its path."""
 SUBSCRIPTION = View(subscription, "subscription.html", "Subscription")

@@ -273,7 +273,8 @@ def make_dead_letters(source: DeadLetterOrigin, entry: Buffer, done: frozenset[i
     letters = []
     for index, (fields, payload) in enumerate(messages):
         if index not in done:
-            metadata = _addressed(source, index if header.batched else -1, _copied(header, fields), now_ms, reason)
+            copied = copy_message_metadata(header, fields)
+            metadata = _addressed(source, index if header.batched else -1, copied, now_ms, reason)
             letters.append(encode_entry(metadata, payload))
     return letters
 
@@ -288,22 +289,20 @@ def make_chunk_dead_letter(source: DeadLetterOrigin, entry: Buffer, now_ms: int)
 
 def _as_it_is(source: DeadLetterOrigin, header: EntryHeader, payload: bytes, now_ms: int, *, uuid: str = "") -> bytes:
     """Returns a dead letter whose payload is not taken apart: ciphertext, or a chunk."""
-    metadata = MessageMetadata()
-    metadata.CopyFrom(header.metadata)
-    for name in _OF_ITS_TOPIC:
-        metadata.ClearField(name)
+    metadata = copy_message_metadata(header, header.metadata, as_it_is=True)
     if uuid:
         metadata.uuid = uuid
     return encode_client_part(_addressed(source, -1, metadata, now_ms, source.reason), payload)
 
 
-def _copied(header: EntryHeader, fields: MessageFields) -> MessageMetadata:
+def copy_message_metadata(header: EntryHeader, fields: MessageFields, *, as_it_is: bool = False) -> MessageMetadata:
     """Returns the metadata that the message keeps. The version of its schema is a number of its topic: whoever
-    publishes the letter replaces it (broker/node/internal_producer.py `InternalProducer.publish_copies`)."""
+    publishes the letter replaces it (broker/node/internal_producer.py `InternalProducer.publish_copies`). `as_it_is`:
+    the payload stays compressed, as it is encrypted."""
     metadata = MessageMetadata()
     if isinstance(fields, MessageMetadata):
         metadata.CopyFrom(header.metadata)
-        for name in ("compression", "uncompressed_size", *_OF_ITS_TOPIC):
+        for name in (*_OF_ITS_TOPIC, *(() if as_it_is else ("compression", "uncompressed_size"))):
             metadata.ClearField(name)
         return metadata
     for name in (

@@ -25,7 +25,7 @@ STILL = ("/ui/metadata", f"{TOPIC}/messages")
 """Views that are as of their loading."""
 VIEWS = (
     "/ui", "/ui/", "/ui/topics", "/ui/brokers", "/ui/bookies", "/ui/repair", "/ui/security", "/ui/settings",
-    f"{TOPIC}/ledgers", *STILL, TOPIC,
+    f"{TOPIC}/ledgers", f"{TOPIC}/tail", *STILL, TOPIC,
 )  # fmt: skip
 
 

@@ -1,44 +1,59 @@
 """The page in a real browser: with and without its script, with hostile names, live, by keyboard, behind a login."""
 
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
+import pytest_asyncio
 
 from magnetar.asyncio import Client
+from magnetar.broker.rest.page.messages import TAIL_MAX
 from tests.broker.rest.http import V2, T, serving
 from tests.broker.rest.test_access import guarded
 from tests.broker.rest.test_page import HOSTILE, STILL, TOPIC, VIEWS
-from tests.page import IS_THERE, WHAT_TO_INSTALL, browsing, visiting
+from tests.page import WHAT_TO_INSTALL, browsing, is_there, visiting
 
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(not IS_THERE, reason=WHAT_TO_INSTALL)]
+pytestmark = [
+    pytest.mark.browser, pytest.mark.skipif(not is_there(), reason=WHAT_TO_INSTALL),
+    pytest.mark.asyncio(loop_scope="module"),
+]  # fmt: skip
+DARK, LIGHT = "rgb(13, 17, 23)", "rgb(255, 255, 255)"
 
 
-async def test_each_view_works_with_and_without_javascript(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, broker, _), browsing() as browser:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Any]:
+    """One Chromium for all tests here: it takes seconds to start. Each test has its own cookies and tabs."""
+    async with browsing() as browser:
+        yield browser
+
+
+async def test_each_view_works_with_and_without_javascript(tmp_path: Path, browser: Any) -> None:
+    async with serving(tmp_path) as (http, broker, _):
         await http.done("PUT", T)
         await http.done("PUT", f"{T}/subscription/s", "latest")
         for script in (True, False):
-            for scheme in ("light", "dark"):
-                options = {"java_script_enabled": script, "color_scheme": scheme}
-                async with visiting(browser, broker.http_url, **options) as page:
-                    for path in VIEWS:
-                        answer = await page.goto(broker.http_url + path)
-                        assert answer.status == 200
-                        assert await page.locator("h1").is_visible()
-                        assert await page.locator("#pause").is_visible() is (script and path not in STILL)
-                        dark = "rgb(13, 17, 23)"
-                        ground = await page.locator("body").evaluate("each => getComputedStyle(each).backgroundColor")
-                        assert (ground == dark) is (scheme == "dark")
-                    await page.get_by_role("link", name="Topics").click()
-                    await page.get_by_label("Name contains").fill("default/t")
-                    await page.get_by_role("button", name="Search").click()
-                    await page.get_by_role("link", name="persistent://public/default/t").click()
-                    assert page.url.endswith(TOPIC)
+            async with visiting(browser, broker.http_url, java_script_enabled=script) as page:
+                for path in VIEWS:
+                    answer = await page.goto(broker.http_url + path)
+                    assert answer.status == 200
+                    assert await page.locator("h1").is_visible()
+                    assert await page.locator("#pause").is_visible() is (script and path not in STILL)
+                for scheme, ground in (("light", LIGHT), ("dark", DARK)):  # all have the same style sheet
+                    await page.emulate_media(color_scheme=scheme)
+                    shown = await page.locator("body").evaluate("each => getComputedStyle(each).backgroundColor")
+                    assert shown == ground
+                await page.get_by_role("link", name="Topics").click()
+                await page.get_by_label("Name contains").fill("default/t")
+                await page.get_by_role("button", name="Search").click()
+                await page.get_by_role("link", name="persistent://public/default/t").click()
+                assert page.url.endswith(TOPIC)
 
 
-async def test_hostile_names_run_nothing(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, broker, _), browsing() as browser:
+async def test_hostile_names_run_nothing(tmp_path: Path, browser: Any) -> None:
+    async with serving(tmp_path) as (http, broker, _):
         names = [quote(each, safe="") for each in HOSTILE]
         for name in names:
             await http.done("PUT", f"{V2}/persistent/public/default/{name}")
@@ -52,8 +67,8 @@ async def test_hostile_names_run_nothing(tmp_path: Path) -> None:
                 assert await page.locator("img").count() == 0
 
 
-async def test_a_view_changes_by_itself_and_keeps_the_focus(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, broker, _), browsing() as browser:
+async def test_a_view_changes_by_itself_and_keeps_the_focus(tmp_path: Path, browser: Any) -> None:
+    async with serving(tmp_path) as (http, broker, _):
         await http.done("PUT", T)
         await http.get(f"{T}/stats")
         async with visiting(browser, broker.http_url) as page:
@@ -69,8 +84,8 @@ async def test_a_view_changes_by_itself_and_keeps_the_focus(tmp_path: Path) -> N
             assert await page.get_by_role("button", name="Pause", pressed=True).is_visible()
 
 
-async def test_the_page_is_read_and_used_without_a_mouse(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, broker, _), browsing() as browser:
+async def test_the_page_is_read_and_used_without_a_mouse(tmp_path: Path, browser: Any) -> None:
+    async with serving(tmp_path) as (http, broker, _):
         await http.done("PUT", T)
         await http.get(f"{T}/stats")
         async with visiting(browser, broker.http_url) as page:
@@ -90,8 +105,8 @@ async def test_the_page_is_read_and_used_without_a_mouse(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("script", [True, False])
-async def test_a_user_logs_in_and_out(tmp_path: Path, script: bool) -> None:
-    async with guarded(tmp_path) as (http, _), browsing() as browser:
+async def test_a_user_logs_in_and_out(tmp_path: Path, browser: Any, script: bool) -> None:
+    async with guarded(tmp_path) as (http, _):
         url = f"http://{http.endpoint}"
         async with visiting(browser, url, java_script_enabled=script) as page:
             await page.goto(f"{url}/ui/brokers")
@@ -106,9 +121,11 @@ async def test_a_user_logs_in_and_out(tmp_path: Path, script: bool) -> None:
 
 
 @pytest.mark.parametrize("script", [True, False])
-async def test_messages_and_the_cursor_of_a_subscription_are_read_without_colour(tmp_path: Path, script: bool) -> None:
+async def test_messages_and_the_cursor_of_a_subscription_are_read_without_colour(
+    tmp_path: Path, browser: Any, script: bool
+) -> None:
     async with (
-        serving(tmp_path) as (_, broker, _), browsing() as browser,
+        serving(tmp_path) as (_, broker, _),
         Client(f"magnetar://{broker.endpoint}") as client,
     ):  # fmt: skip
         consumer = await client.subscribe("t", "s", consumer_name="ada")
@@ -140,3 +157,45 @@ async def test_messages_and_the_cursor_of_a_subscription_are_read_without_colour
             assert (
                 'table "Ledgers, the oldest first, and what keeps them"' in await page.locator("main").aria_snapshot()
             )
+
+
+@pytest.mark.parametrize("script", [True, False])
+async def test_a_letter_is_searched_and_sent_back(tmp_path: Path, browser: Any, script: bool) -> None:
+    async with serving(tmp_path) as (http, broker, _), Client(f"magnetar://{broker.endpoint}") as client:
+        await http.done("PUT", T)
+        letters = await client.create_producer("t-DLQ", batching_enabled=False)
+        text = HOSTILE[0]
+        for _ in range(2):
+            await letters.send(text.encode(), partition_key=text, properties={
+                "REAL_TOPIC": "persistent://public/default/t", text: text
+            })  # fmt: skip
+        async with visiting(browser, broker.http_url, java_script_enabled=script) as page:
+            await page.goto(f"{broker.http_url}/ui/topics/persistent/public/default/t-DLQ/messages")
+            await page.get_by_label("Key").fill(text)
+            await page.get_by_label("and text in the payload").fill("onerror")
+            await page.get_by_role("button", name="Search backwards").click()
+            assert await page.get_by_role("article").count() == 2
+            assert "That is all of them." in await page.get_by_role("status").first.inner_text()
+            await page.get_by_role("button", name="Send back to its topic …").first.click()
+            assert "at the end of persistent://public/default/t:" in await page.get_by_role("alert").inner_text()
+            await page.get_by_role("button", name="Do it").click()
+            await page.get_by_role("status").get_by_role("link").click()
+            assert page.url.startswith(f"{broker.http_url}{TOPIC}/messages?id=")
+            assert await page.locator("pre").inner_text() == text
+            assert await page.locator("img").count() == 0
+
+
+async def test_a_tail_that_stays_open_follows_and_does_not_grow(tmp_path: Path, browser: Any) -> None:
+    async with serving(tmp_path) as (http, broker, _), Client(f"magnetar://{broker.endpoint}") as client:
+        await http.done("PUT", T)
+        producer = await client.create_producer("t", batching_enabled=False)
+        async with visiting(browser, broker.http_url) as page:
+            await page.goto(f"{broker.http_url}{TOPIC}")
+            await page.get_by_role("link", name="Tail").click()
+            for number in range(2):
+                sent = [producer.send(f"{HOSTILE[0]} {number}".encode()) for _ in range(100)]
+                await asyncio.gather(*sent)
+                await page.get_by_text(f"{HOSTILE[0]} {number}").first.wait_for()
+                await page.get_by_role("row", name=f" {100 * number + 99} ").wait_for()
+                assert await page.locator("tbody tr").count() == TAIL_MAX
+            assert await page.locator("img").count() == 0

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from magnetar.asyncio import Client
-from magnetar.broker.rest.page import topic_views
+from magnetar.broker.rest.page import messages, topic_views
 from magnetar.metadata import paths
 from magnetar.metadata.records import UnderReplicatedRecord
 from magnetar.metadata.store import ABSENT, put_record
@@ -50,8 +50,8 @@ async def test_messages_are_found_by_id_time_and_subscription(tmp_path: Path) ->
 
         async def found(**query: str) -> list[dict[str, object]]:
             answer = await http.get(f"{MESSAGES}?{urlencode({**query, 'format': 'json'})}")
-            messages: list[dict[str, object]] = answer["messages"]
-            return messages
+            listed: list[dict[str, object]] = answer["messages"]
+            return listed
 
         id_ = f"{first.ledger_id()}:{first.entry_id()}"
         (one,) = await found(id=id_)
@@ -89,8 +89,8 @@ async def test_a_message_of_a_batch_has_its_index_and_what_is_large_is_cut_or_re
         assert only["messages"][-1]["payload"] == "b" * 100
         whole = (await http.get(f"{MESSAGES}?id={ids[0].ledger_id()}:{ids[0].entry_id()}&format=json"))["messages"][0]
         assert (whole["size"], whole["cut"]) == (1_000_000, True)
-        assert len(whole["payload"]) <= topic_views.PAYLOADS_BYTES
-        monkeypatch.setattr(topic_views, "MESSAGES_MAX", 0)
+        assert len(whole["payload"]) <= messages.PAYLOADS_BYTES
+        monkeypatch.setattr(messages, "MESSAGES_MAX", 0)
         assert (await http.ask("GET", f"{MESSAGES}?id={at}")).status == 413
 
 
@@ -99,9 +99,9 @@ def test_payloads_are_shown_as_what_they_are() -> None:
         (b"", "", "text"), (b"plain", "", "text"), (b"[1]", "", "json"), (b"[1]", "hex", "hex"), (b"\xff", "", "hex"),
         (b"\xff", "text", "text"), (b"a\0", "", "hex"), (b"[" * 5000, "", "text"), (b"{", "json", "text"),
     ):  # fmt: skip
-        assert topic_views.format_payload_text(payload, way, 100_000)[0] == shown, payload
-    assert topic_views.format_payload_text("aä".encode(), "", 2) == ("text", "a"), "a letter that is cut"
-    assert topic_views.format_payload_text(
+        assert messages.format_payload_text(payload, way, 100_000)[0] == shown, payload
+    assert messages.format_payload_text("aä".encode(), "", 2) == ("text", "a"), "a letter that is cut"
+    assert messages.format_payload_text(
         b"0123456789abcdefg", "hex", 100
     )[1].splitlines()[1] == f"00000010  {'67':<47}  g"
 

@@ -1,0 +1,561 @@
+"""The messages of one topic on the page: shown, found, and followed. resending.py publishes one of them again.
+
+    messages(call)      those of an id, a time or a backlog; with a key, a property or a text: those that fit
+    tail(call)          the newest, for a view that is renewed while it is open
+
+A search reads the topic backwards from its end, or from where the search before ended, in windows of indexes; each
+window is read forwards by `OwnerReader`, at the topic's owner. It shows what a consumer could get: no message of an
+open or an aborted transaction. One search looks at FIND_MESSAGES or FIND_BYTES at most, or for FIND_S, and a window
+more; its answer says how far it got, and has the link to go on. FINDS_MAX at a time at a broker, one of each topic
+(`Searches`).
+
+Who calls needs the permission to consume, which is checked before anything is read.
+Guarding tests: tests/broker/rest/test_page_messages.py.
+"""
+
+from __future__ import annotations
+
+from codecs import getincrementaldecoder
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
+
+import msgspec
+from starlette.responses import Response
+
+from ....proto import operations as op
+from ....proto import wire_pb2 as wire
+from ....proto.entry import EntryHeader, decode_as_stored, decode_properties, decode_text, parse_entry
+from ....proto.errors import ConnectionLost, CorruptEntry, InvalidName, NotFound, NotOwner, Unauthorized, from_wire
+from ....proto.names import TopicName, parse_number
+from ....proto.operations import Operation, Permission
+from ....runtime.network import Channel, EndOfStream, Endpoint, Stream, rpc
+from ...common.token_bucket import EventLoopSlices
+from ...log.unfolding import run_in_thread_if_slow
+from ...session.backlogs import MessageIndexRange, RangeReader
+from ...subscription.core.redelivery_backoff import REAL_TOPIC
+from ..call import BadRequest, RestRequest
+
+PEEKED = 20
+PAYLOADS_BYTES = 64 << 10
+"""Bytes of the payloads on a page, together."""
+UNFOLDED_MAX = 8 << 20
+MESSAGES_MAX = 1000
+"""Uncompressed bytes and messages of an entry that the page decodes."""
+WAYS = ("", "text", "json", "hex")
+ONE = "open one of them"
+RESEND, REDRIVE = "resend", "redrive"
+"""What resending.py does with a message: publishes it again, or sends a dead letter back."""
+
+FIND_MESSAGES = 100_000
+FIND_BYTES = 64 << 20
+FIND_S = 10.0
+"""What one search looks at: about a second of a core."""
+FOUND_MAX = 50
+FINDS_MAX = 2
+PATTERN_MAX = 1000
+"""Characters of what is searched for."""
+WINDOW_MESSAGES = 1000
+WINDOW_BYTES = 4 << 20
+READ_BYTES = 1 << 20
+"""A window has at most so many messages, and less of them where they are larger; it is read in pieces."""
+
+TAIL_MAX = 50
+TAIL_BYTES = 1 << 20
+TAIL_PAYLOADS = 16 << 10
+"""Messages of the tail, bytes that are read for it each time, about, and bytes of the payloads that it shows."""
+
+T = TypeVar("T")
+
+
+async def ask_owner(call: RestRequest, operation: Operation[T], **arguments: object) -> T:
+    """Calls an operation at the owner of the topic, as the caller."""
+    await call.authorize(operation, **{operation.rule.field: call.topic.full}, **arguments)
+    return await call.call_topic_owner(operation, call.topic, **arguments)
+
+
+def parse_form_time(text: str) -> int:
+    """Returns the time that a user entered in a form (date and time in UTC), in milliseconds since the epoch. Raises
+    BadRequest if the text is not a time."""
+    try:
+        return max(0, int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1000))
+    except (ValueError, OverflowError):
+        raise BadRequest("the time is like 2026-11-28T12:00, in UTC") from None
+
+
+def json_text(text: str) -> str:
+    """Returns a JSON document, indented over several lines. Raises ValueError if `text` is not JSON."""
+    try:
+        return msgspec.json.format(text, indent=2)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"no JSON: {error}") from error
+
+
+def format_payload_text(payload: bytes, way: str, most: int) -> tuple[str, str]:
+    """Formats the first `most` bytes of a payload for the page. Returns the format ("json", "text" or "hex") and the
+    text. `way`: the wanted format. If it is empty, or is "json" and the payload is not JSON, the first of the three
+    formats that fits is used."""
+    part, is_whole = payload[:most], len(payload) <= most
+    try:
+        text = getincrementaldecoder("utf-8")("replace" if way == "text" else "strict").decode(part, is_whole)
+    except UnicodeDecodeError:
+        return "hex", _hex_text(part)
+    if way == "hex" or (way != "text" and "\0" in text):
+        return "hex", _hex_text(part)
+    try:
+        return ("text", text) if way == "text" or not is_whole else ("json", json_text(text)[: 2 * most])
+    except ValueError:
+        return "text", text
+
+
+def _hex_text(payload: bytes) -> str:
+    lines = list[str]()
+    for at in range(0, len(payload), 16):
+        part = payload[at : at + 16]
+        plain = "".join(chr(each) if 32 <= each < 127 else "." for each in part)
+        lines.append(f"{at:08x}  {part.hex(' '):<47}  {plain}")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A stored message as the page shows it. `way`: the format of the text `payload`. `cut`: whether `payload` is only
+    a part of the message's payload."""
+
+    id: str  # LEDGER:ENTRY, of a batch with :INDEX
+    index: int
+    published_ms: int
+    producer: str
+    key: str
+    properties: dict[str, str]
+    size: int
+    way: str
+    payload: str
+    cut: bool
+    acts: tuple[str, ...] = ()  # RESEND, REDRIVE: what the caller may do with it
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a search got. `before`: the index below which the next search goes on; 0: everything was looked at.
+    `unread`: messages whose payload could not be searched, because it is encrypted, a chunk, damaged or too large."""
+
+    messages: int
+    bytes: int
+    before: int
+    why: str
+    unread: int
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesView:
+    """The content of the page with messages of a topic: the messages that the query selects by `id`, `time` or
+    `subscription`; or by a search for `key`, `property` and `text`, published from `since` until `until`; if it selects
+    none, the last message. `progress`: of a search; None for the others."""
+
+    topic: str
+    id: str
+    time: str
+    subscription: str
+    since: str
+    until: str
+    key: str
+    property: str
+    text: str
+    way: str
+    messages: tuple[Message, ...]
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TailView:
+    """The newest messages of a topic, the newest first. `end_index`: the index of the next message, so that who watches
+    sees how many came that are not shown."""
+
+    topic: str
+    end_index: int
+    messages: tuple[Message, ...]
+
+
+class StoredDelivery(NamedTuple):
+    """An entry as a search reads it, in the shape of `wire.Delivery`."""
+
+    ledger_id: int
+    entry_id: int
+    entry: bytes
+    acked_batch_indexes: Sequence[int] = ()
+
+
+SEARCHED = ("since", "until", "key", "property", "text")
+FIELDS = ("id", "time", "subscription", *SEARCHED)
+
+
+def is_search(call: RestRequest) -> bool:
+    """Returns True if the query searches, and so reads much of the topic."""
+    return any(call.query.get(each) for each in SEARCHED)
+
+
+async def messages(call: RestRequest) -> MessagesView | Response:
+    """Returns the messages that the query selects. With the parameter `download`, returns the payload of the message
+    that `id` names. Raises BadRequest if the query is invalid; NotFound if the message does not exist."""
+    await call.check_unpartitioned(op.GET_MESSAGE, ONE)
+    asked = {name: call.query.get(name, "") for name in FIELDS}
+    asked |= {name: text.strip() for name, text in asked.items() if name not in ("key", "text")}
+    way = call.query.get("as", "")
+    if way not in WAYS:
+        raise BadRequest("a payload is shown as text, json or hex")
+    progress: Progress | None = None
+    if is_search(call):
+        if asked["id"] or asked["time"] or asked["subscription"]:
+            raise BadRequest("a search takes no id, no time of a message and no subscription")
+        found, progress = await search(call, asked)
+    else:
+        wanted = parse_id(asked["id"]) if asked["id"] else None
+        entries = await _find_entries(call, wanted, asked)
+        found = [one for each in entries for one in await decode_entry(call, each, wanted)]
+    if call.query.get("download"):
+        if len(found) != 1 or progress is not None:
+            raise BadRequest("a download names one message by its id")
+        name = found[0].id.replace(":", "-")
+        headers = {"Content-Disposition": f'attachment; filename="{name}.bin"'}
+        return Response(found[0].payload, media_type="application/octet-stream", headers=headers)
+    return MessagesView(call.topic.full, **asked, way=way, messages=await show(call, found, way), progress=progress)
+
+
+async def tail(call: RestRequest) -> TailView:
+    """Returns the newest messages: at most TAIL_MAX, and fewer of them where they are large. Nothing is kept between
+    two calls, so a view that is open for long costs the same each time, and nothing where it is not open."""
+    await call.check_unpartitioned(op.GET_MESSAGE, ONE)
+    offsets = await ask_owner(call, op.OFFSETS)
+    end, count = offsets.end_index, offsets.end_index - offsets.earliest_index
+    width = max(1, min(TAIL_MAX, TAIL_BYTES * count // max(1, offsets.bytes)))
+    async with OwnerReader(call) as reader:
+        found, _ = await search_backwards(
+            call, reader, Criteria(), max(offsets.earliest_index, end - width), end, most=width
+        )
+    most = TAIL_PAYLOADS // max(1, len(found))
+    return TailView(call.topic.full, end, tuple(_message(each, "", most, ()) for each in found))
+
+
+def find_real_topic(message: Found, here: TopicName) -> TopicName | None:
+    """Returns the topic where the dead letter fell; None if the message is no dead letter."""
+    told = decode_properties(message.metadata).get(REAL_TOPIC, "")
+    try:
+        found = TopicName.parse(told)
+    except InvalidName:
+        return None
+    if found.full != told:
+        return None  # a short name: no broker and no client writes it
+    return None if found == here or not found.persistent else found
+
+
+async def find_acts(call: RestRequest, messages: Sequence[Found]) -> list[tuple[str, ...]]:
+    """Returns, for each message, what the caller may do with it: RESEND, REDRIVE."""
+    may = dict[TopicName, bool]()
+    for target in (call.topic, *(find_real_topic(each, call.topic) for each in messages)):
+        if target is not None and target not in may:
+            may[target] = await _may_produce(call, target)
+    found = list[tuple[str, ...]]()
+    for each in messages:
+        real = find_real_topic(each, call.topic)
+        acts = [(RESEND, may[call.topic]), (REDRIVE, real is not None and may[real])]
+        found.append(tuple(act for act, allowed in acts if allowed))
+    return found
+
+
+async def _may_produce(call: RestRequest, topic: TopicName) -> bool:
+    try:
+        await require_produce(call, topic, audited=False)
+    except Unauthorized:
+        return False
+    return True
+
+
+async def require_produce(call: RestRequest, topic: TopicName, *, audited: bool = True) -> None:
+    """Raises Unauthorized unless the caller may publish to the topic."""
+    context = call.context
+    await call.broker.access.check_permission(
+        context.principal, Permission.PRODUCE, topic=topic, peer=context.peer, audited=audited
+    )
+
+
+async def show(call: RestRequest, found: list[Found], way: str) -> tuple[Message, ...]:
+    """Returns the messages as the page shows them, each with its share of PAYLOADS_BYTES."""
+    most = PAYLOADS_BYTES // max(1, len(found))
+    acts = await find_acts(call, found)
+    return tuple(_message(each, way, most, may) for each, may in zip(found, acts, strict=True))
+
+
+def parse_id(text: str) -> tuple[int, int, int]:
+    """Returns ledger, entry and batch index of a message id; -1: the whole entry. Raises BadRequest."""
+    parts = [parse_number(each) for each in text.split(":")]
+    numbers = [each for each in parts if each is not None and 0 <= each < 1 << 63]
+    if not 2 <= len(parts) <= 3 or len(numbers) != len(parts):
+        raise BadRequest("a message id is LEDGER:ENTRY or LEDGER:ENTRY:INDEX")
+    return numbers[0], numbers[1], numbers[2] if len(numbers) > 2 else -1
+
+
+async def _find_entries(call: RestRequest, wanted: tuple[int, int, int] | None, asked: dict[str, str]) -> Any:
+    """Returns the entries that are asked for, as `wire.Delivery`."""
+    if asked["time"]:
+        at = await ask_owner(call, op.MESSAGE_ID_BY_TIME, publish_time_ms=parse_form_time(asked["time"]))
+        wanted = at.ledger_id, at.entry_id, -1
+    if wanted is not None:
+        return await ask_owner(call, op.GET_MESSAGE, ledger_id=wanted[0], entry_id=wanted[1])
+    if asked["subscription"]:
+        return await ask_owner(call, op.PEEK_MESSAGES, name=asked["subscription"], messages=PEEKED)
+    try:
+        return await ask_owner(call, op.EXAMINE_MESSAGES, number=1, from_latest=True)
+    except NotFound:
+        return ()  # it has no message
+
+
+@dataclass(slots=True)
+class Found:
+    """A message of an entry. `metadata`: of the message alone, or of its entry if that is not a batch."""
+
+    id: str
+    index: int
+    metadata: Any
+    payload: bytes
+    producer: str
+    published_ms: int
+    is_encoded: bool  # the payload is encrypted, or a chunk
+
+
+async def decode_entry(call: RestRequest, found: Any, wanted: tuple[int, int, int] | None) -> list[Found]:
+    """Returns the messages of an entry, but those that are acknowledged; the one that is wanted if its index is. Raises
+    BadRequest if the entry is too large for the page."""
+    last_index, header = parse_entry(found.entry)
+    if _is_too_large(header):
+        raise BadRequest("this entry is too large for the page: read it with 'magnetar consume' or the SDK", 413)
+    decoded = await run_in_thread_if_slow(found.entry, call.broker.world, decode_as_stored, header, found.entry)
+    messages, place = list[Found](), f"{found.ledger_id}:{found.entry_id}"
+    first_index, producer = last_index - header.num_messages + 1, decode_text(header.metadata.producer_name)
+    for at, (about, payload) in enumerate(decoded):
+        is_whole = about is header.metadata
+        if (at in found.acked_batch_indexes and not is_whole) or (wanted is not None and wanted[2] not in (-1, at)):
+            continue
+        messages.append(Found(
+            place if is_whole else f"{place}:{at}", first_index + at, about, payload, producer, header.publish_time,
+            bool(header.metadata.encryption_keys) or header.metadata.num_chunks_from_msg > 1,
+        ))  # fmt: skip
+    return messages
+
+
+def _is_too_large(header: EntryHeader) -> bool:
+    return header.uncompressed_size > UNFOLDED_MAX or header.num_messages > MESSAGES_MAX
+
+
+def _message(found: Found, way: str, most: int, acts: tuple[str, ...]) -> Message:
+    way, text = format_payload_text(found.payload, way, most)
+    about = found.metadata
+    return Message(
+        found.id, found.index, found.published_ms, found.producer, decode_text(about.partition_key),
+        decode_properties(about), len(found.payload), way, text, len(found.payload) > most, acts,
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------- search
+class Searches:
+    """The searches that run at this broker: FINDS_MAX at a time, and one of each topic."""
+
+    def __init__(self) -> None:
+        self._topics = set[str]()
+
+    @contextmanager
+    def running(self, topic: str) -> Iterator[None]:
+        """Raises BadRequest (503) if there are too many searches already."""
+        if topic in self._topics or len(self._topics) >= FINDS_MAX:
+            raise BadRequest("another search is running: try again in some seconds", 503)
+        self._topics.add(topic)
+        try:
+            yield
+        finally:
+            self._topics.discard(topic)
+
+
+class Criteria(NamedTuple):
+    """What the messages have that a search finds: all of what is not empty. `name`: of a property, with any value if
+    `value` is None."""
+
+    key: str = ""
+    name: str = ""
+    value: str | None = None
+    text: bytes = b""
+
+    def fits(self, message: Found) -> bool:
+        about = message.metadata
+        if self.key and decode_text(about.partition_key) != self.key:
+            return False
+        if self.text and (message.is_encoded or self.text not in message.payload):
+            return False
+        if not self.name:
+            return True
+        found = decode_properties(about)
+        return self.name in found and self.value in (None, found[self.name])
+
+
+def parse_criteria(asked: dict[str, str]) -> Criteria:
+    """Raises BadRequest if what is searched for is too long."""
+    if any(len(asked[each]) > PATTERN_MAX for each in ("key", "property", "text")):
+        raise BadRequest(f"what is searched for has at most {PATTERN_MAX} characters")
+    name, has_value, value = asked["property"].partition("=")
+    return Criteria(asked["key"], name.strip(), value.strip() if has_value else None, asked["text"].encode())
+
+
+async def search(call: RestRequest, asked: dict[str, str]) -> tuple[list[Found], Progress]:
+    """Searches the topic backwards for messages that fit. Raises BadRequest."""
+    criteria = parse_criteria(asked)
+    times = [parse_form_time(asked[each]) for each in ("since", "until") if asked[each]]
+    offsets = await ask_owner(call, op.OFFSETS, publish_times_ms=times)
+    indexes = list(offsets.by_time)
+    floor = indexes.pop(0) if asked["since"] else offsets.earliest_index
+    end = indexes.pop(0) if asked["until"] else offsets.end_index
+    before = parse_number(call.query.get("before", "") or str(end))
+    if before is None:
+        raise BadRequest("a search goes on before the index of a message")
+    async with OwnerReader(call) as reader:
+        return await search_backwards(call, reader, criteria, max(floor, offsets.earliest_index), min(end, before))
+
+
+async def search_backwards(
+    call: RestRequest, reader: OwnerReader, criteria: Criteria, floor: int, before: int, *,
+    most: int | None = None, bytes_most: int | None = None,
+) -> tuple[list[Found], Progress]:  # fmt: skip
+    """Returns the last messages with indexes from `floor` to `before` (exclusive) that fit, the newest first."""
+    most, bytes_most = most or FOUND_MAX, bytes_most or FIND_BYTES
+    clock = call.broker.world.clock
+    turns, end_s = EventLoopSlices(clock), clock.monotonic() + FIND_S
+    found, messages, bytes_read, unread, why = list[Found](), 0, 0, 0, ""
+    width = min(most, WINDOW_MESSAGES)
+    while before > floor and not why:
+        low = max(floor, before - width)
+        window = await _search_window(call, reader, criteria, (low, before), turns)
+        bytes_read += window.bytes
+        if window.is_cut:
+            width = max(1, (before - low) // 4)
+            continue
+        messages += before - low
+        unread += window.unread
+        found += reversed(window.found)
+        before = low
+        if window.bytes < WINDOW_BYTES // 4:
+            width = min(2 * width, WINDOW_MESSAGES)
+        if len(found) >= most:
+            if len(found) > most:
+                found = found[:most]
+                messages -= found[-1].index - before
+                before = found[-1].index
+            why = f"it has {most} messages"
+        elif messages >= FIND_MESSAGES:
+            why = f"it has looked at {FIND_MESSAGES:,} messages"
+        elif bytes_read >= bytes_most:
+            why = f"it has read {bytes_most >> 20} MiB"
+        elif clock.monotonic() >= end_s:
+            why = f"it took {FIND_S:g} s"
+    done = before <= floor
+    return found, Progress(messages, bytes_read, 0 if done else before, "" if done else why, unread)
+
+
+@dataclass(slots=True)
+class _Window:
+    """What a window of indexes has. `is_cut`: it is larger than WINDOW_BYTES, and was not read to its end."""
+
+    found: list[Found]
+    bytes: int = 0
+    unread: int = 0
+    is_cut: bool = False
+
+
+async def _search_window(
+    call: RestRequest, reader: OwnerReader, criteria: Criteria, indexes: tuple[int, int], turns: EventLoopSlices
+) -> _Window:
+    window, (at, end) = _Window([]), indexes
+    first = at
+    while at < end:
+        entries, next_index = await reader.read(at, end)
+        for entry in entries:
+            window.bytes += len(entry.entry)
+            try:
+                last_index, header = parse_entry(entry.entry)
+                if _is_too_large(header):
+                    window.unread += min(last_index + 1, end) - max(last_index + 1 - header.num_messages, first)
+                    continue
+                messages = await decode_entry(call, entry, None)
+            except CorruptEntry:
+                window.unread += 1
+                continue
+            inside = [each for each in messages if first <= each.index < end]
+            window.found += [each for each in inside if criteria.fits(each)]
+            if criteria.text:
+                window.unread += sum(each.is_encoded for each in inside)
+            if turns.is_slice_used_up:
+                await turns.begin_slice()
+        at = next_index if next_index > at else end
+        if window.bytes > WINDOW_BYTES and at < end and end - first > 1:
+            window.is_cut = True
+            return window
+    return window
+
+
+class OwnerReader:
+    """Reads entries of a topic by the indexes of their messages, at the topic's owner, which is this broker or another
+    one. Another broker does not check the caller's rights, so they must be checked before."""
+
+    def __init__(self, call: RestRequest) -> None:
+        self._call = call
+        self._channel: Channel | None = None
+        self._stream: Stream[wire.ReadRequest, wire.ReadReply] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        if self._stream is not None:
+            self._stream.cancel()
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def read(self, first: int, end: int) -> tuple[list[StoredDelivery], int]:
+        """Returns the first entries of the range of indexes, about READ_BYTES of them, and the index after them."""
+        if self._stream is None:
+            try:
+                return await self._read_here(first, end)
+            except NotOwner:
+                owner = await self._call.broker.find_owner(self._call.topic)
+                self._channel = self._call.broker.world.network.connect(Endpoint.parse(owner.endpoint))
+                self._stream = self._channel.stream(rpc("Broker", "Read"))
+        return await self._read_there(self._stream, first, end)
+
+    async def _read_here(self, first: int, end: int) -> tuple[list[StoredDelivery], int]:
+        broker, wanted = self._call.broker, MessageIndexRange(self._call.topic.full, first, end, READ_BYTES)
+        reader = RangeReader(broker, wanted, self._call.context)
+        async with aclosing(reader.read_entries(EventLoopSlices(broker.world.clock))) as entries:
+            found = [StoredDelivery(*each.position, each.payload) async for each in entries]
+        return found, reader.next_index
+
+    async def _read_there(
+        self, stream: Stream[wire.ReadRequest, wire.ReadReply], first: int, end: int
+    ) -> tuple[list[StoredDelivery], int]:
+        stream.send_nowait(
+            wire.ReadRequest(topic=self._call.topic.full, first_index=first, end_index=end, bytes_max=READ_BYTES)
+        )
+        found = list[StoredDelivery]()
+        while True:
+            try:
+                replies = await stream.receive()
+            except EndOfStream as error:
+                raise ConnectionLost(f"the broker ended the read of {self._call.topic}") from error
+            for reply in replies:
+                if reply.HasField("entry"):
+                    found.append(StoredDelivery(reply.entry.ledger_id, reply.entry.entry_id, reply.entry.entry))
+                elif reply.done.HasField("error"):
+                    raise from_wire(reply.done.error)
+                else:
+                    return found, reply.done.next_index

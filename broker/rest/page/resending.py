@@ -1,0 +1,181 @@
+"""One message published again from the page, to its own topic (`resend`) or as a dead letter back to the topic where it
+fell (`redrive`).
+
+    plan = await plan_resend(call, act, id, once)      what would be published and where; refuses what cannot be right
+    plan.preview                                 "This would …", and nothing is published
+    outcome = await publish_again(call, plan)    published, confirmed, and in the audit log
+
+The copy is what its consumers got: payload, key, ordering key, event time, properties and schema, at the end of the
+topic, in the partition where it was. It is a message of its own: a new id and time, no transaction, no delay. The
+original stays where it is, and nothing is acknowledged.
+
+| the message | what happens |
+|---|---|
+| a dead letter that goes back | loses what made it one (OF_LETTERS), so it counts from the start; REDRIVEN counts up |
+| encrypted, alone in its entry | its ciphertext and keys are copied as they are |
+| encrypted, in a batch; a chunk | refused: the page cannot take it apart, or put it together |
+| its schema, in another topic | is registered there; refused where that topic refuses it |
+| of a transaction | only if committed: others are not read |
+| with a key, where the topic is compacted | becomes the newest of its key, which the preview says |
+
+The caller needs to consume the topic of the message, and to produce to the other. REAL_TOPIC is what some producer
+wrote: the preview names the topic, and the caller's own rights count there.
+Guarding tests: tests/broker/rest/test_page_messages.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....proto import operations as op
+from ....proto.entry import (
+    decode_properties,
+    decode_text,
+    encode_client_part,
+    encode_entry,
+    parse_entry,
+    routing_key,
+)
+from ....proto.entry_pb2 import MessageMetadata
+from ....proto.errors import MagnetarError
+from ....proto.names import TopicName, partition_of
+from ...subscription.core.redelivery_backoff import (
+    ORIGIN_MESSAGE_ID,
+    REAL_SUBSCRIPTION,
+    REAL_TOPIC,
+    REASON,
+    REDELIVERY_COUNT,
+    copy_message_metadata,
+)
+from ..call import BadRequest, RestRequest
+from .messages import REDRIVE, RESEND, ask_owner, decode_entry, find_real_topic, parse_id, require_produce
+
+REDRIVEN = "REDRIVEN"
+"""The property that counts how often a dead letter went back."""
+OF_LETTERS = (
+    REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID, REDELIVERY_COUNT, REASON, "RECONSUMETIMES", "DELAY_TIME",
+)  # fmt: skip
+"""Properties of dead letters and of messages that a client tries again, as the brokers and the clients write them."""
+TIMES_DIGITS_MAX = 9
+
+
+@dataclass(frozen=True, slots=True)
+class ResendPlan:
+    """A message that would be published again. `preview`: what that would do, as text."""
+
+    act: str
+    id: str
+    target: TopicName
+    client_part: bytes
+    schema_version: bytes
+    once: str
+    preview: str
+
+    @property
+    def producer_name(self) -> str:
+        return f"page-{self.once}"
+
+
+@dataclass(frozen=True, slots=True)
+class Resent:
+    """A message that was published again: its topic, and its new id; "" if that is not known."""
+
+    target: str
+    id: str
+
+
+async def plan_resend(call: RestRequest, act: str, id_: str, once: str) -> ResendPlan:
+    """Returns what publishing the message `id_` again would do. `once`: a text that is different for each plan. Raises
+    BadRequest (409) if it cannot be published again as what it was; NotFound, Unauthorized."""
+    if act not in (RESEND, REDRIVE):
+        raise BadRequest(f"an action is {RESEND} or {REDRIVE}")
+    await call.check_unpartitioned(op.GET_MESSAGE, "open one of them")
+    wanted = parse_id(id_)
+    (entry,) = await ask_owner(call, op.GET_MESSAGE, ledger_id=wanted[0], entry_id=wanted[1])
+    found = await decode_entry(call, entry, wanted)
+    if len(found) != 1:
+        raise BadRequest("name one message of the batch, as LEDGER:ENTRY:INDEX")
+    message, header = found[0], parse_entry(entry.entry)[1]
+    if header.metadata.num_chunks_from_msg > 1:
+        raise BadRequest("it is a chunk of a large message: only its producer can publish that again, as a whole", 409)
+    if message.is_encoded and header.num_messages > 1:
+        raise BadRequest(
+            f"it is encrypted in one batch with {header.num_messages - 1} others, and only a consumer with the key can "
+            "take that apart", 409,
+        )  # fmt: skip
+    real = call.topic if act == RESEND else find_real_topic(message, call.topic)
+    if real is None:
+        raise BadRequest("it is no dead letter: it names no topic from where it came", 409)
+    await require_produce(call, real)
+    metadata = copy_message_metadata(header, message.metadata, as_it_is=message.is_encoded)
+    target = await _choose_partition(call, real, metadata, once)
+    times = _take_letter_off(metadata) if act == REDRIVE else 0
+    metadata.producer_name, metadata.sequence_id = f"page-{once}", 0
+    metadata.publish_time = call.broker.world.clock.wall_ms()
+    metadata.ClearField("replicated_from")
+    encode = encode_client_part if message.is_encoded else encode_entry
+    preview = _preview(act, id_, target, metadata, times)
+    return ResendPlan(act, id_, target, encode(metadata, message.payload), metadata.schema_version, once, preview)
+
+
+async def _choose_partition(call: RestRequest, topic: TopicName, metadata: MessageMetadata, once: str) -> TopicName:
+    """Returns the partition where a producer would publish the message. Raises TopicNotFound."""
+    partitions = await call.broker.catalog.count_existing_partitions(topic)
+    if not partitions:
+        return topic
+    by_key = MessageMetadata()
+    by_key.CopyFrom(metadata)
+    by_key.ClearField("ordering_key")
+    key = routing_key(by_key)
+    return topic.with_partition(partition_of(once if key is None else key, partitions))
+
+
+def _take_letter_off(metadata: MessageMetadata) -> int:
+    """Removes what made the message a dead letter. Returns how often it goes back, this time included."""
+    told = decode_properties(metadata).get(REDRIVEN, "")
+    times = 1 + (int(told) if told.isascii() and told.isdecimal() and len(told) <= TIMES_DIGITS_MAX else 0)
+    kept = [each for each in metadata.properties if decode_text(each.key) not in (*OF_LETTERS, REDRIVEN)]
+    pairs = [(each.key, each.value) for each in kept]
+    metadata.ClearField("properties")
+    for key, value in pairs:
+        metadata.properties.add(key=key, value=value)
+    metadata.properties.add(key=REDRIVEN, value=str(times))
+    return times
+
+
+def _preview(act: str, id_: str, target: TopicName, metadata: MessageMetadata, times: int) -> str:
+    told = [
+        f"This would publish the message {id_} once more, at the end of {target}: as a new message, outside any "
+        "transaction and without a delay.",
+        "Every subscription of that topic gets it, not only the one that failed. The original stays, and nothing is "
+        "acknowledged.",
+    ]
+    if act == REDRIVE:
+        told.append(f"It would be the {times}. time that it goes back; what the dead letter added is taken off.")
+    if metadata.HasField("partition_key"):
+        value = "deletes" if metadata.null_value else "replaces"
+        told.append(f"It becomes the newest of its key: where that topic is compacted, it {value} what came after it.")
+    if metadata.encryption_keys:
+        told.append("It is encrypted, and stays so.")
+    return " ".join(told)
+
+
+async def publish_again(call: RestRequest, plan: ResendPlan) -> Resent:
+    """Publishes the message, and returns when it is confirmed. Writes it to the audit log. Raises IncompatibleSchema
+    and the errors of a producer; after TimedOut or ConnectionLost it is unknown whether it was published."""
+    broker, context, result, new = call.broker, call.context, "done", ""
+    try:
+        (place,) = await broker.internal_producer.publish(
+            plan.target, plan.producer_name, [plan.client_part], 0, schema_version=plan.schema_version,
+            written_for=(call.topic, 0),
+        )  # fmt: skip
+        new = f"{place.ledger_id}:{place.entry_id}" if place is not None and place.entry_id >= 0 else ""
+        return Resent(plan.target.full, new)
+    except BaseException as error:
+        result = type(error).__name__ if isinstance(error, MagnetarError) else "unknown"
+        raise
+    finally:
+        broker.access.audit.record_act(
+            context.principal, context.peer, f"http.Page/{plan.act}", call.topic.full, result, id=plan.id,
+            to=plan.target.full, new=new,
+        )  # fmt: skip
