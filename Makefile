@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test collected compiled test-compiled wheels lint types bench peers proto lock docs clean
+.PHONY: demo test servers test-cores test-processes collected compiled test-compiled wheels lint types bench peers proto lock docs clean
 .DEFAULT_GOAL := test
 
 # Again when pyproject.toml changes; a half-made environment has no stamp and is completed.
@@ -36,21 +36,29 @@ endef
 demo: $(STAMP)
 	@$(BIN)/python -m magnetar.cli.main demo
 
-# Looks for Java, PostgreSQL and Chromium first, and installs them where we are root; without them the tests of Spark, of
-# the outbox with PostgreSQL and of the page in a browser are skipped and say so.
-# Tests wait for the disk, for processes and for the clock more than for a core, so there are more workers than two. Who is
-# done takes of the tests of others: none is idle while the last has minutes of work (tests/conftest.py: which begin, and
-# which stay together).
-# The second stage reads the files alone that name its marks: each worker reads them all.
+# Two halves beside each other: what needs a core all the time, and what waits for disks, processes and the clock and leaves
+# cores idle when it is alone. Together they have seven workers; the second one alone had six.
 # pytest keeps what it made of a test's file (TESTED), also where Python may not write bytecode by itself. Workers that
 # begin together each make all of it, which takes 15 s of each: `collected` makes it once, beside the compiler.
 TESTED := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 test: $(STAMP)
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going test-cores test-processes
+
+# Looks for Java, PostgreSQL and Chromium, and installs them where we are root; without them the tests of Spark, of the
+# outbox with PostgreSQL and of the page in a browser are skipped and say so.
+servers: $(STAMP)
 	@$(BIN)/python -m tests.java
 	@$(BIN)/python -m tests.postgres
 	@$(BIN)/python -m tests.chromium
-	$(TESTED) -m 'not processes and not spark and not interop' --numprocesses 4 --dist worksteal
-	$(TESTED) -m 'processes or spark' --numprocesses 6 --dist loadgroup --durations 25 \
+
+# Who is done takes of the tests of others: none is idle while the last has minutes of work (tests/conftest.py: which begin,
+# and which stay together).
+test-cores: servers collected
+	$(TESTED) -m 'not processes and not spark and not interop' --numprocesses 3 --dist worksteal
+
+# It reads the files alone that name its marks: each worker reads them all.
+test-processes: servers collected
+	$(TESTED) -m 'processes or spark' --numprocesses 4 --dist loadgroup --durations 25 \
 		$$(grep -lrE 'mark\.(processes|spark)' --include='test_*.py' tests)
 
 collected: $(STAMP)
@@ -75,13 +83,24 @@ wheels: $(STAMP)
 	for each in $(WHEELS_OF); do $$each tests/wheel.py dist/*-$$($$each -c 'import sys; print("cp%d%d" % sys.version_info[:2])')-*.whl || exit 1; done
 	$(BIN)/python tests/wheel.py dist/*-py3-none-any.whl
 
-# The tests that reach what is compiled (setup.py has its list); one of them runs whole clusters under faults on both twins.
-TEST_COMPILED := tests/test_compiled.py tests/proto tests/client/connect/test_patterns.py tests/client/core \
-	tests/client/consume tests/client/produce $(addprefix tests/client/model/test_,message_id.py end_to_end.py nulls.py with_broker.py) \
-	tests/ledger tests/bookie/format tests/bookie/store/journal $(addprefix tests/bookie/test_,adds.py service.py service.py) \
-	tests/runtime/grpc tests/runtime/tcp tests/runtime/peer tests/runtime/test_metrics.py \
-	tests/broker/common tests/broker/log tests/broker/subscription/core tests/broker/session tests/broker/grpc tests/broker/pulsar \
-	$(addprefix tests/broker/topic/test_,access.py decisions.py dedup.py dedup_core.py producer.py producer_examples.py transactions.py)
+# The tests of what is compiled (setup.py has its list) and of what works with it at once; one of them runs whole clusters
+# under faults on both twins.
+files = $(foreach each,$(2),tests/$(1)/test_$(each).py)
+TEST_COMPILED := tests/test_compiled.py tests/bookie/format tests/bookie/store/journal tests/broker/common tests/runtime/grpc \
+	$(call files,bookie,adds service) tests/runtime/test_metrics.py $(call files,proto,checksum compression entry) \
+	$(call files,broker/grpc,cancelled_calls connect delivery extreme_requests foreign_ids services unforeseen) \
+	$(call files,broker/log,cache log_queue quorums topic_log) $(call files,broker/session,cursor_shape producer) \
+	$(call files,broker/pulsar,any_commands connection frames passing) \
+	$(call files,broker/subscription/core,chunk_runs complaints_of_dispatch cursor cursor_log dispatch dispatch_walk) \
+	$(call files,broker/subscription/core,pending_acks positions shared_chunks) \
+	$(call files,broker/topic,dedup dedup_core producer producer_examples transactions) tests/client/connect/test_patterns.py \
+	$(call files,client/consume,batch_receive failover_and_key_shared malformed partition_consumer reader_at_latest) \
+	$(call files,client/consume,receive_memory redelivery_order) $(call files,client/produce,chunking partition_producer) \
+	$(call files,client/produce,producers send_memory) $(call files,client/model,message_id end_to_end nulls with_broker) \
+	$(call files,client/core,chunks_walk consumer_walk cores permits producer_walk repeats withheld) \
+	$(call files,ledger,damage ensemble_change ensembles ledger listener memory pending reader_core recovery sabotage) \
+	$(call files,ledger,sender with_bookies writer_core) $(call files,runtime/peer,envelope inside) \
+	$(call files,runtime/tcp,connection headers hostile patience share)
 test-compiled: compiled collected
 	MAGNETAR_TEST_COMPILED=1 PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(TESTED) --numprocesses 3 --dist worksteal \
 		-m 'not processes and not spark and not interop' $(TEST_COMPILED)

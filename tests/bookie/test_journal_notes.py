@@ -44,23 +44,16 @@ async def test_a_copy_from_before_the_first_answer_of_this_start_is_seen_at_once
     await _start_on(cluster, older, bookie.id)
 
 
-async def test_a_copy_from_within_one_start_is_seen_when_a_note_came_after_a_later_add(cluster: Cluster, /) -> None:
+@pytest.mark.parametrize("ends", [False, True])
+async def test_a_copy_from_within_one_start_is_seen_when_a_note_came_or_the_end_after_a_later_add(
+    cluster: Cluster, /, *, ends: bool
+) -> None:
     bookie = await cluster.start(upkeep_interval_s=1e6)
     caller = cluster.caller(bookie)
     assert (await caller.add(1, 0, b"early")).status is Status.OK
     older = copy.deepcopy(cluster.simulation.node(NODE).disk.root)
     assert (await caller.add(1, 1, b"late")).status is Status.OK
-    await asyncio.sleep(2 * NOTE_S)
-    await _start_on(cluster, older, bookie.id)
-
-
-async def test_an_orderly_end_notes_all_that_was_answered(cluster: Cluster, /) -> None:
-    bookie = await cluster.start(upkeep_interval_s=1e6)
-    caller = cluster.caller(bookie)
-    assert (await caller.add(1, 0, b"early")).status is Status.OK
-    older = copy.deepcopy(cluster.simulation.node(NODE).disk.root)
-    assert (await caller.add(1, 1, b"late")).status is Status.OK
-    await cluster.simulation.spawn(NODE, bookie.close())
+    await (cluster.simulation.spawn(NODE, bookie.close()) if ends else asyncio.sleep(2 * NOTE_S))
     await _start_on(cluster, older, bookie.id)
 
 

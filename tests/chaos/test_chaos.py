@@ -1,6 +1,7 @@
 """Half a minute of `python -m tests.chaos` on each metadata store, also of its transactions, and of its control; how it
 ends when it is told to; what it draws, how it waits, and a disk that forgets what was not synced."""
 
+import contextlib
 import json
 import os
 import random
@@ -17,6 +18,7 @@ import pytest
 
 from tests.chaos.faults import BOOKIES, SUDDEN, WEIGHTS, Faults
 from tests.chaos.processes import unsynced
+from tests.chaos.processes.cluster import small_disk
 from tests.chaos.waiting import wait_until
 from tests.support.zookeeper import why_no_zookeeper
 
@@ -39,8 +41,11 @@ def _chaos(*arguments: str) -> dict[str, Any]:
         ("kill_one,kill_one+cut,freeze+kill", ["--processes", "2", "--clients", "sdk,python", "--keyed"]),
     ],
 )
-def test_a_cluster_under_faults_loses_nothing_and_says_so(kinds: str, how: list[str]) -> None:
+def test_a_cluster_under_faults_loses_nothing_and_says_so(kinds: str, how: list[str], tmp_path: Path) -> None:
     """Some kinds alone and some that overlap; half an hour of all of them, on ZooKeeper too, is for by hand."""
+    if "--secured" in how:
+        with contextlib.suppress(PermissionError), small_disk(tmp_path, 1):
+            kinds += ",full_disk"
     result = _chaos("--minutes", "0.05", "--seed", "7", "--every", "1", "--kinds", kinds, *how)
     wanted = kinds.replace("+", ",").split(",")
     assert result["by_kind"] == Counter(wanted)

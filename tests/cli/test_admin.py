@@ -1,6 +1,5 @@
 """Administration against a real server: what is made is listed, shown, changed and deleted."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -116,65 +115,6 @@ def test_a_topic_tells_of_its_partitions_places_and_bytes(cli: Cli, cli_json: Js
     cli("topics", "get-message-id", "told", "-d", "yesterday", code=2)
     cli("topics", "create", "non-persistent://public/default/fleeting", "-p", "2")
     assert "non-persistent://public/default/fleeting" in cli_json("topics", "list", "public/default")
-
-
-def test_a_subscription_is_made_peeked_skipped_moved_and_deleted(cli: Cli, cli_json: Json) -> None:
-    cli("topics", "create", "subscribed")
-    cli("subscriptions", "create", "subscribed", "-s", "billing", "-m", "earliest")
-    cli("produce", "subscribed", *(part for n in range(10) for part in ("-m", f"m{n}")), "-p", "colour=red")
-    assert cli_json("subscriptions", "list", "subscribed") == ["billing"]
-    assert cli_json("subscriptions", "stats", "subscribed", "-s", "billing")["msgBacklog"] == 10
-    peek = cli("subscriptions", "peek", "subscribed", "-s", "billing", "-n", "3", "-o", "json").out
-    peeked = [json.loads(line) for line in peek.splitlines()]
-    assert [message["payload"] for message in peeked] == ["m0", "m1", "m2"]
-    assert peeked[0]["properties"] == {"colour": "red"}
-    cli("topics", "skip", "subscribed", "-s", "billing", "-n", "4")
-    assert cli("topics", "peek-messages", "subscribed", "-s", "billing").out == "m4\n"
-    cli("topics", "clear-backlog", "subscribed", "-s", "billing")
-    assert cli_json("subscriptions", "stats", "subscribed", "-s", "billing")["msgBacklog"] == 0
-    cli("topics", "reset-cursor", "subscribed", "-s", "billing", "-t", "1h")
-    assert cli_json("subscriptions", "stats", "subscribed", "-s", "billing")["msgBacklog"] == 10
-    cli("subscriptions", "reset", "subscribed", "-s", "billing", "-m", "latest")
-    cli("subscriptions", "delete", "subscribed", "-s", "billing", "-y")
-    assert cli_json("topics", "subscriptions", "subscribed") == []
-    cli("subscriptions", "stats", "subscribed", "-s", "billing", code=4)
-
-
-def test_brokers_and_bookies_are_listed(cli: Cli, cli_json: Json) -> None:
-    (broker,) = cli_json("brokers", "list")
-    assert broker["endpoint"].startswith("127.0.0.1:")
-    (bookie,) = cli_json("bookies", "list")
-    assert not bookie["readOnly"]
-    assert bookie["totalBytes"] > bookie["freeBytes"] > 0
-    assert bookie["id"] in cli("bookies", "list").out
-
-
-def test_a_topic_is_looked_into_and_cleared_with_pulsar_admins_verbs(cli: Cli, cli_json: Json) -> None:
-    cli("topics", "create", "looked-into")
-    for name in ("a", "b"):
-        cli("topics", "create-subscription", "looked-into", "-s", name, "-m", "earliest")
-    for text in ("first", "second", "third"):
-        cli("produce", "looked-into", "-m", text)
-    assert "first" in cli("topics", "examine-messages", "looked-into", "-i", "earliest", "-m", "1").out
-    assert "second" in cli("topics", "examine-messages", "looked-into", "-i", "latest", "-m", "2").out
-    assert "3 messages" in cli("topics", "examine-messages", "looked-into", "-m", "4", code=4).err
-    last = cli_json("topics", "last-message-id", "looked-into")[0]["lastMessageId"].split(":")
-    assert "third" in cli("topics", "get-message-by-id", "looked-into", "-l", last[0], "-e", last[1]).out
-    cli("topics", "get-message-by-id", "looked-into", "-l", last[0], "-e", "99", code=4)
-    assert cli_json("topics", "analyze-backlog", "looked-into", "-s", "a")[0]["messages"] == 3
-    stats = cli_json("topics", "stats", "looked-into", "--get-precise-backlog")
-    assert stats["subscriptions"]["a"]["msgBacklog"] == 3
-    assert stats["subscriptions"]["a"]["earliestMsgPublishTimeInBacklog"] > 0
-    assert stats["backlogSize"] > 0
-    cli("topics", "expire-messages", "looked-into", "-s", "a", "-t", "1h")
-    cli("topics", "expire-messages", "looked-into", "-s", "a", "-m", f"{last[0]}:{int(last[1]) - 1}")
-    assert cli_json("topics", "analyze-backlog", "looked-into", "-s", "a")[0]["messages"] == 1
-    cli("topics", "reset-cursor", "looked-into", "-s", "a", "-m", f"{last[0]}:{int(last[1]) - 1}", "-e")
-    assert "third" in cli("topics", "peek-messages", "looked-into", "-s", "a").out
-    assert "entries of all" in cli("topics", "expire-messages-all-subscriptions", "looked-into", "-t", "1d").out
-    cli("topics", "expire-messages", "looked-into", "-s", "a", code=2)
-    cli("topics", "truncate", "looked-into", "-y")
-    assert cli_json("topics", "stats", "looked-into")["msgBacklog"] == 0
 
 
 def test_ledgers_that_nobody_refers_to_are_shown(cli: Cli, cli_json: Json) -> None:

@@ -1,15 +1,12 @@
 """`produce` and `consume` as people and pipes use them."""
 
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import Result, heed_sigint
+from tests.support.processes import Result
 
 pytestmark = pytest.mark.processes
 Cli = Callable[..., Result]
@@ -85,22 +82,6 @@ def test_a_new_subscription_at_latest_sees_only_what_comes_after(cli: Cli) -> No
     assert cli("consume", "late", "-s", "s", "-p", "latest", "--idle", "1").out == ""
     cli("produce", "late", "-m", "after")
     assert cli("consume", "late", "-s", "s", "-n", "1").out == "after\n"
-
-
-def test_a_following_consumer_ends_with_ctrl_c_and_code_130(cli: Cli, url: str) -> None:
-    cli("produce", "endless", "-m", "tick")
-    command = [sys.executable, "-m", "magnetar.cli.main", "consume", "endless", "-s", "s", "--follow", "--url", url]
-    heed_sigint()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as consumer:
-        try:
-            assert consumer.stdout is not None
-            assert consumer.stdout.readline() == "tick\n"
-            consumer.send_signal(signal.SIGINT)
-            _, errors = consumer.communicate(timeout=30)
-        finally:
-            consumer.kill()
-    assert consumer.returncode == 130
-    assert "Traceback" not in errors
 
 
 def test_nothing_to_send_is_a_usage_error(cli: Cli) -> None:

@@ -1,10 +1,8 @@
 """Errors and shells know the names of a server: what was meant, what may come; as the caller, soon, or not at all."""
 
-import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -92,13 +90,10 @@ def test_unknown_verbs_and_options_are_told_with_the_nearest(command: tuple[str,
 # ---------------------------------------------------------------------------------------------------- completion
 def _complete(*words: str, **environment: str) -> list[str]:
     """What a bash is told for a line whose last word is not ended."""
-    done = subprocess.run(
-        [sys.executable, "-m", "magnetar"], capture_output=True, text=True, timeout=60, check=True,
-        env={**os.environ, "_MAGNETAR_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(("magnetar", *words)),
-             "COMP_CWORD": str(len(words)), **environment},
-    )  # fmt: skip
-    assert done.stderr == ""
-    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+    line = {"COMP_WORDS": " ".join(("magnetar", *words)), "COMP_CWORD": str(len(words)), **environment}
+    done = run_here(_MAGNETAR_COMPLETE="bash_complete", **line)
+    assert (done.code, done.err) == (0, "")
+    return [line.partition(",")[2] for line in done.out.splitlines() if line]
 
 
 @pytest.mark.parametrize(

@@ -83,21 +83,6 @@ def test_who_says_who_they_are_is_not_whom_the_profile_says(written: Written, tm
         run("--tls-cert", "c.pem", "--tls-key", str(key))
 
 
-def test_files_that_others_may_read_are_refused_with_the_command_that_mends_it(written: Written) -> None:
-    path = written(TEXT)
-    path.chmod(0o644)
-    with pytest.raises(InvalidConfiguration, match=f"chmod 600 {path}"):
-        load_profile("")
-    path.chmod(0o600)
-    token = private(path.parent / "one.token", b"a.b.c\n")
-    session = run()
-    assert session._authentication is not None
-    assert session._authentication.authorization() == "Bearer a.b.c"
-    token.chmod(0o640)
-    with pytest.raises(InvalidConfiguration, match=f"chmod 600 {token}"):
-        session._authentication.authorization()
-
-
 def test_a_token_itself_is_no_argument(written: Written) -> None:
     session = run("--token", "data:;base64,YS5iLmM=")
     assert session._authentication is not None

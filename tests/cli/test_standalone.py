@@ -27,21 +27,6 @@ def test_it_prints_one_ready_line_serves_and_ends_with_sigterm(
     assert "Traceback" not in server.output()
 
 
-def test_after_kill_9_everything_acknowledged_is_there(started: Processes, tmp_path: Path) -> None:
-    server = started.start("s", "standalone", "--port", "0", "--data", str(tmp_path / "data"))
-    url = server.wait_ready()
-    assert run_here("topics", "create", "kept", "-p", "2", "--url", url).code == 0
-    assert run_here("produce", "kept", "-m", "x", "-n", "1000", "--url", url).code == 0
-    assert run_here("consume", "kept", "-s", "s", "-n", "400", "--url", url).code == 0
-    server.kill()
-    server.start()
-    assert server.wait_ready() == url, "the second start takes the same port"
-    found = run_here("consume", "kept", "-s", "fresh", "-n", "1000", "--url", url)
-    assert found.out == "x\n" * 1000
-    rest = run_here("consume", "kept", "-s", "s", "--idle", "2", "--url", url)
-    assert rest.out.count("x") >= 600, "what was not acknowledged comes (again)"
-
-
 def test_the_number_of_bookies_is_remembered(started: Processes, tmp_path: Path) -> None:
     server = started.start("s", "standalone", "--port", "0", "--bookies", "3", "--data", str(tmp_path / "data"))
     server.wait_ready()

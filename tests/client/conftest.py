@@ -67,10 +67,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
-@pytest.fixture
-def fake() -> Iterator[tuple[str, FakeBroker]]:
-    """URL and broker in memory."""
-    broker = FakeBroker({"parts": 3})
+@contextmanager
+def served(broker: FakeBroker) -> Iterator[str]:
+    """The URL of a broker in memory."""
 
     @asynccontextmanager
     async def serve() -> AsyncIterator[str]:
@@ -81,4 +80,12 @@ def fake() -> Iterator[tuple[str, FakeBroker]]:
             await serving.close()
 
     with in_thread(serve) as address:
+        yield address
+
+
+@pytest.fixture
+def fake() -> Iterator[tuple[str, FakeBroker]]:
+    """URL and broker in memory."""
+    broker = FakeBroker({"parts": 3})
+    with served(broker) as address:
         yield address, broker

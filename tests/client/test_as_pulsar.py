@@ -17,7 +17,6 @@ from magnetar.client.common.errors import AlreadyClosed, InvalidConfiguration, R
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.schema import JsonSchema
 from magnetar.client.model.schemas import Record, String
-from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.proto.errors import NotAllowed
 from magnetar.proto.policies import Policies
 from tests.client.consume.test_table_view import until
@@ -59,27 +58,6 @@ async def test_a_producer_is_closed_once_and_says_so(client: Client, broker: Fak
         await producer.send(b"x")
     async with await client.create_producer("t") as inside:
         await inside.close()  # leaving the block is no second close
-
-
-def test_a_blocking_producer_is_closed_once_and_says_so(fake: tuple[str, FakeBroker]) -> None:
-    with magnetar.Client(fake[0]) as client:
-        producer = client.create_producer("t")
-        producer.close()
-        with pytest.raises(magnetar.AlreadyClosed):
-            producer.close()
-        with client.create_producer("t") as inside:
-            inside.close()
-
-
-async def test_unacknowledged_messages_come_again_without_an_await(client: Client, broker: FakeBroker, /) -> None:
-    producer = await client.create_producer("t")
-    consumer = await client.subscribe(
-        "t", "s", consumer_type=ConsumerType.Shared, initial_position=InitialPosition.Earliest
-    )
-    await producer.send(b"x")
-    await consumer.receive()
-    consumer.redeliver_unacknowledged_messages()
-    assert (await consumer.receive(5000)).data() == b"x"
 
 
 # ---------------------------------------------------------------------------------- producers

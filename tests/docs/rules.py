@@ -325,7 +325,8 @@ def _ci(place: Place, command: Command) -> None:
     script = ROOT / command.words[0]
     assert os.access(script, os.X_OK)
     for words in re.findall(r"^make (.+)$", script.read_text(encoding="utf-8"), re.M):
-        _make(place, Command(command.line, ["make", *words.removeprefix("--jobs 2 ").split()], runs=False))
+        targets = [each for each in words.split() if not each.startswith("--") and not each.isdigit()]
+        _make(place, Command(command.line, ["make", *targets], runs=False))
 
 
 def _compose(place: Place, command: Command) -> None:

@@ -13,13 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 from google.protobuf.message import DecodeError
 from pyroaring import BitMap
 
-from magnetar.bookie.format import entry_log, index, journal, ledger_index, mark
-from magnetar.bookie.format import mark as note
-from magnetar.bookie.format.journal import DamagedFile, crc32c
+from magnetar.bookie.format.journal import crc32c
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.grpc import translate
 from magnetar.broker.log import compaction_core as compacted
@@ -34,7 +31,6 @@ from magnetar.broker.subscription.core.cursor_state import (
     run_end,
 )
 from magnetar.broker.topic import dedup
-from magnetar.ledger import peer_format as peer_heads
 from magnetar.proto import entry, policies
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry_pb2 import MessageMetadata
@@ -52,7 +48,7 @@ from magnetar.spark_connector.offsets import parse_incarnations, parse_offset
 from tests.fuzz import http2_targets, pulsar_targets
 
 TYPED = (
-    MagnetarError, DamagedFile, cursor.DamagedCursorState, compacted.DamagedCompaction, dedup.DamagedDedupSnapshot
+    MagnetarError, cursor.DamagedCursorState, compacted.DamagedCompaction, dedup.DamagedDedupSnapshot
 )  # fmt: skip
 
 
@@ -92,20 +88,6 @@ def _tried(parse: Callable[[bytes], object], data: bytes) -> None:
 def _envelopes() -> list[bytes]:
     items = [(1, b"head", [b"frame", bytes(5000)]), (2, b"", [])]
     return [bytes(envelope.encode(kind, bytes(16), items)[0]) for kind in envelope.EnvelopeKind]
-
-
-def _heads() -> list[bytes]:
-    key = bytes(20)
-    return [
-        peer_heads.encode_add(1, 2, key), peer_heads.encode_add_many(1, 2, 3, key), peer_heads.encode_ping(),
-        peer_heads.encode_admin(),
-    ]  # fmt: skip
-
-
-def _head(data: bytes) -> None:
-    with contextlib.suppress(ValueError):
-        peer_heads.decode_answer(data)
-    peer_heads.decode_request(data)
 
 
 # ---------------------------------------------------------------------------------- frames of clients
@@ -268,70 +250,9 @@ def _dedup(data: bytes) -> None:
     dedup.decode_snapshot([dedup.Piece(1, 0, 1, data)])
 
 
-# ---------------------------------------------------------------------------------- files of bookies
-def _records() -> list[bytes]:
-    _, parts = entry_log.encode_records([(struct.pack(">QQ", 1, each) + bytes(60),) for each in range(3)])
-    return [b"".join(b"".join(part) for part in parts)]
-
-
-def _log(data: bytes) -> None:
-    at, ends = 0, [0]
-    while (found := entry_log.decode_record_ids_at(data, at)) is not None:
-        at = found[0]
-        ends.append(at)
-    entry_log.decode_record_size(data, at)
-    entry_log.decode_entries_if_intact(data, [*ends, len(data)], 1, 0)
-    entry_log.decode_record_if_intact(data, 0, len(data))
-    entry_log.entry_ids(data)
-
-
-def _groups() -> list[bytes]:
-    made = [index.encode_extent(each, [0, 1, 2], [0, 10, 20, 30], 0) for each in (1, 2)]
-    return [index.encode_index_group([each for each, _ in made], [table for _, table in made])]
-
-
-def _group(data: bytes) -> None:
-    header = index.decode_group_header_if_intact(data)
-    if header is None:
-        return
-    heads = data[index.GROUP_HEADER_BYTES : index.GROUP_HEADER_BYTES + header.heads_bytes]
-    whole = index.GroupHeader(header.extents, header.tables_bytes, crc32c(data[: index._GROUP.size], heads))
-    index.decode_head_columns(heads[: len(heads) // index.HEAD_BYTES * index.HEAD_BYTES])
-    for extent in index.decode_extents_if_intact(whole, data) or ():
-        index.decode_table_if_intact(extent, data)
-
-
-def _blocks() -> list[bytes]:
-    record, _ = journal.encode_record(journal.RecordType(1), 1, 2, [b"x" * 20])
-    return [bytes(record) + b"x" * 20, (bytes(record) + b"x" * 20) * 3]
-
-
-def _block(data: bytes) -> None:
-    journal.decode_block_header_if_intact(data, 1, 1, 0)
-    head = journal.BlockHeader(*[0] * len(journal.BlockHeader._fields))
-    for count in (0, 1, 3):
-        named = {"records": count, "length": len(data), "records_crc": 0}
-        journal.decode_records_if_intact(head._replace(**named), data)
-
-
-def _small(data: bytes) -> None:
-    for read in (
-        lambda: mark.decode_mark(data, bytes(16), "mark"),
-        lambda: list(ledger_index.decode_all(data, "index")),
-        lambda: note.decode_checked_json(data, b"MAGNOTE1", _Note, "note"),
-    ):
-        with contextlib.suppress(*TYPED):
-            read()
-
-
-class _Note(msgspec.Struct):
-    name: str = ""
-
-
 TARGETS: dict[str, Target] = {
     "entry": Target(_entries, _entry),
     "peer-envelope": Target(_envelopes, envelope.decode, (envelope.MalformedEnvelope, envelope.WrongEnvelopeMagic)),
-    "peer-head": Target(_heads, _head, (ValueError,)),
     "frames": Target(_frames, _frame, (MagnetarError, DecodeError)),
     "bitmap": Target(lambda: [BitMap(range(0, 9000, 2)).serialize(), BitMap([1, 1 << 30]).serialize(),
                               _run_set(), b""], _bitmap),
@@ -346,16 +267,12 @@ TARGETS: dict[str, Target] = {
     "cursor": Target(_states, _state),
     "compacted": Target(_rows, compacted.decode_survivor_table_rows),
     "dedup": Target(lambda: [b'{"ledger":1,"entry":2,"producers":[["p",1,"",0]]}', b"{}"], _dedup),
-    "entry-log": Target(_records, _log),
-    "index": Target(_groups, _group),
-    "journal": Target(_blocks, _block),
     "http2-requests": Target(http2_targets.requests, http2_targets.run_requests),
     "http2-answers": Target(http2_targets.answers, http2_targets.run_answers),
     "pulsar-frames": Target(pulsar_targets.frames, pulsar_targets.run_frames),
     "schemas": Target(pulsar_targets.schemas, pulsar_targets.run_schemas),
     "avro-payload": Target(pulsar_targets.payloads, pulsar_targets.run_payload),
     "rest-body": Target(pulsar_targets.bodies, pulsar_targets.run_body),
-    "notes": Target(lambda: [bytes(64), bytes(52), b"MAGNOTE1" + bytes(30)], _small),
 }  # fmt: skip
 
 

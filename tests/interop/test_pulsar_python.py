@@ -1,6 +1,5 @@
 """The official Python client of Pulsar (which is its C++ client), unchanged, against real processes."""
 
-import datetime
 import json
 import re
 import time
@@ -13,7 +12,6 @@ import pytest
 
 import magnetar
 from magnetar.cli.common.processes import Process, Processes
-from tests.client.model.test_tracing import Recorded, parent
 from tests.support.processes import run_cli
 
 pulsar = pytest.importorskip("pulsar", reason="pulsar-client is not installed")
@@ -55,23 +53,6 @@ def contents(consumer: Any, count: int) -> list[bytes]:
     return [message.data() for message in received(consumer, count)]
 
 
-def test_what_one_client_sends_the_other_receives(server: Process, client: Any) -> None:
-    with magnetar.Client(server.wait_ready()) as ours:
-        theirs_to = client.create_producer("both", "theirs")
-        ours_to = ours.create_producer("both", "ours")
-        readers = client.subscribe("both", "theirs", initial_position=Earliest)
-        ours_from = ours.subscribe("both", "ours", initial_position=magnetar.InitialPosition.Earliest)
-        at = int(time.time() * 1000)
-        theirs_to.send(b"1", properties={"a": "b"}, partition_key="k", event_timestamp=at)
-        ours_to.send(b"2", properties={"c": "d"}, partition_key="l", event_timestamp=at)
-        for consumer in (readers, ours_from):
-            one, two = received(consumer, 2)
-            assert [(m.data(), m.properties(), m.partition_key(), m.event_timestamp()) for m in (one, two)] == [
-                (b"1", {"a": "b"}, "k", at), (b"2", {"c": "d"}, "l", at),
-            ]  # fmt: skip
-            consumer.acknowledge_cumulative(two)
-
-
 @pytest.mark.parametrize("compression", ["NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY"])
 def test_batches_of_each_compression_are_acknowledged_message_by_message(client: Any, compression: str) -> None:
     topic = f"batch-{compression}"
@@ -95,61 +76,6 @@ def test_batches_of_each_compression_are_acknowledged_message_by_message(client:
     assert (again.data(), again.redelivery_count()) == (b"199", 1)
     with pytest.raises(pulsar.Timeout):
         consumer.receive(200)
-
-
-def test_chunks_are_one_message(client: Any) -> None:
-    producer = client.create_producer("chunks", chunking_enabled=True, batching_enabled=False)
-    consumer = client.subscribe("chunks", "s", initial_position=Earliest)
-    content = bytes(range(256)) * 50_000
-    producer.send(content)
-    assert contents(consumer, 1) == [content]
-
-
-def test_keys_stay_with_their_consumer(client: Any) -> None:
-    producer = client.create_producer("keys", batching_enabled=False)
-    consumers = [client.subscribe("keys", "s", pulsar.ConsumerType.KeyShared) for _ in range(2)]
-    for number in range(60):
-        producer.send(b"%d" % number, partition_key=f"k{number % 20}")
-    owners: dict[str, set[int]] = {}
-    count = 0
-    for number, consumer in enumerate(consumers):
-        while True:
-            try:
-                message = consumer.receive(300)
-            except pulsar.Timeout:
-                break
-            owners.setdefault(message.partition_key(), set()).add(number)
-            count += 1
-    assert (count, {len(each) for each in owners.values()}) == (60, {1})
-
-
-def test_a_failover_consumer_is_followed_by_the_next(client: Any) -> None:
-    first, second = [
-        client.subscribe("failover", "s", pulsar.ConsumerType.Failover, consumer_name=name) for name in "ab"
-    ]
-    producer = client.create_producer("failover")
-    for number in range(5):
-        producer.send(b"%d" % number)
-    for message in received(first, 2):
-        first.acknowledge(message)
-    first.close()
-    assert contents(second, 3) == [b"2", b"3", b"4"]
-
-
-def test_dead_letters_delays_and_negative_acks(client: Any) -> None:
-    policy = pulsar.ConsumerDeadLetterPolicy(max_redeliver_count=2, initial_subscription_name="letters")
-    consumer = client.subscribe(
-        "orders", "s", pulsar.ConsumerType.Shared, dead_letter_policy=policy, negative_ack_redelivery_delay_ms=100
-    )
-    began = time.monotonic()
-    client.create_producer("orders").send(b"bad", deliver_after=datetime.timedelta(seconds=0.5))
-    for count in range(3):
-        message = consumer.receive(WAIT_MS)
-        assert (message.data(), message.redelivery_count()) == (b"bad", count)
-        consumer.negative_acknowledge(message)
-    assert time.monotonic() - began >= 0.5
-    letters = client.subscribe("orders-s-DLQ", "letters", pulsar.ConsumerType.Shared)
-    assert contents(letters, 1) == [b"bad"]
 
 
 def test_readers_seeks_and_last_messages(client: Any) -> None:
@@ -213,44 +139,6 @@ def test_exclusive_producers_and_names_that_are_taken(client: Any) -> None:
             client.subscribe("named", "s", kind)
     with pytest.raises(pulsar.TopicNotFound):
         client.subscribe("persistent://public/none/t", "s")
-
-
-def test_after_a_kill_the_client_goes_on_and_nothing_that_was_acknowledged_is_lost(tmp_path: Path) -> None:
-    with Processes(tmp_path) as processes:
-        first = processes.start("first", "standalone", "--port", "0", "--data", "data")
-        first.wait_ready()
-        port = url_of(first).rpartition(":")[2]
-        client = pulsar.Client(url_of(first), logger=QUIET)
-        producer, consumer = client.create_producer("kept"), client.subscribe("kept", "s", initial_position=Earliest)
-        stored = [b"%d" % number for number in range(20)]
-        for each in stored[:10]:
-            producer.send(each)
-        for message in received(consumer, 5):
-            consumer.acknowledge(message)
-        first.kill()
-        processes.start("second", "standalone", "--port", "0", "--pulsar-port", port, "--data", "data").wait_ready()
-        for each in stored[10:]:
-            producer.send(each)
-        found = set[bytes]()
-        while not found >= set(stored[5:]):  # what was acknowledged last may come again
-            message = consumer.receive(WAIT_MS)
-            consumer.acknowledge(message)
-            found.add(message.data())
-        client.close()
-
-
-def test_the_context_of_a_trace_crosses_to_the_other_client_and_back(server: Process, client: Any) -> None:
-    recorded = Recorded()
-    with magnetar.Client(server.wait_ready(), tracing=magnetar.Tracing(recorded.provider)) as ours:
-        theirs, back = client.subscribe("traced", "s"), ours.subscribe("traced-back", "s")
-        with recorded.tracer.start_as_current_span("order"):
-            ours.create_producer("traced").send(b"x", properties={"a": "b"})
-        message = theirs.receive(WAIT_MS)
-        assert message.properties() == {"a": "b", "traceparent": parent(recorded.one("send"))}
-        client.create_producer("traced-back").send(b"y", properties=message.properties())
-        back.acknowledge(back.receive(WAIT_MS))
-        [link] = recorded.one("process").links
-        assert link.context.span_id == recorded.one("send").get_span_context().span_id
 
 
 def test_tls_and_a_token_are_asked_for(tmp_path: Path) -> None:

@@ -1,15 +1,13 @@
-"""Ensemble changes of the writer's core: every interleaving keeps the promises, and each broken rule is seen."""
+"""Ensemble changes of the writer's core, step by step.
+
+Every interleaving: tests/exhaustive and tests/simulation/protocol; rules that are broken: test_sabotage.py.
+"""
 
 from __future__ import annotations
-
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from magnetar.ledger import writer_core as w
 from magnetar.ledger.writer_core import (
     AddRefused,
-    ChangeEnsemble,
     EnsembleChanged,
     EnsembleChangeRefused,
     EnsembleChangeUnknown,
@@ -17,45 +15,11 @@ from magnetar.ledger.writer_core import (
     LedgerCloseRefused,
     LedgerEnded,
     NoReplacementFound,
-    PayloadAdd,
     QuorumTimedOut,
-    Writer,
     WriterState,
 )
-from magnetar.metadata.records import OPEN
-from tests.compiled import replaces_code
-from tests.ledger.ensembles import KINDS, SHAPES, Play, first_failure, play_seed
 from tests.ledger.test_writer_core import Script
-from tests.mutants.bank import BANK, planted
 
-SEEDS = 2000
-
-
-@given(
-    st.sampled_from(SHAPES), st.sampled_from((1, 3, 20)),
-    st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 50)), max_size=80),
-)  # fmt: skip
-def test_no_interleaving_of_acks_failures_changes_and_ends_breaks_a_promise(
-    shape: tuple[int, int, int], changes_max: int, steps: list[tuple[str, int]]
-) -> None:
-    Play(shape, changes_max=changes_max).play(steps)
-
-
-def test_a_recoverer_that_closes_a_ledger_has_fenced_it() -> None:
-    """Of the play itself: else the second ack would confirm what lies behind the end."""
-    play = Play((3, 3, 2)).play([("push", 0), ("ack", 0), ("recoverer", 0), ("recoverer", 0), ("ack", 0)])
-    assert (play.acked, play.record.last_entry) == ([], -1)
-
-
-def test_the_plays_change_ensembles_confirm_entries_and_end_in_every_way() -> None:
-    plays = [play_seed(seed) for seed in range(SEEDS)]
-    assert sum(len(play.acked) for play in plays) > SEEDS
-    assert sum(play.core.changes for play in plays) > SEEDS // 2
-    assert {play.core.state for play in plays} == set(WriterState)
-    assert {why for play in plays for why in play.failed.values()} == set(EntryOutcome) - {EntryOutcome.UNAUTHORIZED}
-
-
-# ------------------------------------------------------------------------------ one change, step by step
 CHANGE_0 = ("change", 0, ((0, "a"),))
 
 
@@ -140,14 +104,6 @@ def test_some_replaced_is_not_enough_where_a_write_set_loses_its_quorum() -> Non
     assert script.tell(NoReplacementFound()) == [("send", 0, "d"), ("close", -1, 0)]
 
 
-def test_the_number_of_changes_is_bounded_and_then_the_ledger_ends() -> None:
-    script = Script(b"x", changes_max=1)
-    script.failed(0, "a")
-    script.tell(EnsembleChanged(("d", "b", "c")))
-    assert script.failed(0, "c") == []
-    assert script.core.state is WriterState.DRAINING
-
-
 # ------------------------------------------------------------------------------ what else may happen meanwhile
 def test_closing_while_the_ensemble_changes_waits_for_it_and_then_drains() -> None:
     script = Script(b"x", changes_max=9)
@@ -217,68 +173,3 @@ def test_a_change_that_finds_the_ledger_in_recovery_ends_fenced() -> None:
     script.failed(0, "a")
     script.tell(EnsembleChangeRefused())
     assert script.tell(LedgerCloseRefused()) == [("fail", 0, EntryOutcome.FENCED)]
-
-
-# ------------------------------------------------------------------------------ sabotage
-def falls(id_: str) -> bool:
-    """Whether a play fails with that mutant of the bank."""
-    with planted(BANK[id_]):
-        return first_failure(SEEDS) is not None
-
-
-def test_sound_plays_keep_every_promise() -> None:
-    assert first_failure(SEEDS) is None
-
-
-@replaces_code
-def test_m10_confirming_while_the_change_is_on_its_way_is_seen() -> None:
-    assert falls("M10")
-
-
-@replaces_code
-def test_m11_draining_inside_the_unack_loop_is_seen() -> None:
-    assert falls("M11")
-
-
-def test_m12_an_ensemble_that_is_not_in_the_metadata_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Play._answer
-
-    def local_only(self: Play, number: int) -> None:
-        before = self.record
-        self._write(number)
-        if before.state == OPEN and self.change is not None and self.others:
-            ensemble, self.record = self.record.fragments[-1].bookies, before
-            self._tell_change(EnsembleChanged(ensemble))
-        else:
-            honest(self, number)
-
-    monkeypatch.setattr(Play, "_answer", local_only)
-    assert first_failure(SEEDS)
-
-
-@replaces_code
-def test_m13_comparing_with_whom_an_entry_was_first_sent_to_is_seen() -> None:
-    assert falls("M13")
-
-
-@replaces_code
-def test_m18_ending_at_lap_is_seen() -> None:
-    assert falls("M18")
-
-
-@replaces_code
-def test_m18b_confirming_out_of_order_is_seen() -> None:
-    assert falls("M18b")
-
-
-@replaces_code
-def test_a_change_that_begins_beyond_lac_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Writer._ask_change
-
-    def beyond(self: Writer[PayloadAdd[int]]) -> list[ChangeEnsemble]:
-        (effect,) = honest(self)
-        assert isinstance(effect, ChangeEnsemble)
-        return [effect._replace(first_entry=self.adds.lap + 1)]
-
-    monkeypatch.setattr(Writer, "_ask_change", beyond)
-    assert first_failure(SEEDS)

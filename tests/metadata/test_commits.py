@@ -24,14 +24,6 @@ def test_a_refused_commit_leaves_nothing_of_its_operations() -> None:
     assert (done.versions, done.revision) == ([1, 0], 11)
 
 
-def test_operations_of_a_commit_see_those_before_them() -> None:
-    batch = CommitBatch({"/a": 3}, 0)
-    done = batch.add(Commit([Delete("/a"), Put("/a", b"new", ABSENT, ephemeral=True), Check("/a", 0)], "s"))
-    assert isinstance(done, TreeJobResult)
-    assert done.versions == [ABSENT, 0, 0]
-    assert batch.nodes == {"/a": ("/a", b"new", 0, 1, "s")}
-
-
 def test_a_node_that_was_deleted_is_absent_for_the_next_commit() -> None:
     batch = CommitBatch({"/a": 3}, 0)
     batch.add(Commit([Delete("/a", 3)], ""))

@@ -328,7 +328,8 @@ def _passed_over() -> Iterator[Mutant]:
          "test_what_has_entries_here_stays_when_its_coordinator_gives_no_answer",
          "in the walk every coordinator answers"),
         ("M68", brokers.commit_sets_numbers_back, "84",
-         f"{topic}test_dedup_core.py::test_a_commit_sets_no_sequence_id_back",
+         f"{topic}test_dedup_core.py::"
+         "test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an_abort_takes_back_is_new",
          "producers of seeds send beside no transaction of their own"),
         ("M69", subscriptions.persisted_mark_is_safe, "34",
          f"{core}test_cursor.py::test_after_a_seek_backwards_nothing_may_be_trimmed_that_is_wanted_again",

@@ -159,11 +159,11 @@ def snapshot_counts_before_it_is_stored(stack: Stack) -> None:
 def commit_sets_numbers_back(stack: Stack) -> None:
     """M68: a commit sets the sequence id of its producer back to that of the transaction."""
 
-    def merged(self: DedupCore, numbers: Mapping[str, SequenceProgress]) -> None:
-        for name, progress in numbers.items():
-            self._persisted[name] = progress
-            if name not in self._connected:
-                self._away.setdefault(name, self._opened)
+    honest = DedupCore.on_transaction_committed
+
+    def merged(self: DedupCore, numbers: Mapping[str, SequenceProgress], *sent: Any) -> None:
+        honest(self, numbers, *sent)
+        self._persisted |= numbers
 
     put(stack, DedupCore, "on_transaction_committed", merged)
 

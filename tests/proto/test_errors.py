@@ -22,15 +22,6 @@ def test_a_code_cannot_be_taken_twice() -> None:
         type("Twin", (MagnetarError,), {"code": 41})
 
 
-@pytest.mark.parametrize("family", families())
-def test_an_error_survives_the_wire(family: type[MagnetarError]) -> None:
-    sent = family("what was wrong", size=3, limit="x")
-    came = from_wire(wire.Error.FromString(to_wire(sent).SerializeToString()))
-    assert type(came) is family
-    assert (came.message, came.fields) == ("what was wrong", {"size": "3", "limit": "x"})
-    assert (came.definite, came.retryable) == (family.definite, family.retryable)
-
-
 def test_an_unknown_code_is_a_plain_error_and_a_bug_an_internal_one() -> None:
     assert type(from_wire(wire.Error(code=9999, message="later"))) is MagnetarError
     assert type(from_wire(to_wire(ValueError("no")))) is InternalError

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from tests.simulation.options import Options, draw
+from tests.simulation.protocol.shrink import Search
 from tests.simulation.run import Outcome, run_seed
 
 T = TypeVar("T")
@@ -46,63 +47,15 @@ class Shrunk:
 
 def shrink(seed: int, options: Options | None = None, run: Run = run_options) -> Shrunk | None:
     """None when the seed does not fail."""
-    return _Search(options or draw(seed), run).search()
+    alike = lambda one, other: class_of(one.failures[0]) == class_of(other.failures[0])
+    search = Search[Options, str, Outcome](options or draw(seed), run, RUNS_MAX, SECONDS_MAX, alike)
+    if not search.search(_kinds, _clients):
+        return None
+    return Shrunk(search.options, search.only or frozenset(search.found.struck), search.found, search.runs)
 
 
 def class_of(failure: str) -> str:
     return failure.partition(":")[0]
-
-
-class _Search:
-    def __init__(self, options: Options, run: Run) -> None:
-        self._run = run
-        self._runs = 0
-        self._seconds = 0.0
-        self._options = options
-        self._only: frozenset[str] | None = None
-        self._outcome = self._try(options, None)
-
-    def _try(self, options: Options, only: frozenset[str] | None) -> Outcome:
-        self._runs += 1
-        outcome = self._run(options, only)
-        self._seconds += outcome.seconds
-        return outcome
-
-    def _take(self, options: Options, only: frozenset[str] | None) -> bool:
-        """Keeps the smaller one when it fails in the same way."""
-        if self._runs >= RUNS_MAX or self._seconds >= SECONDS_MAX:
-            return False
-        outcome = self._try(options, only)
-        if not outcome.failures or class_of(outcome.failures[0]) != class_of(self._outcome.failures[0]):
-            return False
-        self._options, self._only, self._outcome = options, only, outcome
-        return True
-
-    def search(self) -> Shrunk | None:
-        if not self._outcome.failures:
-            return None
-        self._fewer(_kinds)
-        self._fewer(_clients)
-        self._fewer_strikes()
-        return Shrunk(self._options, self._only or frozenset(self._outcome.struck), self._outcome, self._runs)
-
-    def _fewer(self, smaller: Callable[[Options], Iterator[Options]]) -> None:
-        found = True
-        while found:
-            found = any(self._take(options, None) for options in list(smaller(self._options)))
-
-    def _fewer_strikes(self) -> None:
-        left = list(self._outcome.struck)
-        size = (len(left) + 1) // 2
-        while size:
-            at = 0
-            while at < len(left):
-                fewer = left[:at] + left[at + size :]
-                if self._take(self._options, frozenset(fewer)):
-                    left = fewer
-                else:
-                    at += size
-            size //= 2
 
 
 def _kinds(options: Options) -> Iterator[Options]:

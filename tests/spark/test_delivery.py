@@ -2,8 +2,7 @@
 
 import itertools
 import pickle
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,12 +15,10 @@ import pyarrow as pa
 from magnetar.client.common.errors import SinkFenced, TransactionAborted
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.proto.states import TxnId, TxnState
-from magnetar.runtime.network import Endpoint
-from magnetar.runtime.process import real_world
 from magnetar.spark_connector import sink
 from magnetar.spark_connector.options import parse_sink_options
 from magnetar.spark_connector.sink import MagnetarStreamWriter, MagnetarWriter, TaskReport, make_stream_writer
-from tests.client.conftest import in_thread
+from tests.client.conftest import served
 from tests.client.fake_transactions import TransactionalBroker
 
 TOPIC = "persistent://public/default/t"
@@ -30,16 +27,7 @@ TOPIC = "persistent://public/default/t"
 @pytest.fixture
 def broker() -> Iterator[TransactionalBroker]:
     found = TransactionalBroker({"parts": 3})
-
-    @asynccontextmanager
-    async def serve() -> AsyncIterator[str]:
-        serving = await real_world(1).network.serve(Endpoint("127.0.0.1", 0), found.services)
-        try:
-            yield f"magnetar://{serving.endpoint}"
-        finally:
-            await serving.close()
-
-    with in_thread(serve) as address:
+    with served(found) as address:
         found.url = address  # type: ignore[attr-defined]
         yield found
 

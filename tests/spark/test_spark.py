@@ -139,41 +139,12 @@ def test_what_was_written_is_what_is_read(spark: Any, url: str, client: Any) -> 
     assert found[0].eventTime.timestamp() == at.timestamp()
 
 
-def test_a_stream_passes_an_event_time_that_no_timestamp_holds(
-    spark: Any, url: str, client: Any, tmp_path: Path
-) -> None:
-    client.subscribe("odd-times", "keep", initial_position=magnetar.InitialPosition.Earliest).close()
-    with client.create_producer("odd-times") as producer:
-        for number, at in enumerate([1_700_000_000_000, 1_700_000_000_000_000_000, None]):
-            producer.send(str(number).encode(), event_timestamp=at)
-    options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 1}
-    assert read_available(spark, url, "odd-times", tmp_path, **options) == [1, 1, 1]
-    assert landed(spark, tmp_path) == [0, 1, 2]
-    found = source(spark.read, url, "odd-times").orderBy("offset").collect()
-    assert [row.eventTime is None for row in found] == [False, True, True]
-
-
 def test_a_full_producer_makes_the_sink_wait(spark: Any, url: str, client: Any) -> None:
     client.subscribe("narrow", "keep", initial_position=magnetar.InitialPosition.Earliest).close()
     writer = spark.range(20_000).selectExpr("cast(id as string) value").coalesce(1).write.format("magnetar")
     narrow = writer.option("magnetar.producer.max_pending_messages", 1000)
     narrow.option("service.url", url).option("topic", "narrow").mode("append").save()
     assert source(spark.read, url, "narrow").count() == 20_000
-
-
-def test_a_stream_from_topic_to_topic_loses_nothing(spark: Any, url: str, client: Any, tmp_path: Path) -> None:
-    fill(client, "from", numbers(3_000))
-    client.subscribe("to", "keep", initial_position=magnetar.InitialPosition.Earliest).close()
-    query = (
-        source(spark.readStream, url, "from", startingOffsets="earliest", maxOffsetsPerTrigger=1_000)
-        .writeStream.format("magnetar").option("service.url", url).option("topic", "to")
-        .option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
-    )  # fmt: skip
-    query.awaitTermination()
-    values = sorted(
-        int(row.value) for row in source(spark.read, url, "to").selectExpr("cast(value as string) value").collect()
-    )
-    assert values == list(range(3_000))
 
 
 def test_messages_that_are_gone_fail_the_query_unless_told_otherwise(

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from benchmarks.peers import table
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.maven import Missing
-from benchmarks.peers.rows import MSG_S, OURS, P50, P99, PERF, PULSAR, ROWS, Plan, Row, Side
+from benchmarks.peers.rows import MSG_S, OURS, PERF, PULSAR, ROWS, Plan, Row, Side
 from benchmarks.peers.servers import Servers
 from benchmarks.peers.slow import NAME, slow_down
 from benchmarks.peers.turns import Figures, Load, Turn, Turns
@@ -169,15 +169,6 @@ def test_a_side_that_does_not_start_is_named_and_nothing_is_compared_with_it(sid
     assert done.exit_code == 1
     assert "- small-sends, magnetar failed: OSError: no space on the disk" in done.stdout
     assert "round" not in done.stderr, "a peer alone is no comparison"
-
-
-def test_rows_are_a_contract_and_their_first_side_is_ours() -> None:
-    assert list(ROWS) == [
-        "small-sends", "small-sends-processes", "latency", "latency-half", "produce", "produce-100", "produce-3",
-        "roundtrip", "catchup", "shared", "spark-read", "spark-write",
-    ]  # fmt: skip
-    assert {row.sides[0].name for row in ROWS.values()} == {OURS}
-    assert ROWS["latency"].figures == (P50, P99)
 
 
 def test_results_in_the_repository_are_of_this_command() -> None:

@@ -101,6 +101,8 @@ def seal_group(data: bytes) -> bytes:
 
 def read_group(data: bytes) -> object:
     header = index.decode_group_header_if_intact(data)
+    heads = data[index.GROUP_HEADER_BYTES :]
+    index.decode_head_columns(heads[: len(heads) // index.HEAD_BYTES * index.HEAD_BYTES])
     return None if header is None else index.decode_extents_if_intact(header, data)
 
 

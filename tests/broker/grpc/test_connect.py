@@ -26,8 +26,6 @@ from magnetar.proto.errors import (
     MagnetarError,
     NotAllowed,
     NotOwner,
-    ProducerBusy,
-    ProducerFenced,
     from_wire,
 )
 from magnetar.proto.names import TopicName
@@ -175,24 +173,6 @@ async def test_what_a_closed_id_acknowledged_is_durable_and_another_consumer_goe
     assert (await raw.kind(2, "done")).request_id == 5
     await raw.consumer(3)
     assert [payload for _, _, payload in await raw.deliveries(3, 2)] == [b"2", b"3"]
-
-
-async def test_refused_entries_are_answered_in_their_place(raw: Raw) -> None:
-    await raw.producer(1)
-    raw.publish(1, 0)
-    damaged = bytearray(client_part("p1", 1, b"damaged"))
-    damaged[-1] ^= 1
-    raw.send(1, publish=bytes(damaged))
-    raw.publish(1, 2)
-    raw.publish(1, 3, b"x" * (6 << 20))
-    raw.publish(1, 4)
-    frames: list[wire.ServerFrame] = []
-    while len(frames) < 5:
-        frames += [frame] if (frame := await raw.next(1)).WhichOneof("kind") != "credit" else []
-    kinds = [frame.WhichOneof("kind") for frame in frames]
-    assert kinds == ["receipt", "failed", "receipt", "failed", "receipt"]
-    answers = [getattr(frame, kind) for frame, kind in zip(frames, kinds, strict=True)]
-    assert [answer.sequence_id for answer in answers] == [0, 1, 2, 3, 4]
 
 
 # ------------------------------------------------------------------------------------------------ credit
@@ -408,16 +388,6 @@ async def test_a_client_that_does_not_read_is_not_read_either() -> None:
     assert not reading.done(), "what is answered and does not leave is bounded"
     stream.gone.set()
     await reading
-
-
-async def test_a_consumer_without_permits_holds_up_no_other(raw: Raw) -> None:
-    await raw.producer(1)
-    await raw.consumer(2, permits=0, subscription="a")
-    await raw.consumer(3, subscription="b")
-    for number in range(50):
-        raw.publish(1, number, bytes(1000))
-    assert len(await raw.deliveries(3, 50)) == 50
-    assert not raw.came.get(2)
 
 
 # ------------------------------------------------------------------------------------------------ strangers
@@ -663,16 +633,6 @@ async def test_a_half_closed_stream_gets_its_receipts_before_it_ends(raw: Raw) -
     assert [(await raw.kind(1, "receipt")).sequence_id for _ in range(100)] == list(range(100))
     await closing
     await settled(raw.running, [T])
-
-
-async def test_names_and_fences_hold_between_ids_as_between_streams(raw: Raw) -> None:
-    await raw.producer(1, name="a", instance="one")
-    raw.send(2, open_producer=wire.OpenProducer(topic=T, producer_name="a", instance="two"))
-    assert isinstance(await raw.error(2), ProducerBusy)
-    await raw.producer(3, name="a", instance="one", connection=1)
-    assert isinstance(await raw.error(1), MagnetarError)
-    await raw.producer(4, name="b", access_mode=wire.OpenProducer.EXCLUSIVE_WITH_FENCING)
-    assert isinstance(await raw.error(3), ProducerFenced)
 
 
 class Slow(handlers.Handler):

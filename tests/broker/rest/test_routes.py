@@ -9,7 +9,6 @@ import pytest
 from magnetar.broker.node import topic_manager
 from magnetar.broker.rest import cluster_routes as _cluster
 from magnetar.broker.rest.call import ROUTES, make_openapi_document, openapi_path
-from magnetar.proto.names import LONG_MAX
 from tests.broker.rest.http import V2, Http, T, serving
 
 assert _cluster, "the routes are registered"
@@ -59,44 +58,6 @@ async def test_a_namespace_keeps_what_was_noted_of_it(http: Http) -> None:
         await http.done("PUT", f"{namespace}/properties", wrong, status)
     assert await http.get(f"{namespace}/properties") == {}
     await http.get(f"{V2}/namespaces/public/nowhere/properties", 404)
-
-
-async def test_a_topic_keeps_what_was_noted_of_it_until_it_is_deleted(http: Http) -> None:
-    await http.done("PUT", f"{T}/partitions", {"partitions": 2, "properties": {"a": "b"}})
-    await http.done("PUT", f"{T}-partition-1/properties", {"c": "d"})  # of the topic
-    assert await http.get(f"{T}/properties") == {"a": "b", "c": "d"}
-    assert (await http.get(f"{T}/partitions"))["properties"] == {"a": "b", "c": "d"}
-    await http.done("DELETE", f"{T}/properties?key=a")
-    await http.done("DELETE", f"{T}/properties?key=never")
-    await http.done("DELETE", f"{T}/properties", status=412)
-    assert await http.get(f"{T}/properties") == {"c": "d"}
-    await http.done("DELETE", f"{T}/partitions")
-    await http.get(f"{T}/properties", 404)
-    await http.done("PUT", T, {"e": "f"})
-    assert await http.get(f"{T}/properties") == {"e": "f"}
-    await http.done("PUT", f"{T}-other", {"e": 5}, 400)
-    await http.get(f"{T}-other/properties", 404)
-
-
-# ------------------------------------------------------------------ topics
-async def test_subscriptions_of_a_partitioned_topic_are_those_of_each_partition(http: Http) -> None:
-    await http.done("PUT", f"{T}/partitions", 3)
-    mine = f"{T}/subscription/mine"
-    await http.done("PUT", mine, "earliest")
-    await http.done("PUT", mine, {"ledgerId": LONG_MAX, "entryId": LONG_MAX, "partitionIndex": -1}, 409)
-    assert await http.get(f"{T}/subscriptions") == ["mine"]
-    await http.done("PUT", f"{mine}/properties", {"a": "b"})
-    assert await http.get(f"{mine}/properties") == {"a": "b"}
-    assert await http.get(f"{T}-partition-2/subscription/mine/properties") == {"a": "b"}
-    for path in ("skip_all", "resetcursor/0", "expireMessages/5"):
-        await http.done("POST", f"{mine}/{path}")
-    await http.done("POST", f"{T}/all_subscription/expireMessages/5")
-    await http.done("POST", f"{mine}/skip/1", status=405)
-    await http.done("POST", f"{T}/subscription/none/skip_all", status=404)
-    await http.done("POST", f"{NS}/clearBacklog/mine")
-    await http.done("DELETE", mine)
-    await http.done("DELETE", mine, status=404)
-    assert await http.get(f"{T}/subscriptions") == []
 
 
 # ------------------------------------------------------------------ look-ups and the process

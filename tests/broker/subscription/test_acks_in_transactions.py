@@ -173,53 +173,6 @@ async def test_a_pending_entry_is_not_delivered_after_nack_disconnect_or_restart
         assert (again.entry_id, again.redelivery_count) == (1, 1)
 
 
-async def test_messages_of_a_batch_in_two_transactions_are_hidden_and_come_back_with_their_own(
-    running: Cluster,
-) -> None:
-    await filled(running, 1, batch=5)
-    joins_of(running)
-    mine = await consumer(running, type=SHARED)
-    (batch,) = await received(mine, 1)
-    await ack_in(mine, X, batch, indexes=[0, 1])
-    await ack_in(mine, Y, batch, indexes=[2])
-    with pytest.raises(TransactionConflict):
-        await ack_in(mine, Y, batch, indexes=[1, 3])
-    mine.frame(redeliver=wire.Redeliver())
-    again = await mine.receive()
-    assert list(again.acked_batch_indexes) == [0, 1, 2]
-    subscription = subscription_of(running)
-    assert subscription.dispatcher.unacked == 2
-    subscription.settle(X, False)
-    subscription.settle(Y, True)
-    last = await mine.receive()
-    assert list(last.acked_batch_indexes) == [2], "all that is left comes, also what it has of the delivery before"
-    await mine.ack(again, indexes=[3, 4])
-    assert subscription.dispatcher.unacked == 2
-    await mine.ack(last, indexes=[0, 1])
-    assert subscription.cursor.mark.entry_id == 0
-    subscription.dispatcher.check()
-
-
-async def test_a_whole_entry_means_all_of_its_messages_and_is_refused_when_one_is_acknowledged(
-    running: Cluster,
-) -> None:
-    """A program that got the batch again before it acknowledged a message of the first delivery in X."""
-    await filled(running, 1, batch=2)
-    joins_of(running)
-    mine = await consumer(running, type=SHARED)
-    (batch,) = await received(mine, 1)
-    await ack_in(mine, X, batch, indexes=[1])
-    subscription = subscription_of(running)
-    subscription.settle(X, True)
-    with pytest.raises(TransactionConflict):
-        await ack_in(mine, Y, batch)
-    assert subscription.pending_transactions == ()
-    await ack_in(mine, Y, batch, indexes=[0])
-    subscription.settle(Y, True)
-    assert subscription.cursor.mark.entry_id == 0
-    subscription.dispatcher.check()
-
-
 async def test_order_is_kept_after_an_aborted_cumulative_acknowledgement(running: Cluster) -> None:
     await filled(running, 6)
     joins_of(running)

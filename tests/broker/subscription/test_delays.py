@@ -12,8 +12,6 @@ from magnetar.broker.log.snapshot_ledger import TopicStateLedgers
 from magnetar.broker.session import summaries
 from magnetar.broker.subscription import delays as driver
 from magnetar.broker.subscription.core import delays as core
-from magnetar.broker.subscription.core.policy import Member
-from magnetar.broker.subscription.core.slot_owners import HashRingSlotOwners
 from magnetar.broker.subscription.subscription import Subscription
 from magnetar.broker.topic import statistics as backlog
 from magnetar.client import aio
@@ -21,7 +19,7 @@ from magnetar.client.common.errors import Timeout
 from magnetar.client.model.settings import ConsumerType
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, NotAllowed, Unavailable, from_wire
-from magnetar.proto.names import Position, sticky_slot
+from magnetar.proto.names import Position
 from magnetar.proto.states import Blocked
 from tests.broker.topic.test_maintenance import TOPIC, Deployment, deployment
 from tests.broker.topic.test_maintenance import at as at
@@ -135,36 +133,6 @@ async def test_it_comes_by_itself_when_nothing_else_happens(comes_first: bool, a
     assert await shared.receive_payloads(2) == payloads
 
 
-async def test_one_that_is_due_and_has_to_wait_for_its_key_holds_up_no_other(at: Deployment) -> None:
-    first = await at.consumer("s", type=KEY_SHARED, consumer_name="first", permits=2)
-    moves, stays = (key_of_the(second, "first", "second") for second in (True, False))
-    producer = await at.producer()
-    await producer.send(b"1", key=moves)
-    held = await first.receive()
-    second = await at.consumer("s", type=KEY_SHARED, consumer_name="second", permits=0)
-    await producer.send(b"later", key=moves, deliver_at_ms=at.clock.wall_ms() + MINUTE)
-    await producer.send(b"2", key=stays)
-    assert await first.receive_payloads(1) == [b"2"]
-    await producer.send(b"3", key=stays)
-    await moved_on(at, 60)
-    first.permits(10)
-    assert await first.receive_payloads(1) == [b"3"]
-    second.permits(10)
-    await first.ack(held)
-    assert await second.receive_payloads(1) == [b"later"]
-
-
-def key_of_the(second_one: bool, first: str, second: str) -> str:
-    """A key that is the second consumer's when both are there, or is not."""
-    ring, newcomer = HashRingSlotOwners(), Member(2, second)
-    ring.join(Member(1, first))
-    ring.join(newcomer)
-    return next(
-        key for number in range(1000)
-        if (ring.owner(sticky_slot(key := f"k{number}")) is newcomer) is second_one
-    )  # fmt: skip
-
-
 async def test_others_pass_it_and_it_comes_in_time_order(at: Deployment) -> None:
     shared, producer, now_ms = await at.consumer("s", type=SHARED), await at.producer(), at.clock.wall_ms()
     for number, delay_s in enumerate((30, 0, 10, 0, 20)):
@@ -247,19 +215,6 @@ async def test_a_bucket_that_cannot_be_read_costs_reading_the_log_and_no_message
         shared = await at.consumer("s", type=SHARED)
         await until(lambda: subscription(at).pump.blocked is Blocked.DELAYED)
         assert await shared.quiet(), "what is read again is still early"
-        await moved_on(at, 10 * 60)
-        assert sorted(await shared.receive_payloads(50)) == sorted(payloads)
-
-
-async def test_a_segment_that_is_lost_later_costs_no_message_either(tmp_path: Path) -> None:
-    async with deployment(tmp_path, delayed_seal_entries=20) as at:
-        shared = await at.consumer("s", type=SHARED)
-        payloads = await delayed(at, 50)
-        await sealed(at)
-        store = subscription(at).store
-        assert store is not None
-        for bucket in store.buckets:
-            await at.topic.registry._storage.ledgers.delete(bucket.ledger_id)
         await moved_on(at, 10 * 60)
         assert sorted(await shared.receive_payloads(50)) == sorted(payloads)
 

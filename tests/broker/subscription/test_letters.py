@@ -24,18 +24,19 @@ NOW = MultiplierRedeliveryBackoff(1, 1)
 
 
 class Post:
-    def __init__(self, running: Cluster) -> None:
-        self.running = running
+    def __init__(self, running: Cluster, topic: str = TOPIC, **produced: Any) -> None:
+        self.running, self.topic, self.produced = running, topic, produced
         self.client = aio.Client(f"magnetar://{running.brokers[-1].endpoint}")
 
-    async def consumer(self, topic: str = TOPIC, name: str = "s", **options: Any) -> Any:
+    async def consumer(self, topic: str = "", name: str = "s", **options: Any) -> Any:
         return await self.client.subscribe(
-            topic, name, **{"consumer_type": ConsumerType.Shared, "initial_position": InitialPosition.Earliest,
+            topic or self.topic, name, **{"consumer_type": ConsumerType.Shared,
+            "initial_position": InitialPosition.Earliest,
             "negative_ack_redelivery_backoff": NOW, **options},
         )  # fmt: skip
 
     async def send(self, *payloads: bytes, **options: Any) -> None:
-        producer = await self.client.create_producer(TOPIC, batching_enabled=False)
+        producer = await self.client.create_producer(self.topic, batching_enabled=False, **self.produced)
         for payload in payloads:
             await producer.send(payload, **options)
         await producer.close()

@@ -12,7 +12,6 @@ import pytest
 from magnetar.broker.session.backlogs import TopicBacklogs
 from magnetar.broker.subscription import dead_letters
 from magnetar.broker.topic.storage import DurableTopicStorage
-from magnetar.client import aio
 from magnetar.client.common.errors import Timeout
 from magnetar.client.consume.dead_letters import parse_reconsume_times
 from magnetar.client.core.chunking import encode_chunks
@@ -20,42 +19,21 @@ from magnetar.client.model.settings import (
     CompressionType,
     ConsumerDeadLetterPolicy,
     ConsumerType,
-    InitialPosition,
-    MultiplierRedeliveryBackoff,
 )
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import encode_entry
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import Unavailable
 from magnetar.proto.names import TopicName
-from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
+from tests.support.cluster import TestConsumer, TestProducer, cluster
+
+from .test_letters import Post
 
 TOPIC = "persistent://public/default/large"
 DEAD = f"{TOPIC}-s-DLQ"
-NOW = MultiplierRedeliveryBackoff(1, 1)
 BIG = random.Random(1).randbytes(50_000)
 ENTRY_BYTES_MAX = 20_000
 INDIVIDUAL = [ConsumerType.Shared, ConsumerType.KeyShared]
-
-
-class Post:
-    def __init__(self, running: Cluster) -> None:
-        self.running = running
-        self.client = aio.Client(f"magnetar://{running.brokers[-1].endpoint}")
-
-    async def consumer(self, topic: str = TOPIC, name: str = "s", **options: Any) -> Any:
-        return await self.client.subscribe(
-            topic, name, **{"consumer_type": ConsumerType.Shared, "initial_position": InitialPosition.Earliest,
-            "negative_ack_redelivery_backoff": NOW, **options},
-        )  # fmt: skip
-
-    async def send(self, *payloads: bytes, compression: CompressionType = CompressionType.NONE, **options: Any) -> None:
-        producer = await self.client.create_producer(
-            TOPIC, batching_enabled=False, chunking_enabled=True, compression_type=compression
-        )
-        for payload in payloads:
-            await producer.send(payload, **options)
-        await producer.close()
 
 
 async def nothing(consumer: Any) -> None:
@@ -66,7 +44,7 @@ async def nothing(consumer: Any) -> None:
 @pytest.fixture
 async def post(tmp_path: Path) -> AsyncIterator[Post]:
     async with cluster(tmp_path, max_message_bytes=ENTRY_BYTES_MAX) as running:
-        post = Post(running)
+        post = Post(running, TOPIC, chunking_enabled=True)
         yield post
         await post.client.close()
 
@@ -121,18 +99,20 @@ async def test_a_message_in_chunks_is_reconsumed_later_as_one_and_dies_in_the_en
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[Post]:
     async with cluster(tmp_path, max_message_bytes=ENTRY_BYTES_MAX, dead_letter_max_redeliver_count=1) as running:
-        post = Post(running)
+        post = Post(running, TOPIC, chunking_enabled=True)
         yield post
         await post.client.close()
 
 
-@pytest.mark.parametrize("type_", INDIVIDUAL)
-@pytest.mark.parametrize("compression", [CompressionType.NONE, CompressionType.LZ4])
+@pytest.mark.parametrize(
+    ("type_", "compression"), list(zip(INDIVIDUAL, (CompressionType.NONE, CompressionType.LZ4), strict=True))
+)
 async def test_the_server_moves_a_message_in_chunks_as_one(
     served: Post, type_: ConsumerType, compression: CompressionType
 ) -> None:
     mine = await served.consumer(consumer_type=type_)
-    await served.send(BIG, b"small", BIG[::-1], compression=compression, properties={"a": "b"}, partition_key="k")
+    served.produced["compression_type"] = compression
+    await served.send(BIG, b"small", BIG[::-1], properties={"a": "b"}, partition_key="k")
     origins = {}
     for _ in range(6):
         message = await mine.receive(10_000)

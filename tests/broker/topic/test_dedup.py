@@ -9,15 +9,13 @@ import pytest
 from magnetar.broker.log.managed_ledger import topic_path
 from magnetar.broker.log.snapshot_ledger import SnapshotLedger
 from magnetar.broker.server import Broker
-from magnetar.client.client import Client
 from magnetar.metadata import paths
 from magnetar.metadata.records import TopicRecord, decode
-from magnetar.proto.entry import parse_header, split_broker_part
 from magnetar.proto.errors import DuplicateInDoubt, InvalidRequest, from_wire
 from magnetar.proto.names import TopicName
 from magnetar.proto.policies import decode as policies
 from tests.broker.node.test_failover import until_owned_by, vanish
-from tests.support.cluster import SMALL, Cluster, TestProducer, client_part, cluster, payloads_of
+from tests.support.cluster import Cluster, TestProducer, client_part, cluster, payloads_of
 
 TOPIC = "persistent://public/default/t"
 NAME = TopicName.parse(TOPIC)
@@ -245,46 +243,3 @@ async def test_a_deleted_topic_leaves_no_snapshot_ledger(tmp_path: Path) -> None
         await producer.close()
         await broker.topic_manager.delete_topic(NAME, force=True)
         assert await running.store.get(paths.ledger(place.ledger_id)) is None
-
-
-async def test_a_client_that_is_born_again_goes_on_behind_what_is_stored_after_a_kill_of_the_broker(
-    tmp_path: Path,
-) -> None:
-    """The documented way: a fixed name, no time-out, `last_sequence_id()` of what was read from the source."""
-    source = [b"%d" % number for number in range(60)]
-    async with cluster(tmp_path, deduplication=True) as running:
-        first = running.brokers[0]
-        async with Client(f"magnetar://{first.endpoint}", world=running.world) as client:
-            producer = await client.create_producer(TOPIC, "source", send_timeout_millis=0)
-            assert producer.last_sequence_id() == -1
-            for number in range(30):
-                producer.send_nowait(source[number], None, sequence_id=number)
-            await producer.flush()
-            producer.send_nowait(source[30], None, sequence_id=30)
-            await asyncio.sleep(0)
-            await vanish(running, first)
-            client.shutdown()
-        second = await running.add_broker(deduplication=True)
-        await until_owned_by(running, second)
-        async with Client(f"magnetar://{second.endpoint}", world=running.world) as client:
-            producer = await client.create_producer(TOPIC, "source", send_timeout_millis=0)
-            last = producer.last_sequence_id()
-            assert last in (29, 30)
-            for number in range(20, 60):  # it does not even look at it: the broker drops what it has
-                producer.send_nowait(source[number], None, sequence_id=number)
-            await producer.flush()
-            assert producer.last_sequence_id() == 59
-        assert await stored(second) == source
-        headers = [parse_header(split_broker_part(e.payload)[2]) for e in await _entries(second)]
-        assert {header.producer_name for header in headers} == {"source"}
-
-
-async def _entries(broker: Broker) -> list[Any]:
-    log = (await broker.topic_manager.topic(NAME)).log
-    return await log.reader.read(log.shape.after(log.shape.start), 1 << 20)
-
-
-def test_the_settings_are_pulsars() -> None:
-    assert (SMALL.dedup_snapshot_entries, SMALL.dedup_snapshot_s) == (1000, 120)
-    assert (SMALL.dedup_producers, SMALL.dedup_inactive_minutes) == (10_000, 360)
-    assert SMALL.deduplication is False

@@ -211,16 +211,6 @@ def on() -> DedupCore:
     return DedupCore(Snapshot(START, {}), now=0.0)
 
 
-def test_what_is_on_its_way_is_unknown_and_never_called_stored() -> None:
-    dedup = on()
-    assert dedup.judge("p", SequenceRange(0, 4)) is DedupVerdict.NEW
-    assert dedup.judge("p", SequenceRange(0, 4)) is DedupVerdict.UNKNOWN
-    assert not dedup.is_idle("p")
-    dedup.on_publish_confirmed("p", SequenceRange(0, 4), Position(1, 0))
-    assert dedup.judge("p", SequenceRange(0, 4)) is DedupVerdict.DUPLICATE
-    assert dedup.is_idle("p")
-
-
 def test_a_failure_makes_what_was_pushed_new_again() -> None:
     dedup = on()
     assert [dedup.judge("p", SequenceRange(id_, id_)) for id_ in range(3)] == [DedupVerdict.NEW] * 3
@@ -239,35 +229,6 @@ def test_a_batch_that_is_stored_in_part_is_neither_stored_nor_new() -> None:
     dedup.on_publish_confirmed("p", SequenceRange(0, 9), Position(1, 0))
     assert dedup.judge("p", SequenceRange(7, 12)) is DedupVerdict.OVERLAP
     assert dedup.judge("p", SequenceRange(10, 12)) is DedupVerdict.NEW
-
-
-def test_chunks_count_when_the_last_of_them_is_stored() -> None:
-    dedup = on()
-    chunks = [SequenceRange(5, 5, "u", chunk, 3) for chunk in range(3)]
-    for entry_id, chunk in enumerate(chunks[:2]):
-        assert dedup.judge("p", chunk) is DedupVerdict.NEW
-        dedup.on_publish_confirmed("p", chunk, Position(1, entry_id))
-    assert dedup.last_sequence_id("p") == -1
-    assert [dedup.judge("p", chunk) for chunk in chunks] == [DedupVerdict.DUPLICATE, DedupVerdict.DUPLICATE,
-        DedupVerdict.NEW]
-    dedup.on_publish_failed("p")
-    again = SequenceRange(5, 5, "of another process", 0, 3)
-    assert dedup.judge("p", again) is DedupVerdict.NEW, "who begins the message anew has all its chunks stored"
-
-
-def test_a_commit_sets_no_sequence_id_back() -> None:
-    """Others of its producer were stored outside of the transaction while it was open."""
-    dedup = DedupCore(Snapshot(START, {}), now=0.0)
-    dedup.on_producer_joined("p")
-    dedup.on_uncommitted_entry_stored(Position(1, 0))  # of the transaction: 3
-    assert dedup.judge("p", SequenceRange(4, 4)) is DedupVerdict.NEW
-    dedup.on_publish_confirmed("p", SequenceRange(4, 4), Position(1, 1))
-    dedup.on_transaction_committed({"p": SequenceProgress(3)})
-    assert dedup.last_sequence_id("p") == 4
-    assert dedup.judge("p", SequenceRange(4, 4)) is DedupVerdict.DUPLICATE
-    dedup.on_transaction_committed({"p": SequenceProgress(6)})
-    assert dedup.last_sequence_id("p") == 6
-    dedup.check()
 
 
 def test_while_it_is_off_everything_is_new_and_turned_on_it_knows_who_is_connected() -> None:

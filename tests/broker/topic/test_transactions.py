@@ -303,50 +303,6 @@ async def settled(broker: Broker) -> None:
         await asyncio.gather(topic.dedup._working, return_exceptions=True)
 
 
-@pytest.mark.parametrize("committed", [(True, True), (True, False), (False, True), (False, False)])
-@pytest.mark.parametrize("crash", [False, True])
-@pytest.mark.parametrize("snapshot_entries", [1, 1000])
-async def test_with_deduplication_a_producer_sends_in_many_transactions_and_beside_them_at_once(
-    tmp_path: Path, coordinator: FakeCoordinator, committed: tuple[bool, bool], crash: bool, snapshot_entries: int
-) -> None:
-    """What an abort takes back is new again, also under ids below others that are stored; the rest is not doubled."""
-    changes = {"deduplication": True, "dedup_snapshot_entries": snapshot_entries}
-    async with cluster(tmp_path, **changes) as running:
-        broker = running.brokers[0]
-        producer = await TxnProducer(running.world, broker, TOPIC).opened()
-        txns = coordinator.begin(), coordinator.begin()
-        of = [txns[0], None, txns[1], txns[0], txns[1], None]
-        for number, txn in enumerate(of):
-            payload = b"%d" % number
-            await (producer.send(payload) if txn is None else producer.send_in(txn, payload))
-        await settled(broker)
-
-        async def take_over() -> None:
-            nonlocal broker, producer
-            if crash:
-                await vanish(running, broker)
-                broker = await running.add_broker(**changes)
-                await until_owned_by(running, broker)
-            producer = await TxnProducer(running.world, broker, TOPIC).opened()
-            assert producer.answer.last_sequence_id == 5
-
-        await take_over()
-        producer.publish(b"0")
-        assert await producer.quiet(), "it is not known yet whether that is stored"
-        await producer.close()
-        topic = await loaded(broker)
-        for txn, is_committed in zip(reversed(txns), reversed(committed), strict=True):
-            await coordinator.end(topic, txn, is_committed)
-        await settled(broker)
-        await take_over()
-        stored = [of[n] is None or committed[txns.index(of[n])] for n in range(6)]  # type: ignore[arg-type]
-        assert [(await producer.send(b"%d" % number)).duplicate for number in range(6)] == stored
-        assert sorted(await shown(broker)) == [b"%d" % number for number in range(6)]
-        await settled(broker)
-        await take_over()
-        assert [(await producer.send(b"%d" % number)).duplicate for number in range(6)] == [True] * 6
-
-
 async def test_with_deduplication_a_prepared_transaction_holds_up_no_new_producer_of_the_name(
     tmp_path: Path, coordinator: FakeCoordinator
 ) -> None:
@@ -551,23 +507,6 @@ async def test_an_entry_after_the_last_receipt_stays_hidden_after_a_crash(
         await settle_at(topic, settlement)
     await until(lambda: not topic.transactions.open_transactions)
     assert await shown(second) == [b"0"]
-
-
-async def test_what_its_coordinator_lost_is_aborted_when_it_is_asked_for(
-    tmp_path: Path, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No settlement comes from a coordinator that was taken over and knows no participant."""
-    monkeypatch.setattr("magnetar.broker.topic.txn_joins.OPEN_ASK_S", 0.1)
-    monkeypatch.setattr("magnetar.broker.topic.txn_joins.ASK_S_MAX", 0.1)
-    async with cluster(tmp_path) as running:
-        broker = running.brokers[0]
-        consumer = await TestConsumer(running.world, broker, TOPIC).ready()
-        producer = await TxnProducer(running.world, broker, TOPIC).opened()
-        txn = coordinator.begin()
-        await producer.send_in(txn, b"0")
-        await producer.send(b"1")
-        coordinator.states[txn] = TxnState.ABORTED
-        assert await consumer.receive_payloads(1) == [b"1"]
 
 
 async def test_an_answer_that_tells_no_outcome_shows_nothing_and_the_topic_asks_again(

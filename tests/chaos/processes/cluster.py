@@ -16,13 +16,14 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
 from magnetar.cli.common.processes import Processes, find_free_port
 from magnetar.runtime.network import Endpoint
-from tests.chaos.full_disk import SETTINGS, small_disk
 from tests.chaos.processes.copies import missing_copies
 from tests.chaos.processes.nodes import READY_S, Node, Target, ZookeeperNode
 from tests.chaos.processes.proxy import Proxy, owner_of
@@ -36,7 +37,21 @@ SESSION_S = 2.0
 SMALL_MIB = 256
 STALL_MAX_S = 0.5
 """How long disks stand still before the power goes: less than an add may take."""
-QUICK = """
+SETTINGS = """
+[bookie]
+gc_interval_s = 0.5
+gc_grace_s = 0.2
+upkeep_interval_s = 0.2
+
+[bookie.store]
+memtable_bytes = 4194304
+journal_bytes = 4194304
+journal_segment_bytes = 4194304
+journal_first_segment_bytes = 1048576
+journal_spares_max = 1
+log_bytes_max = 16777216
+log_allocate_bytes = 1048576
+
 [bookie.repair]
 lost_bookie_grace_s = 6.0
 open_ledger_grace_s = 4.0
@@ -51,7 +66,24 @@ roll_entries = 1000
 cursor_roll_entries = 500
 degraded_roll_s = 10.0
 """
-"""Beside full_disk.SETTINGS: ledgers end often; a bookie that is away for a little longer than its session is lost."""
+"""Checkpoints, rolls, collection and compaction run all the time, ledgers end often; a bookie that is away for a little
+longer than its session is lost."""
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, mib: int) -> Iterator[Path]:
+    """A tmpfs of `mib` MiB. PermissionError: this user may not mount one."""
+    place = folder / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(place)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        raise PermissionError(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 class ChaosCluster(Processes):
@@ -77,7 +109,7 @@ class ChaosCluster(Processes):
         with contextlib.suppress(PermissionError):
             self.small = self._disks.enter_context(small_disk(directory, SMALL_MIB))
         self.config = directory / "magnetar.toml"
-        self.config.write_text(SETTINGS + QUICK)
+        self.config.write_text(SETTINGS)
         self.metadata: Target
         try:
             if zookeeper:

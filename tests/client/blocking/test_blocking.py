@@ -113,28 +113,3 @@ def test_iteration_and_context_managers(url: str) -> None:
             if len(seen) == 3:
                 consumer.close()
         assert seen == [b"a", b"b", b"c"]
-
-
-@pytest.mark.parametrize("inclusive", [False, True])
-def test_a_seek_leaves_nothing_out_that_a_reset_cursor_brings_back(url: str, inclusive: bool) -> None:
-    from magnetar.admin import Admin
-
-    topic = f"moved-{inclusive}"
-    with Admin(url) as admin, Client(url) as client:
-        consumer = client.subscribe(topic, "s", start_message_id_inclusive=inclusive)
-        producer = client.create_producer(topic, batching_enabled=True, batching_max_messages=7)
-        for i in range(100):
-            producer.send_async(b"%d" % i, None)
-        producer.flush()
-        ids = [consumer.receive(5000).message_id() for _ in range(100)]
-        for place in (48, 52):
-            first = place + (0 if inclusive else 1)
-            consumer.seek(ids[place])
-            assert [consumer.receive(5000).data() for _ in range(first, 100)] == [b"%d" % i for i in range(first, 100)]
-        admin.reset_subscription(topic, "s", pulsar.MessageId.earliest)
-        for i in range(100):
-            message = consumer.receive(10_000)
-            assert message.data() == b"%d" % i
-            consumer.acknowledge(message)
-        consumer.close()
-        assert admin.topic_stats(topic).subscriptions[0].backlog == 0

@@ -1,6 +1,5 @@
 """Half messages in blocking code: the same outcomes, checks in threads, callbacks that must not wait, Ctrl-C, forks."""
 
-import os
 import threading
 import time
 
@@ -93,20 +92,3 @@ def test_a_blocking_end_inside_a_callback_is_refused(url: str) -> None:
         assert done.wait(20)
         assert len(errors) == 3
         half.rollback()
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_after_a_fork_a_half_stays_with_its_process(url: str) -> None:
-    with magnetar.Client(url) as client:
-        half = client.create_producer("forked").prepare(b"x", group="g")
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                half.commit()
-            except magnetar.TransactionEnded:
-                code = 0
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        half.commit()

@@ -5,16 +5,13 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 
 import pytest
 
 import magnetar
-from magnetar.runtime.network import Endpoint
-from magnetar.runtime.process import real_world
 from tests.client.blocking.test_fork import run as forking
-from tests.client.conftest import in_thread
+from tests.client.conftest import served
 from tests.client.fake_transactions import TransactionalBroker
 
 TOPIC = "persistent://public/default/t"
@@ -31,16 +28,7 @@ def _interruptible() -> Iterator[None]:
 @pytest.fixture
 def broker() -> Iterator[tuple[str, TransactionalBroker]]:
     serving = TransactionalBroker()
-
-    @asynccontextmanager
-    async def serve() -> AsyncIterator[str]:
-        listener = await real_world(1).network.serve(Endpoint("127.0.0.1", 0), serving.services)
-        try:
-            yield f"pulsar://{listener.endpoint}"
-        finally:
-            await listener.close()
-
-    with in_thread(serve) as address:
+    with served(serving) as address:
         yield address, serving
 
 

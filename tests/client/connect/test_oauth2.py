@@ -1,6 +1,5 @@
 """AuthenticationOauth2: an issuer on loopback gives tokens for client credentials, and a broker takes them."""
 
-import asyncio
 import base64
 import json
 import logging
@@ -176,21 +175,6 @@ async def _listen(issuer: Issuer, broker: FakeBroker) -> Any:
     settings = SecuritySettings(oidc=OidcSection((issuer.url,), (AUDIENCE,), require_https=False))
     access = ListenerAccess(Authenticator(settings, SystemClock()))
     return await serve(Endpoint("127.0.0.1", 0), [("Broker", broker)], access, SystemClock())
-
-
-async def test_tokens_of_two_seconds_expire_again_and_again_and_no_message_is_lost(issuer: Issuer) -> None:
-    issuer.lifetime_s = 2
-    broker = FakeBroker()
-    serving = await _listen(issuer, broker)
-    async with Client(f"magnetar://{serving.endpoint}", oauth2(issuer)) as client:
-        producer, consumer = await client.create_producer("t"), await client.subscribe("t", "s")
-        for number in range(60):
-            await producer.send(b"%d" % number)
-            await asyncio.sleep(0.1)
-        found = {(await consumer.receive()).data() for _ in range(60)}
-        assert found == {b"%d" % number for number in range(60)}
-    await serving.close()
-    assert len(issuer.forms) >= 3
 
 
 async def test_a_client_whose_secret_is_refused_is_told_at_once(issuer: Issuer) -> None:

@@ -43,35 +43,6 @@ def made(world: Any, lifetime_s: float) -> str:
     return create_token(Secret(KEY), "HS256", "ada", world.clock.wall_ms(), lifetime_s)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_producer_and_a_consumer_go_on_without_loss_or_error_while_tokens_expire(
-    monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    given: list[str] = []
-    errors: list[Any] = []
-
-    async def body(world: Any) -> None:
-        def fresh() -> str:
-            given.append(made(world, 2))
-            return given[-1]
-
-        async with Client(HERE, AuthenticationToken(fresh), world=world) as client:
-            producer, consumer = await client.create_producer("t"), await client.subscribe("t", "s")
-            sending = [asyncio.ensure_future(producer.send(b"%d" % number)) for number in range(10)]
-            for number in range(10, 200):
-                sending.append(asyncio.ensure_future(producer.send(b"%d" % number)))
-                await asyncio.sleep(0.1)
-            errors.extend(each for each in await asyncio.gather(*sending, return_exceptions=True) if _failed(each))
-            found = [await consumer.receive() for _ in range(200)]
-            for message in found:
-                await consumer.acknowledge(message)
-            assert {message.data() for message in found} == {b"%d" % number for number in range(200)}
-
-    run(monkeypatch, body, seed)
-    assert errors == []
-    assert len(set(given)) > 8
-
-
 def _failed(outcome: object) -> bool:
     return isinstance(outcome, BaseException)
 

@@ -17,7 +17,7 @@ from magnetar.broker.session.summaries import collect_subscription_stats
 from magnetar.client.client import Client
 from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.message import Message
-from magnetar.proto.names import TopicName, sticky_slot
+from magnetar.proto.names import sticky_slot
 from tests.support.cluster import cluster
 
 EARLIEST = InitialPosition.Earliest
@@ -118,55 +118,6 @@ async def test_the_listener_of_a_blocking_consumer_is_called_with_it(url: str) -
     await asyncio.to_thread(blocking)
 
 
-async def test_the_messages_of_a_key_are_at_one_consumer_and_in_order_also_after_one_leaves(client: Client) -> None:
-    consumers = [
-        await client.subscribe("keys", "s", ConsumerType.KeyShared, initial_position=EARLIEST) for _ in range(3)
-    ]
-    await send(client, "keys", 60, keys=12)
-    at: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    held: dict[int, list[Message]] = defaultdict(list)
-
-    async def read(place: int) -> None:
-        while True:
-            try:
-                message = await consumers[place].receive(2 * SILENCE_MS)
-            except magnetar.Timeout:
-                return
-            at[message.partition_key()].append((place, int(message.data())))
-            held[place].append(message)
-
-    await asyncio.gather(*map(read, range(3)))
-    for key, deliveries in at.items():
-        assert len({place for place, _ in deliveries}) == 1, key
-        assert [number for _, number in deliveries] == list(range(int(key[1:]), 60, 12))
-    assert sum(map(len, held.values())) == 60
-    leaving = max(held, key=lambda place: len(held[place]))
-    lost = [int(message.data()) for message in held[leaving]]
-    await consumers[leaving].close()
-    at.clear()
-    await asyncio.gather(*(read(place) for place in range(3) if place != leaving))
-    again = sorted(number for deliveries in at.values() for _, number in deliveries)
-    assert again == sorted(lost)
-    for deliveries in at.values():
-        assert [number for _, number in deliveries] == sorted(number for _, number in deliveries)
-
-
-async def test_a_key_waits_for_its_old_consumer_when_another_one_joins(client: Client) -> None:
-    first = await client.subscribe("moved", "s", ConsumerType.KeyShared, initial_position=EARLIEST)
-    await send(client, "moved", 40, keys=40)
-    held = {message.partition_key(): message for message in await taken(first, 40)}
-    second = await client.subscribe("moved", "s", ConsumerType.KeyShared)
-    await send(client, "moved", 40, keys=40)
-    stayed = {message.partition_key() for message in await all_of(first)}
-    await nothing_comes(second)  # all of its keys are still at the first one
-    moved = set(held) - stayed
-    assert moved
-    assert stayed
-    for key in moved:
-        await first.acknowledge(held[key])
-    assert {message.partition_key() for message in await taken(second, len(moved))} == moved
-
-
 async def all_of(consumer: Consumer) -> list[Message]:
     found = []
     while True:
@@ -211,39 +162,6 @@ def test_a_policy_that_contradicts_itself_is_refused() -> None:
             ConsumerKeySharedPolicy(**wrong)  # type: ignore[arg-type]
 
 
-async def test_batches_of_several_keys_are_never_at_two_consumers_at_once(client: Client) -> None:
-    """Nobody batches by key here: each entry goes to one consumer, whose keys it holds until it is acknowledged."""
-    consumers = [
-        await client.subscribe("mixed", "s", ConsumerType.KeyShared, initial_position=EARLIEST) for _ in range(3)
-    ]
-    producer = await client.create_producer("mixed", batching_enabled=True, batching_max_messages=5)
-    await asyncio.gather(*(producer.send(b"%d" % number, partition_key=f"k{number % 7}") for number in range(140)))
-    holder: dict[str, int] = {}
-    open_: dict[str, int] = defaultdict(int)
-    last: dict[str, int] = defaultdict(lambda: -1)
-    seen = 0
-
-    async def read(place: int) -> None:
-        nonlocal seen
-        while seen < 140:
-            try:
-                message = await consumers[place].receive(100)
-            except magnetar.Timeout:
-                continue
-            seen += 1
-            key, number = message.partition_key(), int(message.data())
-            assert not open_[key] or holder[key] == place, f"{key} is at two consumers"
-            assert number > last[key], f"{key} is out of order"
-            holder[key], last[key] = place, number
-            open_[key] += 1
-            await asyncio.sleep(0)
-            open_[key] -= 1
-            await consumers[place].acknowledge(message)
-
-    await asyncio.wait_for(asyncio.gather(*map(read, range(3))), 30)
-    assert seen == 140
-
-
 async def test_the_ordering_key_goes_before_the_key(client: Client) -> None:
     consumers = [await client.subscribe("ordering", "s", ConsumerType.KeyShared) for _ in range(2)]
     producer = await client.create_producer("ordering", batching_enabled=False)
@@ -257,24 +175,6 @@ async def test_messages_without_a_key_go_to_everybody(client: Client) -> None:
     consumers = [await client.subscribe("no keys", "s", ConsumerType.KeyShared) for _ in range(2)]
     await send(client, "no keys", 20)
     assert [len(await all_of(consumer)) for consumer in consumers] == [10, 10]
-
-
-async def test_a_consumer_at_its_limit_of_unacknowledged_messages_gets_no_more_until_half(tmp_path: Path) -> None:
-    async with cluster(tmp_path, max_unacked_per_consumer=10) as running, Client(
-        f"magnetar://{running.brokers[0].endpoint}"
-    ) as client:
-        consumer = await client.subscribe("limit", "s", ConsumerType.Shared, initial_position=EARLIEST)
-        await send(client, "limit", 25)
-        got = await all_of(consumer)
-        assert len(got) == 10
-        for message in got[:4]:
-            await consumer.acknowledge(message)
-        await nothing_comes(consumer)
-        await consumer.acknowledge(got[4])
-        got = got[5:] + await taken(consumer, 5)
-        for message in got:
-            await consumer.acknowledge(message)
-        assert len(await all_of(consumer)) == 10
 
 
 async def test_complaint_09_permits_of_messages_that_are_delivered_again_unread_come_back(client: Client) -> None:
@@ -312,44 +212,6 @@ async def test_complaint_59_many_negative_acknowledgements_stop_nobody(client: C
             assert message.redelivery_count() >= 3
             await consumer.acknowledge(message)
             done += 1
-
-
-async def test_a_key_keeps_its_order_when_messages_are_given_back_and_the_broker_moves(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as running, Client(f"magnetar://{running.brokers[0].endpoint}") as client:
-        consumer = await client.subscribe("t", "s", ConsumerType.KeyShared, initial_position=EARLIEST)
-        await send(client, "t", 30, keys=3)
-        got = await taken(consumer, 30)
-        for message in got[:9]:
-            await consumer.acknowledge(message)
-        consumer.redeliver_unacknowledged_messages()
-        again = await taken(consumer, 21)
-        for key in ("k0", "k1", "k2"):
-            of_key = [int(message.data()) for message in again if message.partition_key() == key]
-            assert of_key == sorted(of_key)
-        await running.brokers[0].topic_manager.unload_topic(TopicName.parse("t"))
-        again = await taken(consumer, 21)
-        for key in ("k0", "k1", "k2"):
-            of_key = [int(message.data()) for message in again if message.partition_key() == key]
-            assert of_key == sorted(of_key)
-            assert len(of_key) == 7
-
-
-async def test_twenty_subscriptions_side_by_side_read_storage_once(tmp_path: Path) -> None:
-    async with cluster(tmp_path, cache_bytes=0, read_bytes=100_000) as running, Client(
-        f"magnetar://{running.brokers[0].endpoint}"
-    ) as client:
-        producer = await client.create_producer("t", batching_enabled=False)
-        await asyncio.gather(*(producer.send(bytes(10_000)) for _ in range(100)))
-        reader = running.brokers[0].topics["persistent://public/default/t"].log.reader
-        before = reader.storage_reads
-
-        async def read_all(number: int) -> None:
-            consumer = await client.subscribe("t", f"s{number}", initial_position=EARLIEST)
-            await taken(consumer, 100)
-
-        await asyncio.gather(*map(read_all, range(20)))
-        alone = 100 * 10_000 // 100_000
-        assert reader.storage_reads - before <= 2 * alone, "20 times as much when nothing is shared"
 
 
 async def test_what_stats_say_of_consumers_keys_and_limits(tmp_path: Path) -> None:

@@ -144,21 +144,6 @@ def test_a_consumer_says_that_it_reconnects_and_the_chaos_run_takes_it_as_a_dist
         log.setLevel(before)
 
 
-async def test_seek_goes_back_inside_an_entry_and_forgets_what_waited(client: Client, broker: FakeBroker, /) -> None:
-    await filled(client, 40, batching_max_messages=10)
-    consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-    messages = [await consumer.receive(1000) for _ in range(25)]
-    await consumer.seek(messages[14].message_id())
-    assert await take(consumer, 25) == numbers(25, 15)
-    await consumer.seek(MessageId.earliest)
-    assert await take(consumer, 40) == numbers(40)
-    await consumer.seek(MessageId.latest)
-    with pytest.raises(Timeout):
-        await consumer.receive(300)
-    await consumer.seek(0)
-    assert await take(consumer, 40) == numbers(40)
-
-
 def test_one_partition_that_cannot_be_closed_does_not_end_the_closes_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -22,11 +22,6 @@ KEYS = ("a", "b", "c")
 MESSAGES = 8  # of each key
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letters, "ORDERED_BACKOFF_S", (0.05, 0.1))
-
-
 async def fill(running: Cluster, *, batch: bool, by_key: bool = False) -> Client:
     client = Client(f"magnetar://{running.brokers[0].endpoint}")
     kind = magnetar.BatchingType.KeyBased if by_key else magnetar.BatchingType.Default
@@ -96,28 +91,6 @@ async def test_a_program_that_fails_gets_each_key_in_order(
                 await consumer.negative_acknowledge(message)
         program.check(whole=type_ is not ConsumerType.KeyShared and not by_key)
         await client.close()
-
-
-@pytest.mark.parametrize("type_", TYPES)
-async def test_the_blocking_client_does_the_same(tmp_path: Path, type_: ConsumerType) -> None:
-    async with cluster(tmp_path) as running:
-        await (await fill(running, batch=True)).close()
-        program = Program(FAILS)
-
-        def work() -> None:
-            with magnetar.Client(f"magnetar://{running.brokers[0].endpoint}") as client:
-                consumer = client.subscribe(
-                    TOPIC, "s", type_, initial_position=InitialPosition.Earliest, redelivery_order="key"
-                )
-                while not program.over:
-                    message = consumer.receive(20_000)
-                    if program.does(message.data()):
-                        consumer.acknowledge(message)
-                    else:
-                        consumer.negative_acknowledge(message)
-
-        await asyncio.to_thread(work)
-        program.check(whole=type_ is not ConsumerType.KeyShared)
 
 
 async def given(client: Client, type_: ConsumerType, *, batch: bool, **options: Any) -> list[bytes]:

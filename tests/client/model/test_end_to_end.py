@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import magnetar
 from magnetar.client.client import Client
 from magnetar.client.common.errors import CryptoError, InvalidConfiguration, Timeout
 from magnetar.client.consume.ranges import StoredEntry
@@ -329,28 +328,6 @@ async def test_a_table_view_decrypts_and_refuses_what_it_cannot(client: Client, 
     for keys in (None, Keys("b")):
         with pytest.raises(CryptoError, match="is not decrypted"):
             await client.create_table_view("t", crypto_key_reader=keys)
-
-
-def test_the_blocking_client_does_the_same_with_keys_from_files(fake: tuple[str, FakeBroker], tmp_path: Path) -> None:
-    keys = files(tmp_path)
-    assert "PRIVATE" not in repr(keys)
-    with magnetar.Client(fake[0]) as client:
-        producer = client.create_producer("t", encryption_key="my-key", crypto_key_reader=keys)
-        producer.send(b"one")
-        producer.send(b"two", partition_key="k")
-        consumer = client.subscribe("t", "s", initial_position=EARLIEST, crypto_key_reader=keys)
-        assert [consumer.receive(5000).data() for _ in range(2)] == [b"one", b"two"]
-        reader = client.create_reader("t", MessageId.earliest, crypto_key_reader=keys)
-        assert reader.read_next(5000).data() == b"one"
-        assert client.create_table_view("t", crypto_key_reader=keys)["k"] == b"two"
-        other = client.subscribe(
-            "t", "other", initial_position=EARLIEST, crypto_key_reader=files(tmp_path, "b"),
-            crypto_failure_action=magnetar.ConsumerCryptoFailureAction.CONSUME,
-        )  # fmt: skip
-        context = other.receive(5000).encryption_context()
-        assert context is not None
-        assert (context.is_decryption_failed(), context.batch_size()) == (True, -1)
-    assert all(b"one" not in entry for entry in fake[1].topics[FULL].entries)
 
 
 def test_no_secret_is_in_what_producers_and_consumers_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

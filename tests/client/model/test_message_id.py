@@ -21,14 +21,6 @@ def test_an_id_survives_bytes_and_text(id_: MessageId) -> None:
     assert MessageId.parse(text) == id_
 
 
-@given(IDS, IDS)
-def test_ids_order_by_ledger_entry_batch_and_partition(a: MessageId, b: MessageId) -> None:
-    assert (a < b) == (a.order() < b.order())
-    assert (a <= b) == (not b < a)
-    assert (a > b) == (b < a)
-    assert (a >= b) == (b <= a)
-
-
 def test_the_bytes_of_latest_are_pulsars() -> None:
     assert MessageId.latest.serialize() == bytes.fromhex("08ffffffffffffffff7f10ffffffffffffffff7f")
     assert MessageId.deserialize(MessageId.earliest.serialize()) == MessageId.earliest

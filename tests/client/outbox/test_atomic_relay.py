@@ -21,6 +21,7 @@ from magnetar.client.outbox.sender import RelaySender
 from magnetar.client.outbox.store import RelayStore
 from magnetar.client.transactions.transaction import Transaction
 from magnetar.proto.errors import InvalidRequest
+from tests.support.postgres import Postgres
 from tests.support.processes import Processes
 
 from .test_relay import DEADLINE_S, QUICK, SPOILED, Broker, Shop
@@ -296,15 +297,11 @@ def test_an_atomic_relay_has_all_shards(broker: Broker, shop: Shop) -> None:
         Relay(broker.client, shop.engine, shop.outbox, 0, 2, name="shards", atomic=True)
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-def test_atomic_relays_that_are_killed_leave_nothing_in_part(
-    database: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_atomic_relays_that_are_killed_leave_nothing_in_part(tmp_path: Path, postgres: Postgres) -> None:
+    """On PostgreSQL; those of a relay that is not atomic are killed on SQLite."""
     from .kills import Kills
 
-    url = f"sqlite:///{tmp_path}/kills.db"
-    if database == "postgresql":
-        url = request.getfixturevalue("postgres").database("kills-atomic")
+    url = postgres.database("kills-atomic")
     with Processes(tmp_path) as processes:
         server = processes.start("standalone", "standalone", "--port", "0", "--data", "data").wait_ready()
         found = Kills(processes, server, url, seed=1, atomic=True).run(2, fenced=2)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -20,15 +21,15 @@ from magnetar.client.outbox.destination_core import (
 from magnetar.client.outbox.relay_core import RelayCore
 from magnetar.client.outbox.rows import OutboxBehind, RelayFenced, RowState
 
-from .atomic_model import TxnRelay, TxnWorld
-from .model import SMALL
+from .model import SMALL, Relay, World
 
-Make = Callable[[], tuple[TxnWorld, set[int], set[int]]]
+TxnRelay = partial(Relay, atomic=True)
+Make = Callable[[], tuple[World, set[int], set[int]]]
 
 
-def plain() -> tuple[TxnWorld, set[int], set[int]]:
+def plain() -> tuple[World, set[int], set[int]]:
     """One topic alone, two topics, three partitions, and a unit that is larger than a claim."""
-    world = TxnWorld(partitions={"b": 2})
+    world = World(partitions={"b": 2})
     world.commit_unit(1, (1, "a", "x"), (2, "b", "x"), (3, "b", "y"))
     world.commit_unit(2, (4, "a", "x"))
     world.commit_unit(3, (5, "b", "y"), (7, "a", "x"))
@@ -37,9 +38,9 @@ def plain() -> tuple[TxnWorld, set[int], set[int]]:
     return world, set(range(1, 13)), set()
 
 
-def failing() -> tuple[TxnWorld, set[int], set[int]]:
+def failing() -> tuple[World, set[int], set[int]]:
     """A row of the second unit is refused for ever: units 2, 3 (of its key) and 5 (of a key of 3) wait."""
-    world = TxnWorld()
+    world = World()
     world.commit_unit(1, (1, "a", "x"))
     world.commit_unit(2, (2, "a", "x"), (3, "b", "y"), poison=[3])
     world.commit_unit(3, (4, "a", "x"), (5, "b", "z"))
@@ -48,7 +49,7 @@ def failing() -> tuple[TxnWorld, set[int], set[int]]:
     return world, {1, 6, 7}, {2, 3}
 
 
-def put_off() -> tuple[TxnWorld, set[int], set[int]]:
+def put_off() -> tuple[World, set[int], set[int]]:
     world, expected, parked = plain()
     world.topic("a").put_off = 2
     return world, expected, parked
@@ -57,7 +58,7 @@ def put_off() -> tuple[TxnWorld, set[int], set[int]]:
 MAKES = [plain, failing, put_off]
 
 
-def finish(world: TxnWorld, *, atomic: bool = True) -> None:
+def finish(world: World, *, atomic: bool = True) -> None:
     relay = TxnRelay(world, atomic=atomic)
     relay.finish()
     assert relay.error is None, relay.error
@@ -77,7 +78,7 @@ def steps_of(make: Make) -> int:
     return count
 
 
-def order_kept(world: TxnWorld, places: dict[int, tuple[str, str | None]]) -> bool:
+def order_kept(world: World, places: dict[int, tuple[str, str | None]]) -> bool:
     for topic in world.topics.values():
         of_key: dict[tuple[str, str | None], list[int]] = {}
         for id_ in topic.ids:
@@ -88,7 +89,7 @@ def order_kept(world: TxnWorld, places: dict[int, tuple[str, str | None]]) -> bo
     return True
 
 
-def places_of(world: TxnWorld) -> dict[int, tuple[str, str | None]]:
+def places_of(world: World) -> dict[int, tuple[str, str | None]]:
     return {id_: row.place for id_, row in world.rows.items()}
 
 
@@ -141,7 +142,7 @@ def test_any_order_of_facts_deaths_and_lost_commits_keeps_units_whole(walks: Cal
     """Older relays live on for a while; commits get no answer; destinations take nothing for a while."""
     for seed in walks(60):
         rng = random.Random(seed)
-        world = TxnWorld(partitions={"b": 3})
+        world = World(partitions={"b": 3})
         places: dict[int, tuple[str, str | None]] = {}
         poison = {id_ for id_ in range(1, 41) if rng.random() < 0.04}
         relays, id_, unit = [TxnRelay(world)], 0, 0
@@ -203,7 +204,7 @@ def test_a_unit_that_is_refused_is_parked_whole_and_what_it_keeps_waits() -> Non
 
 
 def test_a_destination_that_takes_nothing_keeps_its_units_and_their_keys_alone() -> None:
-    world = TxnWorld()
+    world = World()
     world.commit_unit(1, (1, "a", "x"), (2, "b", "x"))
     world.commit_unit(2, (3, "a", "x"))
     world.topic("b").put_off = 10_000
@@ -243,7 +244,7 @@ def test_an_older_atomic_relay_learns_that_it_is_fenced() -> None:
 def test_a_restored_database_is_refused_also_when_units_are_sent_together() -> None:
     world, _, _ = plain()
     finish(world)
-    restored = TxnWorld(partitions=dict(world.partitions), topics=world.topics)
+    restored = World(partitions=dict(world.partitions), topics=world.topics)
     restored.commit_unit(100, (100, "a", None))
     relay = TxnRelay(restored)
     relay.finish()

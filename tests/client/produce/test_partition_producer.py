@@ -100,17 +100,6 @@ def test_after_a_broken_stream_entries_go_again_in_order_under_the_same_ids(seed
     simulate(body, broker, seed=seed)
 
 
-def test_the_same_seed_gives_the_same_trace() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", batching_max_messages=3)
-        for i in range(30):
-            producer.send_nowait(b"%d" % i)
-        await producer.flush()
-
-    hashes = {simulate(body, seed=5) for _ in range(2)}
-    assert len(hashes) == 1
-
-
 def test_without_a_receipt_the_outcome_is_timeout_and_unknown() -> None:
     broker = FakeBroker()
     broker.silent = True

@@ -19,7 +19,6 @@ from magnetar.client.model.settings import InitialPosition
 from magnetar.client.produce.producer import Half
 from magnetar.client.transactions.halves import AT_ONCE, Decision, HalfCheck
 from magnetar.client.transactions.process import Output
-from magnetar.proto.errors import NotFound, TransactionEnded
 from tests.support.cluster import SMALL, Cluster, cluster
 
 FAST = replace(
@@ -99,19 +98,6 @@ async def test_a_half_is_hidden_until_its_commit_and_holds_no_reader_back(tmp_pa
         with pytest.raises(magnetar.TransactionEnded):
             await half.rollback()
         assert len(await shown(client, "orders", count=2)) == 2
-
-
-async def test_a_half_that_is_rolled_back_is_never_shown(tmp_path: Path) -> None:
-    async with running(tmp_path, PATIENT) as (_, client):
-        producer = await client.create_producer("orders")
-        half = await producer.prepare(b"half", group="g")
-        await half.rollback()
-        await half.rollback()
-        assert half.state is TransactionState.ABORTED
-        with pytest.raises(magnetar.TransactionAborted) as failed:
-            await half.commit()
-        assert failed.value.reason == "rolled back"
-        await shown(client, "orders", count=0)
 
 
 async def test_messages_of_one_half_go_to_several_topics_together_with_schemas_and_partitions(tmp_path: Path) -> None:
@@ -321,36 +307,6 @@ async def test_checks_that_hang_take_their_places_and_no_more(tmp_path: Path) ->
         free.set()
 
 
-async def test_one_client_of_a_group_is_asked_at_a_time_and_one_that_leaves_is_replaced(tmp_path: Path) -> None:
-    async with running(tmp_path, replace(FAST, transaction_half_answer_s=20.0)) as (found, client):
-        url = f"magnetar://{found.brokers[0].endpoint}"
-        producer = await client.create_producer("orders")
-        half = await producer.prepare(b"half", group="g", check_after=0.5)
-        asked: list[int] = []
-        others = [Client(url) for _ in range(3)]
-        hanging = asyncio.Event()
-
-        def join(number: int) -> None:
-            @others[number].on_check("g")
-            async def check(half: HalfCheck) -> Decision:
-                asked.append(number)
-                if len(asked) == 1:
-                    await hanging.wait()
-                return Decision.COMMIT
-
-        for number in range(3):
-            join(number)
-        await until(lambda: asked)
-        await asyncio.sleep(0.5)
-        assert len(asked) == 1
-        await others[asked[0]].close()
-        await until_is(client, half, TransactionState.COMMITTED)
-        assert len(asked) == 2, "another one was asked, at once and alone"
-        assert asked[0] != asked[1]
-        for other in others:
-            await other.close()
-
-
 async def test_a_group_has_one_function_in_a_client_and_a_wrong_one_is_told(tmp_path: Path) -> None:
     async with running(tmp_path) as (_, client):
         for group in ("", 7, "g" * 513):
@@ -364,44 +320,6 @@ async def test_a_group_has_one_function_in_a_client_and_a_wrong_one_is_told(tmp_
 
 
 # ---------------------------------------------------------------------------------- parked
-async def test_unknown_too_often_parks_and_an_operator_decides(tmp_path: Path) -> None:
-    async with running(tmp_path) as (found, client):
-        producer = await client.create_producer("orders")
-        knows = False
-
-        @client.on_check("g")
-        async def check(half: HalfCheck) -> Decision:
-            return Decision.COMMIT if knows else Decision.UNKNOWN
-
-        async with AdminClient(f"magnetar://{found.brokers[0].endpoint}") as admin:
-            one = await producer.prepare(b"one", group="g", check_key="1")
-            row = await until_parked(admin)
-            assert (row.half, row.group, row.check_key, row.unknown) == (one.id, "g", "1", 3)
-            assert row.topics == ("persistent://public/default/orders",)
-            for work in (one.commit, one.rollback):
-                with pytest.raises(magnetar.HalfParked) as parked:
-                    await work()
-                assert "UNKNOWN" in parked.value.reason
-            await admin.commit_half(one.id)
-            await admin.commit_half(str(one.id))
-            with pytest.raises(TransactionEnded):
-                await admin.rollback_half(one.id)
-
-            two = await producer.prepare(b"two", group="g")
-            assert (await until_parked(admin)).half == two.id
-            await admin.rollback_half(two.id)
-
-            three = await producer.prepare(b"three", group="g")
-            assert (await until_parked(admin)).half == three.id
-            knows = True
-            await admin.revive_half(three.id)
-            await until_is(client, three, TransactionState.COMMITTED)
-            with pytest.raises(NotFound):
-                await admin.park_half(three.id._replace(least=one.id.least + 5))
-            assert not await rows(admin)
-        assert await shown(client, "orders", count=2) == [b"one", b"three"]
-
-
 async def test_a_half_whose_topic_is_terminated_is_parked_and_its_program_is_told(tmp_path: Path) -> None:
     async with running(tmp_path, PATIENT) as (found, client):
         producer, other = await client.create_producer("orders"), await client.create_producer("other")

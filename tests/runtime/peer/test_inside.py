@@ -1,7 +1,6 @@
 """Peers of one process: what `runtime/network.py` promises of a Peer, without a socket between them."""
 
 import asyncio
-from asyncio import Future
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -17,26 +16,18 @@ from magnetar.runtime.peer.keys import CLEAR, PeerClientKeys, PeerServerKeys
 from magnetar.runtime.peer.sockets import TURN_BYTES
 from magnetar.runtime.process import SystemNetwork
 
-ANY = Endpoint("127.0.0.1", 0)
-IDENTITY = b"bookie-number-01"
-OTHER = b"bookie-number-02"
-SOON_S = 10.0  # a bound for the test, not a time it measures
+from .test_peers import IDENTITY, LOCAL, OTHER, SOON_S, Ends, echo, outcome
 
 
-def echo(requests: Sequence[Request]) -> None:
-    for request in requests:
-        request.reply(request.head, request.frames)
-
-
-class Bench:
-    """A network, and all ends made in a test, closed after it."""
+class Bench(Ends):
+    """With a network."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.network = InProcessNetwork(SystemNetwork(SystemClock()), SystemClock())
-        self.ends: list[Peer | PeerServing] = []
 
     async def serve(
-        self, service: PeerService, endpoint: Endpoint = ANY, access: PeerServerKeys | None = None
+        self, service: PeerService, endpoint: Endpoint = LOCAL, access: PeerServerKeys | None = None
     ) -> PeerServing:
         server = await self.network.serve_peers(endpoint, IDENTITY, service, access)
         self.ends.append(server)
@@ -47,22 +38,12 @@ class Bench:
         self.ends.append(peer)
         return peer
 
-    async def close(self) -> None:
-        for end in self.ends:
-            await end.close()
-
 
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
     bench = Bench()
     yield bench
     await bench.close()
-
-
-async def outcome(future: Future[Reply]) -> Reply | BaseException:
-    async with asyncio.timeout(SOON_S):
-        [result] = await asyncio.gather(future, return_exceptions=True)
-        return result
 
 
 async def turns(count: int = 5) -> None:

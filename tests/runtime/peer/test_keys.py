@@ -11,10 +11,10 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.network import Endpoint, Request
 from magnetar.runtime.peer.client import ZmqPeer
 from magnetar.runtime.peer.keys import KeyPair, PeerClientKeys, PeerServerKeys
-from magnetar.runtime.peer.server import ZmqPeerServer, serve
+from magnetar.runtime.peer.server import serve
 from magnetar.runtime.peer.sockets import Context, new_keys
 
-from .test_peers import IDENTITY, LOCAL, SOON_S, outcome
+from .test_peers import IDENTITY, LOCAL, SOON_S, Ends, outcome
 
 
 class Gate:
@@ -34,12 +34,12 @@ class Gate:
         return None if name is None else Principal(name, PrincipalKind.MEMBER)
 
 
-class Keyed:
-    """A server with keys, and clients of it."""
+class Keyed(Ends):
+    """With keys."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.context, self.gate, self.own = Context(), Gate(), new_keys()
-        self.ends: list[ZmqPeer | ZmqPeerServer] = []
 
     async def serve(self, *, keys: bool = True, own: KeyPair | None = None, where: Endpoint = LOCAL) -> Endpoint:
         access = PeerServerKeys(own or self.own, self.gate) if keys else None
@@ -61,10 +61,6 @@ class Keyed:
         peer = ZmqPeer(self.context, SystemClock(), endpoint, IDENTITY, access)
         self.ends.append(peer)
         return peer
-
-    async def close(self) -> None:
-        for end in self.ends:
-            await end.close()
 
 
 @pytest.fixture

@@ -97,41 +97,6 @@ def test_threads_and_sockets_are_refused() -> None:
     Simulation(1).run(main())
 
 
-async def _chatter(simulation: Simulation) -> list[str]:
-    """Tasks in sets, task groups that cancel, chance: what would differ between runs if it could."""
-    order: list[str] = []
-    rng = simulation.random_generator("chatter")
-
-    async def worker(name: str) -> None:
-        try:
-            for _ in range(5):
-                await asyncio.sleep(rng.random())
-                order.append(name)
-        finally:
-            order.append(f"end {name}")
-
-    tasks = {asyncio.create_task(worker(f"w{number}")) for number in range(20)}
-    done, pending = await asyncio.wait(tasks, timeout=2.0)
-    order.extend(task.get_name() for task in [*done, *pending])
-    with pytest.raises(ExceptionGroup):  # noqa: PT012
-        async with asyncio.TaskGroup() as group:
-            for number in range(20):
-                group.create_task(worker(f"g{number}"))
-            await asyncio.sleep(0.5)
-            raise ValueError
-    return order
-
-
-def test_same_seed_same_trace_and_another_seed_another() -> None:
-    runs = []
-    for seed in (7, 7, 8):
-        simulation = Simulation(seed)
-        order = simulation.run(_chatter(simulation))
-        runs.append((simulation.trace_hash, order))
-    assert runs[0] == runs[1]
-    assert runs[0][0] != runs[2][0]
-
-
 def test_a_killed_process_takes_no_further_step_not_even_its_cleanup() -> None:
     simulation = Simulation(1)
     seen: list[str] = []

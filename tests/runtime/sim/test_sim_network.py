@@ -148,40 +148,6 @@ def test_a_stream_waits_for_a_reader_that_does_not_read() -> None:
     simulation.run(main())
 
 
-def test_a_handlers_error_reaches_the_reader_after_what_came_before_it() -> None:
-    simulation = Simulation(3)
-
-    async def main() -> None:
-        channel = simulation.world("client").network.connect(await start_broker(simulation, EchoBroker()))
-        stream = channel.stream(CONNECT)
-        stream.send_nowait(publish(1))
-        stream.send_nowait(wire.ClientFrame(publish=b"fail"))
-        assert [item.receipt.sequence_id for item in await stream.receive()] == [1]
-        with pytest.raises(errors.ProducerBusy):
-            await stream.receive()
-
-    simulation.run(main())
-
-
-def test_a_stream_that_the_server_cuts_is_lost_to_the_caller() -> None:
-    simulation = Simulation(3)
-
-    class Cuts:
-        async def connect(self, stream: Any, context: CallContext) -> None:
-            await stream.receive()
-            stream.cancel()
-
-    async def main() -> None:
-        channel = simulation.world("client").network.connect(await start_broker(simulation, Cuts()))  # type: ignore[arg-type]
-        stream = channel.stream(CONNECT)
-        stream.send_nowait(publish(1))
-        with pytest.raises(errors.ConnectionLost):
-            await stream.receive()
-
-    simulation.run(main())
-    assert simulation.complaints == []
-
-
 def test_a_crash_and_a_cut_break_streams_at_both_ends() -> None:
     simulation = Simulation(4)
     broker = EchoBroker()

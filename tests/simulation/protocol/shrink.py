@@ -8,15 +8,22 @@ What is left out changes what follows, so each step is judged by running it: it 
 The order is fixed, hence the same seed shrinks to the same schedule.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from math import inf
 from types import MappingProxyType
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from .bookie import Rules
 from .options import Options, draw
 from .run import Verdict, run_protocol
 
 RUNS_MAX = 400
+
+Name = TypeVar("Name")
+Drawn = TypeVar("Drawn")
+Ran = TypeVar("Ran", bound="Found[Any]")
 
 
 @dataclass(slots=True)
@@ -39,55 +46,58 @@ class Shrunk:
 
 def shrink(seed: int, rules: Rules | None = None, options: Options | None = None) -> Shrunk | None:
     """None when the seed does not fail."""
-    return _Search(options or draw(seed), rules).run()
+    part = lambda given, only: run_protocol(seed, options=given, only=only, rules=rules)
+    search = Search[Options, int, Verdict](options or draw(seed), part, RUNS_MAX)
+    if not search.search(_steady, _fewer_kinds, _fewer_clients, _fewer_entries, _fewer_bookies):
+        return None
+    return Shrunk(search.options, search.only or frozenset(), search.found, search.runs)
 
 
-class _Search:
-    def __init__(self, options: Options, rules: Rules | None) -> None:
-        self._options = options
-        self._rules = rules
-        self._runs = 0
-        self._only: frozenset[int] | None = None
-        self._verdict = self._try(options, None)
+class Found(Protocol[Name]):
+    failures: list[str]
+    struck: dict[Name, Any]
 
-    def _try(self, options: Options, only: frozenset[int] | None) -> Verdict:
-        self._runs += 1
-        return run_protocol(options.seed, options=options, only=only, rules=self._rules)
 
-    def _take(self, options: Options, only: frozenset[int] | None) -> bool:
-        """Keeps the smaller one when it still fails."""
-        if self._runs >= RUNS_MAX:
+class Search(Generic[Drawn, Name, Ran]):
+    """Of either tier: the options and the disturbances that are left, and what they do. A smaller part is kept when it
+    fails, and `alike` says that it does so in the same way."""
+
+    def __init__(
+        self, options: Drawn, run: Callable[[Drawn, frozenset[Name] | None], Ran], runs_max: int,
+        seconds_max: float = inf, alike: Callable[[Ran, Ran], bool] = lambda one, other: True,
+    ) -> None:  # fmt: skip
+        self._run, self._runs_max, self._alike = run, runs_max, alike
+        self._until = time.perf_counter() + seconds_max
+        self.options, self.only, self.runs = options, cast(frozenset[Name] | None, None), 1
+        self.found = run(options, None)
+
+    def _take(self, options: Drawn, only: frozenset[Name] | None) -> bool:
+        if self.runs >= self._runs_max or time.perf_counter() > self._until:
             return False
-        verdict = self._try(options, only)
-        if not verdict.failures:
+        self.runs += 1
+        found = self._run(options, only)
+        if not found.failures or not self._alike(self.found, found):
             return False
-        self._options, self._only, self._verdict = options, only, verdict
+        self.options, self.only, self.found = options, only, found
         return True
 
-    def run(self) -> Shrunk | None:
-        if not self._verdict.failures:
-            return None
-        for smaller in (_steady, _fewer_kinds, _fewer_clients, _fewer_entries, _fewer_bookies):
-            self._repeat(smaller)
-        self._fewer_disturbances()
-        return Shrunk(self._options, self._only or frozenset(), self._verdict, self._runs)
+    def search(self, *smaller: Callable[[Drawn], Iterator[Drawn]]) -> bool:
+        """False: it does not fail."""
+        for each in smaller if self.found.failures else ():
+            while any(self._take(options, None) for options in list(each(self.options))):
+                continue
+        left = list(self.found.struck)
+        if self.found.failures and self._take(self.options, frozenset(left)):
+            self._fewer_disturbances(left)
+        return bool(self.found.failures)
 
-    def _repeat(self, smaller: Callable[[Options], Iterator[Options]]) -> None:
-        found = True
-        while found:
-            found = any(self._take(options, None) for options in list(smaller(self._options)))
-
-    def _fewer_disturbances(self) -> None:
-        left = sorted(self._verdict.struck)
-        if not self._take(self._options, frozenset(left)):
-            return
-        size = len(left)
+    def _fewer_disturbances(self, left: list[Name]) -> None:
+        size = (len(left) + 1) // 2
         while size:
             at = 0
             while at < len(left):
-                fewer = left[:at] + left[at + size :]
-                if self._take(self._options, frozenset(fewer)):
-                    left = sorted(self._verdict.struck)
+                if self._take(self.options, frozenset(left[:at] + left[at + size :])):
+                    left = list(self.found.struck)
                 else:
                     at += size
             size //= 2

@@ -15,17 +15,6 @@ def laid(*numbers: int, of: int = 3) -> list[Chunk]:
     return [Chunk(at(entry_id), number, of) for entry_id, number in enumerate(numbers)]
 
 
-def test_what_was_sent_again_is_of_the_message_that_it_repeats() -> None:
-    (run,) = find_chunk_runs(laid(0, 1, 0, 1, 2))
-    assert run.whole
-    assert run.chunks == (at(0), at(1), at(4))
-    assert run.places == tuple(map(at, range(5)))
-    first, second = find_chunk_runs(laid(0, 1, 2, 0, 1, 2))
-    assert first.whole
-    assert second.whole
-    assert second.places == (at(3), at(4), at(5))
-
-
 def test_a_gap_and_a_missing_beginning_make_no_message() -> None:
     assert [(run.places, run.whole) for run in find_chunk_runs(laid(0, 2, 1))] == [
         ((at(0),), False), ((at(1),), False), ((at(2),), False)

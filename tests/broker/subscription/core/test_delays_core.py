@@ -314,23 +314,6 @@ def test_many_small_buckets_become_one_and_nothing_of_them_is_lost_or_comes_twic
     assert delays.take_unused_ledgers() == [900]
 
 
-def test_a_bucket_that_is_lost_while_it_is_merged_costs_reading_the_log() -> None:
-    delays, drafts = left_over(MERGE_MIN)
-    first, *others = delays.take_segment_reads(0)
-    delays.mark_bucket_lost(first.ledger_id)
-    for load in others:
-        delays.add_loaded_keys(load, b"".join(drafts[load.ledger_id].bodies))
-    assert delays.must_make_bucket
-    assert delays.seal(0) is not None
-    delays.on_bucket_stored(900)
-    assert sorted(delays.take_unused_ledgers()) == list(drafts)
-    found = delays.take_due(0, 10_000)
-    assert {Position(10, entry) for entry in range(100)} <= set(found), "read from the log, and held again"
-    for position in found:
-        delays.add_entry(position, 10**9)
-    delays.check()
-
-
 def test_buckets_stay_few_when_each_leaves_something_over_for_a_month() -> None:
     """Of 100 that are due soon one is not: without merging there would be 400 buckets."""
     shape = shape_of(40_000)

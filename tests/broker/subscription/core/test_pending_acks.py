@@ -146,19 +146,6 @@ def again(cursor: Cursor, shape: LogShape) -> Cursor:
     return found
 
 
-@pytest.mark.parametrize("mark", [NOWHERE, Position(0, 4)], ids=["empty", "trimmed"])
-def test_what_an_abort_frees_ends_where_the_log_begins(mark: Position) -> None:
-    """The mark of a subscription that was made before the first entry, or that is in a ledger that is gone."""
-    shape = shape_of(2, 3)
-    positions = positions_of(shape)
-    cursor = Cursor(shape, CursorState(mark))
-    assert up_to(cursor, shape, X, positions[-2], 0, 1) is None
-    settled = pending_acks.settle(cursor, X, committed=False)
-    assert settled is not None
-    freed = islice(pending_acks.entries_of_aborted_acks(cursor, settled, tail=True), len(positions))
-    assert list(freed) == list(reversed(positions[:-1]))
-
-
 OPERATIONS = st.lists(
     st.tuples(
         st.sampled_from(
@@ -366,15 +353,6 @@ def test_abort_gives_back_exactly_its_own() -> None:
     assert pending_acks.settle(cursor, X, committed=False) is None, "settled twice"
 
 
-def test_a_seek_forgets_what_is_pending_and_the_commit_that_comes_later_acknowledges_nothing() -> None:
-    shape = shape_of(10)
-    cursor = Cursor(shape, CursorState(shape.start))
-    assert ack_in(cursor, X, wanted_of(Position(10, 2), [0], 1)) is None
-    cursor.seek(Position(10, 0))
-    assert pending_acks.settle(cursor, X, committed=True) is None
-    assert not cursor.is_done(Position(10, 2))
-
-
 def test_a_cumulative_position_that_moves_to_another_chunk_leaves_nothing_in_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -423,7 +401,7 @@ def test_a_hundred_thousand_pending_entries_are_stored_whole_and_take_little_mem
 def test_an_aborted_cumulative_acknowledgement_ends_at_the_start_of_the_log_wherever_the_mark_is() -> None:
     shape = shape_of(2, 3)
     positions = positions_of(shape)
-    for mark in (NOWHERE, shape.start, positions[0]):
+    for mark in (NOWHERE, Position(0, 4), shape.start, positions[0]):
         cursor = Cursor(shape, CursorState(mark))
         named = positions[3]
         new = pending_acks.judge(cursor, X, TxnAcks(up_to=named), named)
