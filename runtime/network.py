@@ -360,8 +360,12 @@ class ByteStream(Protocol):
         """Returns the number of bytes that were written and that this process has not passed to the system yet."""
         ...
 
+    def limit_queue(self, bytes_max: int) -> None:
+        """Sets how many bytes may be queued while `wait_drained` does not wait; at first STREAM_QUEUE_BYTES."""
+        ...
+
     async def wait_drained(self) -> None:
-        """Waits until less than STREAM_QUEUE_BYTES are in the queue of this connection. Raises ConnectionLost."""
+        """Waits until the queue of this connection is well below its limit, if it is above. Raises ConnectionLost."""
         ...
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ All connections of callers that are not authenticated yet have one share of the 
 
 Bounds: a request's head has at most HEAD_BYTES and HEAD_LINES_MAX; received data is parsed in slices, between which the
 loop runs others; a request must arrive within `request_s`, not counted while the server does not read; an idle
-connection is closed after KEEP_ALIVE_S. While STREAM_QUEUE_BYTES of a response are unsent, the application must wait; a
+connection is closed after KEEP_ALIVE_S. While QUEUE_BYTES of a response are unsent, the application must wait; a
 caller that reads nothing for UNREAD_S is disconnected. If the caller disconnects, its request is finished all the same.
 If it is answered before it has sent everything (413), the rest is read and dropped, for LINGER_S and LINGER_BYTES at
 most: closing at once would reset the connection, and the response would be lost.
@@ -29,7 +29,7 @@ from uvicorn.server import ServerState
 from ...proto.errors import ConnectionLost
 from ...proto.names import parse_number
 from ...runtime.clock import Clock
-from ...runtime.network import STREAM_QUEUE_BYTES, ByteStream
+from ...runtime.network import ByteStream
 from ...runtime.tasks import Tasks
 from ...runtime.tcp.share import UnauthenticatedLoopShare
 from ..common.token_bucket import EventLoopSlices
@@ -48,6 +48,8 @@ ms."""
 KEEP_ALIVE_S = 60
 UNREAD_S = 30.0
 READ_BYTES = 64 << 10
+QUEUE_BYTES = 256 << 10
+"""Of a response: what is behind it is counted where it is kept (`PayloadResponse`)."""
 LINGER_S = 5.0
 LINGER_BYTES = 64 << 20
 
@@ -86,8 +88,9 @@ class _Transport(asyncio.Transport):
     """An asyncio transport over a `ByteStream`, with the methods that uvicorn's protocol calls."""
 
     def __init__(self, stream: ByteStream, full: Callable[[], None]) -> None:
-        """Makes a transport. `full` is called after a write if more than STREAM_QUEUE_BYTES are queued."""
+        """Makes a transport. `full` is called after a write if more than QUEUE_BYTES are queued."""
         super().__init__()
+        stream.limit_queue(QUEUE_BYTES)
         self._stream = stream
         self._full = full
         self.closed = asyncio.Event()
@@ -105,7 +108,7 @@ class _Transport(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if data and not self.closed.is_set():
             self._stream.write_nowait(bytes(data))
-            if self._stream.queued_bytes > STREAM_QUEUE_BYTES:
+            if self._stream.queued_bytes > QUEUE_BYTES:
                 self._full()
 
     def is_closing(self) -> bool:

@@ -136,8 +136,8 @@ async def analyze_backlog(call: RestRequest) -> object:
 # The payload of a batch has all its messages, one after the other, as they are stored; `X-Pulsar-num-batch-message`
 # says how many. An encrypted payload, and a chunk of a message, is returned as it is stored.
 #
-# A payload may decompress to a thousand times its size. Memory for it is reserved before (`_Payload`), until it is
-# sent; if there is none, the answer is 429 and the caller must repeat the request.
+# A payload may decompress to a thousand times its size. Memory for it is reserved before (`PayloadResponse`), until it
+# is sent; if there is none, the answer is 429 and the caller must repeat the request.
 
 
 PIECE_BYTES = 64 << 10
@@ -238,7 +238,7 @@ async def _entry(call: RestRequest, found: Any) -> Response:
     if header.batched:
         headers["X-Pulsar-num-batch-message"] = str(header.num_messages)
         headers["X-Pulsar-batch-size"] = str(size)
-    answer = _Payload(call.broker.memory.answers, size)
+    answer = PayloadResponse(call.broker.memory.answers, size)
     try:
         part = memoryview(found.entry)[header.payload_offset :]
         answer.payload = (
@@ -272,7 +272,7 @@ def _unfolded(header: EntryHeader, part: memoryview) -> memoryview:
     return memoryview(decompress_to_mapping(header.metadata.compression, bytes(part), header.uncompressed_size))
 
 
-class _Payload(Response):
+class PayloadResponse(Response):
     """A response that is sent in pieces, as fast as the client reads, and keeps memory reserved until it is sent."""
 
     def __init__(self, memory: MemoryBudget, size: int) -> None:

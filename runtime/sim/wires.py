@@ -381,6 +381,7 @@ class SimByteStream:
         self._lost = False
         self._closed = False
         self._waiting: list[asyncio.Future[None]] = []
+        self._queue_max = STREAM_QUEUE_BYTES
         end.receive, end.lost = self._receive, self._is_lost
 
     @property
@@ -397,6 +398,9 @@ class SimByteStream:
     @property
     def queued_bytes(self) -> int:
         return len(self._out)
+
+    def limit_queue(self, bytes_max: int) -> None:
+        self._queue_max = bytes_max
 
     async def read_into(self, room: Room, enough: Enough | None = None) -> int:
         while True:
@@ -420,7 +424,7 @@ class SimByteStream:
             self._flush()
 
     async def wait_drained(self) -> None:
-        while len(self._out) > STREAM_QUEUE_BYTES and not self._lost:
+        while len(self._out) > self._queue_max and not self._lost:
             await self._wait_change()
         if self._lost:
             raise ConnectionLost(f"{self.peer}: the connection is lost")

@@ -597,6 +597,9 @@ class TcpStream(asyncio.BufferedProtocol):
     def queued_bytes(self) -> int:
         return self._transport.get_write_buffer_size()
 
+    def limit_queue(self, bytes_max: int) -> None:
+        self._transport.set_write_buffer_limits(high=bytes_max)
+
     async def wait_drained(self) -> None:
         if self._writable is not None and not self._lost.done():
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()

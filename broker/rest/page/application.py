@@ -293,7 +293,7 @@ class PageApplication:
         context = await self._caller(request, f"{view.template.removesuffix('.html')}")
         call = self._make_call(request, context, _topic_names(names), b"")
         if request.query_params.get("live") and view.live and request.method == "GET":
-            return self._live(request, view, call)
+            return self._live(request, view, _topic_names(names))
         searching = view.run is messages and is_search(call)
         async with asyncio.timeout(VIEW_S):
             with self._searches.running(call.topic.full) if searching else nullcontext():
@@ -385,22 +385,25 @@ class PageApplication:
         return response
 
     # ---------------------------------------------------------------------------------------------------- live
-    def _live(self, request: Request, view: View, call: RestRequest) -> Response:
+    def _live(self, request: Request, view: View, names: dict[str, str]) -> Response:
         if self._streams >= STREAMS_MAX:
             raise BadRequest(f"{STREAMS_MAX} pages are live already: this one is as of its loading", 503)
         return StreamingResponse(
-            self._events(request, view, call), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+            self._events(request, view, names), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
         )
 
-    async def _events(self, request: Request, view: View, call: RestRequest) -> AsyncIterator[bytes]:
-        """Yields the events of a live view, until the browser leaves, the server ends, or the view fails."""
+    async def _events(self, request: Request, view: View, names: dict[str, str]) -> AsyncIterator[bytes]:
+        """Yields the events of a live view, until the browser leaves, the server ends, or the view fails. Each turn is
+        for who the caller is then: its login may have ended."""
         ended: asyncio.Event = request.state.ended
+        if self._streams >= STREAMS_MAX:  # of those that were asked for in the same moment
+            return  # the browser asks again, and is told why
         shown, quiet = b"", 0
         self._streams += 1
         try:
             yield b"retry: 3000\n\n"
             while not ended.is_set():
-                await self._caller(request, "live")  # the login may have ended
+                call = self._make_call(request, await self._caller(request, "live"), names, b"")
                 async with asyncio.timeout(VIEW_S):
                     value = await view.run(call)
                 text = self._fragment(view, value)

@@ -15,6 +15,7 @@ Guarding tests: tests/broker/rest/test_page_messages.py.
 
 from __future__ import annotations
 
+import re
 from codecs import getincrementaldecoder
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -38,6 +39,7 @@ from ...log.unfolding import run_in_thread_if_slow
 from ...session.backlogs import MessageIndexRange, RangeReader
 from ...subscription.core.redelivery_backoff import REAL_TOPIC
 from ..call import BadRequest, RestRequest
+from ..subscriptions_routes import PayloadResponse
 
 PEEKED = 20
 PAYLOADS_BYTES = 64 << 10
@@ -45,6 +47,8 @@ PAYLOADS_BYTES = 64 << 10
 UNFOLDED_MAX = 8 << 20
 MESSAGES_MAX = 1000
 """Uncompressed bytes and messages of an entry that the page decodes."""
+NESTED_MAX = 50
+"""Depth of a JSON document that is indented."""
 WAYS = ("", "text", "json", "hex")
 ONE = "open one of them"
 RESEND, REDRIVE = "resend", "redrive"
@@ -87,7 +91,14 @@ def parse_form_time(text: str) -> int:
 
 
 def json_text(text: str) -> str:
-    """Returns a JSON document, indented over several lines. Raises ValueError if `text` is not JSON."""
+    """Returns a JSON document, indented over several lines. Raises ValueError if `text` is not JSON, or is nested so
+    deep that its indentation would be many times as long as the document."""
+    depth = deepest = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
+    if deepest > NESTED_MAX:
+        raise ValueError(f"nested {deepest} deep")
     try:
         return msgspec.json.format(text, indent=2)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -221,7 +232,10 @@ async def messages(call: RestRequest) -> MessagesView | Response:
             raise BadRequest("a download names one message by its id")
         name = found[0].id.replace(":", "-")
         headers = {"Content-Disposition": f'attachment; filename="{name}.bin"'}
-        return Response(found[0].payload, media_type="application/octet-stream", headers=headers)
+        answer = PayloadResponse(call.broker.memory.answers, len(found[0].payload))
+        answer.payload = memoryview(found[0].payload)
+        answer.headers.update(headers)
+        return answer
     return MessagesView(call.topic.full, **asked, way=way, messages=await show(call, found, way), progress=progress)
 
 

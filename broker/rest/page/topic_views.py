@@ -99,9 +99,12 @@ def age(since_ms: int, now_ms: int) -> str:
 
 
 def moment(at_ms: int) -> str:
-    """Returns a time (ms since the epoch) as text, as date and time in UTC. Returns "–" for 0, which means that there
-    is no such time."""
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if at_ms else "–"
+    """Returns a time (ms since the epoch) as text, as date and time in UTC; as the number that it is, if it is after
+    the year 9999: a producer chooses it. Returns "–" for 0, which means that there is no such time."""
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if at_ms else "–"
+    except (ValueError, OverflowError, OSError):
+        return f"{at_ms} ms"
 
 
 def topic_path(name: str) -> str:

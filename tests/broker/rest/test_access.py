@@ -42,12 +42,21 @@ class Names:
         return ""
 
 
+class AnonymousNames(Names):
+    """Who brings nothing is a guest, as `anonymous_role` makes one."""
+
+    async def authenticate(self, caller: Caller) -> Principal:
+        if not caller.authorization:
+            return Principal("guest", PrincipalKind.ANONYMOUS)
+        return await super().authenticate(caller)
+
+
 @asynccontextmanager
-async def guarded(folder: Path) -> AsyncIterator[tuple[Http, Http]]:
+async def guarded(folder: Path, guard: Names | None = None) -> AsyncIterator[tuple[Http, Http]]:
     """With a guard, and without."""
     async with serving(folder) as (free, broker, running):
         rest = RestProtocol(broker.topic_manager, broker._services)
-        listener = await running.world.network.serve_bytes(ANY, rest.serve, ListenerAccess(Names()))
+        listener = await running.world.network.serve_bytes(ANY, rest.serve, ListenerAccess(guard or Names()))
         http = Http(f"http://{listener.endpoint}")
         try:
             yield http, free

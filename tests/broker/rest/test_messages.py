@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import pytest
+
 from magnetar.broker.rest import subscriptions_routes as messages
 from magnetar.broker.rest.stats import RateMeters, merge_partition_stats
 from magnetar.broker.server import Broker
@@ -158,23 +160,27 @@ def _bomb(sequence_id: int, size: int) -> bytes:
     return encode_entry(metadata, bytes(size))
 
 
-async def test_payloads_that_unfold_have_their_place_in_memory_until_they_have_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", [False, True])
+async def test_payloads_that_unfold_have_their_place_in_memory_until_they_have_left(tmp_path: Path, page: bool) -> None:
     """Callers that read nothing hold what was shown to them, and no more than all answers may have."""
-    size = 4 << 20
+    size = 5_000_000  # more than the kernel takes for a connection
     async with serving(tmp_path, client_memory_bytes=48 << 20) as (http, broker, running):
         raw = await _client(running, broker)
         await raw.open_producer()
         raw.send(_bomb(1, size), send=pulsar.CommandSend(producer_id=1, sequence_id=1))
-        await raw.next("send_receipt")
+        id_ = (await raw.next("send_receipt")).message_id
         memory = broker.topic_manager.memory.answers
         path = f"{T}/examinemessage?initialPosition=earliest&messagePosition=1"
+        if page:
+            topic = T.removeprefix("/admin/v2/")
+            path = f"/ui/topics/{topic}/messages?id={id_.ledgerId}:{id_.entryId}&download=1"
         shown = await http.ask("GET", path)
         assert (shown.status, shown.body) == (200, bytes(size))
         assert memory.held < size
         unread = []
         for _ in range(8):
             reader, writer = await asyncio.open_connection(http.endpoint.host, http.endpoint.port, limit=1 << 10)
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: {http.endpoint}\r\n\r\n".encode())
             unread.append((reader, writer))
         statuses = [int((await reader.readuntil(b"\r\n")).split()[1]) for reader, _ in unread]
         assert set(statuses) == {200, 429}

@@ -10,10 +10,10 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from magnetar.asyncio import Client
-from magnetar.broker.rest.page import application, topic_views
+from magnetar.broker.rest.page import application, messages, topic_views
 from magnetar.proto.statistics import BookieInfo, ClusterSummary
 from tests.broker.rest.http import V2, Answer, Http, T, serving
-from tests.broker.rest.test_access import ALICE, SUPER, guarded
+from tests.broker.rest.test_access import ALICE, SUPER, AnonymousNames, guarded
 
 FORM = "application/x-www-form-urlencoded"
 HOSTILE = (
@@ -135,6 +135,18 @@ KNOWN = {
     "table", "caption", "thead", "tbody", "tr", "th", "td", "footer", "span", "code", "svg", "rect", "details",
     "summary", "pre", "select", "option", "meter", "abbr",
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("at_ms", [253402300800000, 1 << 62, (1 << 64) - 1])
+async def test_a_time_that_no_calendar_has_is_shown_as_its_number(at_ms: int) -> None:
+    assert topic_views.moment(at_ms) == f"{at_ms} ms"
+
+
+async def test_a_document_that_is_nested_deep_is_not_indented() -> None:
+    nested = b"[" * 900 + b",".join([b"1"] * 30_000) + b"]" * 900
+    way, text = messages.format_payload_text(nested, "", 65_536)
+    assert (way, len(text)) == ("text", len(nested))
+    assert messages.format_payload_text(b'{"a": [1]}', "", 65_536)[0] == "json"
 
 
 async def test_each_answer_has_the_headers_of_the_walls(http: Http) -> None:
@@ -265,6 +277,42 @@ async def test_a_live_view_sends_what_changed_and_ends_with_its_reader(
         writer.close()
         while await _live_status(http) == 503:
             pass
+
+
+async def test_live_views_that_are_asked_for_in_one_moment_are_bounded(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, _, _), asyncio.timeout(30):
+        await http.ask("GET", "/ui")
+        where = http.endpoint.host, http.endpoint.port
+        pairs = [await asyncio.open_connection(*where) for _ in range(application.STREAMS_MAX + 20)]
+        for _, writer in pairs:
+            writer.write(f"GET /ui?live=1 HTTP/1.1\r\nHost: {http.endpoint}\r\n\r\n".encode())
+        live = 0
+        for reader, writer in pairs:
+            head = await reader.readuntil(b"\r\n\r\n")
+            live += head.startswith(b"HTTP/1.1 200") and b"retry" in await reader.read(100)
+            writer.close()
+        assert live == application.STREAMS_MAX
+
+
+async def test_a_live_view_has_the_rights_of_who_the_caller_is_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(application, "LIVE_S", 0.05)
+    async with guarded(tmp_path, AnonymousNames()) as (http, free), asyncio.timeout(30):
+        cookie, token = token_of(await http.ask("GET", "/ui/login"))
+        done = await post(http, "/ui/login", {"form": token, "token": "root"}, Cookie=cookie)
+        own = done.headers["set-cookie"].split("; ")[0]
+        page = await http.ask("GET", "/ui/topics", Cookie=own)
+        assert (await http.ask("GET", "/ui/topics")).status == 403, "a guest sees no topics"
+        reader, writer = await asyncio.open_connection(http.endpoint.host, http.endpoint.port)
+        writer.write(f"GET /ui/topics?live=1 HTTP/1.1\r\nHost: {http.endpoint}\r\nCookie: {own}\r\n\r\n".encode())
+        await _event(reader)
+        token = re.findall(r'name="form" value="(\w+)"', page.body.decode())[0]
+        assert (await post(http, "/ui/logout", {"form": token}, Cookie=own)).status == 303
+        await free.done("PUT", T)
+        while (line := await reader.readline()) not in (b"", b"0\r\n"):  # the last chunk
+            assert b"default/t<" not in line
+        writer.close()
 
 
 async def _live_status(http: Http) -> int:
