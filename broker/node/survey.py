@@ -89,6 +89,7 @@ class TopicSurvey(msgspec.Struct, frozen=True):
     total: TopicTotals
     namespaces: Mapping[str, TopicTotals]
     largest: Mapping[str, tuple[MeasuredTopic, ...]]  # by each of MEASURES, the largest first
+    full: tuple[str, ...] = ()  # at most TOP topics that take no publishes, because of their backlog quota
 
     def count_topics(self) -> int:
         """Returns the number of topics in all namespaces of this survey."""
@@ -121,13 +122,14 @@ def measure_topic(topic: Topic) -> MeasuredTopic:
 class _Walk:
     """A walk that has begun."""
 
-    __slots__ = ("ageless", "heaps", "passed_s", "sums", "walked")
+    __slots__ = ("ageless", "full", "heaps", "passed_s", "sums", "walked")
 
     def __init__(self, passed_s: float) -> None:
         self.passed_s = passed_s
         self.sums: dict[int, tuple[str, TopicTotals]] = {}  # by the identity of the namespace's name
         self.heaps: dict[str, list[tuple[float, int, MeasuredTopic]]] = {name: [] for name in MEASURES}
         self.ageless: list[Callable[[], Coroutine[Any, Any, object]]] = []  # the reads of ages
+        self.full: list[str] = []
         self.walked = 0
 
     def add(self, topic: Topic) -> None:
@@ -141,6 +143,8 @@ class _Walk:
         sums.topics += 1
         sums.storage_bytes += shape.size
         sums.degraded += log.is_degraded
+        if topic.maintenance.quota is not None and len(self.full) < TOP:
+            self.full.append(topic.name.full)
         producers = len(topic.producers)
         if producers:
             sums.producers += producers
@@ -248,7 +252,7 @@ class TopicSurveyRunner:
             _add_totals(sums, self._totals.get(name))
         _add_totals(total, self._total)
         self._totals, self._total = namespaces, total
-        return TopicSurvey(at_s, total, namespaces, walk.largest())
+        return TopicSurvey(at_s, total, namespaces, walk.largest(), tuple(sorted(walk.full)))
 
     def close(self) -> None:
         self._tasks.cancel()

@@ -40,6 +40,22 @@ def test_what_is_sent_arrives_and_an_operator_administers(secured: SecuredCluste
         assert done.code == 0, (command, done.err)
 
 
+def test_status_notes_that_bookies_do_not_answer_a_caller_without_keys(secured: SecuredCluster) -> None:
+    admin = {
+        "MAGNETAR_URL": secured.url, "MAGNETAR_TLS_CA": str(secured.folder / "ca.pem"),
+        "MAGNETAR_TOKEN": str(secured.folder / "admin.token"),
+    }  # fmt: skip
+    told = run_here("status", "-o", "json", **admin)
+    needed = {each["text"]: each["needed"] for each in json.loads(told.out)["alarms"]}
+    (note,) = [text for text in needed if text.startswith("Bookies and repair were not asked: ")]
+    assert "asks for keys: give --security" in note
+    assert not needed[note]
+    assert told.code == int(any(needed.values())), told.out
+    nowhere = {"MAGNETAR_SECURITY": secured.settings, "MAGNETAR_METADATA": "127.0.0.1:1"}
+    told = run_here("status", "--timeout", "9", **admin, **nowhere)
+    assert (told.code, "No bookie says how repair gets on: " in told.out) == (1, True)
+
+
 def test_a_bookie_that_restarts_has_another_key_and_is_used_again(secured: SecuredCluster) -> None:
     with secured.client() as client:
         producer = client.create_producer("restarted")
