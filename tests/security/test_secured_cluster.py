@@ -56,6 +56,22 @@ def test_status_notes_that_bookies_do_not_answer_a_caller_without_keys(secured: 
     assert (told.code, "No bookie says how repair gets on: " in told.out) == (1, True)
 
 
+def test_brokers_that_refuse_each_others_own_token_are_named_with_what_helps(tmp_path: Path) -> None:
+    with SecuredCluster(tmp_path, bookies=1, brokers=2) as running:
+        token = running.folder / "broker.token"
+        made = ("security", "token", "create", "--role", "broker", "--out", str(token), "--replace", "--folder")
+        other = tmp_path / "other"
+        assert run_here("security", "init", str(other)).code == 0
+        assert run_here(*made, str(other)).code == 0
+        found = json.loads(running.cli("status", "-o", "json").out)
+        (alarm,) = [each for each in found["alarms"] if each["code"] == "D01"]
+        assert "refuses the own token of the broker that was asked" in alarm["text"]
+        assert "token create" in alarm["command"]
+        assert run_here(*made, str(running.folder)).code == 0
+        found = json.loads(running.cli("status", "-o", "json").out)
+        assert not [each for each in found["alarms"] if "refuses" in each["text"]]
+
+
 def test_a_bookie_that_restarts_has_another_key_and_is_used_again(secured: SecuredCluster) -> None:
     with secured.client() as client:
         producer = client.create_producer("restarted")

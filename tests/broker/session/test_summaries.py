@@ -11,6 +11,7 @@ from magnetar.asyncio import Client
 from magnetar.broker.cluster import ownership
 from magnetar.broker.node import survey
 from magnetar.broker.session import summaries
+from magnetar.cli.run.metrics import MeasuredParts
 from magnetar.client.admin import AdminClient
 from magnetar.proto.errors import (
     AlreadyExists,
@@ -22,6 +23,8 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.states import BacklogQuotaState, Blocked, LedgerStays
 from magnetar.proto.statistics import TopicRow
+from magnetar.runtime.metrics import MetricsPage
+from tests.runtime.test_metrics import shown
 from tests.support.cluster import Cluster, cluster
 
 
@@ -140,6 +143,9 @@ async def test_a_topic_that_takes_no_publishes_for_its_quota_and_the_end_of_the_
         await send(client, "t", 1)
         (found,) = (await admin.broker_summaries()).brokers
         assert (found.full, found.token_ends_ms) == ((), 7)
+        page = MetricsPage()
+        await MeasuredParts(broker=running.brokers[0])(page)
+        assert shown(page)["magnetar_process_token_seconds"] < -1e9, "it ended in 1970"
         broker.loaded["persistent://public/default/t"].maintenance.quota = BacklogQuotaState.REFUSE
         (found,) = (await admin.broker_summaries()).brokers
         assert found.full == ("persistent://public/default/t",)
