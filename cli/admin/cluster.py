@@ -131,7 +131,8 @@ def ask_storage(session: Session, summary: ClusterSummary) -> StorageState:
     session = copy(session)
     session.timeout_s /= STEPS
     if session.operator is not None:
-        session.operator = session.operator._replace(timeout_s=session.timeout_s)
+        # less than the whole share, so that metadata that does not answer is what is said
+        session.operator = session.operator._replace(timeout_s=0.8 * session.timeout_s)
     errors, repair, answered = list[Exception](), None, dict[str, dict[str, Any]]()
     away = bool(summary.metadata_away_ms)
     known: dict[str, dict[str, Any]] = {
