@@ -7,7 +7,7 @@
 |---|---|---|
 | state | – | who it is, its disk, its logs in short, limbo, scrubber, garbage collection |
 | report | – | its clock, version, limit of open files, how long a sync of the journal takes |
-| gc-plan | major | per log: size, live share, who holds it (ledgers and their topics), what would be done and why |
+| gc-plan | major | what is refused, and per log: size, live share, who holds it, what would be done and why |
 | gc-start | major, force, roll | {"started": true}; Busy when it is running already |
 | gc-status | – | running, how far, what the last run did or why it failed |
 | scrub-status | – | where the scrubber is and what it found |
@@ -204,7 +204,8 @@ class BookieAdmin:
         plans = await self._collector.plan(major=boolean_option(options, "major"))
         wanted = dict.fromkeys(holder.ledger for plan in plans for holder in plan.facts.holders)
         owners = await self._owners(list(wanted)[:LOOKUPS_MAX])
-        return {"logs": [_log(plan, owners) for plan in plans]}
+        refused = self._collector.refused
+        return {"refused": None if refused is None else refused.value, "logs": [_log(plan, owners) for plan in plans]}
 
     async def _gc_start(self, options: Options) -> Json:
         check_option_names(options, ("force", "major", "roll"))

@@ -23,7 +23,7 @@ from .common.output import OUTPUT, CommandOutput
 from .common.profiles import (
     CURRENT,
     DEFAULT,
-    NAMES,
+    KEYS,
     PREVIOUS,
     complete_context_name,
     current_profile_name,
@@ -51,6 +51,7 @@ context = LazyGroup(
     "Example: magnetar context add production --url magnetar+ssl://broker-1:7650 --use",
 )
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
+ADDRESSES = ("url", "metadata")
 COLUMNS = ("context", "current", "url", "credentials")
 NAMED = click.argument("name", shell_complete=complete_context_name)
 
@@ -150,7 +151,7 @@ def show(name: str, output: str) -> None:
     if chosen not in list_profile_names(found):
         raise make_missing_profile_error(found, chosen)
     values = find_profile(found, chosen)
-    shown = {key: values[key] if key == "url" else _source(values[key]) for key in NAMES if key in values}
+    shown = {key: values[key] if key in ADDRESSES else _source(values[key]) for key in KEYS if key in values}
     CommandOutput(output).print_record({**_row(found, chosen), **shown})
 
 
@@ -160,6 +161,7 @@ def _value(key: str, given: str) -> str:
         from ..client.connect.discovery import parse_service_url
 
         parse_service_url(given)
+    if key in ADDRESSES:
         return given
     if _source(given) != given:
         raise click.UsageError(f"--{key.replace('_', '-')} names a file or env:NAME, and is never the secret itself")
@@ -174,6 +176,8 @@ def _with_values(function: Callable[..., None]) -> Callable[..., None]:
             ("--tls-ca", "FILE", "Who signs its certificate."),
             ("--tls-cert", "FILE", "Your certificate."),
             ("--tls-key", "FILE", "Its private key."),
+            ("--security", "FILE", "Who you are for bookies and the metadata (section [members])."),
+            ("--metadata", "HOST:PORT", "The metadata, with --security."),
         )
     ):
         function = click.option(flag, default="", metavar=metavar, help=text)(function)
@@ -198,7 +202,7 @@ def add(name: str, chosen: bool, output: str, **given: str) -> None:
     text, found = _read()
     if name in found:
         raise Failure(f"{profiles_path()} has a context {name!r}: change it with 'magnetar context edit'", IN_USE)
-    values = {key: _value(key, given[key]) for key in NAMES if given[key]}
+    values = {key: _value(key, given[key]) for key in KEYS if given[key]}
     if not values:
         raise click.UsageError("what is the context? --url URL")
     if given["token"] and (given["tls_cert"] or given["tls_key"]):

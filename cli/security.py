@@ -124,11 +124,15 @@ def member(folder: str, role: str, name: str, hosts: tuple[str, ...], days: int)
 @click.option("--role", required=True, help="Who the token's holder is.")
 @click.option("--days", type=FiniteNumber(0.0001, 36500), default=None, help="Of its life (default: no end).")
 @click.option("--out", type=click.Path(dir_okay=False), default=None, help="A new file with mode 600 (default: print).")
-def create(folder: str, role: str, days: float | None, out: str | None) -> None:
+@click.option("--replace", "over", is_flag=True, help="The file of --out may exist: the new token takes its place.")
+def create(folder: str, role: str, days: float | None, out: str | None, over: bool) -> None:
     """Create a token for a role. With --out the token is written to a file with mode 600, because a file of secrets
     that others may read is refused later.
 
-    Example: magnetar security token create --folder ./security --role orders --days 30 --out orders.token
+    \b
+    Examples:
+      magnetar security token create --folder ./security --role orders --days 30 --out orders.token
+      magnetar security token create --folder ./security --role broker --days 90 --out security/broker.token --replace
     """
     from ..proto.names import check_role
     from ..runtime.clock import SystemClock
@@ -137,12 +141,14 @@ def create(folder: str, role: str, days: float | None, out: str | None) -> None:
     from ..security.token import create_token
 
     check_role(role)
+    if over and out is None:
+        raise click.UsageError("--replace goes with --out")
     key = Secret(read_private_file(str(Path(folder) / "token-key.pem")))
     token = create_token(key, "ES256", role, SystemClock().wall_ms(), None if days is None else days * 86_400)
     if out is None:
         click.echo(token)
     else:
-        write_secret(Path(out), token.encode() + b"\n")
+        write_secret(Path(out), token.encode() + b"\n", over=over)
         click.echo(out)
 
 
@@ -167,13 +173,22 @@ def authority(folder: str, drop_old: bool) -> None:
 @FOLDER
 @DROP_OLD
 def key(folder: str, drop_old: bool) -> None:
-    """Create a new key for signing tokens, next to the old one. Then create all tokens again, and drop the old key with
-    --drop-old.
+    """Create a new key for signing tokens, next to the old one. Then give token-public.pem to all brokers, create all
+    tokens again, give broker.token to the brokers, and drop the old key with --drop-old.
+
+    --drop-old is refused while broker.token or admin.token there is of the old key: brokers would refuse it.
 
     Example: magnetar security token key --folder ./security
     """
-    from ..security.authority import create_token_key
+    from ..proto.errors import InvalidConfiguration
+    from ..security.authority import create_token_key, find_tokens_of_older_keys
 
+    for role in find_tokens_of_older_keys(Path(folder)) if drop_old else ():
+        raise InvalidConfiguration(
+            f"{Path(folder) / role}.token is not of the newest key, and would be refused: make it anew, and give it to"
+            f" who uses it: magnetar security token create --folder {folder} --role {role} --days 90"
+            f" --out {Path(folder) / role}.token --replace"
+        )
     _rotate(Path(folder), "token-public.pem", drop_old, lambda: create_token_key(Path(folder)))
 
 

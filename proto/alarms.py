@@ -6,7 +6,7 @@ tests/cli/test_status.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -16,8 +16,13 @@ DISK_FREE = 0.15
 """Share of a bookie's disk; at 5 % it is read-only."""
 OLD_S = 3600.0
 """Age of a message that is not acknowledged from which a topic is shown as old."""
+TOKEN_SOON_MS, TOKEN_NOW_MS = 14 * 86_400_000, 86_400_000
+"""Left of a broker's own token: from when it is shown, and from when it needs somebody."""
 WORST = 5
 """Topics with the oldest messages of which an alarm is made."""
+
+
+NEW_TOKEN = "magnetar security token create --folder DIR --role broker --days 90 --out DIR/broker.token --replace"
 
 
 class Alarm(NamedTuple):
@@ -32,27 +37,29 @@ class Alarm(NamedTuple):
 
 def find_alarms(
     brokers: Sequence[Mapping[str, Any]], silent: Sequence[str], bookies: Sequence[Mapping[str, Any]],
-    oldest: Sequence[Mapping[str, Any]], now_ms: int,
+    oldest: Sequence[Mapping[str, Any]], now_ms: int, refusing: Collection[str] = (),
 ) -> list[Alarm]:  # fmt: skip
     """Returns all alarms of a cluster except those of repair, the urgent ones first.
 
-    Each of `brokers` has the fields `broker`, `busy` (None: not known) and `degraded`; each of `bookies` has `bookie`,
-    `state`, `freeBytes` and `totalBytes`. Of `oldest`, topics with their `name` and `oldest_ms`, the first WORST are
-    considered.
+    Each of `brokers` has the fields `broker`, `busy` (None: not known), `degraded`, `tokenEndsMs` (0: no end) and
+    `full`, its topics that take no publishes; each of `bookies` has `bookie`, `state`, `freeBytes` and `totalBytes`,
+    and if they are known `ledgers` and `gcRefused`. Of `oldest`, topics with their `name` and `oldest_ms`, the first
+    WORST are considered. `refusing`: those of `silent` that refused the token of the broker that was asked.
     """
-    found = [
-        Alarm(f"Broker {name} is registered and does not answer.", "magnetar brokers list", code="D01")
-        for name in silent
-    ]
+    found = []
+    for name in silent:
+        text, helps = f"Broker {name} is registered and does not answer.", "magnetar brokers list"
+        if name in refusing:
+            text = f"Broker {name} refuses the own token of the broker that was asked: it has ended or is revoked."
+            helps = NEW_TOKEN
+        found.append(Alarm(text, helps, code="D01"))
+    for each in brokers:
+        found += _alarms_of_broker(each, now_ms)
     writable = [each for each in bookies if each["state"] == "writable"]
     if not writable:
         found.append(Alarm("No bookie takes writes: nothing can be published.", "magnetar bookies list", code="D03"))
     for each in bookies:
         found += _alarms_of_bookie(each)
-    for each in brokers:
-        if each["busy"] is not None and each["busy"] > BUSY:
-            text = f"The event loop of broker {each['broker']} is busy {each['busy']:.0%} of its time."
-            found.append(Alarm(text, "magnetar top --by traffic", code="D02"))
     degraded = sum(each["degraded"] for each in brokers)
     if degraded:
         text = f"{format_count(degraded, 'topic')} write{'s' if degraded == 1 else ''} fewer copies than asked for."
@@ -65,10 +72,31 @@ def find_alarms(
     return sorted(found, key=lambda alarm: not alarm.needed)
 
 
+def _alarms_of_broker(broker: Mapping[str, Any], now_ms: int) -> Iterable[Alarm]:
+    name = broker["broker"]
+    if broker["busy"] is not None and broker["busy"] > BUSY:
+        text = f"The event loop of broker {name} is busy {broker['busy']:.0%} of its time."
+        yield Alarm(text, "magnetar top --by traffic", code="D02")
+    left_ms = broker["tokenEndsMs"] - now_ms
+    if broker["tokenEndsMs"] and left_ms < TOKEN_SOON_MS:
+        ends = f"ends in {format_age(left_ms / 1000)}" if left_ms > 0 else "has ended"
+        text = f"The own token of broker {name} {ends}: no other broker answers it then."
+        yield Alarm(text, NEW_TOKEN, needed=left_ms < TOKEN_NOW_MS, code="D16")
+    for topic in broker["full"]:
+        text = f"{topic} takes no publishes: the backlog of its slowest subscription is above the quota."
+        yield Alarm(text, f"magnetar why {topic}", code="D17")
+
+
 def _alarms_of_bookie(bookie: Mapping[str, Any]) -> Iterable[Alarm]:
     name, state = bookie["bookie"][:8], bookie["state"]
     free = bookie["freeBytes"] / bookie["totalBytes"] if bookie["totalBytes"] else 1.0
-    if state in ("read-only", "limbo", "absent"):
+    if state != "limbo" and (reason := bookie.get("gcRefused")):
+        text = f"Bookie {name} deletes nothing of some ledgers: {reason}."
+        yield Alarm(text, "magnetar bookies gc --plan", code="D18")
+    if state == "absent" and bookie.get("ledgers") == 0:
+        text = f"Bookie {name} is not registered, and no ledger names it: forget it, or start it again."
+        yield Alarm(text, f"magnetar bookies forget {name}", needed=False, code="D03")
+    elif state in ("read-only", "limbo", "absent"):
         why = {
             "read-only": f"is read-only, with {free:.0%} of its disk free",
             "limbo": "lost data, and looks for it at other bookies", "absent": "is not registered, and ledgers name it",
@@ -92,11 +120,16 @@ def find_metadata_alarms(away_ms: int, now_ms: int) -> list[Alarm]:
     return [Alarm(text, "magnetar health --http URL", code="D00")]
 
 
-def find_repair_alarms(repair: Mapping[str, Any] | None) -> list[Alarm]:
+def find_repair_alarms(repair: Mapping[str, Any] | None, why: str = "", *, refused: bool = False) -> list[Alarm]:
     """Returns the alarms about repair. `repair` is the answer of a bookie to `repair-status`; None: no bookie
-    answered."""
+    answered. `why`: the reason; `refused`: the caller is not one whom bookies answer, which is no fault of the cluster.
+    """
+    if repair is None and refused:
+        text = f"Bookies and repair were not asked: {why}."
+        return [Alarm(text, "magnetar status --security FILE --metadata HOST:PORT", needed=False, code="D05")]
     if repair is None:
-        return [Alarm("No bookie says how repair gets on.", "magnetar bookies list", code="D05")]
+        text = f"No bookie says how repair gets on{f': {why}' if why else ''}."
+        return [Alarm(text, "magnetar bookies list", code="D05")]
     found, count = list[Alarm](), repair["underReplicated"]
     if count:
         text = f"{format_count(count, 'ledger')} miss{'es' if count == 1 else ''} copies."

@@ -408,6 +408,8 @@ class BrokerSummary:
     by_traffic: tuple[TopicRow, ...]
     by_backlog: tuple[TopicRow, ...]
     by_age: tuple[TopicRow, ...]
+    token_ends_ms: int = 0  # since the epoch: the end of its own token; 0: it has none, or no end
+    full: tuple[str, ...] = ()  # at most 50 topics that take no publishes, because of their backlog quota
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,6 +422,7 @@ class ClusterSummary:
     silent: tuple[str, ...]
     bookies: tuple[BookieInfo, ...] = ()
     metadata_away_ms: int = 0  # since the epoch: when the metadata answered last; 0: it answers
+    refusing: tuple[str, ...] = ()  # those of `silent` that refused the own token of the broker that was asked
 
 
 @dataclass(frozen=True, slots=True)

@@ -1219,7 +1219,7 @@ class NamespaceSums(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topics: _Optional[int] = ..., subscriptions: _Optional[int] = ..., producers: _Optional[int] = ..., consumers: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., storage_bytes: _Optional[int] = ..., backlog: _Optional[int] = ...) -> None: ...
 
 class BrokerSummary(_message.Message):
-    __slots__ = ("name", "endpoint", "version", "since_ms", "loop_busy", "connections", "degraded", "total", "namespaces", "by_traffic", "by_backlog", "by_age")
+    __slots__ = ("name", "endpoint", "version", "since_ms", "loop_busy", "connections", "degraded", "total", "namespaces", "by_traffic", "by_backlog", "by_age", "token_ends_ms", "full")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -1232,6 +1232,8 @@ class BrokerSummary(_message.Message):
     BY_TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     BY_BACKLOG_FIELD_NUMBER: _ClassVar[int]
     BY_AGE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ENDS_MS_FIELD_NUMBER: _ClassVar[int]
+    FULL_FIELD_NUMBER: _ClassVar[int]
     name: str
     endpoint: str
     version: str
@@ -1244,19 +1246,23 @@ class BrokerSummary(_message.Message):
     by_traffic: _containers.RepeatedCompositeFieldContainer[TopicRow]
     by_backlog: _containers.RepeatedCompositeFieldContainer[TopicRow]
     by_age: _containers.RepeatedCompositeFieldContainer[TopicRow]
-    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., since_ms: _Optional[int] = ..., loop_busy: _Optional[float] = ..., connections: _Optional[int] = ..., degraded: _Optional[int] = ..., total: _Optional[_Union[NamespaceSums, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceSums, _Mapping]]] = ..., by_traffic: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_backlog: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_age: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ...) -> None: ...
+    token_ends_ms: int
+    full: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., since_ms: _Optional[int] = ..., loop_busy: _Optional[float] = ..., connections: _Optional[int] = ..., degraded: _Optional[int] = ..., total: _Optional[_Union[NamespaceSums, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceSums, _Mapping]]] = ..., by_traffic: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_backlog: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_age: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., token_ends_ms: _Optional[int] = ..., full: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class BrokerSummariesReply(_message.Message):
-    __slots__ = ("brokers", "silent", "bookies", "metadata_away_ms")
+    __slots__ = ("brokers", "silent", "bookies", "metadata_away_ms", "refusing")
     BROKERS_FIELD_NUMBER: _ClassVar[int]
     SILENT_FIELD_NUMBER: _ClassVar[int]
     BOOKIES_FIELD_NUMBER: _ClassVar[int]
     METADATA_AWAY_MS_FIELD_NUMBER: _ClassVar[int]
+    REFUSING_FIELD_NUMBER: _ClassVar[int]
     brokers: _containers.RepeatedCompositeFieldContainer[BrokerSummary]
     silent: _containers.RepeatedScalarFieldContainer[str]
     bookies: _containers.RepeatedCompositeFieldContainer[BookieStatus]
     metadata_away_ms: int
-    def __init__(self, brokers: _Optional[_Iterable[_Union[BrokerSummary, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ..., bookies: _Optional[_Iterable[_Union[BookieStatus, _Mapping]]] = ..., metadata_away_ms: _Optional[int] = ...) -> None: ...
+    refusing: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, brokers: _Optional[_Iterable[_Union[BrokerSummary, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ..., bookies: _Optional[_Iterable[_Union[BookieStatus, _Mapping]]] = ..., metadata_away_ms: _Optional[int] = ..., refusing: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TopicPageRequest(_message.Message):
     __slots__ = ("prefix", "contains", "sort", "after", "limit", "here")

@@ -490,3 +490,5 @@ class World:
     files: Files
     workers: Workers
     network: Network
+    own_token_ends_ms: Callable[[], int] = lambda: 0
+    """When the token with which this process calls others ends, in ms since the epoch; 0: it has none, or no end."""

@@ -12,13 +12,15 @@ in Pulsar the client names one method, and with a token the certificate is of th
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..proto.errors import InvalidConfiguration, Unauthenticated
+from ..proto.errors import InvalidConfiguration, Unauthenticated, Unavailable
 from ..proto.names import is_valid_role
 from ..runtime.access import (
     AUTHORIZATION_MAX,
@@ -33,16 +35,36 @@ from ..runtime.access import (
 )
 from ..runtime.clock import Clock
 from ..runtime.logs import open_audit_log
-from ..runtime.network import ByteService, ByteServing, Channel, Endpoint, Network, Serving, World
+from ..runtime.network import (
+    ByteService,
+    ByteServing,
+    Channel,
+    Endpoint,
+    Network,
+    Rep,
+    Req,
+    Rpc,
+    Serving,
+    World,
+)
 from ..runtime.tasks import SystemWorkers, Workers
 from .settings import CertificateSection, SecuritySettings, describe_source, read_private_file, read_secret
-from .token import PrincipalCache, RevocationList, TokenProvider, digest_of_credential, format_time
+from .token import (
+    PrincipalCache,
+    RevocationList,
+    TokenProvider,
+    digest_of_credential,
+    format_time,
+    read_token_end_ms,
+)
 
 if TYPE_CHECKING:
     from cryptography import x509
 
     from .basic import BasicProvider
     from .oidc import OidcProvider
+
+_LOG = logging.getLogger("magnetar.security")
 
 # --------------------------------------------------------------------------------------------------- certificate
 # The principal of a client certificate that TLS has verified.
@@ -266,7 +288,8 @@ class SecuredNetwork:
             read_private_file(settings.tls.key)
         self._inner = inner
         self._listener = ListenerAccess(Authenticator(settings, clock, workers), settings.tls_files)
-        self._caller = _own_access(settings)
+        self.own_token = OwnToken(settings.broker.token, clock) if settings.broker.token else None
+        self._caller = _own_access(settings, self.own_token)
         self.connect_bytes = inner.connect_bytes
         self.serve_peers, self.peer, self.new_keys = inner.serve_peers, inner.peer, inner.new_keys
 
@@ -281,21 +304,76 @@ class SecuredNetwork:
         return await self._inner.serve_bytes(endpoint, service, access)
 
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
-        return self._inner.connect(endpoint, self._caller)
+        return BrokerChannel(self._inner.connect(endpoint, self._caller))
 
 
-def _own_access(settings: SecuritySettings) -> CallerAccess:
+class BrokerChannel:
+    """A channel to another broker. The program whose request made this broker call is not at fault when the other
+    broker refuses this broker's own credentials: such a refusal becomes Unavailable."""
+
+    def __init__(self, inner: Channel) -> None:
+        self._inner = inner
+        self.stream, self.is_answering, self.close = inner.stream, inner.is_answering, inner.close
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._inner.endpoint
+
+    async def call(self, rpc: Rpc[Req, Rep], request: Req, *, timeout_s: float) -> Rep:
+        try:
+            return await self._inner.call(rpc, request, timeout_s=timeout_s)
+        except Unauthenticated as error:
+            raise Unavailable(
+                f"the broker at {self.endpoint} refuses the own token or certificate of the broker that asks it"
+                f" ([broker] of its security settings), not yours: {error}"
+            ) from error
+
+
+TOKEN_SOON_MS = 14 * 86_400_000
+"""A broker whose own token ends within so many ms warns of it in its log, daily."""
+
+
+class OwnToken:
+    """The token with which this broker calls others, read again at each call. The log says at the start when it ends,
+    and once a day from TOKEN_SOON_MS before the end on. Raises InvalidConfiguration if there is no token."""
+
+    def __init__(self, source: str, clock: Clock) -> None:
+        self._source, self._clock = source, clock
+        self._token, self._ends_ms, self._warned_ms = "", 0, 0
+        self.read()
+        if self._ends_ms:
+            _LOG.info("%s, the broker's own token, ends at %s", describe_source(source), format_time(self._ends_ms))
+
+    def read(self) -> str:
+        token = read_token(self._source)
+        if token != self._token:
+            self._token, self._ends_ms = token, read_token_end_ms(token)
+        now_ms = self._clock.wall_ms()
+        if self._ends_ms and self._ends_ms - now_ms < TOKEN_SOON_MS and now_ms - self._warned_ms >= 86_400_000:
+            self._warned_ms = now_ms
+            _LOG.warning(
+                "%s, the broker's own token, ends at %s: no other broker answers this one then; write a new one to the"
+                " same file", describe_source(self._source), format_time(self._ends_ms)
+            )  # fmt: skip
+        return token
+
+    def ends_ms(self) -> int:
+        """Returns when the token ends, in ms since the epoch; 0 if it has no end. A token that cannot be read now keeps
+        the end that it had."""
+        with suppress(InvalidConfiguration):
+            self.read()
+        return self._ends_ms
+
+
+def _own_access(settings: SecuritySettings, token: OwnToken | None) -> CallerAccess:
     """Returns the credentials of this broker for calls to others: its token if it has one, and its certificate if
     callers need one.
     """
-    tls, token = settings.tls, settings.broker.token
+    tls = settings.tls
     files = None
     if tls is not None:
         files = TlsFiles(tls.certificate, tls.key, settings.broker.ca) if tls.ca else TlsFiles(ca=settings.broker.ca)
-    if not token:
-        return CallerAccess(files)
-    read_token(token)
-    return CallerAccess(files, lambda: f"Bearer {read_token(token)}")
+    return CallerAccess(files, None if token is None else lambda: f"Bearer {token.read()}")
 
 
 def read_token(source: str) -> str:
@@ -317,4 +395,5 @@ def make_secured_world(world: World, path: str) -> World:
     network = SecuredNetwork(world.network, settings, world.clock, world.workers)
     if settings.audit.file:
         open_audit_log(settings.audit.file)
-    return replace(world, network=network)
+    own = network.own_token
+    return replace(world, network=network, own_token_ends_ms=world.own_token_ends_ms if own is None else own.ends_ms)

@@ -13,10 +13,10 @@ import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..proto.errors import AlreadyExists, InvalidConfiguration
+from ..proto.errors import AlreadyExists, InvalidConfiguration, Unauthenticated
 from .members import METADATA, ROLES, member_name_of_host, member_uri
 from .settings import Secret, SecuritySettings, read_private_file
-from .token import HEAD, create_token
+from .token import HEAD, create_token, verify_claims
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 90
@@ -199,11 +199,30 @@ def create_token_key(folder: Path) -> list[str]:
     return ["token-public.pem", "token-key.pem"]
 
 
+def find_tokens_of_older_keys(folder: Path) -> list[str]:
+    """Returns the roles whose token in the folder (`broker.token`, `admin.token`) is not signed by the newest key of
+    `token-public.pem`. A file that is not there is left out."""
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    newest, found = load_pem_public_key(_newest(folder / "token-public.pem")), []
+    for role in (BROKER, OPERATOR):
+        if (path := folder / f"{role}.token").is_file():
+            try:
+                verify_claims(path.read_text().strip(), newest, ["ES256"])
+            except Unauthenticated:
+                found.append(role)
+    return found
+
+
 def remove_all_but_newest(path: Path) -> None:
     """Removes all certificates or keys except the newest from the file `path` (`ca.pem` or `token-public.pem`)."""
+    _replace(path, _newest(path), 0o644)
+
+
+def _newest(path: Path) -> bytes:
     first, end, _ = path.read_bytes().partition(b"\n-----END ")
     kind = first.partition(b"-----BEGIN ")[2].partition(b"-----")[0]
-    _replace(path, first + end + kind + b"-----\n", 0o644)
+    return first + end + kind + b"-----\n"
 
 
 def _authority(key: Any, now: datetime.datetime) -> Any:
@@ -300,13 +319,13 @@ def _write(path: Path, data: bytes, mode: int = 0o600) -> None:
         file.write(data)
 
 
-def write_secret(path: Path, data: bytes) -> None:
-    """Writes `data` to a new file with mode 0600. Raises AlreadyExists if the file exists, InvalidConfiguration if it
-    cannot be created."""
+def write_secret(path: Path, data: bytes, *, over: bool = False) -> None:
+    """Writes `data` to a file with mode 0600. Raises AlreadyExists if the file exists, unless `over` is set, which
+    replaces it at once; InvalidConfiguration if it cannot be created."""
     try:
-        _write(path, data)
+        (_replace if over else _write)(path, data, 0o600)
     except FileExistsError:
-        raise AlreadyExists(f"{path} exists already: name a new file") from None
+        raise AlreadyExists(f"{path} exists already: name a new file, or give --replace") from None
     except OSError as error:
         raise InvalidConfiguration(f"{path} cannot be written: {error.strerror}") from error
 

@@ -187,6 +187,14 @@ def decode_unverified_token(token: str) -> tuple[Mapping[str, Any], Mapping[str,
     return found["header"], found["payload"]
 
 
+def read_token_end_ms(token: str) -> int:
+    """Returns when a token ends, in ms since the epoch, without any check; 0 if it has no end, or is no token."""
+    try:
+        return _time_ms(decode_unverified_token(token)[1], "exp") or 0
+    except Unauthenticated:
+        return 0
+
+
 def _sized(token: str) -> Any:
     if len(token) > TOKEN_CHARACTERS_MAX:
         raise Unauthenticated(f"the token has {len(token)} characters; at most {TOKEN_CHARACTERS_MAX} are read")

@@ -89,6 +89,7 @@ class TopicSurvey(msgspec.Struct, frozen=True):
     total: TopicTotals
     namespaces: Mapping[str, TopicTotals]
     largest: Mapping[str, tuple[MeasuredTopic, ...]]  # by each of MEASURES, the largest first
+    full: tuple[str, ...] = ()  # at most TOP topics that take no publishes, because of their backlog quota
 
     def count_topics(self) -> int:
         """Returns the number of topics in all namespaces of this survey."""
@@ -133,7 +134,7 @@ class _Group:
 class _Walk:
     """A walk that has begun. `groups`: those of the walks before, by namespace; a namespace that is new is added."""
 
-    __slots__ = ("_groups", "ageless", "found", "heaps", "passed_s", "walked")
+    __slots__ = ("_groups", "ageless", "found", "full", "heaps", "passed_s", "walked")
 
     def __init__(self, passed_s: float, groups: dict[str, _Group]) -> None:
         self.passed_s = passed_s
@@ -141,6 +142,7 @@ class _Walk:
         self.found: list[_Group] = []  # that have a topic
         self.heaps: dict[str, list[tuple[float, int, MeasuredTopic]]] = {name: [] for name in MEASURES}
         self.ageless: list[Callable[[], Coroutine[Any, Any, object]]] = []  # the reads of ages
+        self.full: list[str] = []
         self.walked = 0
 
     def add(self, topic: Topic) -> None:
@@ -156,6 +158,8 @@ class _Walk:
         sums.storage_bytes += log.shape.size if only is None else only.size
         if log.is_degraded:
             sums.degraded += 1
+        if topic.maintenance.quota is not None and len(self.full) < TOP:
+            self.full.append(topic.name.full)
         producers = len(topic.producers)
         if producers:
             sums.producers += producers
@@ -281,7 +285,7 @@ class TopicSurveyRunner:
             _add_totals(sums, self._totals.get(name))
         _add_totals(total, self._total)
         self._totals, self._total = namespaces, total
-        return TopicSurvey(at_s, total, namespaces, walk.largest())
+        return TopicSurvey(at_s, total, namespaces, walk.largest(), tuple(sorted(walk.full)))
 
     def close(self) -> None:
         self._tasks.cancel()

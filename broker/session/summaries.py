@@ -31,7 +31,7 @@ from ...metadata.records import BookieRecord
 from ...proto import operations as op
 from ...proto import states
 from ...proto import statistics as values
-from ...proto.errors import InvalidRequest, MagnetarError
+from ...proto.errors import InvalidRequest, MagnetarError, Unauthenticated, Unauthorized
 from ...proto.names import Position
 from ...proto.operations import Operation
 from ...proto.states import Blocked, LedgerStays, TxnId
@@ -260,10 +260,10 @@ class ClusterSummaries:
         if here:
             return ClusterSummary((await self._summary(),), ())
         mine, members = await asyncio.gather(self._summary(), self._broker.read_brokers_and_bookies())
-        others, silent = await self._ask_others(members, op.BROKER_SUMMARIES)
+        others, silent, refusing = await self._ask_others(members, op.BROKER_SUMMARIES)
         found = [mine, *(each for other in others for each in other.brokers)]
         bookies = tuple(map(describe_bookie, members.bookies))
-        return ClusterSummary(tuple(sorted(found, key=attrgetter("name"))), silent, bookies, members.away_ms)
+        return ClusterSummary(tuple(sorted(found, key=attrgetter("name"))), silent, bookies, members.away_ms, refusing)
 
     async def _summary(self) -> BrokerSummary:
         broker = self._broker
@@ -276,7 +276,7 @@ class ClusterSummaries:
             broker.name, broker.endpoint, PRODUCT, broker.started_ms, loop_busy(), PROCESS.connections,
             survey.total.degraded, _sums("", survey.total),
             tuple(_sums(name, each) for name, each in sorted(survey.namespaces.items())),
-            rows("traffic"), rows("backlog"), rows("age"),
+            rows("traffic"), rows("backlog"), rows("age"), broker.world.own_token_ends_ms(), survey.full,
         )  # fmt: skip
 
     async def list_topic_page(self, query: TopicPageQuery, *, here: bool) -> TopicPage:
@@ -292,7 +292,7 @@ class ClusterSummaries:
         if here:
             return mine
         members = await self._broker.read_brokers_and_bookies()
-        others, silent = await self._ask_others(members, op.TOPIC_PAGE, **query._asdict())
+        others, silent, _ = await self._ask_others(members, op.TOPIC_PAGE, **query._asdict())
         pages = [mine, *others]
         rows = nsmallest(query.limit, (row for page in pages for row in page.topics), key=key)
         more = any(page.next for page in pages) or sum(len(page.topics) for page in pages) > len(rows)
@@ -325,23 +325,28 @@ class ClusterSummaries:
 
     async def _ask_others(
         self, members: ClusterMembers, operation: Operation[T], **arguments: object
-    ) -> tuple[list[T], tuple[str, ...]]:
-        """Returns the answers of the other brokers for themselves, and the names of those that did not answer."""
+    ) -> tuple[list[T], tuple[str, ...], tuple[str, ...]]:
+        """Returns the answers of the other brokers for themselves, the names of those that did not answer, and of these
+        the names of those that refused this broker's own credentials."""
         broker = self._broker
         others = [each for each in members.brokers if each.name != broker.name]
 
-        async def ask(endpoint: str) -> T | None:
+        refusing = []
+
+        async def ask(name: str, endpoint: str) -> T | None:
             try:
                 async with asyncio.timeout(OTHERS_S):
                     return await ask_broker(
                         broker.world, endpoint, operation, timeout_s=OTHERS_S, here=True, **arguments
                     )
-            except (MagnetarError, TimeoutError):
+            except (MagnetarError, TimeoutError) as error:
+                if isinstance(error, Unauthorized) or isinstance(error.__cause__, Unauthenticated):
+                    refusing.append(name)
                 return None
 
-        answers = await asyncio.gather(*(ask(each.endpoint) for each in others))
+        answers = await asyncio.gather(*(ask(each.name, each.endpoint) for each in others))
         silent = sorted(each.name for each, answer in zip(others, answers, strict=True) if answer is None)
-        return [each for each in answers if each is not None], tuple(silent)
+        return [each for each in answers if each is not None], tuple(silent), tuple(sorted(refusing))
 
 
 def describe_bookie(record: BookieRecord) -> BookieInfo:

@@ -13,9 +13,10 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click import option
@@ -60,11 +61,12 @@ def status(session: Session) -> None:
     now_ms = SystemClock().wall_ms()
     summary = session.admin.broker_summaries()
     brokers = [make_broker_row(asdict(each), now_ms) for each in summary.brokers]
-    bookies, repair = list_known_bookies(session, summary), ask_repair_state(session, summary)
+    storage = ask_storage(session, summary)
+    bookies, repair = storage.bookies, storage.repair
     backlogs, oldest = find_largest_topics(summary, "backlog", WORST), find_largest_topics(summary, "age", WORST)
     away = find_metadata_alarms(summary.metadata_away_ms, now_ms)
-    alarms = [] if away else find_repair_alarms(repair)
-    alarms += find_alarms(brokers, summary.silent, bookies, oldest, now_ms)
+    alarms = [] if away else find_repair_alarms(repair, storage.why, refused=storage.refused)
+    alarms += find_alarms(brokers, summary.silent, bookies, oldest, now_ms, summary.refusing)
     alarms = [*away, *sorted(alarms, key=lambda alarm: not alarm.needed)]
     if session.out.is_structured:
         session.out.print_document({
@@ -99,54 +101,74 @@ def make_broker_row(found: dict[str, Any], now_ms: int) -> dict[str, Any]:
         "busy": round(found["loop_busy"], 3) if found["loop_busy"] >= 0 else None, "topics": total["topics"],
         "in": total["rate_in"], "out": total["rate_out"], "backlog": total["backlog"],
         "connections": found["connections"], "degraded": found["degraded"], "storageBytes": total["storage_bytes"],
+        "tokenEndsMs": found["token_ends_ms"], "full": list(found["full"]),
     }  # fmt: skip
 
 
-def list_known_bookies(session: Session, summary: ClusterSummary) -> list[dict[str, Any]]:
-    """Returns the bookies that are registered, or that the metadata of ledgers names, each with the state that it
-    reports itself. While the metadata does not answer, no bookie is asked."""
-    from ...proto.errors import MagnetarError
+class StorageState(NamedTuple):
+    """What bookies say. `repair`: the state of repair (missing copies of ledgers); None if no bookie says it, or the
+    metadata does not answer, from which bookies read it. `why`: the reason why no bookie answers; `refused`: it is that
+    this caller shows no bookie who it is."""
+
+    bookies: list[dict[str, Any]]
+    repair: dict[str, Any] | None = None
+    why: str = ""
+    refused: bool = False
+
+
+STEPS = 3
+"""Times that `ask_storage` waits for bookies, each for its share of the time-out."""
+
+
+def ask_storage(session: Session, summary: ClusterSummary) -> StorageState:
+    """Asks the bookies within the session's time-out. Returns those that are registered, or that the metadata of
+    ledgers names, each with the state that it reports itself. While the metadata does not answer, no bookie is asked;
+    bookies that do not answer at first are not asked again."""
+    from ...proto.errors import MagnetarError, Unauthorized
     from ..storage.admin_port import ask_reachable_bookies
     from ..storage.ledgers import ask_any_bookie
 
+    session = copy(session)
+    session.timeout_s /= STEPS
+    if session.operator is not None:
+        # less than the whole share, so that metadata that does not answer is what is said
+        session.operator = session.operator._replace(timeout_s=0.8 * session.timeout_s)
+    errors, repair, answered = list[Exception](), None, dict[str, dict[str, Any]]()
     away = bool(summary.metadata_away_ms)
     known: dict[str, dict[str, Any]] = {
         each.id: {
             "bookie": each.id, "endpoint": each.endpoint, "version": None,
             "state": "read-only" if each.read_only else "writable",
-            "freeBytes": each.free_bytes, "totalBytes": each.total_bytes,
+            "freeBytes": each.free_bytes, "totalBytes": each.total_bytes, "gcRefused": None, "ledgers": None,
         }
         for each in summary.bookies or (() if away else session.admin.bookies())  # an older broker does not say them
     }  # fmt: skip
     if known and not away:
-        for id_, found in ask_reachable_bookies(session, "state").items():
+        answered = ask_reachable_bookies(session, "state", errors)
+        for id_, found in answered.items():
             if id_ in known:
                 known[id_].update(freeBytes=found["freeBytes"], totalBytes=found["totalBytes"])
                 known[id_]["version"] = found.get("version")  # an older bookie does not say it
+                known[id_]["gcRefused"] = found["gcRefused"]
+    if first := [*answered][:1]:
         try:
-            for each in ask_any_bookie(session, "bookies")["bookies"]:
-                nowhere = {"bookie": each["id"], "endpoint": None, "version": None, "freeBytes": 0, "totalBytes": 0}
-                known.setdefault(each["id"], nowhere)["state"] = each["state"]
+            for each in ask_any_bookie(session, "bookies", first)["bookies"]:
+                nowhere = {
+                    "bookie": each["id"], "endpoint": None, "version": None, "freeBytes": 0, "totalBytes": 0,
+                    "gcRefused": None,
+                }  # fmt: skip
+                known.setdefault(each["id"], nowhere).update(state=each["state"], ledgers=each["ledgers"])
         except (MagnetarError, Failure):
             pass  # what is registered is shown
+        try:
+            said = ask_any_bookie(session, "repair-status", first)
+            repair = {name: said[name] for name in ("enabled", "auditor", "underReplicated", "secondsToGo")}
+        except (MagnetarError, Failure) as error:
+            errors = [error]
     for each in known.values():
         each["freePercent"] = round(100 * each["freeBytes"] / each["totalBytes"], 1) if each["totalBytes"] else None
-    return list(known.values())
-
-
-def ask_repair_state(session: Session, summary: ClusterSummary) -> dict[str, Any] | None:
-    """Returns the state of repair (missing copies of ledgers) that a bookie reports. Returns None if no bookie reports
-    a state, or if the metadata does not answer, from which bookies read the state."""
-    from ...proto.errors import MagnetarError
-    from ..storage.ledgers import ask_any_bookie
-
-    if summary.metadata_away_ms:
-        return None
-    try:
-        found = ask_any_bookie(session, "repair-status")
-    except (MagnetarError, Failure):
-        return None
-    return {name: found[name] for name in ("enabled", "auditor", "underReplicated", "secondsToGo")}
+    refused = bool(errors) and all(isinstance(each, Unauthorized) for each in errors)
+    return StorageState(list(known.values()), repair, str(errors[0]) if errors else "", refused)
 
 
 # --------------------------------------------------------------------------------------------------------- top

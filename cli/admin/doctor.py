@@ -36,7 +36,7 @@ from ...runtime.clock import SystemClock
 from ..common.exits import FAILED
 from ..common.session import Session
 from ..storage.admin_port import with_operator_options
-from .cluster import ask_repair_state, find_largest_topics, list_known_bookies, make_broker_row
+from .cluster import ask_storage, find_largest_topics, make_broker_row
 
 if TYPE_CHECKING:
     from ...proto.statistics import ClusterSummary
@@ -71,8 +71,11 @@ class ClusterFacts:
     now_ms: int
     brokers: Sequence[Row] = ()  # as of `status`
     silent: Sequence[str] = ()
+    refusing: Sequence[str] = ()  # of `silent`
     bookies: Sequence[Row] = ()  # as of `status`
     repair: Row | None = None
+    unasked: str = ""  # why no bookie answers
+    unasked_refused: bool = False  # as of `StorageState`
     oldest: Sequence[Row] = ()  # TopicRow
     described: Mapping[str, Row] = field(default_factory=dict)  # endpoint → BrokerDescription, askedMs, answeredMs
     unreachable: Mapping[str, str] = field(default_factory=dict)  # endpoint → why not, from here
@@ -116,8 +119,10 @@ def run_checks(facts: ClusterFacts) -> tuple[list[Alarm], dict[str, str]]:
 # ------------------------------------------------------------------------------------------------------- checks
 def _alarms(code: str) -> Callable[[ClusterFacts], list[Alarm]]:
     def find(facts: ClusterFacts) -> list[Alarm]:
-        found = find_alarms(facts.brokers, facts.silent, facts.bookies, facts.oldest, facts.now_ms)
-        found += find_repair_alarms(facts.repair)
+        found = find_alarms(
+            facts.brokers, facts.silent, facts.bookies, facts.oldest, facts.now_ms, facts.refusing
+        )  # fmt: skip
+        found += find_repair_alarms(facts.repair, facts.unasked, refused=facts.unasked_refused)
         return [each for each in found if each.code == code]
 
     return find
@@ -311,6 +316,9 @@ CHECKS = (
     DoctorCheck("D13", "partitions of a topic get about as many messages", _skewed),
     DoctorCheck("D14", "settings that somebody may not have meant", _risky),
     DoctorCheck("D15", "age of the newest backup of the metadata (`--backup DIR`)", _backup, False),
+    DoctorCheck("D16", "the brokers' own tokens last for two weeks", _alarms("D16"), False),
+    DoctorCheck("D17", "no topic refuses or holds publishes for its backlog quota", _alarms("D17"), False),
+    DoctorCheck("D18", "no bookie refuses to collect garbage", _alarms("D18")),
 )
 """What `magnetar doctor` looks at, in this order."""
 
@@ -320,24 +328,23 @@ def gather(session: Session, backup: str | None) -> ClusterFacts:
     """Asks the servers of the cluster for the facts that the checks need. Leaves out the facts of a server that does
     not answer."""
     from ...proto.versions import PRODUCT
-    from ..storage.admin_port import find_bookies
 
     now_ms = SystemClock().wall_ms()
     summary = session.admin.broker_summaries()
     facts = ClusterFacts(
         now_ms=now_ms, brokers=[make_broker_row(asdict(each), now_ms) for each in summary.brokers],
-        silent=summary.silent,
+        silent=summary.silent, refusing=summary.refusing,
         oldest=find_largest_topics(summary, "age", TOPICS), backup_ms=time_of_newest_file_ms(backup), version=PRODUCT,
         url=session.url, metadata_away_ms=summary.metadata_away_ms,
     )  # fmt: skip
     if summary.metadata_away_ms:
         return facts
     described, unreachable = _describe(session)
-    bookies = session.admin.bookies()
+    bookies, storage = session.admin.bookies(), ask_storage(session, summary)
     return replace(
-        facts, bookies=list_known_bookies(session, summary), repair=ask_repair_state(session, summary),
+        facts, bookies=storage.bookies, repair=storage.repair, unasked=storage.why, unasked_refused=storage.refused,
         described=described, unreachable=unreachable,
-        reports=_reports(session) if bookies and find_bookies(session, None) else {},
+        reports=_reports(session) if bookies and storage.repair is not None else {},
         racks={each.id: each.rack for each in bookies}, quorums=_read_quorums(session, summary),
         unread=_read_unread(session, summary), partitions=_read_partitions(session, summary),
     )  # fmt: skip

@@ -11,6 +11,8 @@ profile of that file: one thing, which programs name by `profile`, and `magnetar
     [production]                    # of --context production, or MAGNETAR_CONTEXT
     tls_cert = "ada.pem"
     tls_key = "ada-key.pem"
+    security = "operator/security.toml"     # for the commands that ask bookies or the metadata
+    metadata = "metadata-1:7640"
 
 An option of the command beats its environment variable, and both beat the profile. A context that is named by an
 option beats the variables of its values too: who says where to does not go elsewhere. The folder is
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
 
 DEFAULT = "default"
 NAMES = ("url", "token", "tls_ca", "tls_cert", "tls_key")
-_FILES = NAMES[1:]
+KEYS = (*NAMES, "security", "metadata")
+"""Keys of a profile. `security` and `metadata` are those of commands that ask bookies or the metadata."""
+_FILES = ("token", "tls_ca", "tls_cert", "tls_key", "security")
 CURRENT, PREVIOUS = "current", "previous"
 """Keys of the file that are no profile: the name that `context use` gave, and the one before it."""
 
@@ -44,8 +48,10 @@ def profiles_path() -> Path:
 
 def load_profile(name: str) -> Mapping[str, str]:
     """Returns the values of the profile `name` from the file of profiles. If `name` is empty, returns those of the
-    default profile, or nothing if there is no file. Raises InvalidConfiguration."""
-    return {} if not name and not profiles_path().exists() else find_profile(read_profiles(), name)
+    default profile, or nothing if there is no file; leaves out what programs do not need, which is not in NAMES. Raises
+    InvalidConfiguration."""
+    found = {} if not name and not profiles_path().exists() else find_profile(read_profiles(), name)
+    return {key: found[key] for key in found if key in NAMES}
 
 
 def load_context(name: str) -> tuple[str, Mapping[str, str]]:
@@ -120,9 +126,9 @@ def find_profile(found: Mapping[str, Any], name: str) -> Mapping[str, str]:
     values = None if name in (CURRENT, PREVIOUS) else found.get(name or DEFAULT, None if name else {})
     if values is None:
         raise make_missing_profile_error(found, name)
-    unknown = [key for key in values if key not in NAMES] if isinstance(values, dict) else [name or DEFAULT]
+    unknown = [key for key in values if key not in KEYS] if isinstance(values, dict) else [name or DEFAULT]
     if unknown:
-        raise InvalidConfiguration(f"{file}: {unknown[0]!r} is not of a profile, which has {', '.join(NAMES)}")
+        raise InvalidConfiguration(f"{file}: {unknown[0]!r} is not of a profile, which has {', '.join(KEYS)}")
     if not all(isinstance(each, str) for each in values.values()):
         raise InvalidConfiguration(f"{file}: the values of [{name or DEFAULT}] are texts")
     return {key: _placed(file.parent, each) if key in _FILES else each for key, each in values.items()}

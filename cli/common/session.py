@@ -355,7 +355,8 @@ def with_session(function: Callable[..., None], *watched: str) -> Callable[..., 
     @click.option("--tls-key", envvar="MAGNETAR_TLS_KEY", default="", metavar="FILE", help="Its private key.")
     @click.option(
         "--context", "--profile", "profile", envvar=["MAGNETAR_CONTEXT", "MAGNETAR_PROFILE"], default="",
-        metavar="NAME", help="Of client.toml ('magnetar context').", shell_complete=complete_context_name,
+        is_eager=True, metavar="NAME", help="Of client.toml ('magnetar context').",
+        shell_complete=complete_context_name,
     )  # fmt: skip
     @wraps(function)
     def command(*args: Any, **options: Any) -> None:

@@ -309,6 +309,10 @@ class MeasuredParts(msgspec.Struct, frozen=True):
             text = "Process: until the certificate of a file that it shows to others ends; below 0: it has ended."
             left_s = end_s - SystemClock().wall_ms() / 1000
             page.gauge("magnetar_process_certificate_seconds", text, left_s, file=file)
+        if self.broker is not None and (end_ms := self.broker.topic_manager.world.own_token_ends_ms()):
+            text = "Process: until the token ends with which the broker calls other brokers; below 0: it has ended."
+            left_s = (end_ms - SystemClock().wall_ms()) / 1000
+            page.gauge("magnetar_process_token_seconds", text, left_s)
         page.statistics("unreadable", UNREADABLE.statistics(), gauges=UNREADABLE_GAUGES)
         page.counter("magnetar_background_restarts_total", "Long-lived tasks that failed.", Supervisor.restarted)
         for name, count in sorted(Supervisor.count_failing_tasks().items()):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import uuid as uuids
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from ..common.exits import Failure
+from ..common.profiles import load_context
 from ..common.session import WATCHED, Session, with_session
 from ..run.servers import METADATA_HELP, connect_metadata, parse_metadata_address
 
@@ -118,15 +121,21 @@ def ask_bookies(peers: list[BookiePeer], verb: str, **options: object) -> list[d
     return asyncio.run(ask())
 
 
-def ask_reachable_bookies(session: Session, verb: str) -> dict[str, dict[str, Any]]:
+def ask_reachable_bookies(
+    session: Session, verb: str, errors: list[Exception] | None = None
+) -> dict[str, dict[str, Any]]:
     """Sends the request `verb` to all registered bookies, and returns the answers by bookie id. Leaves out bookies that
-    do not answer, or do not support the request."""
-    from ...proto.errors import MagnetarError
+    do not answer within the session's time-out, or do not support the request: `errors` gets the reasons."""
+    from ...proto.errors import MagnetarError, TimedOut
 
     async def ask(peer: BookiePeer) -> tuple[str, dict[str, Any]] | None:
         try:
-            return peer.id, await peer.ask(verb)
-        except (MagnetarError, Failure):
+            async with asyncio.timeout(session.timeout_s):
+                return peer.id, await peer.ask(verb)
+        except (MagnetarError, Failure, TimeoutError) as error:
+            if errors is not None:
+                late = TimedOut(f"bookie {peer.id} did not answer within {session.timeout_s:g} s")
+                errors.append(late if isinstance(error, TimeoutError) else error)
             return None
         finally:
             await peer.close()
@@ -148,13 +157,28 @@ def ask_reachable_bookies(session: Session, verb: str) -> dict[str, dict[str, An
 ROLE = "operator"
 SESSION_S = 10.0
 
+
+def take_from_context(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
+    """Returns the value of --security or --metadata: of the option, else of its variable, else of the context, else
+    the default. A context that is named by an option beats the variable. Raises InvalidConfiguration."""
+    source = context.get_parameter_source(str(parameter.name))
+    typed = context.get_parameter_source("profile") is ParameterSource.COMMANDLINE
+    beaten = (ParameterSource.DEFAULT, ParameterSource.ENVIRONMENT) if typed else (ParameterSource.DEFAULT,)
+    if context.resilient_parsing or source not in beaten:
+        return given
+    named = context.params.get("profile") or os.environ.get("MAGNETAR_CONTEXT") or os.environ.get("MAGNETAR_PROFILE")
+    default = given if source is ParameterSource.DEFAULT else parameter.get_default(context)
+    return load_context(named or "")[1].get(str(parameter.name).rstrip("_"), default)
+
+
 SECURITY = click.option(
     "--security", envvar="MAGNETAR_SECURITY", type=click.Path(dir_okay=False), default=None, metavar="FILE",
+    callback=take_from_context,
     help="Of a cluster whose bookies take members alone: who you are (section [members]).",
 )  # fmt: skip
 METADATA = click.option(
     "--metadata", "metadata_", envvar="MAGNETAR_METADATA", default="127.0.0.1:7640", show_default=True,
-    help=f"With --security. {METADATA_HELP}",
+    help=f"With --security. {METADATA_HELP}", callback=take_from_context,
 )  # fmt: skip
 
 

@@ -65,6 +65,10 @@ def gc(session: Session, what: str | None, major: bool, roll: bool, force: bool,
         answers = ask_bookies(peers, "gc-plan", major=major)
         rows = [_plan_row(peer, log) for peer, found in zip(peers, answers, strict=True) for log in found["logs"]]
         session.out.print_row_stream(rows, PLAN_COLUMNS, empty="no entry logs")
+        for peer, found in zip(peers, answers, strict=True):
+            if found.get("refused"):  # an older bookie does not say it
+                text = f"bookie {peer.id} deletes nothing of some ledgers: {found['refused']}"
+                click.echo(f"{text}. Is the metadata the right one? 'magnetar bookies gc --now --force' does", err=True)
         return
     if what == "status":
         answers = ask_bookies(peers, "gc-status")

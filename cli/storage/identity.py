@@ -19,7 +19,7 @@ import click
 from ..common.output import OUTPUT, CommandOutput
 from ..common.session import YES, confirm
 from ..run.servers import METADATA_HELP
-from .admin_port import ROLE, SECURITY
+from .admin_port import ROLE, SECURITY, take_from_context
 
 if TYPE_CHECKING:
     from ...metadata.records import CookieRecord
@@ -45,7 +45,7 @@ def with_metadata_options(function: Callable[..., None]) -> Callable[..., None]:
 
     @click.option(
         "--metadata", "metadata_", envvar="MAGNETAR_METADATA", default="127.0.0.1:7640", show_default=True,
-        help=METADATA_HELP,
+        help=METADATA_HELP, callback=take_from_context,
     )  # fmt: skip
     @SECURITY
     @click.option("--data", type=click.Path(file_okay=False, exists=True), help="Or a stopped standalone's folder.")
@@ -89,16 +89,29 @@ async def open_metadata(where: MetadataAccessOptions, data: str | None) -> Async
 
 
 def _change(
-    metadata: MetadataAccessOptions, data: str | None, output: str,
-    change: Callable[[MetadataStore], Awaitable[CookieRecord]]
+    metadata: MetadataAccessOptions, data: str | None, output: str, bookie: str,
+    change: Callable[[MetadataStore, str], Awaitable[CookieRecord]]
 ) -> None:
+    """Changes the record of the bookie whose id begins with `bookie`, and prints it."""
+
     async def run() -> CookieRecord:
         async with open_metadata(metadata, data) as store:
-            return await change(store)
+            return await change(store, await _find_full_id(store, bookie))
 
     record = asyncio.run(run())
     row = {"bookie": record.bookie, "places": list(record.directories), "starts": record.starts}
     CommandOutput(output).print_rows([row], ("bookie", "places", "starts"))
+
+
+async def _find_full_id(store: MetadataStore, beginning: str) -> str:
+    """Returns the id of the only bookie with a cookie whose id begins so; `beginning` itself if there is none."""
+    from ...metadata import paths
+    from ..common.exits import Failure
+
+    found = [each for each in await store.children(paths.COOKIES) if each.startswith(beginning)]
+    if len(found) > 1:
+        raise Failure(f"{len(found)} bookies' ids begin with {beginning!r}; give more of it")
+    return found[0] if found else beginning
 
 
 @click.command()
@@ -107,14 +120,15 @@ def _change(
 @YES
 def forget(bookie: str, metadata_: MetadataAccessOptions, data: str | None, output: str, yes: bool) -> None:
     """Remove a bookie whose data is lost for good from the cluster, so that a new bookie may have its place. BOOKIE is
-    its id, and it must be stopped. If its directory is found again, no bookie can start with it.
+    its id, and it must be stopped; the beginning of the id is enough. If its directory is found again, no bookie can
+    start with it.
 
-    Example: magnetar bookies forget 6f9619ff-8b86-4d01-b42d-00cf4fc964ff
+    Example: magnetar bookies forget 6f9619ff
     """
     from ...bookie.store import identity
 
     confirm(f"Forget bookie {bookie}; its directory never starts again", yes)
-    _change(metadata_, data, output, lambda store: identity.delete_bookie(store, bookie))
+    _change(metadata_, data, output, bookie, identity.delete_bookie)
 
 
 @click.command()
@@ -129,7 +143,7 @@ def move(bookie: str, place: str, metadata_: MetadataAccessOptions, data: str | 
     """
     from ...bookie.store import identity
 
-    _change(metadata_, data, output, lambda store: identity.change_bookie_place(store, bookie, place))
+    _change(metadata_, data, output, bookie, lambda store, id_: identity.change_bookie_place(store, id_, place))
 
 
 @click.command("accept-metadata")
@@ -144,7 +158,7 @@ def accept_metadata(bookie: str, metadata_: MetadataAccessOptions, data: str | N
     from ...bookie.store import identity
 
     confirm("What this metadata does not know of ledgers is kept, and cannot be read. Go on", yes)
-    _change(metadata_, data, output, lambda store: identity.accept_metadata(store, bookie))
+    _change(metadata_, data, output, bookie, identity.accept_metadata)
 
 
 # --------------------------------------------------------------------------------------------------------- racks

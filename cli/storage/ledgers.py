@@ -31,7 +31,7 @@ from ..run.servers import (
 from .admin_port import with_operator_and_watch_options, with_operator_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from ...runtime.network import World
     from ..common.output import Row
@@ -58,9 +58,12 @@ COLUMNS = ("ledger", "state", "quorum", "entries", "bytes", "fragments", "bookie
 MARK_COLUMNS = ("ledger", "missing", "since", "reason", "attempts", "retry", "stuck", "lastError")
 
 
-def ask_any_bookie(session: Session, verb: str, **options: object) -> dict[str, Any]:
-    """Sends the request `verb` to the registered bookies, one after the other, until a bookie answers; returns this
-    answer. Raises Unauthorized if no bookie permits requests from this machine, Failure if none can be reached."""
+def ask_any_bookie(
+    session: Session, verb: str, among: Collection[str] | None = None, **options: object
+) -> dict[str, Any]:
+    """Sends the request `verb` to the registered bookies, or those `among` them, one after the other, until a bookie
+    answers; returns this answer. Raises Unauthorized if no bookie permits requests from this machine, Failure if none
+    can be reached."""
     from ...proto.errors import ConnectionLost, TimedOut, Unauthorized, Unavailable
     from ..common.exits import Failure
     from .admin_port import ask_bookies, find_bookies
@@ -68,6 +71,8 @@ def ask_any_bookie(session: Session, verb: str, **options: object) -> dict[str, 
     failure: Exception | None = None
     refusal: Unauthorized | None = None
     for peer in find_bookies(session, None):
+        if among is not None and peer.id not in among:
+            continue
         try:
             (answer,) = ask_bookies([peer], verb, **options)
             return answer

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from magnetar.bookie.maintenance.garbage import GarbageRefusal
 from magnetar.bookie.server import Bookie
 from magnetar.ledger import client as deletions
 from magnetar.ledger.peer_format import Status, decode_answer, encode_admin
@@ -56,7 +57,7 @@ async def deleted(cluster: Cluster, bookie: Bookie, ledger: int) -> None:
 
 
 async def test_the_plan_names_who_holds_each_log_and_what_would_be_done(cluster: Cluster, /) -> None:
-    _, caller = await with_logs(cluster)
+    bookie, caller = await with_logs(cluster)
     await owned(cluster, 1, {"topic": "persistent://public/default/orders"})
     await owned(cluster, 2, {"topic": "persistent://public/default/orders", "cursor": "billing"})
     await deletions.delete_ledgers(cluster.metadata, [3])
@@ -64,6 +65,8 @@ async def test_the_plan_names_who_holds_each_log_and_what_would_be_done(cluster:
     logs = (await ask(caller, "gc-plan"))["logs"]
     assert cluster.simulation.node(NODE).disk.paths() == before
     holders = {log["holders"][0]["ledger"]: log for log in logs}
+    bookie.garbage_collector.refused = GarbageRefusal.WENT_BACK
+    assert (await ask(caller, "gc-plan"))["refused"] == GarbageRefusal.WENT_BACK.value
     assert list(holders) == [1, 2, 3, 4]
     assert holders[1]["holders"] == [
         {

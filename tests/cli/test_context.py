@@ -13,6 +13,7 @@ import pytest
 from magnetar.cli.common import session as sessions
 from magnetar.cli.common.profiles import load_context, load_profile
 from magnetar.cli.common.session import confirm
+from magnetar.cli.storage.admin_port import OperatorOptions, with_operator_options
 from magnetar.proto.errors import InvalidConfiguration
 from tests.cli.test_profile import Written, run, written
 from tests.security.test_settings import private
@@ -38,6 +39,35 @@ def context(tmp_path: Path, written: Written) -> Context:
 
 def _file(tmp_path: Path) -> Path:
     return tmp_path / "magnetar" / "client.toml"
+
+
+def test_a_context_says_who_an_operator_is_for_bookies_and_where_the_metadata_is(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CONTEXT", "SECURITY", "METADATA"):
+        monkeypatch.delenv(f"MAGNETAR_{name}", raising=False)
+    own = str(tmp_path / "own.toml")
+    context("add", "one", "--url", URL, "--security", own, "--metadata", "m:7640")
+    context("add", "two", "--url", URL)
+    shown = json.loads(context("show", "one", "-o", "json").out)
+    assert (shown["security"], shown["metadata"]) == (own, "m:7640")
+    assert load_profile("one") == {"url": URL}, "programs get what they know"
+
+    def operator(*arguments: str) -> tuple[str | None, str]:
+        found = list[OperatorOptions]()
+        command = click.command()(with_operator_options(lambda session: found.append(session.operator)))
+        command.main(arguments, standalone_mode=False)
+        return found[0].security, found[0].metadata
+
+    assert operator() == (None, "127.0.0.1:7640")
+    assert operator("--context", "one") == (own, "m:7640")
+    assert operator("--context", "one", "--metadata", "n:1") == (own, "n:1")
+    monkeypatch.setenv("MAGNETAR_METADATA", "of-the-shell:1")
+    assert operator() == (None, "of-the-shell:1")
+    assert operator("--context", "one") == (own, "m:7640")
+    assert operator("--context", "two") == (None, "127.0.0.1:7640"), "who names a context goes nowhere else"
+    context("use", "one")
+    assert operator() == (own, "of-the-shell:1")
 
 
 def test_contexts_are_added_used_shown_and_deleted(context: Context, tmp_path: Path) -> None:

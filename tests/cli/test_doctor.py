@@ -49,7 +49,10 @@ def report(**changed: Any) -> dict[str, Any]:
 
 
 def broker(**changed: Any) -> dict[str, Any]:
-    return {"broker": "one", "endpoint": "b1:7650", "version": "1", "busy": 0.1, "degraded": 0, **changed}
+    return {
+        "broker": "one", "endpoint": "b1:7650", "version": "1", "busy": 0.1, "degraded": 0, "tokenEndsMs": 0,
+        "full": (), **changed,
+    }  # fmt: skip
 
 
 def bookie(**changed: Any) -> dict[str, Any]:
@@ -126,6 +129,12 @@ FOUND: list[tuple[str, dict[str, Any], str, bool]] = [
      "Clients talk to the brokers in clear, and no certificate says who they are.", False),
     ("D15", {"backup_ms": NOW_MS - 2 * 86_400_000 - 5}, "The newest backup of the metadata is 2 d old.", True),
     ("D15", {"backup_ms": 0}, "The newest backup of the metadata does not exist.", True),
+    ("D16", {"brokers": [broker(tokenEndsMs=NOW_MS - 1)]},
+     "The own token of broker one has ended: no other broker answers it then.", True),
+    ("D17", {"brokers": [broker(full=["t"])]},
+     "t takes no publishes: the backlog of its slowest subscription is above the quota.", True),
+    ("D18", {"bookies": [bookie()] * 4 + [bookie(gcRefused="why")]},
+     "Bookie 12345678 deletes nothing of some ledgers: why.", True),
 ]  # fmt: skip
 
 

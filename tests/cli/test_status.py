@@ -1,15 +1,21 @@
 """`magnetar status`, `top` and `why`: what an operator asks first."""
 
+import asyncio
 import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from magnetar.cli.admin.cluster import ask_storage
 from magnetar.cli.common.processes import Processes
+from magnetar.cli.storage.admin_port import BookiePeer, OperatorOptions
 from magnetar.proto.alarms import find_alarms, find_metadata_alarms, find_repair_alarms
+from magnetar.proto.errors import TimedOut
+from magnetar.proto.statistics import BookieInfo, ClusterSummary
 from tests.support.processes import Cluster, run_cli, run_here
 
 NOW_MS = 1_000_000_000_000
@@ -17,7 +23,7 @@ GOOD = {"enabled": True, "auditor": "b", "underReplicated": 0, "secondsToGo": No
 
 
 def broker(**changed: Any) -> dict[str, Any]:
-    return {"broker": "one", "busy": None, "degraded": 0, **changed}
+    return {"broker": "one", "busy": None, "degraded": 0, "tokenEndsMs": 0, "full": (), **changed}
 
 
 def bookie(**changed: Any) -> dict[str, Any]:
@@ -25,10 +31,12 @@ def bookie(**changed: Any) -> dict[str, Any]:
 
 
 def alarms(
-    brokers: Any = (), silent: Any = (), bookies: Any = None, repair: Any = GOOD, oldest: Any = ()
+    brokers: Any = (), silent: Any = (), bookies: Any = None, repair: Any = GOOD, oldest: Any = (), refusing: Any = (),
+    why: str = "", refused: bool = False,
 ) -> list[tuple[str, bool]]:
     known = [bookie()] if bookies is None else bookies
-    found = [*find_repair_alarms(repair), *find_alarms([broker(), *brokers], silent, known, oldest, NOW_MS)]
+    found = find_repair_alarms(repair, why, refused=refused)
+    found += find_alarms([broker(), *brokers], silent, known, oldest, NOW_MS, refusing)
     assert all(each.command.startswith("magnetar ") for each in found)
     return [(each.text, each.needed) for each in found]
 
@@ -53,12 +61,66 @@ def test_a_cluster_where_all_is_well_has_no_alarm() -> None:
         (alarms(repair=GOOD | {"enabled": False}),
          "Auto-recovery is disabled: copies of lost bookies are not made again."),
         (alarms(repair=None), "No bookie says how repair gets on."),
+        (alarms(repair=None, why="it hangs"), "No bookie says how repair gets on: it hangs."),
         (alarms([broker(busy=0.9)]), "The event loop of broker one is busy 90% of its time."),
         (alarms([broker(degraded=1)]), "1 topic writes fewer copies than asked for."),
+        (alarms(silent=["two"], refusing=["two"]),
+         "Broker two refuses the own token of the broker that was asked: it has ended or is revoked."),
+        (alarms([broker(tokenEndsMs=NOW_MS + 3_600_000)]),
+         "The own token of broker one ends in 1 h: no other broker answers it then."),
+        (alarms([broker(tokenEndsMs=NOW_MS - 1)]),
+         "The own token of broker one has ended: no other broker answers it then."),
+        (alarms([broker(full=["t"])]),
+         "t takes no publishes: the backlog of its slowest subscription is above the quota."),
+        (alarms(bookies=[bookie(gcRefused="why")]), "Bookie 12345678 deletes nothing of some ledgers: why."),
     ],
 )  # fmt: skip
 def test_each_alarm_is_a_sentence_and_needs_somebody(found: list[tuple[str, bool]], text: str) -> None:
     assert found == [(text, True)]
+
+
+def test_an_own_token_of_a_broker_that_ends_in_two_weeks_can_wait_and_a_later_end_is_no_alarm() -> None:
+    day_ms = 86_400_000
+    assert alarms([broker(tokenEndsMs=NOW_MS + 14 * day_ms)]) == []
+    text = "The own token of broker one ends in 13 d: no other broker answers it then."
+    assert alarms([broker(tokenEndsMs=NOW_MS + 14 * day_ms - 1)]) == [(text, False)]
+
+
+def test_that_bookies_do_not_answer_this_caller_is_a_note_and_no_alarm() -> None:
+    found = alarms(repair=None, why="b:1 asks for keys: give --security", refused=True)
+    assert found == [("Bookies and repair were not asked: b:1 asks for keys: give --security.", False)]
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_bookies_that_do_not_answer_are_asked_once_each_for_a_third_of_the_time_out(
+    monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    asked = list[tuple[str, str, float]]()
+
+    async def ask(peer: BookiePeer, verb: str) -> None:
+        asked.append((peer.id, verb, peer._timeout_s))
+        if hangs:
+            await asyncio.sleep(5)
+        raise TimedOut("it hangs")
+
+    monkeypatch.setattr(BookiePeer, "ask", ask)
+    known = tuple(BookieInfo(each, "b:1", False, "", 50, 100) for each in "xyz")
+    operator = OperatorOptions("s", "m", 0.3)
+    session: Any = SimpleNamespace(timeout_s=0.3, operator=operator, admin=SimpleNamespace(bookies=lambda: known))
+    found = ask_storage(session, ClusterSummary((), (), known))
+    assert sorted(asked) == [(each, "state", pytest.approx(0.1)) for each in "xyz"]
+    assert (found.repair, found.refused, len(found.bookies)) == (None, False, 3)
+    assert found.why == ("bookie x did not answer within 0.1 s" if hangs else "it hangs")
+    assert (session.timeout_s, session.operator.timeout_s) == (0.3, 0.3)
+
+
+def test_a_bookie_that_is_away_and_that_no_ledger_names_can_wait() -> None:
+    text = "Bookie 12345678 is not registered, and no ledger names it: forget it, or start it again."
+    gone = bookie(state="absent", totalBytes=0, ledgers=0)
+    assert alarms(bookies=[bookie(), gone]) == [(text, False)]
+    (found,) = find_alarms([], [], [bookie(), gone], [], NOW_MS)
+    assert found.command == "magnetar bookies forget 12345678"
+    assert alarms(bookies=[bookie(), gone | {"ledgers": 1}])[0][1]
 
 
 def test_that_the_metadata_does_not_answer_is_said_with_the_time_since_when() -> None:

@@ -172,7 +172,10 @@ def _migrate(place: Place, command: Command) -> None:
 
 PER_THING = tuple(
     f"magnetar_{each}_"
-    for each in ("topic", "subscription", "transactions", "processes", "process_certificate", "metadata_backup")
+    for each in (
+        "topic", "subscription", "transactions", "processes", "process_certificate", "process_token",
+        "metadata_backup",
+    )
 )
 """Metrics that are there when their thing is: tests/cli/run/."""
 

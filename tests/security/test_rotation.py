@@ -1,6 +1,9 @@
 """Each secret is replaced while servers run: what is open stays, and new connections work at each step."""
 
+import asyncio
 import datetime
+import logging
+import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +12,15 @@ import pytest
 from magnetar.metadata.remote import connect_metadata
 from magnetar.metadata.server import MetadataServer
 from magnetar.metadata.store import ABSENT
-from magnetar.proto.errors import InvalidConfiguration, MagnetarError, Unauthenticated, UntrustedServer
+from magnetar.proto.errors import (
+    InvalidConfiguration,
+    MagnetarError,
+    Unauthenticated,
+    Unavailable,
+    UntrustedServer,
+)
 from magnetar.runtime.access import Caller, ListenerAccess, TlsFiles
-from magnetar.security.authenticator import Authenticator
+from magnetar.security.authenticator import Authenticator, BrokerChannel, OwnToken
 from magnetar.security.authority import add_authority, create_files, issue_broker_certificate, issue_member_certificate
 from magnetar.security.settings import SecuritySettings
 from magnetar.security.token import KEYS_MAX
@@ -50,11 +59,51 @@ async def test_tokens_of_the_key_before_hold_until_it_is_dropped(folder: Path) -
     clock.now_ms += 11_000
     for each in (old, new):
         assert (await guard.authenticate(each)).name == "ada"
+    for name in ("broker", "admin"):  # those of the old key would end the brokers' own calls
+        refused = run_here("security", "token", "key", "--drop-old", "--folder", str(folder))
+        assert (refused.code, f"{name}.token is not of the newest key" in refused.err) == (2, True), refused.err
+        told = refused.err.partition("magnetar security ")[2].split()
+        assert run_here("security", *told).code == 0
+        assert stat.S_IMODE((folder / f"{name}.token").stat().st_mode) == 0o600
     command(folder, "token", "key", "--drop-old")
     clock.now_ms += 11_000
     assert (await guard.authenticate(new)).name == "ada"
     with pytest.raises(Unauthenticated, match="not signed"):
         await guard.authenticate(old)
+
+
+def test_the_log_says_when_a_brokers_own_token_ends_and_warns_daily_before(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, file, day_ms = Clock(), folder / "broker.token", 86_400_000
+    caplog.set_level(logging.INFO, "magnetar.security")
+    clock.now_ms = int(NOW.timestamp() * 1000)
+    own = OwnToken(str(file), clock)
+    assert abs(own.ends_ms() - clock.now_ms - 90 * day_ms) < 2000
+    assert [each.levelname for each in caplog.records] == ["INFO"]
+    clock.now_ms += 77 * day_ms
+    for _ in range(3):
+        own.read()
+    clock.now_ms += day_ms
+    own.read()
+    assert [each.levelname for each in caplog.records[1:]] == ["WARNING"] * 2
+    assert all("broker.token, the broker's own token, ends at 20" in each.getMessage() for each in caplog.records)
+    command(folder, "token", "create", "--role", "broker", "--out", str(file), "--replace")
+    assert own.ends_ms() == 0, "the new one has no end"
+    file.unlink()
+    assert own.ends_ms() == 0
+
+
+def test_a_broker_whose_own_token_is_refused_does_not_blame_the_caller(folder: Path) -> None:
+    class Refusing:
+        endpoint, stream, is_answering, close = "b2:7650", None, None, None
+
+        async def call(self, rpc: object, request: object, *, timeout_s: float) -> None:
+            raise Unauthenticated("the token has expired")
+
+    channel = BrokerChannel(Refusing())  # type: ignore[arg-type]
+    with pytest.raises(Unavailable, match=r"b2:7650 refuses the own token .* not yours: the token has expired"):
+        asyncio.run(channel.call(None, None, timeout_s=1))  # type: ignore[arg-type,type-var]
 
 
 def test_a_file_of_many_public_keys_is_refused(folder: Path) -> None:

@@ -40,6 +40,38 @@ def test_what_is_sent_arrives_and_an_operator_administers(secured: SecuredCluste
         assert done.code == 0, (command, done.err)
 
 
+def test_status_notes_that_bookies_do_not_answer_a_caller_without_keys(secured: SecuredCluster) -> None:
+    admin = {
+        "MAGNETAR_URL": secured.url, "MAGNETAR_TLS_CA": str(secured.folder / "ca.pem"),
+        "MAGNETAR_TOKEN": str(secured.folder / "admin.token"),
+    }  # fmt: skip
+    told = run_here("status", "-o", "json", **admin)
+    needed = {each["text"]: each["needed"] for each in json.loads(told.out)["alarms"]}
+    (note,) = [text for text in needed if text.startswith("Bookies and repair were not asked: ")]
+    assert "asks for keys: give --security" in note
+    assert not needed[note]
+    assert told.code == int(any(needed.values())), told.out
+    nowhere = {"MAGNETAR_SECURITY": secured.settings, "MAGNETAR_METADATA": "127.0.0.1:1"}
+    told = run_here("status", "--timeout", "9", **admin, **nowhere)
+    assert (told.code, "No bookie says how repair gets on: no metadata service at 127.0.0.1:1" in told.out) == (1, True)
+
+
+def test_brokers_that_refuse_each_others_own_token_are_named_with_what_helps(tmp_path: Path) -> None:
+    with SecuredCluster(tmp_path, bookies=1, brokers=2) as running:
+        token = running.folder / "broker.token"
+        made = ("security", "token", "create", "--role", "broker", "--out", str(token), "--replace", "--folder")
+        other = tmp_path / "other"
+        assert run_here("security", "init", str(other)).code == 0
+        assert run_here(*made, str(other)).code == 0
+        found = json.loads(running.cli("status", "-o", "json").out)
+        (alarm,) = [each for each in found["alarms"] if each["code"] == "D01"]
+        assert "refuses the own token of the broker that was asked" in alarm["text"]
+        assert "token create" in alarm["command"]
+        assert run_here(*made, str(running.folder)).code == 0
+        found = json.loads(running.cli("status", "-o", "json").out)
+        assert not [each for each in found["alarms"] if "refuses" in each["text"]]
+
+
 def test_a_bookie_that_restarts_has_another_key_and_is_used_again(secured: SecuredCluster) -> None:
     with secured.client() as client:
         producer = client.create_producer("restarted")

@@ -392,7 +392,13 @@ def _alarms(found: ClusterSummary, now_ms: int) -> list[Alarm]:
     ]
     oldest.sort(key=itemgetter("oldest_ms"))
     return find_metadata_alarms(found.metadata_away_ms, now_ms) + find_alarms(
-        [{"broker": each.name, "busy": each.loop_busy, "degraded": each.degraded} for each in found.brokers],
+        [
+            {
+                "broker": each.name, "busy": each.loop_busy, "degraded": each.degraded,
+                "tokenEndsMs": each.token_ends_ms, "full": each.full,
+            }
+            for each in found.brokers
+        ],
         found.silent,
         [
             {
@@ -401,7 +407,7 @@ def _alarms(found: ClusterSummary, now_ms: int) -> list[Alarm]:
             }
             for each in found.bookies
         ],
-        oldest, now_ms,
+        oldest, now_ms, found.refusing,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,20 @@ from magnetar.asyncio import Client
 from magnetar.broker.cluster import ownership
 from magnetar.broker.node import survey
 from magnetar.broker.session import summaries
+from magnetar.cli.run.metrics import MeasuredParts
 from magnetar.client.admin import AdminClient
-from magnetar.proto.errors import AlreadyExists, InvalidRequest, SessionExpired, SubscriptionNotFound
-from magnetar.proto.states import Blocked, LedgerStays
+from magnetar.proto.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    SessionExpired,
+    SubscriptionNotFound,
+    Unauthenticated,
+    Unavailable,
+)
+from magnetar.proto.states import BacklogQuotaState, Blocked, LedgerStays
 from magnetar.proto.statistics import TopicRow
+from magnetar.runtime.metrics import MetricsPage
+from tests.runtime.test_metrics import shown
 from tests.support.cluster import Cluster, cluster
 
 
@@ -103,6 +114,41 @@ async def test_a_broker_that_does_not_answer_is_named_and_not_waited_for(
             found = await admin.broker_summaries()
             assert ([each.name for each in found.brokers], found.silent) == (["one"], ("two",))
             assert (await admin.topic_page()).silent == ("two",)
+
+
+async def test_a_broker_that_refuses_the_own_token_of_the_one_that_asks_is_named_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, brokers=0) as running:
+        one, two, _ = [await running.add_broker(name=name) for name in ("one", "two", "three")]
+
+        async def refuse(world: object, endpoint: str, *_: object, **__: object) -> None:
+            cause = Unauthenticated("expired") if endpoint == str(two.endpoint) else None
+            raise Unavailable("not now") from cause
+
+        monkeypatch.setattr(summaries, "ask_broker", refuse)
+        async with AdminClient(f"magnetar://{one.endpoint}") as admin:
+            found = await admin.broker_summaries()
+            assert (found.silent, found.refusing) == (("three", "two"), ("two",))
+
+
+async def test_a_topic_that_takes_no_publishes_for_its_quota_and_the_end_of_the_own_token_are_said(
+    running: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, broker = f"magnetar://{running.brokers[0].endpoint}", running.brokers[0].topic_manager
+    monkeypatch.setattr(broker, "world", replace(broker.world, own_token_ends_ms=lambda: 7))
+    async with AdminClient(url) as admin, Client(url) as client:
+        await made(admin, "t", "s")
+        await made(admin, "other", "s")
+        await send(client, "t", 1)
+        (found,) = (await admin.broker_summaries()).brokers
+        assert (found.full, found.token_ends_ms) == ((), 7)
+        page = MetricsPage()
+        await MeasuredParts(broker=running.brokers[0])(page)
+        assert shown(page)["magnetar_process_token_seconds"] < -1e9, "it ended in 1970"
+        broker.loaded["persistent://public/default/t"].maintenance.quota = BacklogQuotaState.REFUSE
+        (found,) = (await admin.broker_summaries()).brokers
+        assert found.full == ("persistent://public/default/t",)
 
 
 async def test_why_a_subscription_does_not_get_on_is_said_in_sentences(running: Cluster) -> None:

@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from magnetar.cli.common.processes import Processes
+from magnetar.cli.storage import admin_port
 from tests.support.processes import run_here
 
 pytestmark = pytest.mark.processes
@@ -32,6 +34,17 @@ def url(started: Processes, tmp_path: Path) -> str:
     for topic, count in (("orders", "900"), ("billing", "100")):
         assert run_here("produce", topic, "-m", "x" * 1000, "-n", count, "--url", url).code == 0
     return url
+
+
+def test_the_plan_says_which_bookie_deletes_nothing_of_some_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = [SimpleNamespace(id="b-one"), SimpleNamespace(id="b-two")]
+    monkeypatch.setattr(admin_port, "find_bookies", lambda *_: peers)
+    answers = [{"refused": "the metadata is older", "logs": []}, {"refused": None, "logs": []}]
+    monkeypatch.setattr(admin_port, "ask_bookies", lambda *_, **__: answers)
+    done = run_here("bookies", "gc", "--plan")
+    assert done.code == 0
+    assert "bookie b-one deletes nothing of some ledgers: the metadata is older. " in done.err
+    assert "b-two" not in done.err
 
 
 def read(*words: str) -> Any:

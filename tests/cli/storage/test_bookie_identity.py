@@ -37,8 +37,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_bookie_is_forgotten_and_unknown_afterwards(folder: Path) -> None:
-    words = ["bookies", "forget", BOOKIE, "--data", str(folder), "-y", "-o", "json"]
+def test_of_two_bookies_whose_ids_begin_so_none_is_forgotten(folder: Path) -> None:
+    cookie(folder, CookieRecord(bookie=f"{BOOKIE[:-1]}0", instance="i", directories=("h:/e",), starts=1))
+    done = run_here("bookies", "forget", BOOKIE[:8], "--data", str(folder), "-y")
+    assert (done.code, "2 bookies' ids begin with" in done.err) == (1, True), done.err
+    assert cookie(folder) is not None
+    assert run_here("bookies", "forget", BOOKIE, "--data", str(folder), "-y").code == 0
+
+
+def test_a_bookie_is_forgotten_by_the_beginning_of_its_id_and_unknown_afterwards(folder: Path) -> None:
+    words = ["bookies", "forget", BOOKIE[:8], "--data", str(folder), "-y", "-o", "json"]
     done = run_here(*words)
     assert done.code == 0, done.err
     assert json.loads(done.out)[0]["places"] == ["h:/d"]
