@@ -29,7 +29,16 @@ from typing import TYPE_CHECKING
 
 from ...ledger import LedgerClient, LedgerConfig
 from ...ledger.writer_core import Striping
-from ...metadata.records import CLUSTER_FORMAT, BookieRecord, BrokerRecord, Feature, LostRange, may_write_feature
+from ...metadata.records import (
+    CLUSTER_FORMAT,
+    BookieRecord,
+    BrokerRecord,
+    Feature,
+    LostRange,
+    NamespaceRecord,
+    OwnerRecord,
+    may_write_feature,
+)
 from ...metadata.session import MetadataResponsiveness, ReconnectingStore
 from ...metadata.store import MetadataStore
 from ...proto.errors import BadVersion, Busy, InvalidRequest, MagnetarError, NotEnoughBookies, NotOwner, Unavailable
@@ -52,6 +61,7 @@ from ..cluster.ownership import (
     Ownership,
     list_bookies,
     list_brokers,
+    list_bundle_owners,
     list_drain_orders,
 )
 from ..cluster.policy_cache import PolicyCache, TopicWatcher
@@ -676,10 +686,7 @@ class TopicManager:
         session = self._open()
         if not session.settled:
             raise Unavailable(_UNSETTLED)
-        ownership, record = session.ownership, await session.catalog.get_namespace(name)
-        known = [bundle_name(number, record.bundles) for number in range(record.bundles)]
-        if bundle and bundle not in known:
-            raise InvalidRequest(f"namespace {name} has no bundle {bundle!r}; it has {', '.join(known)}")
+        ownership, record = session.ownership, await self._get_namespace_with_bundle(name, bundle)
         topics = bundles = 0
         for path in ownership.owned_bundles(name):
             if not path.endswith(bundle):
@@ -698,6 +705,20 @@ class TopicManager:
             await ownership.release_bundle(path, unload)
             topics, bundles = topics + len(going), bundles + 1
         return topics, bundles
+
+    async def list_bundle_owners(self, name: NamespaceName, bundle: str = "") -> dict[str, OwnerRecord]:
+        """Returns the owner records of those bundles of a namespace that have an owner, by bundle; of one bundle, if
+        `bundle` is not empty. Raises InvalidRequest if the namespace has no such bundle."""
+        await self._get_namespace_with_bundle(name, bundle)
+        found = await list_bundle_owners(self._open().metadata, name)
+        return {each: owner for each, owner in found.items() if bundle in ("", each)}
+
+    async def _get_namespace_with_bundle(self, name: NamespaceName, bundle: str) -> NamespaceRecord:
+        record = await self._open().catalog.get_namespace(name)
+        known = [bundle_name(number, record.bundles) for number in range(record.bundles)]
+        if bundle and bundle not in known:
+            raise InvalidRequest(f"namespace {name} has no bundle {bundle!r}; it has {', '.join(known)}")
+        return record
 
     async def _unload(self, topic: Topic, error: MagnetarError | None = None) -> None:
         if self.loaded.get(topic.name.full) is topic:
