@@ -191,7 +191,7 @@ def _versions(facts: ClusterFacts) -> Iterator[Alarm]:
 def _quorums(facts: ClusterFacts) -> Iterator[Alarm]:
     writable = sum(each["state"] == "writable" for each in facts.bookies)
     for namespace, ensemble, write, ack in facts.quorums:
-        helps = f"magnetar namespaces get-persistence {namespace}"
+        helps = f"magnetar namespaces get-persistence {namespace} --applied"
         if writable < ensemble:
             text = f"Namespace {namespace} asks for {ensemble} bookies ({write} copies), and {writable} take writes."
             yield Alarm(text, helps)
