@@ -329,7 +329,7 @@ def policies(session: Session, namespace: str = "public/default", *, applied: bo
     )
 
 
-@session_command(option("--sum", "sums", is_flag=True, help="And a last row: the sums, of the namespace."), watched=True)
+@session_command(option("--sum", "sums", is_flag=True, help="And the sums, as the last row."), watched=True)
 def stats(session: Session, namespace: str = "public/default", *, sums: bool) -> None:
     """Show the messages, storage, backlog and rates (messages and bytes a second) of each topic of a namespace.
 

@@ -268,7 +268,8 @@ async def test_every_verb_of_administration_prints_what_is_written_down(
             text = f"{done.code}\n{done.out}" + (f"--- stderr\n{done.err}" if done.err else "")
             for name, value in names.items():
                 text = text.replace(value, f"{{{name}}}") if "(" in value else text
-            for pattern, mask in ((r"HOST:PORT +[\d,]+", "HOST:PORT AGE"), (r"(?: +[\d,]+\.\d)+$", " RATE")):  # in tables
+            of_tables = (r"HOST:PORT +[\d,]+", "HOST:PORT AGE"), (r"(?: +[\d,]+\.\d)+$", " RATE")
+            for pattern, mask in of_tables:
                 text = re.sub(pattern, mask, recording.masked(text), flags=re.M)
             recording.add(line, text)
             called.add(_resolved(words))
