@@ -270,6 +270,11 @@ class TopicLog:
             self._managed_ledger.close_last_ledger_in_shape(ended)
         await self._managed_ledger.apply_added_ledger(writer, end_index, empty)
         self._appender.start_ledger(writer)
+        _LOG.debug(
+            "%s: ledger %d begins at index %d, at bookies %s; before it: %s", self.topic, writer.ledger_id, end_index,
+            ", ".join(writer.record.fragments[-1].bookies),
+            "none of this owner" if ended is None else f"ledger {ended.ledger_id}, {ended.size} bytes",
+        )  # fmt: skip
         if self.state is TopicState.SWITCHING:
             self.state = TopicState.SERVING
         self._appender.send_queued()

@@ -653,7 +653,9 @@ class TopicManager:
                     raise _served_by(name, owner)
             raise Unavailable("this broker gave the topic up while it was loaded; look it up again")
         self.loaded[name.full] = topic
-        self.load_seconds.observe(self.world.clock.monotonic() - begun_s)
+        took_s = self.world.clock.monotonic() - begun_s
+        self.load_seconds.observe(took_s)
+        _LOG.debug("topic %s is loaded, in %.3f s", name, took_s)
         applied = session.policies.get_applied_policies_nowait(name)
         if applied is not topic.applied:  # they have changed while it was opened, perhaps
             topic.apply(applied)
@@ -812,7 +814,8 @@ class TopicManager:
     def _apply_runtime(self, changed: RuntimeSettings) -> None:
         """Applies the settings that are changed for all brokers while they run."""
         if changed.log_level != self._runtime.log_level:
-            logs.set_level(changed.log_level)
+            source = "the dynamic setting log_level" + ("" if changed.log_level else " was deleted")
+            logs.set_level(changed.log_level, source)
         self._runtime = changed
         if self._session is not None:
             self._session.catalog.auto_creation = self.auto_topic_creation

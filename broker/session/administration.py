@@ -187,8 +187,11 @@ class Administration:
     ) -> list[Unloaded]:
         if owner == self._broker.name:
             return [Unloaded(*await self._broker.unload_namespace(name, each)) for each in bundles]
-        asked, world = {"namespace": str(name), "here": True}, self._broker.world
-        return [await ask_broker(world, endpoint, op.UNLOAD_NAMESPACE, bundle=each, **asked) for each in bundles]
+        world = self._broker.world
+        return [
+            await ask_broker(world, endpoint, op.UNLOAD_NAMESPACE, namespace=str(name), bundle=each, here=True)
+            for each in bundles
+        ]
 
     # ------------------------------------------------------------------ permissions
     async def get_permissions(self, namespace: str, topic: str) -> GrantsRecord:

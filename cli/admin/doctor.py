@@ -254,7 +254,8 @@ class RiskySetting(NamedTuple):
 
 
 RISKS = (
-    RiskySetting("log_level", lambda text: text == "debug", "each request may be a line of the log"),
+    RiskySetting("log_level", lambda text: text == "debug",
+    "each connection, producer, consumer and request of administration is a line of the log"),
     RiskySetting("degraded_writes", lambda text: text == "false", "one lost bookie may stop publishing"),
     RiskySetting("session_lost_grace_s", lambda text: float(text) == 0,
     "topics close when the metadata is away for a moment"),
