@@ -62,7 +62,7 @@ def status(session: Session) -> None:
     brokers = [make_broker_row(asdict(each), now_ms) for each in summary.brokers]
     bookies, repair = list_known_bookies(session, summary), ask_repair_state(session, summary)
     backlogs, oldest = find_largest_topics(summary, "backlog", WORST), find_largest_topics(summary, "age", WORST)
-    away = find_metadata_alarms(summary.metadata_away_ms, now_ms)
+    away = find_metadata_alarms(summary.metadata_away_ms, now_ms, session.url)
     alarms = [] if away else find_repair_alarms(repair)
     alarms += find_alarms(brokers, summary.silent, bookies, oldest, now_ms)
     alarms = [*away, *sorted(alarms, key=lambda alarm: not alarm.needed)]

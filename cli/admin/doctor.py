@@ -124,7 +124,7 @@ def _alarms(code: str) -> Callable[[ClusterFacts], list[Alarm]]:
 
 
 def _metadata(facts: ClusterFacts) -> list[Alarm]:
-    return find_metadata_alarms(facts.metadata_away_ms, facts.now_ms)
+    return find_metadata_alarms(facts.metadata_away_ms, facts.now_ms, facts.url)
 
 
 def _reachable(facts: ClusterFacts) -> Iterator[Alarm]:
