@@ -18,11 +18,13 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..proto.errors import Busy, NotFound
 from . import paths
-from .records import BookieRecord, CounterRecord, DamagedRecord, decode
+from .records import BookieRecord, CounterRecord, DamagedRecord, LedgerRecord, decode
 from .store import parse_ledger_ids, put_operation
 from .tree import ENDING, MetadataTree, create_private_file, sync_file
 from .tree_core import Commit
@@ -35,11 +37,12 @@ class BackupContents(NamedTuple):
     highest: int  # ledger id that was allocated, 0: none
     ledgers: frozenset[int]
     bookies: tuple[BookieRecord, ...]  # that were registered; one whose record is damaged has no endpoint
+    topics: dict[str, int]  # topic → how many of its ledgers are not among the `known` ones
 
 
-def inspect_backup(path: str) -> BackupContents:
-    """Returns the contents of the backup at `path`. Neither changes nor locks the file. Raises NotFound, DataLost,
-    InvalidConfiguration or Busy."""
+def inspect_backup(path: str, known: frozenset[int] | None = None) -> BackupContents:
+    """Returns the contents of the backup at `path`. Neither changes nor locks the file. `known`: the ledgers of another
+    copy; None: no ledger is looked at. Raises NotFound, DataLost, InvalidConfiguration or Busy."""
     if not os.path.exists(path):
         raise NotFound(f"{path}: there is no such file", path=path)
     scratch = f"{path}.looked-at"
@@ -47,14 +50,14 @@ def inspect_backup(path: str) -> BackupContents:
     try:
         tree = MetadataTree(scratch, keeps_ephemerals=True)
         try:
-            return _contents(tree)
+            return _contents(tree, known)
         finally:
             tree.close()
     finally:
         remove_store_files(scratch)
 
 
-def _contents(tree: MetadataTree) -> BackupContents:
+def _contents(tree: MetadataTree, known: frozenset[int] | None) -> BackupContents:
     bookies = []
     for name in tree.children(paths.BOOKIES):
         node = tree.get(paths.bookie(name))
@@ -64,7 +67,20 @@ def _contents(tree: MetadataTree) -> BackupContents:
         except DamagedRecord:  # it cannot be asked
             bookies.append(BookieRecord(bookie=name, endpoint=""))
     ledgers = frozenset(parse_ledger_ids(paths.LEDGERS, tree.children(paths.LEDGERS)))
-    return BackupContents(tree.revision, max(_next_id(tree) - 1, max(ledgers, default=0)), ledgers, tuple(bookies))
+    topics = _count_by_topic(tree, ledgers - known) if known is not None else {}
+    highest = max(_next_id(tree) - 1, max(ledgers, default=0))
+    return BackupContents(tree.revision, highest, ledgers, tuple(bookies), topics)
+
+
+def _count_by_topic(tree: MetadataTree, ledgers: Iterable[int]) -> dict[str, int]:
+    """Returns how many of the ledgers each topic has, with those of its subscriptions. "" has those of no topic."""
+    found = Counter[str]()
+    for path, node in tree.get_all([paths.ledger(each) for each in sorted(ledgers)]).items():
+        try:
+            found[decode(node.value, LedgerRecord, path).properties.get("topic", "")] += 1
+        except DamagedRecord:
+            found[""] += 1
+    return dict(sorted(found.items()))
 
 
 def _next_id(tree: MetadataTree) -> int:

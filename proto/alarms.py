@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 BUSY = 0.85
 """Share of its time above which an event loop has no room for a burst."""
@@ -107,9 +108,9 @@ def _alarms_of_bookie(bookie: Mapping[str, Any]) -> Iterable[Alarm]:
         yield Alarm(text, "magnetar bookies list", code="D04")
 
 
-def find_metadata_alarms(away_ms: int, now_ms: int) -> list[Alarm]:
+def find_metadata_alarms(away_ms: int, now_ms: int, service_url: str = "") -> list[Alarm]:
     """Returns the alarm that the metadata does not answer; this alarm comes before all others. `away_ms`: the time at
-    which the metadata answered last; 0: the metadata answers."""
+    which the metadata answered last; 0: the metadata answers. `service_url`: of the broker that was asked."""
     if not away_ms:
         return []
     since = datetime.fromtimestamp(away_ms / 1000, UTC)
@@ -117,7 +118,19 @@ def find_metadata_alarms(away_ms: int, now_ms: int) -> list[Alarm]:
         f"The metadata does not answer since {since:%Y-%m-%d %H:%M:%S} UTC ({format_age((now_ms - away_ms) / 1000)}): "
         "topics that have an owner are served, and what is shown is what the broker that was asked knew last."
     )
-    return [Alarm(text, "magnetar health --http URL", code="D00")]
+    return [Alarm(text, _health_command(service_url), code="D00")]
+
+
+def _health_command(service_url: str) -> str:
+    """Returns the command that asks a broker whether it is ready, and why not: at the usual port of its REST interface,
+    because its health address is not known. Without a URL, the command asks where it does by default."""
+    parts = urlsplit(service_url)
+    host = parts.hostname or ""
+    if not host:
+        return "magnetar health"
+    secured = parts.scheme.endswith("+ssl")
+    host = f"[{host}]" if ":" in host else host
+    return f"magnetar health --http {'https' if secured else 'http'}://{host}:{8443 if secured else 8080}"
 
 
 def find_repair_alarms(repair: Mapping[str, Any] | None, why: str = "", *, refused: bool = False) -> list[Alarm]:

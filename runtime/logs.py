@@ -23,6 +23,7 @@ from .clock import Clock
 
 Format = Literal["text", "json"]
 AUDIT = "magnetar.audit"
+_CHANGES = logging.getLogger("magnetar.logs")
 LEVELS = ("debug", "info", "warning", "error")
 
 _configured = "info"
@@ -54,10 +55,16 @@ def configure_logging(
     logging.getLogger("grpc").setLevel(logging.ERROR)
 
 
-def set_level(level: str | None) -> None:
+def set_level(level: str | None, source: str) -> None:
     """Changes the log level of the running process; None sets the level that `configure_logging` got. The audit log has
-    no level."""
-    logging.getLogger().setLevel((level or _configured).upper())
+    no level. `source`: who changes it, for the line of the log that says so: a warning, which is written under the more
+    talkative one of both levels."""
+    root, before, after = logging.getLogger(), current_level(), level or _configured
+    if after == before:
+        return
+    root.setLevel(min(root.level, logging.getLevelNamesMapping()[after.upper()]))
+    _CHANGES.warning("the log level was %s and is %s now: %s", before, after, source)
+    root.setLevel(after.upper())
 
 
 def current_level() -> str:

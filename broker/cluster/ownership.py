@@ -139,6 +139,14 @@ async def cancel_drain(store: MetadataStore, name: str) -> bool:
     return bool(ended)
 
 
+async def list_bundle_owners(store: MetadataStore, namespace: NamespaceName) -> dict[str, OwnerRecord]:
+    """Returns the owner records of the bundles of a namespace that have an owner, by the name of the bundle."""
+    folder = paths.bundle_owner(namespace.tenant, namespace.namespace, "").rstrip("/")
+    found = {name: await get_readable_record(store, f"{folder}/{name}", OwnerRecord)
+             for name in await store.children(folder)}  # fmt: skip
+    return {name: each[0] for name, each in found.items() if each is not None}
+
+
 async def _all(store: MetadataStore, prefix: str, cls: type[R]) -> list[R]:
     """Returns all records under the prefix, without those that are deleted during the read or cannot be parsed."""
     found = [await get_readable_record(store, f"{prefix}/{segment}", cls) for segment in await store.children(prefix)]

@@ -6,6 +6,7 @@ authorized where they open a producer or a consumer (broker/session/), because o
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -95,6 +96,8 @@ def make_lazy_transaction_service(broker: TopicManager) -> LazyService:
 
 Handler = Callable[[Any, CallContext], Awaitable[Any]]
 
+_LOG = logging.getLogger("magnetar.broker.admin")
+
 EVERY_SUBSCRIPTION = ("Admin.SkipMessages", "Admin.ExpireMessages")
 """Rpcs that change every subscription of a topic if they do not name one: then they need the permission MANAGE."""
 LOOKS = re.compile(
@@ -117,7 +120,8 @@ class AuthorizedService:
             if target.streaming:
                 assert any(each.partition(" ")[0] == path for each in RULES), f"{path} has no rule"
             else:
-                handler = self.value_handlers[method] = _checked(path, RULES[path], handler, access)
+                handler = _checked(path, RULES[path], handler, access)
+                handler = self.value_handlers[method] = _logged(path, handler) if name == "Admin" else handler
                 if name == "Admin":
                     handler = _encoded(OPERATIONS[method], target.reply, handler)
             setattr(self, attribute, handler)
@@ -128,6 +132,21 @@ def _encoded(operation: Operation[Any], reply: type[Message], handler: Handler) 
         from ...proto.translation import make_reply_message  # with the service, which a start does not load
 
         return make_reply_message(reply, await handler(request, context), operation.of_reply)
+
+    return call
+
+
+def _logged(path: str, handler: Handler) -> Handler:
+    """Returns a handler that also writes each request, with its result, to the log if that has the level debug."""
+    async def call(request: Any, context: CallContext) -> Any:
+        result = "done"
+        try:
+            return await handler(request, context)
+        except BaseException as error:
+            result = type(error).__name__
+            raise
+        finally:
+            _LOG.debug("%s on %s: %s, %s: %s", path, _subject(request), context.principal, context.peer, result)
 
     return call
 

@@ -159,8 +159,8 @@ class TopicLog:
         self.state = TopicState.TERMINATED if self.record.terminated else TopicState.SERVING
 
     def _now_ms(self) -> int:
-        """Returns the time of day (ms since the epoch), but never an earlier time than the last entry's: ages are
-        measured with it, so it must not go back with the clock."""
+        """Returns the time of day (ms since the epoch), but never an earlier time than the last entry's of this owner:
+        ages are measured with it, so it must not go back with the clock. The next owner begins with its own clock."""
         return max(self.world.clock.wall_ms(), self._appender.timestamp_ms)
 
     # ------------------------------------------------------------------ publishing
@@ -171,7 +171,8 @@ class TopicLog:
         if state is not TopicState.SERVING and state is not TopicState.SWITCHING:
             raise self._refusal()
         appender, clock = self._appender, self.world.clock
-        now_ms = appender.timestamp_ms = max(clock.wall_ms(), appender.timestamp_ms)  # never before an earlier entry's
+        # never before an earlier entry's of this owner; the clock of the owner before may have been ahead
+        now_ms = appender.timestamp_ms = max(clock.wall_ms(), appender.timestamp_ms)
         publish.arrived_s = clock.monotonic()
         appender.queue.add(publish, publish.count)
         # copied here, and for the disk
@@ -269,6 +270,11 @@ class TopicLog:
             self._managed_ledger.close_last_ledger_in_shape(ended)
         await self._managed_ledger.apply_added_ledger(writer, end_index, empty)
         self._appender.start_ledger(writer)
+        _LOG.debug(
+            "%s: ledger %d begins at index %d, at bookies %s; before it: %s", self.topic, writer.ledger_id, end_index,
+            ", ".join(writer.record.fragments[-1].bookies),
+            "none of this owner" if ended is None else f"ledger {ended.ledger_id}, {ended.size} bytes",
+        )  # fmt: skip
         if self.state is TopicState.SWITCHING:
             self.state = TopicState.SERVING
         self._appender.send_queued()

@@ -29,7 +29,16 @@ from typing import TYPE_CHECKING
 
 from ...ledger import LedgerClient, LedgerConfig
 from ...ledger.writer_core import Striping
-from ...metadata.records import CLUSTER_FORMAT, BookieRecord, BrokerRecord, Feature, LostRange, may_write_feature
+from ...metadata.records import (
+    CLUSTER_FORMAT,
+    BookieRecord,
+    BrokerRecord,
+    Feature,
+    LostRange,
+    NamespaceRecord,
+    OwnerRecord,
+    may_write_feature,
+)
 from ...metadata.session import MetadataResponsiveness, ReconnectingStore
 from ...metadata.store import MetadataStore
 from ...proto.errors import BadVersion, Busy, InvalidRequest, MagnetarError, NotEnoughBookies, NotOwner, Unavailable
@@ -52,6 +61,7 @@ from ..cluster.ownership import (
     Ownership,
     list_bookies,
     list_brokers,
+    list_bundle_owners,
     list_drain_orders,
     make_random_broker_name,
 )
@@ -645,7 +655,9 @@ class TopicManager:
                     raise _served_by(name, owner)
             raise Unavailable("this broker gave the topic up while it was loaded; look it up again")
         self.loaded[name.full] = topic
-        self.load_seconds.observe(self.world.clock.monotonic() - begun_s)
+        took_s = self.world.clock.monotonic() - begun_s
+        self.load_seconds.observe(took_s)
+        _LOG.debug("topic %s is loaded, in %.3f s", name, took_s)
         applied = session.policies.get_applied_policies_nowait(name)
         if applied is not topic.applied:  # they have changed while it was opened, perhaps
             topic.apply(applied)
@@ -678,10 +690,7 @@ class TopicManager:
         session = self._open()
         if not session.settled:
             raise Unavailable(_UNSETTLED)
-        ownership, record = session.ownership, await session.catalog.get_namespace(name)
-        known = [bundle_name(number, record.bundles) for number in range(record.bundles)]
-        if bundle and bundle not in known:
-            raise InvalidRequest(f"namespace {name} has no bundle {bundle!r}; it has {', '.join(known)}")
+        ownership, record = session.ownership, await self._get_namespace_with_bundle(name, bundle)
         topics = bundles = 0
         for path in ownership.owned_bundles(name):
             if not path.endswith(bundle):
@@ -700,6 +709,20 @@ class TopicManager:
             await ownership.release_bundle(path, unload)
             topics, bundles = topics + len(going), bundles + 1
         return topics, bundles
+
+    async def list_bundle_owners(self, name: NamespaceName, bundle: str = "") -> dict[str, OwnerRecord]:
+        """Returns the owner records of those bundles of a namespace that have an owner, by bundle; of one bundle, if
+        `bundle` is not empty. Raises InvalidRequest if the namespace has no such bundle."""
+        await self._get_namespace_with_bundle(name, bundle)
+        found = await list_bundle_owners(self._open().metadata, name)
+        return {each: owner for each, owner in found.items() if bundle in ("", each)}
+
+    async def _get_namespace_with_bundle(self, name: NamespaceName, bundle: str) -> NamespaceRecord:
+        record = await self._open().catalog.get_namespace(name)
+        known = [bundle_name(number, record.bundles) for number in range(record.bundles)]
+        if bundle and bundle not in known:
+            raise InvalidRequest(f"namespace {name} has no bundle {bundle!r}; it has {', '.join(known)}")
+        return record
 
     async def _unload(self, topic: Topic, error: MagnetarError | None = None) -> None:
         if self.loaded.get(topic.name.full) is topic:
@@ -793,7 +816,8 @@ class TopicManager:
     def _apply_runtime(self, changed: RuntimeSettings) -> None:
         """Applies the settings that are changed for all brokers while they run."""
         if changed.log_level != self._runtime.log_level:
-            logs.set_level(changed.log_level)
+            source = "the dynamic setting log_level" + ("" if changed.log_level else " was deleted")
+            logs.set_level(changed.log_level, source)
         self._runtime = changed
         if self._session is not None:
             self._session.catalog.auto_creation = self.auto_topic_creation

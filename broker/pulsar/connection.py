@@ -339,6 +339,7 @@ class PulsarConnection:
             self._refuse(error)
         self._stream.on_caller_authenticated()
         self.version = max(1, min(PROTOCOL_VERSION, asked.protocol_version))
+        _LOG.debug("%s is %s, with Pulsar's protocol: %s", self.caller.peer, self.caller.principal, self.client)
         self._frames.bytes_max = self.broker.config.max_message_bytes + FRAME_EXTRA_BYTES
         flags = pulsar.FeatureFlags(supports_get_partitioned_metadata_without_auto_creation=True)
         flags.supports_topic_watchers = lookup.supports_topic_patterns()

@@ -226,7 +226,7 @@ def make_internal_stats_json(found: values.TopicInternalStats, stats: values.Top
         "currentLedgerEntries": newest.entries if newest is not None and newest.state == "open" else 0,
         "currentLedgerSize": newest.bytes if newest is not None and newest.state == "open" else 0,
         "lastLedgerCreatedTimestamp": None, "lastLedgerCreationFailureTimestamp": None,
-        "waitingCursorsCount": sum(each.blocked in _WAITING for each in stats.subscriptions),
+        "waitingCursorsCount": sum(each.blocked in _WAITING and bool(each.consumers) for each in stats.subscriptions),
         "pendingAddEntriesCount": found.pending_adds, "lastConfirmedEntry": str(found.last_confirmed),
         "state": "Terminated" if stats.terminated else "LedgerOpened", "ledgers": ledgers,
         "cursors": {each.name: _cursor(each) for each in stats.subscriptions}, "schemaLedgers": [],

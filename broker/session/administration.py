@@ -171,13 +171,29 @@ class Administration:
 
     async def unload_namespace(self, name: NamespaceName, bundle: str = "", *, here: bool) -> Unloaded:
         """Unloads the topics of one bundle of a namespace; of all of its bundles if `bundle` is empty. `here`: only at
-        this broker, else at every broker. Returns the number of unloaded topics and of released bundles."""
-        topics, bundles = await self._broker.unload_namespace(name, bundle)
-        others = [] if here else await self._other_brokers()
-        asked = {"namespace": str(name), "bundle": bundle, "here": True}
-        for found in await asyncio.gather(*(self._ask(each, op.UNLOAD_NAMESPACE, **asked) for each in others)):
-            topics, bundles = topics + found.topics, bundles + found.bundles
-        return Unloaded(topics, bundles)
+        this broker, else at every broker. Returns the number of unloaded topics and of released bundles.
+
+        Each bundle is given up once: its owner at the start is asked, and the broker that takes the bundle meanwhile is
+        not. The brokers give up at the same time, each one bundle after the other."""
+        if here:
+            return Unloaded(*await self._broker.unload_namespace(name, bundle))
+        bundles_of: dict[tuple[str, str], list[str]] = {}
+        for each, owner in (await self._broker.list_bundle_owners(name, bundle)).items():
+            bundles_of.setdefault((owner.broker, owner.endpoint), []).append(each)
+        asked = (self._unload_bundles(name, *owner, bundles) for owner, bundles in bundles_of.items())
+        done = [each for found in await asyncio.gather(*asked) for each in found]
+        return Unloaded(sum(each.topics for each in done), sum(each.bundles for each in done))
+
+    async def _unload_bundles(
+        self, name: NamespaceName, owner: str, endpoint: str, bundles: Sequence[str]
+    ) -> list[Unloaded]:
+        if owner == self._broker.name:
+            return [Unloaded(*await self._broker.unload_namespace(name, each)) for each in bundles]
+        world = self._broker.world
+        return [
+            await ask_broker(world, endpoint, op.UNLOAD_NAMESPACE, namespace=str(name), bundle=each, here=True)
+            for each in bundles
+        ]
 
     # ------------------------------------------------------------------ permissions
     async def get_permissions(self, namespace: str, topic: str) -> GrantsRecord:

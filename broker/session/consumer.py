@@ -18,6 +18,7 @@ tests/broker/pulsar/test_passing.py.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
@@ -57,6 +58,8 @@ from ..subscription.subscription import Subscription
 from ..topic.topic import Topic
 from .backlogs import compute_start_mark, find_last_message, find_start_mark
 from .producer import check_name_size
+
+_LOG = logging.getLogger("magnetar.broker.session")
 
 ACK_ENTRIES = 100
 """Entries that are acknowledged in one step: some tenths of a millisecond."""
@@ -165,6 +168,10 @@ class ConsumerSession:
         topic.admission.check_subscribe_rate(topic.applied, consumer, options.consumer_name, now)
         session.subscription = await _subscription(topic, options)
         await run_or_undo(session._joined(broker, options, caller), session.leave)
+        _LOG.debug(
+            "%s/%s: consumer %r is open: %s, %s, %s", topic.name, options.subscription, session.name, caller.principal,
+            caller.peer, caller.client,
+        )  # fmt: skip
         return session
 
     async def _joined(self, broker: TopicManager, options: SubscribeOptions, caller: CallContext) -> None:

@@ -24,6 +24,7 @@ tests/broker/topic/test_transactions.py.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import Protocol
 
@@ -43,6 +44,8 @@ from ..node.topic_manager import TopicManager
 from ..topic.producer import Producer, PublishOutcomePort
 from ..topic.topic import Topic
 from ..topic.transactions import EventBeforePublish
+
+_LOG = logging.getLogger("magnetar.broker.session")
 
 METADATA_BYTES = (10 << 10) - 512
 """Bytes of an entry besides its payload: Pulsar's clients compare the payload alone with the largest size that they are
@@ -157,6 +160,9 @@ class ProducerSession:
             session.leave()
             raise
         session._grant_first()
+        _LOG.debug(
+            "%s: producer %r is open: %s, %s, %s", topic.name, name, caller.principal, caller.peer, caller.client
+        )
         return session
 
     def _grant_first(self) -> None:
@@ -328,6 +334,9 @@ class ProducerSession:
 
     def leave(self) -> None:
         """Ends the producer at once. The session does not call its port any more. Idempotent."""
+        if self._opened:
+            why = self.producer.close_error or "its client has closed it, or is gone"
+            _LOG.debug("%s: producer %r is closed: %s", self.topic.name, self.producer.name, why)
         self._opened = False
         self._drop_waiting()
         self.topic.producers.leave(self.producer)

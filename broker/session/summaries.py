@@ -129,7 +129,7 @@ async def collect_subscription_stats(
     )
     oldest_ms = await _oldest_ms(topic, subscription) if ages else 0
     cursor, dispatcher = subscription.cursor, subscription.dispatcher
-    type_, blocked = subscription.type, subscription.pump.blocked
+    type_ = subscription.type
     active, keys = dispatcher.policy.statistics()
     keys = keys if keys is not None and subscription.consumers else SlotDistribution("", False, 0, [], [])
     slots: dict[int, list[values.SlotRange]] = {id_: [] for id_ in subscription.consumers}
@@ -143,7 +143,7 @@ async def collect_subscription_stats(
         acked_ranges=cursor.holes.hole_range_count if cursor.acked else 0,
         consumers=tuple(_consumer(each, slots[id_]) for id_, each in subscription.consumers.items()),
         active_consumer=active.name if active is not None else "",
-        blocked=blocked or states.Blocked.NO, blocked_on_unacked=dispatcher.full,
+        blocked=_why_blocked(subscription, backlog), blocked_on_unacked=dispatcher.full,
         dispatch_throttled=subscription.pump.rates[0].throttled, replay_entries=dispatcher.replay_entries,
         key_shared_mode=states.KeyDistribution(keys.mode), allow_out_of_order_delivery=keys.out_of_order,
         draining=tuple(values.DrainingSlot(*each) for each in keys.draining), drained_total=keys.drained_total,
@@ -153,6 +153,12 @@ async def collect_subscription_stats(
         pending_transactions=len(subscription.pending_transactions),
         pending_entries=cursor.pending.entry_count if cursor.pending is not None else 0,
     )  # fmt: skip
+
+
+def _why_blocked(subscription: Subscription, backlog: int) -> states.Blocked:
+    """Returns why no consumer gets the next message. A subscription without backlog waits for no consumer."""
+    blocked = subscription.pump.blocked or states.Blocked.NO
+    return states.Blocked.CAUGHT_UP if blocked is states.Blocked.NO_CONSUMER and backlog == 0 else blocked
 
 
 def _name(type_: Registered | None) -> states.SubscriptionType:
@@ -437,7 +443,7 @@ ENDS = {
 def explain_stuck_subscription(topic: Topic, subscription: Subscription, backlog: int) -> WhyStuck:
     """Returns why a subscription delivers no more messages, or that it delivers. `backlog`: the number of its messages
     that are not acknowledged."""
-    blocked = subscription.pump.blocked or Blocked.NO
+    blocked = _why_blocked(subscription, backlog)
     dispatcher, now_ms = subscription.dispatcher, topic.world.clock.wall_ms()
     if blocked in (Blocked.NO, Blocked.CAUGHT_UP) and not dispatcher.unacked:
         text = "It has delivered everything." if backlog == 0 else "It delivers."

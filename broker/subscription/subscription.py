@@ -23,6 +23,7 @@ when it joins and whenever that changes.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -49,6 +50,8 @@ from .cursors import DurableCursor
 from .dead_letters import DeadLetters
 from .delays import DelayedDelivery
 from .pump import DeliveryPump
+
+_LOG = logging.getLogger("magnetar.broker.session")
 
 SEEK = ("disconnect", "move", "store", "answer")
 
@@ -248,6 +251,8 @@ class Subscription:
         connection was lost; otherwise the consumer was closed."""
         if consumer.member.id not in self.consumers:
             return
+        why = "it is gone, or the broker closes it" if lost else "its client has closed it"
+        _LOG.debug("%s/%s: consumer %r is closed: %s", self.log.topic, self.name, consumer.member.name, why)
         del self.consumers[consumer.member.id]
         self.departed = self.departed.add_counts_of_member(consumer.member)
         if consumer.waiting is not None:

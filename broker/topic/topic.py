@@ -452,6 +452,7 @@ class Topic:
             await run_to_end(self._close(error or unloaded))
 
     async def _close(self, error: MagnetarError) -> None:
+        begun_s = None if self._ended else self.world.clock.monotonic()
         if not self._ended:
             self._ended = True
             for part in self.parts:
@@ -467,6 +468,8 @@ class Topic:
                     await asyncio.wait(last_acks, timeout=LAST_ACKS_S)
                 self._disconnect(error)
         await self._close_subscriptions()
+        if begun_s is not None:
+            _LOG.debug("topic %s is unloaded, in %.3f s: %s", self.name, self.world.clock.monotonic() - begun_s, error)
 
     async def _close_subscriptions(self) -> None:
         subscriptions = list(self.subscriptions.values())  # readers detach meanwhile

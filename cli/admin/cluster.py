@@ -64,7 +64,7 @@ def status(session: Session) -> None:
     storage = ask_storage(session, summary)
     bookies, repair = storage.bookies, storage.repair
     backlogs, oldest = find_largest_topics(summary, "backlog", WORST), find_largest_topics(summary, "age", WORST)
-    away = find_metadata_alarms(summary.metadata_away_ms, now_ms)
+    away = find_metadata_alarms(summary.metadata_away_ms, now_ms, session.url)
     alarms = [] if away else find_repair_alarms(repair, storage.why, refused=storage.refused)
     alarms += find_alarms(brokers, summary.silent, bookies, oldest, now_ms, summary.refusing)
     alarms = [*away, *sorted(alarms, key=lambda alarm: not alarm.needed)]

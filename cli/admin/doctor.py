@@ -129,7 +129,7 @@ def _alarms(code: str) -> Callable[[ClusterFacts], list[Alarm]]:
 
 
 def _metadata(facts: ClusterFacts) -> list[Alarm]:
-    return find_metadata_alarms(facts.metadata_away_ms, facts.now_ms)
+    return find_metadata_alarms(facts.metadata_away_ms, facts.now_ms, facts.url)
 
 
 def _reachable(facts: ClusterFacts) -> Iterator[Alarm]:
@@ -196,7 +196,7 @@ def _versions(facts: ClusterFacts) -> Iterator[Alarm]:
 def _quorums(facts: ClusterFacts) -> Iterator[Alarm]:
     writable = sum(each["state"] == "writable" for each in facts.bookies)
     for namespace, ensemble, write, ack in facts.quorums:
-        helps = f"magnetar namespaces get-persistence {namespace}"
+        helps = f"magnetar namespaces get-persistence {namespace} --applied"
         if writable < ensemble:
             text = f"Namespace {namespace} asks for {ensemble} bookies ({write} copies), and {writable} take writes."
             yield Alarm(text, helps)
@@ -259,7 +259,8 @@ class RiskySetting(NamedTuple):
 
 
 RISKS = (
-    RiskySetting("log_level", lambda text: text == "debug", "each request may be a line of the log"),
+    RiskySetting("log_level", lambda text: text == "debug",
+    "each connection, producer, consumer and request of administration is a line of the log"),
     RiskySetting("degraded_writes", lambda text: text == "false", "one lost bookie may stop publishing"),
     RiskySetting("session_lost_grace_s", lambda text: float(text) == 0,
     "topics close when the metadata is away for a moment"),

@@ -209,7 +209,7 @@ namespaces = LazyGroup(
         "policies": LazyCommand(".admin.namespaces", "policies", "A namespace's policies."),
         "update": LazyCommand(".admin.namespaces", "update", "Change policies."),
         "topics": LazyCommand(".admin.topics", "list_", "Topics of a namespace."),
-        "stats": LazyCommand(".admin.namespaces", "stats", "Messages, storage and backlog of its topics."),
+        "stats": LazyCommand(".admin.namespaces", "stats", "Messages, storage, backlog and rates of its topics."),
         "delete": LazyCommand(".admin.namespaces", "delete", "Delete a namespace."),
         "bundles": LazyCommand(".admin.namespaces", "bundles", "The hash ranges that brokers own."),
         "unload": LazyCommand(
@@ -329,20 +329,25 @@ def policies(session: Session, namespace: str = "public/default", *, applied: bo
     )
 
 
-@session_command(watched=True)
-def stats(session: Session, namespace: str = "public/default") -> None:
-    """Show the messages, storage and backlog of each topic of a namespace.
+@session_command(option("--sum", "sums", is_flag=True, help="And the sums, as the last row."), watched=True)
+def stats(session: Session, namespace: str = "public/default", *, sums: bool) -> None:
+    """Show the messages, storage, backlog and rates (messages and bytes a second) of each topic of a namespace.
 
-    Example: magnetar namespaces stats public/default
+    \b
+    Examples:
+      magnetar namespaces stats public/default
+      magnetar namespaces stats public/default --sum
     """
     from ...proto.names import TopicName
-    from .stats import COLUMNS, make_topic_record
+    from .stats import COLUMNS, make_topic_record, sum_topic_records
 
     topics: dict[str, list[Any]] = {}
     for each in session.admin.namespace_stats(namespace):
         partitioned = "-partition-" in each.name  # most are not, and to parse a name costs as much as to read it
         topics.setdefault(TopicName.parse(each.name).base.full if partitioned else each.name, []).append(each)
     rows = [make_topic_record(session, topic, found) for topic, found in topics.items()]
+    if sums:
+        rows.append(sum_topic_records(namespace, rows))
     session.out.print_rows(rows, COLUMNS, empty=f"no topics in {namespace}")
 
 
@@ -359,7 +364,7 @@ def delete(session: Session, namespace: str, force: bool, yes: bool) -> None:
 
 @session_command(watched=True)
 def bundles(session: Session, namespace: str = "public/default") -> None:
-    """Show the bundles of a namespace (ranges of the hashes of topic names), each with the broker that owns it.
+    """List the bundles of a namespace: the ranges of the hashes of topic names that brokers own.
 
     Example: magnetar namespaces bundles public/default
     """
@@ -472,8 +477,8 @@ tenants = LazyGroup(
         "create": LazyCommand(".admin.namespaces", "create_tenant", "Make a tenant."),
         "get": LazyCommand(".admin.namespaces", "get_tenant", "A tenant's settings."),
         "update": LazyCommand(".admin.namespaces", "update_tenant", "Change a tenant's settings."),
-        "stats": LazyCommand(".admin.namespaces", "tenant_stats", "What a tenant holds."),
-        "delete": LazyCommand(".admin.namespaces", "delete_tenant", "Delete a tenant without namespaces."),
+        "stats": LazyCommand(".admin.namespaces", "tenant_stats", "Topics and rates of a tenant's namespaces."),
+        "delete": LazyCommand(".admin.namespaces", "delete_tenant", "Delete a tenant."),
     },
     with_rows=True,
     help="Tenants: the first part of a topic's name.\n\nExample: magnetar tenants create acme",
@@ -521,22 +526,50 @@ def update_tenant(session: Session, tenant: str, admin_roles: str, allowed_clust
 
 @session_command(watched=True)
 def tenant_stats(session: Session, tenant: str) -> None:
-    """Show how many namespaces and topics a tenant has.
+    """Show how many topics the namespaces of a tenant have, and their rates (messages and bytes a second). Only a super
+    user is told the rates.
 
     Example: magnetar tenants stats public
     """
+    from .stats import RATES
+
     admin = session.admin
     admin.tenant(tenant)
-    rows = [{"namespace": each, "topics": len(admin.topics(each))} for each in admin.namespaces(tenant)]
-    session.out.print_rows(rows, ("namespace", "topics"), empty=f"no namespaces in {tenant}")
+    rates = _rates_of_namespaces(session)
+    rows = [{"namespace": each, "topics": len(admin.topics(each)), **dict(zip(RATES, rates(each), strict=True))}
+            for each in admin.namespaces(tenant)]  # fmt: skip
+    session.out.print_rows(rows, ("namespace", "topics", *RATES), empty=f"no namespaces in {tenant}")
 
 
-@session_command()
-def delete_tenant(session: Session, tenant: str, yes: bool) -> None:
-    """Delete a tenant. Refused while the tenant has namespaces.
+def _rates_of_namespaces(session: Session) -> Callable[[str], list[float | None]]:
+    """Returns a function that returns the RATES of a namespace: of its loaded topics, for others have no traffic. They
+    are None if the caller may not ask for them."""
+    from ...proto.errors import Unauthorized
+
+    try:
+        summary = session.admin.broker_summaries()
+    except Unauthorized:
+        return lambda namespace: [None] * 4
+    if summary.silent:
+        click.echo(f"rates are without those of {', '.join(summary.silent)}: no answer", err=True)
+
+    def rates(namespace: str) -> list[float | None]:
+        here = [each for broker in summary.brokers for each in broker.namespaces if each.name == namespace]
+        parts = ((each.rate_in, each.rate_out, each.throughput_in, each.throughput_out) for each in here)
+        return [sum(numbers) for numbers in zip((0.0,) * 4, *parts, strict=True)]
+
+    return rates
+
+
+@session_command(option("-f", "--force", is_flag=True, help="Delete its namespaces and their topics too."))
+def delete_tenant(session: Session, tenant: str, force: bool, yes: bool) -> None:
+    """Delete a tenant. Refused while the tenant has namespaces, unless --force is given.
 
     Example: magnetar tenants delete acme
     """
-    confirm(f"Delete tenant {tenant}", yes)
+    confirm(f"Delete tenant {tenant}" + (", all its namespaces and all their topics" if force else ""), yes)
+    if force:
+        for each in session.admin.namespaces(tenant):
+            session.admin.delete_namespace(each, force=True)
     session.admin.delete_tenant(tenant)
     session.out.print_result_text(f"tenant {tenant} deleted", tenant=tenant)

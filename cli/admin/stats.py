@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from ...proto.states import TxnId
     from ..common.session import Session
 
-COLUMNS = ("topic", "partitions", "msgInCounter", "msgOutCounter", "storageSize", "msgBacklog", "msgRateIn")
+RATES = ("msgRateIn", "msgRateOut", "msgThroughputIn", "msgThroughputOut")
+COLUMNS = ("topic", "partitions", "msgInCounter", "msgOutCounter", "storageSize", "msgBacklog", *RATES)
 SUBSCRIPTION_COLUMNS = ("subscription", "type", "msgBacklog", "unackedMessages", "consumers", "markDelete", "blocked")
 TRANSACTION_COLUMNS = (
     "topic", "open", "oldest", "oldestOwner", "oldestAddress", "oldestMs", "lastStable", "waiting", "committed",
@@ -67,6 +68,14 @@ def make_topic_record(session: Session, topic: str, found: list[values.TopicStat
     record["averageMsgSize"] = size / messages if messages else 0.0
     record["owners"] = sorted({reply.owner for reply in found if reply.owner})
     return record
+
+
+def sum_topic_records(whose: str, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the sums over the records of topics, as a record whose `topic` is the text `whose`."""
+    found: dict[str, Any] = {"topic": whose, "partitions": None, "topics": len(records)}
+    for name in (*_SUMMED.split(), "msgBacklog", "backlogSize"):
+        found[name] = sum(each[name] for each in records)
+    return found
 
 
 def _transactions(session: Session, found: Iterable[values.TopicStats]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from ...runtime.clock import SystemClock
 from ..common.exits import Failure
 from ..common.session import Session
 from ..common.units import FiniteNumber
-from ..storage.admin_port import with_operator_options
+from ..storage.admin_port import ask_reachable_bookies, with_operator_options
 from . import doctor
 from .cluster import find_largest_topics
 
@@ -83,10 +83,18 @@ FILES = (
     File("BROKER/tasks.txt", "where each task waits: files, lines, functions"),
     File("BROKER/metrics-1.txt", "a page of metrics"),
     File("BROKER/metrics-2.txt", "… and another one, --apart seconds later"),
+    File("bookies/BOOKIE.json", "its state and report, as `magnetar bookies state` and doctor ask them"),
+    File("repair.json", "the state of each bookie that is known, and of repair"),
+    File("metadata.json", "what the metadata has at its root, and the records of the cluster and of ledger ids"),
     File("config/NAME.json", "each --config FILE; secrets are blanked"),
     File("logs/NAME", f"the last {LOG_BYTES >> 20} MiB of each --log FILE; what looks like a secret is blanked"),
 )
-"""What is in a bundle. BROKER: for each broker."""
+"""What is in a bundle. BROKER: for each broker; BOOKIE: for each bookie that answers this command."""
+METADATA_NODES = "", "/cluster", "/ids/ledger"
+BOOKIES_AND_METADATA = """
+Not asked for: metrics, logs and settings of bookies and of the metadata service. Metrics are at their own --metrics
+address alone: save the page of each process twice, 10 s apart (curl -o bookie-1.txt http://HOST:PORT/metrics), and
+add the files with --log. Logs and settings are on their machines: --log FILE and --config FILE add them."""
 
 
 def redact_text(text: str) -> str:
@@ -173,6 +181,8 @@ def collect(session: Session, logs: tuple[str, ...], configs: tuple[str, ...], a
         if number == 1:
             click.echo(f"all but the second pages of metrics is there; they are asked for in {apart_s:g} s", err=True)
             time.sleep(apart_s)
+    bundle.attempt("metadata", partial(_add_metadata, bundle, session))
+    bundle.attempt("bookies", partial(_add_bookies, bundle, session))
     for path in map(Path, configs):
         bundle.attempt(str(path), partial(_add_config, bundle, path))
     for path in map(Path, logs):
@@ -198,6 +208,28 @@ def _add_broker(bundle: SupportBundle, session: Session, endpoint: str, number: 
         bundle.add_text(f"{folder}/tasks.txt", found.tasks)
 
 
+def _add_bookies(bundle: SupportBundle, session: Session) -> None:
+    """Adds what bookies answer to this command, and names those that do not. In a secured cluster they answer an
+    operator."""
+    from ..storage.ledgers import ask_any_bookie
+
+    states, reports = (ask_reachable_bookies(session, verb) for verb in ("state", "report"))
+    for id_, state in states.items():
+        bundle.add_document(f"bookies/{id_}.json", {"state": state, "report": reports.get(id_)})
+    helps = "" if session.operator.security else "; in a secured cluster give --security FILE --metadata HOST:PORT"
+    for each in session.admin.bookies():
+        if each.id not in states:
+            bundle.missing.append(f"bookie {each.id} at {each.endpoint} does not answer this command{helps}")
+    if states:
+        verbs = "repair-status", "bookies"
+        bundle.add_document("repair.json", {verb: ask_any_bookie(session, verb) for verb in verbs})
+
+
+def _add_metadata(bundle: SupportBundle, session: Session) -> None:
+    found = [asdict(session.admin.describe_metadata(node=node)) for node in METADATA_NODES]
+    bundle.add_document("metadata.json", found)
+
+
 def _add_config(bundle: SupportBundle, path: Path) -> None:
     import tomllib
 
@@ -220,6 +252,7 @@ def _readme(bundle: SupportBundle, now: str) -> Iterator[str]:
     yield from (f"{each.name}  {each.what}" for each in FILES)
     yield "\nWhat could not be had:" if bundle.missing else "\nNothing is missing."
     yield from bundle.missing
+    yield BOOKIES_AND_METADATA
 
 
 @click.command()

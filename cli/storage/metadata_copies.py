@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 600.0
 """Seconds for a copy: a gigabyte on a slow disk."""
+TOPICS = 20
+"""Topics of lost ledgers that are shown."""
 ASK_S = 5.0
 AGAIN_S = 0.25
 WAIT_S = 60.0
@@ -111,7 +113,7 @@ def restore(
     found = copies.inspect_backup(str(copy))
     target = data.absolute() / "metadata.sqlite"
     copies.check_service_stopped(str(target))
-    before = _contents(target)
+    before = _contents(target, found.ledgers)
     if get_members_section(security) is None:
         answers = asyncio.run(_ask(found))
     else:
@@ -119,21 +121,33 @@ def restore(
         answers = asyncio.run(_ask_as_member(found, where, wait_s))
     rows = _compare(found, before, answers)
     CommandOutput(output).print_rows(rows, ("where", "highestLedger", "newer"))
+    for text in _describe_lost_ledgers(before.topics if before is not None else {}):
+        click.echo(text, err=True)
     confirm(f"Put {copy} (revision {found.revision}, ledger ids up to {found.highest}) in place of {target}", yes)
     least = max([found.highest, *(row["highestLedger"] for row in rows if isinstance(row["highestLedger"], int))])
     kept = copies.restore_backup(str(copy), str(target), least, secrets.token_hex(8))
     if kept:
         click.echo(f"what was there is kept: {kept}", err=True)
-    click.echo(f"restored; ledger ids go on above {least}. Start the service, then the bookies", err=True)
+    click.echo(f"restored; ledger ids go on above {least}", err=True)
+    click.echo("start the service; bookies that run register by themselves", err=True)
 
 
-def _contents(path: Path) -> BackupContents | None:
-    """Returns the contents of a copy of the metadata; None if there is no file, or it cannot be read at all."""
+def _describe_lost_ledgers(topics: dict[str, int]) -> Iterator[str]:
+    """Returns a line for each of the topics that have ledgers which the copy lacks; at most TOPICS of them."""
+    for topic, ledgers in list(topics.items())[:TOPICS]:
+        yield f"not in the copy: {ledgers} ledger{'' if ledgers == 1 else 's'} of {topic or 'no topic that is known'}"
+    if len(topics) > TOPICS:
+        yield f"… and those of {len(topics) - TOPICS:,} more topics; -o json names all"
+
+
+def _contents(path: Path, known: frozenset[int]) -> BackupContents | None:
+    """Returns the contents of a copy of the metadata, with the topics of the ledgers that are not `known`; None if
+    there is no file, or it cannot be read at all."""
     from ...metadata import backup as copies
     from ...proto.errors import MagnetarError
 
     try:
-        return copies.inspect_backup(str(path))
+        return copies.inspect_backup(str(path), known)
     except MagnetarError:
         return None
 
@@ -259,7 +273,8 @@ def _compare(
     if before is not None:
         more = len(before.ledgers - found.ledgers)
         newer = f"{more} ledgers, {max(0, before.revision - found.revision)} revisions"
-        rows.append({"where": "the file that it replaces", "highestLedger": before.highest, "newer": newer})
+        row = {"where": "the file that it replaces", "highestLedger": before.highest, "newer": newer}
+        rows.append({**row, "topics": before.topics})
     for bookie, highest in bookies.items():
         if isinstance(highest, str):
             rows.append({"where": f"bookie {bookie}", "highestLedger": None, "newer": highest})

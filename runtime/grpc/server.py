@@ -228,6 +228,7 @@ class _Listener:
                 raise
         if not connection.allowance.is_known:
             connection.on_caller_authenticated()
+            _LOG.debug("%s is %s", connection.peer, found.principal)
         return found
 
     async def admit_stream(
@@ -317,6 +318,7 @@ class _ServerConnection(Http2Connection[_Head]):
         listener.connections[self] = None
         listener.memory.connections += 1
         super().connection_made(transport)
+        _LOG.debug("%s has connected, with gRPC", self.peer)
 
     @property
     def is_busy(self) -> bool:
@@ -339,6 +341,7 @@ class _ServerConnection(Http2Connection[_Head]):
             self._listener.strangers.remove(self)
             self._listener.memory.connections -= 1
             PROCESS.release_connection()
+            _LOG.debug("%s has disconnected: %s", self.peer, error)
 
     def consume_preface(self, view: memoryview) -> memoryview:
         size = min(len(frames.PREFACE) - len(self._greeting), len(view))

@@ -669,6 +669,7 @@ class TcpServing:
 
     async def _handle(self, stream: TcpStream) -> None:
         self._access.memory.connections += 1
+        _LOG.debug("%s has connected to port %d", stream.peer, self.endpoint.port)
         try:
             await self._service(stream)
         except MagnetarError as error:
@@ -678,6 +679,7 @@ class TcpServing:
         finally:
             self._access.memory.connections -= 1
             PROCESS.release_connection()
+            _LOG.debug("%s has disconnected from port %d", stream.peer, self.endpoint.port)
             await stream.close()
             self.strangers.remove(stream)
             place = self._known.pop(stream, None)

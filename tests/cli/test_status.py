@@ -125,7 +125,12 @@ def test_a_bookie_that_is_away_and_that_no_ledger_names_can_wait() -> None:
 
 def test_that_the_metadata_does_not_answer_is_said_with_the_time_since_when() -> None:
     assert find_metadata_alarms(0, NOW_MS) == []
-    (found,) = find_metadata_alarms(NOW_MS - 61_000, NOW_MS)
+    for url, command in (
+        ("", "magnetar health"), ("magnetar://b1:7650,b2:7650", "magnetar health --http http://b1:8080"),
+        ("magnetar+ssl://[::1]:7650", "magnetar health --http https://[::1]:8443"),
+    ):
+        (found,) = find_metadata_alarms(NOW_MS - 61_000, NOW_MS, url)
+        assert found.command == command
     assert found.text.startswith("The metadata does not answer since 2001-09-09 01:45:39 UTC (1 min): ")
     assert (found.needed, found.code) == (True, "D00")
 
@@ -176,7 +181,8 @@ def test_while_the_metadata_is_away_status_and_doctor_say_since_when_and_what_th
             told = run_cli("status", "--url", url, timeout_s=15)
             assert (told.code, told.err) == (1, "")
             assert told.out.startswith("! The metadata does not answer since ")
-            assert told.out.count("127.0.0.1:") == 3, "both brokers and the bookie are shown"
+            assert told.out.count("127.0.0.1:") == 4, "both brokers, the bookie and the hint are shown"
+            assert "magnetar health --http http://127.0.0.1:8080" in told.out
             found = json.loads(run_cli("status", "-o", "json", "--url", url, timeout_s=15).out)
             assert (len(found["brokers"]), len(found["bookies"]), found["silent"]) == (2, 1, [])
             assert found["alarms"][0]["code"] == "D00"

@@ -5,9 +5,12 @@ import stat
 import tarfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from magnetar.cli.admin import support_bundle
 from magnetar.cli.admin.support_bundle import BLANKED, FILES, redact_text, redact_values
 from magnetar.cli.common.processes import Processes
 from tests.support.processes import run_here
@@ -78,6 +81,22 @@ def test_what_would_be_in_it_is_listed_and_no_server_is_asked() -> None:
     assert done.out.split("\n")[:-1] == [each.name for each in FILES]
 
 
+@pytest.mark.parametrize("security", [None, "security.toml"])
+def test_a_bookie_that_does_not_answer_is_named_with_how_to_ask_it(
+    security: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bookie = SimpleNamespace(id="b1", endpoint="b1:7641")
+    session: Any = SimpleNamespace(
+        admin=SimpleNamespace(bookies=lambda: [bookie]), operator=SimpleNamespace(security=security)
+    )
+    monkeypatch.setattr(support_bundle, "ask_reachable_bookies", lambda session, verb: {})
+    bundle = support_bundle.SupportBundle()
+    support_bundle._add_bookies(bundle, session)
+    assert bundle.files == {}
+    helps = "" if security else "; in a secured cluster give --security FILE --metadata HOST:PORT"
+    assert bundle.missing == [f"bookie b1 at b1:7641 does not answer this command{helps}"]
+
+
 @pytest.mark.processes
 def test_planted_secrets_payloads_keys_and_properties_are_not_in_a_bundle(started: Processes, tmp_path: Path) -> None:
     url = started.start("s", "standalone", "--port", "0", "--data", str(tmp_path / "data")).wait_ready()
@@ -111,6 +130,8 @@ def test_planted_secrets_payloads_keys_and_properties_are_not_in_a_bundle(starte
     folders = {name.split("/")[1] for name in texts if name.endswith("/settings.json")}
     (folder,) = folders
     expected = {each.name.replace("BROKER", folder).replace("config/NAME", "config/magnetar.toml") for each in FILES}
+    (bookie,) = (name.split("/")[2] for name in texts if name.startswith("magnetar-support/bookies/"))
+    expected = {name.replace("bookies/BOOKIE.json", f"bookies/{bookie}") for name in expected}
     expected = {f"magnetar-support/{name.replace('logs/NAME', 'logs/broker.log')}" for name in expected}
     assert set(texts) == expected
     assert sorted(json.loads(done.out)["files"]) == sorted(name.removeprefix("magnetar-support/") for name in texts)
@@ -120,6 +141,12 @@ def test_planted_secrets_payloads_keys_and_properties_are_not_in_a_bundle(starte
     assert "broker-policies" in texts[f"magnetar-support/{folder}/tasks.txt"]
     settings = json.loads(texts[f"magnetar-support/{folder}/settings.json"])["settings"]
     assert {each["name"]: each["source"] for each in settings}["cluster"] == "default"
+    told = json.loads(texts[f"magnetar-support/bookies/{bookie}"])
+    assert told["state"]["bookie"] == told["report"]["bookie"] == bookie.removesuffix(".json")
+    assert json.loads(texts["magnetar-support/repair.json"])["bookies"]["bookies"][0]["state"] == "writable"
+    nodes = json.loads(texts["magnetar-support/metadata.json"])
+    assert [each["path"] for each in nodes] == ["/", "/cluster", "/ids/ledger"]
+    assert "metrics, logs and settings of bookies and of the metadata service" in texts["magnetar-support/README.txt"]
     assert stat.S_IMODE(bundle.stat().st_mode) == 0o600
     again = run_here(*asked)
     assert again.code == 1

@@ -34,6 +34,12 @@ tenants stats public
 tenants delete acme
 tenants delete acme -y
 tenants delete acme -y
+tenants create acme
+namespaces create acme/shop
+topics create acme/shop/orders
+tenants delete acme -y
+tenants delete acme --force -y
+tenants stats acme
 namespaces list
 namespaces list none
 namespaces create public/shop -t 2h -s 1G -b 8 --default-partitions 2
@@ -49,6 +55,7 @@ namespaces update public/shop -e 2 -w 3 -a 2
 namespaces topics
 namespaces stats public/default
 namespaces stats public/default -o json
+namespaces stats public/default --sum
 namespaces bundles public/shop
 namespaces set-auto-topic-creation public/shop --enable -t partitioned -n 4
 namespaces set-auto-topic-creation public/shop -t partitioned
@@ -261,7 +268,8 @@ async def test_every_verb_of_administration_prints_what_is_written_down(
             text = f"{done.code}\n{done.out}" + (f"--- stderr\n{done.err}" if done.err else "")
             for name, value in names.items():
                 text = text.replace(value, f"{{{name}}}") if "(" in value else text
-            for pattern, mask in ((r"HOST:PORT +\d+", "HOST:PORT AGE"), (r" +\d+\.\d$", " RATE")):  # in tables
+            of_tables = (r"HOST:PORT +[\d,]+", "HOST:PORT AGE"), (r"(?: +[\d,]+\.\d)+$", " RATE")
+            for pattern, mask in of_tables:
                 text = re.sub(pattern, mask, recording.masked(text), flags=re.M)
             recording.add(line, text)
             called.add(_resolved(words))

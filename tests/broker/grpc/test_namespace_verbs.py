@@ -11,7 +11,7 @@ from magnetar.client.admin import AdminClient
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import InitialPosition
 from magnetar.proto.errors import Busy, InvalidRequest, NamespaceNotFound, TopicNotFound
-from magnetar.proto.names import TopicName
+from magnetar.proto.names import NamespaceName, TopicName
 from tests.support.cluster import Cluster, cluster
 
 SPACE = "public/default"
@@ -48,6 +48,34 @@ async def test_unloading_a_namespace_gives_its_bundles_up_and_no_message_is_lost
             await admin.unload_namespace(SPACE, "x")
         with pytest.raises(NamespaceNotFound):
             await admin.unload_namespace("public/nowhere")
+
+
+async def test_a_bundle_that_another_broker_takes_meanwhile_is_unloaded_and_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = ["a", "b", "c"]
+    async with (
+        cluster(tmp_path, brokers=2) as running,
+        AdminClient(url_of(running)) as admin,
+        AdminClient(url_of(running, 1)) as other,
+    ):
+        one, two = (broker.topic_manager for broker in running.brokers)
+        for each in topics:
+            await admin.create_topic(each)
+            await admin.topic_stats(each)
+        bundles = one.owned_bundle_count
+        unload = one.unload_namespace
+
+        async def unload_and_use(name: NamespaceName, bundle: str = "") -> tuple[int, int]:
+            done = await unload(name, bundle)
+            for each in topics:
+                await other.topic_stats(each)  # a client of the other broker, which takes what is free
+            return done
+
+        monkeypatch.setattr(one, "unload_namespace", unload_and_use)
+        found = await admin.unload_namespace(SPACE)
+        assert (found.topics, found.bundles) == (3, bundles)
+        assert (len(one.loaded), len(two.loaded)) == (0, 3), "none is unloaded again"
 
 
 async def test_backlogs_of_a_namespace_are_cleared_and_a_subscription_goes_from_all_its_topics(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from magnetar.broker.common.config import BrokerConfig, RuntimeSettings, parse_r
 from magnetar.client.admin import AdminClient
 from magnetar.client.common.errors import TopicNotFound
 from magnetar.proto import operations as op
-from magnetar.proto.errors import InvalidRequest
+from magnetar.proto.errors import InvalidRequest, NotFound
 from magnetar.proto.operations import Permission
 from magnetar.runtime import config, logs
 from tests.support.cluster import Cluster, cluster
@@ -40,7 +41,7 @@ async def test_the_log_level_changes_without_a_restart_and_goes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     levels: list[str | None] = []
-    monkeypatch.setattr(logs, "set_level", levels.append)
+    monkeypatch.setattr(logs, "set_level", lambda level, source: levels.append(level))
     async with cluster(tmp_path, brokers=0) as running:
         one, two = [await running.add_broker() for _ in range(2)]
         async with AdminClient(f"magnetar://{one.endpoint}") as admin:
@@ -57,10 +58,61 @@ async def test_the_log_level_changes_without_a_restart_and_goes_back(
 
 
 def test_a_level_is_that_of_the_start_again() -> None:
-    logs.set_level("debug")
+    logs.set_level("debug", "a test")
     assert logs.current_level() == "debug"
-    logs.set_level(None)
+    logs.set_level(None, "a test")
     assert logs.current_level() == "info"
+
+
+def test_a_change_of_the_level_is_told_under_either_level(caplog: pytest.LogCaptureFixture) -> None:
+    logs.set_level(None, "the test before")
+    caplog.clear()
+    logs.set_level("error", "somebody")
+    logs.set_level("error", "another one")
+    logs.set_level(None, "somebody else")
+    assert caplog.messages == [
+        "the log level was info and is error now: somebody", "the log level was error and is info now: somebody else"
+    ]
+
+
+LINES = (
+    r"127\.0\.0\.1:\d+ has connected, with gRPC", r"127\.0\.0\.1:\d+ has disconnected: ",
+    r"topic persistent://public/default/t is loaded, in \d", r"topic persistent://public/default/t is unloaded, in \d",
+    r"persistent://public/default/t: ledger \d+ begins at index 0, at bookies .*; before it: none of this owner",
+    r"persistent://public/default/t: ledger \d+ begins at index 20, at .*; before it: ledger \d+, \d+ bytes",
+    r"persistent://public/default/t: producer 'ada' is open: .*127\.0\.0\.1:\d+",
+    r"persistent://public/default/t: producer 'ada' is closed: its client",
+    r"persistent://public/default/t/s: consumer 'bob' is open: ", r".*t/s: consumer 'bob' is closed: its client",
+    r"Admin\.TopicStats on persistent://public/default/t: .*: done", r"Admin\.TopicStats on .*none: .*: TopicNotFound",
+)
+
+
+async def test_debug_lines_tell_of_clients_topics_and_requests_and_of_no_message(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "magnetar")
+    async with cluster(tmp_path) as running, asking(running) as admin:
+        async with Client(f"magnetar://{running.brokers[0].endpoint}") as client:
+            consumer = await client.subscribe("t", "s", consumer_name="bob")
+            producer = await client.create_producer("t", producer_name="ada", batching_enabled=False)
+            for _ in range(20):
+                await producer.send(b"x")
+                await consumer.acknowledge(await consumer.receive())
+            (topic,) = running.brokers[0].topic_manager.loaded.values()
+            await topic.log.roll()
+            before = len(caplog.messages)
+            for _ in range(20):
+                await producer.send(b"y")
+                await consumer.acknowledge(await consumer.receive())
+            assert [each for each in caplog.messages[before:] if "default/t" in each] == []
+            await producer.close()
+            await consumer.close()
+        await admin.topic_stats("t")
+        with pytest.raises(NotFound):
+            await admin.topic_stats("none")
+        await admin.unload_topic("t")
+    for line in LINES:
+        assert [each for each in caplog.messages if re.match(line, each)], (line, caplog.messages)
 
 
 async def test_topics_are_made_at_a_look_up_until_that_is_changed(tmp_path: Path) -> None:

@@ -156,7 +156,12 @@ async def test_why_a_subscription_does_not_get_on_is_said_in_sentences(running: 
     async with AdminClient(url) as admin, Client(url) as client:
         await made(admin, "t", "s")
         assert await admin.why_stuck("t", "s") == await admin.why_stuck("t", "s")
+        (empty,) = (await admin.topic_stats("t")).subscriptions
+        idle = await admin.why_stuck("t", "s")
+        assert (empty.backlog, empty.blocked, idle.stuck, idle.blocked) == (0, Blocked.CAUGHT_UP, False, empty.blocked)
         await send(client, "t", 5)
+        (full,) = (await admin.topic_stats("t")).subscriptions
+        assert (full.backlog, full.blocked) == (5, Blocked.NO_CONSUMER)
         found = await admin.why_stuck("t", "s")
         assert (found.stuck, found.blocked) == (True, Blocked.NO_CONSUMER)
         assert found.sentences[0] == "No consumer is connected."
