@@ -10,7 +10,7 @@ import time
 import tracemalloc
 
 from magnetar.broker.log.compaction_core import SurvivingMessageSearch, compact_entry, parse_entry
-from magnetar.proto.entry import encode_batch, encode_broker_part, item_prefix
+from magnetar.proto.entry import encode_batch, encode_broker_part, encode_item_prefix
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 
 from .harness import Options, Run
@@ -28,7 +28,7 @@ def _log(options: Options, messages: int, keys: int) -> list[tuple[int, int, byt
         parts: list[bytes] = []
         for _ in range(BATCH):
             of = SingleMessageMetadata(payload_size=len(payload), partition_key=f"key-{rng.randrange(keys)}")
-            parts += (item_prefix(of), payload)
+            parts += (encode_item_prefix(of), payload)
         entry = encode_broker_part(first + BATCH - 1, 1) + encode_batch(metadata, parts, BATCH)
         entries.append((first, BATCH, entry))
     return entries

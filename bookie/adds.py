@@ -141,7 +141,7 @@ SEAL_BYTES = 1 << 20
 slower."""
 
 
-class AddIntentsOfLoopTurn:
+class LoopTurnAdds:
     """The requests to add entries that one turn of the event loop collected, in order, and their bytes. `seal` writes
     them as one group to the journal."""
 
@@ -195,7 +195,7 @@ class AddRequests:
     `admit_held_adds` when the store may have room again. `pressure` makes the sockets read slowly."""
 
     def __init__(
-        self, store: Store, clock: Clock, intents: AddIntentsOfLoopTurn,
+        self, store: Store, clock: Clock, intents: LoopTurnAdds,
         newcomer: Callable[[Request, RequestHead, float], None],
         pressure: Callable[[bool], None], *, entry_bytes_max: int, held_bytes_max: int,
     ) -> None:  # fmt: skip
@@ -240,7 +240,7 @@ class AddRequests:
         else:
             self._admit(batch)
 
-    def on_unflagged_add(self, request: Request, ledger: int, entry: int, key: bytes, came: float) -> None:
+    def on_plain_add(self, request: Request, ledger: int, entry: int, key: bytes, came: float) -> None:
         """Handles an ADD request without flags. The result is the same as that of `on_request`, but this path is
         faster, because most requests are ADDs without flags."""
         opened = verify_add(ledger, entry, request.frames, self._entry_bytes_max)
@@ -355,7 +355,7 @@ class AddRequests:
             self.pressure(pressed)
 
     @property
-    def count_held_adds(self) -> tuple[int, int]:
+    def held_adds_and_bytes(self) -> tuple[int, int]:
         """Returns (number of held ADD requests, their bytes together)."""
         queues = (self._held, self._held_recovery)
         return sum(len(queue.batches) for queue in queues), sum(queue.bytes for queue in queues)

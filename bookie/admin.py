@@ -76,8 +76,8 @@ from ..runtime.descriptors import PROCESS
 from ..runtime.metrics import RecentQuantiles
 from ..runtime.tasks import Tasks
 from .maintenance import marks
-from .maintenance.copies_core import GONE, list_bookies_of_ledger
 from .maintenance.garbage import GarbageCollector, GarbageProgress, GarbageResult
+from .maintenance.repair_core import GONE, list_bookies_of_ledger
 from .maintenance.restore import LimboRestorer
 from .maintenance.scrub import Scrubber
 from .registration import DiskMonitor
@@ -201,7 +201,7 @@ class BookieAdmin:
 
     async def _gc_plan(self, options: Options) -> Json:
         check_option_names(options, ("major",))
-        plans = await self._collector.plan(major=boolean_option(options, "major"))
+        plans = await self._collector.plan(major=read_boolean_option(options, "major"))
         wanted = dict.fromkeys(holder.ledger for plan in plans for holder in plan.facts.holders)
         owners = await self._owners(list(wanted)[:LOOKUPS_MAX])
         refused = self._collector.refused
@@ -210,9 +210,9 @@ class BookieAdmin:
     async def _gc_start(self, options: Options) -> Json:
         check_option_names(options, ("force", "major", "roll"))
         self._runs.start(
-            force=boolean_option(options, "force"),
-            major=boolean_option(options, "major"),
-            roll=boolean_option(options, "roll"),
+            force=read_boolean_option(options, "force"),
+            major=read_boolean_option(options, "major"),
+            roll=read_boolean_option(options, "roll"),
         )
         return {"started": True}
 
@@ -263,7 +263,7 @@ def check_option_names(options: Options, names: Sequence[str]) -> None:
         raise InvalidRequest(f"no option {', '.join(strange)}; there are {', '.join(names) or 'none'}")
 
 
-def boolean_option(options: Options, name: str) -> bool:
+def read_boolean_option(options: Options, name: str) -> bool:
     """Returns the value of a boolean option, False if it is missing. Raises InvalidRequest if it is not a boolean."""
     value = options.get(name, False)
     if not isinstance(value, bool):
@@ -363,7 +363,7 @@ FRESH_MS = 15_000
 """Age of a worker's progress, in ms, above which the worker is idle or gone."""
 
 
-class RepairVerbs:
+class RepairAdmin:
     """Answers the admin verbs about ledgers and their copies. `metadata` returns the current metadata session."""
 
     def __init__(self, metadata: Callable[[], MetadataStore], clock: Clock) -> None:
@@ -443,8 +443,8 @@ class RepairVerbs:
 
     async def _enable(self, options: Options) -> Json:
         check_option_names(options, ("on",))
-        await marks.set_repair_enabled(self._session(), boolean_option(options, "on"))
-        return {"enabled": boolean_option(options, "on")}
+        await marks.set_repair_enabled(self._session(), read_boolean_option(options, "on"))
+        return {"enabled": read_boolean_option(options, "on")}
 
     # ------------------------------------------------------------------------------ bookies
     async def _bookies(self, options: Options) -> Json:
@@ -481,20 +481,20 @@ class RepairVerbs:
         registered = await store.get(paths.bookie(bookie)) is not None
         path = paths.departing(bookie)
         before = await get_record(store, path, DepartingRecord)
-        if boolean_option(options, "cancel"):
+        if read_boolean_option(options, "cancel"):
             if before is not None:
                 await store.delete(path, before[1])
             return {"bookie": bookie, "departing": False}
         cookie = await get_record(store, paths.cookie(bookie), CookieRecord)
         if not registered and cookie is None and not await self._records_on(bookie):
             raise NotFound(f"no bookie {bookie} is known; 'magnetar bookies list' shows them", bookie=bookie)
-        if registered and boolean_option(options, "dead"):
+        if registered and read_boolean_option(options, "dead"):
             raise Busy(
                 f"bookie {bookie} is registered: it lives. 'magnetar bookies decommission' empties a living one, "
                 "'magnetar bookies list' shows it", bookie=bookie,
             )  # fmt: skip
         since_ms = self._clock.wall_ms() if before is None else before[0].since_ms
-        record = DepartingRecord(bookie=bookie, since_ms=since_ms, forget=boolean_option(options, "forget"))
+        record = DepartingRecord(bookie=bookie, since_ms=since_ms, forget=read_boolean_option(options, "forget"))
         await put_record(store, path, record, ANY)
         return {"bookie": bookie, "departing": True, "registered": registered, "forget": record.forget}
 

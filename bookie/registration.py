@@ -234,7 +234,7 @@ END_S = 2.0
 """Seconds for the note at an orderly end: the metadata may be gone before the bookie."""
 
 
-class PositionRecorder:
+class JournalPositionRecorder:
     """Stores in the metadata the position up to which the bookie's journal is synced. Until the position is stored for
     the first time, answers to clients wait (`defer_answer`). Calls `on_first` when answers need not wait any more."""
 
@@ -330,7 +330,7 @@ class DiskLimits(NamedTuple):
     warn_share: float
     free_bytes_min: int  # -1: not set
 
-    def free_bytes_min_of_disk(self, total: int) -> int:
+    def compute_free_bytes_min(self, total: int) -> int:
         """Returns the limit of free bytes for a disk of `total` bytes: with fewer free bytes, the disk is FULL."""
         return self.free_bytes_min if self.free_bytes_min >= 0 else min(FLOOR_BYTES, int(total * SMALL_SHARE))
 
@@ -349,7 +349,7 @@ class DiskUsage(NamedTuple):
 def decide_disk_state(usage: DiskUsage, limits: DiskLimits, was: DiskState, *, no_room: bool) -> DiskState:
     """Returns the present state of the disk. `was`: the state of the disk before this call. `no_room`: a write found no
     room and no write has succeeded since, or the disk reserve is missing."""
-    floor = limits.free_bytes_min_of_disk(usage.total) * (LEAVES_SHARE if was.is_read_only else 1.0)
+    floor = limits.compute_free_bytes_min(usage.total) * (LEAVES_SHARE if was.is_read_only else 1.0)
     if no_room:
         return DiskState.NO_ROOM
     if usage.used_share >= limits.full_share or usage.free < floor:
@@ -424,7 +424,7 @@ class DiskMonitor:
 
     def _floor_told(self, usage: DiskUsage) -> str:
         """Returns a text for the log if fewer bytes are free than the floor; else ""."""
-        floor = self._limits.free_bytes_min_of_disk(usage.total)
+        floor = self._limits.compute_free_bytes_min(usage.total)
         if usage.free >= floor:
             return ""
         why = "free_bytes_min" if self._limits.free_bytes_min >= 0 else "the least where free_bytes_min is not set"

@@ -25,7 +25,7 @@ from ..proto.versions import PRODUCT
 from ..runtime.access import Principal
 from ..runtime.memory_shares import MIB, MemoryShare
 from ..runtime.metrics import Histogram
-from ..runtime.network import Endpoint, PeerServing, World
+from ..runtime.network import Endpoint, RunningPeerServer, World
 from ..runtime.tasks import Supervisor, run_to_end
 from .format.journal import DamagedFile
 from .maintenance.garbage import CompactionSchedule, GarbageCollector, GracePeriod
@@ -34,10 +34,10 @@ from .maintenance.repair_worker import BATCH_MEMORY_BYTES, RepairConfig
 from .maintenance.restore import LimboRestorer, largest_allocated_ledger
 from .maintenance.scrub import EntryRepairer, QuarantineReports, Scrubber
 from .maintenance.seen import RollbackGuard
-from .registration import DiskLimits, DiskMonitor, DiskState, NewSession, PositionRecorder, Registration
+from .registration import DiskLimits, DiskMonitor, DiskState, JournalPositionRecorder, NewSession, Registration
 from .service import HELD_PARTS, BookieService
 from .store import identity
-from .store.disk import NoDescriptor, NoSpace
+from .store.disk import NoFileDescriptor, NoSpace
 from .store.entrylog.mover import CompactionPolicy
 from .store.identity import BookieIdentity
 from .store.memtable import TABLES
@@ -120,8 +120,8 @@ class Bookie:
         self._identity: BookieIdentity
         self._store: Store
         self._service: BookieService
-        self._serving: PeerServing
-        self._notes: PositionRecorder
+        self._serving: RunningPeerServer
+        self._notes: JournalPositionRecorder
         self._upkeep: DiskMonitor
         self._schedule: CompactionSchedule
         self._collector: GarbageCollector
@@ -158,7 +158,7 @@ class Bookie:
             )
             known = DirectoryFacts(self._identity.journal, self._identity.losses, upto)
             ports = StoreCallbacks(
-                on_room=lambda: self._service.on_store_room(), on_no_space=lambda: self._upkeep.on_no_space(),
+                on_room=lambda: self._service.on_store_has_room(), on_no_space=lambda: self._upkeep.on_no_space(),
                 on_bad=lambda: self._mender.on_quarantined(),
             )  # fmt: skip
             self._store = await Store.open(world, config.data, self._identity.uuid, config.store, known, ports)
@@ -238,7 +238,7 @@ class Bookie:
             metadata=lambda: self._registration.metadata, on_admin=self._answer_admin,
             slow_down=lambda pressed: self._serving.slow_down(pressed),
         )  # fmt: skip
-        self._notes = PositionRecorder(
+        self._notes = JournalPositionRecorder(
             self._store, lambda: self._registration.metadata, self._identity,
             partial(setattr, self._service, "defer_answer", None),
         )  # fmt: skip
@@ -247,18 +247,18 @@ class Bookie:
     async def _answer_admin(self, request: bytes, sender: Principal, local: bool) -> bytes:
         if self._admin is None:
             await self._world.workers.load(f"{__package__}.admin")
-            from .admin import BookieAdmin, RepairVerbs
+            from .admin import BookieAdmin, RepairAdmin
 
             if self._admin is None:
                 metadata, clock = lambda: self._registration.metadata, self._world.clock
                 self._admin = BookieAdmin(
                     self.id, self._store, self._upkeep, self._collector, self._limbo, self._scrubber, metadata, clock
                 )
-                self._admin.add(RepairVerbs(metadata, clock).table)
+                self._admin.add(RepairAdmin(metadata, clock).table)
         return await self._admin.answer(request, sender, local)
 
     def _refusal(self, error: DamagedFile | NewerFormat | NoSpace | PermissionError) -> MagnetarError:
-        if isinstance(error, NoDescriptor):
+        if isinstance(error, NoFileDescriptor):
             return Unavailable(f"no descriptor is free for {self._config.data} ({error}): raise the limit, `ulimit -n`")
         if isinstance(error, NoSpace):
             return ReadOnly(f"no room for the journal in {self._config.data}; free some and start again")
@@ -346,7 +346,7 @@ class Bookie:
         return self._scrubber
 
     @property
-    def position_recorder(self) -> PositionRecorder:
+    def journal_position_recorder(self) -> JournalPositionRecorder:
         return self._notes
 
     @property

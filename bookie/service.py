@@ -80,7 +80,7 @@ from ..runtime.files import Buffer
 from ..runtime.metrics import SECONDS, Histogram
 from ..runtime.network import Request
 from ..runtime.tasks import Tasks
-from .adds import AddIntentsOfLoopTurn, AddRequests, Intent, RequestBudget, request_memory_bytes
+from .adds import AddRequests, Intent, LoopTurnAdds, RequestBudget, request_memory_bytes
 from .store.reads import ReadResult
 from .store.store import Store
 
@@ -231,12 +231,12 @@ class BookieService:
         self._reads_bytes = 0
         self.newcomers: RequestsOfUnknownLedgers | None = None  # None: any ledger may begin
         if metadata is not None:
-            store.keys.require_keys_before_ledgers()
+            store.keys.require_recorded_keys()
             self.newcomers = RequestsOfUnknownLedgers(
                 metadata, store.keys.record_key_of_metadata, self._handle_parked, self._refuse,
                 waiting_bytes_max=held_bytes_max
             )
-        self._intents = AddIntentsOfLoopTurn(self._seal)
+        self._intents = LoopTurnAdds(self._seal)
         self.adds = AddRequests(
             store, clock, self._intents, _unknown if self.newcomers is None else self.newcomers.add_request, slow_down,
             entry_bytes_max=entry_bytes_max, held_bytes_max=held_bytes_max,
@@ -272,7 +272,7 @@ class BookieService:
         came = self._clock.monotonic()
         for request in requests:
             if (add := parse_plain_add(request.head)) is not None:
-                self.adds.on_unflagged_add(request, *add, came)
+                self.adds.on_plain_add(request, *add, came)
                 continue
             try:
                 head = decode_request(request.head)
@@ -329,9 +329,9 @@ class BookieService:
         if self._closed:
             return
         self.adds.answer_journaled_adds(turn, ok)
-        self.on_store_room()
+        self.on_store_has_room()
 
-    def on_store_room(self) -> None:
+    def on_store_has_room(self) -> None:
         """Called when the store may have room again: admits ADD requests that were held."""
         if not self._closed:
             self.adds.admit_held_adds()
@@ -545,7 +545,7 @@ class BookieService:
         }
 
     def statistics(self) -> dict[str, int]:
-        held, held_bytes = self.adds.count_held_adds
+        held, held_bytes = self.adds.held_adds_and_bytes
         return {
             "requests": self.requests,
             **{name: self.refused[status] + self.adds.refused[status] for status, name in _COUNTED.items()},

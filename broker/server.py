@@ -21,7 +21,7 @@ from ..metadata.store import MetadataStore, ensure_id_counter
 from ..proto.errors import MagnetarError, SessionExpired
 from ..runtime.access import CallerLimits, ListenerAccess
 from ..runtime.memory_shares import MIB, NO_LIMIT, MemoryShare
-from ..runtime.network import ByteServing, Endpoint, Serving, World
+from ..runtime.network import Endpoint, RunningByteServer, RunningServer, World
 from ..runtime.tasks import Supervisor
 from .cluster.ownership import MEMBERS_S
 from .common.config import BrokerConfig
@@ -39,13 +39,13 @@ from .topic.topic import Topic
 _LOG = logging.getLogger("magnetar.broker")
 
 NewSession = Callable[[], Awaitable[MetadataStore]]
-HELD_INTERVAL_S = 1.0
+BLOCKED_CHECK_INTERVAL_S = 1.0
 """Seconds between two checks while a backlog quota blocks producers: they learn that late that there is room."""
 LOAD_REPORT_S = 10.0
 """Seconds between two reports of a broker's load; a report is a write of the metadata, if the load has changed."""
 ORDERS_LOOK_S = 1.0
 """Seconds between two looks at the orders to drain: a read of the metadata."""
-BUSY_KEPT = 0.5 ** (LOAD_REPORT_S / 30.0)
+BUSY_SMOOTHING_FACTOR = 0.5 ** (LOAD_REPORT_S / 30.0)
 """The share of the last report in the next one: what a broker did 30 s ago counts half."""
 RENEW_RETRY_S = 1.0
 """Seconds between two attempts to open a new metadata session."""
@@ -75,9 +75,9 @@ class Broker:
         self._new_session = new_session
         self._used_s = used_s
         self.background = Supervisor()
-        self._serving: Serving | None = None
-        self._pulsar: ByteServing | None = None
-        self._http: ByteServing | None = None
+        self._serving: RunningServer | None = None
+        self._pulsar: RunningByteServer | None = None
+        self._http: RunningByteServer | None = None
         self._closing = False
         self._alone_since = 0.0  # monotonic time since which it has no session while another broker may have one
 
@@ -165,7 +165,7 @@ class Broker:
         while True:
             interval_s = self._config.trim_interval_s
             await asyncio.sleep(
-                min(interval_s, HELD_INTERVAL_S) if self.topic_manager.is_blocking_producers else interval_s
+                min(interval_s, BLOCKED_CHECK_INTERVAL_S) if self.topic_manager.is_blocking_producers else interval_s
             )
             try:
                 await self.topic_manager.maintain_topics()
@@ -183,7 +183,9 @@ class Broker:
         while True:
             await asyncio.sleep(LOAD_REPORT_S)
             since, before, at, used = at, used, now(), self._used_s()
-            busy = busy * BUSY_KEPT + 100 * (used - before) / max(at - since, 1e-3) * (1 - BUSY_KEPT)
+            busy = busy * BUSY_SMOOTHING_FACTOR + 100 * (used - before) / max(at - since, 1e-3) * (
+                1 - BUSY_SMOOTHING_FACTOR
+            )
             try:
                 await self.topic_manager.report_load(round(busy))
             except MagnetarError as error:

@@ -211,9 +211,9 @@ def show(source: str) -> None:
 
     Example: magnetar security token show orders.token
     """
-    from ..security.token import unverified_json
+    from ..security.token import format_unverified_token
 
-    click.echo(unverified_json(_read(source)))
+    click.echo(format_unverified_token(_read(source)))
 
 
 @click.command()

@@ -109,7 +109,7 @@ class Client(ClosedAfterAsyncWith):
     Parameters and defaults are those of `pulsar.Client`; the unit of a time is in its name (`_seconds`, `_ms`). The
     client connects when it is first used, and belongs to the event loop that uses it first. `logger` gets what all
     clients of the process log (client/common/loggers.py). `memory_limit_bytes` bounds the messages of all producers
-    without an outcome and those in all receiver queues together (client/common/receive_memory.py); without it receiver
+    without an outcome and those in all receiver queues together (client/common/memory_limits.py); without it receiver
     queues have 64 MiB, and producers `max_pending_messages`. `tracing` records OpenTelemetry spans (docs/tracing.md).
     `world` is for tests. Errors are subclasses of
     PulsarException: InvalidUrl, InvalidConfiguration, OperationNotSupported for a wrong parameter; AlreadyClosed after

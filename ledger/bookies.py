@@ -270,24 +270,24 @@ class Bookies:
         """Records that the bookie failed. For a while, the bookie is chosen last for ensembles, and reads ask it
         last."""
         self._quarantine.record_failure(bookie, self._world.clock.monotonic())
-        self.record_bookie_trouble(bookie, BookieFaultKind.FAILED)
+        self.record_bookie_fault(bookie, BookieFaultKind.FAILED)
 
-    def record_bookie_trouble(self, bookie: str, kind: BookieFaultKind) -> None:
+    def record_bookie_fault(self, bookie: str, kind: BookieFaultKind) -> None:
         """Records a fault `kind` of the bookie in answering a read. For a while, reads ask this bookie last
         (placement_core.py)."""
-        self._trouble.record_bookie_trouble(bookie, kind, self._world.clock.monotonic())
+        self._trouble.record_bookie_fault(bookie, kind, self._world.clock.monotonic())
 
     def record_damage(self, bookie: str, ledger: int, entry: int) -> None:
         """Records that the bookie sent bytes that are not the requested entry. For a while, reads ask this bookie last;
         the damage is also reported in the metadata (`DamageReports`)."""
         _LOG.error("ledger %d, entry %d: wrong bytes from bookie %s", ledger, entry, bookie)
-        self.record_bookie_trouble(bookie, BookieFaultKind.DAMAGED)
+        self.record_bookie_fault(bookie, BookieFaultKind.DAMAGED)
         self.damage.add(ledger, bookie, entry)
 
-    def trouble_weights(self) -> dict[str, float]:
+    def fault_weights(self) -> dict[str, float]:
         """Returns the weight of the recent faults of each bookie (placement_core.py). Leaves out bookies without recent
         faults."""
-        return self._trouble.trouble_weights(self._world.clock.monotonic())
+        return self._trouble.fault_weights(self._world.clock.monotonic())
 
     def is_quarantined(self, bookie: str) -> bool:
         return self._quarantine.is_quarantined(bookie, self._world.clock.monotonic())

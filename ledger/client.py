@@ -2,7 +2,8 @@
 and the connections.
 
     create   none → OPEN, on a new ensemble; the only writer is the handle that is returned. An owner that makes the
-             ledger in the commit that names it does it in three steps: `draft_record`, `creation_change`, `make_writer`
+             ledger in the commit that names it does it in three steps: `draft_record`, `make_creation_update`,
+             `make_writer`
     open     reads what is certainly stored; never fences, so the writer continues
     recover  fences the writer and gives the ledger its end: CLOSED for ever (ledger protocol §1.8)
     delete   records that the ledger is deleted, and removes its record; bookies free the space later. Nothing may
@@ -48,9 +49,9 @@ from .bookies import Bookies
 from .config import LedgerConfig
 from .handle import LedgerEnd, LedgerWriter
 from .lost import LostEntriesSearch
-from .metadata_core import RecordWrite, create_record, new_record, striping
+from .metadata_core import RecordToStore, create_record, new_record, striping
 from .peer_format import KEY_BYTES
-from .placement_core import ReplicationShortfall, reduce_striping
+from .placement_core import StripingReduction, reduce_striping
 from .reader import LedgerReader
 from .writer_core import Striping
 
@@ -209,7 +210,7 @@ class LedgerClient:
 
     async def create(
         self, *, ensemble_size: int | None = None, write_quorum: int | None = None, ack_quorum: int | None = None,
-        properties: Mapping[str, str] | None = None, shrink: ReplicationShortfall = ReplicationShortfall.NOTHING,
+        properties: Mapping[str, str] | None = None, shrink: StripingReduction = StripingReduction.NOTHING,
         above: int = -1,
     ) -> LedgerWriter:  # fmt: skip
         """Creates a ledger on writable bookies; its id is larger than `above`, an id from the same counter.
@@ -225,7 +226,7 @@ class LedgerClient:
                 shrink=shrink, above=above,
             )  # fmt: skip
             try:
-                await update_nodes(self._metadata, (self.creation_change(record),))
+                await update_nodes(self._metadata, (self.make_creation_update(record),))
             except LedgerIdTaken as error:
                 _LOG.warning("%s", error)
             else:
@@ -233,7 +234,7 @@ class LedgerClient:
 
     async def draft_record(
         self, *, ensemble_size: int | None = None, write_quorum: int | None = None, ack_quorum: int | None = None,
-        properties: Mapping[str, str] | None = None, shrink: ReplicationShortfall = ReplicationShortfall.NOTHING,
+        properties: Mapping[str, str] | None = None, shrink: StripingReduction = StripingReduction.NOTHING,
         above: int = -1,
     ) -> LedgerRecord:  # fmt: skip
         """Returns the record of a new ledger as `create` would store it, on chosen bookies. Stores nothing. The
@@ -245,7 +246,7 @@ class LedgerClient:
             config.ack_quorum if ack_quorum is None else ack_quorum,
         )
         await self._bookies.wait_bookies_listed()
-        if shrink is not ReplicationShortfall.NOTHING:
+        if shrink is not StripingReduction.NOTHING:
             shape = await self._fit(shape, shrink)
         rng = self._world.rng
         return new_record(
@@ -255,7 +256,7 @@ class LedgerClient:
             created_ms=self._world.clock.wall_ms(), properties=properties or {},
         )  # fmt: skip
 
-    def creation_change(self, draft: LedgerRecord) -> NodeUpdate:
+    def make_creation_update(self, draft: LedgerRecord) -> NodeUpdate:
         """Returns the change that creates the ledger of `draft_record` (none → OPEN), which the caller commits, alone
         or together with other changes. The transform of the change raises LedgerIdTaken if another process has created
         a ledger with this id: then the caller must call `draft_record` again."""
@@ -265,23 +266,23 @@ class LedgerClient:
             answer = create_record(decode(node.value, LedgerRecord, path) if node is not None else None, draft)
             if answer is None:
                 raise LedgerIdTaken(f"ledger {draft.ledger_id} exists already", ledger=draft.ledger_id)
-            return encode(answer.record, path) if isinstance(answer, RecordWrite) else None
+            return encode(answer.record, path) if isinstance(answer, RecordToStore) else None
 
         return NodeUpdate(path, transform, absent=True)
 
     def make_writer(self, record: LedgerRecord) -> LedgerWriter:
-        """Returns the only writer of a ledger whose record was made by `draft_record`. The ledger's `creation_change`
-        must have been committed."""
+        """Returns the only writer of a ledger whose record was made by `draft_record`. The ledger's
+        `make_creation_update` must have been committed."""
         writer = LedgerWriter(record, self._bookies, self._metadata, self._config)
         self._remember(writer)
         return writer
 
     async def check_enough_bookies(
-        self, wanted: Striping, *, shrink: ReplicationShortfall = ReplicationShortfall.NOTHING
+        self, wanted: Striping, *, shrink: StripingReduction = StripingReduction.NOTHING
     ) -> None:
         """Raises NotEnoughBookies if too few bookies are available now to create a ledger with this replication."""
         await self._bookies.wait_bookies_listed()
-        if shrink is not ReplicationShortfall.NOTHING:
+        if shrink is not StripingReduction.NOTHING:
             wanted = reduce_striping(wanted, await self._bookies.count_healthy_bookies(wanted.ensemble_size), shrink)
         await self._bookies.choose_bookies_after_listing(wanted.ensemble_size, write_quorum=wanted.write_quorum)
 
@@ -291,7 +292,7 @@ class LedgerClient:
             self._looked_at = len(self._writers)
         self._writers[writer.ledger_id] = writer
 
-    async def _fit(self, wanted: Striping, shrink: ReplicationShortfall) -> Striping:
+    async def _fit(self, wanted: Striping, shrink: StripingReduction) -> Striping:
         well = await self._bookies.count_healthy_bookies(wanted.ensemble_size)
         fitting = reduce_striping(wanted, well, shrink)
         if fitting is not wanted:
@@ -350,7 +351,7 @@ class LedgerClient:
         found = await recovery.recover(ledger_id, self._bookies, self._metadata, self._config, joined=joined)
         return LedgerReader(found.record, self._bookies, self._metadata, self._config, known=found.last), found.end
 
-    def make_loss_survey(self, record: LedgerRecord, *, force: bool = False) -> LostEntriesSearch:
+    def make_lost_entries_search(self, record: LedgerRecord, *, force: bool = False) -> LostEntriesSearch:
         """Returns a search for the entries of the ledger that are certainly lost (lost.py). Sends no request yet.
         `force`: bookies that do not answer count as forgotten."""
         return LostEntriesSearch(record, self._bookies, self._metadata, self._config, force=force)

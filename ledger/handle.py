@@ -53,8 +53,8 @@ from .config import LedgerConfig
 from .lost import store_transition
 from .metadata_core import TransitionRefused, change_ensemble, close_by_writer, striping_of_record
 from .peer_format import Flags, Op, RequestHead
-from .reader_core import AppendPayload, VerifiedTail
-from .sender import AddSender, AppendWithFuture, LateBookieAnswer
+from .reader_core import PayloadTailChecksum, PendingAppend
+from .sender import AddSender, LateBookieAnswer, PendingAppendWithFuture
 from .writer_core import (
     AddsAcked,
     ChangeEnsemble,
@@ -123,7 +123,7 @@ class LedgerWriter:
         self._metadata = metadata
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self._core: Writer[AppendPayload] = Writer(
+        self._core: Writer[PendingAppend] = Writer(
             striping_of_record(record), record.fragments[-1].bookies, changes_max=config.ensemble_changes_max
         )
         self.adds = self._core.adds  # must only be read
@@ -195,23 +195,25 @@ class LedgerWriter:
     def state(self) -> WriterState:
         return self._core.state
 
-    def append(self, *frames: Buffer, tail: VerifiedTail | None = None) -> asyncio.Future[int]:
+    def append(self, *frames: Buffer, tail: PayloadTailChecksum | None = None) -> asyncio.Future[int]:
         """Appends the frames as one entry; returns a future of the entry's id. Raises no error itself: the future gets
         the errors of the module docstring. `tail`: the known checksum of the end of a payload that is in one frame."""
         future: asyncio.Future[int] = self._loop.create_future()
         try:
-            self.push(AppendWithFuture(frames, sum(map(len, frames)), future, tail))
+            self.push(PendingAppendWithFuture(frames, sum(map(len, frames)), future, tail))
         except MagnetarError as error:
             future.set_exception(error)
         return future
 
-    def push(self, payload: AppendPayload) -> None:
+    def push(self, payload: PendingAppend) -> None:
         """Appends a payload like `append`, but reports the outcome to the `listener`. Raises MessageTooLarge,
         LedgerClosed, and BackPressure if a bound of this ledger, or the memory bound of all ledgers together, is
         exceeded."""
-        assert self.listener is not None or isinstance(payload, AppendWithFuture), "the listener is told the outcome"
+        assert self.listener is not None or isinstance(payload, PendingAppendWithFuture), (
+            "the listener is told the outcome"
+        )
         memory, adds, size = self._bookies.memory, self.adds, payload.size
-        if memory.held >= memory.limit and not isinstance(payload, AppendWithFuture):
+        if memory.held >= memory.limit and not isinstance(payload, PendingAppendWithFuture):
             raise BackPressure(f"{memory.held} bytes of all ledgers are not answered; wait for `wait_room`")
         if size > ENTRY_BYTES_MAX:
             raise MessageTooLarge(f"an entry of {size} bytes", size=size, limit=ENTRY_BYTES_MAX)
@@ -298,7 +300,7 @@ class LedgerWriter:
         await self._finished.wait()
 
     # ------------------------------------------------------------------------------ effects
-    def _acked(self, adds: Sequence[AppendPayload], place: tuple[int, str]) -> None:
+    def _acked(self, adds: Sequence[PendingAppend], place: tuple[int, str]) -> None:
         """Handles adds that the bookie has stored: confirms those that have their quorum now. While the ledger is open
         they have no other effects, so the core need not be asked."""
         if self._core.state is not _OPEN:
@@ -307,7 +309,7 @@ class LedgerWriter:
         stored = -1
         for add in self.adds.count_acks_of_adds(adds, place[0], place[1]):
             self._bytes -= add.size
-            if not isinstance(add, AppendWithFuture):
+            if not isinstance(add, PendingAppendWithFuture):
                 stored = add.entry
             elif not add.future.done():  # else its owner cancelled it
                 add.future.set_result(add.entry)
@@ -316,7 +318,7 @@ class LedgerWriter:
         if stored >= 0 and self.listener is not None:
             self.listener.on_appended(self, stored)
 
-    def _run(self, effects: Iterable[Effect[AppendPayload]]) -> None:
+    def _run(self, effects: Iterable[Effect[PendingAppend]]) -> None:
         stored, failed = -1, False  # of what was pushed
         for effect in effects:
             if isinstance(effect, ConfirmEntries):
@@ -352,11 +354,11 @@ class LedgerWriter:
             if failed:
                 self.listener.on_append_failed(self)
 
-    def _take_future(self, add: AppendPayload) -> asyncio.Future[int] | None:
+    def _take_future(self, add: PendingAppend) -> asyncio.Future[int] | None:
         """Removes and returns the future that receives the outcome of the add. Returns None if a listener receives the
         outcome."""
         self._bytes -= add.size
-        if not isinstance(add, AppendWithFuture):
+        if not isinstance(add, PendingAppendWithFuture):
             return None
         future = add.future
         if future.done():  # its owner cancelled it: the outcome is not read

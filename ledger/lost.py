@@ -28,13 +28,13 @@ from .bookies import Bookies
 from .config import LedgerConfig
 from .metadata_core import (
     AlreadyStored,
-    RecordWrite,
+    RecordToStore,
     Transition,
     TransitionRefused,
     find_fragment_of_entry,
     striping_of_record,
 )
-from .peer_format import ENTRIES_MAX, Flags, Op, RequestHead, Status, decode_held
+from .peer_format import ENTRIES_MAX, Flags, Op, RequestHead, Status, decode_stored_runs
 from .reader_core import verify_entry
 
 # ------------------------------------------------------------------------------------------------------- records
@@ -68,7 +68,7 @@ async def store_transition(
     def transform(node: VersionedValue | None) -> bytes | None:
         nonlocal answer
         answer = decide(decode(node.value, LedgerRecord, path) if node is not None else None)
-        return encode(answer.record, path) if isinstance(answer, RecordWrite) else None
+        return encode(answer.record, path) if isinstance(answer, RecordToStore) else None
 
     await update_node(store, path, transform, deadline_s=timeout_s)
     assert answer is not None, "an update that returns has asked"
@@ -174,7 +174,7 @@ class LostEntriesSearch:
                 if answer[0].status is Status.NO_SUCH_LEDGER:
                     self._empty.add(bookie)
                 elif answer[0].status is Status.OK:
-                    for low, high in decode_held(*answer, first, last):
+                    for low, high in decode_stored_runs(*answer, first, last):
                         left.difference_update(range(low, high + 1))
         return sorted(left)
 

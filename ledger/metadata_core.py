@@ -7,7 +7,7 @@
 
     any --replace_bookie_in_fragment--> the same state, another bookie in one final fragment (bookie/maintenance)
 
-Each transition gets the record *as it is stored now* and returns `RecordWrite` (store this, by compare-and-set on the
+Each transition gets the record *as it is stored now* and returns `RecordToStore` (store this, by compare-and-set on the
 version just read), `AlreadyStored` (nothing to do: the stored record is the outcome) or `TransitionRefused` (give up,
 and why). It decides by content, not by who wrote: after a compare-and-set of unknown outcome the caller reads and asks
 again, and its own write, if it did arrive, is `AlreadyStored`. CLOSED is final: no transition leaves it (§1.2, no
@@ -40,7 +40,7 @@ class TransitionRefusal(enum.Enum):
     MOVED_ON = "the bookie that was to be replaced is not in the fragment any more"
 
 
-class RecordWrite(msgspec.Struct, frozen=True):
+class RecordToStore(msgspec.Struct, frozen=True):
     """The outcome of a transition that must be written: `record`, which the caller stores by compare-and-set on the
     version that was read."""
 
@@ -60,7 +60,7 @@ class TransitionRefused(msgspec.Struct, frozen=True):
     reason: TransitionRefusal
 
 
-Transition = RecordWrite | AlreadyStored | TransitionRefused
+Transition = RecordToStore | AlreadyStored | TransitionRefused
 
 
 def new_record(
@@ -102,7 +102,7 @@ def create_record(current: LedgerRecord | None, mine: LedgerRecord) -> Transitio
     with this id. When a create is retried, the token in the record shows that the existing record is the caller's own
     (§1.1)."""
     if current is None:
-        return RecordWrite(mine)
+        return RecordToStore(mine)
     return AlreadyStored(current) if current.token == mine.token else None
 
 
@@ -116,7 +116,7 @@ def close_by_writer(current: LedgerRecord | None, last_entry: int, length: int) 
     if current is None:
         return TransitionRefused(TransitionRefusal.DELETED)
     if current.state == OPEN:
-        return RecordWrite(msgspec.structs.replace(current, state=CLOSED, last_entry=last_entry, length=length))
+        return RecordToStore(msgspec.structs.replace(current, state=CLOSED, last_entry=last_entry, length=length))
     return AlreadyStored(current) if current.state == CLOSED else TransitionRefused(TransitionRefusal.FENCED)
 
 
@@ -145,7 +145,7 @@ def change_ensemble(
     kept = current.fragments[:-1] if last.first_entry == first_entry else current.fragments
     record = msgspec.structs.replace(current, fragments=(*kept, Fragment(first_entry, tuple(bookies))))
     check_record(record)
-    return RecordWrite(record)
+    return RecordToStore(record)
 
 
 def start_recovery(current: LedgerRecord | None) -> Transition:
@@ -154,7 +154,7 @@ def start_recovery(current: LedgerRecord | None) -> Transition:
     if current is None:
         return TransitionRefused(TransitionRefusal.DELETED)
     if current.state == OPEN:
-        return RecordWrite(msgspec.structs.replace(current, state=IN_RECOVERY))
+        return RecordToStore(msgspec.structs.replace(current, state=IN_RECOVERY))
     return AlreadyStored(current)
 
 
@@ -181,7 +181,7 @@ def close_recovered_ledger(
         current, state=CLOSED, last_entry=last_entry, length=length, fragments=(*kept, *changed)
     )
     check_record(record)
-    return RecordWrite(record)
+    return RecordToStore(record)
 
 
 def replace_bookie_in_fragment(current: LedgerRecord | None, first_entry: int, old: str, new: str) -> Transition:
@@ -207,7 +207,7 @@ def replace_bookie_in_fragment(current: LedgerRecord | None, first_entry: int, o
     fragments = (*current.fragments[:at], changed, *current.fragments[at + 1 :])
     record = msgspec.structs.replace(current, fragments=fragments)
     check_record(record)
-    return RecordWrite(record)
+    return RecordToStore(record)
 
 
 def check_record(record: LedgerRecord) -> None:

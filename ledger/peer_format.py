@@ -269,7 +269,7 @@ def encode_runs(runs: Iterable[tuple[int, int]]) -> bytes:
     return b"".join([_RUN.pack(first, last) for first, last in runs])
 
 
-def decode_held(answer: AnswerHead, frames: Sequence[Buffer], first: int, last: int) -> list[tuple[int, int]]:
+def decode_stored_runs(answer: AnswerHead, frames: Sequence[Buffer], first: int, last: int) -> list[tuple[int, int]]:
     """Returns the runs (first, last) of entries that the bookie has within `first … last`. Raises ValueError if
     `answer` is not the answer to that request."""
     if answer.op is not Op.HELD or answer.status is not Status.OK:

@@ -25,7 +25,7 @@ one hanging bookie fails every pending append. A bookie without failure for `max
 `base_s`.
 
 **Shape** (`reduce_striping`): missing bookies may shrink E, down to Qw: each entry keeps all its copies. They shrink Qw
-only where that is allowed (`ReplicationShortfall.COPIES`, the broker's `degraded_writes`), and never below Qa. Qa never
+only where that is allowed (`StripingReduction.COPIES`, the broker's `degraded_writes`), and never below Qa. Qa never
 shrinks: a confirmed entry is always synced on Qa bookies.
 Guards: tests/ledger/test_placement.py (brute force over small sets), test_bookies.py.
 """
@@ -260,7 +260,7 @@ class BookieQuarantine:
 
 
 # ------------------------------------------------------------------------------------------ shape
-class ReplicationShortfall(enum.Enum):
+class StripingReduction(enum.Enum):
     """What a new ledger may reduce while too few bookies are healthy: nothing, the ensemble size, or also the write
     quorum."""
 
@@ -269,12 +269,12 @@ class ReplicationShortfall(enum.Enum):
     COPIES = "copies too: E and Qw down to Qa"
 
 
-def reduce_striping(wanted: Striping, well: int, shrink: ReplicationShortfall) -> Striping:
+def reduce_striping(wanted: Striping, well: int, shrink: StripingReduction) -> Striping:
     """Returns the largest striping within `wanted` for which `well` healthy bookies suffice. Returns `wanted` itself if
     the bookies suffice for it, or if they suffice for no striping that `shrink` allows."""
     least = wanted.ensemble_size
-    if shrink is not ReplicationShortfall.NOTHING:
-        least = wanted.write_quorum if shrink is ReplicationShortfall.BOOKIES else wanted.ack_quorum
+    if shrink is not StripingReduction.NOTHING:
+        least = wanted.write_quorum if shrink is StripingReduction.BOOKIES else wanted.ack_quorum
     if not least <= well < wanted.ensemble_size:
         return wanted
     return Striping(well, min(wanted.write_quorum, well), wanted.ack_quorum)
@@ -315,7 +315,7 @@ class BookieHealth:
         self._weights: dict[str, tuple[float, float]] = {}  # bookie: weight, at which moment
         self.counts: dict[str, dict[BookieFaultKind, int]] = {}
 
-    def record_bookie_trouble(self, bookie: str, kind: BookieFaultKind, now: float) -> None:
+    def record_bookie_fault(self, bookie: str, kind: BookieFaultKind, now: float) -> None:
         self._weights[bookie] = min(self._weight(bookie, now) + WEIGHTS[kind], WEIGHT_MAX), now
         counts = self.counts.setdefault(bookie, dict.fromkeys(BookieFaultKind, 0))
         counts[kind] += 1
@@ -324,7 +324,7 @@ class BookieHealth:
         """Drops the weight of a bookie that has restarted. The `counts` of its faults stay."""
         self._weights.pop(bookie, None)
 
-    def trouble_weights(self, now: float) -> dict[str, float]:
+    def fault_weights(self, now: float) -> dict[str, float]:
         """Returns the weight of each bookie with recent faults (at least FORGET). A bookie with a larger weight is
         asked later."""
         found = {bookie: self._weight(bookie, now) for bookie in self._weights}

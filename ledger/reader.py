@@ -39,7 +39,7 @@ from .reader_core import (
     ReadFailed,
     ReadFailure,
     SendReadToBookie,
-    SpeculationDue,
+    SpeculativeReadDue,
     StoredCopy,
 )
 
@@ -150,7 +150,7 @@ class LedgerReader:
     # ------------------------------------------------------------------------------ asking
     async def _read_once(self, first: int, last: int, bytes_max: int) -> FinishRead | FailRead:
         read = EntryRangeRead(
-            self._record, first, last, bytes_max, self._bookies.trouble_weights(), prefer=self.ledger_id
+            self._record, first, last, bytes_max, self._bookies.fault_weights(), prefer=self.ledger_id
         )
         asked: dict[asyncio.Task[Fact], None] = {}  # in the order of asking
         return await run_and_clean_up(self._ask_on(read, asked), lambda: self._asked_enough(read, asked))
@@ -158,12 +158,12 @@ class LedgerReader:
     async def _ask_on(self, read: EntryRangeRead, asked: dict[asyncio.Task[Fact], None]) -> FinishRead | FailRead:
         effect: Effect | None = read.start()
         while not isinstance(effect, FinishRead | FailRead):
-            if effect is not None and not asked and not read.may_speculate:
+            if effect is not None and not asked and not read.may_read_speculatively:
                 effect = read.receive(await self._ask(effect))  # no other to ask: no task, no wait for it
                 continue
             if effect is not None:
                 asked[asyncio.create_task(self._ask(effect), name="ledger-read")] = None
-            effect = read.receive(await self._next_fact(asked, speculates=read.may_speculate))
+            effect = read.receive(await self._next_fact(asked, speculates=read.may_read_speculatively))
         return effect
 
     async def _asked_enough(self, read: EntryRangeRead, asked: dict[asyncio.Task[Fact], None]) -> None:
@@ -176,13 +176,13 @@ class LedgerReader:
         task = next((task for task in asked if task.done()), None)
         if task is None:
             self.speculations += 1
-            return SpeculationDue()
+            return SpeculativeReadDue()
         del asked[task]
         return task.result()
 
     def _report_trouble(self, read: EntryRangeRead) -> None:
         for bookie in read.slow:
-            self._bookies.record_bookie_trouble(bookie, BookieFaultKind.SLOW)
+            self._bookies.record_bookie_fault(bookie, BookieFaultKind.SLOW)
         for bookie, entry in read.damaged:
             self.damaged_replies += 1
             self._bookies.record_damage(bookie, self.ledger_id, entry)

@@ -6,7 +6,7 @@ ever.
 
 `EntryRangeRead` asks one bookie (`SendReadToBookie`) for a run of entries. Of the answer only the first entries count,
 up to the first one that is wrong or damaged. If that is the very first, the next replica of the write set is asked.
-**Speculation**: when no bookie that was asked answers for a while (`SpeculationDue`), the next replica is asked as
+**Speculation**: when no bookie that was asked answers for a while (`SpeculativeReadDue`), the next replica is asked as
 well, and so on. Several requests are then open, the first good answer wins, and no bookie is asked twice. A range costs
 at most Qw requests, and a bookie that hangs costs the wait and not the time-out. Replicas with recent trouble
 (placement_core.py) are asked last. When all have answered:
@@ -55,7 +55,7 @@ class StoredCopy(NamedTuple):
     payload: bytes
 
 
-class VerifiedTail(NamedTuple):
+class PayloadTailChecksum(NamedTuple):
     """The checksum of the end of a payload: `checksum` is the verified CRC32C of its last `size` bytes, so that these
     bytes need not be read again."""
 
@@ -63,14 +63,14 @@ class VerifiedTail(NamedTuple):
     size: int
 
 
-class AppendPayload(PendingAdd):
+class PendingAppend(PendingAdd):
     """An entry that is being appended, from its append to its outcome: its `frames`, which must never change, and their
     `size` in bytes. `tail`: the known checksum of the end of a payload that is in one frame. `header`: the header of
     the stored entry, empty until the entry is sealed."""
 
     __slots__ = ("frames", "header", "size", "tail")
 
-    def __init__(self, frames: tuple[Buffer, ...], size: int, tail: VerifiedTail | None = None) -> None:
+    def __init__(self, frames: tuple[Buffer, ...], size: int, tail: PayloadTailChecksum | None = None) -> None:
         self.frames = frames
         self.size = size
         self.tail = tail
@@ -78,7 +78,7 @@ class AppendPayload(PendingAdd):
 
 
 def encode_header(
-    ledger: int, entry: int, lac: int, length: int, frames: Sequence[Buffer], tail: VerifiedTail | None = None
+    ledger: int, entry: int, lac: int, length: int, frames: Sequence[Buffer], tail: PayloadTailChecksum | None = None
 ) -> bytes:
     """Returns the 36-byte header of a stored entry with the payload `frames`, which are not copied. If a long `tail` is
     given, its bytes are not read again: its known checksum is combined with that of the other bytes."""
@@ -145,7 +145,7 @@ class ReadFailed(NamedTuple):
     bookie: str
 
 
-class SpeculationDue(NamedTuple):
+class SpeculativeReadDue(NamedTuple):
     """Fact: no bookie answered within the time after which the read also asks another bookie."""
 
 
@@ -163,7 +163,7 @@ class FailRead(NamedTuple):
     asked: tuple[str, ...]
 
 
-Fact = EntriesRead | EntryMissing | ReadFailed | SpeculationDue
+Fact = EntriesRead | EntryMissing | ReadFailed | SpeculativeReadDue
 Effect = SendReadToBookie | FinishRead | FailRead
 
 
@@ -215,7 +215,7 @@ class EntryRangeRead:
         return effect
 
     @property
-    def may_speculate(self) -> bool:
+    def may_read_speculatively(self) -> bool:
         """Returns whether the driver may ask another bookie while the bookies asked so far do not answer."""
         return bool(self._to_ask)
 
@@ -223,7 +223,7 @@ class EntryRangeRead:
         """Handles a fact. Returns the next effect; None if the driver must wait for the requests that are in
         progress."""
         assert not self._finished, "a read that is finished gets no more answers"
-        if isinstance(fact, SpeculationDue):
+        if isinstance(fact, SpeculativeReadDue):
             if not self._to_ask:
                 return None
             self.slow += [bookie for bookie in self._open if bookie not in self.slow]

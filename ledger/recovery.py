@@ -29,15 +29,15 @@ from .lost import store_transition
 from .peer_format import AnswerHead, Flags, Op, RequestHead, Status, encode_add
 from .reader_core import StoredCopy, encode_header, verify_entry
 from .recovery_core import (
-    CloseRecovered,
+    CloseRecoveredLedger,
     CloseRefused,
     Effect,
     EntryFound,
     EntryMissing,
     Fact,
-    Fenced,
     FenceFailed,
     FinishRecovery,
+    LedgerFencedAtBookie,
     ReadFailed,
     RecordClosed,
     Recovery,
@@ -46,7 +46,7 @@ from .recovery_core import (
     SendFence,
     SendRead,
 )
-from .writer_core import AddAcked, AddFailed, PayloadAdd, SendAdd
+from .writer_core import AddAcked, AddFailed, PendingAddWithPayload, SendAdd
 
 _CERTAIN = (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER)
 _ENTRY_BYTES_MAX = (1 << 32) - 1
@@ -129,7 +129,7 @@ class _Attempt:
                 self._start(self._read(effect))
             elif isinstance(effect, SendAdd):
                 self._start(self._write_back(effect))
-            elif isinstance(effect, CloseRecovered):
+            elif isinstance(effect, CloseRecoveredLedger):
                 if self._joined:
                     self._result.set_result(self._to_be_closed(effect))
                 else:
@@ -171,9 +171,9 @@ class _Attempt:
     async def _fence(self, effect: SendFence) -> Fact:
         found = await self._ask(effect.bookie, self._head(Op.READ_LAC, -1))
         if found is not None and found[0].status is Status.OK:
-            return Fenced(effect.slot, found[0].lac, found[0].entry)
+            return LedgerFencedAtBookie(effect.slot, found[0].lac, found[0].entry)
         if found is not None and found[0].status in _CERTAIN:
-            return Fenced(effect.slot, -1, -1)
+            return LedgerFencedAtBookie(effect.slot, -1, -1)
         return FenceFailed(effect.slot)
 
     async def _read(self, effect: SendRead) -> Fact:
@@ -189,7 +189,7 @@ class _Attempt:
             return EntryMissing(effect.entry, effect.slot)
         return ReadFailed(effect.entry, effect.slot)
 
-    async def _write_back(self, effect: SendAdd[PayloadAdd[StoredCopy]]) -> Fact:
+    async def _write_back(self, effect: SendAdd[PendingAddWithPayload[StoredCopy]]) -> Fact:
         stored, ledger = effect.add.payload, self._record.ledger_id
         frames = (encode_header(ledger, stored.entry, effect.lac, stored.length, (stored.payload,)), stored.payload)
         head = encode_add(ledger, stored.entry, self._record.key, Flags.RECOVERY)
@@ -205,19 +205,19 @@ class _Attempt:
         last = self._core.last_copy
         return last if last is not None and last.entry == record.last_entry else None
 
-    def _ending(self, effect: CloseRecovered) -> Callable[[LedgerRecord | None], transitions.Transition]:
+    def _ending(self, effect: CloseRecoveredLedger) -> Callable[[LedgerRecord | None], transitions.Transition]:
         return partial(
             transitions.close_recovered_ledger, snapshot=self._record.fragments, fragments=effect.fragments,
             last_entry=effect.last_entry, length=effect.length,
         )  # fmt: skip
 
-    def _to_be_closed(self, effect: CloseRecovered) -> RecoveryResult:
+    def _to_be_closed(self, effect: CloseRecoveredLedger) -> RecoveryResult:
         decide, ledger_id = self._ending(effect), self._record.ledger_id
         path = paths.ledger(ledger_id)
 
         def transform(node: VersionedValue | None) -> bytes | None:
             answer = decide(decode(node.value, LedgerRecord, path) if node is not None else None)
-            if isinstance(answer, transitions.RecordWrite):
+            if isinstance(answer, transitions.RecordToStore):
                 return encode(answer.record, path)
             if isinstance(answer, transitions.TransitionRefused):
                 raise _error(ReportRecoveryFailure(RecoveryFailure.CLOSE_REFUSED, -1), ledger_id)
@@ -226,10 +226,10 @@ class _Attempt:
             return None
 
         closed = decide(self._record)
-        assert isinstance(closed, transitions.RecordWrite), "it is IN_RECOVERY, with the fragments that were read"
+        assert isinstance(closed, transitions.RecordToStore), "it is IN_RECOVERY, with the fragments that were read"
         return RecoveryResult(closed.record, self._last(closed.record), NodeUpdate(path, transform))
 
-    async def _close(self, effect: CloseRecovered) -> Fact:
+    async def _close(self, effect: CloseRecoveredLedger) -> Fact:
         try:
             outcome = await store_transition(
                 self._metadata, self._record.ledger_id, self._ending(effect), timeout_s=self._config.close_timeout_s

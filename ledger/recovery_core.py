@@ -48,7 +48,7 @@ from typing import NamedTuple, assert_never
 from ..metadata.records import IN_RECOVERY, Fragment, LedgerRecord
 from .metadata_core import find_fragment_of_entry, striping_of_record
 from .reader_core import StoredCopy
-from .writer_core import AddAcked, AddFailed, PayloadAdd, PendingAdds, SendAdd
+from .writer_core import AddAcked, AddFailed, PendingAdds, PendingAddWithPayload, SendAdd
 
 # ---------------------------------------------------------------------------------------------------- votes_core
 # The votes of a write set on one entry, and what they prove (recovery_core.py, rules 2 and 3). Pure.
@@ -139,7 +139,7 @@ class SendRead(NamedTuple):
     bookie: str
 
 
-class CloseRecovered(NamedTuple):
+class CloseRecoveredLedger(NamedTuple):
     """Effect: change the record from IN_RECOVERY to CLOSED; the result is the fact RecordClosed or CloseRefused."""
 
     last_entry: int
@@ -161,7 +161,7 @@ class FinishRecovery(NamedTuple):
     record: LedgerRecord
 
 
-class Fenced(NamedTuple):
+class LedgerFencedAtBookie(NamedTuple):
     """Fact: the bookie has durably fenced the ledger. `lac` is -1 if the bookie knows no LAC, or does not have the
     ledger. `last` is the largest entry that the bookie has; -1: it has no entry; None: the bookie's answer does not
     say. `last` is only a hint and no vote on an entry."""
@@ -213,11 +213,19 @@ class CloseRefused(NamedTuple):
 
 
 Fact = (
-    Fenced | FenceFailed | EntryFound | EntryMissing | ReadFailed | AddAcked | AddFailed | RecordClosed | CloseRefused
+    LedgerFencedAtBookie
+    | FenceFailed
+    | EntryFound
+    | EntryMissing
+    | ReadFailed
+    | AddAcked
+    | AddFailed
+    | RecordClosed
+    | CloseRefused
 )
 Effect = SendFence | SendRead | SendAdd[
-    PayloadAdd[StoredCopy]
-] | CloseRecovered | ReportRecoveryFailure | FinishRecovery
+    PendingAddWithPayload[StoredCopy]
+] | CloseRecoveredLedger | ReportRecoveryFailure | FinishRecovery
 
 
 class Recovery:
@@ -243,7 +251,7 @@ class Recovery:
         self._votes: dict[int, EntryVotes] = {}  # votes on entries that are read and not decided, in order
         self._next_read = 0
         self._next_decided = 0
-        self._adds: PendingAdds[PayloadAdd[StoredCopy]] = PendingAdds(self.striping, self._last.bookies)
+        self._adds: PendingAdds[PendingAddWithPayload[StoredCopy]] = PendingAdds(self.striping, self._last.bookies)
         self._failed: list[str] = []  # bookies that failed during write-back
         self._length: int | None = None
         self._is_lac0_lost = False  # whether the whole write set of LAC0 is certain not to have it
@@ -258,7 +266,7 @@ class Recovery:
     def receive(self, fact: Fact) -> Sequence[Effect]:
         if self.state in (RecoveryState.DONE, RecoveryState.ABORTED):
             return ()
-        if isinstance(fact, Fenced | FenceFailed):
+        if isinstance(fact, LedgerFencedAtBookie | FenceFailed):
             return self._fence_answered(fact) if self.state is RecoveryState.FENCING else ()
         if isinstance(fact, EntryFound | EntryMissing | ReadFailed):
             return self._voted(fact) if self.state is RecoveryState.READING else ()
@@ -274,9 +282,9 @@ class Recovery:
         assert_never(fact)
 
     # ------------------------------------------------------------------------------ fencing
-    def _fence_answered(self, fact: Fenced | FenceFailed) -> Sequence[Effect]:
+    def _fence_answered(self, fact: LedgerFencedAtBookie | FenceFailed) -> Sequence[Effect]:
         self._silent.discard(fact.slot)
-        if isinstance(fact, Fenced):
+        if isinstance(fact, LedgerFencedAtBookie):
             self._unknown.discard(fact.slot)
             self._lacs.append(fact.lac)
             self._lasts.append(fact.last)
@@ -369,9 +377,9 @@ class Recovery:
     def _write_back(self, stored: StoredCopy) -> list[Effect]:
         assert stored.entry == self._adds.lap + 1, "entries are written back in order"
         size = stored.length - self._adds.length
-        return [*self._replace_failed(), *self._sends(self._adds.add_with_sends(PayloadAdd(stored), size))]
+        return [*self._replace_failed(), *self._sends(self._adds.add_with_sends(PendingAddWithPayload(stored), size))]
 
-    def _sends(self, sends: Sequence[SendAdd[PayloadAdd[StoredCopy]]]) -> list[Effect]:
+    def _sends(self, sends: Sequence[SendAdd[PendingAddWithPayload[StoredCopy]]]) -> list[Effect]:
         """Returns the sends with LAC0 in the header: what this attempt writes back counts only when *this* attempt
         closes the ledger."""
         return [send._replace(lac=self.lac0) for send in sends]
@@ -411,7 +419,7 @@ class Recovery:
         if self._length is None:
             return self._find_length()
         self.state = RecoveryState.CLOSING
-        return [CloseRecovered(self.end, self._length, tuple(self.fragments))]
+        return [CloseRecoveredLedger(self.end, self._length, tuple(self.fragments))]
 
     def _find_length(self) -> Sequence[Effect]:
         """Finds the ledger's length when LAC0 is its end and no bookie has LAC0: reads earlier entries, one at a time,

@@ -40,7 +40,7 @@ from .peer_format import (
     encode_adds,
     pack_add,
 )
-from .reader_core import AppendPayload, VerifiedTail, encode_header
+from .reader_core import PayloadTailChecksum, PendingAppend, encode_header
 from .writer_core import AddFailed, AddRefused, AddsAcked, EntryOutcome, SendAdd
 
 REQUEST_BYTES_MAX = 1 << 20
@@ -55,13 +55,17 @@ LATE_MAX = 64
 """Late answers of a ledger that are kept."""
 
 
-class AppendWithFuture(AppendPayload):
+class PendingAppendWithFuture(PendingAppend):
     """An entry that is being appended; its outcome becomes the result of a future."""
 
     __slots__ = ("future",)
 
     def __init__(
-        self, frames: tuple[Buffer, ...], size: int, future: asyncio.Future[int], tail: VerifiedTail | None = None
+        self,
+        frames: tuple[Buffer, ...],
+        size: int,
+        future: asyncio.Future[int],
+        tail: PayloadTailChecksum | None = None,
     ) -> None:
         super().__init__(frames, size, tail)
         self.future = future
@@ -82,7 +86,7 @@ class SentAddRequest(InProcessRequest):
     __slots__ = ("adds", "bytes", "copies", "first", "place", "sender", "sent_s", "tries")
 
     def __init__(
-        self, sender: AddSender, place: _Place, adds: list[AppendPayload], size: int, copies: int,
+        self, sender: AddSender, place: _Place, adds: list[PendingAppend], size: int, copies: int,
         first: SentAddRequest | None,
         tries: int, sent_s: float,
     ) -> None:  # fmt: skip
@@ -121,7 +125,7 @@ class SentAddRequest(InProcessRequest):
                 sender.on_adds_failed(self.place, adds, wrong)
                 return
             if any(statuses):
-                sender.handle_entry_statuses(self, statuses)
+                sender.apply_entry_statuses(self, statuses)
                 return
         if sender.late_s:
             sender.record_answer_if_late(self, adds)
@@ -164,7 +168,7 @@ class AddSender:
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, config: LedgerConfig,
-        acked: Callable[[list[AppendPayload], _Place], None], receive: Callable[[Fact], None],
+        acked: Callable[[list[PendingAppend], _Place], None], receive: Callable[[Fact], None],
         failed: Callable[[str, object], None],
     ) -> None:  # fmt: skip
         """Makes a sender. `acked` gets the adds that a bookie has stored, all of an answer at once. `failed(bookie,
@@ -179,7 +183,7 @@ class AddSender:
         self._failed = failed
         self._loop = asyncio.get_running_loop()
         self.memory = bookies.memory
-        self._waiting: dict[_Place, list[AppendPayload]] = {}
+        self._waiting: dict[_Place, list[PendingAppend]] = {}
         self.busy: dict[_Place, _Busy] = {}
         self._waiting_bytes = 0  # payload bytes of the entries in `_waiting`, each counted once
         self.unanswered_bytes = 0
@@ -187,7 +191,7 @@ class AddSender:
         self.late: deque[LateBookieAnswer] | None = None  # the last ones; None: there was none
         self._closed = False
 
-    def send(self, add: AppendPayload, lac: int) -> None:
+    def send(self, add: PendingAppend, lac: int) -> None:
         """Queues a new entry for each bookie in `add.sent`, with the last-add-confirmed `lac` in its header."""
         waiting = self._waiting
         add.header = encode_header(self._ledger, add.entry, lac, add.length, add.frames, add.tail)
@@ -203,7 +207,7 @@ class AddSender:
             else:
                 waiting[place] = [add]
 
-    def send_to_replacement(self, effect: SendAdd[AppendPayload]) -> None:
+    def send_to_replacement(self, effect: SendAdd[PendingAppend]) -> None:
         """Queues an entry for the bookie that replaces a failed bookie."""
         add, slot, bookie, _ = effect
         if not self._waiting:
@@ -240,7 +244,7 @@ class AddSender:
         self.memory.held -= self._waiting_bytes  # its requests are counted now
         self._waiting_bytes = 0
 
-    def _encode(self, adds: Sequence[AppendPayload]) -> tuple[bytes, Sequence[Buffer], int]:
+    def _encode(self, adds: Sequence[PendingAppend]) -> tuple[bytes, Sequence[Buffer], int]:
         """Returns the head of a request with these adds, its frames, and the size of these."""
         first = adds[0]
         if len(adds) == 1:
@@ -256,11 +260,11 @@ class AddSender:
             self._loop.call_soon(sent.on_failed, refused)
 
     # ------------------------------------------------------------------------------ answers
-    def handle_entry_statuses(self, sent: SentAddRequest, statuses: list[Status]) -> None:
+    def apply_entry_statuses(self, sent: SentAddRequest, statuses: list[Status]) -> None:
         """Handles an answer that has a status for each entry: first the entries that were stored, then those with
         errors, then those with BUSY, which are sent again."""
         place, adds = sent.place, sent.adds
-        by_status: dict[Status, list[AppendPayload]] = {}
+        by_status: dict[Status, list[PendingAppend]] = {}
         for add, status in zip(adds, statuses, strict=True):
             by_status.setdefault(status, []).append(add)
         stored, busy = by_status.pop(Status.OK, None), by_status.pop(Status.BUSY, None)
@@ -278,12 +282,12 @@ class AddSender:
         if busy is not None:
             self.retry_adds_later(place, busy, sent.tries, sent.sent_s)
 
-    def on_adds_failed(self, place: _Place, adds: Sequence[AppendPayload], why: object) -> None:
+    def on_adds_failed(self, place: _Place, adds: Sequence[PendingAppend], why: object) -> None:
         self._failed(place[1], why)
         for add in adds:
             self._receive(AddFailed(add.entry, *place))
 
-    def retry_adds_later(self, place: _Place, adds: list[AppendPayload], tries: int, sent_s: float) -> None:
+    def retry_adds_later(self, place: _Place, adds: list[PendingAppend], tries: int, sent_s: float) -> None:
         slot, bookie = place
         if self._closed:  # first: the entries may be in another ledger now
             for add in adds:
@@ -304,7 +308,7 @@ class AddSender:
                 busy = self.busy[place] = _Busy(timer)
             busy.requests.append((SentAddRequest(self, place, adds, size, 1, None, tries, sent_s), head, frames))
 
-    def record_answer_if_late(self, sent: SentAddRequest, stored: Sequence[AppendPayload]) -> None:
+    def record_answer_if_late(self, sent: SentAddRequest, stored: Sequence[PendingAppend]) -> None:
         """Records that the bookie has stored these adds, if its answer to the request came later than `late_s`."""
         now_s = self._bookies.now()
         if now_s - sent.sent_s > self.late_s:
@@ -341,9 +345,9 @@ def _statuses(head: bytes, frames: Sequence[Buffer], count: int) -> list[Status]
     return decode_add_statuses(answer, frames, count)
 
 
-def _parts(adds: list[AppendPayload]) -> list[list[AppendPayload]]:
+def _parts(adds: list[PendingAppend]) -> list[list[PendingAppend]]:
     """Returns `adds` in parts, each of at most about REQUEST_BYTES_MAX and ADDS_MAX entries."""
-    parts: list[list[AppendPayload]] = []
+    parts: list[list[PendingAppend]] = []
     begin = size = 0
     for at, add in enumerate(adds, 1):
         size += add.size

@@ -156,7 +156,7 @@ class PendingAdd:
 A = TypeVar("A", bound=PendingAdd)
 
 
-class PayloadAdd(PendingAdd, Generic[P]):
+class PendingAddWithPayload(PendingAdd, Generic[P]):
     """A pending entry with a payload of any type."""
 
     __slots__ = ("payload",)

@@ -75,7 +75,7 @@ def _contents(tree: MetadataTree, known: frozenset[int] | None) -> BackupContent
 def _count_by_topic(tree: MetadataTree, ledgers: Iterable[int]) -> dict[str, int]:
     """Returns how many of the ledgers each topic has, with those of its subscriptions. "" has those of no topic."""
     found = Counter[str]()
-    for path, node in tree.get_all([paths.ledger(each) for each in sorted(ledgers)]).items():
+    for path, node in tree.get_nodes([paths.ledger(each) for each in sorted(ledgers)]).items():
         try:
             found[decode(node.value, LedgerRecord, path).properties.get("topic", "")] += 1
         except DamagedRecord:

@@ -328,7 +328,7 @@ class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
     closed_ms: int = 0
 
 
-class DeduplicationPlace(msgspec.Struct, frozen=True, kw_only=True):
+class DeduplicationStateLocation(msgspec.Struct, frozen=True, kw_only=True):
     """The place where a topic's deduplication state is stored: the last snapshot in the ledger `ledger_id`; without
     that ledger, the state follows from the topic's log after the mark."""
 
@@ -337,7 +337,7 @@ class DeduplicationPlace(msgspec.Struct, frozen=True, kw_only=True):
     ledger_id: int = -1
 
 
-class TransactionOutcomesPlace(msgspec.Struct, frozen=True, kw_only=True):
+class TransactionOutcomesLocation(msgspec.Struct, frozen=True, kw_only=True):
     """The place where the outcomes of a topic's transactions are stored: the last snapshot in the ledger `ledger_id`;
     without that ledger, the outcomes follow from the topic's log after the mark."""
 
@@ -380,9 +380,9 @@ class TopicRecord(Record, frozen=True, kw_only=True):
     ledgers: tuple[TopicLedger, ...] = ()
     terminated: bool = False
     created_ms: int = 0
-    dedup: DeduplicationPlace | None = None  # None: publishes are not deduplicated
+    dedup: DeduplicationStateLocation | None = None  # None: publishes are not deduplicated
     # None: no entry and no acknowledgement was ever in a transaction
-    transactions: TransactionOutcomesPlace | None = None
+    transactions: TransactionOutcomesLocation | None = None
     epoch: int = 0  # grows with each producer that takes exclusive access; above created_ms from the first on
     compacted: Compacted | None = None
     pending_deletion: tuple[int, ...] = ()  # compacted ledgers that are being written or were replaced: never read
@@ -427,7 +427,7 @@ class DamagedEntriesRecord(Record, frozen=True, kw_only=True):
 
 class UnderReplicatedRecord(Record, frozen=True, kw_only=True):
     """The repair mark of a ledger: the metadata record that the ledger lacks copies, and the result of the attempts to
-    make them (bookie/maintenance/copies_core.py)."""
+    make them (bookie/maintenance/repair_core.py)."""
 
     kind = 20
     ledger_id: int

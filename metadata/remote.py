@@ -57,7 +57,7 @@ SESSION = rpc("Metadata", "Session")
 BACKUP = rpc("Metadata", "Backup")
 
 
-def commit_request(operations: Sequence[Operation], session: str) -> wire.CommitRequest:
+def make_commit_request(operations: Sequence[Operation], session: str) -> wire.CommitRequest:
     return wire.CommitRequest(operations=[_to_wire(operation) for operation in operations], session=session)
 
 
@@ -323,7 +323,7 @@ class RemoteStore(SessionStore):
         while True:
             await self._wait_connected(end)
             try:
-                reply: wire.CommitReply = await self._call(COMMIT, commit_request(operations, self._session), end)
+                reply: wire.CommitReply = await self._call(COMMIT, make_commit_request(operations, self._session), end)
             except Unavailable:
                 if self._left_s(end) <= pause_s:
                     raise

@@ -31,7 +31,7 @@ from ..proto.errors import (
 from ..runtime.access import ListenerAccess, Principal, PrincipalKind
 from ..runtime.budget import CallerMemory
 from ..runtime.memory_shares import MIB, MemoryShare
-from ..runtime.network import CallContext, EndOfStream, Endpoint, Serving, Stream, World
+from ..runtime.network import CallContext, EndOfStream, Endpoint, RunningServer, Stream, World
 from ..runtime.peer.server import is_local
 from . import paths
 from .remote import encode_watch_events, parse_operations
@@ -56,7 +56,7 @@ SessionStream = Stream[wire.SessionReply, wire.SessionRequest]
 class MetadataServer:
     """A running metadata service: a store, and the listener at which clients reach it."""
 
-    def __init__(self, store: SqliteStore, serving: Serving, memory: CallerMemory) -> None:
+    def __init__(self, store: SqliteStore, serving: RunningServer, memory: CallerMemory) -> None:
         self._store = store
         self._serving = serving
         self.memory = memory
@@ -92,8 +92,8 @@ class MetadataServer:
         return self._store.statistics()
 
     @property
-    def backed_up_ms(self) -> int:
-        return self._store.backed_up_ms
+    def last_backup_ms(self) -> int:
+        return self._store.last_backup_ms
 
     async def close(self) -> None:
         """Ends the streams of clients, then closes the store. The sessions of clients do not end: they continue at the

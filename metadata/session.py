@@ -86,12 +86,12 @@ class SessionStore(MetadataStore):
     def _extend_deadline(self, sent: float) -> None:
         """Moves the deadline, because the service answered a request that was sent at `sent`."""
         self._deadline = sent + self._timeout_s * (1 - MARGIN_SHARE)
-        self._alarm.set_alarm_if_earlier(self._deadline)
+        self._alarm.set_if_earlier(self._deadline)
 
     def _ring(self) -> None:
         """Handles the alarm: the session is lost if its deadline has passed."""
         if self._left_s(self._deadline) > 0:  # a sign of life has moved it meanwhile
-            self._alarm.set_alarm_if_earlier(self._deadline)
+            self._alarm.set_if_earlier(self._deadline)
         else:
             self._end_session(TimedOut(f"{self._service}: no sign of life for {self._timeout_s:g} s"))
 

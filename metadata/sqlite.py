@@ -96,7 +96,7 @@ class SqliteStore:
         self._alarm = Alarm(world.clock, self._expire)
         self.closed = False
         self._incarnations = b""
-        self.backed_up_ms = 0  # since the epoch: when a copy was made last; 0: none was
+        self.last_backup_ms = 0  # since the epoch: when a copy was made last; 0: none was
         self._commits = 0
         self._batches = 0
         for session, timeout_s in sessions:
@@ -113,7 +113,7 @@ class SqliteStore:
             tree = await worker.run(MetadataTree, path, world.rng.randbytes(8).hex())
             store = cls(world, tree, worker, await worker.run(tree.sessions))
             store._incarnations = await worker.run(tree.incarnations)
-            store.backed_up_ms = await worker.run(tree.backed_up_ms)
+            store.last_backup_ms = await worker.run(tree.last_backup_ms)
             return store
         except BaseException:
             await worker.close()
@@ -170,7 +170,7 @@ class SqliteStore:
             raise InvalidRequest(f"{name!r} is not the name of a file: letters, digits, '.', '_' and '-'")
         path = str(PurePath(self._tree.path).parent / name)
         revision, size = await self._ask(partial(self._tree.back_up, path))
-        self.backed_up_ms = self._clock.wall_ms()
+        self.last_backup_ms = self._clock.wall_ms()
         return path, revision, size
 
     async def children(self, path: str) -> list[str]:
@@ -416,7 +416,7 @@ class SqliteStore:
     def _set_alarm(self) -> None:
         deadline = self._sessions.next_deadline()
         if deadline is not None and not self.closed:
-            self._alarm.set_alarm_if_earlier(deadline)  # an earlier alarm reads the table again when it rings
+            self._alarm.set_if_earlier(deadline)  # an earlier alarm reads the table again when it rings
 
     def _expire(self) -> None:
         for session in self._sessions.expire(self._clock.monotonic()):
@@ -427,7 +427,7 @@ class SqliteStore:
 def _read_all(tree: MetadataTree, reads: Sequence[str | Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
     """Returns for each read its answer, or its error. All nodes are read together."""
     paths = [read for read in reads if isinstance(read, str)]
-    nodes, failed = _outcome(lambda: tree.get_all(paths)) if len(paths) > 1 else ({}, None)
+    nodes, failed = _outcome(lambda: tree.get_nodes(paths)) if len(paths) > 1 else ({}, None)
     answers: list[tuple[Any, Exception | None]] = []
     for read in reads:
         if not isinstance(read, str):

@@ -13,7 +13,7 @@ its revisions misses it in a copy made before, or finds that the next one began 
 `apply` does all jobs that wait in one transaction: one fsync answers them all. Commits are decided in memory
 (tree_core.py), between one statement that reads the versions of all their nodes and one that writes these nodes: for
 each step of a statement, and each row that it returns, SQLite's module gives the interpreter's lock away, and waits for
-a loop that is busy before it gets it back. For the same reason `get_all` returns one row.
+a loop that is busy before it gets it back. For the same reason `get_nodes` returns one row.
 
 Durability: WAL with `synchronous=FULL`: `apply` returns after the fsync of the write-ahead log. SQLite does its own
 file I/O, outside the Files seam; a simulation therefore uses ':memory:'. One process: the file is opened with
@@ -282,7 +282,7 @@ class MetadataTree:
             row = self._sql.execute(_GET, (path,)).fetchone()
         return None if row is None else Node(row[0], row[1], row[2] is not None)
 
-    def get_all(self, asked: Sequence[str]) -> dict[str, Node]:
+    def get_nodes(self, asked: Sequence[str]) -> dict[str, Node]:
         """Returns the nodes at the paths `asked`, by path. Leaves out paths without a node."""
         found: dict[str, Node] = {}
         for start in range(0, len(asked), READ_AT_ONCE):
@@ -319,7 +319,7 @@ class MetadataTree:
         with _disk(self.path):
             return self._sql.execute("SELECT id, timeout_s FROM session ORDER BY id").fetchall()
 
-    def backed_up_ms(self) -> int:
+    def last_backup_ms(self) -> int:
         """Returns the time of the last copy that `back_up` made of this file, in milliseconds since the epoch; 0: there
         was none. The time is stored in a file beside this one, because the copies may be moved elsewhere."""
         try:

@@ -129,14 +129,14 @@ class Remove:
 
 
 @dataclass(frozen=True, slots=True)
-class RequireVersion:
+class CheckZnodeVersion:
     """Step of a ZooKeeper transaction: fail if the znode does not have this version."""
 
     path: str
     version: int
 
 
-Step = Create | Set | Remove | RequireVersion
+Step = Create | Set | Remove | CheckZnodeVersion
 
 
 class CommitPlan(NamedTuple):
@@ -164,7 +164,7 @@ def plan_commit(operations: Sequence[Operation], found: Mapping[str, NodeRead | 
                 steps.append(Remove(path, node.version))
                 nodes[path] = None
             case Check() if node is not None:
-                steps.append(RequireVersion(path, node.version))
+                steps.append(CheckZnodeVersion(path, node.version))
             case Delete() | Check():
                 absences[path] = None
         after = nodes[path]

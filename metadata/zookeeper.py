@@ -152,7 +152,7 @@ class TreeWatch:
         if not (self.calm and youngest <= self.seen <= now):
             self._queue_change(WatchReset(now))
 
-    def on_broken(self, heard: int) -> None:
+    def on_connection_ended(self, heard: int) -> None:
         """Called when the connection has ended. `heard` is the revision up to which the watch has received all
         changes."""
         if self.attached:
@@ -189,13 +189,13 @@ class SessionWatches:
             if is_at_or_below(watch.prefix, path):
                 watch.on_event(path, event.kind, revision)
 
-    def on_broken(self) -> None:
+    def on_connection_ended(self) -> None:
         self._connection += 1
         self.wake(self._line().zxid)
 
     def wake(self, heard: int) -> None:
         for watch in self._watches.values():
-            watch.on_broken(heard)
+            watch.on_connection_ended(heard)
 
     async def follow(
         self, prefix: str, after: int, ready: Callable[[], Awaitable[None]]
@@ -392,7 +392,7 @@ class ZookeeperStore(SessionStore):
         elif state is ConnectionState.SUSPENDED:
             self._state = SessionState.CONNECTING
             self._settled.clear()
-            self._watches.on_broken()
+            self._watches.on_connection_ended()
             _LOG.warning("no connection to ZooKeeper: owned topics are served, no new ones are taken")
         else:
             _LOG.info("connected to ZooKeeper at %s, session %s", self._address, self.session_id)
@@ -406,7 +406,7 @@ class ZookeeperStore(SessionStore):
         self._line.release()
 
     def _end_watches(self) -> None:
-        self._watches.on_broken()
+        self._watches.on_connection_ended()
 
     @property
     def session_id(self) -> str:

@@ -469,7 +469,7 @@ def _request(root: str, step: znodes.Step, acl: Any) -> Any:
             return SetData(path, step.value, step.version)
         case znodes.Remove():
             return DeleteRequest(path, step.version)
-        case znodes.RequireVersion():
+        case znodes.CheckZnodeVersion():
             return CheckVersion(path, step.version)
 
 

@@ -130,14 +130,14 @@ PLAIN_PREFIXES = _PlainPrefixes()
 """`PLAIN_PREFIXES[len(payload)]` is the prefix of a plain item: one dictionary look-up a message."""
 
 
-def item_prefix(metadata: SingleMessageMetadata) -> bytes:
+def encode_item_prefix(metadata: SingleMessageMetadata) -> bytes:
     """Returns the bytes that precede the payload of one message in a batch. They encode the message's `metadata` (key,
     properties, event time, …), whose `payload_size` must be set."""
     encoded = metadata.SerializeToString()
     return _U32.pack(len(encoded)) + encoded
 
 
-def plain_items(payloads: Iterable[bytes]) -> list[bytes]:
+def encode_plain_items(payloads: Iterable[bytes]) -> list[bytes]:
     """Returns the prefixes and the payloads of batched messages without metadata, alternating, as `encode_batch`
     expects them."""
     prefixes = PLAIN_PREFIXES
@@ -280,7 +280,7 @@ def count_declared_messages(entry: Buffer) -> int:
     return metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else 1
 
 
-def is_intact(entry: Buffer) -> bool:
+def has_valid_checksum(entry: Buffer) -> bool:
     """Returns whether the entry's checksum is right, so that its bytes are those that were published. An intact entry
     that cannot be parsed was already malformed when it was published."""
     try:
@@ -404,7 +404,7 @@ def decode_batch(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields
     return list(zip(*decode_columns(header, entry), strict=True))
 
 
-def decode_as_stored(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields, bytes]]:
+def decode_for_inspection(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields, bytes]]:
     """Returns the messages of an entry for an inspection, as (metadata, payload) pairs. An encrypted entry is returned
     as one message with its ciphertext. A chunk is returned as one message with its part of the payload, which stays
     compressed, because the payload is compressed as a whole."""

@@ -57,7 +57,7 @@ class Permission(Enum):
     OWN = "every caller, for what its role began; of another role's it is told what it is told of what does not exist"
 
 
-class PermissionPlace(Enum):
+class PermissionScope(Enum):
     """The kind of object for which a permission is required, such as a topic. A field of the request names the
     object."""
 
@@ -72,7 +72,7 @@ class PermissionRule(NamedTuple):
     """The permission that a request requires of its caller, and the field of the request that names the object."""
 
     permission: Permission
-    on: PermissionPlace = PermissionPlace.NOTHING
+    on: PermissionScope = PermissionScope.NOTHING
     field: str = ""
     subscription: str = ""  # the field that names it; where it is empty in a request that changes: all, which is MANAGE
 
@@ -151,7 +151,7 @@ class Operation(NamedTuple, Generic[T]):
 
 
 def make_topic_rule(permission: Permission, field: str = "name", subscription: str = "") -> PermissionRule:
-    return PermissionRule(permission, PermissionPlace.TOPIC, field, subscription)
+    return PermissionRule(permission, PermissionScope.TOPIC, field, subscription)
 
 
 # ---------------------------------------------------------------------------------------------------- operations
@@ -159,15 +159,15 @@ def make_topic_rule(permission: Permission, field: str = "name", subscription: s
 
 # ------------------------------------------------------------------------------------ what callers need
 OPERATE = PermissionRule(Permission.OPERATE)
-NAMESPACE = PermissionRule(Permission.MANAGE, PermissionPlace.NAMESPACE, "name")
-SHOWN = PermissionRule(Permission.SHOWN, PermissionPlace.NAMESPACE, "namespace")
+NAMESPACE = PermissionRule(Permission.MANAGE, PermissionScope.NAMESPACE, "name")
+SHOWN = PermissionRule(Permission.SHOWN, PermissionScope.NAMESPACE, "namespace")
 MANAGE = make_topic_rule(Permission.MANAGE)
 LOOKUP = make_topic_rule(Permission.LOOKUP)
 CONSUME = make_topic_rule(Permission.CONSUME, "topic")
 SUBSCRIPTION = make_topic_rule(Permission.CONSUME, "topic", "name")
 OF_TOPIC_FIELD = make_topic_rule(Permission.MANAGE, "topic")
 SCHEMA = make_topic_rule(Permission.LOOKUP, "topic")
-PLACE = PermissionRule(Permission.MANAGE, PermissionPlace.PLACE)
+PLACE = PermissionRule(Permission.MANAGE, PermissionScope.PLACE)
 
 
 def _topic(name: str, rule: PermissionRule, **faces: Any) -> Operation[Any]:
@@ -183,7 +183,7 @@ LIST_TENANTS: Operation[tuple[str, ...]] = Operation(
 )  # fmt: skip
 CREATE_TENANT: Operation[None] = Operation("CreateTenant", OPERATE)
 GET_TENANT: Operation[values.TenantInfo] = Operation(
-    "GetTenant", PermissionRule(Permission.MANAGE, PermissionPlace.TENANT, "name"), method="tenant",
+    "GetTenant", PermissionRule(Permission.MANAGE, PermissionScope.TENANT, "name"), method="tenant",
     help="Returns the settings of a tenant. Raises TenantNotFound.",
 )  # fmt: skip
 UPDATE_TENANT: Operation[None] = Operation("UpdateTenant", OPERATE)
@@ -191,7 +191,7 @@ DELETE_TENANT: Operation[None] = Operation("DeleteTenant", OPERATE)
 
 # ------------------------------------------------------------------------------------ namespaces
 LIST_NAMESPACES: Operation[tuple[str, ...]] = Operation(
-    "ListNamespaces", PermissionRule(Permission.MANAGE, PermissionPlace.TENANT, "name"),
+    "ListNamespaces", PermissionRule(Permission.MANAGE, PermissionScope.TENANT, "name"),
     routes=(HttpRoute(
         "GET", "/admin/v2/namespaces/{tenant}", "The namespaces of a tenant.", answer="[tenant/namespace]"
     ),),

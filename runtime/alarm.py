@@ -28,7 +28,7 @@ class Alarm:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
-    def set_alarm_if_earlier(self, when: float) -> None:
+    def set_if_earlier(self, when: float) -> None:
         """Sets the alarm to the time `when`, unless it is set to an earlier time."""
         if when < self.at:
             self.cancel()

@@ -107,7 +107,7 @@ Text = Callable[[str], Awaitable[bytes]]
 """Returns the text of the metrics for the query of a page."""
 
 
-class OtherProcesses(NamedTuple):
+class OtherProcessMetrics(NamedTuple):
     """What a process got from the other processes of its server: the texts of their metrics, by the process's name, for
     those that answered in time; and how often each process was restarted."""
 
@@ -127,7 +127,7 @@ class _Question:
             self.answered.set()
 
 
-class Child:
+class ChildProcess:
     """The child process that runs this code: its link to the parent process."""
 
     def __init__(self, name: str, link: socket.socket) -> None:
@@ -164,7 +164,7 @@ class Child:
             self._send(Frame(Kind.BEAT))
             loop.call_later(BEAT_S, self._beat, loop)
 
-    async def ask_metrics_of_others(self, query: str = "") -> OtherProcesses:
+    async def ask_metrics_of_others(self, query: str = "") -> OtherProcessMetrics:
         """Asks the other processes of the server for their metrics, and returns the answers that arrived within
         OTHERS_S. `query`: what is asked of the page (`MetricsQuery` in runtime/metrics.py)."""
         async with self._asking:
@@ -178,7 +178,7 @@ class Child:
                 _LOG.warning("not every process said its metrics within %g s", OTHERS_S)
             finally:
                 del self._questions[self._last]
-        return OtherProcesses(question.pages, question.restarts)
+        return OtherProcessMetrics(question.pages, question.restarts)
 
     def _send(self, frame: Frame) -> None:
         assert self._writer is not None, "it is attached"

@@ -184,7 +184,7 @@ class AuditLog:
         self._acts: OrderedDict[tuple[str, ...], _Repeated] = OrderedDict()  # the one that began first is first
         self._denials: OrderedDict[str, tuple[float, int]] = OrderedDict()  # caller → since when, how many
 
-    def record_act(
+    def log_operation(
         self, principal: Principal, peer: str, act: str, on: str, result: str, *, is_administration: bool = False,
         **more: object,
     ) -> None:  # fmt: skip

@@ -60,8 +60,8 @@ class Histogram:
     unbounded.
 
     Only one thread may observe, and it must also make the page. A caller that observes one value per message may append
-    it to `waiting`, and call `count_waiting` when WAITING of them wait; they are counted then, or when the counts are
-    read.
+    it to `waiting`, and call `count_waiting_values` when WAITING of them wait; they are counted then, or when the
+    counts are read.
     """
 
     __slots__ = ("_counts", "_total", "bounds", "waiting")
@@ -87,19 +87,19 @@ class Histogram:
                 counts[bisect_left(bounds, value)] += 1
         self._total += sum(values)
 
-    def count_waiting(self) -> None:
+    def count_waiting_values(self) -> None:
         """Counts the values in the list `waiting` in their buckets, and clears the list."""
         self.observe_all(self.waiting)
         self.waiting.clear()  # the same list: who appends may hold it
 
     @property
     def counts(self) -> list[int]:
-        self.count_waiting()
+        self.count_waiting_values()
         return self._counts
 
     @property
     def total(self) -> float:
-        self.count_waiting()
+        self.count_waiting_values()
         return self._total
 
     @property

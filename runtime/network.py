@@ -190,7 +190,7 @@ class Channel(Protocol):
     async def close(self) -> None: ...
 
 
-class Serving(Protocol):
+class RunningServer(Protocol):
     """A listener (server socket) that is listening."""
 
     @property
@@ -201,7 +201,7 @@ class Serving(Protocol):
     async def close(self, grace_s: float = 0.0) -> None: ...
 
 
-class ByteServing(Serving, Protocol):
+class RunningByteServer(RunningServer, Protocol):
     """A listener for connections that carry bytes (`ByteStream`)."""
 
     @property
@@ -210,7 +210,7 @@ class ByteServing(Serving, Protocol):
         ...
 
 
-class PeerServing(Serving, Protocol):
+class RunningPeerServer(RunningServer, Protocol):
     """A listener for requests of peers: other processes of the cluster."""
 
     @property
@@ -382,7 +382,7 @@ class Network(Protocol):
 
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
-    ) -> Serving:
+    ) -> RunningServer:
         """Starts a gRPC server. Each service is (name in wire.proto, handler). Port 0 means a free port. Raises Busy if
         the port is taken, InvalidConfiguration if a TLS file cannot be used."""
         ...
@@ -392,7 +392,9 @@ class Network(Protocol):
         if a TLS file cannot be used, or if credentials would leave this machine without encryption."""
         ...
 
-    async def serve_bytes(self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> ByteServing:
+    async def serve_bytes(
+        self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN
+    ) -> RunningByteServer:
         """Starts a listener for TCP connections, or TLS ones. Port 0 means a free port. Raises Busy if the port is
         taken, InvalidConfiguration if a TLS file cannot be used. Of the limits in `access`, only `connections` and
         `streams_per_address` apply."""
@@ -406,7 +408,7 @@ class Network(Protocol):
 
     async def serve_peers(
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
-    ) -> PeerServing:
+    ) -> RunningPeerServer:
         """Starts a listener for requests of peers. Without `access`, its connections are not encrypted. Raises Busy if
         the port is taken."""
         ...

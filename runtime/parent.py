@@ -36,7 +36,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .child import Child, Frame, FrameDecoder, Kind, encode_frame
+from .child import ChildProcess, Frame, FrameDecoder, Kind, encode_frame
 from .clock import SystemClock
 from .health import BEAT_S, HUNG_S, has_systemd_watchdog, notify_systemd
 from .process import tune_glibc_heap
@@ -55,7 +55,7 @@ class ProcessSpec(NamedTuple):
     """The description of a process that a Parent starts. `work` runs in the process and returns its exit code."""
 
     name: str
-    work: Callable[[Child], int]
+    work: Callable[[ChildProcess], int]
 
 
 class _Running:
@@ -250,7 +250,7 @@ class Parent:
             for other in self._running.values():
                 other.link.close()  # or that one would not see the parent's end while this one lives
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            code = spec.work(Child(spec.name, theirs))
+            code = spec.work(ChildProcess(spec.name, theirs))
         except BaseException:
             logging.getLogger("magnetar").exception("process %s failed", spec.name)
         finally:

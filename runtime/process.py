@@ -39,14 +39,14 @@ from .disk import SystemFiles
 from .grpc import client, server
 from .network import (
     ByteService,
-    ByteServing,
     ByteStream,
     Channel,
     Endpoint,
     Peer,
     PeerService,
-    PeerServing,
-    Serving,
+    RunningByteServer,
+    RunningPeerServer,
+    RunningServer,
     World,
 )
 from .peer import client as peers
@@ -114,13 +114,15 @@ class SystemNetwork:
 
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
-    ) -> Serving:
+    ) -> RunningServer:
         return await server.serve(endpoint, services, access, self._clock)
 
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
         return client.connect(endpoint, access)
 
-    async def serve_bytes(self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> ByteServing:
+    async def serve_bytes(
+        self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN
+    ) -> RunningByteServer:
         return await listening.serve(endpoint, service, access)
 
     async def connect_bytes(self, endpoint: Endpoint, tls: TlsFiles | None = None) -> ByteStream:
@@ -128,7 +130,7 @@ class SystemNetwork:
 
     async def serve_peers(
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
-    ) -> PeerServing:
+    ) -> RunningPeerServer:
         return await peer_server.serve(self._context, endpoint, identity, service, access)
 
     def peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:

@@ -37,14 +37,14 @@ from ..runtime.clock import Clock
 from ..runtime.logs import open_audit_log
 from ..runtime.network import (
     ByteService,
-    ByteServing,
     Channel,
     Endpoint,
     Network,
     Rep,
     Req,
     Rpc,
-    Serving,
+    RunningByteServer,
+    RunningServer,
     World,
 )
 from ..runtime.tasks import SystemWorkers, Workers
@@ -295,11 +295,13 @@ class SecuredNetwork:
 
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
-    ) -> Serving:
+    ) -> RunningServer:
         access = replace(self._listener, limits=access.limits, memory=access.memory)
         return await self._inner.serve(endpoint, services, access)
 
-    async def serve_bytes(self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> ByteServing:
+    async def serve_bytes(
+        self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN
+    ) -> RunningByteServer:
         access = replace(self._listener, limits=access.limits, memory=access.memory)
         return await self._inner.serve_bytes(endpoint, service, access)
 

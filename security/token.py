@@ -267,7 +267,7 @@ def _role(claims: Mapping[str, Any], claim: str) -> str:
     return found
 
 
-def unverified_json(token: str) -> str:
+def format_unverified_token(token: str) -> str:
     """Decodes a token and returns its header and claims as JSON text, without any check. Raises InvalidRequest if the
     text is not a token."""
     jwt = _jwt()
@@ -387,7 +387,7 @@ class RevocationList:
     if a line is neither an id nor a role."""
 
     def __init__(self, path: str, clock: Clock) -> None:
-        self._listed = WatchedValue(path, lambda: read_revoked(path), clock)
+        self._listed = WatchedValue(path, lambda: read_revocations(path), clock)
 
     def is_revoked(self, principal: Principal) -> bool:
         """Returns whether the principal's role, or the token with which it authenticated, is revoked."""
@@ -395,7 +395,7 @@ class RevocationList:
         return principal.name in listed or principal.credential_id in listed
 
 
-def read_revoked(path: str) -> frozenset[str]:
+def read_revocations(path: str) -> frozenset[str]:
     """Returns the token ids and the roles in the file of revoked tokens. Raises InvalidConfiguration."""
     try:
         with open(path.removeprefix("file:").removeprefix("//"), "rb") as file:
@@ -429,7 +429,7 @@ def revoke(path: str, what: str) -> None:
         raise InvalidRequest(
             "neither the id nor the role of a token: printable text on one line, without # at its start"
         )
-    listed = read_revoked(path) if os.path.exists(path) else frozenset()
+    listed = read_revocations(path) if os.path.exists(path) else frozenset()
     if what in listed:
         return
     try:

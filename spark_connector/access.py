@@ -114,7 +114,7 @@ class QueryAccess:
         except MagnetarError as error:
             raise InvalidConfiguration(f"option 'service.url' and its credentials: {error.message}") from None
 
-    def list_credential_places(self) -> Iterator[str]:
+    def list_credential_sources(self) -> Iterator[str]:
         """Yields the names of the files and variables (`file:PATH`, `env:NAME`) that contain the credentials."""
         yield from (each for each in (self.token, self.params) if each.startswith(_PLACES))
         yield from (f"file:{each}" for each in (self.trust, self.certificate, self.key) if each)
@@ -206,7 +206,7 @@ def _read_place(place: str) -> bytes | None:
         return None
 
 
-def digest_credential_places(places: Iterable[str]) -> str:
+def digest_credential_sources(places: Iterable[str]) -> str:
     """Returns a digest of the present content of the files and variables `places`. The digest changes when their
     content changes."""
     found = hashlib.sha256()

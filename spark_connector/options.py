@@ -355,7 +355,7 @@ def _settings(
         except ValueError:
             raise InvalidConfiguration(f"option {name!r} cannot be {value!r}") from None
         row = rows.get(key)
-        if row is not None and row.find_problem(parsed) is not None:
+        if row is not None and row.find_error_class(parsed) is not None:
             raise InvalidConfiguration(f"option {name!r} is {row.allowed_text}, not {value!r}")
     return settings
 

@@ -27,7 +27,7 @@ from ..proto.errors import InvalidConfiguration, NotAllowed, NotFound, Subscript
 from ..proto.names import NamespaceName, TopicName
 from ..proto.schema import SchemaInfo
 from ..runtime.clock import Clock, SystemClock
-from .access import digest_credential_places
+from .access import digest_credential_sources
 from .offsets import AvailableRange, Incarnations, Index, Partition
 from .options import SourceOptions
 from .shapes import TypedSchema, find_newest_schema, find_reader_schema
@@ -45,7 +45,7 @@ _OF_PROCESS: dict[tuple[int, str], QueryConnection] = {}
 
 def get_query_connection(options: SourceOptions) -> QueryConnection:
     """Returns the connection that this process uses for a query. Makes it at the first call."""
-    key, held = (os.getpid(), options.identity), digest_credential_places(_places(options))
+    key, held = (os.getpid(), options.identity), digest_credential_sources(_places(options))
     found = _OF_PROCESS.pop(key, None)
     if found is not None and found.files_version != held:  # a key or a credential of its files is another one now
         if not found.reads:
@@ -63,7 +63,7 @@ def get_query_connection(options: SourceOptions) -> QueryConnection:
 
 
 def _places(options: SourceOptions) -> Iterator[str]:
-    yield from options.access.list_credential_places()
+    yield from options.access.list_credential_sources()
     if options.private_key_file is not None:
         yield f"file:{options.private_key_file}"
 

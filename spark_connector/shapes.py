@@ -59,7 +59,7 @@ MISSING_IS_NULL = None
 
 
 @dataclass(frozen=True, slots=True)
-class DataTypeForms:
+class DataTypeMapping:
     """One data type, as Spark, Arrow, JSON and Avro represent it."""
 
     spark: DataType
@@ -69,7 +69,7 @@ class DataTypeForms:
     avro: Any  # what to decode with: without its logical types, but decimal
     nullable: bool = False
     is_plain: bool = True  # Arrow takes a decoded value as it is
-    parts: tuple[DataTypeForms, ...] = ()  # of the fields, the items, the values
+    parts: tuple[DataTypeMapping, ...] = ()  # of the fields, the items, the values
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class ColumnField:
     """A field of a record: its name, its data type, and its default."""
 
     name: str
-    shape: DataTypeForms
+    shape: DataTypeMapping
     has_default: bool = False
     default: Any = None  # as JSON has it
 
@@ -102,8 +102,8 @@ _INT = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 _LONG = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
-def _simple(spark: DataType, arrow: pa.DataType, type_: Any, avro: str) -> DataTypeForms:
-    return DataTypeForms(spark, arrow, arrow, type_ | None, avro)
+def _simple(spark: DataType, arrow: pa.DataType, type_: Any, avro: str) -> DataTypeMapping:
+    return DataTypeMapping(spark, arrow, arrow, type_ | None, avro)
 
 
 _PRIMITIVE = {
@@ -179,7 +179,7 @@ class _Shapes:
         aliases = {"aliases": schema["aliases"]} if "aliases" in schema else {}
         return {"type": "record", "name": schema["name"], "fields": plain, **aliases}
 
-    def shape_of(self, schema: Any, path: str, around: tuple[str, ...]) -> DataTypeForms:
+    def shape_of(self, schema: Any, path: str, around: tuple[str, ...]) -> DataTypeMapping:
         self._types += 1
         if self._types > TYPES_MAX:
             raise InvalidSchema(f"the definition has more than {TYPES_MAX} types: columns of that many are of no use")
@@ -219,10 +219,10 @@ class _Shapes:
         more = {key: schema[key] for key in ("aliases", "default") if key in schema}
         return {"type": schema["type"], "name": name, **what, **more}
 
-    def _bytes(self) -> DataTypeForms:
+    def _bytes(self) -> DataTypeMapping:
         return replace(_PRIMITIVE["string"], avro="bytes") if self._json else _BYTES
 
-    def _union(self, schema: list[Any], path: str, around: tuple[str, ...]) -> DataTypeForms:
+    def _union(self, schema: list[Any], path: str, around: tuple[str, ...]) -> DataTypeMapping:
         others = [each for each in schema if each != "null"]
         if len(others) != 1:
             several = ", ".join(map(_name_of, others)) or "null alone"
@@ -230,13 +230,13 @@ class _Shapes:
         shape = self.shape_of(others[0], path, around)
         return replace(shape, avro=[each if each == "null" else shape.avro for each in schema], nullable=True)
 
-    def _record(self, schema: Any, path: str, around: tuple[str, ...]) -> DataTypeForms:
+    def _record(self, schema: Any, path: str, around: tuple[str, ...]) -> DataTypeMapping:
         name = schema["name"]
         if name in around:
             raise InvalidSchema(f"field {path} contains itself ({name}), and a column has an end")
         is_defined = name in self._seen
         fields = self._fields(schema, f"{path}.", (*around, name))
-        return DataTypeForms(
+        return DataTypeMapping(
             StructType([StructField(each.name, each.shape.spark) for each in fields]),
             pa.struct([(each.name, each.shape.raw) for each in fields]),
             pa.struct([(each.name, each.shape.unit) for each in fields]),
@@ -246,21 +246,21 @@ class _Shapes:
             parts=tuple(each.shape for each in fields),
         )
 
-    def _array(self, item: DataTypeForms) -> DataTypeForms:
-        return DataTypeForms(
+    def _array(self, item: DataTypeMapping) -> DataTypeMapping:
+        return DataTypeMapping(
             ArrayType(item.spark), pa.list_(item.raw), pa.list_(item.unit),
             list[item.json] | None,  # type: ignore[name-defined]
             {"type": "array", "items": item.avro}, is_plain=item.is_plain, parts=(item,),
         )  # fmt: skip
 
-    def _map(self, value: DataTypeForms) -> DataTypeForms:
-        return DataTypeForms(
+    def _map(self, value: DataTypeMapping) -> DataTypeMapping:
+        return DataTypeMapping(
             MapType(StringType(), value.spark), pa.map_(pa.string(), value.raw), pa.map_(pa.string(), value.unit),
             dict[str, value.json] | None, {"type": "map", "values": value.avro},  # type: ignore[name-defined]
             is_plain=value.is_plain, parts=(value,),
         )  # fmt: skip
 
-    def _logical(self, schema: Any, kind: str, path: str) -> DataTypeForms:
+    def _logical(self, schema: Any, kind: str, path: str) -> DataTypeMapping:
         logical = schema.get("logicalType")
         if logical == "decimal" and kind in ("bytes", "fixed"):
             found = self._decimal(schema, kind)
@@ -273,7 +273,7 @@ class _Shapes:
             return replace(_PRIMITIVE[kind], spark=spark, unit=unit)
         return self.shape_of(kind, path, ())
 
-    def _decimal(self, schema: Any, kind: str) -> DataTypeForms | None:
+    def _decimal(self, schema: Any, kind: str) -> DataTypeMapping | None:
         """Returns the shape of a decimal. None: it stays bytes, because it has more digits than Spark allows, or is
         invalid; Avro readers ignore a logical type that they do not know."""
         precision, scale = schema.get("precision"), schema.get("scale", 0)
@@ -284,7 +284,7 @@ class _Shapes:
         arrow = pa.decimal128(precision, scale)
         what = {"logicalType": "decimal", "precision": precision, "scale": scale}
         avro = {"type": "bytes", **what} if kind == "bytes" else self._named(schema, {"size": schema["size"], **what})
-        return DataTypeForms(DecimalType(precision, scale), arrow, arrow, Decimal | None, avro)
+        return DataTypeMapping(DecimalType(precision, scale), arrow, arrow, Decimal | None, avro)
 
 
 def _struct(name: str, fields: tuple[ColumnField, ...]) -> Any:
@@ -332,8 +332,8 @@ META = "__"
 BY_AVRO = (SchemaType.AVRO, SchemaType.JSON)
 
 
-def _single(spark: DataType, raw: pa.DataType, unit: pa.DataType | None = None) -> DataTypeForms:
-    return DataTypeForms(spark, raw, raw if unit is None else unit, None, None)
+def _single(spark: DataType, raw: pa.DataType, unit: pa.DataType | None = None) -> DataTypeMapping:
+    return DataTypeMapping(spark, raw, raw if unit is None else unit, None, None)
 
 
 _UTC = pa.timestamp("us", tz="UTC")

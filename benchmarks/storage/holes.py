@@ -55,7 +55,7 @@ def holes(options: Options) -> Run:
 async def _fill(url: str, messages: int) -> None:
     """Batches as the SDK makes them, without a call per message."""
     from magnetar.proto import wire_pb2 as wire
-    from magnetar.proto.entry import encode_batch, plain_items
+    from magnetar.proto.entry import encode_batch, encode_plain_items
     from magnetar.proto.entry_pb2 import MessageMetadata
     from magnetar.proto.states import ENTRY_COST_BYTES
     from magnetar.runtime.network import Endpoint, rpc
@@ -65,7 +65,7 @@ async def _fill(url: str, messages: int) -> None:
     stream = channel.stream(rpc("Broker", "Connect"))
     opening = wire.OpenProducer(topic=f"persistent://public/default/{TOPIC}", producer_name="p")
     stream.send_nowait(wire.ClientFrame(id=1, open_producer=opening))
-    items = plain_items([b"%08d" % index for index in range(BATCH)])
+    items = encode_plain_items([b"%08d" % index for index in range(BATCH)])
     sent = done = credit = 0
     while done < messages:
         while sent < messages and sent - done < 100 * BATCH and credit > 0:
@@ -117,7 +117,7 @@ def single(acks: int) -> dict[str, float]:
     from magnetar.broker.log.log_shape_core import LogShape, Span
     from magnetar.broker.subscription.core.cursor import Cursor
     from magnetar.broker.subscription.core.cursor_state import CursorState
-    from magnetar.broker.subscription.core.positions import CursorLog
+    from magnetar.broker.subscription.core.positions import CursorWritePlanner
 
     shape = LogShape()
     for number in range(2 * acks // LEDGER_ENTRIES):
@@ -128,7 +128,7 @@ def single(acks: int) -> dict[str, float]:
         for number in range(2 * acks // LEDGER_ENTRIES)
         for first in range(0, LEDGER_ENTRIES, 2 * GROUP)
     ]
-    cursor, log = Cursor(shape, CursorState(shape.start)), CursorLog()
+    cursor, log = Cursor(shape, CursorState(shape.start)), CursorWritePlanner()
     begin = time.process_time()
     for count, (ledger_id, entries) in enumerate(requests):
         cursor.ack_set(ledger_id, BitMap.deserialize(entries))
@@ -136,7 +136,7 @@ def single(acks: int) -> dict[str, float]:
             log.on_write_confirmed(log.plan_write(cursor, count + 1))
     write = log.plan_write(cursor, len(requests) + 1)
     seconds = time.process_time() - begin
-    assert cursor.hole_entries == acks
+    assert cursor.hole_entry_count == acks
     stored = sum(row.size_bytes for row in write.rows.values())
     return {
         "single_cpu_s": seconds, "single_memory_mb": cursor.memory_bytes / 1e6, "single_stored_mb": stored / 1e6,

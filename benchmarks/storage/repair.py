@@ -189,7 +189,7 @@ def repair(options: Options) -> Run:
 
 async def _named(metadata: Any, bookie: str) -> int:
     from magnetar.bookie.maintenance import marks
-    from magnetar.bookie.maintenance.copies_core import list_bookies_of_ledger
+    from magnetar.bookie.maintenance.repair_core import list_bookies_of_ledger
     from magnetar.metadata import paths
 
     records = [await marks.read_ledger(metadata, each) for each in await marks.list_ledgers(metadata, paths.LEDGERS)]

@@ -123,7 +123,7 @@ def decode_record_size(data: bytes, start: int) -> int:
     return RECORD_HEADER_BYTES + int(_HEAD.unpack_from(data, start)[0])
 
 
-def decode_record_ids_at(data: bytes, start: int) -> tuple[int, int, int] | None:
+def verify_record_at(data: bytes, start: int) -> tuple[int, int, int] | None:
     """Verifies the record that begins at `start` and returns (offset of its end, ledger id, entry id). Returns None if
     `data` has no complete, undamaged record there."""
     if len(data) - start < _RECORD_BYTES_MIN:

@@ -75,7 +75,7 @@ class ExtentTable(NamedTuple):
     offsets: array[int]
 
 
-class GroupHeader(NamedTuple):
+class IndexGroupHeader(NamedTuple):
     """The header of an index group: the number of the group's extents, the bytes of all their tables, and the checksum
     of the header and the extent heads."""
 
@@ -84,7 +84,7 @@ class GroupHeader(NamedTuple):
     crc: int
 
     @property
-    def heads_bytes(self) -> int:
+    def extent_heads_bytes(self) -> int:
         return self.extents * HEAD_BYTES
 
 
@@ -107,7 +107,7 @@ def encode_index_group(extents: Sequence[Extent], tables: Sequence[bytes]) -> by
     return b"".join([head, _CRC.pack(crc32c(head, heads)), heads, *tables])
 
 
-def decode_group_header_if_intact(data: bytes) -> GroupHeader | None:
+def decode_group_header_if_intact(data: bytes) -> IndexGroupHeader | None:
     """Decodes the group header at the start of `data`. Returns None if the bytes are not a group header. The caller
     must compare the header's checksum later, because it also covers the extent heads."""
     if len(data) < GROUP_HEADER_BYTES:
@@ -115,7 +115,7 @@ def decode_group_header_if_intact(data: bytes) -> GroupHeader | None:
     magic, extents, tables_bytes = _GROUP.unpack_from(data)
     if magic != GROUP_MAGIC:
         return None
-    return GroupHeader(extents, tables_bytes, _CRC.unpack_from(data, _GROUP.size)[0])
+    return IndexGroupHeader(extents, tables_bytes, _CRC.unpack_from(data, _GROUP.size)[0])
 
 
 def checksum_group_header(data: bytes) -> int:
@@ -124,11 +124,11 @@ def checksum_group_header(data: bytes) -> int:
     return crc32c(data[: _GROUP.size])
 
 
-def decode_extents_if_intact(header: GroupHeader, data: bytes) -> list[Extent] | None:
+def decode_extents_if_intact(header: IndexGroupHeader, data: bytes) -> list[Extent] | None:
     """Decodes the extents of a group from `data`, the bytes of the group's header and heads. Returns None if the
     checksum of these bytes is wrong."""
-    heads = data[GROUP_HEADER_BYTES : GROUP_HEADER_BYTES + header.heads_bytes]
-    if len(heads) != header.heads_bytes or crc32c(data[: _GROUP.size], heads) != header.crc:
+    heads = data[GROUP_HEADER_BYTES : GROUP_HEADER_BYTES + header.extent_heads_bytes]
+    if len(heads) != header.extent_heads_bytes or crc32c(data[: _GROUP.size], heads) != header.crc:
         return None
     extents = list(decode_extent_heads(heads))
     if sum(extent.table_bytes for extent in extents) != header.tables_bytes:

@@ -23,13 +23,13 @@ from typing import NamedTuple
 from pyroaring import BitMap64
 
 from ..format import index, ledger_index
-from ..format.index import GROUP_HEADER_BYTES, GROUP_MAGIC, HEAD_BYTES, MAGIC, Extent, ExtentTable, GroupHeader
+from ..format.index import GROUP_HEADER_BYTES, GROUP_MAGIC, HEAD_BYTES, MAGIC, Extent, ExtentTable, IndexGroupHeader
 from ..format.journal import FILE_HEADER_BYTES, crc32c
 from ..format.ledger_index import MAGIC as LEDGER_INDEX_MAGIC
 from ..format.ledger_index import RECORD_BYTES, LedgerState, State, Tombstone
 from ..store.boot import ENTRIES, LEDGERS
 from ..store.entrylog.files import INDEX_SUFFIX, LOG_SUFFIX, index_name
-from ..store.index import ExtentPlace
+from ..store.index import ExtentLocation
 from ..store.index_files import SUFFIX, index_file_name
 from ..store.state_log import StateLog
 from .snapshot import (
@@ -161,11 +161,11 @@ class IndexGroup(NamedTuple):
 
     log: int
     offset: int
-    header: GroupHeader
+    header: IndexGroupHeader
 
     @property
     def end_offset(self) -> int:
-        return self.offset + GROUP_HEADER_BYTES + self.header.heads_bytes + self.header.tables_bytes
+        return self.offset + GROUP_HEADER_BYTES + self.header.extent_heads_bytes + self.header.tables_bytes
 
 
 def list_log_numbers(snapshot: Snapshot) -> list[int]:
@@ -234,22 +234,22 @@ class IndexFile:
     def _heads(self, group: IndexGroup, piece_bytes: int = _PIECE_BYTES) -> Iterator[bytes]:
         """Yields the bytes of a group's heads, piece by piece."""
         start = group.offset + GROUP_HEADER_BYTES
-        end = start + group.header.heads_bytes
+        end = start + group.header.extent_heads_bytes
         for at in range(start, end, piece_bytes):
             yield self.file.pread(min(piece_bytes, end - at), at)
 
-    def extents(self, group: IndexGroup, pieces: int = 1) -> Iterator[ExtentPlace]:
+    def extents(self, group: IndexGroup, pieces: int = 1) -> Iterator[ExtentLocation]:
         """Yields the extents of a group in the order of the index. `pieces` is the number of groups that the caller
         reads at the same time; these groups share the memory bound."""
         piece_bytes = max(_PIECE_BYTES // HEAD_BYTES // pieces, _HEADS_MIN) * HEAD_BYTES
-        offset = group.offset + GROUP_HEADER_BYTES + group.header.heads_bytes
+        offset = group.offset + GROUP_HEADER_BYTES + group.header.extent_heads_bytes
         for piece in self._heads(group, piece_bytes):
             for fields in _HEAD.iter_unpack(piece[: len(piece) // HEAD_BYTES * HEAD_BYTES]):
                 extent = Extent(*fields)
-                yield ExtentPlace(self.log, extent, offset)
+                yield ExtentLocation(self.log, extent, offset)
                 offset += extent.table_bytes
 
-    def table(self, place: ExtentPlace) -> ExtentTable | Damage:
+    def table(self, place: ExtentLocation) -> ExtentTable | Damage:
         """Returns the table of an extent, or a Damage if the table is damaged. Reads a bad table a second time before
         reporting damage, because the scrubber may be rewriting that table in place."""
         for _ in range(2):
@@ -272,7 +272,7 @@ def open_index(snapshot: Snapshot, log: int) -> IndexFile | Damage | RemovedFile
     return Damage(path, 0, "the index is missing, and its log is there") if has_log else RemovedFile(path)
 
 
-def walk_log_extents(snapshot: Snapshot, log: int) -> Iterator[ExtentPlace | Damage | RemovedFile]:
+def walk_log_extents(snapshot: Snapshot, log: int) -> Iterator[ExtentLocation | Damage | RemovedFile]:
     """Yields all extents of a log, in the order of its index."""
     opened = open_index(snapshot, log)
     if not isinstance(opened, IndexFile):

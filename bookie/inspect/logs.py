@@ -25,7 +25,7 @@ from ..format.entry_log import DATA_OFFSET, MAGIC, RECORD_HEADER_BYTES, EntryIds
 from ..format.journal import RECORD_BYTES_MAX, RecordType, crc32c
 from ..store.boot import ENTRIES, JOURNAL
 from ..store.entrylog.files import log_name
-from ..store.index import ExtentPlace
+from ..store.index import ExtentLocation
 from ..store.replay import journal_name
 from . import indexes, journals
 from .indexes import index_path, read_index_overview, walk_log_extents
@@ -85,7 +85,7 @@ def classify_missing_log(snapshot: Snapshot, log: int) -> Damage | RemovedFile:
     if log in facts.drained or not snapshot.files.exists(index) or snapshot.files.exists(path):
         return RemovedFile(path)
     if all(
-        isinstance(each, ExtentPlace) and each.extent.ledger in facts.tombstones
+        isinstance(each, ExtentLocation) and each.extent.ledger in facts.tombstones
         for each in walk_log_extents(snapshot, log)
     ):
         return RemovedFile(path)
@@ -204,16 +204,16 @@ class EntryCopy(NamedTuple):
     path: str
 
 
-def walk_ledger_extents(snapshot: Snapshot, ledger: int) -> Iterator[ExtentPlace | Damage | RemovedFile]:
+def walk_ledger_extents(snapshot: Snapshot, ledger: int) -> Iterator[ExtentLocation | Damage | RemovedFile]:
     """Yields the extents of a ledger in all logs, and any damage found in the logs' indexes."""
     for log in indexes.list_log_numbers(snapshot):
         for found in indexes.walk_log_extents(snapshot, log):
-            if not isinstance(found, ExtentPlace) or found.extent.ledger == ledger:
+            if not isinstance(found, ExtentLocation) or found.extent.ledger == ledger:
                 yield found
 
 
 def find_log_copies(
-    snapshot: Snapshot, places: list[ExtentPlace], entry: int | None = None
+    snapshot: Snapshot, places: list[ExtentLocation], entry: int | None = None
 ) -> Iterator[EntryCopy | Damage | RemovedFile]:
     """Yields the copies of entries in these extents of one ledger, in entry order within each extent. If `entry` is
     given, yields only copies of that entry."""
@@ -222,7 +222,9 @@ def find_log_copies(
             yield from _in_extent(snapshot, place, entry)
 
 
-def _in_extent(snapshot: Snapshot, place: ExtentPlace, entry: int | None) -> Iterator[EntryCopy | Damage | RemovedFile]:
+def _in_extent(
+    snapshot: Snapshot, place: ExtentLocation, entry: int | None
+) -> Iterator[EntryCopy | Damage | RemovedFile]:
     opened = indexes.open_index(snapshot, place.log)
     if not isinstance(opened, indexes.IndexFile):
         yield opened
@@ -247,7 +249,7 @@ def _in_extent(snapshot: Snapshot, place: ExtentPlace, entry: int | None) -> Ite
         file.close()
 
 
-def _copy(file: ReadableFile, place: ExtentPlace, entry: int, offset: int, size: int) -> EntryCopy:
+def _copy(file: ReadableFile, place: ExtentLocation, entry: int, offset: int, size: int) -> EntryCopy:
     stored = decode_record_if_intact(file.pread(size, offset), 0, size)
     damage = None
     if stored is None:

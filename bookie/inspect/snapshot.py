@@ -164,7 +164,7 @@ def _reasons(files: Files, path: str, damages: list[Damage]) -> tuple[str, ...]:
     if not files.exists(path):
         return ()
     try:
-        return note.decode_checked_json(_whole(files, path), losses.MAGIC, losses.DataLossNote, path).reasons
+        return note.decode_checked_json(_whole(files, path), losses.MAGIC, losses.DataLossRecord, path).reasons
     except DamagedFile as error:
         damages.append(Damage(error.path, error.offset, error.reason))
     except FileNotFoundError:  # limbo was left meanwhile

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from ..format.journal import ALIGNMENT
 from ..store.boot import ENTRIES, JOURNAL, LEDGERS
-from ..store.index import ExtentPlace
+from ..store.index import ExtentLocation
 from ..store.state_log import StateLog
 from . import indexes, journals, logs
 from . import indexes as ledgers
@@ -33,7 +33,7 @@ from .snapshot import Damage, RemovedFile, Snapshot, open_file
 HOLDERS_MAX = 20
 
 
-class LedgerShare(NamedTuple):
+class LedgerLogUsage(NamedTuple):
     """A ledger with data in an entry log: how many bytes it has there, and whether these bytes are live."""
 
     ledger: int
@@ -54,7 +54,7 @@ class LogSummary(NamedTuple):
     entries: int
     ledgers: int
     live_ledgers: int
-    holders: list[LedgerShare]  # the largest
+    holders: list[LedgerLogUsage]  # the largest
     damages: list[Damage]
 
     @property
@@ -139,7 +139,7 @@ class _Sums:
         self._facts = facts
         self.groups = self.extents = self.entries = self.data_bytes = self.live_bytes = 0
         self.ledgers = self.live_ledgers = 0
-        self.holders: list[LedgerShare] = []
+        self.holders: list[LedgerLogUsage] = []
 
     def add(self, opened: IndexFile, damages: list[Damage]) -> None:
         for ledger, places in groupby(_merged(opened, damages, self), key=lambda place: place.extent.ledger):
@@ -153,23 +153,23 @@ class _Sums:
             self.live_ledgers += live
             self.data_bytes += size
             self.live_bytes += size * live
-            self._hold(LedgerShare(ledger, size, live))
+            self._hold(LedgerLogUsage(ledger, size, live))
 
-    def _hold(self, holder: LedgerShare) -> None:
+    def _hold(self, holder: LedgerLogUsage) -> None:
         self.holders.append(holder)
         if len(self.holders) >= 4 * HOLDERS_MAX:
             self.holders = heapq.nlargest(HOLDERS_MAX, self.holders, key=_weight)
 
-    def largest_ledgers(self) -> list[LedgerShare]:
+    def largest_ledgers(self) -> list[LedgerLogUsage]:
         return heapq.nlargest(HOLDERS_MAX, self.holders, key=_weight)
 
 
-def _weight(holder: LedgerShare) -> tuple[bool, int]:
+def _weight(holder: LedgerLogUsage) -> tuple[bool, int]:
     """Returns the sort key for the holders to show: live ledgers first, because they keep the log, then by bytes."""
     return holder.live, holder.bytes
 
 
-def _merged(opened: IndexFile, damages: list[Damage], sums: _Sums) -> Iterator[ExtentPlace]:
+def _merged(opened: IndexFile, damages: list[Damage], sums: _Sums) -> Iterator[ExtentLocation]:
     groups: list[IndexGroup] = []
     for found in opened.groups():
         if isinstance(found, Damage):
@@ -412,7 +412,7 @@ def _journals(snapshot: Snapshot, journals: list[JournalSummary]) -> Iterator[st
 
 
 def _ledgers(logs: list[LogSummary]) -> Iterator[str]:
-    totals: dict[int, LedgerShare] = {}
+    totals: dict[int, LedgerLogUsage] = {}
     for log in logs:
         for holder in log.holders:
             known = totals.get(holder.ledger, holder._replace(bytes=0))

@@ -34,7 +34,7 @@ from ...runtime.tasks import run_together
 from ..store.identity import delete_cookie
 from ..store.memtable import IntegerIntervals
 from . import marks
-from .copies_core import (
+from .repair_core import (
     BookieAbsences,
     RepairReason,
     decide_repair_mark,
@@ -47,7 +47,7 @@ from .repair_worker import Copier, RepairConfig, RepairWorker
 
 # ------------------------------------------------------------------------------------------------------- auditor
 # The auditor: one in the cluster looks for missing copies and marks the ledgers that miss some
-# (bookie/maintenance/copies_core.py).
+# (bookie/maintenance/repair_core.py).
 #
 # Elected by an ephemeral node; the others wait for it to vanish. Two that believe in themselves for a moment mark the
 # same. Every `audit_interval_s` it looks at who is registered, and then

@@ -1,4 +1,4 @@
-"""A worker: takes marked ledgers, one lock each, and makes them whole (bookie/maintenance/copies_core.py says what
+"""A worker: takes marked ledgers, one lock each, and makes them whole (bookie/maintenance/repair_core.py says what
 comes next).
 
     follow    the watch on the marks, and a look at all of them now and then, say which ledgers are due
@@ -34,7 +34,7 @@ from ...ledger.peer_format import (
     RequestHead,
     Status,
     decode_add_statuses,
-    decode_held,
+    decode_stored_runs,
     encode_add_many,
     encode_adds,
 )
@@ -57,7 +57,7 @@ from ...runtime.network import World
 from ...runtime.tasks import Tasks, run_together
 from ..store.memtable import IntegerIntervals
 from . import marks
-from .copies_core import (
+from .repair_core import (
     CopyGap,
     CopyRateLimit,
     LedgerCopies,
@@ -72,7 +72,7 @@ from .copies_core import (
     list_copies_to_ask,
     needs_recovery_to_end,
     repair_mark_after_failure,
-    wait_until_attempt_s,
+    seconds_until_attempt,
     why_unreadable,
 )
 
@@ -185,7 +185,7 @@ class Copier:
             if answer is None:
                 return None
             try:
-                for run in decode_held(*answer, at, end):
+                for run in decode_stored_runs(*answer, at, end):
                     found.add(*run)
             except ValueError:
                 return None
@@ -470,7 +470,7 @@ class RepairWorker:
         if self._seen.get(ledger, (-1, 0.0))[0] != version:
             self._seen[ledger] = version, now
         seen_s = now - self._seen[ledger][1]
-        return wait_until_attempt_s(mark, self._clock.wall_ms(), seen_s, config.retry_min_s, config.retry_max_s)
+        return seconds_until_attempt(mark, self._clock.wall_ms(), seen_s, config.retry_min_s, config.retry_max_s)
 
     def _put_off(self, ledger: int, seconds: float) -> None:
         """Schedules the next attempt to repair the ledger, after `seconds`."""
@@ -593,7 +593,7 @@ class RepairWorker:
         return worst
 
     async def _fill_one(self, record: LedgerRecord, gone: frozenset[str], gap: CopyGap) -> LedgerRecord:
-        """Fills a gap in the order `FILL` (bookie/maintenance/copies_core.py). Returns the ledger's record afterwards.
+        """Fills a gap in the order `FILL` (bookie/maintenance/repair_core.py). Returns the ledger's record afterwards.
         """
         target = self._choose(record, gone, gap)
         wanted: Sequence[tuple[int, int]] = gap.missing

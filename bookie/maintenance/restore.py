@@ -102,7 +102,7 @@ class LedgerCopyRestorer:
             reason = await self._fill(reader, record, first, last, whole)
             if reason is not None:
                 return reason
-        status = self._store.keys.ensure_key(ledger, record.key) if _placed(record, self._bookie) else Status.OK
+        status = self._store.keys.bind_key(ledger, record.key) if _placed(record, self._bookie) else Status.OK
         if status is not Status.OK:
             return f"ledger {ledger}: its key here is another one"
         if not await self._store.wait_durable(ledger):
@@ -164,14 +164,14 @@ class LedgerCopyRestorer:
             size = sum(map(len, stored))
             status = self._store.add(ledger, entry.entry, record.key, stored, size, entry.lac, True)
             while status is Status.BUSY:
-                await self._store.seal_and_wait()  # what was added before is part of what there is no room for
+                await self._store.commit_group_and_wait()  # what was added before is part of what there is no room for
                 await asyncio.sleep(_BUSY_PAUSE_S)
                 status = self._store.add(ledger, entry.entry, record.key, stored, size, entry.lac, True)
             if status is not Status.OK:
                 return f"ledger {ledger}: entry {entry.entry} is refused here: {status.name}"
             self.counters["restored_entries"] += 1
             self.counters["restored_bytes"] += size
-        return None if await self._store.seal_and_wait() else f"ledger {ledger}: the disk is full"
+        return None if await self._store.commit_group_and_wait() else f"ledger {ledger}: the disk is full"
 
 
 def _placed(record: LedgerRecord, bookie: str) -> bool:

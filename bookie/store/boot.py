@@ -52,8 +52,8 @@ from ..format.mark import CheckpointMark
 from . import disk
 from . import index_files as ledger_index
 from .checkpoint import MARK, Checkpoint, JournalPort
-from .entrylog import at_boot as logs_at_boot
 from .entrylog import files as log_files
+from .entrylog import repair_at_start as logs_at_boot
 from .index import LoadedIndexGroup
 from .index_files import LedgerDescriptor, LedgerDescriptors, LedgerIndexFile, LoadedIndex
 from .memtable import EntryTable, Memtable, Stored

@@ -42,7 +42,7 @@ from ...runtime.tasks import Worker, run_to_end
 from ..format import mark as mark_format
 from ..format.mark import CheckpointMark
 from . import disk
-from .entrylog.writer import LogNumberSequence, LogWriter, MemtableFlush, WrittenEntries
+from .entrylog.writer import EntryLogWriter, LogNumberSequence, MemtableFlush, WrittenEntries
 from .index import EntryLogIndex
 from .index_files import IndexContent, LedgerDescriptors, LedgerIndexFile
 from .memtable import RELEASE_SLICE, Memtable, clear_in_steps
@@ -82,8 +82,8 @@ class Checkpoint:
         memtable: Memtable,
         descriptors: LedgerDescriptors,
         numbers: LogNumberSequence,
-        hot: LogWriter,
-        cold: LogWriter,
+        hot: EntryLogWriter,
+        cold: EntryLogWriter,
         index: EntryLogIndex,
         ledgers: LedgerIndexFile,
     ) -> None:

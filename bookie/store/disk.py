@@ -3,7 +3,7 @@
 - A failed sync ends the process at once, without a flush (ledger protocol §2.5): the kernel marks the pages clean
   although they never reached the disk, so neither a second try nor a read shows the failure.
 - A write that finds no room is `NoSpace`: nothing was acknowledged, the caller fails its waiters and goes read-only.
-- An open that finds no descriptor free is `NoDescriptor`: nothing was written either, but the disk has room and is
+- An open that finds no descriptor free is `NoFileDescriptor`: nothing was written either, but the disk has room and is
   whole. So the reserve stays, the bookie stays writable, and the work is done again later.
 - Any other failed write is treated as a failed sync. A write of a `direct` file (runtime/files.py) is both: it leaves
   nothing in the page cache, so when it finds no room, that is `NoSpace`.
@@ -45,16 +45,16 @@ class NoSpace(Exception):
     """Raised when the disk has no room for a write. Nothing that this write stored may be used."""
 
 
-class NoDescriptor(NoSpace):
+class NoFileDescriptor(NoSpace):
     """Raised when no file descriptor is free for a write. Nothing that this write stored may be used. The error says
     nothing about the disk."""
 
 
 def raise_no_space_or_exit(files: Files, doing: str, error: OSError) -> NoReturn:
-    """Translates an error of the disk: raises NoSpace if the disk is full, NoDescriptor if no file descriptor is free.
-    Any other error ends the process."""
+    """Translates an error of the disk: raises NoSpace if the disk is full, NoFileDescriptor if no file descriptor is
+    free. Any other error ends the process."""
     if error.errno in NONE_FREE:
-        raise NoDescriptor(f"{doing}: {error}") from error
+        raise NoFileDescriptor(f"{doing}: {error}") from error
     if error.errno in _NO_ROOM:
         raise NoSpace(f"{doing}: {error}") from error
     files.die(f"{doing}: {error}")

@@ -2,8 +2,8 @@
 
     append(group, size, records)    intent: the records of a group wait for their block
     close()                         intent: `is_ended` is true after everything that waits
-    receive(fact)   → effects       BlockSynced, BlockRefused, SegmentBegun, SegmentRefused, RoomFound, JournalFailed
-    advance(spare)  → effects       what to do next; an empty list: nothing before the next fact or group
+    receive(fact)   → effects       BlockSynced, BlockRefused, SegmentBegun, SegmentRefused, DiskRoomFound,
+    JournalFailed advance(spare)  → effects       what to do next; an empty list: nothing before the next fact or group
 
 Effects: `WriteBlock` and `BeginSegment` go to the disk, and each comes back as one fact. `ConfirmBlock` and
 `RefuseBlock` answer the groups of a block. bookie/store/journal.py carries them out; it owns threads, files,
@@ -82,7 +82,7 @@ class BlockRefused(NamedTuple):
     sequence: int
 
 
-class RoomFound(NamedTuple):
+class DiskRoomFound(NamedTuple):
     """Fact: the disk now has room again for a block of the largest size."""
 
 
@@ -90,7 +90,7 @@ class JournalFailed(NamedTuple):
     """Fact: a write or a sync failed for a reason other than a full disk. The content of the disk is unknown."""
 
 
-Fact = SegmentBegun | SegmentRefused | BlockSynced | BlockRefused | RoomFound | JournalFailed
+Fact = SegmentBegun | SegmentRefused | BlockSynced | BlockRefused | DiskRoomFound | JournalFailed
 
 
 # ---------------------------------------------------------------------------------------- effects
@@ -231,7 +231,7 @@ class GroupCommit(Generic[G]):
                 self._refused.clear()  # they are after the end that the new header names
             case SegmentRefused():
                 self._stage = Stage.STAYING
-            case RoomFound():
+            case DiskRoomFound():
                 self.no_room = False
             case JournalFailed():
                 self._stage = Stage.FAILED

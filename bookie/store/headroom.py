@@ -10,9 +10,9 @@ A write that finds no room fails, and none of it counts (store/disk.py). Then, i
     a start                  gives up the reserve, then the journals that wait for their use, then those that it has
                              replayed and flushed, and begins again
 
-Without a free descriptor the disk is not full (NoDescriptor): the reserve stays, and no adds are ended. The checkpoint
-is made again soon (store.py). `without_descriptor` holds until then, and adds that find memory full do not wait for it
-(bookie/adds.py).
+Without a free descriptor the disk is not full (NoFileDescriptor): the reserve stays, and no adds are ended. The
+checkpoint is made again soon (store.py). `without_descriptor` holds until then, and adds that find memory full do not
+wait for it (bookie/adds.py).
 
 `ensure_room` is called at intervals, and after `on_no_space`: it repeats the write that found no room, and fills the
 reserve when the disk has room for it. Guarded by tests/bookie/test_full_disk.py, tests/bookie/test_few_descriptors.py.
@@ -94,7 +94,7 @@ class DiskReserve:
 
     def fill(self, used_share_max: float) -> None:
         """Allocates the reserve file, if less than `used_share_max` of the disk is used afterwards. Raises
-        NoDescriptor."""
+        NoFileDescriptor."""
         total, free = self._files.disk_usage(self._directory)
         size = self.size_bytes()
         missing = max(size - self._there(), 0)
@@ -102,7 +102,7 @@ class DiskReserve:
             return
         try:
             self._allocate(size)
-        except disk.NoDescriptor:
+        except disk.NoFileDescriptor:
             raise
         except disk.NoSpace:
             self.release()
@@ -167,7 +167,7 @@ class DiskHeadroom:
         """Returns whether the disk now has room for writes, and the disk reserve exists. Repeats the write that found
         no room, and fills the reserve if less than `used_share_max` of the disk is used afterwards.
 
-        Raises OSError or NoDescriptor if the state of the disk cannot be determined now.
+        Raises OSError or NoFileDescriptor if the state of the disk cannot be determined now.
         """
         if self.no_space:
             await self._make()
@@ -188,7 +188,7 @@ class DiskHeadroom:
     async def _try_again(self) -> None:
         """Tests whether there is room for a journal block again; if so, makes the checkpoint that found no room."""
         if self._journal.no_space:
-            await self._journal.check_room_again()
+            await self._journal.refresh_no_space()
         if self.flush_blocked and not self._journal.no_space:
             try:
                 await self._checkpoint()
@@ -200,7 +200,7 @@ class DiskHeadroom:
         NoSpace if the second run fails too."""
         try:
             await action()
-        except disk.NoDescriptor:
+        except disk.NoFileDescriptor:
             raise
         except disk.NoSpace:
             if not await self._make():
@@ -208,11 +208,11 @@ class DiskHeadroom:
             await action()
 
     async def flush(self, checkpoint: Callable[[], Awaitable[None]]) -> None:
-        """Makes a checkpoint. Raises NoSpace (then `ensure_room` repeats the checkpoint) or NoDescriptor."""
+        """Makes a checkpoint. Raises NoSpace (then `ensure_room` repeats the checkpoint) or NoFileDescriptor."""
         try:
             await self.run_and_retry_with_reserve(checkpoint)
             self.flush_blocked = self.without_descriptor = False
-        except disk.NoDescriptor as error:
+        except disk.NoFileDescriptor as error:
             if not self.without_descriptor:
                 _LOG.error("no file descriptor is free for a checkpoint; adds are busy when memory is full: %s", error)
             self.without_descriptor = True

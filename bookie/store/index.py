@@ -99,7 +99,7 @@ _RUN_OVERHEAD_BYTES = 600
 """Memory of a run besides its extents: key, slot, objects."""
 
 
-class ExtentPlace(NamedTuple):
+class ExtentLocation(NamedTuple):
     """An extent, the number of the log that contains it, and the offset of its table in the log's index file."""
 
     log: int
@@ -211,7 +211,7 @@ class LedgerExtents:
 
     __slots__ = ("_firsts", "_packed", "_reach", "groups", "ledger", "log")
 
-    def __init__(self, log: int, ledger: int, groups: int, places: Iterable[ExtentPlace]) -> None:
+    def __init__(self, log: int, ledger: int, groups: int, places: Iterable[ExtentLocation]) -> None:
         self.log = log
         self.ledger = ledger
         self.groups = groups
@@ -222,9 +222,9 @@ class LedgerExtents:
         for _, _, place in ordered:
             self._reach.append(max(place.extent.last, self._reach[-1] if self._reach else -1))
 
-    def __iter__(self) -> Iterator[ExtentPlace]:
+    def __iter__(self) -> Iterator[ExtentLocation]:
         for first, last, entries, length, start, crc, offset in _RUN.iter_unpack(self._packed):
-            yield ExtentPlace(self.log, Extent(self.ledger, first, last, entries, length, start, crc), offset)
+            yield ExtentLocation(self.log, Extent(self.ledger, first, last, entries, length, start, crc), offset)
 
     @property
     def first(self) -> int | None:
@@ -239,16 +239,16 @@ class LedgerExtents:
     def size_bytes(self) -> int:
         return _RUN_OVERHEAD_BYTES + len(self._packed) + 16 * len(self._firsts)
 
-    def places(self, entry: int) -> list[ExtentPlace]:
+    def places(self, entry: int) -> list[ExtentLocation]:
         """Returns the extents whose range of entry ids includes the entry. The extent with the largest last entry comes
         first."""
-        found: list[ExtentPlace] = []
+        found: list[ExtentLocation] = []
         at = bisect_right(self._firsts, entry) - 1
         while at >= 0 and self._reach[at] >= entry:
             first, last, entries, length, start, crc, offset = _RUN.unpack_from(self._packed, at * _RUN.size)
             if last >= entry:
                 extent = Extent(self.ledger, first, last, entries, length, start, crc)
-                found.append(ExtentPlace(self.log, extent, offset))
+                found.append(ExtentLocation(self.log, extent, offset))
             at -= 1
         return found
 
@@ -263,7 +263,7 @@ class MissingIndexPages(NamedTuple):
     pages: list[Page]
     known: LedgerExtents | None
 
-    def complete(self, found: list[ExtentPlace]) -> LedgerExtents:
+    def complete(self, found: list[ExtentLocation]) -> LedgerExtents:
         return LedgerExtents(self.log, self.ledger, self.groups, [*(self.known or ()), *found])
 
 
@@ -368,10 +368,10 @@ class EntryLogIndex:
                     return False
         return True
 
-    def find_extents(self, ledger: int, entry: int) -> list[ExtentPlace] | None:
+    def find_extents(self, ledger: int, entry: int) -> list[ExtentLocation] | None:
         """Returns all extents whose range includes the entry; extents in newer logs come first. Returns None if index
         pages must be loaded first."""
-        places: list[ExtentPlace] = []
+        places: list[ExtentLocation] = []
         for log in reversed(self.logs_of_ledger(ledger)):
             run = self.find_extents_of_ledger_in_log(log, ledger)
             if isinstance(run, MissingIndexPages):
@@ -380,7 +380,7 @@ class EntryLogIndex:
         return places
 
     # ------------------------------------------------------------------------------------ tables
-    def table(self, place: ExtentPlace) -> ExtentTable | None:
+    def table(self, place: ExtentLocation) -> ExtentTable | None:
         """Returns the table of an extent. Returns None if the table is not in memory and must be loaded."""
         if place.extent.entries == 1:
             return make_single_entry_table(place.extent)
@@ -388,7 +388,7 @@ class EntryLogIndex:
         assert found is None or isinstance(found, ExtentTable)
         return found
 
-    def add_table(self, place: ExtentPlace, table: ExtentTable) -> None:
+    def add_table(self, place: ExtentLocation, table: ExtentTable) -> None:
         """Adds the table of an extent, which was loaded from the disk, to the LRU cache."""
         if place.extent.entries == 1:
             return  # it follows from the head
@@ -419,17 +419,17 @@ class EntryLogIndex:
         }
 
 
-def decode_page(log: int, ledger: int, page: Page, heads: bytes) -> list[ExtentPlace] | None:
+def decode_page(log: int, ledger: int, page: Page, heads: bytes) -> list[ExtentLocation] | None:
     """Returns the extents of the ledger that are encoded in `heads`, the bytes of an index page. Returns None if the
     bytes do not match the page's size and checksum."""
     if len(heads) != page.size or crc32c(heads) != page.crc:
         return None
     return [
-        ExtentPlace(log, extent, offset) for extent, offset in find_ledger_extents(heads, ledger, page.tables_offset)
+        ExtentLocation(log, extent, offset) for extent, offset in find_ledger_extents(heads, ledger, page.tables_offset)
     ]
 
 
-def find_record_number(place: ExtentPlace, table: ExtentTable, entry: int) -> int | None:
+def find_record_number(place: ExtentLocation, table: ExtentTable, entry: int) -> int | None:
     """Returns which record of the extent contains the entry, counted from 0. Returns None if the extent has no record
     of the entry."""
     delta = entry - place.extent.first

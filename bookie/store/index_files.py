@@ -284,8 +284,8 @@ class TableLoader:
 # descriptor whose key or fence is not durable yet stays dirty.
 #
 # A checkpoint calls `begin_checkpoint` when it swaps the memtable, `pending_changes` for the worker, which encodes and
-# merges (`PendingChanges.encode_changes`, so that the event loop never walks over ledgers), and `on_written` after the
-# mark. `has_unwritten_changes`: there is
+# merges (`PendingIndexChanges.encode_changes`, so that the event loop never walks over ledgers), and `on_written` after
+# the mark. `has_unwritten_changes`: there is
 # something to write, also when there were no entries (#4843).
 
 
@@ -333,7 +333,7 @@ class IndexContent(NamedTuple):
     unsynced: list[LedgerDescriptor]  # whose key or fence was not durable when they were encoded
 
 
-class PendingChanges(NamedTuple):
+class PendingIndexChanges(NamedTuple):
     """The changes of descriptors and facts that a checkpoint's worker must write to the ledger index. Descriptors may
     change while it writes, but only so: a fence is set, or the LAC or the last entry grows."""
 
@@ -457,9 +457,9 @@ class LedgerDescriptors(StateLog):
         self.dirty_ledgers = {}
         self._unwritten += self.take_changes()
 
-    def pending_changes(self) -> PendingChanges:
+    def pending_changes(self) -> PendingIndexChanges:
         alive = len(self._ids) + len(self.tombstones)
-        return PendingChanges(self._table, self._settling, self._unwritten, self.copy(), alive)
+        return PendingIndexChanges(self._table, self._settling, self._unwritten, self.copy(), alive)
 
     def on_written(self, settled: IndexContent) -> dict[int, LedgerDescriptor]:
         """Called when the changes of a checkpoint are durable. Returns the descriptors that are not needed any more;
@@ -559,7 +559,7 @@ class LedgerIndexFile:
         large = self.end > _REWRITE_BYTES_MIN and self.end > _OUTDATED_MAX * alive * ledger_index.RECORD_BYTES
         return self._faulty or large
 
-    def write(self, unwritten: PendingChanges) -> tuple[IndexContent, int, int]:
+    def write(self, unwritten: PendingIndexChanges) -> tuple[IndexContent, int, int]:
         """Writes the changes to the file, or all records if the file is outdated. Returns the content that was written,
         and (generation, end) of the file, which the mark must name."""
         if self.must_rewrite(unwritten.alive):
@@ -661,7 +661,7 @@ class LedgerKeys:
         self._introduced: LruCache[int, bytes] | None = None
         self._keying: dict[int, LedgerDescriptor] = {}  # whose key goes out with the next seal
 
-    def require_keys_before_ledgers(self) -> None:
+    def require_recorded_keys(self) -> None:
         """Makes the store require, from now on, that the key of an unknown ledger is introduced
         (`record_key_of_metadata`) before the ledger begins here (bookie/service.py)."""
         self._introduced = LruCache(INTRODUCED_MAX)
@@ -699,7 +699,7 @@ class LedgerKeys:
         lost = 0 <= ledger <= self._descriptors.limbo_upto and ledger not in self._descriptors.tombstones
         return Status.NO_SUCH_LEDGER if lost and not self.may_begin_unknown_ledger(ledger, key) else Status.OK
 
-    def ensure_key(self, ledger: int, key: bytes) -> Status:
+    def bind_key(self, ledger: int, key: bytes) -> Status:
         """Binds the key to the ledger if this store does not know the ledger. Returns UNAUTHORIZED if the ledger is
         deleted or has another key. Otherwise returns OK; the key is durable when the next seal is done."""
         descriptor = self._descriptors.get(ledger)

@@ -63,15 +63,15 @@ from .group_commit_core import (
     BlockRefused,
     BlockSynced,
     ConfirmBlock,
+    DiskRoomFound,
     GroupCommit,
     JournalFailed,
     RefuseBlock,
-    RoomFound,
     SegmentBegun,
     SegmentRefused,
     WriteBlock,
 )
-from .replay import JournalPosition, Segment, Segments
+from .replay import JournalPosition, JournalSegment, JournalSegments
 
 # -------------------------------------------------------------------------------------------------------- arenas
 # Memory for blocks that bypass the page cache: aligned, as the disk needs it, and used again in turn.
@@ -178,7 +178,7 @@ class Journal:
         self.core: GroupCommit[JournalRecordGroup] = GroupCommit(block_bytes_max=block_bytes_max)
         self._block_bytes_max = block_bytes_max
         self.queue_bytes_max = queue_bytes_max
-        self._segments = Segments(
+        self._segments = JournalSegments(
             world.files, directory, uuid, world.rng, filler, segment_bytes=segment_bytes,
             first_segment_bytes=first_segment_bytes, spares_max=spares_max, direct=direct,
         )  # fmt: skip
@@ -189,7 +189,7 @@ class Journal:
         self._task: asyncio.Task[None] | None = None
         self._next: BeginSegment | None = None  # for the task
         self._fault: BaseException | None = None  # of a block that was answered, for the task
-        self._segment: Segment | None = None
+        self._segment: JournalSegment | None = None
         # a last entry may exceed the bound
         self._arenas = JournalBlockBuffers(world.files, 2 * padded_size(block_bytes_max), DEPTH)
         self._closing = False
@@ -216,7 +216,7 @@ class Journal:
         self._use(await worker.run(segments.make_segment, segments.spares.pop() if segments.spares else "", previous))
         self._task = asyncio.create_task(disk.run_or_end_process(self._files, "journal", self._run()), name="journal")
 
-    def _use(self, segment: Segment) -> None:
+    def _use(self, segment: JournalSegment) -> None:
         self._segment = segment
         self.core.receive(SegmentBegun(segment.number, segment.size, segment.file.direct))
 
@@ -297,7 +297,7 @@ class Journal:
         if core.has_waiting or self._fault is not None:
             self._work.set()
 
-    def seal_group_with_future(self) -> asyncio.Future[bool]:
+    def commit_group_with_future(self) -> asyncio.Future[bool]:
         """Seals the open group, like `seal`. Returns a future whose result is the value for `done`: True if the records
         are synced, False if the disk had no room for them."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -426,14 +426,14 @@ class Journal:
     @property
     def no_space(self) -> bool:
         """Returns whether the disk had no room for the last block or the last spare file. The value stays true until a
-        later block or spare file finds room, or `check_room_again` finds it."""
+        later block or spare file finds room, or `refresh_no_space` finds it."""
         return self.core.no_room or self._segments.full
 
-    async def check_room_again(self) -> None:
+    async def refresh_no_space(self) -> None:
         """Resets `no_space` to false if the disk has room again for a block of the largest size."""
         try:
             await self._filler.run(self._segments.check_room, self._block_bytes_max)
         except disk.NoSpace:
             return
-        self.core.receive(RoomFound())
+        self.core.receive(DiskRoomFound())
         self._segments.full = False

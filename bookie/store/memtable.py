@@ -173,7 +173,7 @@ class Memtable:
         return [self.active] if self.flushing is None else [self.active, self.flushing]
 
     @property
-    def has_refused_by_journal(self) -> bool:
+    def has_refused_entries(self) -> bool:
         return bool(self.active.refused) or (self.flushing is not None and bool(self.flushing.refused))
 
     def mark_refused_by_journal(self, ledger: int, entries: Iterable[int]) -> None:

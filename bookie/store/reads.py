@@ -43,7 +43,15 @@ from ...runtime.tasks import Worker
 from ..format.index import Extent, ExtentTable
 from . import disk
 from .entrylog.files import EntriesOfExtent, EntryLogReader
-from .index import EntryLogIndex, ExtentPlace, LedgerExtents, LruCache, MissingIndexPages, find_record_number, run_end
+from .index import (
+    EntryLogIndex,
+    ExtentLocation,
+    LedgerExtents,
+    LruCache,
+    MissingIndexPages,
+    find_record_number,
+    run_end,
+)
 from .index_files import LedgerDescriptors
 from .memtable import ENTRY_OVERHEAD_BYTES, IntegerIntervals, Memtable
 
@@ -62,10 +70,10 @@ class EntrySearch:
         self._entry = entry
         self._logs = index.logs_of_ledger(ledger)
         self._low, self._high = 0, len(self._logs)  # where the bisection goes on
-        self._found: list[ExtentPlace] = []
+        self._found: list[ExtentLocation] = []
         self.damaged = False
 
-    async def next_extent_to_search(self) -> ExtentPlace | None:
+    async def next_extent_to_search(self) -> ExtentLocation | None:
         """Returns the next extent that may contain the entry, because its range of ids includes the entry; the
         likeliest extent comes first. Returns None after the last extent."""
         while not self._found:
@@ -121,7 +129,7 @@ async def load_extents_of_ledger(
 async def _load(
     index: EntryLogIndex, reader: EntryLogReader, worker: Worker, missing: MissingIndexPages
 ) -> tuple[LedgerExtents, bool]:
-    found: list[ExtentPlace] = []
+    found: list[ExtentLocation] = []
     whole = True
     for first in range(0, len(missing.pages), PAGES_MAX):
         pages = missing.pages[first : first + PAGES_MAX]
@@ -212,7 +220,7 @@ class StoredEntryFinder:
                 found.add(entry, entry)
         return found
 
-    async def _add(self, found: IntegerIntervals, place: ExtentPlace, first: int, last: int) -> None:
+    async def _add(self, found: IntegerIntervals, place: ExtentLocation, first: int, last: int) -> None:
         extent = place.extent
         if extent.entries == extent.last - extent.first + 1:
             found.add(max(first, extent.first), min(last, extent.last))
@@ -287,7 +295,7 @@ class SequentialRead:
         self.ready_bytes = 0
         self.chunks: deque[Chunk] = deque()
         self.after: int | None = entry  # None: known when the last chunk has arrived
-        self.place: ExtentPlace | None = None  # the extent of the last chunk
+        self.place: ExtentLocation | None = None  # the extent of the last chunk
 
     @property
     def ready_entries(self) -> int:
@@ -295,7 +303,7 @@ class SequentialRead:
         return len(self._ready) - self._at
 
     @property
-    def is_chunk_due(self) -> bool:
+    def may_accept_chunk(self) -> bool:
         """Returns True if no entry is ready and the first chunk has been read: then `accept_chunk` may be called."""
         return not self.ready_entries and bool(self.chunks) and self.chunks[0].read.done()
 
@@ -394,18 +402,18 @@ class ReadAhead:
         self._lanes.rotate()
         return self._lanes[0]
 
-    def _arrived(self, place: ExtentPlace, done: Future[EntriesOfExtent]) -> None:
+    def _arrived(self, place: ExtentLocation, done: Future[EntriesOfExtent]) -> None:
         """Caches the table that a chunk's read found, also if the stream was dropped. Errors are ignored: the reader
         then reads in the ordinary way.
         """
         if not done.cancelled() and done.exception() is None:
             self._keep(place, done.result().table)
 
-    def _loaded(self, place: ExtentPlace, done: Future[ExtentTable | None]) -> None:
+    def _loaded(self, place: ExtentLocation, done: Future[ExtentTable | None]) -> None:
         if not done.cancelled() and done.exception() is None:
             self._keep(place, done.result())
 
-    def _keep(self, place: ExtentPlace, table: ExtentTable | None) -> None:
+    def _keep(self, place: ExtentLocation, table: ExtentTable | None) -> None:
         if table is not None and self._index.table(place) is None:
             self._index.add_table(place, table)
 
@@ -504,7 +512,7 @@ class StoreReads:
         if result is None:
             stream = self._ahead.take_entries_read_ahead(ledger, entry)
             if stream is not None:
-                if stream.is_chunk_due:
+                if stream.may_accept_chunk:
                     stream.accept_chunk()
                 result = self._read_stream(stream, ledger, entry, count, bytes_max)
         self.counters["reads"] += result is not None
@@ -551,7 +559,7 @@ class StoreReads:
         entries = stream.take_entries(count, bytes_max)
         size = sum(map(len, entries))
         # else each chunk costs its reader an answer
-        while stream.is_chunk_due and len(entries) < count and size < bytes_max:
+        while stream.may_accept_chunk and len(entries) < count and size < bytes_max:
             stream.accept_chunk()
             more = stream.take_entries(count - len(entries), bytes_max - size)
             entries += more
@@ -596,7 +604,7 @@ class StoreReads:
         missing = Status.NO_SUCH_LEDGER if descriptors.get(ledger) is None else Status.NO_SUCH_ENTRY
         return ReadResult(missing, [], lac)
 
-    async def _read_place(self, place: ExtentPlace, entry: int, count: int, bytes_max: int) -> EntriesOfExtent:
+    async def _read_place(self, place: ExtentLocation, entry: int, count: int, bytes_max: int) -> EntriesOfExtent:
         """Reads a run of entries with one file read. For a single entry reads more of the extent, which goes to the
         cache.
         """
@@ -632,7 +640,7 @@ class StoreReads:
             if generation == self._index.generation:
                 return Status.UNKNOWN if damaged or search.damaged else Status.NO_SUCH_ENTRY
 
-    async def _read_again(self, place: ExtentPlace, entry: int) -> EntriesOfExtent:
+    async def _read_again(self, place: ExtentLocation, entry: int) -> EntriesOfExtent:
         try:
             return await self._worker.run(self._reader.read_entries, place, None, entry, 1, 1)
         except OSError as error:
@@ -641,7 +649,7 @@ class StoreReads:
             _LOG.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
             return EntriesOfExtent(None, [], True)
 
-    async def find_extent(self, number: int, extent: Extent) -> tuple[ExtentPlace, ExtentTable | None] | None:
+    async def find_extent(self, number: int, extent: Extent) -> tuple[ExtentLocation, ExtentTable | None] | None:
         """Returns the place of the extent in log `number`, and the extent's table as it is stored on the disk (None:
         the table is damaged). Returns None if the index does not have the extent."""
         search = EntrySearch(self._index, self._reader, self._worker, extent.ledger, extent.first)

@@ -109,7 +109,7 @@ def _numbers(names: list[str]) -> list[int]:
     return [int(name[: -len(SUFFIX)]) for name in names if name.endswith(SUFFIX)]
 
 
-class Segment(msgspec.Struct):
+class JournalSegment(msgspec.Struct):
     """The journal file to which blocks are written now."""
 
     file: File
@@ -118,7 +118,7 @@ class Segment(msgspec.Struct):
     size: int
 
 
-class Segments:
+class JournalSegments:
     """Manages the directory of the journal files: makes, recycles and removes them. Methods whose docstrings say so
     wait for the disk and must run in a worker."""
 
@@ -167,7 +167,7 @@ class Segments:
             await self._filling
 
     # ------------------------------------------------------------------------------------ a journal begins
-    def make_segment(self, spare: str, previous: JournalPosition) -> Segment:
+    def make_segment(self, spare: str, previous: JournalPosition) -> JournalSegment:
         """Turns the spare file `spare` into the journal file after `previous`; if `spare` is "", makes a new small
         file. Must run in a worker. Raises NoSpace."""
         number = previous.journal + 1
@@ -183,7 +183,7 @@ class Segments:
         except disk.NoSpace:
             self._files.rename(final, path)  # the same spare is tried again
             raise
-        return Segment(file, number, salt, size)
+        return JournalSegment(file, number, salt, size)
 
     def _small(self, number: int) -> str:
         path = join_path(self._directory, f"{FILLING}{number:016d}")
@@ -241,7 +241,7 @@ class Segments:
             self.spares.append(spare)
             self.counters["filled"] += 1
         except disk.NoSpace as error:
-            self.full = self.full or not isinstance(error, disk.NoDescriptor)
+            self.full = self.full or not isinstance(error, disk.NoFileDescriptor)
             await self._filler.run(self._discard, path)
         finally:
             self._filling = None

@@ -6,7 +6,7 @@
     limbo_upto    ledgers up to this id may have lost entries: a miss is UNKNOWN (-1: none)
     fenced_upto   the largest `limbo_upto` that ever was: no add without RECOVERY is admitted up to here, for ever
     drained       logs whose living entries were all copied, or that are gone: a start removes their files. For ever:
-                  a log that neither exists nor is drained is a loss (entrylog/at_boot.py)
+                  a log that neither exists nor is drained is a loss (entrylog/repair_at_start.py)
 
 Each change is in memory at once and is durable with the next checkpoint, which takes it with `take_changes`. A rewrite
 of the ledger index writes `all_facts`, the fewest records with the same meaning. `DataLossLog` records the data losses
@@ -191,7 +191,7 @@ REASONS_MAX = 100
 T = TypeVar("T")
 
 
-class DataLossNote(msgspec.Struct, frozen=True):
+class DataLossRecord(msgspec.Struct, frozen=True):
     """The content of the file that records the data losses that a start found. `settled` is true once the limbo that
     follows from these losses is durable."""
 
@@ -199,7 +199,7 @@ class DataLossNote(msgspec.Struct, frozen=True):
     settled: bool = False
 
 
-async def largest_ledger_id() -> int:
+async def largest_possible_ledger_id() -> int:
     return (1 << 63) - 1
 
 
@@ -209,7 +209,7 @@ class DirectoryFacts(NamedTuple):
 
     journal: JournalPosition = JournalPosition(0, 0)  # its journal was synced up to here
     losses: tuple[str, ...] = ()  # reasons that were found before the store was looked at
-    upto: Callable[[], Awaitable[int]] = largest_ledger_id  # the largest ledger id that was ever given out
+    upto: Callable[[], Awaitable[int]] = largest_possible_ledger_id  # the largest ledger id that was ever given out
 
 
 class DataLossLog:
@@ -229,7 +229,7 @@ class DataLossLog:
         if not self._files.exists(self._path):
             return
         try:
-            known = note.decode_checked_json(disk.read_file(self._files, self._path), MAGIC, DataLossNote, self._path)
+            known = note.decode_checked_json(disk.read_file(self._files, self._path), MAGIC, DataLossRecord, self._path)
         except DamagedFile as error:
             self.add_data_loss(str(error))
             return
@@ -261,7 +261,7 @@ class DataLossLog:
             disk.sync_directory(self._files, self._directory)
 
     def _write(self, *, settled: bool) -> None:
-        data = note.encode_checked_json(MAGIC, DataLossNote(tuple(self.reasons), settled))
+        data = note.encode_checked_json(MAGIC, DataLossRecord(tuple(self.reasons), settled))
         disk.replace_file(self._files, self._directory, LIMBO, data)
         self._durable = (len(self.reasons), settled)
 

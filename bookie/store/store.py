@@ -42,13 +42,13 @@ from ..format.journal import RecordType, encode_adds
 from . import boot, disk
 from . import headroom as room
 from .checkpoint import Checkpoint, JournalPort
-from .entrylog import at_boot as logs_at_boot
 from .entrylog import files as log_files
+from .entrylog import repair_at_start as logs_at_boot
 from .entrylog.compaction import EntryLogCompactor
-from .entrylog.writer import LogNumberSequence, LogWriter
+from .entrylog.writer import EntryLogWriter, LogNumberSequence
 from .group_commit_core import WORKERS
 from .headroom import DiskHeadroom, DiskReserve
-from .index import EntryLogIndex, ExtentPlace
+from .index import EntryLogIndex, ExtentLocation
 from .index_files import LedgerDescriptor, LedgerDescriptors, LedgerKeys, TombstoneWriter
 from .journal import Done, Journal
 from .memtable import IntegerIntervals, Memtable, Stored
@@ -126,8 +126,8 @@ class LoadedStore(msgspec.Struct, frozen=True):
     descriptors: LedgerDescriptors
     memtable: Memtable
     index: EntryLogIndex
-    hot: LogWriter
-    cold: LogWriter
+    hot: EntryLogWriter
+    cold: EntryLogWriter
     checkpoint: Checkpoint
     end: JournalPosition  # of the journals: the next one begins after it
     replayed_records: int
@@ -155,7 +155,7 @@ async def load(
         index.add(group)
     numbers = LogNumberSequence(found.last_log)
     hot, cold = [
-        LogWriter(
+        EntryLogWriter(
             files, entries, uuid, numbers,
             log_bytes_max=config.log_bytes_max, allocate_bytes=config.log_allocate_bytes,
         )
@@ -281,7 +281,7 @@ class CheckpointScheduler:
                 await self.checkpoint()
                 # a request that was longer than its room has filled memory again, and no sync follows
                 self.schedule_if_due()
-            except disk.NoDescriptor:
+            except disk.NoFileDescriptor:
                 self._due.set()
                 self._on_room()
                 with contextlib.suppress(TimeoutError):
@@ -342,7 +342,7 @@ class Store:
             chunk_bytes=config.read_chunk_bytes, read_bytes_max=config.read_bytes_max,
         )  # fmt: skip
         self._held = StoredEntryFinder(
-            self.descriptors, self.memtable, self.index, reader, workers.read, self.seal_and_wait
+            self.descriptors, self.memtable, self.index, reader, workers.read, self.commit_group_and_wait
         )
         self._journal = Journal(
             world, join_path(directory, boot.JOURNAL), uuid, workers.journal, workers.flush,
@@ -359,7 +359,7 @@ class Store:
             interval_s=config.checkpoint_interval_s, journal_bytes=config.journal_bytes, on_room=ports.on_room,
         )  # fmt: skip
         self._tombstones = TombstoneWriter(
-            self._journal, self.descriptors, self.memtable, self.seal_and_wait, self.checkpoint
+            self._journal, self.descriptors, self.memtable, self.commit_group_and_wait, self.checkpoint
         )
         self.compactor = EntryLogCompactor(
             files, world.clock, entries, uuid, workers=(workers.compact, workers.flush),
@@ -386,7 +386,7 @@ class Store:
             await store._start_journal(loaded.end)
         except BaseException as error:
             await run_to_end(workers.close())  # nothing is written any more when this returns: the lock may go
-            if not isinstance(error, disk.NoSpace) or isinstance(error, disk.NoDescriptor):
+            if not isinstance(error, disk.NoSpace) or isinstance(error, disk.NoFileDescriptor):
                 raise
             _LOG.warning("the disk is full at the start: %s", error)
             if not room.release_reserve_for_start(world.files, directory, uuid):
@@ -414,7 +414,7 @@ class Store:
 
     async def _shut_down(self) -> None:
         await self._keeper.stop()
-        await self._journal.seal_group_with_future()
+        await self._journal.commit_group_with_future()
         try:
             await self._keeper.flush()
         except disk.NoSpace as error:
@@ -573,7 +573,7 @@ class Store:
             descriptor.fence_synced = descriptor.fence_synced or ok
         for descriptor in keying.values():
             descriptor.key_synced = descriptor.key_synced or ok
-        if not ok or self.memtable.has_refused_by_journal:
+        if not ok or self.memtable.has_refused_entries:
             account = self.memtable.mark_durable if ok else self.memtable.mark_refused_by_journal
             for ledger, entries in adding:
                 account(ledger, [entry for entry, _, _ in entries])
@@ -581,7 +581,7 @@ class Store:
         if not ok:
             self.room.on_no_space()
 
-    async def seal_and_wait(self) -> bool:
+    async def commit_group_and_wait(self) -> bool:
         """Seals like `seal`, and waits for the result. Returns True if the intents are durable, False if the disk had
         no room for them."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -592,7 +592,7 @@ class Store:
         """Waits until the journal has written what was enqueued. Returns whether all entries of the ledger that can be
         read now are durable. False: the disk was full and some of them are only in memory; a checkpoint, or adding
         these entries again, makes them durable."""
-        return await self.seal_and_wait() and not self.memtable.refused_runs_of_ledger(ledger)
+        return await self.commit_group_and_wait() and not self.memtable.refused_runs_of_ledger(ledger)
 
     # ------------------------------------------------------------------------------------ reads
     def read_lac(self, ledger: int) -> LacResult:
@@ -617,7 +617,7 @@ class Store:
         (search.py)."""
         return await self._held.find_stored_entries(ledger, first, last)
 
-    async def find_extent(self, log_number: int, extent: Extent) -> tuple[ExtentPlace, ExtentTable | None] | None:
+    async def find_extent(self, log_number: int, extent: Extent) -> tuple[ExtentLocation, ExtentTable | None] | None:
         """Returns the place of an extent in a log, and the extent's table as it is stored on the disk (None: the table
         is damaged). Returns None if the index does not have the extent."""
         return await self._reads.find_extent(log_number, extent)

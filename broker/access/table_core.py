@@ -18,8 +18,8 @@ from ...proto.operations import (
     OPERATE,
     OPERATIONS,
     Permission,
-    PermissionPlace,
     PermissionRule,
+    PermissionScope,
     make_topic_rule,
 )
 
@@ -29,7 +29,7 @@ RULES: Mapping[str, PermissionRule] = {
     "Broker.Connect open_producer": make_topic_rule(Permission.PRODUCE, "topic"),
     "Broker.Connect subscribe": make_topic_rule(Permission.CONSUME, "topic", "subscription"),
     "Broker.Read": CONSUME,
-    "Broker.WatchTopics": PermissionRule(Permission.SHOWN, PermissionPlace.NAMESPACE, "namespace"),
+    "Broker.WatchTopics": PermissionRule(Permission.SHOWN, PermissionScope.NAMESPACE, "namespace"),
     "Transactions.Find": PermissionRule(Permission.SHOWN),
     "Transactions.Begin": _OWN,
     "Transactions.End": _OWN,

@@ -10,12 +10,12 @@ Placement: which broker of a group gets a bundle that no broker owns, or that it
 
     chosen = placement.choose_broker(path, brokers, now_s)
 
-The better of two candidates that are drawn at random: the less busy one if the two are BUSY_APART or more apart, else
-the one with fewer bundles. So all brokers that choose at the same time on the same old reports do not choose the same
-one. A broker that drains is no candidate. A broker reports its load in its registration (`BrokerRecord.busy_percent`,
-`bundles`), some seconds late. So what was assigned to it since it reported last counts too, for ASSIGNED_S at most:
-each such bundle as one bundle, and as busy as a bundle of the group is on average. A broker of an older Magnetar
-reports nothing: it counts as idle, with what was assigned to it.
+The better of two candidates that are drawn at random: the less busy one if the two are BUSY_DIFFERENCE_MIN or more
+apart, else the one with fewer bundles. So all brokers that choose at the same time on the same old reports do not
+choose the same one. A broker that drains is no candidate. A broker reports its load in its registration
+(`BrokerRecord.busy_percent`, `bundles`), some seconds late. So what was assigned to it since it reported last counts
+too, for ASSIGNED_S at most: each such bundle as one bundle, and as busy as a bundle of the group is on average. A
+broker of an older Magnetar reports nothing: it counts as idle, with what was assigned to it.
 Guard: tests/broker/cluster/test_placement.py.
 """
 
@@ -32,7 +32,7 @@ from ...proto.names import TopicName
 ASSIGNED_S = 30.0
 """Seconds for which an assigned bundle counts if its broker does not report meanwhile: three reports could have come.
 """
-BUSY_APART = 20.0
+BUSY_DIFFERENCE_MIN = 20.0
 """Points of a hundred by which two brokers must differ in how busy they are, so that this decides: what two brokers
 with the same work report differs by half as much."""
 ASSIGNED_MAX = 10_000
@@ -83,7 +83,7 @@ class Placement:
         each_busy = sum(each.busy_percent for each in candidates) / bundles if bundles else 0.0
         added, added_other = self._count_assigned(one), self._count_assigned(other)
         apart = (one.busy_percent + added * each_busy) - (other.busy_percent + added_other * each_busy)
-        if abs(apart) >= BUSY_APART:
+        if abs(apart) >= BUSY_DIFFERENCE_MIN:
             return one if apart < 0 else other
         return one if one.bundles + added <= other.bundles + added_other else other
 
@@ -108,7 +108,7 @@ class LoadReport(NamedTuple):
         """Returns True if this load differs noticeably from `told`, the load that was reported last. Thus an idle
         broker writes no reports to the metadata."""
         busy, bundles = abs(self.busy_percent - told.busy_percent), abs(self.bundles - told.bundles)
-        return busy >= BUSY_APART / 2 or bundles > told.bundles // 10
+        return busy >= BUSY_DIFFERENCE_MIN / 2 or bundles > told.bundles // 10
 
 
 HASHES = 1 << 32

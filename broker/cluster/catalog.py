@@ -86,7 +86,7 @@ class CatalogLimits(NamedTuple):
 
 
 NO_LIMITS = CatalogLimits()
-KNOWN_S = 1.0
+NAMESPACE_CACHE_TTL_S = 1.0
 """Seconds for which a namespace record is cached. If the namespace is deleted and created again with other bundles, a
 topic may have two owners for so long: they take it over from each other, and nothing worse happens."""
 
@@ -156,14 +156,14 @@ class Catalog:
         return found[0]
 
     async def get_cached_namespace(self, name: NamespaceName) -> NamespaceRecord:
-        """Returns the record of a namespace as it was read at most KNOWN_S seconds ago. Callers must use only the
-        number of bundles of this record: that number never changes while the namespace exists."""
+        """Returns the record of a namespace as it was read at most NAMESPACE_CACHE_TTL_S seconds ago. Callers must use
+        only the number of bundles of this record: that number never changes while the namespace exists."""
         now = self._world.clock.monotonic()
         record, until = self._known.get(name, (None, now))
         if record is None or now >= until:
             self._known.pop(name, None)
             record = await self._last_namespaces.get(name, lambda: self.get_namespace(name))
-            self._known[name] = record, now + KNOWN_S
+            self._known[name] = record, now + NAMESPACE_CACHE_TTL_S
         return record
 
     async def create_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:

@@ -72,7 +72,7 @@ class PolicyCache:
         self._metadata = metadata
         self._configured = defaults
         self.defaults = defaults  # the defaults in force: the configured ones, with the policies of all brokers
-        self.of_brokers = PoliciesRecord()  # what is changed for all brokers, as it was read last
+        self.all_brokers_record = PoliciesRecord()  # what is changed for all brokers, as it was read last
         self._changed = changed
         self._runtime_changed = runtime_changed
         self._known: dict[NamespaceName, _Namespace] = {}
@@ -131,14 +131,14 @@ class PolicyCache:
         known = self._known[name] = _Namespace(own, topics, resolve_policies_in_force(self.defaults, own))
         return known
 
-    async def read_broker_record(self) -> PoliciesRecord:
+    async def read_cluster_policies_record(self) -> PoliciesRecord:
         """Returns the record of what operators have changed for all brokers: policies, and in `properties` the texts of
         RuntimeSettings."""
         found = await get_record(self._metadata, paths.BROKER_POLICIES, PoliciesRecord)
         return PoliciesRecord() if found is None else found[0]
 
     async def _read_defaults(self) -> None:
-        record = self.of_brokers = await self.read_broker_record()
+        record = self.all_brokers_record = await self.read_cluster_policies_record()
         self.defaults = resolve_policies_in_force(self._configured, record.policies)
         self._runtime_changed(parse_runtime_settings(record.properties))
 
@@ -278,9 +278,9 @@ def _path(name: NamespaceName | None, topic: TopicName | None) -> str:
 #
 #     async for told in TopicWatcher(store, catalog).changes(namespace, after_revision): …
 #
-# First yields all topics (`TopicList`), unless the caller names the last revision that it got; then each `TopicAdded`
-# and `TopicRemoved`, in the order of the changes, and `TopicList` again if the history of the metadata is lost. So
-# nothing is
+# First yields all topics (`TopicsListed`), unless the caller names the last revision that it got; then each
+# `TopicAdded` and `TopicRemoved`, in the order of the changes, and `TopicsListed` again if the history of the metadata
+# is lost. So nothing is
 # missed, across reconnects and from one broker to the next. The same change may be reported twice, which is harmless:
 # one between the revision and the list, a record that changes, and all after the reported revision, which both watches
 # have reached.
@@ -294,7 +294,7 @@ WAITING_MAX = 1000
 """Most changes that wait for a slow receiver; then the watch of the metadata waits too."""
 
 
-class TopicList(NamedTuple):
+class TopicsListed(NamedTuple):
     """Fact: these topics, by full name, exist in the namespace at the start of a watch."""
 
     names: list[str]
@@ -315,7 +315,7 @@ class TopicRemoved(NamedTuple):
     revision: int
 
 
-Told = TopicList | TopicAdded | TopicRemoved
+Told = TopicsListed | TopicAdded | TopicRemoved
 
 
 class TopicWatcher:
@@ -335,7 +335,7 @@ class TopicWatcher:
         revision = after_revision
         if not revision:
             revision = await self._store.revision()
-            yield TopicList(await self._topics(namespace, tell_missing), revision)
+            yield TopicsListed(await self._topics(namespace, tell_missing), revision)
         prefixes = (
             paths.topics(namespace.tenant, namespace.namespace),
             paths.partitioned_topics(namespace.tenant, namespace.namespace),
@@ -351,7 +351,7 @@ class TopicWatcher:
                 prefix, event = found
                 if isinstance(event, WatchReset):
                     now = await self._store.revision()
-                    yield TopicList(await self._topics(namespace, tell_missing), min(seen.values()))
+                    yield TopicsListed(await self._topics(namespace, tell_missing), min(seen.values()))
                     seen[prefix] = now
                     continue
                 seen[prefix] = event.revision

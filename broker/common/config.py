@@ -35,7 +35,7 @@ RESULT_RETENTION_S_MIN = 60.0
 repeated commit gets its answer."""
 
 
-HAND_OUT_BYTES = 1 << 20
+DELIVERY_BATCH_BYTES = 1 << 20
 """Most bytes that one consumer or range gets at once of what was read; `read_bytes` if that is less. A connection may
 queue so much beyond its bound, and a role may still read so much after its right was revoked."""
 

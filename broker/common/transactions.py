@@ -48,11 +48,11 @@ class Settlement(NamedTuple):
     """Position of the last receipt. An entry after it had no receipt: it does not count."""
 
 
-Joined = TxnState | Settlement
+JoinAnswer = TxnState | Settlement
 """The answer to a join: a state; or, of a committed transaction that the topic has not settled, its settlement."""
 
 
-def txn_state_of_join_answer(joined: Joined) -> TxnState:
+def txn_state_of_join_answer(joined: JoinAnswer) -> TxnState:
     """Returns the state of the transaction that the coordinator's answer to a join implies."""
     if isinstance(joined, Settlement):
         return TxnState.COMMITTED if joined.committed else TxnState.ABORTED
@@ -79,7 +79,7 @@ class ReportedTransaction(NamedTuple):
 class Coordinators(Protocol):
     """The port through which a topic calls the transaction coordinators of the cluster."""
 
-    async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
+    async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> JoinAnswer:
         """Makes `topic` a participant of the transaction. Returns OPEN or PREPARED if the topic is a participant now,
         or was before; COMMITTED, ABORTED or a settlement if the transaction has ended, and nothing may be added.
 
@@ -97,7 +97,7 @@ class Coordinators(Protocol):
         decided. After False the caller should await `join`, which waits, or raises the reason."""
         ...
 
-    async def get_reported_transaction(self, txn: TxnId) -> ReportedTransaction:
+    async def ask_transaction_state(self, txn: TxnId) -> ReportedTransaction:
         """Returns the state of the transaction as its coordinator reports it. A transaction that is being decided may
         be reported as OPEN. An error says nothing about the outcome, as in `join`."""
 
@@ -110,13 +110,13 @@ class Coordinators(Protocol):
 class NoCoordinators:
     """The Coordinators of a broker or a topic without transactions. Every join is refused."""
 
-    async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
+    async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> JoinAnswer:
         raise NotAllowed(f"topic {topic} takes no transactions")
 
     def join_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         return False
 
-    async def get_reported_transaction(self, txn: TxnId) -> ReportedTransaction:
+    async def ask_transaction_state(self, txn: TxnId) -> ReportedTransaction:
         raise NotAllowed("there are no transactions here")
 
     async def abort_open(self, txn: TxnId) -> ReportedTransaction:

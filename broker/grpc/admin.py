@@ -271,7 +271,7 @@ class AdminService:
         name = NamespaceName.parse(request.namespace)
         shown = await self._broker.access.make_topic_filter(context.principal, name)
         if request.in_memory_here:
-            return [*filter(shown, sorted(await self._administration.list_non_persistent(name)))]
+            return [*filter(shown, sorted(await self._administration.list_loaded_non_persistent(name)))]
         return [*filter(shown, await self._topics_of(name, context.principal, partitions=request.partitions))]
 
     async def _topics_of(self, name: NamespaceName, principal: Principal, *, partitions: bool) -> Sequence[str]:
@@ -341,7 +341,7 @@ class AdminService:
         return cast(wire.TopicStatsReply, make_reply_message(wire.TopicStatsReply, found))
 
     async def topic_internal_stats(self, request: wire.Name, context: CallContext) -> values.TopicInternalStats:
-        return summaries.internal_stats(await self._topic(request.name), self._broker.cache.bytes)
+        return summaries.collect_internal_stats(await self._topic(request.name), self._broker.cache.bytes)
 
     async def unload_topic(self, request: wire.Name, context: CallContext) -> None:
         await self._administration.unload_topic(TopicName.parse(request.name))

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from ...proto.errors import MagnetarError
 from ...proto.names import NamespaceName, TopicName
-from ...proto.operations import OPERATIONS, Operation, Permission, PermissionPlace, PermissionRule
+from ...proto.operations import OPERATIONS, Operation, Permission, PermissionRule, PermissionScope
 from ...runtime.network import CallContext, list_rpc_names, rpc
 from ...runtime.tasks import Workers
 from ..access.authorizer import Authorizer, may_call_every_operation
@@ -98,7 +98,7 @@ Handler = Callable[[Any, CallContext], Awaitable[Any]]
 
 _LOG = logging.getLogger("magnetar.broker.admin")
 
-EVERY_SUBSCRIPTION = ("Admin.SkipMessages", "Admin.ExpireMessages")
+ALL_SUBSCRIPTIONS_RPCS = ("Admin.SkipMessages", "Admin.ExpireMessages")
 """Rpcs that change every subscription of a topic if they do not name one: then they need the permission MANAGE."""
 LOOKS = re.compile(
     r"Broker\.|Transactions\.|"
@@ -166,7 +166,7 @@ def _checked(path: str, rule: PermissionRule, handler: Handler, access: Authoriz
             result = type(error).__name__ if isinstance(error, MagnetarError) else "unknown"
             raise
         finally:
-            access.audit.record_act(
+            access.audit.log_operation(
                 context.principal, context.peer, path, _subject(request), result, fields=_fields(request),
                 is_administration=may_call_every_operation(context.principal)
                 or _needed(path, rule, request) in _OF_ADMINISTRATORS,
@@ -179,7 +179,7 @@ _OF_ADMINISTRATORS = frozenset((Permission.MANAGE, Permission.OPERATE))
 
 
 def _needed(path: str, rule: PermissionRule, request: Any) -> Permission:
-    if path in EVERY_SUBSCRIPTION and rule.subscription and not getattr(request, rule.subscription):
+    if path in ALL_SUBSCRIPTIONS_RPCS and rule.subscription and not getattr(request, rule.subscription):
         return Permission.MANAGE
     return rule.permission
 
@@ -201,17 +201,17 @@ async def _authorize(
     invalid name."""
     permission, principal = _needed(path, rule, request), context.principal
     subscription = getattr(request, rule.subscription) if rule.subscription else ""
-    if rule.on is PermissionPlace.PLACE:
+    if rule.on is PermissionScope.PLACE:
         topic, namespace = request.topic, request.namespace
     else:
-        topic = getattr(request, rule.field) if rule.on is PermissionPlace.TOPIC else ""
-        namespace = getattr(request, rule.field) if rule.on is PermissionPlace.NAMESPACE else ""
-    if rule.on is PermissionPlace.PLACE and not topic and not namespace:
+        topic = getattr(request, rule.field) if rule.on is PermissionScope.TOPIC else ""
+        namespace = getattr(request, rule.field) if rule.on is PermissionScope.NAMESPACE else ""
+    if rule.on is PermissionScope.PLACE and not topic and not namespace:
         permission = Permission.OPERATE
     await access.check_permission(
-        principal, permission, topic=TopicName.parse(topic) if topic or rule.on is PermissionPlace.TOPIC else None,
-        namespace=NamespaceName.parse(namespace) if namespace or rule.on is PermissionPlace.NAMESPACE else None,
-        tenant=getattr(request, rule.field) if rule.on is PermissionPlace.TENANT else "", subscription=subscription,
+        principal, permission, topic=TopicName.parse(topic) if topic or rule.on is PermissionScope.TOPIC else None,
+        namespace=NamespaceName.parse(namespace) if namespace or rule.on is PermissionScope.NAMESPACE else None,
+        tenant=getattr(request, rule.field) if rule.on is PermissionScope.TENANT else "", subscription=subscription,
         peer=context.peer, audited=audited,
     )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 Frames are handled in the order of the stream, without a wait or a task for each: a publish is given to its topic's log
 in the turn in which it arrived, and the answers of one turn are sent in one envelope. Of many frames the first half is
-on its way to the disk before the rest is handled (AHEAD_FROM). No handler waits for another one.
+on its way to the disk before the rest is handled (SPLIT_BATCH_FRAMES_MIN). No handler waits for another one.
 
 Bounds, besides those of a handler: `connection_ids` producers and consumers. DEFERRED_BYTES of frames that wait for
 earlier work of their handlers: above that the stream is not read until the work is done, which is linear in what was
@@ -47,11 +47,11 @@ QUEUE_BYTES = 4 << 20
 CONNECTION_BYTES = 8 << 20
 SHARE_BYTES = 64 << 10
 OUT_BYTES = 64 << 20
-AHEAD_FROM = 24
+SPLIT_BATCH_FRAMES_MIN = 24
 """If at least so many frames arrive together, the first half is published before the rest. Otherwise clients that wait
 for receipts all wait while the server works, and the server while they do: with 50 threads that send one by one, 8,950
 instead of 7,900 messages a second (`small-sends`). Three parts cost more than they bring."""
-AHEAD_TURNS = 6
+SPLIT_BATCH_LOOP_TURNS = 6
 """Turns of the event loop until a publish reaches the journal thread of a bookie in this process."""
 
 Connects = Stream[wire.ServerFrame | Pieces, wire.ClientFrame]
@@ -69,7 +69,7 @@ async def _serve(connection: ConnectStream, stream: Connects, clock: Clock) -> N
     try:
         while True:
             frames, turns = await stream.receive(), EventLoopSlices(clock)
-            half = len(frames) // 2 if len(frames) >= AHEAD_FROM else 0
+            half = len(frames) // 2 if len(frames) >= SPLIT_BATCH_FRAMES_MIN else 0
             for number, frame in enumerate(frames, 1):
                 handler = handlers.get(frame.id)
                 if handler is not None:
@@ -77,7 +77,7 @@ async def _serve(connection: ConnectStream, stream: Connects, clock: Clock) -> N
                 else:
                     connection.on_frame(frame)
                 if number == half:
-                    for _ in range(AHEAD_TURNS):
+                    for _ in range(SPLIT_BATCH_LOOP_TURNS):
                         await turns.begin_slice()
                 elif now() > turns.end:
                     await turns.begin_slice()

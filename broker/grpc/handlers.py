@@ -39,7 +39,7 @@ from ...proto.errors import (
 from ...proto.names import NamespaceName, Position
 from ...runtime.grpc.messages import LongItem
 from ...runtime.network import CallContext, EndOfStream, Pieces, Stream
-from ..cluster.policy_cache import Told, TopicAdded, TopicList
+from ..cluster.policy_cache import Told, TopicAdded, TopicsListed
 from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from ..session.backlogs import MessageIndexRange, RangeReader
@@ -375,7 +375,7 @@ class ProducerHandler(Handler):
         failed = wire.PublishFailed(sequence_id=sequence_id, error=to_wire(error))
         self._connection.send(wire.ServerFrame(id=self.number, failed=failed))
 
-    def on_waiting(self, error: MagnetarError) -> None:
+    def on_publish_waiting(self, error: MagnetarError) -> None:
         if self._hears_waits:
             self._connection.send(wire.ServerFrame(id=self.number, waits=to_wire(error)))
 
@@ -432,7 +432,7 @@ class ConsumerHandler(Handler):
 
     async def _seek(self, session: ConsumerSession, asked: wire.Seek) -> wire.ServerFrame:
         await translate.seek_subscription(session, asked)
-        return translate.make_sought_frame(self.number, asked.request_id, session)
+        return translate.make_seek_done_frame(self.number, asked.request_id, session)
 
     def _ack_in(self, session: ConsumerSession, ack: wire.Ack) -> None:
         """Acknowledges in a transaction; without a task if only a write to the disk must be waited for, which is the
@@ -569,7 +569,7 @@ async def _gone(stream: Watches) -> None:
 
 
 def _reply(told: Told) -> wire.WatchTopicsReply:
-    if isinstance(told, TopicList):
+    if isinstance(told, TopicsListed):
         return wire.WatchTopicsReply(topics=wire.Names(names=told.names), revision=told.revision)
     if isinstance(told, TopicAdded):
         return wire.WatchTopicsReply(added=told.name, revision=told.revision)

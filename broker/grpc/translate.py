@@ -118,7 +118,7 @@ def make_subscribed_frame(id_: int, session: ConsumerSession) -> wire.ServerFram
     return wire.ServerFrame(id=id_, subscribed=answer)
 
 
-def make_sought_frame(id_: int, request_id: int, session: ConsumerSession) -> wire.ServerFrame:
+def make_seek_done_frame(id_: int, request_id: int, session: ConsumerSession) -> wire.ServerFrame:
     answer = wire.Done(request_id=request_id)
     _set_start(answer, session)
     return wire.ServerFrame(id=id_, done=answer)
@@ -126,7 +126,7 @@ def make_sought_frame(id_: int, request_id: int, session: ConsumerSession) -> wi
 
 def _set_start(answer: wire.Subscribed | wire.Done, session: ConsumerSession) -> None:
     """Names in the answer the message after which a reader begins, if one place says that."""
-    if (start := session.find_start()) is not None:
+    if (start := session.find_reader_start()) is not None:
         answer.start.ledger_id, answer.start.entry_id = start.ledger_id, start.entry_id
         answer.start.batch_index = start.batch_index
 

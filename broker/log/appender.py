@@ -1,7 +1,7 @@
 """Sends published entries (`Publish`) to the ledger that is written, and confirms them in order. The driver of
 log_queue_core.py.
 
-    log: `queue.add` → `send_queued` → ledger → `on_appended` → cache, publisher, `on_confirmed`
+    log: `queue.add` → `send_queued_publishes` → ledger → `on_appended` → cache, publisher, `on_confirmed`
 
 `on_stopped` is called when the ledger takes no more: it is full, or it has failed. Then the log stops the queue, and
 opens the next ledger (broker/log/topic_log.py). Entries for which a ledger has no room wait here, in order.
@@ -16,7 +16,7 @@ from math import inf
 from typing import Protocol
 
 from ...ledger import LedgerWriter
-from ...ledger.reader_core import VerifiedTail
+from ...ledger.reader_core import PayloadTailChecksum
 from ...metadata.records import TopicLedger
 from ...proto.checksum import JOINED_BYTES_MIN
 from ...proto.entry import CHECKED_FROM
@@ -68,7 +68,9 @@ class Publish(QueuedPublish):
         self.count = count
         self.numbers = numbers
         if checksum is not None and self.client_bytes >= JOINED_BYTES_MIN:  # a shorter one is read again
-            self.tail = VerifiedTail(checksum, self.client_bytes - CHECKED_FROM)  # what it covers, once it was compared
+            self.tail = PayloadTailChecksum(
+                checksum, self.client_bytes - CHECKED_FROM
+            )  # what it covers, once it was compared
         self.deliver_at_ms = deliver_at_ms
         self.timestamp_ms = 0
         self.arrived_s = 0.0  # on the monotonic clock
@@ -78,11 +80,11 @@ class Publish(QueuedPublish):
 
 
 _UNLIMITED = 1 << 62
-AGE_LOOK_MS = 1000
+AGE_CHECK_INTERVAL_MS = 1000
 """Milliseconds between two checks of the age of a ledger, while it is written."""
 
 
-class Appender:
+class LogAppender:
     """Appends the publishes of one log to the ledger that is being written. `writer`: the writer of that ledger; None
     until the first ledger. `timestamp_ms`: the time of the last publish."""
 
@@ -134,7 +136,7 @@ class Appender:
         self._room: asyncio.Task[None] | None = None  # until the ledger has room for more
 
     # ------------------------------------------------------------------ sending
-    def send_queued(self) -> None:
+    def send_queued_publishes(self) -> None:
         """Sends queued publishes to the ledger while it has room. Calls `on_stopped` if no ledger is open, or if the
         ledger is full or has failed."""
         writer, queue, entries_max = self.writer, self.queue, self._config.roll_entries
@@ -166,14 +168,14 @@ class Appender:
         self._room = None
         if self.queue.ledger_id >= 0 and not room.cancelled():
             self._room_s = self._clock.monotonic()
-            self.send_queued()
+            self.send_queued_publishes()
 
     def _is_full(self, writer: LedgerWriter) -> bool:
         if writer.adds.length >= self._config.roll_bytes:
             return self._managed_ledger.has_room
         if self.timestamp_ms < self._age_due_ms:
             return False
-        self._age_due_ms = self.timestamp_ms + AGE_LOOK_MS
+        self._age_due_ms = self.timestamp_ms + AGE_CHECK_INTERVAL_MS
         age_max_s = self._config.degraded_roll_s if self.is_degraded else self._config.roll_minutes * 60
         age_ms = self.timestamp_ms - self._managed_ledger.listed.record.ledgers[-1].created_ms
         return age_ms >= age_max_s * 1000 and self._span.last_entry >= 0 and self._managed_ledger.has_room
@@ -226,7 +228,7 @@ class Appender:
                 self._on_delayed(position, publish.deliver_at_ms)
             publish.publisher.on_confirmed(publish, position, index)
         if len(waits) >= WAITING:
-            seconds.count_waiting()
+            seconds.count_waiting_values()
 
     def end_ledger(self, last_entry: int) -> tuple[list[Publish], TopicLedger | None]:
         """Ends the ledger that is being written, at entry `last_entry`. Returns the publishes that are stored in it and

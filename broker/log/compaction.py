@@ -21,7 +21,7 @@ on, or from the start where the policy `compaction_threshold_bytes` is set. What
 survives, is in the compacted ledger, and the next compaction starts from there.
 
 **Bounds**: `compaction_memory_bytes` for keys (compaction_core.py: past them it reads more often), one chunk of
-`read_bytes` and what is in flight to bookies. The event loop gets its turn after each `BREATH_MESSAGES`; one
+`read_bytes` and what is in flight to bookies. The event loop gets its turn after each `YIELD_AFTER_MESSAGES`; one
 compaction at a time runs in a broker, the others wait for their turn.
 
 Guarding tests: tests/broker/log/test_compaction.py (a crash at every write).
@@ -59,7 +59,7 @@ from ..common.config import BrokerConfig, Policy
 from .cache import StoredEntry
 from .compaction_core import (
     KEY_BYTES,
-    DamagedCompaction,
+    DamagedCompactedLedger,
     SurvivingEntriesRow,
     SurvivingMessageSearch,
     compact_entry,
@@ -71,7 +71,7 @@ from .compaction_core import (
     last_surviving_batch_index,
     parse_entry,
 )
-from .log import Log, ReadableLog, SegmentReader
+from .log import Log, LogEntryReader, ReadableLog
 from .log_shape_core import CommittedShape, LogShape, Span, TrimLimit, find_first_entry_by_bisection
 from .managed_ledger import TopicFenced
 from .reader import PositionAndIndex
@@ -109,7 +109,7 @@ class CompactedLedger:
                 at = reader.last_entry - back
                 body = decode_survivor_table_piece((await reader.read(at, at))[0].payload)[2] + body
             return cls(record, reader, decode_survivor_table_rows(body))
-        except DamagedCompaction as error:
+        except DamagedCompactedLedger as error:
             raise DataLost(f"compacted ledger {record.ledger_id}: {error}", ledger=record.ledger_id) from error
 
     @property
@@ -143,7 +143,7 @@ class CompactedLedger:
         found = await self._reader.read(first, self.entries - 1, bytes_max)
         try:
             return [StoredEntry.parse(*decode_survivor(each.payload)) for each in found]
-        except DamagedCompaction as error:
+        except DamagedCompactedLedger as error:
             raise DataLost(f"compacted ledger {self.record.ledger_id}: {error}") from error
 
     async def read_survivor(self, number: int) -> StoredEntry:
@@ -210,14 +210,14 @@ def _ghost(row: SurvivingEntriesRow) -> Span:
 
 class CompactedReader:
     """Reads the entries of the compacted ledger up to its horizon, and the entries of the log after the horizon. A
-    SegmentReader."""
+    LogEntryReader."""
 
-    def __init__(self, shape: CompactedShape, log: SegmentReader) -> None:
+    def __init__(self, shape: CompactedShape, log: LogEntryReader) -> None:
         self.compacted: CompactedLedger | None = None
         self._shape = shape
         self._log = log
 
-    def set_log_reader(self, log: SegmentReader) -> None:
+    def set_log_reader(self, log: LogEntryReader) -> None:
         """Sets the reader that reads the entries of the log after the horizon."""
         self._log = log
 
@@ -247,8 +247,8 @@ class CompactedReader:
     async def read_entry(self, position: Position) -> StoredEntry:
         return (await self.read(position, 1))[0] if self._covers(position) else await self._log.read_entry(position)
 
-    async def locate_index(self, index: int) -> PositionAndIndex:
-        compacted, place = self.compacted, await self._log.locate_index(index)
+    async def find_position_by_index(self, index: int) -> PositionAndIndex:
+        compacted, place = self.compacted, await self._log.find_position_by_index(index)
         if compacted is not None:
             for row in compacted.rows:
                 if (
@@ -338,7 +338,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _LOG = logging.getLogger("magnetar.broker.log.compaction")
 
-BREATH_MESSAGES = 1000
+YIELD_AFTER_MESSAGES = 1000
 """Messages between two turns of the event loop: one to three milliseconds of work."""
 READ_TRIES, READ_RETRY_S = 10, 1.0
 """Tries of one read while bookies do not answer, and seconds between them; then the compaction has failed, and the next
@@ -438,7 +438,7 @@ class Compaction:
         """Returns the ids of the ledgers that compaction owns, which must be deleted with the topic."""
         return [self.record.ledger_id] if self.record is not None else []
 
-    def uncompacted_bytes(self) -> int:
+    def estimate_uncompacted_bytes(self) -> int:
         """Returns an estimate of the bytes of the log after the horizon, which no compaction has read yet."""
         horizon = self.record
         size = 0.0
@@ -480,7 +480,7 @@ class Compaction:
     def run_due(self, applied: AppliedPolicies) -> None:
         """Starts a compaction if the number of bytes that are not compacted has reached the threshold of the policy."""
         threshold_bytes = applied.compaction_threshold_bytes
-        if threshold_bytes and self.uncompacted_bytes() >= threshold_bytes:
+        if threshold_bytes and self.estimate_uncompacted_bytes() >= threshold_bytes:
             self.start()
 
     async def wait_finished(self) -> None:
@@ -678,10 +678,10 @@ class CompactionRun:
         return run_in_thread_if_slow(entry.frames[-1], self._of.world, work, *args, **kwargs)
 
     async def _breathe(self, messages: int) -> None:
-        """Counts messages as read, and yields to other tasks after each BREATH_MESSAGES."""
+        """Counts messages as read, and yields to other tasks after each YIELD_AFTER_MESSAGES."""
         self._of.progress.looked_at += messages
         self._breath += messages
-        if self._breath >= BREATH_MESSAGES:
+        if self._breath >= YIELD_AFTER_MESSAGES:
             self._breath = 0
             await asyncio.sleep(0)
 

@@ -61,7 +61,7 @@ from ...proto.entry import (
     MessageFields,
     decode_columns,
     encode_entry,
-    item_prefix,
+    encode_item_prefix,
     parse_header,
     split_broker_part,
 )
@@ -80,7 +80,7 @@ _PIECE = struct.Struct(">II")
 _ROW = struct.Struct(">QQqqQI")
 
 
-class DamagedCompaction(ValueError):
+class DamagedCompactedLedger(ValueError):
     """Raised if the bytes of a compacted ledger are damaged."""
 
 
@@ -106,13 +106,13 @@ def _record(kind: int, body: bytes) -> bytes:
 
 def _body(data: Buffer, kind: int) -> bytes:
     if len(data) < _HEAD.size:
-        raise DamagedCompaction(f"{len(data)} bytes are too few for a record")
+        raise DamagedCompactedLedger(f"{len(data)} bytes are too few for a record")
     magic, version, found, crc = _HEAD.unpack_from(data)
     if magic != MAGIC or found != kind or version < 1:
-        raise DamagedCompaction(f"begins with {bytes(data[:4]).hex()}, not with a record of kind {kind}")
+        raise DamagedCompactedLedger(f"begins with {bytes(data[:4]).hex()}, not with a record of kind {kind}")
     body = bytes(data[_HEAD.size :])
     if crc32c(body) != crc:
-        raise DamagedCompaction("the checksum does not match")
+        raise DamagedCompactedLedger("the checksum does not match")
     check_format(COMPACTED, version, "a compacted ledger")
     return body
 
@@ -125,10 +125,10 @@ def encode_survivor(position: Position, entry: bytes) -> bytes:
 
 def decode_survivor(data: Buffer) -> tuple[Position, bytes]:
     """Returns the original position and the stored bytes of a surviving entry, from an entry of the compacted ledger.
-    Raises DamagedCompaction if `data` is damaged."""
+    Raises DamagedCompactedLedger if `data` is damaged."""
     body = _body(data, SURVIVOR)
     if len(body) < _POSITION.size:
-        raise DamagedCompaction("a survivor ends inside its position")
+        raise DamagedCompactedLedger("a survivor ends inside its position")
     return Position(*_POSITION.unpack_from(body)), body[_POSITION.size :]
 
 
@@ -148,32 +148,32 @@ def encode_survivor_table(rows: list[SurvivingEntriesRow]) -> list[bytes]:
 
 def decode_survivor_table_piece(data: Buffer) -> tuple[int, int, bytes]:
     """Returns the number of a piece of the table of surviving entries, the number of all pieces, and the bytes of the
-    rows in the piece. Raises DamagedCompaction if `data` is damaged."""
+    rows in the piece. Raises DamagedCompactedLedger if `data` is damaged."""
     body = _body(data, TABLE)
     if len(body) < _PIECE.size:
-        raise DamagedCompaction("a piece of a table ends inside its head")
+        raise DamagedCompactedLedger("a piece of a table ends inside its head")
     number, pieces = _PIECE.unpack_from(body)
     if not 0 <= number < pieces:
-        raise DamagedCompaction(f"piece {number} of {pieces}")
+        raise DamagedCompactedLedger(f"piece {number} of {pieces}")
     return number, pieces, body[_PIECE.size :]
 
 
 def decode_survivor_table_rows(body: bytes) -> list[SurvivingEntriesRow]:
     """Returns the rows of the table of surviving entries. `body`: the concatenated bytes of the rows of all pieces.
-    Raises DamagedCompaction if `body` is damaged."""
+    Raises DamagedCompactedLedger if `body` is damaged."""
     rows: list[SurvivingEntriesRow] = []
     offset = 0
     while offset < len(body):
         if len(body) - offset < _ROW.size:
-            raise DamagedCompaction("the table ends inside a row")
+            raise DamagedCompactedLedger("the table ends inside a row")
         ledger_id, entries, first_index, end_index, first, size = _ROW.unpack_from(body, offset)
         offset += _ROW.size
         if size > len(body) - offset:
-            raise DamagedCompaction("the table ends inside a bitmap")
+            raise DamagedCompactedLedger("the table ends inside a bitmap")
         try:
             survivors = BitMap.deserialize(body[offset : offset + size])
         except (ValueError, IndexError, MemoryError) as error:
-            raise DamagedCompaction(f"a bitmap of the table cannot be read: {error}") from error
+            raise DamagedCompactedLedger(f"a bitmap of the table cannot be read: {error}") from error
         offset += size
         rows.append(SurvivingEntriesRow(ledger_id, entries, first_index, end_index, first, survivors))
     return rows
@@ -184,7 +184,7 @@ KEY_BYTES = 200
 dictionary."""
 _SPACE = 1 << 32
 """Size of the space of hashes, which are shared out between rounds by their first four bytes."""
-_TAKEN_OUT = item_prefix(SingleMessageMetadata(compacted_out=True, payload_size=0))
+_TAKEN_OUT = encode_item_prefix(SingleMessageMetadata(compacted_out=True, payload_size=0))
 
 Opened = tuple[EntryHeader, Sequence[MessageFields], Sequence[bytes]]
 
@@ -313,7 +313,7 @@ def compact_entry(entry: Buffer, first_index: int, count: int, survivors: BitMap
     for at, (of, payload) in enumerate(zip(fields, payloads, strict=True)):
         if first_index + at in survivors:
             assert isinstance(of, SingleMessageMetadata), "what is cut is a batch"
-            items += (item_prefix(of), payload)
+            items += (encode_item_prefix(of), payload)
         else:
             items.append(_TAKEN_OUT)
     payload = b"".join(items)

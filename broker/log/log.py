@@ -1,6 +1,6 @@
 """The interfaces of a log for a topic, its producers and its subscriptions, independent of its storage.
 
-    SegmentReader   entries by position, index and time
+    LogEntryReader   entries by position, index and time
     ReadableLog     what a subscription reads: the log, or its compacted form (broker/log/compaction.py)
     Log             what a topic publishes to: on bookies (broker/log/topic_log.py), or in memory alone
                     (broker/topic/nonpersistent.py)
@@ -30,7 +30,7 @@ from .log_shape_core import CommittedShape, LogShape, TxnOutcomes
 from .reader import PositionAndIndex
 
 
-class SegmentReader(Protocol):
+class LogEntryReader(Protocol):
     """Reads the entries of a log. Where they are read from depends on the log: caches, bookies, a compacted ledger, or
     memory."""
 
@@ -47,7 +47,7 @@ class SegmentReader(Protocol):
 
     async def read_entry(self, position: Position) -> StoredEntry: ...
 
-    async def locate_index(self, index: int) -> PositionAndIndex:
+    async def find_position_by_index(self, index: int) -> PositionAndIndex:
         """Returns the position of the entry that contains the message with the index `index`, or of the first entry
         after it. If there is none, returns the position after the last entry."""
 
@@ -76,7 +76,7 @@ class ReadableLog(Protocol):
     @property
     def shape(self) -> LogShape: ...
     @property
-    def reader(self) -> SegmentReader: ...
+    def reader(self) -> LogEntryReader: ...
     @property
     def state(self) -> TopicState: ...
     @property
@@ -141,7 +141,7 @@ class Log(ReadableLog, Protocol):
         """Queues an entry to be stored. Its publisher gets the outcome later. Raises at once if the log accepts no
         entries."""
 
-    def begin_ledger(self) -> None:
+    def create_first_ledger_early(self) -> None:
         """Creates the first ledger before the first publish, if the log was written until just now."""
 
     async def roll(self) -> None:
@@ -180,9 +180,9 @@ class Log(ReadableLog, Protocol):
 
 class CommittedReader:
     """Reads the entries of a log without the entries of open and aborted transactions. Each reader of committed entries
-    uses this SegmentReader."""
+    uses this LogEntryReader."""
 
-    def __init__(self, shape: CommittedShape, log: SegmentReader) -> None:
+    def __init__(self, shape: CommittedShape, log: LogEntryReader) -> None:
         self._shape = shape
         self._log = log
 
@@ -215,8 +215,8 @@ class CommittedReader:
         if not self._shape.is_readable(position):
             raise InvalidRequest(f"there is no entry {position} (any more)", position=position)
 
-    async def locate_index(self, index: int) -> PositionAndIndex:
-        return await self._next_shown(await self._log.locate_index(index))
+    async def find_position_by_index(self, index: int) -> PositionAndIndex:
+        return await self._next_shown(await self._log.find_position_by_index(index))
 
     async def locate_time(self, time_ms: int) -> PositionAndIndex:
         return await self._next_shown(await self._log.locate_time(time_ms))

@@ -22,10 +22,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from pyroaring import BitMap64
 
-from ...ledger.reader_core import AppendPayload
+from ...ledger.reader_core import PendingAppend
 
 
-class QueuedPublish(AppendPayload):
+class QueuedPublish(PendingAppend):
     """A publish in flight. `index`: the index of its last message; `entry`: its entry id while it is sent to a ledger,
     else -1."""
 

@@ -31,7 +31,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 from pyroaring import BitMap
 
-from ...ledger.placement_core import ReplicationShortfall
+from ...ledger.placement_core import StripingReduction
 from ...proto.errors import DataLost
 from ...proto.names import Position
 from ...proto.states import LedgerStays
@@ -103,7 +103,7 @@ class LogShape:
         for follower in self._followers:
             follower.set_skipped_lost_ranges(holes, least_index)
 
-    def lost_run_end(self, position: Position) -> Position | None:
+    def skipped_lost_range_end(self, position: Position) -> Position | None:
         """Returns the last position of the range of skipped lost entries that contains `position`; None if the entry at
         `position` was not skipped."""
         found = self.skipped_lost_range(position)
@@ -119,7 +119,7 @@ class LogShape:
         """Returns the first position at or after `position`, as `position_at_or_after` does, but passes over skipped
         lost entries."""
         position = self.position_at_or_after(position)
-        while (last := self.lost_run_end(position)) is not None:
+        while (last := self.skipped_lost_range_end(position)) is not None:
             position = self.after(last)
         return position
 
@@ -131,7 +131,7 @@ class LogShape:
             position = self.before(Position(position[0], run[0]))
         return position
 
-    def add_following_shape(self, follower: LogShape) -> None:
+    def add_follower(self, follower: LogShape) -> None:
         """Adds every span of this shape, the present ones and later ones, also to the shape `follower`."""
         self._followers.append(follower)
         follower.set_skipped_lost_ranges(self._holes, self._least_index)
@@ -292,7 +292,7 @@ class LogShape:
         """Returns the number of messages with indexes `first` … `end - 1` that are in aborted transactions."""
         return 0
 
-    def last_hidden_after(self, mark: Position) -> Position:
+    def last_hidden_position_after(self, mark: Position) -> Position:
         """Returns the last position of the entries directly after `mark` that readers never see; `mark` itself if
         readers see the next entry."""
         return mark
@@ -333,11 +333,11 @@ class LogShape:
 # one
 #   that was found, and one of them may be the right answer.
 # - Unavailable is not lost: it ends the search, and the caller may ask again.
-# Bounds: LOST_LOOKED_AT lost entries in a row are tried; each costs a question to every replica.
+# Bounds: LOST_ENTRIES_TRIED_MAX lost entries in a row are tried; each costs a question to every replica.
 # Guarding test: tests/broker/log/test_lookup.py.
 
 
-LOST_LOOKED_AT = 100
+LOST_ENTRIES_TRIED_MAX = 100
 """Entries after a lost one that are read to find one that is there."""
 
 Run = tuple[int, int]
@@ -361,7 +361,7 @@ async def find_first_entry_by_bisection(
     """Returns the first existing entry, from entry id 0 to `last`, for which the function `reached` returns True.
     Searches by bisection, so `reached` must return True for all entries after it. `entry_of` returns the entry with an
     id; `passed_over` returns the range of skipped lost entries that contains an entry. Raises DataLost if more than
-    LOST_LOOKED_AT entries in a row are lost."""
+    LOST_ENTRIES_TRIED_MAX entries in a row are lost."""
     lost: set[int] = set()
 
     async def there(first: int, end: int) -> StoredEntry | None:
@@ -378,7 +378,7 @@ async def find_first_entry_by_bisection(
                 except DataLost:
                     lost.add(entry_id)
                     looked += 1
-                    if looked > LOST_LOOKED_AT:
+                    if looked > LOST_ENTRIES_TRIED_MAX:
                         raise
             entry_id += 1
         return None
@@ -556,10 +556,10 @@ def _holder(span: Span, holders: Sequence[TrimLimit]) -> TrimLimit | None:
 # Guarding test: tests/broker/log/test_quorums.py.
 
 
-def allowed_replication_shortfall(*, degraded_writes: bool) -> ReplicationShortfall:
+def allowed_replication_shortfall(*, degraded_writes: bool) -> StripingReduction:
     """Returns which parts of the replication may be smaller in a new ledger while bookies are missing: the number of
     bookies, and, if `degraded_writes` is set, the number of copies."""
-    return ReplicationShortfall.COPIES if degraded_writes else ReplicationShortfall.BOOKIES
+    return StripingReduction.COPIES if degraded_writes else StripingReduction.BOOKIES
 
 
 def describe_quorum_risks(ensemble: int, write_quorum: int, ack_quorum: int, bookies: int) -> list[str]:
@@ -643,14 +643,14 @@ class TxnOutcomes(Protocol):
 
 class CommittedShape(LogShape):
     """The shape of a log for readers that get committed entries only. It changes with the shape of the log itself
-    (`LogShape.add_following_shape`)."""
+    (`LogShape.add_follower`)."""
 
     __slots__ = ("_decided",)
 
     def __init__(self, log: LogShape) -> None:
         super().__init__()
         self._decided: TxnOutcomes | None = None
-        log.add_following_shape(self)
+        log.add_follower(self)
 
     def set_transaction_outcomes(self, decided: TxnOutcomes) -> None:
         """Sets the object that knows the outcomes of transactions. From now on the shape ends at the last stable
@@ -685,7 +685,7 @@ class CommittedShape(LogShape):
         decided = self._decided
         return decided.aborted.get(ledger_id) if decided is not None else None
 
-    def last_hidden_after(self, mark: Position) -> Position:
+    def last_hidden_position_after(self, mark: Position) -> Position:
         if self._decided is None:
             return mark
         following = self._skip_aborted(first := self._following(mark))

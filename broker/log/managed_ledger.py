@@ -46,7 +46,7 @@ from ...ledger import LedgerClient, LedgerReader, LedgerWriter
 from ...ledger import client as deletions
 from ...ledger.client import LedgerIdTaken
 from ...ledger.lost import Run
-from ...ledger.placement_core import ReplicationShortfall
+from ...ledger.placement_core import StripingReduction
 from ...ledger.recovery import ClosedByAnotherRecoverer
 from ...metadata import paths
 from ...metadata.records import CLOSED, DamagedRecord, LedgerRecord, LostRange, TopicLedger, TopicRecord, decode, encode
@@ -175,7 +175,7 @@ class ManagedLedgerRecord:
 
 _LOG = logging.getLogger("magnetar.broker.log")
 
-TELL_EVERY_S = 2.0
+WAIT_REPORT_INTERVAL_S = 2.0
 """Seconds between two notices to producers whose publishes wait for a ledger: a publish that came since is one of them.
 """
 REROUTE_RETRY_S = 0.2
@@ -185,7 +185,7 @@ LEDGERS_MAX = 5_000
 written ends the topic. The ledger that is written grows meanwhile, and trimming makes room."""
 
 _HOW = ". Restore what has it; or give up what is lost, with `magnetar topics skip-lost`, and the topic opens again"
-NOT_ASKED = Replication(1, 1, 1)
+NO_REPLICATION_REQUESTED = Replication(1, 1, 1)
 """The replication that the policy wants, before the first ledger is made."""
 
 
@@ -194,7 +194,7 @@ Claims = Callable[[TopicName, TopicRecord, str], Sequence[NodeUpdate]]
 topic. What it leaves out is claimed when it is opened."""
 
 
-def make_no_claim_operations(topic: TopicName, record: TopicRecord, claim: str) -> Sequence[NodeUpdate]:
+def make_no_takeover_operations(topic: TopicName, record: TopicRecord, claim: str) -> Sequence[NodeUpdate]:
     """Returns (), no operations: the owner of the topic takes over nothing else in the commit of its claim."""
     return ()
 
@@ -208,14 +208,14 @@ class ManagedLedger:
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, topic: TopicName, *,
-        replication: Policy, shrink: ReplicationShortfall, claims: Claims = make_no_claim_operations,
+        replication: Policy, shrink: StripingReduction, claims: Claims = make_no_takeover_operations,
     ) -> None:  # fmt: skip
         self.shape = LogShape()
         self.reader = TopicLogReader(ledgers, self.shape, cache)
         self.recovered_ledgers = 0
-        self.on_waits: Callable[[MagnetarError], None] = lambda error: None
+        self.on_ledger_delayed: Callable[[MagnetarError], None] = lambda error: None
         self.waits_for = ""  # why the last try to make a ledger failed; empty: it did not
-        self.wanted_replication = NOT_ASKED
+        self.wanted_replication = NO_REPLICATION_REQUESTED
         """Replication of the policy, when the ledger that is written was made."""
         self._topic = topic
         self._world = world
@@ -293,7 +293,7 @@ class ManagedLedger:
                 raise TopicFenced(f"topic {self._topic} has another owner, or just had", topic=self._topic) from error
             raise DataLost(text + _HOW, topic=self._topic, ledger=known.ledger_id) from error
         except (Unavailable, NotEnoughBookies) as error:
-            if not await self._ledgers.make_loss_survey(
+            if not await self._ledgers.make_lost_entries_search(
                 await self._ledgers.read_record(known.ledger_id)
             ).is_beyond_recovery():
                 raise
@@ -322,12 +322,13 @@ class ManagedLedger:
         self, draft: LedgerRecord | None, *, end_index: int, created_ms: int, ended: TopicLedger | None
     ) -> tuple[LedgerWriter, list[int]]:
         """Adds a ledger as `add_ledger` does, from the record `draft`, or else from a new record. Retries until it
-        succeeds, or the caller's deadline cancels it; calls `on_waits` with the reason every TELL_EVERY_S seconds.
+        succeeds, or the caller's deadline cancels it; calls `on_ledger_delayed` with the reason every
+        WAIT_REPORT_INTERVAL_S seconds.
 
         A record is used again while it may have been committed, so that the next attempt finds its own ledger in the
         list.
         """
-        throttle, told_s = LogThrottle(self._world.clock), -TELL_EVERY_S
+        throttle, told_s = LogThrottle(self._world.clock), -WAIT_REPORT_INTERVAL_S
         self.waits_for = ""
         while True:
             try:
@@ -341,8 +342,8 @@ class ManagedLedger:
                 if not error.retryable or isinstance(error, TopicFenced):
                     raise
                 self.waits_for, now_s = error.message, self._world.clock.monotonic()
-                if now_s - told_s >= TELL_EVERY_S:
-                    self.on_waits(error)
+                if now_s - told_s >= WAIT_REPORT_INTERVAL_S:
+                    self.on_ledger_delayed(error)
                     told_s = now_s
                 if throttle.should_log(error):
                     _LOG.warning("%s: no new ledger yet: %s", self._topic, error)
@@ -359,7 +360,7 @@ class ManagedLedger:
         """
         closed = list(self.listed.record.ledgers) if ended is None else [*self.listed.record.ledgers[:-1], ended]
         new = TopicLedger(ledger_id=draft.ledger_id, first_index=end_index, created_ms=created_ms)
-        await self.listed.change([*_without_empty(closed), new], together=(self._ledgers.creation_change(draft),))
+        await self.listed.change([*_without_empty(closed), new], together=(self._ledgers.make_creation_update(draft),))
         return self._ledgers.make_writer(draft), [ledger.ledger_id for ledger in closed if ledger.entries == 0]
 
     async def apply_added_ledger(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
@@ -534,7 +535,7 @@ class SkipLostRequest:
             record, cut = await self._closed(row)
         except LedgerNotFound:
             return await self._without_record(row)
-        lost = self._ledgers.make_loss_survey(record, force=self._force)
+        lost = self._ledgers.make_lost_entries_search(record, force=self._force)
         found = await lost.find_lost_entries()
         if found.unknown:
             self._doubts += sum(last - first + 1 for first, last in found.unknown)
@@ -581,7 +582,7 @@ class SkipLostRequest:
             raise
         except (Unavailable, NotEnoughBookies) as error:
             _LOG.warning("%s: ledger %d cannot be recovered: %s", self._topic, row.ledger_id, error)
-        lost = self._ledgers.make_loss_survey(await self._ledgers.read_record(row.ledger_id), force=self._force)
+        lost = self._ledgers.make_lost_entries_search(await self._ledgers.read_record(row.ledger_id), force=self._force)
         try:
             return await lost.close_ledger(), True
         except Unavailable as error:

@@ -25,7 +25,7 @@ from ...proto.names import Position
 from ..common.retry import SharedCallsByKey
 from .cache import StoredEntry, TailCache
 from .log_shape_core import (
-    LOST_LOOKED_AT,
+    LOST_ENTRIES_TRIED_MAX,
     EntrySearchResult,
     LogShape,
     Span,
@@ -42,7 +42,7 @@ class PositionAndIndex(NamedTuple):
 
 
 class TopicLogReader:
-    """Reads the entries of a log that is stored on bookies. A SegmentReader (broker/log/log.py)."""
+    """Reads the entries of a log that is stored on bookies. A LogEntryReader (broker/log/log.py)."""
 
     def __init__(self, ledgers: LedgerClient, shape: LogShape, cache: TailCache) -> None:
         self._ledgers = ledgers
@@ -98,11 +98,11 @@ class TopicLogReader:
         raise make_data_lost_error(position[0], (position[1], await self._lost_upto(position))) from lost
 
     async def _lost_upto(self, position: Position) -> int:
-        """Returns the last entry id of the lost entries that begin at `position`. Tries LOST_LOOKED_AT entries at most,
-        which is enough for the operator to decide."""
+        """Returns the last entry id of the lost entries that begin at `position`. Tries LOST_ENTRIES_TRIED_MAX entries
+        at most, which is enough for the operator to decide."""
         ledger_id, last = position
         span = self._shape.find_span_of_ledger(ledger_id)
-        end = last if span is None else min(span.last_entry, last + LOST_LOOKED_AT)
+        end = last if span is None else min(span.last_entry, last + LOST_ENTRIES_TRIED_MAX)
         while last < end:
             following = Position(ledger_id, last + 1)
             if self.get(following) is not None or self._shape.skipped_lost_range(following) is not None:
@@ -142,7 +142,7 @@ class TopicLogReader:
         return reader
 
     # ------------------------------------------------------------------ by index and time
-    async def locate_index(self, index: int) -> PositionAndIndex:
+    async def find_position_by_index(self, index: int) -> PositionAndIndex:
         """Returns the position of the entry that contains the message with the index `index`; the position after the
         last entry if `index` is at or after the end of the log. If the message was trimmed, or if its entry is lost and
         was skipped, returns the position of the first entry after it.

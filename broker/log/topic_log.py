@@ -16,7 +16,7 @@ last ledger in recovery, or a claimed list of closed ones: the next take-over st
 
 A topic that was taken over has **no ledger that is written**, and needs none while no producer publishes: the first
 publish switches to the first ledger as any later one switches to the next. Of a topic that was written until just now
-its first producer does (`TopicLog.begin_ledger`).
+its first producer does (`TopicLog.create_first_ledger_early`).
 
 **Switching** to the next ledger is one function, `_switch`, whether there was none, or the old one is full, old or
 ended (§3.3; a bookie that fails is replaced in the ledger, which ends only when none is there to replace it, or when it
@@ -57,17 +57,17 @@ from ...runtime.network import World
 from ...runtime.tasks import Tasks, run_to_end
 from ..common.config import BrokerConfig, Policy, Replication
 from ..common.refusals import PublishRefusal
-from .appender import Appender, Publish
+from .appender import LogAppender, Publish
 from .cache import TailCache
 from .log_queue_core import LogQueue
 from .log_shape_core import allowed_replication_shortfall
-from .managed_ledger import Claims, ManagedLedger, TopicFenced, make_no_claim_operations
+from .managed_ledger import Claims, ManagedLedger, TopicFenced, make_no_takeover_operations
 from .slow_publishes import SlowPublishLog
 
 _LOG = logging.getLogger("magnetar.broker.log")
 
 
-WRITTEN_MS = 5000
+RECENTLY_CLOSED_MS = 5000
 """Several times what a move of a topic between two brokers takes. A topic that is idle for longer has no ledger that is
 written until somebody publishes."""
 
@@ -76,8 +76,8 @@ class TopicLog:
     """The Log of a persistent topic, stored on bookies. Must be called from one event loop.
 
     `on_confirmed` is called after entries were confirmed, once per turn of the loop; `on_lost` is called at most once,
-    when another broker owns the topic; `on_waits` is called with the reason, every TELL_EVERY_S seconds, while
-    publishes wait for a ledger.
+    when another broker owns the topic; `on_ledger_delayed` is called with the reason, every WAIT_REPORT_INTERVAL_S
+    seconds, while publishes wait for a ledger.
     """
 
     is_compacted = False
@@ -87,7 +87,8 @@ class TopicLog:
         topic: TopicName, *, replication: Policy, on_confirmed: Callable[[], None],
         on_delayed: Callable[[Position, int], None], on_lost: Callable[[MagnetarError], None],
         owned: Callable[[], bool], publish_seconds: Histogram | None = None,
-        on_waits: Callable[[MagnetarError], None] = lambda error: None, claims: Claims = make_no_claim_operations,
+        on_ledger_delayed: Callable[[MagnetarError], None] = lambda error: None,
+        claims: Claims = make_no_takeover_operations,
         slow_publishes: SlowPublishLog | None = None,
     ) -> None:  # fmt: skip
         self.topic = topic
@@ -96,7 +97,7 @@ class TopicLog:
             world, metadata, ledgers, cache, topic, replication=replication,
             shrink=allowed_replication_shortfall(degraded_writes=config.degraded_writes), claims=claims,
         )  # fmt: skip
-        self._managed_ledger.on_waits = on_waits
+        self._managed_ledger.on_ledger_delayed = on_ledger_delayed
         self.shape, self.reader, self._list = (
             self._managed_ledger.shape,
             self._managed_ledger.reader,
@@ -111,7 +112,7 @@ class TopicLog:
         self._closed: list[TopicLedger] = []  # of a take-over: the list as it was recovered
         self._switching: asyncio.Task[None] | None = None
         self._tasks = Tasks()
-        self._appender = Appender(
+        self._appender = LogAppender(
             world.clock, self._managed_ledger, cache, config, self._tasks, on_confirmed=on_confirmed,
             on_delayed=on_delayed,
             on_stopped=self._start_switch, publish_seconds=publish_seconds or Histogram(SECONDS),
@@ -180,7 +181,7 @@ class TopicLog:
         publish.timestamp_ms, publish.client_part = now_ms, b""
         publish.frames, publish.size = (stored,), len(stored)
         if state is TopicState.SERVING:
-            appender.send_queued()
+            appender.send_queued_publishes()
 
     def _refusal(self) -> MagnetarError:
         if self.state is TopicState.TERMINATED:
@@ -196,11 +197,13 @@ class TopicLog:
             self._appender.queue.on_ledger_stopped()
             self._switching = self._tasks.spawn(self._switch(draft), "topic-log-switch")
 
-    def begin_ledger(self) -> None:
+    def create_first_ledger_early(self) -> None:
         """Creates the first ledger of this owner before the first publish, if the last ledger was closed less than
-        WRITTEN_MS milliseconds ago: then its producers have moved to this broker, too, and go on in a moment."""
+        RECENTLY_CLOSED_MS milliseconds ago: then its producers have moved to this broker, too, and go on in a moment.
+        """
         last = self.record.ledgers[-1:]
-        if self._appender.writer is None and last and self.world.clock.wall_ms() - last[0].closed_ms < WRITTEN_MS:
+        now_ms = self.world.clock.wall_ms()
+        if self._appender.writer is None and last and now_ms - last[0].closed_ms < RECENTLY_CLOSED_MS:
             self._start_switch()
 
     async def roll(self) -> None:
@@ -277,7 +280,7 @@ class TopicLog:
         )  # fmt: skip
         if self.state is TopicState.SWITCHING:
             self.state = TopicState.SERVING
-        self._appender.send_queued()
+        self._appender.send_queued_publishes()
         self._on_confirmed()
 
     def _unknown(self) -> MagnetarError:

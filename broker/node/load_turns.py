@@ -30,9 +30,9 @@ from ..topic.topic import Topic
 TURN_S, TURN_S_MAX = 1.0, 10.0
 """Bounds of `load_turn_timeout_s`: a load takes some milliseconds when its bookies answer, and clients wait for 30
 s."""
-USUAL_PART = 8
-"""The usual load time moves towards that of a quicker load by this fraction (1 / USUAL_PART) of the difference; that of
-a slower load becomes the usual time at once."""
+LOAD_TIME_SMOOTHING_DIVISOR = 8
+"""The usual load time moves towards that of a quicker load by this fraction (1 / LOAD_TIME_SMOOTHING_DIVISOR) of the
+difference; that of a slower load becomes the usual time at once."""
 
 
 class TopicLoadQueue:
@@ -83,7 +83,7 @@ class TopicLoadQueue:
 
     def record_load_time(self, began: float) -> None:
         took = self._clock.monotonic() - began
-        self._usual_s = max(took, self._usual_s + (took - self._usual_s) / USUAL_PART)
+        self._usual_s = max(took, self._usual_s + (took - self._usual_s) / LOAD_TIME_SMOOTHING_DIVISOR)
 
     def end_load_turn(self) -> None:
         self._left += 1

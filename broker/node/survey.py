@@ -9,7 +9,7 @@ The metrics (cli/run/metrics.py) and the summaries (broker/session/summaries.py)
 no work to a message: it compares the counters of each topic with those of the walk before. So totals never fall, though
 topics come and go; what a topic counts between the last walk and its unloading is missing. A backlog that is not in
 memory is estimated from its place in its ledger. The age of the oldest message is that of the entry last known as such
-(broker/topic/maintenance.py); at most AGES_READ others are read after a walk.
+(broker/topic/maintenance.py); at most AGES_READ_MAX others are read after a walk.
 Guarding tests: tests/broker/node/test_survey.py.
 """
 
@@ -41,7 +41,7 @@ TOP = 50
 """Topics that are shown by each measure."""
 STRIDE = 16
 """Topics between two readings of the clock: less than 0.1 ms."""
-AGES_READ = 100
+AGES_READ_MAX = 100
 """Entries that are read after a walk to learn how old the oldest message of a subscription is."""
 AGES_S = 2.0
 """Seconds after which such reads are given up until the next walk."""
@@ -180,7 +180,7 @@ class _Walk:
                 if log.shape.has_readable_entry_after(mark):
                     backlog += estimate_backlog(log, each)
                     arrived = topic.maintenance.oldest_arrival_ms_in_memory(each)
-                    if arrived == 0 and len(self.ageless) < AGES_READ:
+                    if arrived == 0 and len(self.ageless) < AGES_READ_MAX:
                         self.ageless.append(partial(topic.maintenance.oldest_arrival_ms, each))
                     elif arrived and (oldest == 0 or arrived < oldest):
                         oldest = arrived

@@ -133,7 +133,7 @@ class ReadinessCheck:
 
 _LOG = logging.getLogger("magnetar.broker")
 
-LOOKED_AFTER_AT_ONCE = 16
+TOPICS_MAINTAINED_AT_ONCE = 16
 """Topics that are maintained at a time: a few that wait for bookies must not delay the others."""
 
 LOADED_AT_ONCE = 64
@@ -335,7 +335,7 @@ class TopicManager:
         return self._session.ledgers.bookies.memory.held if self._session is not None else 0
 
     @property
-    def owned_bundle_count(self) -> int:
+    def owned_object_count(self) -> int:
         """Returns how many bundles and transaction coordinators this broker owns, in sum, with those whose topics are
         closing because they are given up."""
         if self._session is None:
@@ -619,7 +619,7 @@ class TopicManager:
             if publishes:
                 self._turns.withdraw_load_priority(name.full)
         if publishes:
-            topic.log.begin_ledger()
+            topic.log.create_first_ledger_early()
         return topic
 
     async def _load(self, session: _OwnershipSession, name: TopicName, create: bool) -> Topic:
@@ -834,7 +834,7 @@ class TopicManager:
     async def maintain_topics(self) -> None:
         """Runs the periodic maintenance of each loaded topic (such as expiry and trimming), and deletes unused topics
         if their policies say so."""
-        await run_maintenance(lambda: [topic.maintenance for topic in self.loaded.values()], LOOKED_AFTER_AT_ONCE)
+        await run_maintenance(lambda: [topic.maintenance for topic in self.loaded.values()], TOPICS_MAINTAINED_AT_ONCE)
         inactive, turns = list[Topic](), EventLoopSlices(self.world.clock)
         for topic in list(self.loaded.values()):
             if topic.maintenance.is_inactive():

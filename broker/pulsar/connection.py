@@ -168,7 +168,7 @@ class PulsarConnection:
                 self._alarm.cancel()
 
     def _read(self) -> Awaitable[int]:
-        return self._stream.read_into(self._frames.read_buffer, self._came)
+        return self._stream.read_into(self._frames.get_free_buffer, self._came)
 
     def _came(self, size: int) -> bool:
         self._last_heard, self._pinged = self._clock.monotonic(), False
@@ -468,7 +468,7 @@ class PulsarConnection:
         if self._pings > PINGS_MAX:
             raise InvalidRequest(f"more than {PINGS_MAX} pings and answers to pings in {KEEP_ALIVE_S:g} s")
 
-    def find_urls_of_next_owner(self, error: MagnetarError) -> dict[str, str]:
+    def make_next_owner_fields(self, error: MagnetarError) -> dict[str, str]:
         """Returns the fields of a CLOSE command that tell the client the addresses of the broker to which the topic
         moves. Returns no fields if `error` does not name that broker, or if the listener that the client uses is not
         known. The client then looks the topic up."""
@@ -504,7 +504,7 @@ class HandlerTable:
         self._connection = connection
         self.producers: dict[int, ProducerHandler] = {}
         self.consumers: dict[int, ConsumerHandler] = {}
-        self._lists = lookup.TopicWatchers(connection)
+        self._lists = lookup.TopicListWatches(connection)
         self.command_handlers: dict[int, Take] = {
             Command.SEND: self._send, Command.FLOW: self._flow, Command.ACK: self._ack,
             Command.REDELIVER_UNACKNOWLEDGED_MESSAGES: self._redeliver, Command.PRODUCER: self._open_producer,
@@ -536,7 +536,7 @@ class HandlerTable:
             known.answer_repeated_open(asked.request_id)
             return
         if known is not None:
-            known.on_replaced()
+            known.leave_replaced()
         if self._has_ids(asked.request_id):
             handler = self.producers[asked.producer_id] = ProducerHandler(self._connection, asked)
             handler.start_opening()
@@ -571,7 +571,7 @@ class HandlerTable:
     def _subscribe(self, command: Command, rest: memoryview) -> None:
         asked = command.subscribe
         known = self.consumers.get(asked.consumer_id)
-        if known is not None and not known.has_sought:
+        if known is not None and not known.must_resubscribe:
             known.answer_repeated_open(asked.request_id)
         elif known is not None or self._has_ids(asked.request_id):
             handler = self.consumers[asked.consumer_id] = ConsumerHandler(self._connection, asked, known)

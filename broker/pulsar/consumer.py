@@ -5,7 +5,7 @@ Deliveries leave as MESSAGE frames around the stored bytes, without the broker's
 **Seek.** Pulsar's clients rely on this order: CLOSE_CONSUMER to each consumer of the subscription, the cursor moves,
 SUCCESS; then they subscribe again. So the consumer that seeks is closed first too and gets nothing from then on, but
 its session lasts until the SEEK is answered. The subscription of a reader ends with its last consumer, so the session
-of a reader lasts until it subscribes again (`has_sought`): the new one begins where the old one was moved to.
+of a reader lasts until it subscribes again (`must_resubscribe`): the new one begins where the old one was moved to.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .translate import ensure_magnetar_error, pulsar_error_number
 if TYPE_CHECKING:
     from .connection import PulsarConnection
 
-END_UNKNOWN_TO = ("Pulsar-CPP", "Pulsar-Python", "Pulsar Go", "pulsar-client-node")
+CLIENTS_IGNORING_TOPIC_END = ("Pulsar-CPP", "Pulsar-Python", "Pulsar Go", "pulsar-client-node")
 """Clients that close their connection at REACHED_END_OF_TOPIC."""
 
 ACTIVE_NOTICE_S = 0.1
@@ -58,7 +58,7 @@ class ConsumerHandler:
         """Makes a handler. `before`: the handler of the same id that has sought, if this is its reader subscribing
         again."""
         self.id = asked.consumer_id
-        self.has_sought = False
+        self.must_resubscribe = False
         self.session: ConsumerSession | None = None
         self._connection = connection
         self._asked = asked
@@ -120,20 +120,20 @@ class ConsumerHandler:
         assert session is not None, "it has sought"
         mark, log = session.subscription.cursor.mark, session.subscription.log
         first = log.shape.after(mark)
-        acked = session.subscription.cursor.acked_count(first)
+        acked = session.subscription.cursor.acked_message_count(first)
         await self.leave()
         start = MessageId(*first, batch_index=acked) if acked else MessageId(*mark)
         return replace(options, start=start, start_inclusive=bool(acked))
 
     # ------------------------------------------------------------------ commands
     def add_permits(self, permits: int) -> None:
-        if self.session is not None and not self.has_sought:
+        if self.session is not None and not self.must_resubscribe:
             self.session.flow(min(permits, PERMITS_MAX - self.session.member.permits))
 
     def ack(self, asked: pulsar.CommandAck) -> Iterator[None]:
         error: MagnetarError | None = None
         session = self.session
-        if session is None or self.has_sought:
+        if session is None or self.must_resubscribe:
             return
         if has_txn(asked):
             self._connection.start_request(self._ack_in(session, asked))
@@ -173,14 +173,14 @@ class ConsumerHandler:
     def redeliver(self, asked: pulsar.CommandRedeliverUnacknowledgedMessages) -> Iterator[None]:
         if asked.HasField("consumer_epoch"):
             self._epoch = asked.consumer_epoch
-        if self.session is not None and not self.has_sought:
+        if self.session is not None and not self.must_resubscribe:
             yield from translate.redeliver_in_steps(self.session, asked)
 
     async def seek(self, asked: pulsar.CommandSeek) -> None:
         """Handles a SEEK command: moves the cursor of the subscription. The new position is durable when this method
         returns."""
         session = self._opened()
-        self.has_sought = True
+        self.must_resubscribe = True
         self._close_at_client()
         await run_and_clean_up(self._seek(session, asked), self._after_seek)
 
@@ -208,7 +208,7 @@ class ConsumerHandler:
         return self._connection.caller.peer
 
     def _opened(self) -> ConsumerSession:
-        if self.session is None or self.has_sought:
+        if self.session is None or self.must_resubscribe:
             raise Unavailable("the consumer of this id is not open")
         return self.session
 
@@ -220,7 +220,7 @@ class ConsumerHandler:
             part = strip_broker_part(entry.frames[-1])
             head = encode_message_head(self._message(delivery, entry.position), len(part))
             self._connection.send_parts((head, part), len(head) + len(part))
-        return self.has_sought or self._connection.is_full
+        return self.must_resubscribe or self._connection.is_full
 
     def _message(self, delivery: Delivery, position: Position) -> bytes:
         """Encodes a CommandMessage."""
@@ -240,7 +240,7 @@ class ConsumerHandler:
         return b"".join(parts)
 
     def on_end_of_topic(self) -> None:
-        if not self._connection.client.startswith(END_UNKNOWN_TO):
+        if not self._connection.client.startswith(CLIENTS_IGNORING_TOPIC_END):
             self._connection.send(
                 encode_frame(reached_end_of_topic=pulsar.CommandReachedEndOfTopic(consumer_id=self.id))
             )
@@ -261,7 +261,7 @@ class ConsumerHandler:
         """Tells the client that its consumer is closed, because the topic moves to another broker. Acknowledgements
         that the client sends before it reads the command still count if they arrive in time. Pulsar's protocol does not
         mark the last acknowledgement."""
-        if self.session is not None and not (self._over or self.has_sought):
+        if self.session is not None and not (self._over or self.must_resubscribe):
             self._is_moving = True
             self._close_at_client(error)
         return None
@@ -275,7 +275,7 @@ class ConsumerHandler:
             self._connection.start_uncancelled_cleanup(self.leave())
 
     def _close_at_client(self, error: MagnetarError | None = None) -> None:
-        urls = self._connection.find_urls_of_next_owner(error) if error is not None else {}
+        urls = self._connection.make_next_owner_fields(error) if error is not None else {}
         self._connection.send(
             encode_frame(close_consumer=pulsar.CommandCloseConsumer(
                 consumer_id=self.id, request_id=NO_REQUEST, **urls
@@ -283,7 +283,7 @@ class ConsumerHandler:
         )  # fmt: skip
 
     async def wait_drained(self) -> None:
-        if self.has_sought:
+        if self.must_resubscribe:
             await asyncio.get_running_loop().create_future()  # nothing more: until its session ends
         await self._connection.wait_drained()
 

@@ -57,7 +57,7 @@ class SharedReceiveBuffer:
     def __init__(self) -> None:
         self._buffer = _NOTHING
 
-    def take_buffer(self) -> memoryview:
+    def reserve_buffer(self) -> memoryview:
         """Returns the shared buffer for exclusive use until `release`. Returns an empty buffer if another connection
         uses the shared one."""
         buffer, self._buffer = self._buffer, _NOTHING
@@ -73,7 +73,7 @@ class PulsarFrameSplitter:
     """Cuts a stream of bytes into frames, in linear time. Buffers at most one incomplete frame, whose size is checked
     as soon as its first four bytes are here.
 
-        size = await stream.read_into(frames.read_buffer, frames.on_bytes_received)
+        size = await stream.read_into(frames.get_free_buffer, frames.on_bytes_received)
         for each in frames.take_complete_frames(): …
 
     Many small frames share a buffer of CHUNK_BYTES. A larger frame gets a buffer of its size at once if one of that
@@ -98,10 +98,10 @@ class PulsarFrameSplitter:
         not known yet."""
         return self._frame_bytes() if self._end - self._begin >= 4 else 0
 
-    def read_buffer(self) -> memoryview:
+    def get_free_buffer(self) -> memoryview:
         """Returns the free part of the buffer, into which the next bytes of the stream must be read."""
         if not self._buffer and self._spare is not None:
-            self._buffer = self._spare.take_buffer()
+            self._buffer = self._spare.reserve_buffer()
         here, left = self._end - self._begin, len(self._buffer) - self._end
         if here >= 4 and self._begin + (wanted := self._frame_bytes()) > len(self._buffer) and wanted <= self._largest:
             self._make_room(wanted)
@@ -110,8 +110,8 @@ class PulsarFrameSplitter:
         return self._buffer[self._end :]
 
     def on_bytes_received(self, size: int) -> bool:
-        """Called when `size` bytes were read into the buffer of `read_buffer`. Returns True if `take_complete_frames`
-        will now yield a frame, or raise an error."""
+        """Called when `size` bytes were read into the buffer of `get_free_buffer`. Returns True if
+        `take_complete_frames` will now yield a frame, or raise an error."""
         self._end += size
         here = self._end - self._begin
         return here >= 4 and (here >= (wanted := self._frame_bytes()) or not 8 <= wanted <= self.bytes_max + 4)

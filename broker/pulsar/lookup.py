@@ -42,7 +42,7 @@ from ...proto.names import NamespaceName, TopicName
 from ...proto.operations import Permission
 from ...proto.schema import BYTES_VERSION, SchemaInfo, SchemaType, decode_version, encode_version
 from ...runtime.tasks import Tasks
-from ..cluster.policy_cache import Told, TopicList, TopicRemoved
+from ..cluster.policy_cache import Told, TopicRemoved, TopicsListed
 from ..common.token_bucket import EventLoopSlices
 from ..session import summaries
 from ..session.topics import SchemaQueries, TopicQueries
@@ -304,7 +304,7 @@ def supports_topic_patterns() -> bool:
     return importlib.util.find_spec("re2") is not None
 
 
-class TopicWatchers:
+class TopicListWatches:
     """The subscriptions of one connection to changes of a list of topics, by the ids that the client assigns."""
 
     def __init__(self, connection: PulsarConnection) -> None:
@@ -382,7 +382,7 @@ class _Watcher:
             await self._on_change(told)
 
     async def _on_change(self, told: Told) -> None:
-        if isinstance(told, TopicList):
+        if isinstance(told, TopicsListed):
             now = await self._names_of(told.names)
             gone = self._known - now
         else:

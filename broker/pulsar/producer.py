@@ -191,7 +191,7 @@ class ProducerHandler:
         first, highest, _ = self._sent.popleft()
         self._connection.send(encode_receipt(self.id, first, highest, ledger_id, entry_id))
 
-    def on_waiting(self, error: MagnetarError) -> None:
+    def on_publish_waiting(self, error: MagnetarError) -> None:
         """Does nothing: Pulsar's protocol has no command that tells a client that it waits for exclusive access."""
 
     def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
@@ -220,12 +220,12 @@ class ProducerHandler:
         if not self._over:
             self._connection.send(
                 encode_frame(close_producer=pulsar.CommandCloseProducer(
-                    producer_id=self.id, request_id=NO_REQUEST, **self._connection.find_urls_of_next_owner(error)
+                    producer_id=self.id, request_id=NO_REQUEST, **self._connection.make_next_owner_fields(error)
                 ))
             )  # fmt: skip
-            self.on_replaced()
+            self.leave_replaced()
 
-    def on_replaced(self) -> None:
+    def leave_replaced(self) -> None:
         """Called when the producer was closed, or its id is used for another producer: removes the producer from the
         connection, and leaves the topic."""
         self._over = True

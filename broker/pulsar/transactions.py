@@ -96,7 +96,9 @@ async def add_partitions(connection: PulsarConnection, asked: pulsar.CommandAddP
     return encode_frame(add_partition_to_txn_response=_done(asked))
 
 
-async def add_subscriptions(connection: PulsarConnection, asked: pulsar.CommandAddSubscriptionToTxn) -> bytes:
+async def add_subscriptions_to_transaction(
+    connection: PulsarConnection, asked: pulsar.CommandAddSubscriptionToTxn
+) -> bytes:
     txn, require = transaction_id_of(asked), connection.broker.access.check_permission
     topics = _topics(each.topic for each in asked.subscription)
     for topic, each in zip(topics, asked.subscription, strict=True):
@@ -165,7 +167,7 @@ ANSWERS: dict[str, Answer] = {
     "tc_client_connect_request": (connect_coordinator, make_connect_error_frame),
     "new_txn": (begin_transaction, _failed(NEW_TXN)),
     "add_partition_to_txn": (add_partitions, _failed("add_partition_to_txn_response")),
-    "add_subscription_to_txn": (add_subscriptions, _failed("add_subscription_to_txn_response")),
+    "add_subscription_to_txn": (add_subscriptions_to_transaction, _failed("add_subscription_to_txn_response")),
     "end_txn": (end_transaction, _failed("end_txn_response")),
 }
 """For each command of transactions the function that answers it, and the one that encodes an error as its answer."""

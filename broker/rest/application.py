@@ -29,7 +29,7 @@ from ...runtime.metrics import Measure
 from ...runtime.network import CallContext
 from ..grpc.checked import AuthorizedService
 from ..node.topic_manager import TopicManager
-from .call import ROUTES, BadRequest, JsonResponse, RestRequest, RestRoute, error_response, make_response
+from .call import ROUTES, HttpError, JsonResponse, RestRequest, RestRoute, error_response, make_response
 from .stats import RateMeters
 
 # Importing these registers their routes, the more special paths first.
@@ -137,7 +137,7 @@ class Application:
         if not row.is_open:
             context = await self._admit(request, f"http.Http/{row.handler.__name__}")
         if len(request.scope["query_string"]) > QUERY_BYTES_MAX:
-            raise BadRequest(f"the query is longer than {QUERY_BYTES_MAX} bytes", 414)
+            raise HttpError(f"the query is longer than {QUERY_BYTES_MAX} bytes", 414)
         memory = self._broker.memory.requests
         await memory.wait_room()
         body = await _body(request)
@@ -151,7 +151,7 @@ class Application:
         return Response(status_code=204) if found is None else JsonResponse(found)
 
     def _make_call(self, request: Request, context: CallContext, names: Mapping[str, str], body: bytes) -> RestRequest:
-        """Returns the request as a handler sees it; `names` are encoded. Raises BadRequest."""
+        """Returns the request as a handler sees it; `names` are encoded. Raises HttpError."""
         return RestRequest(
             self._broker, self._services, context, {name: _decoded(value) for name, value in names.items()},
             request.query_params, request.headers, body, self._measure(), self._meters,
@@ -199,9 +199,9 @@ class Application:
 
 
 async def _body(request: Request) -> bytes:
-    """Reads and returns the body. Raises BadRequest (413) if the body is too long, ClientDisconnect if the client
+    """Reads and returns the body. Raises HttpError (413) if the body is too long, ClientDisconnect if the client
     closes the connection."""
-    too_long = BadRequest(f"a body has at most {BODY_BYTES_MAX} bytes", 413)
+    too_long = HttpError(f"a body has at most {BODY_BYTES_MAX} bytes", 413)
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > BODY_BYTES_MAX:
         raise too_long
@@ -214,22 +214,22 @@ async def _body(request: Request) -> bytes:
 
 
 def _decoded(segment: str) -> str:
-    """Decodes a segment of the path. Raises BadRequest (412) if the segment is not UTF-8, is "." or "..", or contains a
+    """Decodes a segment of the path. Raises HttpError (412) if the segment is not UTF-8, is "." or "..", or contains a
     NUL."""
     try:
         found = unquote(segment, errors="strict")
     except UnicodeDecodeError:
-        raise BadRequest("a name in the path is not UTF-8", 412) from None
+        raise HttpError("a name in the path is not UTF-8", 412) from None
     if found in (".", "..") or "\x00" in found:
-        raise BadRequest("a name in the path is not allowed", 412)
+        raise HttpError("a name in the path is not allowed", 412)
     return found
 
 
 def _check_site(request: Request) -> None:
-    """Raises BadRequest (403) if a page of another site made the browser send a request that changes data."""
+    """Raises HttpError (403) if a page of another site made the browser send a request that changes data."""
     origin = request.headers.get("origin")
     if origin and request.method not in ("GET", "HEAD") and urlsplit(origin).netloc != request.headers.get("host"):
-        raise BadRequest("a page of another site may change nothing here", 403)
+        raise HttpError("a page of another site may change nothing here", 403)
 
 
 async def _refused(_: Request, error: Exception) -> Response:

@@ -83,7 +83,7 @@ class JsonResponse(Response):
         return msgspec.json.encode(content)
 
 
-class BadRequest(HTTPException):
+class HttpError(HTTPException):
     """Raised by a handler to answer its request with the HTTP status `status`, by default 400, and a reason."""
 
     def __init__(self, reason: str, status: int = 400) -> None:
@@ -158,7 +158,7 @@ class RestRequest:
 
     # ------------------------------------------------------------------ body and query
     def parse_body(self, kind: type[T]) -> T:
-        """Returns the body of the request as a value of type `kind`. Raises BadRequest if the body is not JSON, or does
+        """Returns the body of the request as a value of type `kind`. Raises HttpError if the body is not JSON, or does
         not fit the type."""
         return self.parse_json(self.body, kind)
 
@@ -166,31 +166,31 @@ class RestRequest:
         try:
             return msgspec.json.decode(data, type=kind, strict=False)  # numbers in quotes, as with Pulsar
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise BadRequest(f"the body is not what this request takes: {error}") from error
+            raise HttpError(f"the body is not what this request takes: {error}") from error
 
     @property
     def has_empty_body(self) -> bool:
         return self.body.strip() in (b"", b"null")
 
     def parse_flag(self, name: str) -> bool:
-        """Returns the value of the boolean query parameter `name`; False if it is missing. Raises BadRequest if it is
+        """Returns the value of the boolean query parameter `name`; False if it is missing. Raises HttpError if it is
         neither "true" nor "false"."""
         text = self.query.get(name, "").lower()
         if text not in ("", "true", "false"):
-            raise BadRequest(f"the parameter {name} is true or false, not {text[:40]!r}")
+            raise HttpError(f"the parameter {name} is true or false, not {text[:40]!r}")
         return text == "true"
 
     def parse_number(self, text: str, what: str, *, least: int = 0) -> int:
-        """Returns the number that `text` contains. `what`: what error texts call the number. Raises BadRequest if
+        """Returns the number that `text` contains. `what`: what error texts call the number. Raises HttpError if
         `text` is not a number; with status 412 if the number is less than `least`, or needs more than 63 bits."""
         try:
             if not re.fullmatch(r"[-+]?[0-9]{1,30}", text):
                 raise ValueError
             found = int(text)
         except ValueError:
-            raise BadRequest(f"{what} is a number, not {text[:40]!r}") from None
+            raise HttpError(f"{what} is a number, not {text[:40]!r}") from None
         if not least <= found < 1 << 63:
-            raise BadRequest(f"{what} is {least} or more, and below 2^63, not {found}", 412)
+            raise HttpError(f"{what} is {least} or more, and below 2^63, not {found}", 412)
         return found
 
     # ------------------------------------------------------------------ the operations
@@ -228,11 +228,11 @@ class RestRequest:
         return [self.topic.with_partition(number) for number in range(count)]
 
     async def check_unpartitioned(self, operation: Operation[Any], what: str, **arguments: object) -> None:
-        """Raises BadRequest (405) if the topic is partitioned; the error text ends with `what`, the advice what to do
+        """Raises HttpError (405) if the topic is partitioned; the error text ends with `what`, the advice what to do
         instead. Raises Unauthorized if the caller may not call the operation."""
         await self.authorize(operation, **{operation.rule.field: self.topic.full}, **arguments)
         if await self.list_partitions():
-            raise BadRequest(f"topic {self.topic} has partitions: {what}", 405)
+            raise HttpError(f"topic {self.topic} has partitions: {what}", 405)
 
     async def call_each_partition(self, operation: Operation[T], **arguments: object) -> list[T]:
         """Calls the operation for the topic. If the topic is partitioned, calls the operation for each partition, in

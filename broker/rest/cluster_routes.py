@@ -22,7 +22,7 @@ from ...runtime.metrics import MetricsPage, MetricsQuery
 from ...runtime.metrics_server import MEASURE_TIMEOUT_S, as_text
 from ..cluster.bundles_core import bundle_name_of_topic
 from ..session.settings import SHOWN, list_changed_settings, list_settings, parse_setting_name, parse_setting_value
-from .call import BadRequest, RestRequest, make_openapi_document, register_route
+from .call import HttpError, RestRequest, make_openapi_document, register_route
 
 # ------------------------------------------------------------------------------------------------------- cluster
 
@@ -60,7 +60,7 @@ async def metrics(call: RestRequest) -> Response:
     try:
         page = MetricsPage(MetricsQuery.parse(urlencode(call.query)))
     except (InvalidRequest, ValueError) as error:
-        raise BadRequest(str(error)) from None
+        raise HttpError(str(error)) from None
     try:
         async with asyncio.timeout(MEASURE_TIMEOUT_S):
             await call.measure(page)
@@ -135,7 +135,7 @@ async def configuration(call: RestRequest) -> object:
 @register_route("GET", BROKERS + "/configuration/values", "Those that were changed.", answer="{name: text}")
 async def changed_configuration(call: RestRequest) -> object:
     await call.authorize(op.GET_POLICIES)
-    return list_changed_settings(await call.broker.policies.read_broker_record())
+    return list_changed_settings(await call.broker.policies.read_cluster_policies_record())
 
 
 @register_route(
@@ -154,7 +154,7 @@ async def change_configuration(call: RestRequest) -> Response:
     try:
         parse_setting_value(name, value)
     except InvalidRequest as error:
-        raise BadRequest(f"Invalid dynamic-config value: {error}", 412) from error
+        raise HttpError(f"Invalid dynamic-config value: {error}", 412) from error
     await call.call_local(op.CHANGE_SETTING, name=name, value=value)
     return Response()
 
@@ -167,11 +167,11 @@ async def remove_configuration(call: RestRequest) -> Response:
 
 
 def _setting_name(call: RestRequest, act: str) -> str:
-    """Returns our name of the setting. Raises BadRequest (412) with Pulsar's text if it cannot change at run time."""
+    """Returns our name of the setting. Raises HttpError (412) with Pulsar's text if it cannot change at run time."""
     try:
         return parse_setting_name(call.names["name"])
     except InvalidRequest as error:
-        raise BadRequest(f"Can't {act} non-dynamic configuration", 412) from error
+        raise HttpError(f"Can't {act} non-dynamic configuration", 412) from error
 
 
 @register_route("GET", BROKERS + "/internal-configuration", "Where the metadata is.",

@@ -21,7 +21,7 @@ from ...proto.policies import Policies, check, check_properties, decode
 from ...proto.statistics import NamespaceInfo, Permissions
 from ..access.authorizer import record_with_grant
 from ..cluster.bundles_core import BUNDLES_MAX, HASHES
-from .call import NAMESPACE, TOPIC, BadRequest, RestRequest, register_route
+from .call import NAMESPACE, TOPIC, HttpError, RestRequest, register_route
 from .policies import (
     POLICIES,
     AutoTopic,
@@ -83,7 +83,7 @@ async def revoke_on_subscription(call: RestRequest) -> None:
 async def set_auth_mode(call: RestRequest) -> None:
     mode = call.parse_body(str).lower()
     if mode not in ("none", "prefix"):
-        raise BadRequest(f"the mode is None or Prefix, not {mode[:40]!r}", 412)
+        raise HttpError(f"the mode is None or Prefix, not {mode[:40]!r}", 412)
     await _change(call, prefix_mode=mode == "prefix")
 
 
@@ -140,13 +140,13 @@ async def update_tenant(call: RestRequest) -> None:
 
 
 def _spec(call: RestRequest) -> dict[str, object]:
-    """Returns the arguments of a tenant operation, from the request. Raises BadRequest (412) if the body names another
+    """Returns the arguments of a tenant operation, from the request. Raises HttpError (412) if the body names another
     cluster than this one."""
     given = TenantInfo() if call.has_empty_body else call.parse_body(TenantInfo)
     clusters, own = tuple(given.allowedClusters or ()), call.broker.config.cluster
     unknown = [each for each in clusters if each != own]
     if unknown:
-        raise BadRequest(f"there is no cluster {unknown[0][:100]!r} here, only {own!r}", 412)
+        raise HttpError(f"there is no cluster {unknown[0][:100]!r} here, only {own!r}", 412)
     return {"name": call.names["tenant"], "admin_roles": given.adminRoles or (), "allowed_clusters": clusters}
 
 
@@ -192,7 +192,7 @@ async def create_cluster(call: RestRequest) -> None:
     set-up scripts of client test suites send this request first. Refuses any other cluster."""
     await call.authorize(op.LIST_BROKERS)
     if call.names["cluster"] != call.broker.config.cluster:
-        raise BadRequest(f"there is one cluster here, {call.broker.config.cluster!r}; another one cannot be made", 405)
+        raise HttpError(f"there is one cluster here, {call.broker.config.cluster!r}; another one cannot be made", 405)
 
 
 @register_route("GET", CLUSTER + "/peers", "None: clusters are not linked.", answer="[name]")
@@ -289,12 +289,12 @@ async def create_namespace(call: RestRequest) -> None:
 
 
 def _count(given: Mapping[str, Any]) -> int:
-    """Returns the number of bundles in the body; 0: the default. Raises BadRequest (412) if the number is invalid."""
+    """Returns the number of bundles in the body; 0: the default. Raises HttpError (412) if the number is invalid."""
     bundles = given.get("bundles") or given
     count = convert_value(bundles, dict[str, object], "bundles").get("numBundles") or 0
     count = int(convert_value(count, int, "numBundles"))
     if not 0 <= count <= BUNDLES_MAX:
-        raise BadRequest(f"numBundles is 1 to {BUNDLES_MAX}, not {count}", 412)
+        raise HttpError(f"numBundles is 1 to {BUNDLES_MAX}, not {count}", 412)
     return count
 
 
@@ -329,12 +329,12 @@ async def remove_auto_topics(call: RestRequest) -> None:
 
 
 def _auto(given: AutoTopic) -> dict[str, object]:
-    """Returns the fields of a namespace record for the policy of automatic topic creation. Raises BadRequest (412),
+    """Returns the fields of a namespace record for the policy of automatic topic creation. Raises HttpError (412),
     with Pulsar's text, if the number of partitions does not fit the topic type."""
     partitions = given.defaultNumPartitions or 0
     if given.allowAutoTopicCreation and (wrong := _wrong_partitions(given)):
         text = "Invalid configuration for autoTopicCreationOverride. the detail is [defaultNumPartitions]"
-        raise BadRequest(f"{text} {wrong}", 412)
+        raise HttpError(f"{text} {wrong}", 412)
     is_on = given.allowAutoTopicCreation
     return {
         "is_creation_set": True, "auto_topic_creation": is_on, "default_partitions": partitions if is_on else 0,
@@ -360,7 +360,7 @@ def _wrong_partitions(given: AutoTopic) -> str:
 async def topics_of_namespace(call: RestRequest) -> object:
     mode = call.query.get("mode", "").upper() or "PERSISTENT"
     if mode not in ("ALL", "PERSISTENT", "NON_PERSISTENT"):
-        raise BadRequest(f"mode is PERSISTENT, NON_PERSISTENT or ALL, not {mode[:40]!r}", 412)
+        raise HttpError(f"mode is PERSISTENT, NON_PERSISTENT or ALL, not {mode[:40]!r}", 412)
     names = await call.call_local(op.LIST_TOPICS, namespace=str(call.namespace), partitions=True)
     prefixes = {"ALL": "", "PERSISTENT": "persistent:", "NON_PERSISTENT": "non-persistent:"}
     return [name for name in names if name.startswith(prefixes[mode])]

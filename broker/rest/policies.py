@@ -1,7 +1,7 @@
 """Translates policies between Pulsar's REST API (names in paths, JSON bodies) and the fields of proto/policies.py.
 
 A row of POLICIES translates one policy of proto/policies.py in both directions. `take` returns our fields for a
-body, or raises BadRequest (412); `show` returns Pulsar's JSON for our fields, or None if they are not set. Pulsar
+body, or raises HttpError (412); `show` returns Pulsar's JSON for our fields, or None if they are not set. Pulsar
 writes "no limit" as -1 in rates and quotas, ours is 0. Rates over a period become rates per second, rounded up.
 
 Routes of the policies of namespaces and topics: three for each row of the table of policies.
@@ -23,7 +23,7 @@ from ...proto.applied import QuotaPolicy
 from ...proto.policies import POLICIES as TABLE
 from ...proto.policies import Policies, Policy, Rest, decode
 from ...proto.schema import Compatibility
-from .call import NAMESPACE, TOPIC, BadRequest, Handler, RestRequest, register_route
+from .call import NAMESPACE, TOPIC, Handler, HttpError, RestRequest, register_route
 
 MIB = 1 << 20
 _DELETE_MODES = ("delete_when_no_subscriptions", "delete_when_subscriptions_caught_up")
@@ -128,8 +128,8 @@ class PolicyRow(NamedTuple):
     topic_verb: str
 
 
-def _bad_request(text: str) -> BadRequest:
-    return BadRequest(text, 412)
+def _bad_request(text: str) -> HttpError:
+    return HttpError(text, 412)
 
 
 _REASONS = {
@@ -140,7 +140,7 @@ _REASONS = {
 
 
 # ------------------------------------------------------------------ numbers and booleans
-class BodyForm(NamedTuple):
+class BodyConverter(NamedTuple):
     """The type of a policy's JSON body, with two functions: `take` translates a body to fields of Policies, and `show`
     translates them back."""
 
@@ -149,7 +149,7 @@ class BodyForm(NamedTuple):
     show: Callable[[Policies], object]
 
 
-def _plain(policy: Policy, rest: Rest) -> BodyForm:
+def _plain(policy: Policy, rest: Rest) -> BodyConverter:
     field, kind = policy.fields[0].name, bool if policy.fields[0].kind == "on/off" else int
 
     def take(value: Any) -> Fields:
@@ -161,14 +161,15 @@ def _plain(policy: Policy, rest: Rest) -> BodyForm:
         value = getattr(policies, field)
         return -(-value // rest.unit) if value is not None and kind is int else value
 
-    return BodyForm(kind, take, show)
+    return BodyConverter(kind, take, show)
 
 
 # ------------------------------------------------------------------ objects
 def _object(
     kind: Any, names: Mapping[str, str], check: Callable[[Any], None] = lambda given: None, *, whole: bool = False
-) -> BodyForm:
-    """Returns the BodyForm of a JSON object; `names` maps its keys to fields of Policies. The policy counts as not set
+) -> BodyConverter:
+    """Returns the BodyConverter of a JSON object; `names` maps its keys to fields of Policies. The policy counts as not
+    set
     if the first of these fields is not set, or with `whole`, if any is not."""
 
     def take(given: Any) -> Fields:
@@ -181,7 +182,7 @@ def _object(
             return None
         return kind(**{name: 0 if value is None else value for name, value in found.items()})
 
-    return BodyForm(kind, take, show)
+    return BodyConverter(kind, take, show)
 
 
 def _check_retention(given: Retention) -> None:
@@ -190,13 +191,13 @@ def _check_retention(given: Retention) -> None:
         raise _bad_request("retention is -1 (endless), 0 (none), or more; both are 0, or neither is")
 
 
-def _retention(minutes: str, mib: str) -> BodyForm:
+def _retention(minutes: str, mib: str) -> BodyConverter:
     names = {"retentionTimeInMinutes": minutes, "retentionSizeInMB": mib}
     return _object(Retention, names, _check_retention)
 
 
 def parse_quota(given: BacklogQuota, kind: str) -> Fields:
-    """Returns the fields of Policies that correspond to a backlog quota in Pulsar's JSON. Raises BadRequest unless
+    """Returns the fields of Policies that correspond to a backlog quota in Pulsar's JSON. Raises HttpError unless
     `kind` is destination_storage or message_age."""
     size, fields = given.limitSize if given.limitSize is not None else given.limit, Fields()
     if kind == "message_age":
@@ -214,7 +215,7 @@ def parse_quota(given: BacklogQuota, kind: str) -> Fields:
 
 
 def _limit(value: int | None, name: str) -> int:
-    """Translates a limit of Pulsar to one of Magnetar, where 0 means no limit. Raises BadRequest (412) if it is
+    """Translates a limit of Pulsar to one of Magnetar, where 0 means no limit. Raises HttpError (412) if it is
     invalid."""
     if value is None or value < 0:
         return 0
@@ -243,7 +244,7 @@ def _check_persistence(given: Persistence) -> None:
 
 
 def _a_second(rate: int, period_s: int) -> int:
-    """Returns the rate per second, rounded up; 0: no limit. Raises BadRequest (412) if the rate or the period is
+    """Returns the rate per second, rounded up; 0: no limit. Raises HttpError (412) if the rate or the period is
     invalid."""
     if period_s < 1:
         raise _bad_request(f"ratePeriodInSecond is 1 or more, not {period_s}")
@@ -252,7 +253,7 @@ def _a_second(rate: int, period_s: int) -> int:
     return -(-max(0, rate) // period_s)
 
 
-def _rate(kind: Any, by_messages: str, by_bytes: str, ours: str) -> BodyForm:
+def _rate(kind: Any, by_messages: str, by_bytes: str, ours: str) -> BodyConverter:
     names = {by_messages: f"{ours}_messages", by_bytes: f"{ours}_bytes"}
 
     def take(given: Any) -> Fields:
@@ -265,7 +266,7 @@ def _rate(kind: Any, by_messages: str, by_bytes: str, ours: str) -> BodyForm:
         found = {name: getattr(policies, field) for name, field in names.items()}
         return None if {*found.values()} == {None} else kind(**{name: value or -1 for name, value in found.items()})
 
-    return BodyForm(kind, take, show)
+    return BodyConverter(kind, take, show)
 
 
 _DISPATCH = DispatchRate, "dispatchThrottlingRateInMsg", "dispatchThrottlingRateInByte"
@@ -322,19 +323,19 @@ def _show_compatibility(policies: Policies) -> object:
     return "UNDEFINED" if policies.schema_compatibility is None else policies.schema_compatibility.upper()
 
 
-def _boolean(field: str, default: bool) -> BodyForm:
-    """Returns the BodyForm of a boolean policy; if the policy is not set, its default is returned."""
+def _boolean(field: str, default: bool) -> BodyConverter:
+    """Returns the BodyConverter of a boolean policy; if the policy is not set, its default is returned."""
 
     def show(policies: Policies) -> object:
         value = getattr(policies, field)
         return default if value is None else value
 
-    return BodyForm(bool, lambda value: {field: value}, show)
+    return BodyConverter(bool, lambda value: {field: value}, show)
 
 
 def _take_snapshot_interval(value: int | None) -> Fields:
     """Returns the field of Policies for the snapshot interval; its value is None for null, which Pulsar posts to a
-    namespace instead of DELETE. Raises BadRequest (412) if it is invalid."""
+    namespace instead of DELETE. Raises HttpError (412) if it is invalid."""
     if value is not None and not 0 <= value < 1 << 62:
         raise _bad_request(_REASONS["dedup_snapshot_s"])
     return {"dedup_snapshot_s": value}
@@ -344,14 +345,14 @@ def _take_types(given: list[str]) -> Fields:
     return {"subscription_types": tuple(dict.fromkeys(given)) or None}
 
 
-SHAPES: dict[str, BodyForm] = {
+SHAPES: dict[str, BodyConverter] = {
     "retention": _retention("retention_minutes", "retention_mib"),
     "unsubscribed-retention": _retention("unsubscribed_minutes", "unsubscribed_mib"),
     "persistence": _object(Persistence, {
         "bookkeeperEnsemble": "ensemble_size", "bookkeeperWriteQuorum": "write_quorum",
         "bookkeeperAckQuorum": "ack_quorum",
     }, _check_persistence, whole=True),
-    "deduplication-snapshot-interval": BodyForm(
+    "deduplication-snapshot-interval": BodyConverter(
         int | None, _take_snapshot_interval, lambda policies: policies.dedup_snapshot_s
     ),
     "publish-rate": _rate(
@@ -359,16 +360,16 @@ SHAPES: dict[str, BodyForm] = {
     ),
     "dispatch-rate": _rate(*_DISPATCH, "dispatch_rate"),
     "subscription-dispatch-rate": _rate(*_DISPATCH, "subscription_dispatch_rate"),
-    "subscribe-rate": BodyForm(SubscribeRate, _take_subscribe_rate, _show_subscribe_rate),
+    "subscribe-rate": BodyConverter(SubscribeRate, _take_subscribe_rate, _show_subscribe_rate),
     "auto-subscription-creation": _object(
         AutoSubscription, {"allowAutoSubscriptionCreation": "auto_subscription_creation"}
     ),
     "delayed-delivery": _object(DelayedDelivery, {
         "active": "delayed_delivery", "tickTime": "delayed_tick_ms", "maxDeliveryDelayInMillis": "max_delay_ms",
     }, _check_delayed),
-    "inactive-topic-policies": BodyForm(InactiveTopics, _take_inactive, _show_inactive),
-    "subscription-types-enabled": BodyForm(list[str], _take_types, lambda policies: policies.subscription_types),
-    "schema-compatibility-strategy": BodyForm(str, _take_compatibility, _show_compatibility),
+    "inactive-topic-policies": BodyConverter(InactiveTopics, _take_inactive, _show_inactive),
+    "subscription-types-enabled": BodyConverter(list[str], _take_types, lambda policies: policies.subscription_types),
+    "schema-compatibility-strategy": BodyConverter(str, _take_compatibility, _show_compatibility),
     "is-allow-auto-update-schema": _boolean("schema_auto_update", True),
     "schema-validation-enforce": _boolean("schema_validation_enforced", False),
 }  # fmt: skip
@@ -406,7 +407,7 @@ QUOTA_FIELDS = {
 
 def parse_namespace_policies(given: Mapping[str, Any]) -> Fields:
     """Returns the fields of Policies that correspond to the policies in the JSON of a namespace. Missing and unknown
-    keys are no error. Raises BadRequest (400, 412) if a policy is invalid."""
+    keys are no error. Raises HttpError (400, 412) if a policy is invalid."""
     found = Fields()
     for row in POLICIES:
         value = given.get(row.key) if row.key else None
@@ -421,12 +422,12 @@ def parse_namespace_policies(given: Mapping[str, Any]) -> Fields:
 
 
 def convert_value(value: object, kind: Any, name: str) -> Any:
-    """Returns `value`, converted to the type `kind`. Raises BadRequest if the value cannot be converted; the error text
+    """Returns `value`, converted to the type `kind`. Raises HttpError if the value cannot be converted; the error text
     begins with `name`."""
     try:
         return msgspec.convert(value, kind, strict=False)  # numbers in quotes, as with Pulsar
     except msgspec.ValidationError as error:
-        raise BadRequest(f"{name}: {error}") from error
+        raise HttpError(f"{name}: {error}") from error
 
 
 Place = Callable[[RestRequest], dict[str, str]]
@@ -507,7 +508,7 @@ def _quotas(base: str, place: Place) -> None:
     async def remove_backlog_quota(call: RestRequest) -> None:
         kind = _kind(call)
         if kind not in QUOTA_FIELDS:
-            raise BadRequest("backlogQuotaType is destination_storage or message_age", 412)
+            raise HttpError("backlogQuotaType is destination_storage or message_age", 412)
         left = await read_policies(call, place(call))
         other = left.backlog_quota_s if kind == "destination_storage" else left.backlog_quota_bytes
         await change_policies(
@@ -542,7 +543,7 @@ def _replication(base: str, place: Place) -> None:
     async def set_replication(call: RestRequest) -> None:
         clusters = call.parse_body(list[str])
         if not clusters:
-            raise BadRequest("ClusterIds should not be null or empty", 412)
+            raise HttpError("ClusterIds should not be null or empty", 412)
         check_own_cluster(call, clusters)
         await read_policies(call, place(call))
 
@@ -557,11 +558,11 @@ async def remove_replication(call: RestRequest) -> None:
 
 
 def check_own_cluster(call: RestRequest, clusters: list[str]) -> None:
-    """Raises BadRequest (412) if `clusters` names a cluster other than this broker's."""
+    """Raises HttpError (412) if `clusters` names a cluster other than this broker's."""
     own = call.broker.config.cluster
     for each in clusters:
         if each != own:
-            raise BadRequest(f"there is no cluster {each[:100]!r} here, only {own!r}: {NO_REPLICATION}", 412)
+            raise HttpError(f"there is no cluster {each[:100]!r} here, only {own!r}: {NO_REPLICATION}", 412)
 
 
 # ------------------------------------------------------------------ what has one value here
@@ -572,7 +573,7 @@ NO_STEERING = "which broker owns a bundle is not steered"
 UNLIMITED = DispatchRate(0, 0)
 
 
-class FixedPolicy(NamedTuple):
+class UnsupportedPolicy(NamedTuple):
     """A policy of Pulsar that Magnetar does not support. Its GET route returns a fixed value, setting any other value
     is refused, and DELETE does nothing."""
 
@@ -585,22 +586,22 @@ class FixedPolicy(NamedTuple):
 
 
 OF_NAMESPACES = (
-    FixedPolicy("encryptionRequired", "POST", False, "producers encrypt or not: a broker cannot see it"),
-    FixedPolicy("offloadThreshold", "PUT", -1, NO_STORAGE),
-    FixedPolicy("offloadThresholdInSeconds", "PUT", -1, NO_STORAGE),
-    FixedPolicy("offloadDeletionLagMs", "PUT", None, NO_STORAGE, "offloadDeletionLagMs"),
-    FixedPolicy("offloadPolicies", "POST", None, NO_STORAGE, "removeOffloadPolicies"),
-    FixedPolicy("replicatorDispatchRate", "POST", None, NO_REPLICATION, "replicatorDispatchRate"),
-    FixedPolicy("persistence/bookieAffinity", "POST", None, NO_GROUPS, "persistence/bookieAffinity"),
-    FixedPolicy("antiAffinity", "POST", None, NO_STEERING, "antiAffinity"),
+    UnsupportedPolicy("encryptionRequired", "POST", False, "producers encrypt or not: a broker cannot see it"),
+    UnsupportedPolicy("offloadThreshold", "PUT", -1, NO_STORAGE),
+    UnsupportedPolicy("offloadThresholdInSeconds", "PUT", -1, NO_STORAGE),
+    UnsupportedPolicy("offloadDeletionLagMs", "PUT", None, NO_STORAGE, "offloadDeletionLagMs"),
+    UnsupportedPolicy("offloadPolicies", "POST", None, NO_STORAGE, "removeOffloadPolicies"),
+    UnsupportedPolicy("replicatorDispatchRate", "POST", None, NO_REPLICATION, "replicatorDispatchRate"),
+    UnsupportedPolicy("persistence/bookieAffinity", "POST", None, NO_GROUPS, "persistence/bookieAffinity"),
+    UnsupportedPolicy("antiAffinity", "POST", None, NO_STEERING, "antiAffinity"),
 )
 OF_TOPICS = (
-    FixedPolicy("offloadPolicies", "POST", None, NO_STORAGE, "offloadPolicies"),
-    FixedPolicy("replicatorDispatchRate", "POST", None, NO_REPLICATION, "replicatorDispatchRate", UNLIMITED),
+    UnsupportedPolicy("offloadPolicies", "POST", None, NO_STORAGE, "offloadPolicies"),
+    UnsupportedPolicy("replicatorDispatchRate", "POST", None, NO_REPLICATION, "replicatorDispatchRate", UNLIMITED),
 )
 
 
-def _fixed(base: str, place: Place, row: FixedPolicy) -> None:
+def _fixed(base: str, place: Place, row: UnsupportedPolicy) -> None:
     async def show(call: RestRequest) -> object:
         await read_policies(call, place(call))
         return row.applied if row.applied is not None and call.parse_flag("applied") else row.value
@@ -608,7 +609,7 @@ def _fixed(base: str, place: Place, row: FixedPolicy) -> None:
     async def take(call: RestRequest) -> None:
         await read_policies(call, place(call))  # who may set, may read
         if (None if call.has_empty_body else call.parse_body(object)) != row.value:
-            raise BadRequest(f"{row.name} cannot be set: {row.why}", 405)
+            raise HttpError(f"{row.name} cannot be set: {row.why}", 405)
 
     async def remove(call: RestRequest) -> None:
         await read_policies(call, place(call))

@@ -19,13 +19,13 @@ from ...proto.pulsar_json import CONSUMER, PRODUCER, SUBSCRIPTION, TOPIC, option
 from ...proto.states import AccessMode, TxnState, title
 from ...runtime.clock import Clock
 from ..subscription.consumer import ActivityTimes, Consumer
-from ..subscription.core.policy import AT_THE_END
+from ..subscription.core.policy import CAUGHT_UP_REASONS
 from ..topic.producer import Producer
 from ..topic.topic import Topic
 
 RATE_S = 1.0
 METERS_MAX = 20_000
-_WAITING = frozenset(each.value for each in AT_THE_END)
+_WAITING = frozenset(each.value for each in CAUGHT_UP_REASONS)
 
 Numbers = tuple[float, ...]
 _MODES = {

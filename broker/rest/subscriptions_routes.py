@@ -19,7 +19,7 @@ from ...proto.names import LATEST, MessageId, Position
 from ...runtime.budget import MemoryBudget
 from ..log.unfolding import run_in_thread_if_slow
 from ..session.backlogs import PEEK_MESSAGES_MAX
-from .call import SUBSCRIPTION, TOPIC, BadRequest, RestRequest, register_route
+from .call import SUBSCRIPTION, TOPIC, HttpError, RestRequest, register_route
 
 
 class ResetPosition(msgspec.Struct):
@@ -36,10 +36,10 @@ class ResetPosition(msgspec.Struct):
 
 
 def _position(call: RestRequest, given: ResetPosition) -> MessageId:
-    """Returns the message id in the body. Raises BadRequest (412) if a number is out of range."""
+    """Returns the message id in the body. Raises HttpError (412) if a number is out of range."""
     numbers = (given.ledgerId, given.entryId, given.partitionIndex, given.batchIndex)
     if any(not -1 <= each < 1 << 63 for each in numbers) or max(numbers[2:]) >= 1 << 31:
-        raise BadRequest(f"{numbers[0]}:{numbers[1]} is no message id", 412)
+        raise HttpError(f"{numbers[0]}:{numbers[1]} is no message id", 412)
     return MessageId(given.ledgerId, given.entryId, given.partitionIndex, given.batchIndex)
 
 
@@ -69,7 +69,7 @@ def _start(call: RestRequest) -> tuple[MessageId, dict[str, str]]:
     if call.body.lstrip()[:1] == b'"':
         text = call.parse_body(str)
         if text not in ("earliest", "latest"):
-            raise BadRequest(f'the body is "earliest", "latest" or a message id, not {text[:40]!r}')
+            raise HttpError(f'the body is "earliest", "latest" or a message id, not {text[:40]!r}')
         return MessageId.parse(text), {}
     given = call.parse_body(ResetPosition)
     return _position(call, given), given.properties or {}
@@ -85,7 +85,7 @@ async def reset_to_message(call: RestRequest) -> None:
     }  # fmt: skip
     await call.authorize(op.RESET_SUBSCRIPTION, topic=call.topic.full, **asked)
     if partitioned and to.ledger_id < LATEST.ledger_id and await call.list_partitions():
-        raise BadRequest(f"topic {call.topic} has partitions, and a message id is of one: name it", 405)
+        raise HttpError(f"topic {call.topic} has partitions, and a message id is of one: name it", 405)
     await call.call_each_partition(op.RESET_SUBSCRIPTION, **asked)
 
 
@@ -119,7 +119,7 @@ async def get_properties(call: RestRequest) -> object:
 )
 async def analyze_backlog(call: RestRequest) -> object:
     if not call.has_empty_body:
-        raise BadRequest("the backlog is counted from its beginning: send no position", 412)
+        raise HttpError("the backlog is counted from its beginning: send no position", 412)
     asked = {"name": call.names["subscription"], "force": call.parse_flag("force")}
     found = await call.call_local(op.ANALYZE_BACKLOG, topic=call.topic.full, **asked)
     return {
@@ -177,7 +177,7 @@ class _Place(msgspec.Struct):
 async def backlog_size(call: RestRequest) -> object:
     given = call.parse_body(_Place)
     if not (-1 <= given.ledgerId < 1 << 63 and -1 <= given.entryId < 1 << 63):
-        raise BadRequest("this is no message id", 412)
+        raise HttpError("this is no message id", 412)
     return await call.call_local(
         op.BACKLOG_SIZE, topic=call.topic.full, position=Position(given.ledgerId, given.entryId)
     )
@@ -190,7 +190,7 @@ async def peek(call: RestRequest) -> Response:
     name, messages = call.names["subscription"], number
     await call.check_unpartitioned(op.PEEK_MESSAGES, ONE, name=name, messages=1)
     if number > PEEK_MESSAGES_MAX:
-        raise BadRequest(f"only the first {PEEK_MESSAGES_MAX} can be looked at", 412)
+        raise HttpError(f"only the first {PEEK_MESSAGES_MAX} can be looked at", 412)
     while True:
         entries = await call.call_local(op.PEEK_MESSAGES, topic=call.topic.full, name=name, messages=messages)
         if len(entries) >= number:
@@ -217,7 +217,7 @@ async def get_message(call: RestRequest) -> Response:
 async def examine_message(call: RestRequest) -> Response:
     start = call.query.get("initialPosition", "latest").lower()
     if start not in ("latest", "earliest"):
-        raise BadRequest("initialPosition is latest or earliest", 412)
+        raise HttpError("initialPosition is latest or earliest", 412)
     number = call.parse_number(call.query.get("messagePosition", "1"), "messagePosition", least=1)
     asked = {"from_latest": start == "latest", "number": number}
     await call.check_unpartitioned(op.EXAMINE_MESSAGES, ONE, **asked)

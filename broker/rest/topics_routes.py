@@ -23,7 +23,7 @@ from ..common.token_bucket import EventLoopSlices
 from ..session import summaries
 from ..session.administration import ask_broker
 from ..topic.topic import Topic
-from .call import TOPIC, BadRequest, RestRequest, register_route
+from .call import TOPIC, HttpError, RestRequest, register_route
 from .policies import NO_STORAGE
 from .stats import make_internal_stats_json, make_topic_stats_json, merge_partition_stats
 from .subscriptions_routes import message_id
@@ -45,13 +45,13 @@ def _topic(call: RestRequest) -> str:
 
 
 def _given(call: RestRequest) -> dict[str, object]:
-    """Returns the arguments `topic` and `schema` of an operation, from the request. Raises BadRequest (422) if the
+    """Returns the arguments `topic` and `schema` of an operation, from the request. Raises HttpError (422) if the
     definition is invalid."""
     given = call.parse_body(SchemaBody)
     try:
         info = parse_info(given.type, given.schema or "", given.properties or {}, TopicName.parse(_topic(call)).local)
     except InvalidSchema as error:
-        raise BadRequest(error.message, 422) from error
+        raise HttpError(error.message, 422) from error
     return {"topic": _topic(call), "schema": info}
 
 
@@ -59,7 +59,7 @@ async def _valid(asked: Awaitable[T]) -> T:
     try:
         return await asked
     except InvalidSchema as error:
-        raise BadRequest(error.message, 422) from error
+        raise HttpError(error.message, 422) from error
 
 
 def _shown_schema(found: TopicSchema) -> dict[str, object]:
@@ -234,7 +234,7 @@ async def internals(call: RestRequest) -> object:
 async def _internals(call: RestRequest, name: TopicName) -> dict[str, Any]:
     topic = await _loaded(call, name)
     found = await summaries.topic_stats(topic, call.broker.endpoint)
-    return make_internal_stats_json(summaries.internal_stats(topic, 0), found)
+    return make_internal_stats_json(summaries.collect_internal_stats(topic, 0), found)
 
 
 @register_route(
@@ -305,14 +305,14 @@ async def list_partitioned(call: RestRequest) -> object:
 
 # ------------------------------------------------------------------ partitions
 def _partitions(call: RestRequest) -> int:
-    """Returns the number of partitions in the body, which may also contain properties. Raises BadRequest (406 if the
+    """Returns the number of partitions in the body, which may also contain properties. Raises HttpError (406 if the
     number is below 1, 412 if it is too large)."""
     of_metadata = "partitioned-topic-metadata" in call.headers.get("content-type", "") or call.body[:1] == b"{"
     count = call.parse_body(PartitionedBody).partitions if of_metadata else call.parse_body(int)
     if count < 1:
-        raise BadRequest(f"a partitioned topic has 1 partition or more, not {count}", 406)
+        raise HttpError(f"a partitioned topic has 1 partition or more, not {count}", 406)
     if count >= 1 << 31:
-        raise BadRequest(f"{count} partitions are too many", 412)
+        raise HttpError(f"{count} partitions are too many", 412)
     return count
 
 
@@ -344,7 +344,7 @@ async def update_partitions(call: RestRequest) -> None:
     try:
         await call.call_local(op.UPDATE_TOPIC, name=call.topic.full, partitions=_partitions(call))
     except InvalidRequest as error:
-        raise BadRequest(error.message, 422) from error
+        raise HttpError(error.message, 422) from error
 
 
 @register_route(
@@ -384,7 +384,7 @@ async def delete_topic(call: RestRequest) -> None:
     asked: dict[str, object] = {"name": call.topic.full, "force": call.parse_flag("force")}
     await call.authorize(op.DELETE_TOPIC, **asked)
     if await call.list_partitions():
-        raise BadRequest(f"topic {call.topic} has partitions: DELETE …/partitions", 409)
+        raise HttpError(f"topic {call.topic} has partitions: DELETE …/partitions", 409)
     await call.call_local(op.DELETE_TOPIC, **asked)
 
 
@@ -423,7 +423,7 @@ async def terminate_topic(call: RestRequest) -> object:
 async def terminate_partitions(call: RestRequest) -> object:
     await call.authorize(op.TERMINATE_TOPIC, name=call.topic.full)
     if not await call.list_partitions():
-        raise BadRequest(f"topic {call.topic} has no partitions: POST …/terminate", 405)
+        raise HttpError(f"topic {call.topic} has no partitions: POST …/terminate", 405)
     found = await call.call_each_partition(op.TERMINATE_TOPIC)
     return {str(number): message_id(each) for number, each in enumerate(found)}
 
@@ -434,7 +434,7 @@ async def remove_property(call: RestRequest) -> None:
     asked = {"topic": call.topic.base.full, "remove": [key]}
     await call.authorize(op.CHANGE_PROPERTIES, **asked)
     if not key:
-        raise BadRequest("the parameter key says which property", 412)
+        raise HttpError("the parameter key says which property", 412)
     await call.call_local(op.CHANGE_PROPERTIES, **asked)
 
 
@@ -459,4 +459,4 @@ async def offload_status(call: RestRequest) -> object:
 async def offload(call: RestRequest) -> None:
     await call.authorize(op.COMPACT, name=call.topic.full)
     await call.list_partitions()
-    raise BadRequest(f"nothing can be offloaded: {NO_STORAGE}", 405)
+    raise HttpError(f"nothing can be offloaded: {NO_STORAGE}", 405)

@@ -28,8 +28,8 @@ from ...proto.operations import (
     HttpRoute,
     Operation,
     PathPart,
-    PermissionPlace,
     PermissionRule,
+    PermissionScope,
 )
 from ...proto.pulsar_json import (
     coordinator_to_json,
@@ -368,9 +368,9 @@ show_half_message.__name__ = "show"  # in the document
 
 
 BASES = {
-    PermissionPlace.TOPIC: "{T}",
-    PermissionPlace.NAMESPACE: "{N}",
-    PermissionPlace.TENANT: "/admin/v2/tenants/{tenant}",
+    PermissionScope.TOPIC: "{T}",
+    PermissionScope.NAMESPACE: "{N}",
+    PermissionScope.TENANT: "/admin/v2/tenants/{tenant}",
 }
 PATHS = {"{N}": NAMESPACE, "{T}": TOPIC, "{S}": SUBSCRIPTION}
 
@@ -408,7 +408,7 @@ def _part(call: RestRequest, part: PathPart) -> object:
 
 
 def _taken(call: RestRequest, name: str, kind: type) -> object:
-    """Returns a parameter of the query as a value of type `kind`. Raises BadRequest if it cannot be converted."""
+    """Returns a parameter of the query as a value of type `kind`. Raises HttpError if it cannot be converted."""
     if kind is bool:
         return call.parse_flag(name)
     text = call.query.get(name, "")
@@ -418,12 +418,12 @@ def _taken(call: RestRequest, name: str, kind: type) -> object:
 def _place(call: RestRequest, rule: PermissionRule, place: str) -> dict[str, str]:
     """Returns the field of the operation's request that names the tenant, namespace or topic, with the name from the
     path."""
-    if rule.on is PermissionPlace.TENANT:
+    if rule.on is PermissionScope.TENANT:
         return {rule.field: call.names["tenant"]}
     if place == "{N}":
         return {rule.field or "namespace": str(call.namespace)}
     return (
-        {rule.field or "topic": (call.topic.base if rule.on is PermissionPlace.PLACE else call.topic).full}
+        {rule.field or "topic": (call.topic.base if rule.on is PermissionScope.PLACE else call.topic).full}
         if place
         else {}
     )

@@ -126,7 +126,7 @@ class Administration:
         loaded, and how many bundles it owns."""
         broker, found = self._broker, list[BrokerInfo]()
         for each in await broker.list_brokers():
-            counts = (len(broker.loaded), broker.owned_bundle_count) if each.name == broker.name else (0, 0)
+            counts = (len(broker.loaded), broker.owned_object_count) if each.name == broker.name else (0, 0)
             found.append(BrokerInfo(each.name, each.endpoint, *counts, draining=each.draining))
         return found
 
@@ -305,7 +305,7 @@ class Administration:
             return []
         of_bundle: dict[int, list[str]] = {}
         turns = EventLoopSlices(broker.world.clock)
-        for each in {*stored, *await self.list_non_persistent(name)}:
+        for each in {*stored, *await self.list_loaded_non_persistent(name)}:
             if each > after:
                 of_bundle.setdefault(bundle_number_of_name(each, bundles), []).append(each)
             if turns.is_slice_used_up:
@@ -319,7 +319,7 @@ class Administration:
                     owned += names
         return sorted(owned)
 
-    async def list_non_persistent(self, name: NamespaceName) -> set[str]:
+    async def list_loaded_non_persistent(self, name: NamespaceName) -> set[str]:
         """Returns the full names of the non-persistent topics of a namespace that are loaded at this broker."""
         found, turns = set[str](), EventLoopSlices(self._broker.world.clock)
         for topic in list(self._broker.loaded.values()):
@@ -333,7 +333,7 @@ class Administration:
         """Returns the full names of the namespace's non-persistent topics at all brokers, without those of a broker
         that does not answer in time."""
         stored = set(await self._broker.catalog.list_non_persistent_topics(name, partitions=partitions))
-        found, others = await self.list_non_persistent(name), await self._other_brokers()
+        found, others = await self.list_loaded_non_persistent(name), await self._other_brokers()
         asked = {"namespace": str(name), "in_memory_here": True}
         answers = await asyncio.gather(
             *(self._ask(other, op.LIST_TOPICS, timeout_s=LIST_TIMEOUT_S, **asked) for other in others),

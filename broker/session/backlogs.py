@@ -15,7 +15,7 @@ from ...proto.errors import InvalidRequest, NotAllowed, Unavailable
 from ...proto.names import LATEST, MessageId, Position, TopicName
 from ...proto.operations import Permission
 from ...runtime.network import CallContext
-from ..common.config import HAND_OUT_BYTES
+from ..common.config import DELIVERY_BATCH_BYTES
 from ..common.refusals import check_incarnation
 from ..common.token_bucket import EventLoopSlices
 from ..log.cache import StoredEntry
@@ -86,7 +86,7 @@ async def find_start_mark(log: ReadableLog, start: MessageId, inclusive: bool) -
     contains more messages."""
     shape = log.shape
     mark, done = compute_start_mark(shape, start, inclusive)
-    if not done or shape.lost_run_end(start.position) is not None:
+    if not done or shape.skipped_lost_range_end(start.position) is not None:
         return mark, 0
     position = start.position
     found = log.reader.read_cached(position, 1, 1) or await log.reader.read(position, 1)
@@ -230,7 +230,7 @@ class TopicBacklogs:
 #
 # Yields the entries with messages of the range in order, until about `bytes_max` (READ_BYTES_MAX if that is 0), the end
 # of the range or the end of the topic, whichever is first; never waits for messages. The permission to consume is
-# checked again after each HAND_OUT_BYTES: a slow read ends when it is revoked.
+# checked again after each DELIVERY_BATCH_BYTES: a slow read ends when it is revoked.
 # Guarding tests: tests/broker/subscription/test_gaps.py.
 
 
@@ -267,11 +267,11 @@ class RangeReader:
         check_incarnation(topic.name, topic.incarnation, wanted.incarnation)
         if wanted.end < wanted.first or wanted.first < 0:
             raise InvalidRequest(f"{wanted.first} to {wanted.end} is no range of indexes")
-        log, chunk_bytes = topic.shown, min(HAND_OUT_BYTES, self._broker.config.read_bytes)
+        log, chunk_bytes = topic.shown, min(DELIVERY_BATCH_BYTES, self._broker.config.read_bytes)
         end = min(wanted.end, log.shape.end_index)
         if wanted.first >= end:
             return
-        place = await log.reader.locate_index(wanted.first)
+        place = await log.reader.find_position_by_index(wanted.first)
         position, self.next_index = log.shape.next_position_not_lost(place.position), max(
             wanted.first, place.first_index
         )

@@ -93,7 +93,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     ordered: bool = False  # likewise: what failed holds back what follows it
     incarnation: int = 0  # of the topic that it read before; 0: it begins
 
-    def for_topic(self, topic: Topic) -> SubscribeOptions:
+    def adapt_to_incarnation(self, topic: Topic) -> SubscribeOptions:
         """Returns the options adapted to the present incarnation of the topic. If the topic was deleted and created
         again since the consumer read it, the consumer begins at the earliest message."""
         if not are_different_incarnations(topic.incarnation, self.incarnation):
@@ -107,7 +107,9 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
         check_name_size("instance", self.instance)
         check_subscription_name(self.subscription)
         self.policy.check()
-        if self.ordered and not (self.type.policy.keeps_order and self.durable and self.policy.keeps_order):
+        if self.ordered and not (
+            self.type.policy.is_order_guaranteed and self.durable and self.policy.is_order_guaranteed
+        ):
             raise SubscribeRefusal.NO_ORDER.error()
         if self.ordered and not TopicName.parse(self.topic).persistent:
             raise SubscribeRefusal.NO_ORDER.error()
@@ -154,7 +156,7 @@ class ConsumerSession:
         await _authorize(broker, options, caller)
         topic = await broker.topic(TopicName.parse(options.topic), create=not options.existing_only)
         await _check_schema(broker, topic, options, caller)
-        options = options.for_topic(topic)
+        options = options.adapt_to_incarnation(topic)
         session, id_ = cls(topic, port, broker.world.clock), broker.next_client_id()
         member = Member(
             id_, options.consumer_name or f"{broker.name}-{id_}", options.priority_level, options.many_topics,
@@ -184,7 +186,7 @@ class ConsumerSession:
         if not subscription.is_durable and topic.subscriptions.get(subscription.name) is not subscription:
             raise SubscribeRefusal.ENDED.error()
         topic.registry.check_consumer(subscription, options.type, consumer)
-        subscription.set_isolation(options.isolation)
+        subscription.set_isolation_level(options.isolation)
         topic.choose_log_of_subscription(subscription, compacted=options.read_compacted)
         subscription.join(consumer, options.type)
         topic.maintenance.on_used()
@@ -192,7 +194,7 @@ class ConsumerSession:
         self.compacted_end_index = compacted.end_index if compacted is not None else 0
         self.is_reader = not subscription.is_durable and options.type is EXCLUSIVE
 
-    def find_start(self) -> MessageId | None:
+    def find_reader_start(self) -> MessageId | None:
         """Returns the message after which a reader begins that was just opened or moved. Returns None if this is no
         reader, or if later entries are left out too, so that one place does not say where it begins."""
         cursor = self.subscription.cursor
@@ -288,7 +290,7 @@ class ConsumerSession:
         """Acknowledges all messages up to and including the entry that `acked` names, in steps over the outstanding
         entries. Raises NotAllowed if several consumers may share the subscription; TransactionConflict if one of these
         messages is pending in a transaction. If it raises, nothing is acknowledged."""
-        self.subscription.check_cumulative(self._consumer, acked)
+        self.subscription.check_cumulative_ack(self._consumer, acked)
         for mark in self.subscription.acks.split_cumulative_ack(self._consumer.member, acked.position):
             self.subscription.ack_cumulative(self._consumer, AckedEntry(mark))
             yield
@@ -417,7 +419,7 @@ class ConsumerSession:
         delivered next."""
         async with self.subscription.seek_lock:
             log = self.subscription.log
-            place = await log.reader.locate_index(index)
+            place = await log.reader.find_position_by_index(index)
             done = max(0, index - place.first_index) if log.shape.is_readable(place.position) else 0
             await self.subscription.seek(log.shape.before(place.position), done, keep=self._consumer)
 

@@ -77,7 +77,7 @@ def ledgers_after_mark(shape: LogShape, mark: Position) -> Iterator[tuple[Span, 
             yield span, first
 
 
-def find_done_entries(shape: LogShape, cursor: Cursor, ledger_id: int) -> BitMap:
+def find_acked_or_pending(shape: LogShape, cursor: Cursor, ledger_id: int) -> BitMap:
     """Returns the ids of the entries of a ledger that need not be delivered: those after mark-delete that are
     acknowledged, and those that are hidden from readers."""
     acked, hidden = cursor.acked.get(ledger_id, NONE), shape.hidden_entries_of_ledger(ledger_id)
@@ -95,7 +95,7 @@ def count_entries_in_buckets(
     start, counts = Position(-1, -1), [0, 0, 0, 0]
     index = 0
     for span, first in spans:
-        done, held = find_done_entries(shape, cursor, span.ledger_id), delayed.get(span.ledger_id, NONE)
+        done, held = find_acked_or_pending(shape, cursor, span.ledger_id), delayed.get(span.ledger_id, NONE)
         whole = pending.whole.get(span.ledger_id, NONE) if pending is not None else NONE
         while first <= span.last_entry:
             end = min(first + left, span.last_entry + 1)
@@ -131,7 +131,7 @@ def find_largest_gaps(shape: LogShape, cursor: Cursor, count: int) -> list[tuple
         end = last.entry_id if span.ledger_id == last.ledger_id else span.last_entry + 1
         if span.ledger_id > last.ledger_id or first >= end:
             continue
-        open_ = BitMap(range(first, end)) - find_done_entries(shape, cursor, span.ledger_id)
+        open_ = BitMap(range(first, end)) - find_acked_or_pending(shape, cursor, span.ledger_id)
         found += [(Position(span.ledger_id, at), size) for at, size in find_largest_runs(open_, count)]
     return nlargest(count, found, key=lambda each: (each[1], -each[0].ledger_id, -each[0].entry_id))
 
@@ -193,7 +193,7 @@ async def describe_cursor(topic: Topic, subscription: Subscription, buckets: int
     buckets = _limited(buckets, BUCKETS, BUCKETS_MAX, "buckets")
     log, cursor = topic.readable_log(uncommitted=subscription.reads_uncommitted), subscription.cursor
     delays = subscription.dispatcher.delays
-    found = count_entries_in_buckets(log.shape, cursor, delays.held_entries if delays is not None else {}, buckets)
+    found = count_entries_in_buckets(log.shape, cursor, delays.delayed_entries if delays is not None else {}, buckets)
     gaps = find_largest_gaps(log.shape, cursor, GAPS)
     published = await asyncio.gather(*(_published_ms(log, first) for first, _ in gaps))
     return CursorShape(

@@ -169,7 +169,7 @@ class ProducerSession:
         self._opened = True
         if self.topic.gate.must_wait:
             self._owed = self._grant
-            self.topic.gate.queue_step_until_gate_opens(self._step)
+            self.topic.gate.queue_waiting_publish(self._step)
         else:
             self._freed = self._grant
 
@@ -225,7 +225,7 @@ class ProducerSession:
                 self._waiting = deque()
             self._waiting.append(bytes(entry))
             if not self._awaiting:
-                topic.gate.queue_step_until_gate_opens(self._step)
+                topic.gate.queue_waiting_publish(self._step)
         else:
             self._publish(entry)
 
@@ -234,7 +234,7 @@ class ProducerSession:
         of the quota."""
         topic, producer = self.topic, self.producer
         why, counts = (
-            topic.maintenance.publish_refusal() if topic.maintenance.quota is not None else None,
+            topic.maintenance.why_publish_refused() if topic.maintenance.quota is not None else None,
             topic.gate.has_rate_limit,
         )
         before = topic.log.next_index if counts else 0
@@ -265,7 +265,7 @@ class ProducerSession:
             self.producer.refuse(entry, error)
             self.on_bytes_freed(len(entry))
         if self._waiting:
-            self.topic.gate.queue_step_until_gate_opens(self._step)
+            self.topic.gate.queue_waiting_publish(self._step)
         else:
             self._grant_owed()
 
@@ -283,7 +283,7 @@ class ProducerSession:
     def _grant_owed(self) -> None:
         if self._owed and self.producer.close_error is None:
             if self.topic.gate.must_wait:
-                self.topic.gate.queue_step_until_gate_opens(self._step)
+                self.topic.gate.queue_waiting_publish(self._step)
                 return
             owed, self._owed = self._owed, 0
             self._freed += owed
@@ -311,9 +311,9 @@ class ProducerSession:
     def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
         self._port.on_failed(sequence_id, error)
 
-    def on_waiting(self, error: MagnetarError) -> None:
+    def on_publish_waiting(self, error: MagnetarError) -> None:
         if self._opened:
-            self._port.on_waiting(error)
+            self._port.on_publish_waiting(error)
 
     def on_closed(self, error: MagnetarError) -> None:
         if self._opened:

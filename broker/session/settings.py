@@ -157,7 +157,7 @@ async def describe_broker(broker: TopicManager, *, tasks: bool = False, metrics:
 def list_settings(broker: TopicManager) -> tuple[BrokerSetting, ...]:
     """Returns the settings that are in force at this broker, each with the source of its value. A setting that was
     changed at run time has the source `dynamic`."""
-    config, changed = broker.config, {_OURS[name] for name in list_changed_settings(broker.policies.of_brokers)}
+    config, changed = broker.config, {_OURS[name] for name in list_changed_settings(broker.policies.all_brokers_record)}
     defaults, found = defaults_of(BrokerConfig), list[BrokerSetting]()
     for name in config.__struct_fields__:
         value: object = getattr(config, name)

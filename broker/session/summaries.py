@@ -189,7 +189,7 @@ def _consumer(consumer: Consumer, slots: list[values.SlotRange]) -> values.Consu
     )  # fmt: skip
 
 
-def internal_stats(topic: Topic, cache_bytes: int) -> values.TopicInternalStats:
+def collect_internal_stats(topic: Topic, cache_bytes: int) -> values.TopicInternalStats:
     """Returns the internal statistics of a topic's log. `cache_bytes`: how many bytes of the topic are in the broker's
     tail cache."""
     log = topic.log
@@ -201,7 +201,7 @@ def internal_stats(topic: Topic, cache_bytes: int) -> values.TopicInternalStats:
                 span.last_entry + 1, span.size, span.first_index, log.ensemble.get(span.ledger_id, ()),
                 stays or states.LedgerStays.NO,
             )
-            for span, (_, stays) in zip(log.shape.spans, topic.list_reasons_ledgers_stay(), strict=True)
+            for span, (_, stays) in zip(log.shape.spans, topic.list_reasons_ledgers_kept(), strict=True)
         ),
         last_confirmed=log.shape.last, cache_bytes=cache_bytes, pending_adds=log.pending_entries,
         replication=str(log.replication or ""), wanted_replication=str(log.wanted_replication),
@@ -214,7 +214,7 @@ def collect_compaction_stats(topic: Topic) -> values.CompactionStatus:
     found = values.CompactionStatus(
         progress.state, progress.step, progress.error, progress.looked_at, progress.to_look_at, progress.rounds,
         ledger_id=-1, horizon=Position(0, 0), messages=0, entries=0, bytes=0, end_index=0, compacted_ms=0,
-        due_bytes=topic.compaction.uncompacted_bytes(),
+        due_bytes=topic.compaction.estimate_uncompacted_bytes(),
     )  # fmt: skip
     if record is None:
         return found
@@ -476,7 +476,7 @@ def explain_kept_ledgers(topic: Topic) -> WhyKept:
     """Returns, for each ledger of the topic, the reason why the ledger is not deleted."""
     now_ms, found = topic.world.clock.wall_ms(), list[KeptLedger]()
     durable = [each for each in topic.subscriptions.values() if each.is_durable]
-    for span, (_, stays) in zip(topic.log.shape.spans, topic.list_reasons_ledgers_stay(), strict=True):
+    for span, (_, stays) in zip(topic.log.shape.spans, topic.list_reasons_ledgers_kept(), strict=True):
         holders = tuple(sorted(each.name for each in durable if not each.cursor.trim_limit.has_released_ledger(span)))
         sentence = _kept_sentence(topic, stays, holders, span.closed_ms, now_ms)
         messages = span.end_index - span.first_index

@@ -21,7 +21,7 @@ from ...proto.schema import Compatibility, SchemaInfo, SchemaVersion
 from ...proto.states import AckedEntry
 from ...runtime.access import Principal
 from ..access.authorizer import may_call_every_operation
-from ..cluster.policy_cache import Told, TopicAdded, TopicList, TopicRemoved
+from ..cluster.policy_cache import Told, TopicAdded, TopicRemoved, TopicsListed
 from ..cluster.schema_registry import SchemaPolicies
 from ..common.refusals import check_incarnation
 from ..common.token_bucket import EventLoopSlices
@@ -151,7 +151,7 @@ class TopicQueries:
             if shape.last.entry_id >= 0:
                 subscription.ack_cumulative(None, AckedEntry(shape.last))
         elif index > shape.first_index:
-            place = await topic.shown.reader.locate_index(index)
+            place = await topic.shown.reader.find_position_by_index(index)
             done = max(0, index - place.first_index)
             position = place.position if done else shape.before(place.position)
             if position.entry_id >= 0:
@@ -173,7 +173,7 @@ class TopicQueries:
         tell_missing = await self._broker.access.is_administrator(principal, namespace.tenant)
         async for told in self._broker.make_topic_watcher().watch_namespace(namespace, 0, tell_missing=tell_missing):
             shown = await self._broker.access.make_topic_filter(principal, namespace)
-            if isinstance(told, TopicList):
+            if isinstance(told, TopicsListed):
                 known = {name for name in told.names if shown(name)}
                 yield told._replace(names=[name for name in told.names if name in known])
             elif isinstance(told, TopicAdded) and shown(told.name):

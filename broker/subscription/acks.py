@@ -32,7 +32,7 @@ from .core.cursor import Cursor
 from .core.cursor_state import BATCH_INDEXES_MAX, NOWHERE, PartialBatch, TxnAcks
 from .core.dispatch import Dispatcher
 from .core.pending_acks import ENTRIES_MAX, AckConflict, AckRefused, SettledAcks
-from .core.policy import NONE_UNSHOWN, Member
+from .core.policy import NO_HIDDEN_MESSAGES, Member
 
 MARK_ENTRIES = 1000
 """Held entries that one step of a cumulative acknowledgement, or of a check of them, passes: about a millisecond."""
@@ -77,11 +77,11 @@ class SubscriptionAcks:
 
     def _ack_batch(self, member: Member | None, position: Position, bits: int) -> None:
         cursor = self._cursor
-        before = cursor.acked_count(position)
+        before = cursor.acked_message_count(position)
         if cursor.ack_messages_of_batch(position, bits, self._size(member, position)) or cursor.is_done(position):
             self._dispatcher.on_acked(member, position)
         elif member is not None:
-            self._dispatcher.on_messages_acked(member, position, cursor.acked_count(position) - before)
+            self._dispatcher.on_messages_acked(member, position, cursor.acked_message_count(position) - before)
 
     def _size(self, member: Member | None, position: Position) -> int:
         """Returns the number of messages of the batch; 0 if it is not known."""
@@ -96,7 +96,7 @@ class SubscriptionAcks:
         entry; 0: all of them."""
         if member is None:
             return 0
-        cursor, (unshown, size) = self._cursor, member.unshown.get(position, NONE_UNSHOWN)
+        cursor, (unshown, size) = self._cursor, member.unshown.get(position, NO_HIDDEN_MESSAGES)
         size = size or cursor.batch_size_of(position, 0)
         if not size:
             return 0
@@ -169,15 +169,15 @@ class SubscriptionAcks:
         position, bits = acked
         if not self._exists(position):
             return
-        self.check_cumulative(acked)
+        self.check_cumulative_ack(acked)
         if bits:
             size = self._size(member, position)
             self._cursor.ack_cumulative_into_batch(position, self._checked(position, bits).bit_length() - 1, size)
             self._dispatcher.on_acked_up_to(self._cursor.mark)
         else:
-            self.skip_to(position)
+            self.skip_up_to(position)
 
-    def check_cumulative(self, acked: AckedEntry) -> None:
+    def check_cumulative_ack(self, acked: AckedEntry) -> None:
         """Raises TransactionConflict if a message that the cumulative acknowledgement covers is pending in a
         transaction. Changes nothing."""
         pending, (position, bits) = self._cursor.pending, acked
@@ -187,7 +187,7 @@ class SubscriptionAcks:
         if pending.has_pending_up_to(self._shape.before(position)) or self._is_pending(position, covered):
             self._refuse(position)
 
-    def skip_to(self, mark: Position) -> None:
+    def skip_up_to(self, mark: Position) -> None:
         """Acknowledges all messages up to and including `mark`, except those that are pending in a transaction."""
         cursor = self._cursor
         cursor.ack_cumulative(mark)
@@ -321,7 +321,7 @@ class TransactionalAcks(SubscriptionAcks):
             raise _conflict(AckRefused(AckConflict.ACKNOWLEDGED, position))
 
     # ------------------------------------------------------------------ pending
-    def add_pending(
+    def add_pending_acks(
         self, member: Member, txn: TxnId, wanted: TxnAcks, cumulative: AckedEntry | None, memory_bytes_max: int, *,
         rest: bool = False,
     ) -> bool:  # fmt: skip
@@ -349,7 +349,7 @@ class TransactionalAcks(SubscriptionAcks):
         entries = before + sum(map(len, new.entries.values())) + len(new.parts)
         if entries > ENTRIES_MAX or cursor.memory_bytes > memory_bytes_max:
             raise AckRefusal.TOO_MANY_PENDING.error()
-        pending_acks.add_pending(cursor, txn, new)
+        pending_acks.add_pending_acks(cursor, txn, new)
         for ledger_id, each in new.entries.items():
             if len(each) > 1:
                 dispatcher.on_entries_acked(member, ledger_id, each)

@@ -46,7 +46,7 @@ from ..log.snapshot_ledger import SnapshotLedger, TopicStateLedgers
 from . import cursor_format as stored
 from .core.cursor import Cursor
 from .core.cursor_state import ChunkKey, CursorState
-from .core.positions import CursorLedgerBounds, CursorLog, CursorWrite
+from .core.positions import CursorLedgerBounds, CursorWrite, CursorWritePlanner
 
 _LOG = logging.getLogger("magnetar.broker.cursor")
 
@@ -118,7 +118,7 @@ class DurableCursor:
         self._version = -1  # of the record
         self._ledger_client, self._replication = ledgers, replication
         self._ledger_used: SnapshotLedger[stored.Piece] | None = None
-        self._log: CursorLog | None = None  # the valid chunks of the ledger; None: nothing was written
+        self._log: CursorWritePlanner | None = None  # the valid chunks of the ledger; None: nothing was written
         self._waiting: list[Told] | None = None  # for the next write
         self._served: Sequence[Told] = ()  # by the write in flight
         self._tasks: Tasks | None = None  # most topics have none
@@ -383,7 +383,7 @@ class DurableCursor:
         if self._log is not None and self._ledger.is_writable and self._log.why_ledger_ends(self._bounds()) is None:
             write = await self._write_in(self._log, self._append)
         if write is None:
-            log = CursorLog()
+            log = CursorWritePlanner()
             write = await self._write_in(log, self._roll)
             assert write is not None, "a roll stores or raises"
             self._log = log
@@ -394,7 +394,9 @@ class DurableCursor:
         config = self._config
         return CursorLedgerBounds(config.cursor_roll_entries, config.cursor_roll_bytes, config.cursor_live_share)
 
-    async def _write_in(self, log: CursorLog, store: Callable[[CursorWrite], Awaitable[bool]]) -> CursorWrite | None:
+    async def _write_in(
+        self, log: CursorWritePlanner, store: Callable[[CursorWrite], Awaitable[bool]]
+    ) -> CursorWrite | None:
         """Stores the next write by `store` and returns it. Returns None if it was not stored; then its changes are part
         of the next write."""
         write, done = log.plan_write(self.cursor, self._ledger.sequence), False
@@ -463,8 +465,8 @@ class DurableCursor:
         if self._closed or cursor.memory_bytes > 64 * self._config.cursor_snapshot_bytes:
             return False
         self._ledger.sequence += 1
-        write = CursorLog().plan_write(cursor, self._ledger.sequence)
-        CursorLog.on_write_failed(write, cursor)  # it is not in the ledger
+        write = CursorWritePlanner().plan_write(cursor, self._ledger.sequence)
+        CursorWritePlanner.on_write_failed(write, cursor)  # it is not in the ledger
         snapshot = stored.encode_snapshot(write.entries)
         if len(snapshot) > self._config.cursor_snapshot_bytes:
             return False

@@ -128,12 +128,12 @@ async def find_whole_message(
     return None
 
 
-async def find_divided_messages(log: ReadableLog, mark: Position) -> list[MessageChunkRun]:
+async def find_messages_across_mark(log: ReadableLog, mark: Position) -> list[MessageChunkRun]:
     """Returns the chunked messages that have chunks both up to `mark` and after `mark`. Searches the entry at the mark,
     and the entries after it that one read returns."""
     shape, runs, seen, budget = log.shape, list[MessageChunkRun](), set[str](), _Budget()
     entries = list[StoredEntry]()
-    if shape.is_readable(mark) and shape.lost_run_end(mark) is None:
+    if shape.is_readable(mark) and shape.skipped_lost_range_end(mark) is None:
         with suppress(DataLost):  # a message of which a chunk is lost is not whole: no mark divides it
             entries += [await log.reader.read_entry(mark)]
     following = shape.next_position_not_lost(shape.after(mark))
@@ -156,13 +156,13 @@ async def find_divided_messages(log: ReadableLog, mark: Position) -> list[Messag
 async def find_remaining_chunks(log: ReadableLog, mark: Position) -> list[Position]:
     """Returns the chunks after `mark` that belong to messages which also have chunks up to `mark`. The caller
     acknowledges these chunks too, because a message can only be skipped or expired as a whole."""
-    return [place for run in await find_divided_messages(log, mark) for place in run.places if place > mark]
+    return [place for run in await find_messages_across_mark(log, mark) for place in run.places if place > mark]
 
 
 async def move_mark_before_chunked_message(log: ReadableLog, mark: Position) -> Position:
     """Returns `mark`. If a chunked message has chunks both up to `mark` and after it, returns instead the position
     before that message, so that a consumer that seeks into the message receives all of its chunks."""
-    return min([mark, *(log.shape.before(run.places[0]) for run in await find_divided_messages(log, mark))])
+    return min([mark, *(log.shape.before(run.places[0]) for run in await find_messages_across_mark(log, mark))])
 
 
 class _Search:
@@ -306,7 +306,7 @@ class DeadLetters:
         at it."""
         return bool(self._policy()) and (self._dispatcher.policy.individual or self._dispatcher.ordered)
 
-    def on_entries_given_back(self, positions: Sequence[Position], *, at_once: bool = False) -> None:
+    def on_entries_returned(self, positions: Sequence[Position], *, at_once: bool = False) -> None:
         """Called before the dispatcher takes back the entries at `positions`: counts a redelivery of each, and holds
         each back for its back-off or as a dead letter. `at_once`: holds back only dead letters."""
         policy, now_ms = self._policy(), self._now_ms()

@@ -35,7 +35,7 @@ A bucket of delayed entries on bookies: a closed ledger of segments, and a direc
 
 Big-endian. Every position in the places of a segment is one of its keys, and each key is in the places. The bucket
 counts when the subscription's record names its ledger, which happens after all of it is stored: so nothing here is ever
-torn, and what does not parse or match its checksum is damage (DamagedBucket).
+torn, and what does not parse or match its checksum is damage (DamagedDelayBucket).
 
 Example: the entry 7:3, due at 1000 ms, in a bucket of its own:
 
@@ -90,7 +90,7 @@ _ROW = struct.Struct(">QQII")
 HEAD_BYTES = _HEAD.size + _CRC.size
 
 
-class DamagedBucket(ValueError):
+class DamagedDelayBucket(ValueError):
     """Raised if bytes that should be an entry of a bucket of delayed entries are damaged."""
 
 
@@ -107,23 +107,23 @@ def _entry(kind: int, number: int, count: int, body: bytes) -> bytes:
 
 
 def decode_segment(entry: bytes, number: int) -> bytes:
-    """Returns the keys of the segment `number`, concatenated as bytes. Raises DamagedBucket if the entry is damaged, or
-    contains another segment."""
+    """Returns the keys of the segment `number`, concatenated as bytes. Raises DamagedDelayBucket if the entry is
+    damaged, or contains another segment."""
     count, body = _decode(entry, SEGMENT, number)
     if not 0 < count <= SEGMENT_ENTRIES or len(body) != count * KEY_BYTES:
-        raise DamagedBucket(f"a segment of {count} keys has {len(body)} bytes")
+        raise DamagedDelayBucket(f"a segment of {count} keys has {len(body)} bytes")
     return body
 
 
 def decode_directory(entry: bytes, number: int) -> list[DelaySegment]:
     """Returns the segments that the directory of a bucket lists. `number`: the entry id of the directory, which is the
-    last entry of the ledger. Raises DamagedBucket if the entry is damaged."""
+    last entry of the ledger. Raises DamagedDelayBucket if the entry is damaged."""
     count, body = _decode(entry, DIRECTORY, number)
     segments: list[DelaySegment] = []
     offset = 0
     while offset < len(body):
         if offset + _ROW.size > len(body):
-            raise DamagedBucket("a directory ends inside a row")
+            raise DamagedDelayBucket("a directory ends inside a row")
         first_ms, last_ms, keys, size = _ROW.unpack_from(body, offset)
         offset += _ROW.size
         segment = DelaySegment(first_ms, last_ms, keys, body[offset : offset + size])
@@ -131,27 +131,27 @@ def decode_directory(entry: bytes, number: int) -> list[DelaySegment]:
         try:
             places = sum(len(entries) for _, entries in decode_entries_by_ledger(segment.places))
         except (ValueError, MemoryError, IndexError) as error:
-            raise DamagedBucket(f"places do not parse: {error}") from error
+            raise DamagedDelayBucket(f"places do not parse: {error}") from error
         if places != keys or offset > len(body) or first_ms > last_ms:
-            raise DamagedBucket(f"a row of {keys} keys has {places} places")
+            raise DamagedDelayBucket(f"a row of {keys} keys has {places} places")
         segments.append(segment)
     if len(segments) != count or count != number:
-        raise DamagedBucket(f"a directory of {count} rows at entry {number} has {len(segments)}")
+        raise DamagedDelayBucket(f"a directory of {count} rows at entry {number} has {len(segments)}")
     return segments
 
 
 def _decode(entry: bytes, kind: int, number: int) -> tuple[int, bytes]:
     if len(entry) < HEAD_BYTES:
-        raise DamagedBucket(f"{len(entry)} bytes are too few for an entry of a bucket")
+        raise DamagedDelayBucket(f"{len(entry)} bytes are too few for an entry of a bucket")
     magic, version, found, place, count = _HEAD.unpack_from(entry)
     body = entry[HEAD_BYTES:]
     if magic != MAGIC:
-        raise DamagedBucket("not an entry of a bucket")
+        raise DamagedDelayBucket("not an entry of a bucket")
     if crc32c(entry[: _HEAD.size] + body) != _CRC.unpack_from(entry, _HEAD.size)[0]:
-        raise DamagedBucket("checksum does not match")
+        raise DamagedDelayBucket("checksum does not match")
     check_format(DELAYS, version, "a ledger of delayed messages")
     if found != kind or place != number:
-        raise DamagedBucket(f"entry {place} of kind {found} where {number} of kind {kind} belongs")
+        raise DamagedDelayBucket(f"entry {place} of kind {found} where {number} of kind {kind} belongs")
     return count, body
 
 
@@ -397,7 +397,7 @@ class DelayedDelivery:
             async with reads:
                 try:
                     segments = await self._patiently(lambda: self._directory(bucket.ledger_id))
-                except (DataLost, LedgerNotFound, DamagedBucket) as error:
+                except (DataLost, LedgerNotFound, DamagedDelayBucket) as error:
                     self._alarm(bucket.ledger_id, error)
                     self._stored.to_drop.append(bucket.ledger_id)
                 except MagnetarError as error:
@@ -420,13 +420,13 @@ class DelayedDelivery:
         if reader is None:
             reader = self._stored.readers[ledger_id] = await self._bucket_ledgers.open(ledger_id)
         if reader.last_entry < 1:
-            raise DamagedBucket(f"a bucket of {reader.last_entry + 1} entries")
+            raise DamagedDelayBucket(f"a bucket of {reader.last_entry + 1} entries")
         return reader
 
     async def _load(self, load: ReadDelaySegments) -> None:
         try:
             body = await self._patiently(lambda: self._segments(load))
-        except (MagnetarError, DamagedBucket) as error:
+        except (MagnetarError, DamagedDelayBucket) as error:
             self._alarm(load.ledger_id, error)
             self.core.mark_bucket_lost(load.ledger_id)
         else:

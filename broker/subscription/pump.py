@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...proto.entry import decode_columns, is_intact, parse_header, strip_broker_part
+from ...proto.entry import decode_columns, has_valid_checksum, parse_header, strip_broker_part
 from ...proto.errors import CorruptEntry, InternalError, MagnetarError
 from ...proto.names import Position
 from ...proto.states import Blocked, TopicState
@@ -73,7 +73,7 @@ def find_oversized_entries(member: Member, limits: DispatchLimits) -> list[Posit
 def is_malformed_entry(entry: Buffer) -> bool:
     """Returns True if no consumer can read the stored entry: the checksum is right, but the entry does not contain the
     messages that its header declares."""
-    if not is_intact(entry):
+    if not has_valid_checksum(entry):
         return False
     part = strip_broker_part(entry)
     try:
@@ -148,7 +148,7 @@ class RedeliveryReturnQueue:
         """Gives back batches of which an aborted transaction had acknowledged some messages. Each batch counts as
         redelivered, also if a consumer holds its other messages."""
         for position in batches:
-            holder = self._dispatcher.find_holding_consumer(position)
+            holder = self._dispatcher.find_consumer_of_entry(position)
             if holder is not None:
                 self.add(holder, (position,), counted=True)
             else:
@@ -159,7 +159,7 @@ class RedeliveryReturnQueue:
         some, cursor = list(islice(positions, RETURN_ENTRIES)), self._dispatcher.cursor
         free = [position for position in some if not cursor.is_done(position)]
         if (counting := self._counting()) is not None:
-            counting.on_entries_given_back(free, at_once=self._dispatcher.ordered)  # in its place, and not later
+            counting.on_entries_returned(free, at_once=self._dispatcher.ordered)  # in its place, and not later
         else:
             for position in free:
                 cursor.count_redelivery(position)
@@ -183,7 +183,7 @@ class RedeliveryReturnQueue:
             if counted and self._dispatcher.ordered:
                 some = self._dispatcher.mark_failed(member, some)
             if counted and (counting := self._counting()) is not None:
-                counting.on_entries_given_back([each for each in some if each in member.outstanding])
+                counting.on_entries_returned([each for each in some if each in member.outstanding])
                 counted = False
             self._dispatcher.redeliver(member, some, counted=counted and not first.leaves)
             if first.positions:
@@ -351,7 +351,7 @@ class DeliveryPump:
                     self._notify_end()
                 return
             self.blocked = None
-            entries = self._at_hand.get_wanted_entries(want, end)
+            entries = self._at_hand.get_requested_entries(want, end)
             if not entries:
                 return
             entries = entries[: count_entries_rates_allow(rates, entries, now)] if rates else entries
@@ -399,7 +399,7 @@ class DeliveryPump:
                 _LOG.error("%s: entry %s is malformed, and discarded", self._title, position)
                 self._subscription.skip_entries([position])
 
-    def hold_entry_until(self, position: Position, at_ms: int) -> None:
+    def delay_entry_until(self, position: Position, at_ms: int) -> None:
         """Holds a new entry back until `at_ms` (ms since the epoch), if the subscription type delays messages."""
         if self._delayed is not None and (self._dispatcher.delaying or self._delayed.core.count):
             self._delayed.delay_until(position, at_ms)
@@ -409,7 +409,7 @@ class DeliveryPump:
         if why is Blocked.HOLES and not self._full_said:
             _LOG.warning(
                 "%s: %s (%d bytes, %d entries after %s); nothing new is delivered until then",
-                self._title, why.value, self._cursor.memory_bytes, self._cursor.hole_entries, self._cursor.mark,
+                self._title, why.value, self._cursor.memory_bytes, self._cursor.hole_entry_count, self._cursor.mark,
             )  # fmt: skip
             self._full_said = True
         elif self._full_said and self._cursor.memory_bytes < self._config.cursor_memory_bytes // 2:

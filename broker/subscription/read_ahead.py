@@ -1,8 +1,8 @@
 """The entries of its log that a subscription has in memory, and its reads from bookies.
 
-    entries = buffer.get_wanted_entries(want, end)  # the first of what the dispatcher wants; none: they are read first
-    buffer.add_waiting_entries(entries)              # they wait for their keys' consumers, until they are delivered
-    buffer.discard_delivered_entries(deliveries)         # they were delivered
+    entries = buffer.get_requested_entries(want, end)  # the first of what the dispatcher wants; none: they are read
+    first buffer.add_waiting_entries(entries)              # they wait for their keys' consumers, until they are
+    delivered buffer.discard_delivered_entries(deliveries)         # they were delivered
 
 New entries are taken from the tail cache, else from what was read ahead: chunks of `read_bytes`, the next one while
 this one is handed out, so two of them and a half are in memory. A chunk is long, because each read waits for turns of
@@ -35,14 +35,14 @@ from ...proto.errors import DataLost, MagnetarError
 from ...proto.names import Position
 from ...runtime.clock import Clock
 from ...runtime.tasks import Tasks
-from ..common.config import HAND_OUT_BYTES, BrokerConfig
+from ..common.config import DELIVERY_BATCH_BYTES, BrokerConfig
 from ..common.retry import LogThrottle
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.log_shape_core import make_data_lost_error
 from ..log.reader import ReadMemory
 from ..log.unfolding import compute_key_slots
-from .core.dispatch import Delivery, Dispatcher, Read, ReplayRange
+from .core.dispatch import Delivery, Dispatcher, Read, ReplayEntries
 
 _LOG = logging.getLogger("magnetar.broker.subscription")
 
@@ -50,10 +50,10 @@ AHEAD = 1.5
 """Chunks in memory below which the next one is read: a chunk is a little longer than `read_bytes`, so with 1 a read
 began when the one before was handed out, and a consumer beside a producer waited most of its time for reads."""
 CHUNK_ENTRIES = 200
-"""Entries given to the dispatcher at once, of HAND_OUT_BYTES."""
+"""Entries given to the dispatcher at once, of DELIVERY_BATCH_BYTES."""
 GAP_ENTRIES_MAX = 16
 """Unwanted entries that are read between two wanted ones, rather than reading twice."""
-PASSED_AT_ONCE = 1000
+LOST_ENTRIES_SKIPPED_MAX = 1000
 """Lost entries that are acknowledged in one step; the next one takes the next."""
 READ_RETRY_S = 0.5
 """Seconds between two tries to read from bookies that do not answer."""
@@ -90,7 +90,7 @@ class ReadAheadBuffer:
         self._tasks = tasks
         self._memory = memory
         self._counted = 0  # bytes of this buffer in it
-        self._most = min(HAND_OUT_BYTES, config.read_bytes)  # handed out at once
+        self._most = min(DELIVERY_BATCH_BYTES, config.read_bytes)  # handed out at once
         self._loop = asyncio.get_running_loop()
         self._ahead = _NONE  # without a gap
         self._ahead_bytes = 0
@@ -135,7 +135,7 @@ class ReadAheadBuffer:
             self._memory.set_used_bytes_of_holder(self, now)
 
     # ------------------------------------------------------------------ what is in memory
-    def get_wanted_entries(self, want: Read | ReplayRange, end: float) -> Sequence[StoredEntry]:
+    def get_requested_entries(self, want: Read | ReplayEntries, end: float) -> Sequence[StoredEntry]:
         """Returns the first entries of the request `want` that are in memory, at most CHUNK_ENTRIES; fewer if their
         slots are not computed by the time `end`. If none is in memory, returns none and starts a read."""
         entries = self._entries_from(want.position) if isinstance(want, Read) else self._again(want.positions)
@@ -229,8 +229,8 @@ class ReadAheadBuffer:
             self._count()
 
     # ------------------------------------------------------------------ reading from bookies
-    def _start_read(self, want: Read | ReplayRange) -> None:
-        if isinstance(want, ReplayRange):
+    def _start_read(self, want: Read | ReplayEntries) -> None:
+        if isinstance(want, ReplayEntries):
             first, last = find_contiguous_range(want.positions)
             self.reading_again = True
             self._tasks.spawn(self._read_again(first, last, frozenset(want.positions)), "read of what comes again")
@@ -309,10 +309,10 @@ class ReadAheadBuffer:
     def _passes_over(self, position: Position) -> bool:
         """Acknowledges the lost entries at `position`, if an operator has permitted it. Returns False if there are
         none."""
-        last = self._log.shape.lost_run_end(position)
+        last = self._log.shape.skipped_lost_range_end(position)
         if last is None:
             return False
-        end = min(last[1], position[1] + PASSED_AT_ONCE - 1)
+        end = min(last[1], position[1] + LOST_ENTRIES_SKIPPED_MAX - 1)
         self._discard([Position(position[0], entry) for entry in range(position[1], end + 1)])
         return True
 

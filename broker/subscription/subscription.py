@@ -44,7 +44,7 @@ from .core.cursor import Cursor
 from .core.cursor_state import TxnAcks
 from .core.dispatch import Dispatcher, DispatchLimits
 from .core.pending_acks import SettledAcks, entries_of_aborted_acks, find_first_redelivered_entry
-from .core.policy import AT_THE_END, Member, SubscriptionOptions
+from .core.policy import CAUGHT_UP_REASONS, Member, SubscriptionOptions
 from .core.subscription_types import EXCLUSIVE, SubscriptionType
 from .cursors import DurableCursor
 from .dead_letters import DeadLetters
@@ -188,7 +188,7 @@ class Subscription:
         if self.reads_compacted and self.store is not None:
             self.store.schedule_write()
 
-    def set_isolation(self, isolation: Isolation) -> None:
+    def set_isolation_level(self, isolation: Isolation) -> None:
         """Sets the isolation level to that of a consumer which is about to join. Raises ConsumerBusy if the connected
         consumers have another level."""
         if self.consumers and self.isolation is not isolation:
@@ -323,25 +323,25 @@ class Subscription:
         """Acknowledges all messages up to and including the entry that `acked` names. Raises NotAllowed if several
         consumers may share the subscription; TransactionConflict if one of these messages is pending in a transaction.
         If it raises, nothing is acknowledged."""
-        self.check_cumulative(consumer, acked)
+        self.check_cumulative_ack(consumer, acked)
         self.acks.ack_cumulative(consumer.member if consumer is not None else None, acked)
         self._acked(consumer)
 
-    def check_cumulative(self, consumer: Consumer | None, acked: AckedEntry) -> None:
+    def check_cumulative_ack(self, consumer: Consumer | None, acked: AckedEntry) -> None:
         """Raises NotAllowed or TransactionConflict if `ack_cumulative` would raise it for the same arguments. Changes
         nothing."""
         if consumer is not None and self.dispatcher.policy.individual:
             raise AckRefusal.CUMULATIVE.error(
                 f"cumulative acknowledgement is not possible on the {self._type_title} subscription {self.name!r}"
             )
-        self.acks.check_cumulative(acked)
+        self.acks.check_cumulative_ack(acked)
 
-    def skip_to(self, mark: Position, messages: int = 0) -> None:
+    def skip_up_to(self, mark: Position, messages: int = 0) -> None:
         """Acknowledges all messages up to and including `mark`, and the first `messages` messages after it, because
         they have expired, exceed the backlog quota, or are skipped by an operator. Acknowledgements that are pending in
         a transaction stay pending."""
         if mark.entry_id >= 0:
-            self.acks.skip_to(mark)
+            self.acks.skip_up_to(mark)
         if messages:
             self.acks.ack_first_messages(self.log.shape.after(mark), messages)
         self._on_mark_moved()
@@ -376,16 +376,18 @@ class Subscription:
     ) -> None:  # fmt: skip
         """Makes the acknowledgements `wanted` and `cumulative` pending in the transaction, in one step: the messages
         are acknowledged if the transaction commits. Repeating the call changes nothing. The topic must have joined the
-        transaction in the same turn of the loop. `rest`: as in `TransactionalAcks.add_pending`.
+        transaction in the same turn of the loop. `rest`: as in `TransactionalAcks.add_pending_acks`.
 
         Raises NotAllowed if the subscription is not durable, or if `cumulative` is given and several consumers may
-        share the subscription; TransactionConflict, InvalidRequest or BackPressure as `TransactionalAcks.add_pending`
-        does. If it raises, nothing has changed.
+        share the subscription; TransactionConflict, InvalidRequest or BackPressure as
+        `TransactionalAcks.add_pending_acks` does. If it raises, nothing has changed.
         """
         self.check_supports_transactions()
         if cumulative is not None and self.dispatcher.policy.individual:
-            self.check_cumulative(consumer, cumulative)
-        if self.acks.add_pending(consumer.member, txn, wanted, cumulative, self._config.cursor_memory_bytes, rest=rest):
+            self.check_cumulative_ack(consumer, cumulative)
+        if self.acks.add_pending_acks(
+            consumer.member, txn, wanted, cumulative, self._config.cursor_memory_bytes, rest=rest
+        ):
             self._on_mark_moved()
 
     def check_supports_transactions(self) -> None:
@@ -432,7 +434,7 @@ class Subscription:
         if self.store is not None:
             self.store.schedule_write()
         blocked = self.pump.blocked
-        if blocked is not None and (blocked not in AT_THE_END or self.dispatcher.replay_entries):
+        if blocked is not None and (blocked not in CAUGHT_UP_REASONS or self.dispatcher.replay_entries):
             self.pump.wake()  # a consumer may take more, a key is free, or a batch has messages that an abort freed
 
     def redeliver(

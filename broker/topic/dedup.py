@@ -50,7 +50,7 @@ import msgspec
 from pyroaring import BitMap64
 
 from ...ledger import LedgerClient, LedgerReader
-from ...metadata.records import DeduplicationPlace
+from ...metadata.records import DeduplicationStateLocation
 from ...proto.applied import AppliedPolicies
 from ...proto.checksum import crc32c
 from ...proto.entry import parse_header, split_broker_part
@@ -386,7 +386,7 @@ class Deduplication:
     async def _turn_on(self) -> None:
         position = self._snapshot_now().position
         self._stored = position
-        await self._log.commit_fields(dedup=DeduplicationPlace(mark_ledger=position[0], mark_entry=position[1]))
+        await self._log.commit_fields(dedup=DeduplicationStateLocation(mark_ledger=position[0], mark_entry=position[1]))
         self.core.enable()
         self._since = 0
         _LOG.info("%s: publishes are deduplicated from %s on", self._log.topic, position)
@@ -458,7 +458,7 @@ class Deduplication:
     async def _name(self, position: Position, ledger_id: int) -> None:
         mark_ledger, mark_entry = position
         await self._log.commit_fields(
-            dedup=DeduplicationPlace(ledger_id=ledger_id, mark_ledger=mark_ledger, mark_entry=mark_entry)
+            dedup=DeduplicationStateLocation(ledger_id=ledger_id, mark_ledger=mark_ledger, mark_entry=mark_entry)
         )
 
     def _cancel_timer(self) -> None:

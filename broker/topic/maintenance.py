@@ -70,7 +70,7 @@ class TopicMaintenance:
         """Returns True if producers must wait (they get no credit), because the backlog exceeds the quota."""
         return self.quota is BacklogQuotaState.HOLD
 
-    def publish_refusal(self) -> MagnetarError | None:
+    def why_publish_refused(self) -> MagnetarError | None:
         """Returns the error with which the topic refuses publishes because the backlog exceeds the quota; None if the
         topic does not refuse them."""
         if self.quota is not BacklogQuotaState.REFUSE:
@@ -134,13 +134,13 @@ class TopicMaintenance:
         """Acknowledges everything up to `mark` for the subscription. If a chunked message has chunks on both sides of
         `mark`, also acknowledges its later chunks. Returns an estimate of the entries up to `mark` that were not
         acknowledged before."""
-        entries = self.skip_to(subscription, mark)
+        entries = self.skip_up_to(subscription, mark)
         if entries:
             log = self._topic.readable_log(uncommitted=subscription.reads_uncommitted)
             subscription.skip_entries(await find_remaining_chunks(log, mark))
         return entries
 
-    def skip_to(self, subscription: Subscription, mark: Position) -> int:
+    def skip_up_to(self, subscription: Subscription, mark: Position) -> int:
         """Acknowledges everything up to `mark` for the subscription. Returns an estimate of the entries that were not
         acknowledged before."""
         before = subscription.cursor.mark
@@ -151,10 +151,10 @@ class TopicMaintenance:
                 - (before[1] if span.ledger_id == before[0] else -1))
             for span in self._topic.log.shape.spans if before[0] <= span.ledger_id <= mark[0]
         )  # fmt: skip
-        holes = subscription.cursor.hole_entries if subscription.cursor.pending is not None else None
-        subscription.skip_to(mark)
+        holes = subscription.cursor.hole_entry_count if subscription.cursor.pending is not None else None
+        subscription.skip_up_to(mark)
         if holes is not None and subscription.cursor.mark < mark:  # what is pending in a transaction stays
-            return max(0, subscription.cursor.hole_entries - holes)
+            return max(0, subscription.cursor.hole_entry_count - holes)
         return entries
 
     async def oldest_arrival_ms(self, subscription: Subscription) -> int | None:

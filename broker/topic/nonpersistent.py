@@ -61,7 +61,7 @@ IN_FLIGHT_BYTES = 4 << 20
 
 
 class EntriesInFlight:
-    """The entries in flight of a non-persistent topic, in memory. They are read through this object, the SegmentReader
+    """The entries in flight of a non-persistent topic, in memory. They are read through this object, the LogEntryReader
     of its log."""
 
     def __init__(self, shape: LogShape) -> None:
@@ -121,7 +121,7 @@ class EntriesInFlight:
             return found[0].first_index
         return self.oldest_position.first_index if position < self.oldest_position.position else self._shape.end_index
 
-    async def locate_index(self, index: int) -> PositionAndIndex:
+    async def find_position_by_index(self, index: int) -> PositionAndIndex:
         return self._first(lambda entry: entry.index >= index)
 
     async def locate_time(self, time_ms: int) -> PositionAndIndex:
@@ -218,7 +218,7 @@ class NonPersistentLog:
     async def is_still_owned(self) -> bool:
         return True
 
-    def begin_ledger(self) -> None:
+    def create_first_ledger_early(self) -> None:
         """Does nothing, because the log always has its one ledger."""
 
     async def roll(self) -> None:

@@ -47,7 +47,7 @@ import msgspec
 from pyroaring import BitMap, BitMap64
 
 from ...ledger import LedgerClient, LedgerReader
-from ...metadata.records import TransactionOutcomesPlace
+from ...metadata.records import TransactionOutcomesLocation
 from ...proto.checksum import crc32c
 from ...proto.errors import InternalError, MagnetarError, NotOwner
 from ...proto.names import Position
@@ -269,7 +269,7 @@ class OutcomesLedger:
         self._closed = False
 
     # ------------------------------------------------------------------ opening
-    async def recover(self, place: TransactionOutcomesPlace) -> TxnSnapshot:
+    async def recover(self, place: TransactionOutcomesLocation) -> TxnSnapshot:
         """Returns the last stored snapshot of the topic's transactions. `place`: the ledger that the topic's record
         names. The log must be taken over before. Raises Unavailable if bookies do not answer."""
         self._ledger.ledger_id = place.ledger_id
@@ -417,7 +417,7 @@ class OutcomesLedger:
         return entries, rows
 
     async def _name(self, position: Position, ledger_id: int) -> None:
-        place = TransactionOutcomesPlace(ledger_id=ledger_id, mark_ledger=position[0], mark_entry=position[1])
+        place = TransactionOutcomesLocation(ledger_id=ledger_id, mark_ledger=position[0], mark_entry=position[1])
         await self._log.commit_fields(transactions=place)
 
     # ------------------------------------------------------------------ ending

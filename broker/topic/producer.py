@@ -57,7 +57,7 @@ class PublishOutcomePort(Protocol):
         """Called when the broker closes the producer with `error`. No outcome of an entry is reported after that."""
         ...
 
-    def on_waiting(self, error: MagnetarError) -> None:
+    def on_publish_waiting(self, error: MagnetarError) -> None:
         """Called when entries in flight wait longer than usual for their outcome. `error`: the reason. May be called
         again with another reason. The outcomes of the entries follow later."""
         ...
@@ -287,9 +287,9 @@ class Producer:
         self._settled += 1
         self._go_on()
 
-    def on_waiting(self, error: MagnetarError) -> None:
+    def on_publish_waiting(self, error: MagnetarError) -> None:
         if self.close_error is None:
-            self._outlet.on_waiting(error)
+            self._outlet.on_publish_waiting(error)
 
     def _has_failed(self, publish: Publish) -> None:
         if publish.txn is None:
@@ -349,7 +349,7 @@ class Producer:
 #
 # A producer's session checks `must_wait` before it publishes, reports to `count_published` what it published, and
 # queues entries
-# that arrive while the gate is closed. `queue_step_until_gate_opens` calls the session once for each entry that may be
+# that arrive while the gate is closed. `queue_waiting_publish` calls the session once for each entry that may be
 # published then, in
 # turn with the other sessions, so that no producer takes the share of another. So a producer that is too fast gets no
 # receipts, and therefore no credit (broker/session/producer.py; PIP-322, Pulsar L1, T18); entries are never dropped,
@@ -402,7 +402,7 @@ class PublishGate:
             return False
         return any(rate.limited and rate.delay_s(self._clock.monotonic()) > 0 for rate in self.rates)
 
-    def queue_step_until_gate_opens(self, step: Step) -> None:
+    def queue_waiting_publish(self, step: Step) -> None:
         """Queues the function `step`, which publishes one entry. When the gate is open, `step` is called in turn with
         other steps, until it returns False."""
         if self._waiting is None:

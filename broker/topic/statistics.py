@@ -159,9 +159,9 @@ async def skip_messages(log: ReadableLog, subscription: Subscription, messages: 
         index = shape.index_after_next_messages(
             await log.reader.message_index_after(subscription.cursor.mark), messages
         )
-        place = await log.reader.locate_index(index)
+        place = await log.reader.find_position_by_index(index)
         mark, acked = shape.before(place.position), max(0, index - place.first_index)
-    subscription.skip_to(mark, acked if shape.is_readable(shape.after(mark)) else 0)
+    subscription.skip_up_to(mark, acked if shape.is_readable(shape.after(mark)) else 0)
     subscription.skip_entries(await find_remaining_chunks(log, mark))
     await subscription.wait_durable()
     subscription.pump.wake()
@@ -236,12 +236,12 @@ async def find_nth_message(log: ReadableLog, number: int, *, from_latest: bool) 
     if not 1 <= number <= count:
         raise NotFound(f"topic {log.topic} has {count} messages; there is no message number {number}")
     index = shape.index_after_next_messages(shape.first_index, count - number if from_latest else number - 1)
-    place = await log.reader.locate_index(index)
+    place = await log.reader.find_position_by_index(index)
     return await log.reader.read_entry(place.position), max(0, index - place.first_index)
 
 
 async def read_message(log: ReadableLog, position: Position) -> StoredEntry:
     """Returns the entry at `position`. Raises NotFound if there is no entry, or if it was trimmed."""
-    if not log.shape.is_readable(position) or log.shape.lost_run_end(position) is not None:
+    if not log.shape.is_readable(position) or log.shape.skipped_lost_range_end(position) is not None:
         raise NotFound(f"topic {log.topic} has no message {position} (any more)", position=position)
     return await log.reader.read_entry(position)

@@ -83,7 +83,7 @@ class DurableTopicStorage(msgspec.Struct, frozen=True):
             replication=topic.replication, on_confirmed=topic.on_entries_confirmed,
             on_delayed=topic.on_delayed_entry_stored,
             on_lost=topic.abandon,
-            owned=topic.owned, publish_seconds=self.publish_seconds, on_waits=topic.on_waiting,
+            owned=topic.owned, publish_seconds=self.publish_seconds, on_ledger_delayed=topic.on_publish_waiting,
             claims=make_claim_changes, slow_publishes=self.slow_publishes,
         )  # fmt: skip
 
@@ -183,7 +183,7 @@ class TransactionsOfDeletedTopic:
     async def check(self, txns: Sequence[TxnId], *, force: bool) -> None:
         """Raises TransactionsOpen if one of the transactions `txns` forbids to delete the topic. Changes nothing.
         `force`: only a prepared transaction forbids it."""
-        found = await self._answers(txns, self._coordinators.get_reported_transaction)
+        found = await self._answers(txns, self._coordinators.ask_transaction_state)
         self._refuse([each for each in found if each.state is TxnState.PREPARED or not force])
 
     async def abort(self, txns: Sequence[TxnId]) -> None:

@@ -247,7 +247,7 @@ class Topic:
         """Called when a new entry at `position` has a delivery time: each subscription holds the entry back until
         `at_ms` (ms since the epoch)."""
         for subscription in self.subscriptions.values():
-            subscription.pump.hold_entry_until(position, at_ms)
+            subscription.pump.delay_entry_until(position, at_ms)
 
     def check_delivery_time(self, at_ms: int) -> None:
         """Raises NotAllowed if the delivery time `at_ms` (ms since the epoch) is later than the policy allows. (A
@@ -389,7 +389,7 @@ class Topic:
         parts = [part.trim_limit(self.applied) for part in self.parts]
         return [*cursors, *(each for each in parts if each is not None)]
 
-    def list_reasons_ledgers_stay(self) -> list[tuple[int, LedgerStays | None]]:
+    def list_reasons_ledgers_kept(self) -> list[tuple[int, LedgerStays | None]]:
         """Returns a pair for each ledger, oldest first: the ledger id, and the reason why the ledger stays; None
         instead of a reason if the next trim deletes the ledger."""
         now_ms = self.world.clock.wall_ms()
@@ -434,10 +434,10 @@ class Topic:
                 subscription.store.abandon()
         self._on_lost(self)
 
-    def on_waiting(self, error: MagnetarError) -> None:
+    def on_publish_waiting(self, error: MagnetarError) -> None:
         """Called while publishes wait for a ledger: tells the producers the reason `error`."""
         for producer in self.producers:
-            producer.on_waiting(error)
+            producer.on_publish_waiting(error)
 
     def _disconnect(self, error: MagnetarError) -> None:
         self.producers.close(error)
@@ -563,7 +563,7 @@ class ProducerRegistry:
         publishes; NotOwner if the topic has ended at this broker."""
         topic = self._topic
         topic.check_not_ended()
-        refusal = topic.maintenance.publish_refusal()
+        refusal = topic.maintenance.why_publish_refused()
         if refusal is not None:
             raise refusal
         if producer.mode is not AccessMode.EXCLUSIVE:  # that is alone, or fenced, whatever may be here

@@ -30,7 +30,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...ledger import LedgerClient
-from ...metadata.records import TransactionOutcomesPlace
+from ...metadata.records import TransactionOutcomesLocation
 from ...proto.applied import AppliedPolicies
 from ...proto.entry import EntryHeader
 from ...proto.entry_pb2 import MessageMetadata
@@ -240,7 +240,7 @@ class TopicTransactions:
             lambda done: then(error_of_done_future(done))
         )
 
-    async def store_has_transactions(self) -> Transactions:
+    async def store_transactions_seen(self) -> Transactions:
         """Stores in the topic's record that the topic has seen a transaction; called before its first transaction.
         Returns the state of the topic's transactions."""
         async with self._here.seeing:
@@ -248,7 +248,7 @@ class TopicTransactions:
             if core is None:
                 position = self._log.shape.last_confirmed
                 await self._log.commit_fields(
-                    transactions=TransactionOutcomesPlace(mark_ledger=position[0], mark_entry=position[1])
+                    transactions=TransactionOutcomesLocation(mark_ledger=position[0], mark_entry=position[1])
                 )
                 ledger = self._make_ledger()
                 ledger.position, ledger.stored_index = position, self._log.shape.end_index

@@ -22,7 +22,7 @@ from ...proto.errors import (
 from ...proto.names import TopicName
 from ...proto.states import TxnId, TxnState
 from ...runtime.tasks import Tasks
-from ..common.transactions import Joined, Settlement, txn_state_of_join_answer
+from ..common.transactions import JoinAnswer, Settlement, txn_state_of_join_answer
 from .transactions_core import OPEN_MAX, Transactions, TxnPhase
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class TransactionOutcomeResolver:
         else:
             self.on_outcome_answered(txn, joined)
 
-    def on_outcome_answered(self, txn: TxnId, joined: Joined) -> None:
+    def on_outcome_answered(self, txn: TxnId, joined: JoinAnswer) -> None:
         """Called with the answer `joined` of the coordinator about a transaction that is not settled at this topic:
         settles the transaction if it has ended."""
         if isinstance(joined, Settlement):
@@ -342,7 +342,7 @@ class TransactionJoins:
         if not self._of.topic.name.persistent:
             raise NotAllowed(f"topic {self._of.topic.name} keeps nothing, and takes part in no transaction")
         self._check_leaving()
-        core = await self._of.store_has_transactions()
+        core = await self._of.store_transactions_seen()
         is_full = core.is_full(txn)
         if is_full or core.register_unresolved_transaction(txn) is TxnPhase.ENDED:
             if not self._is_writer(txn, owner):
@@ -392,7 +392,7 @@ class TransactionJoins:
         if self.is_leaving:
             raise Unavailable(f"topic {self._of.topic.name} is about to be deleted: nothing joins a transaction there")
 
-    async def _patiently(self, txn: TxnId, owner: str | None) -> Joined:
+    async def _patiently(self, txn: TxnId, owner: str | None) -> JoinAnswer:
         """Returns the coordinator's answer, retried for JOIN_S. Raises Unavailable after that; the entry is certainly
         not in the log then."""
         end = self._of.world.clock.monotonic() + JOIN_S

@@ -41,17 +41,17 @@ from .intents_core import (
     Join,
     RemoveParticipant,
 )
-from .outcomes_core import OutcomeDecider, UndurableDecisions
+from .outcomes_core import OutcomeDecider, PendingDecisions
 from .records_core import (
-    FORGOTTEN,
+    DISCARDED_BATCH,
     AnyRecord,
     IdleNamesRemoved,
-    KeptSinkBatch,
     NameHolderChanged,
     Participant,
     ParticipantDetached,
     Prepared,
     SinkBatch,
+    SinkBatchRecorded,
     SinkTag,
     TransactionOwner,
     make_commit_record,
@@ -85,7 +85,7 @@ RECORD_BYTES_MAX = 4 << 20
 class TransactionEndDecider:
     """Decides the requests to join a transaction, and the requests to commit, prepare or abort a transaction."""
 
-    def __init__(self, table: TransactionTable, decisions: UndurableDecisions, outcomes: OutcomeDecider) -> None:
+    def __init__(self, table: TransactionTable, decisions: PendingDecisions, outcomes: OutcomeDecider) -> None:
         self._table = table
         self._decisions = decisions
         self._outcomes = outcomes
@@ -151,7 +151,7 @@ class TransactionEndDecider:
             if live.phase is Phase.ABORTING:
                 live.waiting_intents.append(intent)
             else:
-                self._outcomes.receive_given_intents([intent], now)
+                self._outcomes.receive_intents([intent], now)
             return
         if intent.verb is EndVerb.COMMIT and live.owned.tag is not None:
             raise InvalidRequest(f"{self._table.txn_id(live.txn)} is of a sink: it commits with its batch")
@@ -166,7 +166,7 @@ class TransactionEndDecider:
             self._decisions.decide(Prepared(live.txn, live.owned, listed, left_s))
         elif not listed and live.phase is Phase.OPEN:
             self._outcomes.commit_without_participants(live, now)
-            self._outcomes.receive_given_intents([intent], now)
+            self._outcomes.receive_intents([intent], now)
             return
         else:
             live.phase = Phase.COMMITTING
@@ -251,7 +251,7 @@ class SinkBatchDecider:
     """Decides the requests to commit batches of a sink, so that each numbered batch of a sink is committed once."""
 
     def __init__(
-        self, table: TransactionTable, decisions: UndurableDecisions, outcomes: OutcomeDecider,
+        self, table: TransactionTable, decisions: PendingDecisions, outcomes: OutcomeDecider,
         ends: TransactionEndDecider,
         now: float
     ) -> None:
@@ -260,7 +260,7 @@ class SinkBatchDecider:
         self._outcomes = outcomes
         self._ends = ends
         self.in_doubt: dict[Key, list[Intent]] = {}  # by sink: what waits for the batch that is being committed
-        self.used_at = {key: now - each.idle_s for key, each in table.state.sinks.items()}
+        self.last_used_times = {key: now - each.idle_s for key, each in table.state.sinks.items()}
 
     def has_committed_batch(self, intent: Begin | CommitBatch, tag: SinkTag, now: float) -> bool:
         """Returns True if the sink has committed the batch already. Raises InvalidRequest if the number of the batch is
@@ -281,7 +281,7 @@ class SinkBatchDecider:
         stored = sinks.find(owner, tag.sink_id)
         if stored is None:
             return False
-        self.used_at[sinks.key(owner, tag.sink_id)] = now
+        self.last_used_times[sinks.key(owner, tag.sink_id)] = now
         if stored.query_id != tag.query_id:
             if not intent.adopt:
                 raise SinkFenced(
@@ -339,13 +339,13 @@ class SinkBatchDecider:
         """Called when a batch of the sink is committed: aborts the other transactions of this batch or an earlier one,
         and the transactions of other queries; then handles the intents that waited for the commit."""
         key = sink.owner, sink.sink_id
-        self.used_at[key] = now
+        self.last_used_times[key] = now
         for txn in list(self._table.by_sink.get(key, ())):
             owned = self._table.unused[txn].owned if txn in self._table.unused else self._table.live[txn].owned
             assert owned.tag is not None, "it is of a sink"
             if owned.tag.query_id != sink.query_id or owned.tag.batch <= sink.batch:
                 self._outcomes.abort_or_void_id(txn, AbortReason.SUPERSEDED, now)
-        self._outcomes.receive_given_intents(self.in_doubt.pop(key), now)
+        self._outcomes.receive_intents(self.in_doubt.pop(key), now)
 
 
 # --------------------------------------------------------------------------------------------------- begins_core
@@ -364,7 +364,7 @@ class TransactionBeginDecider:
     """Decides the requests to begin transactions. Removes the names and the sinks that were idle for too long."""
 
     def __init__(
-        self, table: TransactionTable, decisions: UndurableDecisions, outcomes: OutcomeDecider,
+        self, table: TransactionTable, decisions: PendingDecisions, outcomes: OutcomeDecider,
         batches: SinkBatchDecider, now: float,
         gap: Callable[[], int],
     ) -> None:  # fmt: skip
@@ -473,17 +473,18 @@ class TransactionBeginDecider:
         ]  # fmt: skip
         sinks = [
             sink for key, sink in self._table.state.sinks.items()
-            if now - self._batches.used_at.get(key, now) >= limits.sink_idle_s and key not in self._table.by_sink
-            and key not in self._batches.in_doubt
+            if now - self._batches.last_used_times.get(key, now) >= limits.sink_idle_s
+            and key not in self._table.by_sink and key not in self._batches.in_doubt
         ]  # fmt: skip
         if names:
             self._decisions.decide(IdleNamesRemoved([name for _, name in names], [owner for owner, _ in names]))
         for sink in sinks:
-            self._decisions.decide(KeptSinkBatch(SinkBatch(sink.sink_id, sink.query_id, FORGOTTEN, sink.owner)))
+            last = SinkBatch(sink.sink_id, sink.query_id, DISCARDED_BATCH, sink.owner)
+            self._decisions.decide(SinkBatchRecorded(last))
         for key in names:
             self._used_names.pop(key, None)
         for sink in sinks:
-            self._batches.used_at.pop((sink.owner, sink.sink_id), None)
+            self._batches.last_used_times.pop((sink.owner, sink.sink_id), None)
         if now - self._idle_noted_at >= shortest / NOTES:
             self._idle_noted_at = now
             changing = {*taken, *self._batches.in_doubt, *names, *((each.owner, each.sink_id) for each in sinks)}
@@ -499,6 +500,6 @@ class TransactionBeginDecider:
             if (owner, name) not in changing and abs(idle_s - each.idle_s) >= limits.name_idle_s / NOTES:
                 yield NameHolderChanged(name, each.holder, idle_s, owner)
         for key, sink in self._table.state.sinks.items():
-            idle_s = now - self._batches.used_at.get(key, now)
+            idle_s = now - self._batches.last_used_times.get(key, now)
             if key not in changing and abs(idle_s - sink.idle_s) >= limits.sink_idle_s / NOTES:
-                yield KeptSinkBatch(SinkBatch(sink.sink_id, sink.query_id, sink.batch, sink.owner, idle_s))
+                yield SinkBatchRecorded(SinkBatch(sink.sink_id, sink.query_id, sink.batch, sink.owner, idle_s))

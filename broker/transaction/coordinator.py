@@ -36,7 +36,7 @@ from ...proto.names import Position
 from ...proto.states import TxnId, TxnState
 from ...runtime.network import World
 from ...runtime.tasks import Supervisor, Tasks
-from ..common.transactions import Joined, Settlement
+from ..common.transactions import JoinAnswer, Settlement
 from .coordinator_core import Coordinator
 from .halves_core import PUBLISH_S
 from .intents_core import (
@@ -181,7 +181,7 @@ TICK_S = 0.5
 ANSWER_S = 25.0
 """Seconds that a request may take: less than the time after which a client repeats it."""
 
-GAP_MAX = 1 << 16
+ID_GAP_MAX = 1 << 16
 """Bound of the random number of ids that are left out before a block, so that ids cannot be guessed. An epoch has 40
 bits of ids, which are 33 million blocks on average."""
 
@@ -229,7 +229,7 @@ class RunningCoordinator:
         loading_ms = world.clock.wall_ms()
         state, epoch = await log.take_over()
         rng = world.rng
-        core = Coordinator(log.number, epoch, state, limits, world.clock.monotonic(), lambda: rng.randrange(GAP_MAX))
+        core = Coordinator(log.number, epoch, state, limits, world.clock.monotonic(), lambda: rng.randrange(ID_GAP_MAX))
         running = cls(world, log, core, topics, publish, close_s, on_over)
         running.loading_ms, running.loaded_ms = loading_ms, world.clock.wall_ms()
         running._do(core.start(world.clock.monotonic()))
@@ -248,7 +248,7 @@ class RunningCoordinator:
         assert isinstance(found, BeginAnswer), "a begin is answered by ids"
         return found
 
-    async def join(self, txn: TxnId, topic: str, owner: str | None = None) -> Joined:
+    async def join(self, txn: TxnId, topic: str, owner: str | None = None) -> JoinAnswer:
         """Makes `topic` a participant of the transaction. Returns the state of the transaction, or the settlement that
         the topic still has to store. If `topic` is empty, only the timeout of the transaction starts. `owner`: the role
         that writes in the transaction; None: the topic itself asks. Raises InvalidRequest if another role began the

@@ -62,7 +62,7 @@ from .intents_core import (
     Result,
     WatchHalves,
 )
-from .outcomes_core import Decision, OutcomeDecider, UndurableDecisions
+from .outcomes_core import Decision, OutcomeDecider, PendingDecisions
 from .records_core import (
     Aborted,
     AnyRecord,
@@ -95,7 +95,7 @@ from .state_core import (
 
 MARKS = 8
 """How often per `retention_s` the lowest id that is not done is remembered."""
-HANDED_MAX = 500
+HANDOVER_RECORD_ITEMS_MAX = 500
 """Most open transactions, and most leases, in one record of a hand-over."""
 
 
@@ -111,7 +111,7 @@ class Coordinator:
         self.table = TransactionTable(
             number, epoch, state, limits, lambda half, owner: self.halves.has_other_owner(half, owner)
         )
-        self.decisions = UndurableDecisions()
+        self.decisions = PendingDecisions()
         self.outcomes = OutcomeDecider(self.table, self.decisions, self._receive)
         self.ends = TransactionEndDecider(self.table, self.decisions, self.outcomes)
         self.batches = SinkBatchDecider(self.table, self.decisions, self.outcomes, self.ends, now)
@@ -373,8 +373,8 @@ class Coordinator:
             *self.halves.make_half_message_age_records(now),
             *self.begins.make_idle_time_records(now),
         ]
-        for start in range(0, max(len(opened), len(leases)), HANDED_MAX):
-            end = start + HANDED_MAX
+        for start in range(0, max(len(opened), len(leases)), HANDOVER_RECORD_ITEMS_MAX):
+            end = start + HANDOVER_RECORD_ITEMS_MAX
             records.append(EpochHandedOver(self.table.epoch, opened[start:end], leases[start:end]))
         return records
 

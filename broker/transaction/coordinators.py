@@ -2,7 +2,7 @@
 
     await coordinators.find_owner(number)  its owner; this broker takes one that no broker owns
     await coordinators.load_here(number)   the running one; NotOwner if another broker owns it
-    await coordinators.join(txn, topic)    and get_reported_transaction, abort_open: `Coordinators` of
+    await coordinators.join(txn, topic)    and ask_transaction_state, abort_open: `Coordinators` of
     broker/common/transactions.py,
                                            here or over the network
     await coordinators.load_unowned_coordinators()      loads those that no broker owns and that have something to do
@@ -41,7 +41,7 @@ from ...runtime.network import World
 from ..cluster.ownership import Ownership
 from ..common.config import BrokerConfig, Replication
 from ..common.retry import LogThrottle, SharedCallsByKey
-from ..common.transactions import Joined, ReportedTransaction
+from ..common.transactions import JoinAnswer, ReportedTransaction
 from ..log.snapshot_ledger import TopicStateLedgers
 from .peers import BrokerPeers
 
@@ -218,13 +218,13 @@ class TransactionCoordinators:
             del self._loaded[running.number]
 
     # ------------------------------------------------------------------ `Coordinators` of topics
-    async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
+    async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> JoinAnswer:
         return await self._ask_owner(
             txn.coordinator, lambda running: running.join(txn, topic.full, owner),
             lambda endpoint: self.peers.join(endpoint, txn, topic, owner),
         )  # fmt: skip
 
-    async def get_reported_transaction(self, txn: TxnId) -> ReportedTransaction:
+    async def ask_transaction_state(self, txn: TxnId) -> ReportedTransaction:
         return await self._facts(txn, only_tell=True)
 
     async def abort_open(self, txn: TxnId) -> ReportedTransaction:

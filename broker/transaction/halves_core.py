@@ -95,7 +95,7 @@ ROLE_SHARE = 4
 """One role may have this fraction (1 / ROLE_SHARE) of the bytes and of the members."""
 PUBLISH_S = 30.0
 """Timeout of a transaction that publishes a half: readers of its topics wait no longer."""
-TRIES_S = 60.0
+PUBLISH_RETRY_S = 60.0
 """Seconds for which publishing is retried before the commit is answered with the error."""
 TRY_PAUSE_S_MAX = 5.0
 MARKS = 8
@@ -135,17 +135,17 @@ class OpenHalfMessage(msgspec.Struct):
     """A half message without an outcome, with its phase and its checks."""
 
     record: HalfMessageStored
-    age_start: float  # its age is counted from here
+    age_counted_from: float  # its age is counted from here
     phase: Phase
     waiting_intents: list[Intent] = msgspec.field(default_factory=list)
     due: float = 0.0  # the time of its next deadline
     asks: int = 0  # checks since it was stored, loaded or revived
-    members_lost: int = 0  # members that left while they were asked
+    disconnected_members: int = 0  # members that left while they were asked
     member: object = None  # the member that is asked, or was last
     check_number: int = 0  # the number of that check
     txn: int = 0  # the transaction that publishes it; 0: none at the moment
     tries: int = 0
-    try_until: float = 0.0
+    publish_retry_deadline: float = 0.0
     why: str = ""  # the last failure
 
     @property
@@ -336,7 +336,7 @@ class HalfMessages:
         self._leave(half)
         if is_commit:
             self._publish(half, now)
-            half.try_until, half.tries = now + TRIES_S, 0
+            half.publish_retry_deadline, half.tries = now + PUBLISH_RETRY_S, 0
         else:
             half.phase = Phase.ROLLING_BACK
             self._coordinator.decisions.decide(HalfMessageRolledBack(half.record.half))
@@ -365,7 +365,7 @@ class HalfMessages:
                 self._park(half, "by an operator", now)
                 half.waiting_intents.append(intent)
             case HalfMessageChangeVerb.REVIVE if half.phase is Phase.PARKED:
-                half.phase, half.age_start = Phase.REVIVING, now
+                half.phase, half.age_counted_from = Phase.REVIVING, now
                 half.waiting_intents.append(intent)
                 self._coordinator.decisions.decide(HalfMessageAgeRecorded(half.record.half, 0, 0.0, ""))
             case HalfMessageChangeVerb.REVIVE if half.phase is Phase.WAITING:
@@ -406,7 +406,7 @@ class HalfMessages:
     def _on_publish_failed(self, half: OpenHalfMessage, error: MagnetarError, now: float) -> None:
         half.txn, half.why = 0, f"it is not published: {error.message}"[:WHY_MAX]
         stays = error.definite and not error.retryable and not isinstance(error, TransactionAborted)
-        if not stays and now < half.try_until:
+        if not stays and now < half.publish_retry_deadline:
             half.tries += 1
             self._arm(half, now + min(TRY_PAUSE_S_MAX, 0.25 * 2.0**half.tries))
             return
@@ -459,10 +459,10 @@ class HalfMessages:
         asked = self._groups[key].members.pop(member).asked
         for each in asked:
             half = self._halves[each]
-            half.members_lost += 1
+            half.disconnected_members += 1
             half.why = "a process that was asked went away"
             half.phase = Phase.WAITING
-            if half.members_lost == 1:
+            if half.disconnected_members == 1:
                 self._make_ready(half, now, ask=False)
             else:
                 self._arm(half, now + self._pause(half))
@@ -488,7 +488,7 @@ class HalfMessages:
             self._arm(half, now + self._limits.answer_s)
             record = half.record
             self._coordinator.decisions.effects.append(AskAboutHalfMessage(
-                member, record.half, half.check_number, record.check_key, record.unknown, now - half.age_start,
+                member, record.half, half.check_number, record.check_key, record.unknown, now - half.age_counted_from,
                 self._limits.answer_s, record.messages,
             ))  # fmt: skip
 
@@ -504,7 +504,7 @@ class HalfMessages:
         else:
             self._wait(half, now)
             # the count is this object's too, before it is durable: the next answer counts on
-            noted = HalfMessageAgeRecorded(half.record.half, half.record.unknown + 1, now - half.age_start, "")
+            noted = HalfMessageAgeRecorded(half.record.half, half.record.unknown + 1, now - half.age_counted_from, "")
             half.record = _noted(half.record, noted)
             self._coordinator.decisions.decide(noted)
         self._ask(half.half_group_key, now)
@@ -529,7 +529,7 @@ class HalfMessages:
         """Makes the half message ready for a check by the next member with room. Until there is one, only its age is
         counted."""
         self._groups[half.half_group_key].ready[half.record.half] = None
-        self._arm(half, half.age_start + self._limits.open_s)
+        self._arm(half, half.age_counted_from + self._limits.open_s)
         if ask:
             self._ask(half.half_group_key, now)
 
@@ -537,7 +537,7 @@ class HalfMessages:
         self._leave(half)
         half.phase = Phase.PARKING
         self._coordinator.decisions.decide(
-            HalfMessageAgeRecorded(half.record.half, half.record.unknown + unknown, now - half.age_start, why)
+            HalfMessageAgeRecorded(half.record.half, half.record.unknown + unknown, now - half.age_counted_from, why)
         )
         self._ask(half.half_group_key, now)
 
@@ -571,7 +571,7 @@ class HalfMessages:
             self._resolved(half, now)
         elif half.phase is Phase.REVIVING and not record.parked:
             half.record = _noted(half.record, record)
-            half.asks, half.members_lost, half.phase = 0, 0, Phase.WAITING
+            half.asks, half.disconnected_members, half.phase = 0, 0, Phase.WAITING
             self._make_ready(half, now)
             self._resolved(half, now)
 
@@ -593,7 +593,7 @@ class HalfMessages:
 
     def _resolved(self, half: OpenHalfMessage, now: float) -> None:
         later, half.waiting_intents = half.waiting_intents, []
-        self._coordinator.outcomes.receive_given_intents(later, now)
+        self._coordinator.outcomes.receive_intents(later, now)
 
     def _add(self, half: OpenHalfMessage) -> None:
         self._halves[half.record.half] = half
@@ -608,7 +608,7 @@ class HalfMessages:
 
     # ------------------------------------------------------------------ time
     def _arm(self, half: OpenHalfMessage, due: float) -> None:
-        half.due = due if half.phase is not Phase.WAITING else min(due, half.age_start + self._limits.open_s)
+        half.due = due if half.phase is not Phase.WAITING else min(due, half.age_counted_from + self._limits.open_s)
         heapq.heappush(self._due, (half.due, half.record.half))
 
     def tick(self, now: float) -> None:
@@ -636,7 +636,7 @@ class HalfMessages:
                 half.why = f"a check was not answered within {self._limits.answer_s:g} s"
                 self._wait(half, now)
                 self._ask(half.half_group_key, now)
-            case Phase.WAITING if now - half.age_start >= self._limits.open_s:
+            case Phase.WAITING if now - half.age_counted_from >= self._limits.open_s:
                 why = f"it was not decided within {self._limits.open_s:g} s" + (f"; {half.why}" if half.why else "")
                 self._park(half, why[:WHY_MAX], now)
             case Phase.WAITING:
@@ -655,7 +655,7 @@ class HalfMessages:
         """Returns records that store the present age of each half message that waits for a check, or is being
         checked."""
         return [
-            HalfMessageAgeRecorded(number, half.record.unknown, now - half.age_start, "")
+            HalfMessageAgeRecorded(number, half.record.unknown, now - half.age_counted_from, "")
             for number, half in self._halves.items() if half.phase in (Phase.WAITING, Phase.ASKED)
         ]  # fmt: skip
 
@@ -685,13 +685,13 @@ class HalfMessages:
             chosen = [each for each in (self._halves.get(half),) if each is not None]
         else:
             chosen = [each for each in self._halves.values() if group in ("", each.record.group)]
-        return [self._row(each, now) for each in sorted(chosen, key=lambda each: each.age_start)[:limit]]
+        return [self._row(each, now) for each in sorted(chosen, key=lambda each: each.age_counted_from)[:limit]]
 
     def _row(self, half: OpenHalfMessage, now: float) -> HalfMessageRow:
         record = half.record
         return HalfMessageRow(
             record.half, _SHOWN.get(half.phase, HalfMessagePhase.ENDING), record.owner, record.group, record.check_key,
-            now - half.age_start, record.unknown, len(self._groups[half.half_group_key].members),
+            now - half.age_counted_from, record.unknown, len(self._groups[half.half_group_key].members),
             half_message_size_bytes(record),
             list(dict.fromkeys(each.topic for each in record.messages)), record.parked or half.why,
         )  # fmt: skip

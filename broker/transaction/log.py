@@ -36,8 +36,8 @@ The format of the entries of a coordinator's ledger.
 The body is JSON: a list of records (broker/transaction/records_core.py), each a list that begins with its number.
 Big-endian; `number` is the entry's id in the ledger; the checksum covers the 8 bytes before it and the body. The
 version is that of proto/versions.py. A ledger that the metadata names has a whole snapshot, because it is named after
-the snapshot is stored. An entry that does not parse is damage (DamagedCoordinator): the coordinator is not loaded, for
-it could answer "aborted" for a committed transaction.
+the snapshot is stored. An entry that does not parse is damage (DamagedCoordinatorLedger): the coordinator is not
+loaded, for it could answer "aborted" for a committed transaction.
 
 Example: an entry that says that the transactions below 7 are forgotten, as entry 3 of its ledger:
 
@@ -83,7 +83,7 @@ _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(list[AnyRecord])
 
 
-class DamagedCoordinator(ValueError):
+class DamagedCoordinatorLedger(ValueError):
     """Raised if bytes are not an entry of a coordinator's ledger, or if a ledger does not belong to a coordinator."""
 
 
@@ -128,22 +128,22 @@ def _entry(kind: int, number: int, body: bytes) -> bytes:
 
 def decode_coordinator_entry(entry: bytes, number: int, where: str) -> CoordinatorEntry:
     """Returns the decoded entry with the entry id `number`. `where`: the name of the ledger in error texts. Raises
-    DamagedCoordinator if the entry is damaged, NewerFormat if a later version wrote it."""
+    DamagedCoordinatorLedger if the entry is damaged, NewerFormat if a later version wrote it."""
     if len(entry) < HEAD_BYTES:
-        raise DamagedCoordinator(f"{where}: entry {number} of {len(entry)} bytes is too short")
+        raise DamagedCoordinatorLedger(f"{where}: entry {number} of {len(entry)} bytes is too short")
     magic, version, kind, found = _HEAD.unpack_from(entry)
     body = entry[HEAD_BYTES:]
     if magic != MAGIC:
-        raise DamagedCoordinator(f"{where}: entry {number} is none of a coordinator")
+        raise DamagedCoordinatorLedger(f"{where}: entry {number} is none of a coordinator")
     if _CRC.unpack_from(entry, _HEAD.size)[0] != crc32c(body, crc32c(entry[: _HEAD.size])):
-        raise DamagedCoordinator(f"{where}: the checksum of entry {number} does not match")
+        raise DamagedCoordinatorLedger(f"{where}: the checksum of entry {number} does not match")
     check_format(COORDINATOR, version, where)
     if found != number or kind not in (SNAPSHOT, SNAPSHOT_END, RECORDS):
-        raise DamagedCoordinator(f"{where}: entry {found} of kind {kind} where entry {number} belongs")
+        raise DamagedCoordinatorLedger(f"{where}: entry {found} of kind {kind} where entry {number} belongs")
     try:
         return CoordinatorEntry(kind, _DECODER.decode(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedCoordinator(f"{where}: entry {number}: {error}") from error
+        raise DamagedCoordinatorLedger(f"{where}: entry {number}: {error}") from error
 
 
 _LOG = logging.getLogger("magnetar.broker.transactions")
@@ -235,15 +235,15 @@ class CoordinatorLog:
                 for each in some:
                     entry = decode_coordinator_entry(bytes(each.payload), each.entry_id, where)
                     if whole is not (entry.kind == RECORDS):
-                        raise DamagedCoordinator(f"{where}: entry {each.entry_id} is out of its order")
+                        raise DamagedCoordinatorLedger(f"{where}: entry {each.entry_id} is out of its order")
                     whole = whole or entry.kind == SNAPSHOT_END
                     for record in entry.records:
                         self._state.apply(record)
                 await asyncio.sleep(0)
             if not whole:
-                raise DamagedCoordinator(f"{where} has no whole snapshot")
+                raise DamagedCoordinatorLedger(f"{where} has no whole snapshot")
             self._state.check()
-        except (DamagedCoordinator, KeyError, ValueError) as error:
+        except (DamagedCoordinatorLedger, KeyError, ValueError) as error:
             raise DataLost(f"{where} is damaged: {error}") from error
 
     async def _is_unchanged(self) -> bool:

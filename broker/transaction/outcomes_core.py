@@ -30,7 +30,7 @@ class Decision(NamedTuple):
     intent: Intent | None = None
 
 
-class UndurableDecisions:
+class PendingDecisions:
     """The records that are decided and not durable yet, and the effects that the driver has not taken yet."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class OutcomeDecider:
     is sent until each participant has stored the outcome."""
 
     def __init__(
-        self, table: TransactionTable, decisions: UndurableDecisions, receive: Callable[[Intent, float], None]
+        self, table: TransactionTable, decisions: PendingDecisions, receive: Callable[[Intent, float], None]
     ) -> None:
         """`receive` handles an intent, with its time, that waited while a transaction was in doubt."""
         self._table = table
@@ -117,9 +117,9 @@ class OutcomeDecider:
     def receive_queued_intents(self, live: LiveTransaction, now: float) -> None:
         """Handles the intents that waited while the transaction `live` was in doubt."""
         intents, live.waiting_intents = live.waiting_intents, []
-        self.receive_given_intents(intents, now)
+        self.receive_intents(intents, now)
 
-    def receive_given_intents(self, intents: Iterable[Intent], now: float) -> None:
+    def receive_intents(self, intents: Iterable[Intent], now: float) -> None:
         """Handles each of these intents, in order."""
         for intent in intents:
             self._receive(intent, now)

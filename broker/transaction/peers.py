@@ -31,7 +31,7 @@ from ...proto.states import TxnId, TxnState
 from ...runtime.network import Channel, Endpoint, Rpc, World, rpc
 from ...runtime.tasks import Tasks
 from ..common.retry import LogThrottle
-from ..common.transactions import Joined, ReportedTransaction, Settlement
+from ..common.transactions import JoinAnswer, ReportedTransaction, Settlement
 
 if TYPE_CHECKING:
     from .intents_core import Result
@@ -58,7 +58,7 @@ class BrokerPeers:
         self._queues: dict[tuple[str, str, int], _Queue] = {}
         self._tasks = Tasks()
 
-    async def join(self, endpoint: str, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
+    async def join(self, endpoint: str, txn: TxnId, topic: TopicName, owner: str | None = None) -> JoinAnswer:
         """Sends a join to the broker that owns the coordinator, and returns its answer. Raises the error that the
         broker answers, such as NotOwner or TransactionForgotten. After ConnectionLost and TimedOut the outcome is
         unknown."""

@@ -11,8 +11,8 @@
     EpochHandedOver            the owner of `epoch` ended in order: these are open, for the next epoch alone
     SettledOutcomesInSnapshot  in a snapshot alone: outcomes of transactions that are done
     LargestHolderNumber        in a snapshot alone: the largest number of a holder
-    KeptSinkBatch              the last batch of a sink, and how long it was idle; batch FORGOTTEN: not kept any more
-    HalfMessage…               of half messages (state_core.py)
+    SinkBatchRecorded              the last batch of a sink, and how long it was idle; batch DISCARDED_BATCH: not kept
+    any more HalfMessage…               of half messages (state_core.py)
 
 Ids are the lower halves of `TxnId` (`least`): the coordinator is the ledger's. A deadline begins anew in a new epoch,
 so times are how long something may take. Names and sinks are of the role `owner` (state_core.py); a version that knew
@@ -65,7 +65,7 @@ class TransactionOwner(msgspec.Struct, frozen=True, array_like=True):
     address: str = ""  # of the client that began it
 
 
-FORGOTTEN = -1
+DISCARDED_BATCH = -1
 """The batch number that says that the sink is forgotten. (An older version reads it as a sink without a batch.)"""
 
 
@@ -184,7 +184,7 @@ class LargestHolderNumber(Record, frozen=True, array_like=True, tag=11):
     holders: int
 
 
-class KeptSinkBatch(Record, frozen=True, array_like=True, tag=12):
+class SinkBatchRecorded(Record, frozen=True, array_like=True, tag=12):
     """Record: the batch of a sink that was committed last, and for how long the sink was idle."""
 
     sink: SinkBatch
@@ -250,7 +250,7 @@ AnyRecord = (
     Committed | Prepared | Aborted | Done | ParticipantDetached | NameHolderChanged | IdleNamesRemoved
     | OutcomesDiscarded
     | EpochHandedOver | SettledOutcomesInSnapshot | LargestHolderNumber
-    | KeptSinkBatch | HalfRecord
+    | SinkBatchRecorded | HalfRecord
 )  # fmt: skip
 
 

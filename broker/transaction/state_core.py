@@ -32,7 +32,7 @@ from ...proto.errors import InvalidRequest, MagnetarError, TransactionAborted, T
 from ...proto.states import COUNTER_BITS, EPOCH_BITS, TxnId, TxnState
 from .intents_core import AbortReason, Counters, Intent, Limits, TransactionRow
 from .records_core import (
-    FORGOTTEN,
+    DISCARDED_BATCH,
     Aborted,
     AnyRecord,
     Committed,
@@ -45,7 +45,6 @@ from .records_core import (
     HalfMessageStored,
     HalfRecord,
     IdleNamesRemoved,
-    KeptSinkBatch,
     LargestHolderNumber,
     NameHolderChanged,
     OutcomesDiscarded,
@@ -54,6 +53,7 @@ from .records_core import (
     Prepared,
     SettledOutcomesInSnapshot,
     SinkBatch,
+    SinkBatchRecorded,
     TransactionOwner,
     decode_participants,
     make_commit_record,
@@ -392,7 +392,7 @@ class CoordinatorState:
                 self.kept.restore_ids_from_record(record)
             case LargestHolderNumber():
                 self.last_holder = record.holders
-            case KeptSinkBatch():
+            case SinkBatchRecorded():
                 self._sink(record.sink)
             case (
                     HalfMessageStored() | HalfMessageAgeRecorded() | HalfMessageRolledBack()
@@ -415,7 +415,7 @@ class CoordinatorState:
             self.halves.add_committed_half_message(record.half)
 
     def _sink(self, sink: SinkBatch) -> None:
-        if sink.batch == FORGOTTEN:
+        if sink.batch == DISCARDED_BATCH:
             self.sinks.remove(sink.owner, sink.sink_id)
         else:
             self.sinks.put(sink.owner, sink.sink_id, sink)
@@ -435,7 +435,7 @@ class CoordinatorState:
         yield from self.prepared.values()
         for (owner, name), each in self.names.items():
             yield NameHolderChanged(name, each.holder, each.idle_s, owner)
-        yield from (KeptSinkBatch(sink) for _, sink in self.sinks.items())
+        yield from (SinkBatchRecorded(sink) for _, sink in self.sinks.items())
         yield from self.halves.snapshot()
 
     def check(self) -> None:

@@ -2,7 +2,7 @@
 
     facts = gather(session)                    plain records: brokers, bookies, quorums, subscriptions, settings
     findings, states = run_checks(facts)       each check of CHECKS decides by them alone
-    findings, states = examine_directory(dir)  OFFLINE: of a data directory whose server need not run
+    findings, states = check_directory(dir)  OFFLINE: of a data directory whose server need not run
 
 A check has a code, which alarms of `magnetar status` share, and is described in docs/operations.md. A finding is an
 Alarm: a sentence, the command that shows more or helps, and whether somebody is needed; with one, the exit code is 1.
@@ -444,7 +444,7 @@ class DataDirectoryCheck(NamedTuple):
     find: Callable[[Path], Iterable[Alarm] | str]
 
 
-def examine_directory(directory: Path) -> tuple[list[Alarm], dict[str, str]]:
+def check_directory(directory: Path) -> tuple[list[Alarm], dict[str, str]]:
     """Checks a data directory and returns like `run_checks`. Of the files in the directory it reads only those in which
     bookies identify themselves; it writes one file, and removes that again."""
     findings, states = list[Alarm](), dict[str, str]()
@@ -556,7 +556,7 @@ def doctor(session: Session, backup: str | None, offline: str | None) -> None:
     if offline is not None and backup is not None:
         raise click.UsageError("--offline looks at one directory: leave --backup out")
     if offline is not None:
-        findings, states = examine_directory(Path(offline))
+        findings, states = check_directory(Path(offline))
         names = {check.code: check.what for check in OFFLINE}
     else:
         findings, states = run_checks(gather(session, backup))

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from ...proto.operations import OPERATIONS, AnsweringBroker, CliVerb, Operation, PermissionPlace
+from ...proto.operations import OPERATIONS, AnsweringBroker, CliVerb, Operation, PermissionScope
 from ..common.lazy import LazyCommand
 from ..common.session import COMPLETED, SUBSCRIPTION, WATCHED, YES, Session, confirm, with_session
 
@@ -35,11 +35,11 @@ def __getattr__(words: str) -> click.Command:
 
 
 def _command(row: Operation[Any], cli: CliVerb) -> click.Command:
-    place = row.rule.on.value if row.rule.on is not PermissionPlace.NOTHING else ""
+    place = row.rule.on.value if row.rule.on is not PermissionScope.NOTHING else ""
 
     def run(session: Session, **given: Any) -> None:
         yes, named = given.pop("yes", True), given.pop(place, "")
-        of = {place: _full(named) if row.rule.on is PermissionPlace.TOPIC else named} if place else {}
+        of = {place: _full(named) if row.rule.on is PermissionScope.TOPIC else named} if place else {}
         of |= {"subscription": given.pop("subscription")} if "subscription" in given else {}
         texts = {"place": of.get(place, ""), **of, **given}
         if cli.confirm:

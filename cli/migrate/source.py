@@ -297,7 +297,7 @@ class SourceConnection:
         cancelled, nothing is lost. Raises ConnectionLost or InvalidRequest."""
         while not self._came:
             try:
-                size = await self._stream.read_into(self._frames.read_buffer)
+                size = await self._stream.read_into(self._frames.get_free_buffer)
             except errors.MagnetarError:
                 self.over = True
                 raise

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from ...broker.server import Broker
     from ...metadata.address import Address
     from ...metadata.store import MetadataStore
-    from ...runtime.child import Child
+    from ...runtime.child import ChildProcess
     from ...runtime.files import File
     from ...runtime.network import Endpoint, World
     from ...runtime.parent import ProcessSpec
@@ -168,7 +168,7 @@ def make_process_spec(
     page of this process contains the metrics of all processes. `health`: the address at which it answers probes."""
     from ...runtime.parent import ProcessSpec
 
-    def work(child: Child) -> int:
+    def work(child: ChildProcess) -> int:
         voice = ProcessOutput(child, shows=shows)
         return run_reporting_errors(
             lambda: run_server(lambda world: main(world, voice), log_level, log_format, voice, health)

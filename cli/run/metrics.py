@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ...metadata.session import MetadataResponsiveness
     from ...metadata.sqlite import SqliteStore
     from ...runtime.budget import CallerMemory
-    from ...runtime.child import Child
+    from ...runtime.child import ChildProcess
     from ...runtime.clock import Clock
     from ...runtime.memory_shares import MemoryPlan
     from ...runtime.metrics import MetricsPage, MetricsQuery
@@ -279,7 +279,7 @@ class MeasuredParts(msgspec.Struct, frozen=True):
     async def __call__(self, page: MetricsPage) -> None:
         if self.metadata is not None:
             page.statistics("metadata", self.metadata.statistics(), gauges=METADATA_GAUGES)
-            if (made_ms := self.metadata.backed_up_ms) > 0:
+            if (made_ms := self.metadata.last_backup_ms) > 0:
                 text = "Metadata: age of the last copy that `magnetar metadata backup` made; there is no line before."
                 age_s = max(0.0, SystemClock().wall_ms() - made_ms) / 1000
                 page.gauge("magnetar_metadata_backup_age_seconds", text, age_s)
@@ -630,7 +630,7 @@ class SingleProcessOutput:
 class ProcessOutput:
     """The StatusOutput of one process, for a server that consists of several processes."""
 
-    def __init__(self, child: Child, *, shows: bool) -> None:
+    def __init__(self, child: ChildProcess, *, shows: bool) -> None:
         self.child = child
         self._shows = shows
         self._own: Measure | None = None

@@ -98,7 +98,7 @@ def broker_settings(given: StandaloneOptions, bookies: int) -> BrokerConfig:
     return load(BrokerConfig, "broker", file=given.config, overrides=overrides, defaults={"cluster": CLUSTER})
 
 
-def count_bookies(folder: Path, wanted: int | None) -> int:
+def decide_bookie_count(folder: Path, wanted: int | None) -> int:
     """Returns how many bookies to start: `wanted`, or if that is None, as many as have data in the folder. Raises
     InvalidConfiguration if `wanted` is less than that."""
     from ...proto.errors import InvalidConfiguration
@@ -217,7 +217,7 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
 
     folder, security = given.folder, given.security
     world = replace(world, network=InProcessNetwork(world.network, world.clock))  # the broker and its bookies are here
-    count = count_bookies(folder, given.bookies)
+    count = decide_bookie_count(folder, given.bookies)
     settings, stored = broker_settings(given, count), bookie_settings(given, 1)
     most = STANDALONE_BYTES * (1 + count)
     plan = make_memory_plan(given.config, given.memory_bytes, broker=settings, bookie=stored, bookies=count, most=most)
@@ -291,7 +291,7 @@ def run_processes(given: StandaloneOptions, count: int, log_level: str, log_form
     processes.check_fork_is_possible()
     accepts_only_members(given.security)
     held = processes.lock_folder(str(given.folder))
-    bookies = count_bookies(given.folder, given.bookies)
+    bookies = decide_bookie_count(given.folder, given.bookies)
     ports = processes.ReservedPorts()
     tree = ports.reserve(Endpoint("127.0.0.1", 0))
     settings = broker_settings(given, bookies)

@@ -105,7 +105,7 @@ def bookie(
         folder, where, advertise, rack, config, tree, wait_s, session_s, security, scraped,
         parse_health_endpoint(health), metrics_compat, warning, memory_bytes,
     )
-    count = count_processes(folder, processes_)
+    count = decide_process_count(folder, processes_)
     if count > 1:
         return _several(given, count, log_level, log_format)
     return run_server(
@@ -170,7 +170,7 @@ async def run_bookie(given: BookieOptions, world: World, voice: StatusOutput) ->
         await serve_for_ever(given.warning, make_readiness_check([running]))
 
 
-def count_processes(folder: Path, wanted: int | None) -> int:
+def decide_process_count(folder: Path, wanted: int | None) -> int:
     """Returns how many processes to start: one for each bookie with data in the folder, or `wanted` if that is more.
     Raises InvalidConfiguration."""
     from ...bookie.store.identity import COOKIE

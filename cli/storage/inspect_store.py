@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ...bookie.inspect.indexes import IndexedLedger, LedgerIndexOverview
     from ...bookie.inspect.snapshot import Damage, RemovedFile, Snapshot
     from ...bookie.inspect.summary import LogSummary, StoreSummary
-    from ...bookie.store.index import ExtentPlace
+    from ...bookie.store.index import ExtentLocation
 
 # ------------------------------------------------------------------------------------------------ inspect_common
 # The common part of the commands of `magnetar bookie inspect`: a directory to read, an output, and the count of
@@ -325,7 +325,7 @@ def _one(look: StoreInspection, seen: LedgerIndexOverview, ledger: int, entries:
     from ...bookie.inspect.snapshot import Damage, RemovedFile
 
     state = next(iter(walk_ledgers(look.snapshot, seen, ledger, ledger + 1)), None)
-    places: list[ExtentPlace] = []
+    places: list[ExtentLocation] = []
     for found in walk_ledger_extents(look.snapshot, ledger):
         if isinstance(found, Damage):
             look.count_damage(found)
@@ -352,7 +352,7 @@ def _one(look: StoreInspection, seen: LedgerIndexOverview, ledger: int, entries:
         )
 
 
-def _extent(place: ExtentPlace) -> Row:
+def _extent(place: ExtentLocation) -> Row:
     extent = place.extent
     return {
         "log": place.log, "first": extent.first, "last": extent.last, "entries": extent.entries,
@@ -370,7 +370,7 @@ def _journal(look: StoreInspection, ledger: int) -> str | None:
     return ", ".join(f"{number} {kind}" for kind, number in counts.items()) or None
 
 
-def _copies(look: StoreInspection, ledger: int, places: list[ExtentPlace], entry: int | None) -> Iterator[Row]:
+def _copies(look: StoreInspection, ledger: int, places: list[ExtentLocation], entry: int | None) -> Iterator[Row]:
     from itertools import chain
 
     from ...bookie.inspect.logs import find_journal_copies, find_log_copies

@@ -40,10 +40,10 @@ from google.protobuf.message import Message
 
 from ...proto import statistics as values
 from ...proto import wire_pb2 as wire
-from ...proto.entry import decode_as_stored, decode_properties, parse_header, split_broker_part
+from ...proto.entry import decode_for_inspection, decode_properties, parse_header, split_broker_part
 from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName, check_subscription_name, check_tenant_name
-from ...proto.operations import ANSWERS, AnsweringBroker, Operation, PermissionPlace, answer_of
+from ...proto.operations import ANSWERS, AnsweringBroker, Operation, PermissionScope, answer_of
 from ...proto.translation import convert_reply, request_of
 from ...runtime.network import Channel, Endpoint, Rpc, World, rpc
 from ..common.checks import INT64_MAX, TEXT, shorten_value, to_plain_text
@@ -71,13 +71,13 @@ class StoredMessage:
 
 def decode_stored_messages(entries: Iterable[wire.Delivery], topic: str) -> list[StoredMessage]:
     """Decodes stored entries, as a broker sends them, and returns their messages (proto/entry.py
-    `decode_as_stored`); acknowledged messages are left out. Raises CorruptEntry if an entry is damaged."""
+    `decode_for_inspection`); acknowledged messages are left out. Raises CorruptEntry if an entry is damaged."""
     partition = TopicName.parse(topic).partition
     found = []
     for entry in entries:
         client_part = split_broker_part(entry.entry)[2]
         header = parse_header(client_part)
-        for at, (about, payload) in enumerate(decode_as_stored(header, client_part)):
+        for at, (about, payload) in enumerate(decode_for_inspection(header, client_part)):
             if at in entry.acked_batch_indexes:
                 continue
             place = UncheckedMessageId(
@@ -436,9 +436,9 @@ _WORDS = {
 
 NAMED = values, MessageId, StoredMessage
 """By annotations, which are text."""
-PLACES: dict[PermissionPlace, tuple[str, Callable[[str], str]]] = {
-    PermissionPlace.TOPIC: ("topic", to_full_topic_name), PermissionPlace.NAMESPACE: ("name", to_full_namespace_name),
-    PermissionPlace.TENANT: ("name", check_tenant_name),
+PLACES: dict[PermissionScope, tuple[str, Callable[[str], str]]] = {
+    PermissionScope.TOPIC: ("topic", to_full_topic_name), PermissionScope.NAMESPACE: ("name", to_full_namespace_name),
+    PermissionScope.TENANT: ("name", check_tenant_name),
 }  # fmt: skip
 """What the parameter is called, and how it is checked before anything is sent."""
 Checks = Mapping[str, tuple[str, Callable[[str], str]]]

@@ -36,7 +36,7 @@ for _kind in (Consumer, Half, Producer, Reader, TableView, Transaction):
     setattr(faces, _kind.__name__, _kind)  # its annotations name them; `typing.get_type_hints` looks there
 
 
-class Client(faces.ClientFace):
+class Client(faces.ClientFacade):
     """A connection to a Magnetar cluster; opens producers, consumers, readers and table views. Blocking.
 
         with magnetar.Client("magnetar://localhost:7650") as client:

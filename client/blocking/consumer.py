@@ -31,7 +31,7 @@ from ..consume.ranges import Reader as AsyncReader
 from ..consume.receiver_queue import BatchReceiver, ReceiverQueue
 from ..model.message import ConsumerEventListener, Message, call_event_listener
 from ..model.message_id import MessageId
-from .faces import ConsumerFace, ReaderFace
+from .faces import ConsumerFacade, ReaderFacade
 from .loop_thread import ForkReopenedFacade, acquire_lock, asyncio_transaction_of, monotonic
 from .producer import Transaction
 
@@ -124,7 +124,7 @@ def _run_listener(
         del consumer
 
 
-class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
+class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
     """Receives and acknowledges messages of a subscription. `Client.subscribe` opens it; `close`, or `with`, ends it.
 
         with client.subscribe("flights", "board", magnetar.ConsumerType.Shared) as consumer:
@@ -173,7 +173,7 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
         puts it back."""
         assert self._tracing is not None, "its client traces"
         try:
-            self._tracing.begin_process(message)
+            self._tracing.begin_process_span(message)
         except BaseException:
             inbox.put_back([message])
             raise
@@ -198,7 +198,7 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
             messages = self._thread.run(batch.receive(inner.policy))
             if self._tracing is not None:
                 for message in messages:
-                    self._tracing.begin_process(message)
+                    self._tracing.begin_process_span(message)
             return messages
         except BaseException:
             if not self._thread.is_current():
@@ -262,7 +262,7 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
                 return
 
 
-class Reader(ReaderFace, _Receiving[AsyncReader]):
+class Reader(ReaderFacade, _Receiving[AsyncReader]):
     """Reads a topic from a given message on, without a durable subscription: it acknowledges nothing.
 
         with client.create_reader("flights", magnetar.MessageId.earliest) as reader:
@@ -337,11 +337,11 @@ def take_message_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Mess
             inbox.call_when_filled(wake)
             message = inbox.take_nowait() if inbox.messages else None
             if message is not None:
-                inbox.stop_waiting(wake)
+                inbox.remove_fill_callback(wake)
                 return message
             woken = acquire_lock(gate, deadline)
             if not woken:
-                inbox.stop_waiting(wake)
+                inbox.remove_fill_callback(wake)
             message = inbox.take_nowait()
             if message is not None:
                 return message
@@ -349,7 +349,7 @@ def take_message_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Mess
             if not woken:
                 raise Timeout(f"no message within {timeout_s:g} s")
     except BaseException:
-        inbox.stop_waiting(wake)
+        inbox.remove_fill_callback(wake)
         if message is not None:
             inbox.put_back([message])
         raise

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------------------------------------- written
 
 
-class ClientFace(BlockingFacade[aio.Client], ClosedAfterWith):
+class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
     """The methods of the blocking Client that only call or await those of the asyncio Client."""
 
     _init: Callable[[dict[str, Any]], None]
@@ -262,7 +262,7 @@ class ClientFace(BlockingFacade[aio.Client], ClosedAfterWith):
         return self._run(self._current().get_topic_partitions(topic))
 
 
-class ProducerFace(ForkReopenedFacade[AsyncProducer]):
+class ProducerFacade(ForkReopenedFacade[AsyncProducer]):
     """The methods of the blocking Producer that only call or await those of the asyncio Producer."""
 
     _half: Callable[[AsyncHalf], Half]
@@ -323,7 +323,7 @@ class ProducerFace(ForkReopenedFacade[AsyncProducer]):
         self._run(self._current().flush())
 
 
-class HalfFace(ProcessBoundFacade[AsyncHalf]):
+class HalfFacade(ProcessBoundFacade[AsyncHalf]):
     """The methods of the blocking Half that only call or await those of the asyncio Half."""
 
     def commit(self) -> None:
@@ -343,7 +343,7 @@ class HalfFace(ProcessBoundFacade[AsyncHalf]):
         self._finish(self._current().rollback())
 
 
-class TransactionFace(ProcessBoundFacade[AsyncTransaction]):
+class TransactionFacade(ProcessBoundFacade[AsyncTransaction]):
     """The methods of the blocking Transaction that only call or await those of the asyncio Transaction."""
 
     @property
@@ -383,7 +383,7 @@ class TransactionFace(ProcessBoundFacade[AsyncTransaction]):
         self._finish(self._current().abort(wait))
 
 
-class ConsumerFace(ForkReopenedFacade[AsyncConsumer]):
+class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
     """The methods of the blocking Consumer that only call or await those of the asyncio Consumer."""
 
     def subscription_name(self) -> str:
@@ -430,7 +430,7 @@ class ConsumerFace(ForkReopenedFacade[AsyncConsumer]):
         self._run(self._current().unsubscribe())
 
 
-class ReaderFace(ForkReopenedFacade[AsyncReader]):
+class ReaderFacade(ForkReopenedFacade[AsyncReader]):
     """The methods of the blocking Reader that only call or await those of the asyncio Reader."""
 
     def seek(self, messageid: MessageId | int) -> None:
@@ -442,7 +442,7 @@ class ReaderFace(ForkReopenedFacade[AsyncReader]):
         self._run(self._current().seek(messageid))
 
 
-class TableViewFace(ForkReopenedFacade[AsyncTableView]):
+class TableViewFacade(ForkReopenedFacade[AsyncTableView]):
     """The methods of the blocking TableView that only call or await those of the asyncio TableView."""
 
     def get(self, key: str, default: Any = None) -> Any:

@@ -27,7 +27,7 @@ from ..common.errors import (
     TransactionEnded,
     make_exception_for_result,
 )
-from ..common.receive_memory import SendMemory
+from ..common.memory_limits import SendMemory
 from ..core.batcher import Callback
 from ..core.transaction import TransactionState
 from ..model.message_id import MessageId
@@ -36,7 +36,7 @@ from ..produce.entry_writer import NO_EXTRAS, Extras
 from ..produce.partition_producer import PartitionProducer
 from ..transactions.transaction import LEAVE_S
 from ..transactions.transaction import Transaction as AsyncTransaction
-from .faces import HalfFace, ProducerFace, TransactionFace
+from .faces import HalfFacade, ProducerFacade, TransactionFacade
 from .loop_thread import acquire_lock, asyncio_transaction_of
 
 # --------------------------------------------------------------------------------------------------- transaction
@@ -56,7 +56,7 @@ class TransactionOfThread(threading.local):
     current: Transaction | None = None
 
 
-class Transaction(TransactionFace):
+class Transaction(TransactionFacade):
     """Sends and acknowledgements that count together or not at all. Blocking; `Client.transaction` begins it.
 
         with client.transaction() as txn:
@@ -120,7 +120,7 @@ class Transaction(TransactionFace):
 # during `prepare` rolls back. Guards: tests/client/blocking/test_blocking_halves.py.
 
 
-class Half(HalfFace):
+class Half(HalfFacade):
     """A half message, of one message or several: stored and not published. Blocking; `Producer.prepare` and
     `Client.half` make it.
 
@@ -158,7 +158,7 @@ class Half(HalfFace):
 # ------------------------------------------------------------------------------------------------------ producer
 
 
-class Producer(ProducerFace):
+class Producer(ProducerFacade):
     """Publishes messages to one topic. `Client.create_producer` opens it; `close`, or a `with` statement, ends it.
 
         with client.create_producer("flights", batching_enabled=True) as producer:

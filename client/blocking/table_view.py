@@ -13,10 +13,10 @@ from typing import Any
 
 from ..common.loggers import log_foreign_error
 from ..consume.table_view import Listener
-from .faces import TableViewFace
+from .faces import TableViewFacade
 
 
-class TableView(TableViewFace):
+class TableView(TableViewFacade):
     """A read-only dictionary of the latest value of each key of a topic, kept up to date in the client's thread.
 
         with client.create_table_view("prices") as view:

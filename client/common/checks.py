@@ -74,7 +74,7 @@ class ParameterCheck(NamedTuple):
     fits: Callable[[Any], bool] = lambda _: True
     optional: bool = False
 
-    def find_problem(self, value: object) -> type[TypeError] | type[ValueError] | None:
+    def find_error_class(self, value: object) -> type[TypeError] | type[ValueError] | None:
         if value is None and self.optional:
             return None
         if not isinstance(value, self.types) or (isinstance(value, bool) and bool not in self.types):
@@ -90,7 +90,7 @@ def check_parameters(table: Table, values: Mapping[str, Any]) -> None:
     name in `table`."""
     for name, value in values.items():
         row = table.get(name)
-        if row is not None and (problem := row.find_problem(value)) is not None:
+        if row is not None and (problem := row.find_error_class(value)) is not None:
             raise (WrongType if problem is TypeError else WrongValue)(
                 f"{name} is {row.allowed_text}, not {shorten_value(value)}"
             )
@@ -215,7 +215,7 @@ MESSAGE: Table = {
 
 def check_message_parameters(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
-        if value is not None and (problem := MESSAGE[name].find_problem(value)) is not None:
+        if value is not None and (problem := MESSAGE[name].find_error_class(value)) is not None:
             kind = WrongMessageType if problem is TypeError else WrongMessageValue
             raise kind(f"{name} is {MESSAGE[name].allowed_text}, not {shorten_value(value)}")
 

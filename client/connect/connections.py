@@ -38,14 +38,14 @@ from ...runtime.files import Files
 from ...runtime.grpc import client
 from ...runtime.network import (
     ByteService,
-    ByteServing,
     ByteStream,
     Channel,
     Endpoint,
     Peer,
     PeerService,
-    PeerServing,
-    Serving,
+    RunningByteServer,
+    RunningPeerServer,
+    RunningServer,
     World,
     rpc,
 )
@@ -53,7 +53,7 @@ from ...runtime.peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
 from ...runtime.tasks import SystemWorkers
 from ..common.closing import EventLoopCaller, register_before_connecting
 from ..common.errors import InvalidMessage
-from ..common.receive_memory import RECEIVE_BYTES, ReceiveMemory, SendMemory
+from ..common.memory_limits import RECEIVE_BYTES, ReceiveMemory, SendMemory
 from ..core.failover import Backoff
 from ..model.settings import ClientSettings
 from .broker_stream import BrokerStream
@@ -68,10 +68,12 @@ class _ClientNetwork:
 
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
-    ) -> Serving:
+    ) -> RunningServer:
         raise NotAllowed("a client serves nothing")
 
-    async def serve_bytes(self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> ByteServing:
+    async def serve_bytes(
+        self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN
+    ) -> RunningByteServer:
         raise NotAllowed("a client serves nothing")
 
     async def connect_bytes(self, endpoint: Endpoint, tls: TlsFiles | None = None) -> ByteStream:
@@ -81,7 +83,7 @@ class _ClientNetwork:
 
     async def serve_peers(
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
-    ) -> PeerServing:
+    ) -> RunningPeerServer:
         raise NotAllowed("a client serves nothing")
 
     def peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:

@@ -71,7 +71,7 @@ class AckSender:
         if self.spans is not None:
             for each in which:
                 if cumulative:
-                    self.spans.settle_up_to(each)
+                    self.spans.end_spans_up_to(each)
                 else:
                     self.spans.settle(each, ACKNOWLEDGE)
 

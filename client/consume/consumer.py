@@ -390,7 +390,7 @@ class Consumer(ClosedAfterAsyncWith):
         if self.settings.schema.by_writer:
             await fetch_writer_schemas(self.inbox, message)
         if self.tracing is not None:
-            self.tracing.begin_process(message)
+            self.tracing.begin_process_span(message)
         return message
 
     async def batch_receive(self) -> list[Message]:
@@ -401,7 +401,7 @@ class Consumer(ClosedAfterAsyncWith):
             await fetch_writer_schemas(self.inbox, *batch)
         if self.tracing is not None:
             for message in batch:
-                self.tracing.begin_process(message)
+                self.tracing.begin_process_span(message)
         return batch
 
     async def __aiter__(self) -> AsyncIterator[Message]:

@@ -86,7 +86,7 @@ def find_dead_letter_policy(settings: ConsumerSettings) -> ConsumerDeadLetterPol
     return policy
 
 
-def parse_reconsume_times(told: str) -> int:
+def parse_reconsume_count(told: str) -> int:
     """Parses the message property that counts how often a message was passed to `reconsume_later`, and returns the
     number. Returns 0 for a text that is no plain number, because another program may use that property for anything
     else."""
@@ -178,7 +178,7 @@ class DeadLetterProducer:
         """Publishes a copy of the message to the retry-letter topic, to be delivered after `delay`; if the limit of
         retries is reached, publishes the copy to the dead-letter topic instead. Returns when the copy is stored and the
         message is acknowledged."""
-        times = parse_reconsume_times(message.properties().get(RECONSUME_TIMES, "")) + 1
+        times = parse_reconsume_count(message.properties().get(RECONSUME_TIMES, "")) + 1
         found = {**_origin(message, self._subscription), **(properties or {})}
         if times > self.policy.max_redeliver_count:
             found[RECONSUME_TIMES] = str(times - 1)

@@ -10,7 +10,7 @@ skipped. Where its bytes are damaged it is not acknowledged: another copy may be
 published, no reader will ever read it. It is *discarded*, as by Pulsar's clients: acknowledged, logged and counted
 (`Consumer.statistics`), so that it takes no place among what is not acknowledged.
 
-A large entry is decompressed when the memory limit has room for it (client/common/receive_memory.py). Until then the
+A large entry is decompressed when the memory limit has room for it (client/common/memory_limits.py). Until then the
 entry and all entries after it wait compressed (`_folded`), so that the order stays. The core counts them as in flight.
 Also here: the frames that a consumer's effects become (`make_client_frames`).
 """
@@ -32,7 +32,7 @@ from ...proto.entry import (
     count_declared_messages,
     decode_columns_lazily,
     decode_payload,
-    is_intact,
+    has_valid_checksum,
     key_of_single_message,
     parse_broker_part,
     parse_checked_head,
@@ -42,7 +42,7 @@ from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.names import Position, sticky_slot
 from ..common.errors import CryptoError
-from ..common.receive_memory import LARGE_BYTES, ReceiveMemory
+from ..common.memory_limits import LARGE_BYTES, ReceiveMemory
 from ..core.consumer import ConsumerCore
 from ..core.effects import ConsumerEffect, GrantPermits, ReaderPosition, Redeliver, SendAcks, SendSeek
 from ..core.redelivery import WHOLE, AckGroup, EntrySets
@@ -143,7 +143,7 @@ class DeliveredEntries:
         return came
 
     # ------------------------------------------------------------------------------ what waits folded
-    def on_large_entry_taken(self, received: ReceivedEntry) -> None:
+    def on_large_entry_dequeued(self, received: ReceivedEntry) -> None:
         """Fact: the application received a message of a large entry, so the memory that was counted for this entry is
         free. May be called from any thread; the event loop must call `decompress_waiting_entries` soon."""
         size, received.unfolded = received.unfolded, 0
@@ -202,7 +202,7 @@ class DeliveredEntries:
             everywhere = to in (MessageId.earliest, MessageId.latest)
             self.start = ReaderStart(to, self._settings.start_message_id_inclusive and not everywhere)
 
-    def on_started(self, after: wire.MessageId) -> None:
+    def on_start_position(self, after: wire.MessageId) -> None:
         """Fact: the broker delivers what comes after this message. A reader that was opened at `latest`, or moved
         there, starts there from now on: what is published while it reconnects must not be passed over."""
         if self.start is not None and self.start.id == MessageId.latest:
@@ -341,7 +341,7 @@ class DeliveredEntries:
         return waits
 
     def _damaged(self, error: CorruptEntry, entry: bytes, position: Position, acked: Sequence[int]) -> Message:
-        malformed = is_intact(entry)
+        malformed = has_valid_checksum(entry)
         what = "malformed, and discarded" if malformed else "damaged"
         _LOG.error("%s: entry %s is %s: %s", self._consumer.topic, position, what, error)
         damaged = DamagedMessage(self._consumer, position, error, max(1, count_declared_messages(entry) - len(acked)))
@@ -410,7 +410,7 @@ class DeliveredEntries:
     def _without_removed(self, received: ReceivedEntry, messages: list[Message]) -> list[Message]:
         """Returns `messages` without those that compaction removed from the batch, and acknowledges the removed ones.
         """
-        removed = find_compacted_messages(received, messages)
+        removed = find_removed_by_compaction(received, messages)
         if not removed:
             return messages
         if self._durable:
@@ -477,7 +477,7 @@ def decompressed_bytes(header: EntryHeader) -> int:
 _NO_KEYS = Decryptor(None, lambda: 0.0)
 
 
-def find_compacted_messages(received: ReceivedEntry, messages: Sequence[Message]) -> list[Message]:
+def find_removed_by_compaction(received: ReceivedEntry, messages: Sequence[Message]) -> list[Message]:
     """`messages`: messages of one batch. Returns the messages among them that compaction removed while it retained
     other messages of the batch."""
     kept = frozenset(received.header.metadata.compacted_batch_indexes)

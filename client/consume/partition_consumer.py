@@ -23,7 +23,7 @@ from ...proto.errors import SAYS_LAST, MagnetarError, from_wire
 from ...proto.names import Position, TopicName
 from ..common.closing import DueTimer
 from ..common.errors import AlreadyClosed, PulsarException, translate_error
-from ..common.receive_memory import MemoryClaim
+from ..common.memory_limits import MemoryClaim
 from ..connect.attachment import Attachment, make_subscribe_frame
 from ..connect.broker_stream import CLOSE
 from ..connect.connections import Connections, TopicSchemas
@@ -40,7 +40,7 @@ from ..core.effects import (
     Redeliver,
     ReportSeek,
 )
-from ..core.redelivery import EntrySets, Place, RepeatFilter
+from ..core.redelivery import DuplicateFilter, EntrySets, Place
 from ..model.message import DamagedMessage, Message
 from ..model.message_id import MessageId
 from ..model.options import ReaderStart
@@ -122,7 +122,7 @@ class PartitionConsumer:
         wake = self.core.permits.count_used_permits(message.permits, message.entry.stream)
         message.permits = -message.permits  # given, and still the last of its entry
         if message.entry.unfolded:
-            self.deliveries.on_large_entry_taken(message.entry)
+            self.deliveries.on_large_entry_dequeued(message.entry)
             wake = True
         if self.acks.times_out:
             self.acks.on_taken(message)
@@ -132,7 +132,7 @@ class PartitionConsumer:
         if isinstance(message, DamagedMessage):
             raise message.error()
 
-    def on_take_interrupted(self) -> None:
+    def on_dequeue_interrupted(self) -> None:
         """Fact: Ctrl-C interrupted `on_taken` at an unknown point. Wakes the event loop, so that it processes
         everything that `on_taken` had recorded."""
         self._woken = False
@@ -195,7 +195,7 @@ class PartitionConsumer:
                 messages, dropped = self._without_repeated(core.repeats, messages)
                 hidden += dropped
             if messages:
-                core.repeats.on_messages_given(place_of(messages[-1]))
+                core.repeats.on_messages_queued(place_of(messages[-1]))
         if messages:
             self._inbox.put(messages)
         if hidden:
@@ -206,7 +206,7 @@ class PartitionConsumer:
             core.has_new_times = False
             self._timer.set_earlier(core.next_timer_at)
 
-    def _without_repeated(self, repeats: RepeatFilter, messages: list[Message]) -> tuple[list[Message], int]:
+    def _without_repeated(self, repeats: DuplicateFilter, messages: list[Message]) -> tuple[list[Message], int]:
         """Returns the messages that the application does not have, and the permits of the others."""
         until = repeats.find_end_of_repeats(place_of(messages[0]))
         if until is None:
@@ -219,7 +219,7 @@ class PartitionConsumer:
                 continue
             dropped += message.permits
             if message.entry.unfolded:
-                self.deliveries.on_large_entry_taken(message.entry)
+                self.deliveries.on_large_entry_dequeued(message.entry)
                 self._wake()
         return shown, dropped
 
@@ -232,7 +232,7 @@ class PartitionConsumer:
                 error = from_wire(done.error) if done.HasField("error") else None
                 self._do(self.core.on_answered(done.request_id, error))
                 if not self._durable and done.HasField("start"):
-                    self.deliveries.on_started(done.start)
+                    self.deliveries.on_start_position(done.start)
             case "last":
                 self._do(self.core.on_answered(frame.last.request_id, None, frame.last))
             case "subscribed":
@@ -240,7 +240,7 @@ class PartitionConsumer:
                 self.compacted_end_index = frame.subscribed.compacted_end_index
                 self._set_incarnation(frame.subscribed.incarnation)
                 if not self._durable and frame.subscribed.HasField("start"):
-                    self.deliveries.on_started(frame.subscribed.start)
+                    self.deliveries.on_start_position(frame.subscribed.start)
                 self._attachment.on_opened()
                 self.acks.flush()
                 self._do(self.core.on_opened())
@@ -253,7 +253,7 @@ class PartitionConsumer:
                 if "moved" in error.fields:  # by another consumer, or an operator
                     self.requests.discard_acks()
                     self.deliveries.clear_dead_lettered_messages()
-                    self.core.reset_repeat_filter()
+                    self.core.reset_duplicate_filter()
                 elif SAYS_LAST in error.fields:
                     self.acks.flush()
                     self._do(self.core.send_last_acks())
@@ -264,7 +264,7 @@ class PartitionConsumer:
             case "active":
                 self.active = frame.active
                 if not frame.active and self.core.repeats is not None:
-                    self.core.repeats.on_consumer_deposed()
+                    self.core.repeats.on_consumer_inactive()
                 if self.on_active is not None:
                     self.on_active(self.topic.partition, frame.active)
             case _:
@@ -279,7 +279,7 @@ class PartitionConsumer:
         self.writer_schemas = TopicSchemas(self._connections, self.topic, self.incarnation)
         if not before:
             return
-        self.core.reset_repeat_filter()
+        self.core.reset_duplicate_filter()
         _LOG.warning("%s was deleted and made anew: it is read from its beginning", self.topic)
         if not self._durable:
             self.core.clear_reader_position()
@@ -310,7 +310,7 @@ class PartitionConsumer:
                     self.requests.answer(request_id, error, result)
                 case ReportSeek(to):
                     if self._spans is not None:
-                        self._spans.settle_all()
+                        self._spans.end_all_spans()
                     self.acks.clear()
                     self.deliveries.on_cursor_moved(to)
                 case Connect(after_s):
@@ -321,7 +321,7 @@ class PartitionConsumer:
                     self._close_with(translate_error(error), topic_is_gone=topic_is_gone)
                 case _:
                     if self._spans is not None and isinstance(effect, Redeliver):
-                        self._spans.settle_redelivered(effect.entries)
+                        self._spans.end_redelivered_spans(effect.entries)
                     inclusive = self._settings.start_message_id_inclusive
                     for kind in make_client_frames(effect, durable=self._durable, inclusive=inclusive):
                         self._attachment.send(**kind)

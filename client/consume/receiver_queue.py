@@ -6,9 +6,9 @@ A deque does the work: `put` and `take_nowait` need no lock. A waiter leaves a w
 as there are messages. A wake-up is a hint: the waiter looks again, and waits again when another was faster.
 
 **No wake-up is lost.** A waiter that stops for another reason (a time-out, a cancelled task, Ctrl-C) takes its call
-back; if that was made already, it is made to the next who waits (`stop_waiting`). A task takes a message and returns it
-in one step, so a cancelled one has taken none. Ctrl-C at any point of `take_nowait` leaves the message, and its
-permits, here. Guards: tests/client/blocking/test_waking.py.
+back; if that was made already, it is made to the next who waits (`remove_fill_callback`). A task takes a message and
+returns it in one step, so a cancelled one has taken none. Ctrl-C at any point of `take_nowait` leaves the message, and
+its permits, here. Guards: tests/client/blocking/test_waking.py.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ReceiverQueue:
         except PulsarException:  # a damaged one
             raise
         except BaseException:
-            message.entry.consumer.on_take_interrupted()
+            message.entry.consumer.on_dequeue_interrupted()
             message.permits = max(0, message.permits)  # what was given is not given again
             self.messages.appendleft(message)
             self.put(())
@@ -165,13 +165,13 @@ class ReceiverQueue:
         try:
             await ready
         except BaseException:
-            self.stop_waiting(wake)
+            self.remove_fill_callback(wake)
             raise
 
     def call_when_filled(self, wake: Callable[[], object]) -> None:
         """Registers the function `wake`, which is called once when the queue may contain a message. The caller must
-        check the queue again after this call. Raises the error with which the queue ended; `stop_waiting` must be
-        called even then."""
+        check the queue again after this call. Raises the error with which the queue ended; `remove_fill_callback` must
+        be called even then."""
         self._waiting.append(wake)
         if self._error is not None:
             self.raise_if_ended()
@@ -194,7 +194,7 @@ class ReceiverQueue:
         self.put(())
         return dropped
 
-    def stop_waiting(self, wake: Callable[[], object]) -> None:
+    def remove_fill_callback(self, wake: Callable[[], object]) -> None:
         """Removes the function `wake` that `call_when_filled` registered. If `wake` was called already, the next
         registered function is called in its place, so that no message stays unnoticed."""
         if not self._remove_waiting(wake) and self.messages:
@@ -318,7 +318,7 @@ async def fetch_writer_schemas(inbox: ReceiverQueue, *messages: Message) -> None
     this fails or is cancelled, puts the messages back into `inbox`."""
     try:
         for message in messages:
-            await message.know_writer()
+            await message.fetch_writer_schema()
     except BaseException:
         inbox.put_back(messages)
         raise

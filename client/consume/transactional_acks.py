@@ -11,7 +11,7 @@ transaction already is no conflict. It ends with its transaction.
 message of its batch) is processed twice. A transaction that acknowledges both deliveries gets a TransactionConflict and
 can only abort: the broker cannot tell them from one that is sent again. The same `Message` may be acknowledged again;
 ids and cumulative acknowledgements do not say which delivery they mean: a program that acknowledges cumulatively does
-not get again what it has (client/core/redelivery.py `RepeatFilter`).
+not get again what it has (client/core/redelivery.py `DuplicateFilter`).
 **Cumulatively.** After an abort what was acknowledged comes again, and what the broker had delivered after it waits
 here before it. So that is thrown away before the abort is told: the next cumulative acknowledgement would cover what
 the program has not seen again, and it would be lost.

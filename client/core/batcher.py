@@ -30,7 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...proto.entry import PLAIN_PREFIXES, Encrypt, encode_batch, encode_entry, item_prefix, join_client_part
+from ...proto.entry import PLAIN_PREFIXES, Encrypt, encode_batch, encode_entry, encode_item_prefix, join_client_part
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.names import Position
 from .transaction import TransactionPort
@@ -200,7 +200,7 @@ class Batcher:
         sequence_id = self._take_sequence_id(message)
         fitting = self._find_fitting_batch(message, sequence_id)
         derived = fitting is None or (fitting.dense and sequence_id == fitting.highest + 1)
-        prefix = item_prefix(_single_metadata(message, None if derived else sequence_id))
+        prefix = encode_item_prefix(_single_metadata(message, None if derived else sequence_id))
         batch = self._batch_for(fitting, message, len(prefix) + len(message.payload), sequence_id)
         batch.dense = batch.dense and (not batch.callbacks or sequence_id == batch.highest + 1)
         self._add_to_batch(batch, message, prefix, sequence_id, callback)
@@ -212,7 +212,7 @@ class Batcher:
         """Adds a message to the batch of its key. The message gets its sequence id when that batch is closed."""
         if self._named:
             self.close()
-        prefix = item_prefix(_single_metadata(message, None))
+        prefix = encode_item_prefix(_single_metadata(message, None))
         batch = self._batch_for(self._open_batch_of(message), message, len(prefix) + len(message.payload), -1)
         self._add_to_batch(batch, message, prefix, -1, callback)
         if batch.size >= self._bytes_max or batch.message_count >= self._messages_max:

@@ -65,10 +65,10 @@ from .redelivery import (
     GROUP_S,
     AckTimeoutTracker,
     AckTracker,
+    DuplicateFilter,
     EntrySets,
     NackTracker,
     ReceivePermits,
-    RepeatFilter,
     positions_of,
 )
 
@@ -165,7 +165,7 @@ class ConsumerCore:
         self._first_permits = 0  # of this connection; they wait for the reader's seek
         self._begun: Position | None = None
         self._withheld = WithheldEntries()
-        self.repeats = RepeatFilter() if options.durable and options.log_order else None
+        self.repeats = DuplicateFilter() if options.durable and options.log_order else None
         self._delivered_before = 0  # this connection
         self.failed: set[Position] = set()  # given back, in order: the broker is not asked yet
         self.moving_bits: dict[Position, int] = {}  # of batches, as bits, what is on its way to the dead-letter topic
@@ -229,7 +229,7 @@ class ConsumerCore:
         self._unacked.clear()
         self.chunks.clear()
 
-    def reset_repeat_filter(self) -> None:
+    def reset_duplicate_filter(self) -> None:
         """Fact: unacknowledged messages will be delivered again, and the application must get them again. Repeated
         messages are not filtered out any more."""
         if self.repeats is not None:
@@ -418,7 +418,7 @@ class ConsumerCore:
             asked.setdefault(place.ledger_id, BitMap()).add(place.entry_id)
             self.failed.discard(place)
         if asked:
-            self.reset_repeat_filter()
+            self.reset_duplicate_filter()
             self._send_acks(effects)
             request_id = self.register_request()
             self._failing[request_id] = tuple(positions_of(asked))
@@ -445,7 +445,7 @@ class ConsumerCore:
         entries of which the application has seen nothing; their redelivery is not counted. `in_order`: deliveries in
         flight, which the broker will repeat, are discarded as well (`restart_request`)."""
         effects: list[ConsumerEffect] = []
-        self.reset_repeat_filter()
+        self.reset_duplicate_filter()
         if self.state is PartitionClientState.CONNECTED:
             self._send_acks(effects)
             if untouched:
@@ -514,7 +514,7 @@ class ConsumerCore:
         if entries and counted and self._options.failure_blocks:
             self.failed.update(positions_of(entries))
         elif entries and self.state is PartitionClientState.CONNECTED:
-            self.reset_repeat_filter()
+            self.reset_duplicate_filter()
             self._send_acks(effects)
             effects.append(Redeliver(entries, counted))
 
@@ -584,7 +584,7 @@ class ConsumerCore:
         return effects
 
     def _arrive(self, to: Any, effects: list[ConsumerEffect]) -> None:
-        self.reset_repeat_filter()
+        self.reset_duplicate_filter()
         self.discard_delivered()
         self._acks.clear()
         self._nacks.clear()

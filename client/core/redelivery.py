@@ -1,6 +1,6 @@
 """The entries that are to be delivered again, and when: negative acknowledgements and acknowledgement time-outs. Also
 the groups in which acknowledgements are sent (`AckTracker`), what comes again while the application has it
-(`RepeatFilter`), and the permits of a consumer (`ReceivePermits`).
+(`DuplicateFilter`), and the permits of a consumer (`ReceivePermits`).
 
 Both trackers *watch* an entry until a time. Acknowledging the entry ends this; when the time comes, `take_due` returns
 it once, never early. An entry that is watched again keeps its first time. They differ in how many are acknowledged:
@@ -313,7 +313,7 @@ Place = tuple[int, int, float]
 BEFORE_ALL: Place = (-1, -1, -1)
 
 
-class RepeatFilter:
+class DuplicateFilter:
     """Detects messages that the broker delivers again although the application has them already, after a reconnect.
     Only for consumers that get all messages in log order."""
 
@@ -326,7 +326,7 @@ class RepeatFilter:
         self._next = BEFORE_ALL  # the application has what is before this; BEFORE_ALL: not known
         self._confirmed = BEFORE_ALL  # what the broker has confirmed as acknowledged ends here
 
-    def on_messages_given(self, last: Place) -> None:
+    def on_messages_queued(self, last: Place) -> None:
         """Fact: all messages up to the place `last` are in the receiver queue or were received by the application."""
         self._next = (last[0], last[1], last[2] + 1)
 
@@ -345,7 +345,7 @@ class RepeatFilter:
         if self._next != BEFORE_ALL:
             self.until = self._next
 
-    def on_consumer_deposed(self) -> None:
+    def on_consumer_inactive(self) -> None:
         """Fact: another consumer of the subscription became the active one, and may process the messages that this
         consumer has received."""
         if self._next != BEFORE_ALL:

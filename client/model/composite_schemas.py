@@ -216,7 +216,7 @@ class KeyValueSchema(Schema):
             _U32.pack(NONE_LENGTH) if each is None else _U32.pack(len(each)) + each for each in parts
         )
 
-    def encode_apart(self, value: Any) -> tuple[bytes | None, bytes | None]:
+    def encode_separated(self, value: Any) -> tuple[bytes | None, bytes | None]:
         self._check(value)
         return _encoded(self._key, value[0]), _encoded(self._value, value[1])
 
@@ -229,7 +229,7 @@ class KeyValueSchema(Schema):
             None if key is None else self._key.decode(key), None if value is None else self._value.decode(value)
         )  # fmt: skip
 
-    def decode_pair(self, key: bytes | None, payload: bytes | None) -> tuple[Any, Any]:
+    def decode_separated(self, key: bytes | None, payload: bytes | None) -> tuple[Any, Any]:
         return (
             None if key is None else self._key.decode(key), None if payload is None else self._value.decode(payload)
         )  # fmt: skip
@@ -333,7 +333,7 @@ class AutoConsumeSchema(Schema):
     def decode(self, data: bytes) -> bytes:
         return data
 
-    def decode_written(self, payload: bytes, writer: SchemaInfo | None) -> Any:
+    def decode_with_writer_schema(self, payload: bytes, writer: SchemaInfo | None) -> Any:
         if writer is None:
             return payload
         if writer.type is SchemaType.AVRO:
@@ -355,11 +355,11 @@ class AutoConsumeSchema(Schema):
         """Decodes a pair; of a SEPARATED one only the value, because its key is the key of the message."""
         halves = split_key_value(writer)
         if writer.properties.get("kv.encoding.type") == KeyValueEncodingType.SEPARATED.value:
-            return self.decode_written(payload, halves.value)
+            return self.decode_with_writer_schema(payload, halves.value)
         key, value = KeyValueSchema(BytesSchema(), BytesSchema()).decode(payload)
         return (
-            None if key is None else self.decode_written(key, halves.key),
-            None if value is None else self.decode_written(value, halves.value),
+            None if key is None else self.decode_with_writer_schema(key, halves.key),
+            None if value is None else self.decode_with_writer_schema(value, halves.value),
         )
 
 
@@ -418,7 +418,7 @@ class _Checked(PreEncodedSchema):
         payload = super().encode(data)
         if self._told.type is SchemaType.JSON:
             _check_json(payload)
-        self._by.decode_written(payload, self._told)
+        self._by.decode_with_writer_schema(payload, self._told)
         return payload
 
 

@@ -260,7 +260,7 @@ class DefinedTypes:
     def __init__(self) -> None:
         self._defined: dict[str, type] = {}
 
-    def register_if_new(self, name: str, kind: type) -> bool:
+    def add_if_new(self, name: str, kind: type) -> bool:
         """Registers the type `kind` under its full name. Returns True if the name is new, so the schema must define the
         type at this place; False if it is defined already. Raises InvalidMessage if another type has that name."""
         known = self._defined.get(name)
@@ -620,6 +620,6 @@ class CustomEnum(Field[V]):
     def avro_type(self, names: DefinedTypes, namespace: str) -> Any:
         name = self.enum_type.__name__
         full = f"{namespace}.{name}" if namespace else name
-        if not names.register_if_new(full, self.enum_type):
+        if not names.add_if_new(full, self.enum_type):
             return name
         return {"type": "enum", "name": name, "symbols": [each.name for each in self.enum_type]}

@@ -65,7 +65,7 @@ class ReceivingConsumer(Protocol):
         of the entry can be granted again."""
         ...
 
-    def on_take_interrupted(self) -> None:
+    def on_dequeue_interrupted(self) -> None:
         """Fact: Ctrl-C interrupted a call of `on_taken` at an unknown point."""
         ...
 
@@ -184,7 +184,7 @@ class Message:
         writers = self._decoded_by()
         return None if writers is None else writers.get_schema(self.writer_version)
 
-    async def know_writer(self) -> None:
+    async def fetch_writer_schema(self) -> None:
         """Fetches from the broker the schema with which the message was written, if decoding needs this schema and the
         client does not have it yet."""
         if (writers := self._decoded_by()) is not None:
@@ -377,7 +377,7 @@ class _Unconnected(ReceivingConsumer):
         return False
 
     def on_taken(self, message: Message) -> None: ...
-    def on_take_interrupted(self) -> None: ...
+    def on_dequeue_interrupted(self) -> None: ...
     def acknowledge(self, which: Message) -> None: ...
     def make_copy_encryptor(self, message: Message) -> None: ...
 

@@ -71,7 +71,7 @@ TUNING = {
 
 
 def _is_name(name: object) -> bool:
-    return NAME.find_problem(name) is None
+    return NAME.find_error_class(name) is None
 
 
 PRODUCER: Table = {

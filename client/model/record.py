@@ -387,7 +387,7 @@ class Record(metaclass=_RecordType):
         has defined it already."""
         namespace = cls._avro_namespace or namespace
         name = f"{namespace}.{cls.__name__}" if namespace else cls.__name__
-        if not names.register_if_new(name, cls):
+        if not names.add_if_new(name, cls):
             return name if cls._avro_namespace else cls.__name__
         found: dict[str, Any] = {"type": "record", "name": cls.__name__}
         if cls._avro_namespace:

@@ -138,8 +138,8 @@ class Schema:
         """Decodes a received message and returns its value. `Message.value` calls this."""
         if self.separated:
             key = None if msg.has_null_key() else msg.key_bytes()
-            return self.decode_pair(key, None if msg.has_null_value() else msg.data())
-        return self.decode_written(msg.data(), msg.writer()) if self.by_writer else self.decode(msg.data())
+            return self.decode_separated(key, None if msg.has_null_value() else msg.data())
+        return self.decode_with_writer_schema(msg.data(), msg.writer()) if self.by_writer else self.decode(msg.data())
 
     def schema_info(self) -> SchemaDescription:
         """Returns the description of the schema that is registered with the topic, as Pulsar's client has it."""
@@ -155,7 +155,7 @@ class Schema:
         schema is registered."""
         return self._told
 
-    def decode_written(self, payload: bytes, writer: SchemaInfo | None) -> Any:
+    def decode_with_writer_schema(self, payload: bytes, writer: SchemaInfo | None) -> Any:
         """Decodes a payload that was written with the schema `writer` and returns the value. `writer` None: the message
         names no schema."""
         return self.decode(payload)
@@ -165,16 +165,16 @@ class Schema:
         `of_topic`, which depend on the topic. `info`: the schema of the topic; None: the topic has none."""
         return self
 
-    def encode_apart(self, value: Any) -> tuple[bytes | None, bytes | None]:
+    def encode_separated(self, value: Any) -> tuple[bytes | None, bytes | None]:
         """Encodes a (key, value) pair whose key is SEPARATED from the payload. Returns the encoded key, which becomes
         the key of the message, and the payload; either may be None."""
         raise InvalidMessage(f"{type(self).__name__} has no pairs")
 
     def encode_key(self, value: Any) -> bytes | None:
         """Encodes the key of a (key, value) pair whose key is SEPARATED, and returns it; None if the key is None."""
-        return self.encode_apart(value)[0]
+        return self.encode_separated(value)[0]
 
-    def decode_pair(self, key: bytes | None, payload: bytes | None) -> Any:
+    def decode_separated(self, key: bytes | None, payload: bytes | None) -> Any:
         """Decodes a (key, value) pair whose key is SEPARATED, and returns it. `key`: the key of the message; `payload`:
         the encoded value."""
         raise InvalidMessage(f"{type(self).__name__} has no pairs")
@@ -288,7 +288,7 @@ class AvroSchema(Schema):
     def decode(self, data: bytes) -> Any:
         return self._decoded(data, self._own, None)
 
-    def decode_written(self, payload: bytes, writer: SchemaInfo | None) -> Any:
+    def decode_with_writer_schema(self, payload: bytes, writer: SchemaInfo | None) -> Any:
         if writer is None:
             return self.decode(payload)
         known = self._writers.get(writer.data)

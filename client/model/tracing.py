@@ -205,9 +205,9 @@ class Tracing:
         """Ends all process spans of a partition's consumer, because it is closed."""
         spans = self._partitions.pop(consumer, None)
         if spans is not None:
-            spans.settle_all()
+            spans.end_all_spans()
 
-    def begin_process(self, message: Message) -> None:
+    def begin_process_span(self, message: Message) -> None:
         """Begins the process span of a message that the program receives now, if the message is traced."""
         spans = self._partitions.get(message.entry.consumer)
         if spans is None:
@@ -346,7 +346,7 @@ class ProcessSpans:
             if key[0] == ledger_id and key[1] == entry_id:
                 self._end(key, how)
 
-    def settle_up_to(self, which: Message | MessageId) -> None:
+    def end_spans_up_to(self, which: Message | MessageId) -> None:
         """Ends the spans of all messages up to the message `which`, because it is acknowledged cumulatively."""
         if isinstance(which, Message):
             position, index = which.entry.position, which.batch_index
@@ -357,7 +357,7 @@ class ProcessSpans:
             if key <= last:
                 self._end(key, CUMULATIVE)
 
-    def settle_redelivered(self, entries: EntrySets | None) -> None:
+    def end_redelivered_spans(self, entries: EntrySets | None) -> None:
         """Ends the spans of the entries whose redelivery is requested; `entries` None: of all entries. Redelivery is
         requested because an entry was not acknowledged in time, or because another message of its batch was negatively
         acknowledged."""
@@ -366,7 +366,7 @@ class ProcessSpans:
             if entries is None or (key[0] in entries and key[1] in entries[key[0]]):
                 self._end(key, how)
 
-    def settle_all(self) -> None:
+    def end_all_spans(self) -> None:
         """Ends all open spans, because the program can no longer acknowledge the messages that it has."""
         for key in list(self._open):
             self._end(key)

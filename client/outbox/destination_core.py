@@ -120,7 +120,7 @@ class ClaimRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class DatabaseTurn:
+class RelayDatabaseTransaction:
     """The steps of one database transaction of a relay, in this order: check that this relay still has the shard;
     record outcomes; claim rows. The turn can be repeated if it is unknown whether it committed: `next_seq` shows
     whether its claim did."""
@@ -164,10 +164,10 @@ class SendInTransaction:
 
 
 @dataclass(frozen=True, slots=True)
-class RunDatabaseTurn:
+class RunDatabaseTransaction:
     """Effect: run the database transaction `turn`, which records outcomes and claims rows."""
 
-    turn: DatabaseTurn
+    turn: RelayDatabaseTransaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class StopRelay:
     error: MagnetarError
 
 
-Effect = ResolveTopic | OpenDestination | SendRows | SendInTransaction | RunDatabaseTurn | FindTopics | StopRelay
+Effect = ResolveTopic | OpenDestination | SendRows | SendInTransaction | RunDatabaseTransaction | FindTopics | StopRelay
 
 
 @dataclass(frozen=True, slots=True)

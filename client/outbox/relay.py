@@ -36,13 +36,13 @@ from ..blocking.client import Client
 from ..blocking.loop_thread import shared_loop_thread
 from ..common.errors import InvalidTopicName, TopicNotFound
 from .destination_core import (
-    DatabaseTurn,
     Effect,
     FindTopics,
     OpenDestination,
+    RelayDatabaseTransaction,
     RelaySettings,
     ResolveTopic,
-    RunDatabaseTurn,
+    RunDatabaseTransaction,
     SendInTransaction,
     SendRows,
     StopRelay,
@@ -389,7 +389,7 @@ class Relay:
                     sender.send(destination, rows)
                 case SendInTransaction(parts):
                     sender.send_in_transaction(parts)
-                case RunDatabaseTurn(turn):
+                case RunDatabaseTransaction(turn):
                     left.extend(self._transact(core, turn))
                 case OpenDestination(destination):
                     sender.open(destination)
@@ -407,16 +407,16 @@ class Relay:
             return RelayFenced(f"a newer relay has shard {self._shard} of {self.name}: this one ends")
         return error
 
-    def _transact(self, core: RelayCore, turn: DatabaseTurn) -> list[Effect]:
+    def _transact(self, core: RelayCore, turn: RelayDatabaseTransaction) -> list[Effect]:
         try:
             rows, next_seq = self._store.run_database_turn(turn)
         except RelayFenced:
             return core.on_fenced()
         except OutboxUnreachable as error:
             self._log_trouble(error)
-            return core.on_turn_failed(_clock.monotonic())
+            return core.on_database_outcome_unknown(_clock.monotonic())
         self._trouble = ""
-        return core.on_turn_committed(turn, rows, next_seq, _clock.monotonic())
+        return core.on_database_committed(turn, rows, next_seq, _clock.monotonic())
 
     def _find(self, core: RelayCore) -> list[Effect]:
         try:

@@ -1,8 +1,9 @@
 """The decisions of a relay for its shard: what it claims, sends, records, and when it must stop. Pure; times are
 seconds of one clock that does not go back.
 
-Facts in (`on_shard_claimed`, `on_topics_found`, `on_topic_resolved`, `on_opened`, `on_group_done`, `on_turn_committed`,
-…), effects out (destination_core.py). A *turn* is one transaction in the database: it records outcomes and claims rows.
+Facts in (`on_shard_claimed`, `on_topics_found`, `on_topic_resolved`, `on_opened`, `on_group_outcome`,
+`on_database_committed`, …), effects out (destination_core.py). A *turn* is one transaction in the database: it records
+outcomes and claims rows.
 
 **Shards.** Each destination has one shard: a hash of its topic's name, plus the partition, modulo the number of shards.
 So no two relays ever send to one destination, and the producer there can be exclusive.
@@ -42,17 +43,17 @@ from .destination_core import (
     ClaimedRow,
     ClaimedShard,
     ClaimRequest,
-    DatabaseTurn,
     Destination,
     DestinationStatus,
     Effect,
     FindTopics,
     OpenDestination,
     RefusedRow,
+    RelayDatabaseTransaction,
     RelaySettings,
     ResolveTopic,
     RowsOutcome,
-    RunDatabaseTurn,
+    RunDatabaseTransaction,
     SendInTransaction,
     SendRows,
     StopRelay,
@@ -109,7 +110,7 @@ class RelayCore:
         self._epoch = self._next_seq = 0
         self._absent_s: float | None = None
         self._known: dict[str, int] = {}  # what each destination had stored when the shard was taken
-        self._turning: DatabaseTurn | None = None
+        self._turning: RelayDatabaseTransaction | None = None
         self._turn_due = 0.0  # after a failure: when the same turn is repeated
         self._turn_failed = 0
         self._claim_due = 0.0
@@ -219,7 +220,7 @@ class RelayCore:
         self._put_off(self.destinations[destination], error, now)
         return []
 
-    def on_group_done(self, destination: str, outcome: RowsOutcome, error: str, now: float) -> list[Effect]:
+    def on_group_outcome(self, destination: str, outcome: RowsOutcome, error: str, now: float) -> list[Effect]:
         """Fact: the group of rows in flight to `destination` has the outcome `outcome`; `error` says why it was not
         stored."""
         at = self.destinations[destination]
@@ -233,7 +234,9 @@ class RelayCore:
                 self._put_off(at, error, now)
         return self.run_timers(now)
 
-    def on_transaction_done(self, outcome: RowsOutcome, error: str, failed: Sequence[str], now: float) -> list[Effect]:
+    def on_transaction_outcome(
+        self, outcome: RowsOutcome, error: str, failed: Sequence[str], now: float
+    ) -> list[Effect]:
         """Fact: the cluster transaction in flight has the outcome `outcome`. `failed`: the destinations whose producers
         ended; if it is empty, no single destination failed, and all of them are opened again after a pause."""
         together = self.atomic_units
@@ -301,8 +304,8 @@ class RelayCore:
         self.parked_rows += parked
         self._failures.append(RefusedRow(row, error, parked, wait))
 
-    def on_turn_committed(
-        self, turn: DatabaseTurn, rows: Sequence[ClaimedRow], next_seq: int, now: float
+    def on_database_committed(
+        self, turn: RelayDatabaseTransaction, rows: Sequence[ClaimedRow], next_seq: int, now: float
     ) -> list[Effect]:
         """Fact: the database transaction of the turn `turn` committed. `rows`: the rows that the turn claimed, in the
         order of their sequence ids. `next_seq`: the next sequence id."""
@@ -325,7 +328,7 @@ class RelayCore:
             self._claim_due = now + self._settings.poll_s
         return self.run_timers(now)
 
-    def on_turn_failed(self, now: float) -> list[Effect]:
+    def on_database_outcome_unknown(self, now: float) -> list[Effect]:
         """Fact: it is unknown whether the database transaction of the present turn committed. The same turn is repeated
         after a pause."""
         assert self._turning is not None, "a turn was begun"
@@ -377,13 +380,13 @@ class RelayCore:
             self._open_and_send(effects, now)
         if self._turning is not None and self._turn_failed and now >= self._turn_due:
             self._turn_due = inf
-            effects.append(RunDatabaseTurn(self._turning))
+            effects.append(RunDatabaseTransaction(self._turning))
         elif self._turning is None:
             turn = self._next_turn(now)
             if turn is not None:
                 self._turning = turn
                 self._turn_due = inf
-                effects.append(RunDatabaseTurn(turn))
+                effects.append(RunDatabaseTransaction(turn))
         return effects
 
     def _open_and_send(self, effects: list[Effect], now: float) -> None:
@@ -413,12 +416,12 @@ class RelayCore:
                 self.sent_rows += len(rows)
             effects.append(SendInTransaction(parts))
 
-    def _next_turn(self, now: float) -> DatabaseTurn | None:
+    def _next_turn(self, now: float) -> RelayDatabaseTransaction | None:
         claim = self._claim() if not self.stopping and now >= self._claim_due else None
         outcomes = bool(self._delete or self._failures or self._release)
         if claim is None and not outcomes and now < min(self._seen_due, self._ours_due()):
             return None
-        turn = DatabaseTurn(
+        turn = RelayDatabaseTransaction(
             self._epoch, self._next_seq, self._delete, self._stored, self._failures, self._release, claim
         )
         self._delete, self._stored, self._failures, self._release = [], {}, [], []

@@ -222,7 +222,7 @@ class RelaySender:
         partition.flush_soon()
 
     def _settled(self, destination: str, outcome: RowsOutcome, text: str) -> None:
-        self._tell(lambda core, now: core.on_group_done(destination, outcome, text, now))
+        self._tell(lambda core, now: core.on_group_outcome(destination, outcome, text, now))
 
     # ------------------------------------------------------------------------------ flights
     def send_in_transaction(self, parts: Parts) -> None:
@@ -236,7 +236,7 @@ class RelaySender:
             landed = _TransactionOutcome(RowsOutcome.UNKNOWN, repr(error), ())
         finally:
             self._transaction = None
-        self._tell(lambda core, now: core.on_transaction_done(*landed, now))
+        self._tell(lambda core, now: core.on_transaction_outcome(*landed, now))
 
     async def _run_transaction(self, parts: Parts) -> _TransactionOutcome:
         try:

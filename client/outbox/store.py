@@ -32,7 +32,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from .destination_core import ClaimedRow, ClaimedShard, ClaimRequest, DatabaseTurn, RefusedRow
+from .destination_core import ClaimedRow, ClaimedShard, ClaimRequest, RefusedRow, RelayDatabaseTransaction
 from .relay_core import make_destination_name
 from .rows import RelayFenced, RowState, ShardsDiffer, now_ms
 from .tables import SQLAlchemyOutbox, check_tables, translate_errors
@@ -251,7 +251,7 @@ class RelayStore:
                 self._store_position(connection, destination, seq)
 
     # ------------------------------------------------------------------------------ a turn
-    def run_database_turn(self, turn: DatabaseTurn) -> tuple[list[ClaimedRow], int]:
+    def run_database_turn(self, turn: RelayDatabaseTransaction) -> tuple[list[ClaimedRow], int]:
         """Runs the turn `turn` in one database transaction: records outcomes and claims rows. Returns the claimed rows
         and the next sequence id. Raises RelayFenced if the shard has a newer holder; then nothing was changed."""
         shards = self._shards
@@ -274,7 +274,7 @@ class RelayStore:
                 connection.execute(update(shards).where(shards.c.shard == self._shard).values(next_seq=next_seq))
         return claimed, next_seq
 
-    def _record(self, connection: Connection, turn: DatabaseTurn) -> None:
+    def _record(self, connection: Connection, turn: RelayDatabaseTransaction) -> None:
         rows = self._rows
         for ids in split_ids_into_chunks(turn.delete):
             connection.execute(delete(rows).where(rows.c.id.in_(ids), rows.c.state == RowState.CLAIMED))

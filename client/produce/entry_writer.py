@@ -187,7 +187,7 @@ class MessageDraft:
         message = self._message
         if self._schema.separated and (message.null_key or message.key_is_base64):
             key = None if message.null_key else b64decode(message.partition_key or "")
-            return self._schema.decode_pair(key, None if message.null_value else message.payload)
+            return self._schema.decode_separated(key, None if message.null_value else message.payload)
         return None if message.null_value else self._schema.decode(message.payload)
 
     def data(self) -> bytes:
@@ -233,7 +233,7 @@ LOCAL = "__local__"
 """Name in place of clusters: the message goes to none. As Pulsar's clients write it."""
 
 
-def has_only_txn(extras: Extras) -> bool:
+def has_only_transaction(extras: Extras) -> bool:
     """Returns whether no parameter of `extras` is set but `txn`."""
     return extras.txn is not None and extras[:-1] == NO_EXTRAS[:-1] and isinstance(extras.txn, TransactionPort)
 
@@ -281,7 +281,7 @@ def _encoded(content: Any, schema: Schema) -> bytes:
 
 
 def _apart(content: Any, schema: Schema) -> tuple[bytes | None, bytes | None]:
-    found: tuple[bytes | None, bytes | None] = _made(schema.encode_apart, content, schema)
+    found: tuple[bytes | None, bytes | None] = _made(schema.encode_separated, content, schema)
     return found
 
 

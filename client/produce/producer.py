@@ -37,7 +37,7 @@ from ..model.encryption import Encryptor
 from ..model.message_id import MessageId
 from ..model.schema import BytesSchema
 from ..model.settings import ProducerAccessMode, ProducerSettings
-from .entry_writer import NO_EXTRAS, Extras, MessageDraft, has_only_txn, make_outgoing_message
+from .entry_writer import NO_EXTRAS, Extras, MessageDraft, has_only_transaction, make_outgoing_message
 from .partition_producer import PartitionProducer
 
 # ---------------------------------------------------------------------------------------------------------- half
@@ -337,7 +337,7 @@ class Producer(ClosedAfterAsyncWith):
         if only is not None and type(content) is bytes and extras == NO_EXTRAS:
             only.add(content, callback)
             return only
-        if only is not None and type(content) is bytes and has_only_txn(extras):
+        if only is not None and type(content) is bytes and has_only_transaction(extras):
             assert extras.txn is not None, "it is only that"
             only.add_payload_in_transaction(extras.txn, content, callback)
             return only

@@ -329,7 +329,7 @@ class ProcessLoop:
         tracing = self._consumer.tracing
         if tracing is not None:
             for message in messages:
-                tracing.begin_process(message)
+                tracing.begin_process_span(message)
         results = await self._apply(messages)
         batch = TransactionBatch(await Transaction(self._home, self._options.timeout, None), [])
         try:

@@ -187,29 +187,29 @@ class _ClientStream(GrpcStream):
         outcome = _outcome(head, self._endpoint, ended=ended, begun=self._begun)
         self._begun = True
         if isinstance(outcome, MagnetarError):
-            self.close_with(outcome)
+            self.end_with_failure(outcome)
         elif outcome is _WELL:
             if self.has_partial_message:
-                self.close_with(ConnectionLost(f"{self._endpoint} ended the stream in the middle of a message"))
+                self.end_with_failure(ConnectionLost(f"{self._endpoint} ended the stream in the middle of a message"))
             else:
-                self.break_output(ConnectionLost(f"{self._endpoint} ended the stream"))
+                self.fail_sending(ConnectionLost(f"{self._endpoint} ended the stream"))
                 self.end_receiving(EndOfStream())
                 self._reset(ErrorCode.CANCEL)
 
-    def close_with(self, error: MagnetarError) -> None:
+    def end_with_failure(self, error: MagnetarError) -> None:
         """Ends the stream with an error that the server sent, or of the connection."""
-        self.break_output(_broken_by(error))
+        self.fail_sending(_broken_by(error))
         self.end_receiving(error)
         self._reset(ErrorCode.CANCEL)
 
     def on_input_ended(self) -> None:
         if self._end is None:
-            self.close_with(
+            self.end_with_failure(
                 ConnectionLost(f"{self._endpoint} ended the stream without a status", endpoint=self._endpoint)
             )
 
     def on_lost(self, error: MagnetarError, code: int | None) -> None:
-        self.close_with(_lost(error, code, self._endpoint))
+        self.end_with_failure(_lost(error, code, self._endpoint))
 
     def cut(self, error: MagnetarError) -> None:
         self._reset(ErrorCode.CANCEL)
@@ -233,7 +233,7 @@ class _ClientStream(GrpcStream):
         except TimeoutError:
             _LOG.debug("the stream to %s did not end in order", self._endpoint)
         finally:
-            self.close_with(ConnectionLost("the stream is closed"))
+            self.end_with_failure(ConnectionLost("the stream is closed"))
 
 
 def _broken_by(error: MagnetarError) -> MagnetarError:
@@ -288,9 +288,9 @@ class _ClientConnection(Http2Connection[_Head]):
         for call, _ in waiting:
             call.on_lost(error, None)
 
-    def break_off(self, code: ErrorCode, text: str) -> None:
+    def terminate_with_error(self, code: ErrorCode, text: str) -> None:
         self.came_in_vain = not self.is_ready
-        super().break_off(code, text)
+        super().terminate_with_error(code, text)
 
     def is_idle(self, id_: int) -> bool:
         return id_ % 2 == 0 or id_ >= self._next
@@ -536,9 +536,11 @@ class GrpcChannel:
         if isinstance(found, _ClientConnection) and found.is_open:
             found.start(stream, head)
         elif isinstance(found, MagnetarError):
-            stream.close_with(copy_error(found))
+            stream.end_with_failure(copy_error(found))
         else:
-            stream.close_with(ConnectionLost(f"{self._endpoint}: the connection was closed", endpoint=self._endpoint))
+            stream.end_with_failure(
+                ConnectionLost(f"{self._endpoint}: the connection was closed", endpoint=self._endpoint)
+            )
 
     async def is_answering(self, timeout_s: float) -> bool:
         connection = self._opened()
@@ -552,7 +554,7 @@ class GrpcChannel:
         self._closed = True
         gone = ConnectionLost(f"the channel to {self._endpoint} was closed", endpoint=self._endpoint)
         for stream in list(self._unopened):
-            stream.break_off(copy_error(gone))
+            stream.terminate_with_error(copy_error(gone))
         if self._connecting is not None and not self._connecting.done():
             self._connecting.cancel()
             await asyncio.wait((self._connecting,))

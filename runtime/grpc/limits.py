@@ -51,7 +51,7 @@ class WatchedStream(Protocol):
     def queued_bytes(self) -> int: ...
     @property
     def sent_bytes(self) -> int: ...
-    def break_off(self, error: MagnetarError) -> None: ...
+    def terminate_with_error(self, error: MagnetarError) -> None: ...
 
 
 class _Seen:
@@ -111,7 +111,7 @@ class OpenStreams:
             if why := self._why_cut(stream, seen):
                 self._seen.pop(stream, None)
                 _LOG.warning("a stream of %s is cut: %s", seen.peer, why)
-                stream.break_off(ConnectionLost(f"the server cut the stream: {why}"))
+                stream.terminate_with_error(ConnectionLost(f"the server cut the stream: {why}"))
 
     def _why_cut(self, stream: WatchedStream, seen: _Seen) -> str:
         """Returns why the stream must be ended; empty if it may stay."""
@@ -133,7 +133,8 @@ class OpenStreams:
 # The callers of one listener, and for how long they are admitted: the same at gRPC's listeners and at simulated ones.
 #
 #     principal = await callers.admitted(caller, path)          or the guard's error, with a line of the audit log
-#     with callers.holding(principal, stream.break_off): …      breaks the stream off when the credentials hold no more
+#     with callers.holding(principal, stream.terminate_with_error): …      breaks the stream off when the credentials
+#     hold no more
 #
 # A stream ends when the credentials of its caller expire, and within LOOK_S after the guard says that they have lapsed.
 # The error is CredentialsExpired, so a client connects again, with credentials that hold or to be refused.

@@ -73,7 +73,7 @@ _NOT_HTTP2 = (
 _LOG = logging.getLogger("magnetar.rpc")
 
 
-class GrpcServing:
+class RunningGrpcServer:
     """A gRPC server that is listening."""
 
     def __init__(self, listener: _Listener, server: Listening, endpoint: Endpoint) -> None:
@@ -94,7 +94,7 @@ class GrpcServing:
         self._closed = True
         self._server.close()
         handlers = self._listener.handlers
-        self._listener.accept_no_more()
+        self._listener.stop_accepting()
         if grace_s and handlers:
             await asyncio.wait(list(handlers), timeout=grace_s)
         self._listener.end_all_streams()
@@ -108,13 +108,13 @@ class GrpcServing:
 
 async def serve(
     endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess, clock: Clock
-) -> GrpcServing:
+) -> RunningGrpcServer:
     """Starts a gRPC server at `endpoint` (port 0: a free port). Raises Busy if the port is taken, InvalidConfiguration
     if the TLS files cannot be used."""
     listener = _Listener(services, access, clock)
     tls = make_server_tls_context(access.tls) if access.tls is not None else None
     server = await listen(endpoint, lambda: _ServerConnection(listener), tls, access.limits)
-    return GrpcServing(listener, server, Endpoint(endpoint.host, server.port))
+    return RunningGrpcServer(listener, server, Endpoint(endpoint.host, server.port))
 
 
 # ---------------------------------------------------------------------------------- a request's head
@@ -218,13 +218,13 @@ class _Listener:
             found = CallContext(connection.peer)
         elif head.path == OPEN_PATH:
             if not connection.allowance.is_known:
-                connection.charge_refused(cost)  # as one that is refused: it is a stranger's
+                connection.charge_refused_call(cost)  # as one that is refused: it is a stranger's
             return CallContext(connection.peer)
         else:
             try:
                 found = await self._asked(connection, head)
             except MagnetarError:
-                connection.charge_refused(cost)
+                connection.charge_refused_call(cost)
                 raise
         if not connection.allowance.is_known:
             connection.on_caller_authenticated()
@@ -245,7 +245,7 @@ class _Listener:
             return None
         if stream.connection is None:
             return None
-        held.enter_context(self.callers.end_when_credentials_expire(who.principal, stream.break_off))
+        held.enter_context(self.callers.end_when_credentials_expire(who.principal, stream.terminate_with_error))
         return who
 
     async def _asked(self, connection: _ServerConnection, head: _Head) -> CallContext:
@@ -263,7 +263,7 @@ class _Listener:
         finally:
             self._under_way -= 1
 
-    def accept_no_more(self) -> None:
+    def stop_accepting(self) -> None:
         self.closed = True
         for connection in list(self.connections):
             connection.go_away()
@@ -372,12 +372,12 @@ class _ServerConnection(Http2Connection[_Head]):
             self.is_draining = True
             self.out.write(frames.encode_goaway(self._last, ErrorCode.NO_ERROR))
 
-    def charge_refused(self, cost: int) -> None:
+    def charge_refused_call(self, cost: int) -> None:
         """Charges the connection for a call that was refused; `cost` is that of its header block."""
         try:
             self.allowance.charge(REFUSED + cost)
         except frames.ProtocolViolation as error:
-            self.break_off(error.code, str(error))
+            self.terminate_with_error(error.code, str(error))
 
     def caller(self, authorization: str) -> Caller:
         found: ssl.SSLObject | None = self.out.transport.get_extra_info("ssl_object")
@@ -586,7 +586,7 @@ class _ServerStream(GrpcStream):
         with contextlib.ExitStack() as held:
             who = await self._listener.admit_stream(self, connection, self._head, self._cost, held)
             if who is None:
-                self.break_output(ConnectionLost("the stream is refused"))
+                self.fail_sending(ConnectionLost("the stream is refused"))
                 return
             arrivals = self._listener.memory.arrivals
             window = arrivals.reserve_window(STREAM_WINDOW)
@@ -636,7 +636,7 @@ class _ServerStream(GrpcStream):
             )
             if self.connection is not None:
                 connection.reset(self, ErrorCode.NO_ERROR)
-            self.break_output(ConnectionLost("the stream is over"))
+            self.fail_sending(ConnectionLost("the stream is over"))
 
     def cut(self, error: MagnetarError) -> None:
         _refuse(self, error, begun=self._has_answered)
@@ -649,7 +649,7 @@ class _ServerStream(GrpcStream):
 
     def on_lost(self, error: MagnetarError, code: int | None) -> None:
         gone = ConnectionLost("the caller is gone")
-        self.break_output(gone)
+        self.fail_sending(gone)
         self.end_receiving(gone)
 
 
@@ -732,7 +732,7 @@ class _PlainStream(MessageStream):
 
     def on_message_refused(self, size: int) -> None:
         limit = self.in_bytes_max
-        self.break_off(
+        self.terminate_with_error(
             MessageTooLarge(f"a request of {size} bytes; at most {limit} are taken", size=size, limit=limit)
             if size >= 0
             else WrongProtocol("the request is compressed, and no compression was agreed on")
@@ -742,9 +742,9 @@ class _PlainStream(MessageStream):
         self._changed.set()
 
     def on_lost(self, error: MagnetarError, code: int | None) -> None:
-        self.break_off(ConnectionLost("the caller is gone"))
+        self.terminate_with_error(ConnectionLost("the caller is gone"))
 
-    def break_off(self, error: MagnetarError) -> None:
+    def terminate_with_error(self, error: MagnetarError) -> None:
         self._lost = self._lost or error
         self._changed.set()
 

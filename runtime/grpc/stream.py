@@ -43,8 +43,8 @@ from .messages import (
     PREFIXES,
     SHORT,
     MessageStream,
-    find_item_bounds,
     find_long_item_fields,
+    measure_item,
     must_parse_in_slices,
     prefix,
     split_long_items,
@@ -226,7 +226,7 @@ class GrpcStream(MessageStream):
 
     def on_message_refused(self, size: int) -> None:
         limit = self.in_bytes_max
-        self.break_off(
+        self.terminate_with_error(
             MessageTooLarge(f"{size} bytes of requests at once; at most {limit} are taken", size=size, limit=limit)
             if size >= 0
             else WrongProtocol("a message on the stream is compressed, and no compression was agreed on")
@@ -280,7 +280,7 @@ class GrpcStream(MessageStream):
             try:
                 is_long = must_parse_in_slices(came, self._copied)
             except MagnetarError as error:
-                self.break_off(error)
+                self.terminate_with_error(error)
                 raise copy_error(error) from None
             if is_long:
                 self._rest.extend(came)
@@ -296,12 +296,12 @@ class GrpcStream(MessageStream):
         end = len(data)
         try:
             while offset < end and items < ITEMS_AT_ONCE:
-                after, size = find_item_bounds(data, offset, self._copied)
+                after, size = measure_item(data, offset, self._copied)
                 if items and parsed + size > PARSED_AT_ONCE:
                     break
                 offset, items, parsed = after, items + 1, parsed + size
         except MagnetarError as error:
-            self.break_off(error)
+            self.terminate_with_error(error)
             raise copy_error(error) from None
         part = data[self._rest_from : offset]
         if offset < end:
@@ -324,11 +324,11 @@ class GrpcStream(MessageStream):
         except DecodeError as error:
             name = self._envelope.DESCRIPTOR.full_name
             broken = WrongProtocol(f"a message on the stream is no {name}: {error}")
-            self.break_off(broken)
+            self.terminate_with_error(broken)
             raise copy_error(broken) from error
 
     # ------------------------------------------------------------------------------ the end
-    def break_output(self, error: MagnetarError) -> None:
+    def fail_sending(self, error: MagnetarError) -> None:
         """Ends sending: nothing more is sent, and senders get `error`. Items that have arrived can still be
         received."""
         if self._broken is not None:
@@ -347,9 +347,9 @@ class GrpcStream(MessageStream):
         self._end = self._end or how
         self._wake_waiting()
 
-    def break_off(self, error: MagnetarError) -> None:
+    def terminate_with_error(self, error: MagnetarError) -> None:
         """Ends both directions of the stream at once with `error`. Items that were not received yet are dropped."""
-        self.break_output(error)
+        self.fail_sending(error)
         self._forget_received()
         self._end = error
         self._wake_waiting()
@@ -367,10 +367,10 @@ class GrpcStream(MessageStream):
         self.discard_message()
 
     def on_arrival_too_slow(self) -> None:
-        self.break_off(ConnectionLost("memory is short, and a long message came too slowly"))
+        self.terminate_with_error(ConnectionLost("memory is short, and a long message came too slowly"))
 
     def cancel(self) -> None:
-        self.break_off(ConnectionLost("the stream was cancelled"))
+        self.terminate_with_error(ConnectionLost("the stream was cancelled"))
 
     async def close(self) -> None:
         """Does nothing at a server, because a server's stream ends when its handler returns."""

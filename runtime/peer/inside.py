@@ -45,8 +45,8 @@ from ..network import (
     Network,
     Peer,
     PeerService,
-    PeerServing,
     Reply,
+    RunningPeerServer,
 )
 from .keys import CLEAR, PeerClientKeys, PeerServerKeys
 from .sockets import TURN_BYTES
@@ -92,7 +92,7 @@ class RequestsInFlight:
         deadline = self._now() + timeout_s
         self._waiting[id_] = (asker, deadline)
         if deadline < self._alarm.at:
-            self._alarm.set_alarm_if_earlier(deadline)
+            self._alarm.set_if_earlier(deadline)
         return id_
 
     def answer(self, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
@@ -134,7 +134,7 @@ class RequestsInFlight:
         for id_ in [id_ for id_, (_, deadline) in self._waiting.items() if deadline <= now]:
             self.fail(id_, TimedOut(f"no answer from {self._endpoint} in time", endpoint=self._endpoint))
         if self._waiting:
-            self._alarm.set_alarm_if_earlier(min(deadline for _, deadline in self._waiting.values()))
+            self._alarm.set_if_earlier(min(deadline for _, deadline in self._waiting.values()))
 
 
 # -------------------------------------------------------------------------------------------------------- outbox
@@ -375,11 +375,13 @@ class InProcessPeer:
         return {name: own.get(name, 0) + value for name, value in self._outside.statistics().items()}
 
 
-class InProcessServing:
-    """A listener (`runtime.network.PeerServing`) that serves peers in other processes by a socket, and peers in this
-    process without one."""
+class RunningInProcessServer:
+    """A listener (`runtime.network.RunningPeerServer`) that serves peers in other processes by a socket, and peers in
+    this process without one."""
 
-    def __init__(self, outside: PeerServing, server: InProcessServer, servers: dict[Endpoint, InProcessServer]) -> None:
+    def __init__(
+        self, outside: RunningPeerServer, server: InProcessServer, servers: dict[Endpoint, InProcessServer]
+    ) -> None:
         self._outside = outside
         self._server = server
         self._servers = servers
@@ -411,10 +413,12 @@ class InProcessNetwork:
 
     async def serve_peers(
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
-    ) -> PeerServing:
+    ) -> RunningPeerServer:
         serving = await self._outside.serve_peers(endpoint, identity, service, access)
         return (
-            InProcessServing(serving, InProcessServer(identity, service), self._servers) if access is None else serving
+            RunningInProcessServer(serving, InProcessServer(identity, service), self._servers)
+            if access is None
+            else serving
         )
 
     def peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:

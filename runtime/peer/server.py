@@ -256,7 +256,7 @@ class ZmqPeerServer:
             await asyncio.sleep(0.001)
 
     def slow_down(self, slow: bool) -> None:
-        """Receives requests slowly, or normally again; see `PeerServing.slow_down`."""
+        """Receives requests slowly, or normally again; see `RunningPeerServer.slow_down`."""
         self._slow = slow
         if not slow:
             self._wire.wake()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from ...proto.errors import InvalidConfiguration, MagnetarError
 from ..access import NOTHING, OPEN, CallerAccess, ListenerAccess
 from ..files import Buffer
-from ..network import MESSAGE_BYTES_MAX, Channel, Endpoint, Network, Peer, PeerService, PeerServing, Serving
+from ..network import MESSAGE_BYTES_MAX, Channel, Endpoint, Network, Peer, PeerService, RunningPeerServer, RunningServer
 from ..tasks import Tasks
 from .envelope import Envelope, MalformedEnvelope, WrongEnvelopeMagic, decode
 from .keys import CLEAR, NO_KEY, KeyPair, PeerClientKeys, PeerGate, PeerServerKeys
@@ -444,7 +444,7 @@ class MemberNetwork:
 
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
-    ) -> Serving:
+    ) -> RunningServer:
         if access.guard is None and access.tls is None:
             access = replace(self._listener, limits=access.limits, memory=access.memory)
         return await self._inner.serve(endpoint, services, access)
@@ -454,7 +454,7 @@ class MemberNetwork:
 
     async def serve_peers(
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
-    ) -> PeerServing:
+    ) -> RunningPeerServer:
         return await self._inner.serve_peers(endpoint, identity, service, access or self._peers)
 
     def peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:

@@ -299,14 +299,14 @@ class Disk:
         assert operations >= 1
         self._armed = (self.operations + operations, strike)
 
-    def disarm_crash(self) -> None:
+    def cancel_crash(self) -> None:
         self._armed = None
 
     def on_process_died(self) -> None:
         """Called when the process that used the disk has died. Releases its locks; the content and the names of files
         stay as they were read."""
         self._locks.clear()
-        self.disarm_crash()
+        self.cancel_crash()
 
     def on_power_lost(self, rng: random.Random) -> None:
         self.on_process_died()
@@ -424,13 +424,13 @@ class Disk:
             strike = self._armed[1]
             self._armed = None
             strike()
-        self.raise_fault(kind, path)
+        self.raise_injected_fault(kind, path)
         if more_bytes > 0:
             self._need(more_bytes, path)
         if self.record is not None:
             self.record(Operation(self.operations, kind, path, offset, data, size, target, inode))
 
-    def raise_fault(self, kind: str, path: str) -> None:
+    def raise_injected_fault(self, kind: str, path: str) -> None:
         """Raises an OSError if an injected fault matches this operation. For an operation that changes nothing, only
         this method is called, because such operations are not counted."""
         for fault in self.faults:
@@ -617,7 +617,7 @@ class SimFiles:
         return self.disk.find(path) is not None
 
     def list_directory(self, path: str) -> list[str]:
-        self.disk.raise_fault("list", path)
+        self.disk.raise_injected_fault("list", path)
         return sorted(self._directory(path).now)
 
     def make_directories(self, path: str) -> None:

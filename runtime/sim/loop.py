@@ -124,7 +124,7 @@ class Deadlock(Exception):
     """Raised when the simulation can never continue, because no call is ready and no timer is set."""
 
 
-class RunTooLong(Exception):
+class SimulationLimitExceeded(Exception):
     """Raised when a simulation exceeds its limit of steps or of virtual time, because of a livelock or of work that
     never ends."""
 
@@ -239,8 +239,8 @@ class _Jump(selectors.BaseSelector):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """The event loop of one simulation, with virtual time. Raises RunTooLong after `steps_max` steps or `seconds_max`
-    virtual seconds."""
+    """The event loop of one simulation, with virtual time. Raises SimulationLimitExceeded after `steps_max` steps or
+    `seconds_max` virtual seconds."""
 
     _ready: Any
     _scheduled: list[events.TimerHandle]
@@ -275,7 +275,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Sets the time to the next timer, exactly (adding a difference would lose the last bits)."""
         self._now = max(self._now, self._scheduled[0].when())
         if self.elapsed_s > self._seconds_max:
-            raise RunTooLong(f"more than {self._seconds_max} virtual seconds\n{self.describe_tasks()}")
+            raise SimulationLimitExceeded(f"more than {self._seconds_max} virtual seconds\n{self.describe_tasks()}")
 
     def _deadlock(self) -> NoReturn:
         when = f"at {self.elapsed_s:.6f} s"
@@ -311,7 +311,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         name = owner.get_name() if isinstance(owner, asyncio.Task) else getattr(callback, "__qualname__", "")
         self._trace.add_step(self.elapsed_s, name or type(callback).__name__)
         if self._trace.steps > self._steps_max:
-            raise RunTooLong(f"more than {self._steps_max} steps at {self.elapsed_s:.6f} s\n{self.describe_tasks()}")
+            raise SimulationLimitExceeded(
+                f"more than {self._steps_max} steps at {self.elapsed_s:.6f} s\n{self.describe_tasks()}"
+            )
         return True
 
     def _call_soon(self, callback: Any, args: Any, context: Context | None) -> events.Handle:

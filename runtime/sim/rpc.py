@@ -431,8 +431,8 @@ class SimChannel:
 
 
 # ---------------------------------------------------------------------------------- server
-class SimServing:
-    """A simulated gRPC listener (`runtime.network.Serving`). `owner` is the process that serves."""
+class RunningSimServer:
+    """A simulated gRPC listener (`runtime.network.RunningServer`). `owner` is the process that serves."""
 
     def __init__(
         self, wires: SimConnections, owner: SimProcess, endpoint: Endpoint, services: Sequence[tuple[str, object]],
@@ -482,7 +482,7 @@ class SimServing:
 class _Connection:
     """A client's connection at the server."""
 
-    def __init__(self, server: SimServing, end: ConnectionEnd) -> None:
+    def __init__(self, server: RunningSimServer, end: ConnectionEnd) -> None:
         self._server = server
         self._end = end
         self._streams: dict[int, SimStream] = {}

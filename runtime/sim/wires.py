@@ -471,8 +471,8 @@ class SimByteStream:
                 change.set_result(None)
 
 
-class SimByteServing:
-    """A simulated TCP listener (`runtime.network.ByteServing`). `owner` is the process that serves."""
+class RunningSimByteServer:
+    """A simulated TCP listener (`runtime.network.RunningByteServer`). `owner` is the process that serves."""
 
     is_encrypted = False
 

@@ -39,8 +39,8 @@ from . import peers
 from .disk import DeadProcess, Disk, SimFiles, SimulatedDeath
 from .loop import PROCESS, DiskDelays, SimTask, SimTrace, SimWorkers, VirtualLoop
 from .peers import SimPeer, SimPeerServer
-from .rpc import SimChannel, SimServing
-from .wires import SimByteServing, SimByteStream, SimConnections
+from .rpc import RunningSimServer, SimChannel
+from .wires import RunningSimByteServer, SimByteStream, SimConnections
 
 # ------------------------------------------------------------------------------------------------------- network
 # A simulated process' network (`runtime.network.Network`): gRPC, peers and bytes over the simulation's cables.
@@ -63,9 +63,9 @@ class SimNetwork:
 
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
-    ) -> SimServing:
+    ) -> RunningSimServer:
         self._check()
-        return SimServing(self._wires, self._owner, endpoint, services, access.guard, self._clock)
+        return RunningSimServer(self._wires, self._owner, endpoint, services, access.guard, self._clock)
 
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> SimChannel:
         self._check()
@@ -73,9 +73,9 @@ class SimNetwork:
 
     async def serve_bytes(
         self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN
-    ) -> SimByteServing:
+    ) -> RunningSimByteServer:
         self._check()
-        return SimByteServing(self._wires, self._owner, endpoint, service, access.guard)
+        return RunningSimByteServer(self._wires, self._owner, endpoint, service, access.guard)
 
     async def connect_bytes(self, endpoint: Endpoint, tls: TlsFiles | None = None) -> SimByteStream:
         self._check()
@@ -218,7 +218,8 @@ class SimProcess:
 
 class Simulation:
     """A simulated cluster; see the head of this module. `show` is called with each line of the trace; with `details`,
-    also with lines about messages and disk operations. `steps_max` and `seconds_max` limit the run (RunTooLong)."""
+    also with lines about messages and disk operations. `steps_max` and `seconds_max` limit the run
+    (SimulationLimitExceeded)."""
 
     def __init__(
         self,

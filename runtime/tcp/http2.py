@@ -579,10 +579,10 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def _on_failure(self, error: Exception) -> None:
         if isinstance(error, ProtocolViolation):
-            self.break_off(error.code, str(error))
+            self.terminate_with_error(error.code, str(error))
         else:
             _LOG.error("a connection of %s failed", self.peer, exc_info=error)
-            self.break_off(ErrorCode.INTERNAL_ERROR, "internal error")
+            self.terminate_with_error(ErrorCode.INTERNAL_ERROR, "internal error")
 
     def eof_received(self) -> bool:
         return False
@@ -924,7 +924,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.on_stream_removed()
 
     # ------------------------------------------------------------------ the end
-    def break_off(self, code: ErrorCode, text: str) -> None:
+    def terminate_with_error(self, code: ErrorCode, text: str) -> None:
         """Ends the connection by sending GOAWAY with this code, because the other end violated the protocol or a
         limit."""
         if self.is_lost:

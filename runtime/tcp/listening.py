@@ -618,8 +618,8 @@ class TcpStream(asyncio.BufferedProtocol):
             self._transport.abort()
 
 
-class TcpServing:
-    """A listener (`runtime.network.Serving`) for TCP connections."""
+class RunningTcpServer:
+    """A listener (`runtime.network.RunningServer`) for TCP connections."""
 
     def __init__(self, service: ByteService, access: ListenerAccess) -> None:
         self._service = service
@@ -695,8 +695,8 @@ class TcpServing:
         await self._handlers.close(grace_s)
 
 
-async def serve(endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> TcpServing:
-    serving = TcpServing(service, access)
+async def serve(endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> RunningTcpServer:
+    serving = RunningTcpServer(service, access)
     await serving.listen(endpoint)
     return serving
 

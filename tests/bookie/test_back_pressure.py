@@ -49,7 +49,7 @@ def watched(bookie: Bookie, most: dict[str, int]) -> None:
 
     def noting() -> None:
         press()
-        note("held", adds.count_held_adds[1])
+        note("held", adds.held_adds_and_bytes[1])
         note("memtable", store.memtable.size_bytes)
         note("queued", store._journal.queued_bytes)
 
@@ -187,7 +187,7 @@ async def test_over_real_sockets_memory_is_bounded_while_the_disk_does_nothing_a
     identity, held = UUID(int=7).bytes, 4 << 20
     memtable, queue = 2 << 20, 4 << 20
     config = StoreConfig(memtable_bytes=memtable, journal_queue_bytes_max=queue, journal_segment_bytes=4 << 20)
-    ports, opened = StoreCallbacks(on_room=lambda: service.on_store_room()), replace(world, workers=gate)  # type: ignore[arg-type]
+    ports, opened = StoreCallbacks(on_room=lambda: service.on_store_has_room()), replace(world, workers=gate)  # type: ignore[arg-type]
     store = await Store.open(opened, str(tmp_path), os.urandom(16), config, ports=ports)
     service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=held, reads_max=8)
     serving = await world.network.serve_peers(Endpoint("127.0.0.1", 0), identity, service.serve)
@@ -205,7 +205,7 @@ async def test_over_real_sockets_memory_is_bounded_while_the_disk_does_nothing_a
         outcomes = await answers
         assert outcomes.count([Status.OK] * 4) > 5
         assert {status for outcome in outcomes for status in outcome} <= {Status.OK, Status.BUSY, Status.FENCED, None}
-        assert service.adds.count_held_adds == (0, 0)
+        assert service.adds.held_adds_and_bytes == (0, 0)
     finally:
         gate.opened.set()
         await writer.close()
@@ -240,7 +240,7 @@ async def test_fences_and_lacs_are_bounded_while_the_disk_does_nothing_and_leave
     world = real_world(seed=1)
     gate = Gate(world.workers.start, ("bookie-journal-0", "bookie-journal-1"))
     config = StoreConfig(journal_queue_bytes_max=256 << 10, journal_segment_bytes=4 << 20)
-    ports, opened = StoreCallbacks(on_room=lambda: service.on_store_room()), replace(world, workers=gate)  # type: ignore[arg-type]
+    ports, opened = StoreCallbacks(on_room=lambda: service.on_store_has_room()), replace(world, workers=gate)  # type: ignore[arg-type]
     store = await Store.open(opened, str(tmp_path), os.urandom(16), config, ports=ports)
     service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=32 << 20, reads_max=8)
     fences_max, lacs_max = (32 << 20) // FENCES_PART, (32 << 20) // LACS_PART
@@ -263,7 +263,7 @@ async def test_fences_and_lacs_are_bounded_while_the_disk_does_nothing_and_leave
         service.serve([fence])
         assert fence.answer is None, "it waits for the disk, as it must"
         gate.opened.set()
-        await store.seal_and_wait()
+        await store.commit_group_and_wait()
         assert fence.answer is Status.OK
         assert {each.answer for flood in floods for each in flood} == {Status.OK, Status.BUSY}
         assert service.statistics()["lacs_waiting_bytes"] == service.statistics()["fences_waiting_bytes"] == 0
@@ -278,7 +278,7 @@ async def test_repeated_fences_and_lacs_of_a_ledger_are_one_record_and_each_is_a
 ) -> None:
     world = real_world(seed=1)
     gate = Gate(world.workers.start, ("bookie-journal-0", "bookie-journal-1"))
-    ports, opened = StoreCallbacks(on_room=lambda: service.on_store_room()), replace(world, workers=gate)  # type: ignore[arg-type]
+    ports, opened = StoreCallbacks(on_room=lambda: service.on_store_has_room()), replace(world, workers=gate)  # type: ignore[arg-type]
     store = await Store.open(opened, str(tmp_path), os.urandom(16), StoreConfig(), ports=ports)
     service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=32 << 20, reads_max=8)
     gate.opened.clear()
@@ -293,7 +293,7 @@ async def test_repeated_fences_and_lacs_of_a_ledger_are_one_record_and_each_is_a
         assert store._journal.queued_records - before <= 4, "a key for each ledger, and one LAC"
         assert {each.answer for each in requests} == {None}
         gate.opened.set()
-        await store.seal_and_wait()
+        await store.commit_group_and_wait()
         assert {each.answer for each in requests} == {Status.OK}
         assert store.read_lac(2).lac == 499
         assert store.counters["fences"] == 1
@@ -308,7 +308,7 @@ async def test_many_small_adds_that_wait_count_with_what_python_keeps_of_them(tm
     world = real_world(seed=1)
     gate = Gate(world.workers.start, ("bookie-journal-0", "bookie-journal-1"))
     config = StoreConfig(journal_queue_bytes_max=64 << 10, journal_segment_bytes=4 << 20)
-    ports, opened = StoreCallbacks(on_room=lambda: service.on_store_room()), replace(world, workers=gate)  # type: ignore[arg-type]
+    ports, opened = StoreCallbacks(on_room=lambda: service.on_store_has_room()), replace(world, workers=gate)  # type: ignore[arg-type]
     store = await Store.open(opened, str(tmp_path), os.urandom(16), config, ports=ports)
     service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=1 << 20, reads_max=8)
     gate.opened.clear()
@@ -323,7 +323,7 @@ async def test_many_small_adds_that_wait_count_with_what_python_keeps_of_them(tm
     try:
         for turn in range(10):
             service.serve(adds("stranger", 1000 * turn, 1000))
-        count, size = service.adds.count_held_adds
+        count, size = service.adds.held_adds_and_bytes
         assert size <= 0.75 * (1 << 20)
         assert count <= 768
         other = adds("another", 100_000, 1)
@@ -331,7 +331,7 @@ async def test_many_small_adds_that_wait_count_with_what_python_keeps_of_them(tm
         assert other[0].answer is None, "there is room for another connection"
         gate.opened.set()
         while other[0].answer is None:
-            await store.seal_and_wait()
+            await store.commit_group_and_wait()
         assert other[0].answer is Status.OK
     finally:
         gate.opened.set()
@@ -355,6 +355,6 @@ async def _most_kept(adds: AddRequests, store: Store, until: Callable[[], bool])
     most = 0
     async with asyncio.timeout(30):
         while not until():
-            most = max(most, adds.count_held_adds[1] + store.memtable.size_bytes + store._journal.queued_bytes)
+            most = max(most, adds.held_adds_and_bytes[1] + store.memtable.size_bytes + store._journal.queued_bytes)
             await asyncio.sleep(0)
     return most

@@ -294,7 +294,7 @@ def test_a_log_that_made_room_for_its_own_note_is_no_damage(flushed: bool, caplo
                 assert (await simulation.spawn(NODE, store.compactor.run(None))).deleted == [1, 2]
             except NodeCrashed:
                 crashed = True
-            disk.disarm_crash()
+            disk.cancel_crash()
             simulation.crash(NODE, power_loss=operation % 2 > 0)
             logs = {path[-20:-4] for path in disk.paths() if path.endswith(".log")}
             indexes = {path[-20:-4] for path in disk.paths() if path.endswith(".idx")}

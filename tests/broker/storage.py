@@ -133,7 +133,7 @@ class Session:
             fragments=(),
         )  # fmt: skip
 
-    def creation_change(self, draft: LedgerRecord) -> NodeUpdate:
+    def make_creation_update(self, draft: LedgerRecord) -> NodeUpdate:
         path = paths.ledger(draft.ledger_id)
         return NodeUpdate(path, lambda node: node.value if node is not None else encode(draft, path), absent=True)
 

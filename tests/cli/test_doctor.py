@@ -16,7 +16,7 @@ from magnetar.cli.admin.doctor import (
     OFFLINE,
     RISKS,
     ClusterFacts,
-    examine_directory,
+    check_directory,
     run_checks,
     time_of_newest_file_ms,
 )
@@ -204,7 +204,7 @@ def test_a_directory_is_looked_at_without_a_server(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(doctor, "DISK_FREE", 0.0)
     monkeypatch.setattr(doctor, "SYNC_SLOW_S", 60.0)
     monkeypatch.setattr(doctor, "FILES_ENOUGH", 1)
-    findings, states = examine_directory(tmp_path)
+    findings, states = check_directory(tmp_path)
     assert findings == []
     assert states["D21"] == states["D22"] == states["D23"] == "ok"
     assert states["D24"] == f"{tmp_path} is not, and has not, a directory of a bookie"
@@ -212,7 +212,7 @@ def test_a_directory_is_looked_at_without_a_server(tmp_path: Path, monkeypatch: 
     broken = tmp_path / "bookie-1"
     broken.mkdir()
     (broken / "cookie").write_bytes(b"nonsense")
-    findings, states = examine_directory(tmp_path)
+    findings, states = check_directory(tmp_path)
     assert states["D24"] == "wrong"
     assert findings[0].text.startswith(f"{broken / 'cookie'} is damaged at offset ")
     for each in findings:
@@ -222,7 +222,7 @@ def test_a_directory_is_looked_at_without_a_server(tmp_path: Path, monkeypatch: 
 def test_a_full_disk_and_a_slow_one_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "DISK_FREE", 1.1)
     monkeypatch.setattr(doctor, "measure_sync_time_s", lambda _: 0.2)
-    _, states = examine_directory(tmp_path)
+    _, states = check_directory(tmp_path)
     assert states["D21"] in ("look", "wrong")
     assert states["D22"] == "wrong"
 

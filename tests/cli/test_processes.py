@@ -17,7 +17,7 @@ from magnetar.broker.common.config import BrokerConfig
 from magnetar.cli.common.processes import Cluster, Process, Processes
 from magnetar.cli.run import brokers
 from magnetar.cli.run.standalone import bookies_by_process
-from magnetar.cli.storage.bookie import count_processes
+from magnetar.cli.storage.bookie import decide_process_count
 from magnetar.proto.errors import Busy, InvalidConfiguration
 from magnetar.runtime.network import Endpoint
 from tests.cli.run.test_metrics import Scrape
@@ -321,12 +321,12 @@ def test_a_reserved_port_is_one_where_the_server_alone_may_listen_again_and_agai
 
 
 def test_a_folder_that_is_a_bookie_itself_has_no_room_for_several(tmp_path: Path) -> None:
-    assert count_processes(tmp_path, None) == 1
-    assert count_processes(tmp_path, 4) == 4
+    assert decide_process_count(tmp_path, None) == 1
+    assert decide_process_count(tmp_path, 4) == 4
     (tmp_path / "cookie").touch()
-    assert count_processes(tmp_path, None) == 1
+    assert decide_process_count(tmp_path, None) == 1
     with pytest.raises(InvalidConfiguration, match="the data of one bookie"):
-        count_processes(tmp_path, 2)
+        decide_process_count(tmp_path, 2)
 
 
 @pytest.mark.processes

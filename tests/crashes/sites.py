@@ -2,9 +2,9 @@
 
 A *site* is named by the innermost function of the store that asks (functions of bookie/store/disk.py are looked
 through, unless a worker calls them directly) with the line within it, the kind of sync, and the kind of file: for
-example `LogWriter.append+4 fdatasync .log`. Sites are found by running the workload, and the cases of what a healthy
-store never does (tests/crashes/cases.py); `asking_functions` reads from the source which functions ask at all, so that
-one which nothing reaches is noticed.
+example `EntryLogWriter.append+4 fdatasync .log`. Sites are found by running the workload, and the cases of what a
+healthy store never does (tests/crashes/cases.py); `asking_functions` reads from the source which functions ask at all,
+so that one which nothing reaches is noticed.
 
 The negative control (tests/crashes/control.py, and the cases) makes the syncs of one site count for nothing, for each
 in turn.

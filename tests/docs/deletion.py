@@ -11,7 +11,7 @@ from magnetar.bookie.maintenance.garbage import GarbageCollector
 from magnetar.bookie.maintenance.garbage import GarbageRefusal as PassRefused
 from magnetar.bookie.store.checkpoint import Checkpoint
 from magnetar.bookie.store.entrylog.compaction import EntryLogCompactor
-from magnetar.bookie.store.entrylog.mover import ActionReason
+from magnetar.bookie.store.entrylog.mover import CompactionReason
 from magnetar.bookie.store.index_files import TombstoneWriter
 from magnetar.broker.cluster import orphans
 from magnetar.broker.log.managed_ledger import ManagedLedger
@@ -28,10 +28,10 @@ SETTINGS: dict[enum.Enum, str] = {
     Stays.NOT_SUBSCRIBED: "unsubscribed_minutes, unsubscribed_mib",
     Stays.RETAINED_BY_TIME: "retention_minutes",
     Stays.RETAINED_BY_SIZE: "retention_mib",
-    ActionReason.SPARSE: "gc_minor_share, gc_minor_interval_s, gc_major_share, gc_major_interval_s, gc_full_share",
-    ActionReason.SMALL: "gc_major_interval_s",
-    ActionReason.WAITS: "gc_major_interval_s, disk_warn_share",
-    ActionReason.OPEN: "log_bytes_max, gc_minor_share, gc_major_share, disk_full_share",
+    CompactionReason.SPARSE: "gc_minor_share, gc_minor_interval_s, gc_major_share, gc_major_interval_s, gc_full_share",
+    CompactionReason.SMALL: "gc_major_interval_s",
+    CompactionReason.WAITS: "gc_major_interval_s, disk_warn_share",
+    CompactionReason.OPEN: "log_bytes_max, gc_minor_share, gc_major_share, disk_full_share",
 }
 FORCED = "an operator runs `magnetar bookies gc --now --force` twice, `gc_grace_s` apart"
 ENDS: dict[enum.Enum, str] = {
@@ -49,16 +49,16 @@ ENDS: dict[enum.Enum, str] = {
     PassRefused.LIMBO: "limbo ends (docs/design/protocol.md §2.7)",
     PassRefused.UNEXPLAINED: f"the right metadata is back; or {FORCED}",
     PassRefused.WENT_BACK: f"the right metadata is back, and the bookie was started again; or {FORCED}",
-    ActionReason.DEAD: "no longer: the log is deleted",
-    ActionReason.OPEN: "it is closed: at `log_bytes_max`; the cold log also by a compaction that finds its live share "
-    "below `gc_minor_share` (0.2; a major one `gc_major_share`, 0.5); both open logs below `gc_major_share` "
+    CompactionReason.DEAD: "no longer: the log is deleted",
+    CompactionReason.OPEN: "it is closed: at `log_bytes_max`; the cold log also by a compaction that finds its live "
+    "share below `gc_minor_share` (0.2; a major one `gc_major_share`, 0.5); both open logs below `gc_major_share` "
     "on a full disk, and by `magnetar bookies gc --now --roll`",
-    ActionReason.UNREADABLE: "the next start rebuilds its index from the log",
-    ActionReason.SPARSE: "the compaction that is due copies what lives to the cold log and deletes the log",
-    ActionReason.SMALL: "a major compaction finds two or more logs below 64 MiB: it copies what lives in them to the "
-    "cold log and deletes them",
-    ActionReason.LIVE: "its live share falls below the share of major compaction",
-    ActionReason.WAITS: "the next major compaction",
+    CompactionReason.UNREADABLE: "the next start rebuilds its index from the log",
+    CompactionReason.SPARSE: "the compaction that is due copies what lives to the cold log and deletes the log",
+    CompactionReason.SMALL: "a major compaction finds two or more logs below 64 MiB: it copies what lives in them to "
+    "the cold log and deletes them",
+    CompactionReason.LIVE: "its live share falls below the share of major compaction",
+    CompactionReason.WAITS: "the next major compaction",
 }
 
 
@@ -132,7 +132,7 @@ def _collection() -> Iterator[Row]:
 
 
 def _log() -> Iterator[Row]:
-    yield from _of(ActionReason)
+    yield from _of(CompactionReason)
     yield Row(
         "compaction reads and writes no faster than its rate",
         "the rate of `gc_bytes_per_s` lets it go on",

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from magnetar.ledger import metadata_core as metadata
-from magnetar.ledger.metadata_core import RecordWrite, Striping, Transition, new_record
+from magnetar.ledger.metadata_core import RecordToStore, Striping, Transition, new_record
 from magnetar.ledger.reader_core import StoredCopy
 from magnetar.ledger.recovery_core import (
-    CloseRecovered,
+    CloseRecoveredLedger,
     CloseRefused,
     EntryFound,
     EntryMissing,
-    Fenced,
     FenceFailed,
+    LedgerFencedAtBookie,
     ReadFailed,
     RecordClosed,
     Recovery,
@@ -159,7 +159,7 @@ def _recover(rng: random.Random, shape: Striping, steps: set[Step]) -> None:
 def _recovery_answer(rng: random.Random, core: Recovery, effect: Any, entries: int, luck: float) -> Any:
     bad = rng.random() < luck
     if isinstance(effect, SendFence):
-        return FenceFailed(effect.slot) if bad else Fenced(effect.slot, -1)
+        return FenceFailed(effect.slot) if bad else LedgerFencedAtBookie(effect.slot, -1)
     if isinstance(effect, SendRead):
         if bad:
             return ReadFailed(effect.entry, effect.slot)
@@ -169,7 +169,7 @@ def _recovery_answer(rng: random.Random, core: Recovery, effect: Any, entries: i
     if isinstance(effect, SendAdd):
         kind = AddFailed if bad else AddAcked
         return kind(effect.add.entry, effect.slot, effect.bookie)
-    if isinstance(effect, CloseRecovered):
+    if isinstance(effect, CloseRecoveredLedger):
         return CloseRefused() if bad else RecordClosed(core.snapshot)
     return None
 
@@ -197,7 +197,7 @@ def record_diagram() -> str:
 
 
 def _note(steps: set[Step], before: LedgerRecord | None, cause: str, transition: Transition | None) -> None:
-    if isinstance(transition, RecordWrite):
+    if isinstance(transition, RecordToStore):
         steps.add((_name(before), cause, _name(transition.record)))
 
 

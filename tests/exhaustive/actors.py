@@ -15,7 +15,7 @@ from typing import Any
 from magnetar.ledger import recovery_core as r
 from magnetar.ledger import writer_core as w
 from magnetar.ledger.reader_core import StoredCopy
-from magnetar.ledger.writer_core import PayloadAdd, SendAdd, Striping
+from magnetar.ledger.writer_core import PendingAddWithPayload, SendAdd, Striping
 from magnetar.metadata.records import LedgerRecord
 
 Event = tuple[Any, ...]
@@ -79,16 +79,18 @@ class Cast:
 
 
 # ------------------------------------------------------------------------------------ the writer
-def play_writer(core: w.Writer[PayloadAdd[bytes]], event: Event) -> list[Output]:
+def play_writer(core: w.Writer[PendingAddWithPayload[bytes]], event: Event) -> list[Output]:
     """Events: ("append", payload), ("close",), ("fact", fact)."""
     if event[0] == "append":
-        return _wanted(core, core.append(PayloadAdd(event[1]), len(event[1])))
+        return _wanted(core, core.append(PendingAddWithPayload(event[1]), len(event[1])))
     if event[0] == "close":
         return _wanted(core, core.close())
     return _wanted(core, core.receive(event[1]))
 
 
-def _wanted(core: w.Writer[PayloadAdd[bytes]], effects: Sequence[w.Effect[PayloadAdd[bytes]]]) -> list[Output]:
+def _wanted(
+    core: w.Writer[PendingAddWithPayload[bytes]], effects: Sequence[w.Effect[PendingAddWithPayload[bytes]]]
+) -> list[Output]:
     wanted: list[Output] = []
     for effect in effects:
         if isinstance(effect, SendAdd):
@@ -129,7 +131,7 @@ def play_recovery(core: r.Recovery, event: Event) -> list[Output]:
             stored = effect.add.payload
             copy = StoredCopy(stored.entry, effect.lac, stored.length, stored.payload)
             wanted.append(("write", effect.slot, effect.bookie, copy))
-        elif isinstance(effect, r.CloseRecovered):
+        elif isinstance(effect, r.CloseRecoveredLedger):
             wanted.append(("end", effect.last_entry, effect.length, effect.fragments))
         elif isinstance(effect, r.FinishRecovery):
             wanted.append(("ended", effect.record.last_entry, effect.record.length))

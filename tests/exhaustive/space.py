@@ -33,7 +33,7 @@ from magnetar.ledger import metadata_core as m
 from magnetar.ledger import recovery_core as r
 from magnetar.ledger import writer_core as w
 from magnetar.ledger.peer_format import Op
-from magnetar.ledger.writer_core import AddFailed, AddsAcked, PayloadAdd, Striping
+from magnetar.ledger.writer_core import AddFailed, AddsAcked, PendingAddWithPayload, Striping
 from magnetar.metadata.records import CLOSED, LedgerRecord
 from tests.exhaustive.actors import Cast, Spare, play_recovery, play_writer
 from tests.exhaustive.columns import Columns
@@ -84,7 +84,7 @@ class Space:
                              created_ms=0, properties={})  # fmt: skip
         self._read = "read" if _fences(first, Op.READ) else "look"
         writer = self.writers.number(
-            w.Writer[PayloadAdd[bytes]](self.striping, first.fragments[-1].bookies, changes_max=2)
+            w.Writer[PendingAddWithPayload[bytes]](self.striping, first.fragments[-1].bookies, changes_max=2)
         )
         column = self.columns.empty
         self.first: State = (
@@ -198,8 +198,8 @@ class Space:
             return state, w.LedgerEnded(record.last_entry, record.length)
         return state, w.EnsembleChanged(record.fragments[-1].bookies)
 
-    def _stored(self, state: State, answer: m.RecordWrite | m.AlreadyStored) -> State:
-        return self._store(state, answer.record) if isinstance(answer, m.RecordWrite) else state
+    def _stored(self, state: State, answer: m.RecordToStore | m.AlreadyStored) -> State:
+        return self._store(state, answer.record) if isinstance(answer, m.RecordToStore) else state
 
     def _store(self, state: State, record: LedgerRecord) -> State:
         number = self._record(record)
@@ -320,7 +320,7 @@ class Space:
             core = self.recoveries.cores[state[R][at]]
             current = self.records[state[RECORD]]
             answer = m.close_recovered_ledger(current, core.snapshot.fragments, fragments, last_entry, length)
-            if isinstance(answer, m.RecordWrite):
+            if isinstance(answer, m.RecordToStore):
                 return self._stored(state, answer)
         state = altered(state, R, put(state[R], at, OVER))
         return altered(state, C, self.columns.forget(state[C], f"r{at}"))

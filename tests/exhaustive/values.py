@@ -52,7 +52,7 @@ class Table:
 
 def fact_of(op: str, slot: int, name: str, what: Any, answer: Any) -> Any:
     if op == "fence":
-        return r.Fenced(slot, answer[1]) if answer is not None else r.FenceFailed(slot)
+        return r.LedgerFencedAtBookie(slot, answer[1]) if answer is not None else r.FenceFailed(slot)
     if op == "write":
         return AddAcked(what.entry, slot, name) if answer == "OK" else AddFailed(what.entry, slot, name)
     if answer is None:

@@ -8,7 +8,7 @@ from typing import Any
 from magnetar.broker.cluster.schema_core import SchemaDefinitionText, why_consumer_cannot_read, why_incompatible
 from magnetar.broker.pulsar import consumer, lookup, translate
 from magnetar.broker.pulsar.frames import PulsarFrameSplitter, encode_frame, parse_frame, parse_sent_entry
-from magnetar.broker.rest.call import BadRequest
+from magnetar.broker.rest.call import HttpError
 from magnetar.broker.rest.policies import POLICIES, convert_value, parse_namespace_policies
 from magnetar.client.model.fields import CheckedSchema
 from magnetar.client.model.schema import decode_avro_payload, parse_avro_schema
@@ -51,7 +51,7 @@ def run_frames(data: bytes) -> None:
     cutter = PulsarFrameSplitter(FRAME_BYTES_MAX)
     for part in (data[: len(data) // 3], data[len(data) // 3 :]):
         while part:
-            room = cutter.read_buffer()
+            room = cutter.get_free_buffer()
             size = min(len(room), len(part))
             room[:size] = part[:size]
             part = part[size:]
@@ -158,5 +158,5 @@ def run_body(data: bytes) -> None:
 def _refused(work: Callable[[], object]) -> None:
     try:
         work()
-    except (BadRequest, MagnetarError):
+    except (HttpError, MagnetarError):
         return

@@ -37,7 +37,7 @@ from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import Position
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.grpc.messages import find_copied_tags, find_item_bounds
+from magnetar.runtime.grpc.messages import find_copied_tags, measure_item
 from magnetar.runtime.peer import envelope
 from magnetar.security import basic
 from magnetar.security import token as revoked
@@ -48,7 +48,7 @@ from magnetar.spark_connector.offsets import parse_incarnations, parse_offset
 from tests.fuzz import http2_targets, pulsar_targets
 
 TYPED = (
-    MagnetarError, cursor.DamagedCursorState, compacted.DamagedCompaction, dedup.DamagedDedupSnapshot
+    MagnetarError, cursor.DamagedCursorState, compacted.DamagedCompactedLedger, dedup.DamagedDedupSnapshot
 )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ class Target(NamedTuple):
 def _entries() -> list[bytes]:
     one = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, partition_key="k")
     many = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
-    batch = entry.encode_batch(many, entry.plain_items([b"a", b"bc", b""]), 3)
+    batch = entry.encode_batch(many, entry.encode_plain_items([b"a", b"bc", b""]), 3)
     return [entry.encode_entry(one, b"payload"), batch, entry.encode_broker_part(7, 1) + batch]
 
 
@@ -114,7 +114,7 @@ def _frames() -> list[bytes]:
 def _frame(data: bytes) -> None:
     offset = 0
     while offset < len(data):
-        offset, _ = find_item_bounds(data, offset, _COPIED)
+        offset, _ = measure_item(data, offset, _COPIED)
     for frame in wire.ClientFrames.FromString(data).items:
         kind = frame.WhichOneof("kind")
         if kind == "open_producer":
@@ -184,7 +184,7 @@ def _settings(data: bytes) -> None:
 def _revoked(data: bytes) -> None:
     path = _folder() / "revoked.txt"
     path.write_bytes(data)
-    revoked.read_revoked(str(path))
+    revoked.read_revocations(str(path))
 
 
 def _jwks(data: bytes) -> None:

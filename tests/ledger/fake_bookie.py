@@ -25,7 +25,7 @@ from magnetar.ledger.peer_format import (
 from magnetar.metadata import paths
 from magnetar.metadata.records import BookieRecord, encode
 from magnetar.metadata.store import MetadataStore
-from magnetar.runtime.network import Endpoint, Request, Serving, World
+from magnetar.runtime.network import Endpoint, Request, RunningServer, World
 
 
 @dataclass
@@ -47,7 +47,7 @@ class FakeBookie:
         self.status: dict[Op, Status] = {}
         self.flip: set[int] = set()  # entries that are handed out damaged
         self._came = asyncio.Event()
-        self._serving: Serving | None = None
+        self._serving: RunningServer | None = None
 
     async def start(self, world: World, metadata: MetadataStore, *, rack: str = "/default") -> FakeBookie:
         identity = uuid.UUID(self.id).bytes

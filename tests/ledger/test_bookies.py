@@ -117,7 +117,7 @@ async def test_a_bookie_that_restarts_at_its_address_is_chosen_at_once(
     await register(metadata, 0, process="second")
     await bookies.refresh_bookie_list()
     assert bookies.replace(ensemble, [1], 2) == {1: failed}
-    assert not bookies.trouble_weights()
+    assert not bookies.fault_weights()
     bookies.record_failure(failed)
     assert bookies.replace(ensemble, [1], 2) == {}, "the new one fails too"
 

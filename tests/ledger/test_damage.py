@@ -60,7 +60,7 @@ async def test_a_reader_reports_wrong_bytes_once_and_reads_on(cluster: Cluster) 
     for _ in range(3):  # whoever is asked first: all replicas are, one after the other
         reader = await client.open(writer.ledger_id)
         for other in cluster.bookies[1:]:
-            client._bookies.record_bookie_trouble(other.id, BookieFaultKind.FAILED)
+            client._bookies.record_bookie_fault(other.id, BookieFaultKind.FAILED)
         for entry in range(6):
             assert [bytes(e.payload) for e in await reader.read(entry, entry)] == [b"%d" % entry]
             client._bookies._trouble.reset_weight(rotten.id)

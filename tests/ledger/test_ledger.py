@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from magnetar.ledger import LedgerClient, LedgerConfig, LedgerEnd
 from magnetar.ledger import client as client_module
 from magnetar.ledger.peer_format import Flags, Op, Status
-from magnetar.ledger.placement_core import ReplicationShortfall
+from magnetar.ledger.placement_core import StripingReduction
 from magnetar.metadata import paths
 from magnetar.metadata.records import IN_RECOVERY, OPEN
 from magnetar.metadata.store import MetadataStore
@@ -396,16 +396,16 @@ async def test_a_degraded_ledger_is_made_on_the_bookies_that_are_well_and_never_
     await cluster.metadata.delete(paths.bookie(cluster.bookies[0].id))
     with pytest.raises(NotEnoughBookies):
         await client.create()
-    writer = await client.create(shrink=ReplicationShortfall.COPIES)
+    writer = await client.create(shrink=StripingReduction.COPIES)
     record = writer.record
     assert (record.ensemble_size, record.write_quorum, record.ack_quorum) == (2, 2, 2)
     assert cluster.bookies[0].id not in record.fragments[0].bookies
     assert await writer.append(b"two copies, as many as confirm an entry of three") == 0
     await cluster.metadata.delete(paths.bookie(cluster.bookies[1].id))
     with pytest.raises(NotEnoughBookies):
-        await client.create(shrink=ReplicationShortfall.COPIES)
+        await client.create(shrink=StripingReduction.COPIES)
 
 
 async def test_with_all_bookies_well_a_degraded_ledger_is_a_full_one(cluster: Cluster) -> None:
-    record = (await cluster.client().create(shrink=ReplicationShortfall.COPIES)).record
+    record = (await cluster.client().create(shrink=StripingReduction.COPIES)).record
     assert (record.ensemble_size, record.write_quorum, record.ack_quorum) == (3, 3, 2)

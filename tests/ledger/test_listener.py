@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from magnetar.ledger import LedgerEnd
 from magnetar.ledger.handle import ENTRY_BYTES_MAX, LedgerWriter
 from magnetar.ledger.peer_format import Op, Status
-from magnetar.ledger.reader_core import AppendPayload
+from magnetar.ledger.reader_core import PendingAppend
 from magnetar.proto.errors import BackPressure, LedgerClosed, MessageTooLarge
 from tests.ledger.conftest import QUICK, Cluster, until
 
@@ -35,8 +35,8 @@ class Listener:
                 await self.changed.wait()
 
 
-def payload(data: bytes) -> AppendPayload:
-    return AppendPayload((data,), len(data))
+def payload(data: bytes) -> PendingAppend:
+    return PendingAppend((data,), len(data))
 
 
 async def listening(cluster: Cluster, **config: object) -> tuple[LedgerWriter, Listener]:

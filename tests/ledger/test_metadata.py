@@ -20,7 +20,7 @@ CLOSED_AT_4 = record(state=CLOSED, last_entry=4, length=50)
 
 def test_create_recognises_its_own_record_by_the_token() -> None:
     mine = record()
-    assert m.create_record(None, mine) == m.RecordWrite(mine)
+    assert m.create_record(None, mine) == m.RecordToStore(mine)
     assert m.create_record(mine, mine) == m.AlreadyStored(mine)
     assert m.create_record(record(token="other"), mine) is None
 
@@ -28,7 +28,7 @@ def test_create_recognises_its_own_record_by_the_token() -> None:
 @pytest.mark.parametrize(
     ("current", "expected"),
     [
-        (record(), m.RecordWrite(record(state=CLOSED, last_entry=4, length=50))),
+        (record(), m.RecordToStore(record(state=CLOSED, last_entry=4, length=50))),
         (CLOSED_AT_4, m.AlreadyStored(CLOSED_AT_4)),
         (record(state=CLOSED, last_entry=9), m.AlreadyStored(record(state=CLOSED, last_entry=9))),
         (record(state=IN_RECOVERY), m.TransitionRefused(m.TransitionRefusal.FENCED)),
@@ -46,15 +46,15 @@ A_FAILED = ((0, "a"),)
 @pytest.mark.parametrize(
     ("current", "expected"),
     [
-        (record(), m.RecordWrite(record(fragments=(FIRST, D_FOR_A)))),
+        (record(), m.RecordToStore(record(fragments=(FIRST, D_FOR_A)))),
         (record(fragments=(FIRST, D_FOR_A)), m.AlreadyStored(record(fragments=(FIRST, D_FOR_A)))),
         (
             record(fragments=(FIRST, Fragment(5, ("a", "b", "e")))),
-            m.RecordWrite(record(fragments=(FIRST, Fragment(5, ("d", "b", "e"))))),
+            m.RecordToStore(record(fragments=(FIRST, Fragment(5, ("d", "b", "e"))))),
         ),
         (
             record(fragments=(FIRST, Fragment(3, ("a", "b", "e")))),
-            m.RecordWrite(record(fragments=(FIRST, Fragment(3, ("a", "b", "e")), Fragment(5, ("d", "b", "e"))))),
+            m.RecordToStore(record(fragments=(FIRST, Fragment(3, ("a", "b", "e")), Fragment(5, ("d", "b", "e"))))),
         ),
         (record(state=IN_RECOVERY), m.TransitionRefused(m.TransitionRefusal.FENCED)),
         (CLOSED_AT_4, m.TransitionRefused(m.TransitionRefusal.ENDED)),
@@ -69,7 +69,7 @@ def test_the_writer_replaces_who_failed_from_an_entry_on_and_recognises_its_own_
 
 def test_as_many_are_replaced_as_there_are_others() -> None:
     answer = m.change_ensemble(record(), 0, ((0, "a"), (1, "b")), {1: "d"})
-    assert answer == m.RecordWrite(record(fragments=(Fragment(0, ("a", "d", "c")),)))
+    assert answer == m.RecordToStore(record(fragments=(Fragment(0, ("a", "d", "c")),)))
 
 
 def test_an_ensemble_changes_neither_below_its_fragment_nor_to_a_bookie_that_is_in_it() -> None:
@@ -82,7 +82,7 @@ def test_an_ensemble_changes_neither_below_its_fragment_nor_to_a_bookie_that_is_
 @pytest.mark.parametrize(
     ("current", "expected"),
     [
-        (record(), m.RecordWrite(record(state=IN_RECOVERY))),
+        (record(), m.RecordToStore(record(state=IN_RECOVERY))),
         (record(state=IN_RECOVERY), m.AlreadyStored(record(state=IN_RECOVERY))),
         (CLOSED_AT_4, m.AlreadyStored(CLOSED_AT_4)),
         (None, m.TransitionRefused(m.TransitionRefusal.DELETED)),
@@ -102,7 +102,7 @@ def test_changed_ensembles_reach_the_record_with_the_end_and_keep_earlier_fragme
     current = record(state=IN_RECOVERY, fragments=(Fragment(0, ("x", "b", "c")), last))  # re-replicated meanwhile
     changed = (first, last, Fragment(7, ("a", "e", "d")))
     answer = m.close_recovered_ledger(current, (first, last), changed, 8, 90)
-    assert isinstance(answer, m.RecordWrite)
+    assert isinstance(answer, m.RecordToStore)
     assert answer.record.fragments == (Fragment(0, ("x", "b", "c")), last, Fragment(7, ("a", "e", "d")))
     assert (answer.record.state, answer.record.last_entry, answer.record.length) == (CLOSED, 8, 90)
 
@@ -151,10 +151,10 @@ TWO = (Fragment(0, ("a", "b", "c")), Fragment(3, ("a", "d", "c")))
 @pytest.mark.parametrize(
     ("current", "expected"),
     [
-        (record(fragments=TWO), m.RecordWrite(record(fragments=(Fragment(0, ("a", "x", "c")), TWO[1])))),
+        (record(fragments=TWO), m.RecordToStore(record(fragments=(Fragment(0, ("a", "x", "c")), TWO[1])))),
         (
             record(fragments=TWO, state=CLOSED, last_entry=4),
-            m.RecordWrite(record(fragments=(Fragment(0, ("a", "x", "c")), TWO[1]), state=CLOSED, last_entry=4)),
+            m.RecordToStore(record(fragments=(Fragment(0, ("a", "x", "c")), TWO[1]), state=CLOSED, last_entry=4)),
         ),
         (record(), m.TransitionRefused(m.TransitionRefusal.NOT_FINAL)),
         (record(state=IN_RECOVERY), m.TransitionRefused(m.TransitionRefusal.NOT_FINAL)),

@@ -16,7 +16,7 @@ from magnetar.ledger.placement_core import (
     ChosenBookies,
     PlacementFailure,
     RackRule,
-    ReplicationShortfall,
+    StripingReduction,
     choose_bookies,
     compute_candidate_weights,
     reduce_striping,
@@ -180,10 +180,10 @@ def test_missing_bookies_shrink_the_ensemble_never_the_ack_quorum_and_copies_onl
 ) -> None:
     wanted = Striping(*shape)
     for well in range(wanted.ensemble_size + 2):
-        assert reduce_striping(wanted, well, ReplicationShortfall.NOTHING) is wanted
+        assert reduce_striping(wanted, well, StripingReduction.NOTHING) is wanted
         fewer, least = reduce_striping(
-            wanted, well, ReplicationShortfall.BOOKIES
-        ), reduce_striping(wanted, well, ReplicationShortfall.COPIES)
+            wanted, well, StripingReduction.BOOKIES
+        ), reduce_striping(wanted, well, StripingReduction.COPIES)
         assert (fewer.write_quorum, fewer.ack_quorum) == shape[1:]
         assert least.ack_quorum == wanted.ack_quorum
         if well >= wanted.ensemble_size:

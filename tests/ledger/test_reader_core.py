@@ -14,12 +14,12 @@ from magnetar.ledger.reader_core import (
     EntryRangeRead,
     FailRead,
     FinishRead,
+    PayloadTailChecksum,
     ReadableEntryBound,
     ReadFailed,
     ReadFailure,
     SendReadToBookie,
-    SpeculationDue,
-    VerifiedTail,
+    SpeculativeReadDue,
     encode_header,
     verify_entry,
 )
@@ -94,11 +94,11 @@ def test_replicas_that_failed_a_moment_ago_are_asked_last() -> None:
 def test_the_next_replica_is_asked_only_when_nobody_has_answered_for_a_while_and_the_first_good_answer_wins() -> None:
     read = EntryRangeRead(record(), 0, 5, 1000)
     first = ask(read.start()).bookie
-    second = ask(read.receive(SpeculationDue())).bookie
+    second = ask(read.receive(SpeculativeReadDue())).bookie
     assert read.slow == [first]
     assert read.receive(EntryMissing(second)) == SendReadToBookie(({"a", "b", "c"} - {first, second}).pop(), 0, 6, 1000)
-    assert not read.may_speculate, "nobody is left"
-    assert read.receive(SpeculationDue()) is None
+    assert not read.may_read_speculatively, "nobody is left"
+    assert read.receive(SpeculativeReadDue()) is None
     read.check()
     done = read.receive(EntriesRead(first, [stored(0)]))
     assert isinstance(done, FinishRead), "the slow one was the first with a good answer"
@@ -110,8 +110,8 @@ def test_a_read_with_open_questions_fails_only_when_all_are_answered() -> None:
     read = EntryRangeRead(record(), 0, 0, 1000)
     asked = [
         ask(read.start()).bookie,
-        ask(read.receive(SpeculationDue())).bookie,
-        ask(read.receive(SpeculationDue())).bookie,
+        ask(read.receive(SpeculativeReadDue())).bookie,
+        ask(read.receive(SpeculativeReadDue())).bookie,
     ]
     assert sorted(asked) == ["a", "b", "c"]
     assert read.receive(EntryMissing(asked[1])) is None
@@ -140,7 +140,7 @@ def test_any_order_of_answers_and_waits_asks_each_replica_once_and_ends(
             break
         read.check()
         if step >= 7:
-            effect = read.receive(SpeculationDue())
+            effect = read.receive(SpeculativeReadDue())
             continue
         bookie = open_.pop(step % len(open_))
         facts.append(EntryMissing if step % 2 else ReadFailed)
@@ -210,6 +210,6 @@ def test_any_flipped_bit_of_a_stored_entry_is_seen(frames: list[bytes], data: st
 @pytest.mark.parametrize("size", [5, JOINED_BYTES_MIN, 100_003])
 def test_a_seal_is_the_same_when_the_checksum_of_a_tail_is_known(size: int) -> None:
     payload = random.Random(size).randbytes(size + 20)
-    assert encode_header(7, 3, 2, 99, (payload,), VerifiedTail(crc32c(payload[20:]), size)) == encode_header(
+    assert encode_header(7, 3, 2, 99, (payload,), PayloadTailChecksum(crc32c(payload[20:]), size)) == encode_header(
         7, 3, 2, 99, (payload,)
     )

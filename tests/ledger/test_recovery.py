@@ -7,7 +7,7 @@ import pytest
 
 from magnetar.ledger import recovery
 from magnetar.ledger.peer_format import Flags, Op
-from magnetar.ledger.recovery_core import CloseRecovered
+from magnetar.ledger.recovery_core import CloseRecoveredLedger
 from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, Fragment
 from magnetar.metadata.store import put_record
@@ -91,7 +91,7 @@ async def test_the_end_that_another_recoverer_stored_is_adopted_and_not_the_entr
     record = await cluster.client().read_record(writer.ledger_id)
     close = recovery._Attempt._close
 
-    async def late(attempt: recovery._Attempt, effect: CloseRecovered) -> recovery.Fact:
+    async def late(attempt: recovery._Attempt, effect: CloseRecoveredLedger) -> recovery.Fact:
         shorter = msgspec.structs.replace(record, state=CLOSED, last_entry=0, length=1)
         await put_record(cluster.metadata, paths.ledger(record.ledger_id), shorter)
         return await close(attempt, effect)

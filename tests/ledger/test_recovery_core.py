@@ -8,15 +8,15 @@ import pytest
 from magnetar.ledger import metadata_core as m
 from magnetar.ledger.reader_core import StoredCopy
 from magnetar.ledger.recovery_core import (
-    CloseRecovered,
+    CloseRecoveredLedger,
     CloseRefused,
     Effect,
     EntryFound,
     EntryMissing,
     Fact,
-    Fenced,
     FenceFailed,
     FinishRecovery,
+    LedgerFencedAtBookie,
     ReadFailed,
     RecordClosed,
     Recovery,
@@ -58,7 +58,7 @@ class Script:
         return said
 
     def fenced(self, lac: int = -1) -> list[Effect]:
-        return self.tell(Fenced(0, lac), Fenced(1, lac))
+        return self.tell(LedgerFencedAtBookie(0, lac), LedgerFencedAtBookie(1, lac))
 
     def absent(self, entry: int) -> list[Effect]:
         return self.tell(EntryMissing(entry, 0), EntryMissing(entry, 1))
@@ -92,22 +92,24 @@ def test_it_begins_with_fencing_every_bookie_of_the_last_fragment() -> None:
 
 def test_reading_begins_when_the_fence_covers_every_write_set_and_not_before() -> None:
     script = Script()
-    assert script.tell(Fenced(0, -1)) == []
-    assert sorted(reads(script.tell(Fenced(1, -1)))) == [(e, b) for e in (0, 1) for b in "abc"]
-    assert script.tell(Fenced(2, 9)) == [], "late answers change nothing"
+    assert script.tell(LedgerFencedAtBookie(0, -1)) == []
+    assert sorted(reads(script.tell(LedgerFencedAtBookie(1, -1)))) == [(e, b) for e in (0, 1) for b in "abc"]
+    assert script.tell(LedgerFencedAtBookie(2, 9)) == [], "late answers change nothing"
 
 
 def test_too_few_answers_to_the_fence_abort() -> None:
     script = Script()
-    assert script.tell(FenceFailed(0), Fenced(1, -1), FenceFailed(2)) == [
+    assert script.tell(FenceFailed(0), LedgerFencedAtBookie(1, -1), FenceFailed(2)) == [
         ReportRecoveryFailure(RecoveryFailure.NOT_FENCED, -1)
     ]
-    assert script.tell(Fenced(0, -1)) == []
+    assert script.tell(LedgerFencedAtBookie(0, -1)) == []
 
 
 def test_the_largest_lac_reported_is_where_reading_begins() -> None:
     script = Script()
-    assert min(reads(script.tell(Fenced(0, 4), Fenced(1, 6)))) == (6, "a"), "LAC0 itself, for the ledger's length"
+    assert min(reads(script.tell(LedgerFencedAtBookie(0, 4), LedgerFencedAtBookie(1, 6)))) == (6, "a"), (
+        "LAC0 itself, for the ledger's length"
+    )
     assert script.core.lac0 == 6
 
 
@@ -121,7 +123,7 @@ def test_m02_reading_never_begins_before_the_last_fragment() -> None:
 def test_an_absent_first_entry_closes_the_ledger_empty() -> None:
     script = Script()
     script.fenced()
-    assert script.absent(0) == [CloseRecovered(-1, 0, (Fragment(0, ("a", "b", "c")),))]
+    assert script.absent(0) == [CloseRecoveredLedger(-1, 0, (Fragment(0, ("a", "b", "c")),))]
     assert script.tell(EntryFound(1, 2, stored(1))) == [], "nothing counts after the first absent entry"
 
 
@@ -133,7 +135,7 @@ def test_one_copy_is_enough_and_is_written_back_to_all_before_the_close() -> Non
     assert sorted(writes(said)) == [(0, "a"), (0, "b"), (0, "c")]
     script.absent(1)
     assert script.tell(AddAcked(0, 0, "a")) == [], "one synced copy is not a quorum"
-    assert script.tell(AddAcked(0, 2, "c")) == [CloseRecovered(0, 10, (Fragment(0, ("a", "b", "c")),))]
+    assert script.tell(AddAcked(0, 2, "c")) == [CloseRecoveredLedger(0, 10, (Fragment(0, ("a", "b", "c")),))]
 
 
 def test_entries_are_decided_in_order() -> None:
@@ -175,7 +177,7 @@ def test_lac0_that_certainly_nobody_has_stays_the_end_and_the_length_is_that_of_
     assert set(reads(script.tell(*missed(8)))) == {(7, "a"), (7, "b"), (7, "c")}
     assert set(reads(script.tell(*(ReadFailed(7, slot) for slot in range(3))))) == {(5, "a"), (5, "b"), (5, "c")}
     assert script.tell(ReadFailed(5, 1)) == []
-    assert script.tell(EntryFound(5, 0, stored(5))) == [CloseRecovered(9, 60, (Fragment(0, ("a", "b", "c")),))]
+    assert script.tell(EntryFound(5, 0, stored(5))) == [CloseRecoveredLedger(9, 60, (Fragment(0, ("a", "b", "c")),))]
 
 
 def test_a_ledger_of_which_nothing_is_given_keeps_its_end_and_tells_no_length() -> None:
@@ -184,7 +186,7 @@ def test_a_ledger_of_which_nothing_is_given_keeps_its_end_and_tells_no_length() 
     script.tell(*missed(2))
     script.absent(3)
     assert set(reads(script.tell(*missed(1)))) == {(0, "a"), (0, "b"), (0, "c")}
-    assert script.tell(*missed(0)) == [CloseRecovered(2, 0, (Fragment(0, ("a", "b", "c")),))]
+    assert script.tell(*missed(0)) == [CloseRecoveredLedger(2, 0, (Fragment(0, ("a", "b", "c")),))]
 
 
 @pytest.mark.parametrize("order", [(3, 4), (4, 3)])
@@ -197,7 +199,7 @@ def test_lac0_that_nobody_gives_does_not_hold_up_what_is_found_behind_it(order: 
     assert sorted(writes(said)) == [(4, "a"), (4, "b"), (4, "c")]
     script.absent(5)
     assert script.tell(AddAcked(4, 1, "b"), AddAcked(4, 2, "c")) == [
-        CloseRecovered(4, 50, (Fragment(0, ("x", "y", "z")), Fragment(4, ("a", "b", "c"))))
+        CloseRecoveredLedger(4, 50, (Fragment(0, ("x", "y", "z")), Fragment(4, ("a", "b", "c"))))
     ]
 
 
@@ -205,7 +207,7 @@ def test_a_ledger_that_ends_at_lac0_has_the_length_of_that_entry() -> None:
     script = Script()
     script.fenced(lac=3)
     assert writes(script.tell(EntryFound(3, 0, stored(3)))) == [], "it is stored; nothing to write back"
-    assert script.absent(4) == [CloseRecovered(3, 40, (Fragment(0, ("a", "b", "c")),))]
+    assert script.absent(4) == [CloseRecoveredLedger(3, 40, (Fragment(0, ("a", "b", "c")),))]
 
 
 def test_a_bookie_that_fails_is_replaced_in_memory_from_the_first_entry_not_stored() -> None:
@@ -217,7 +219,9 @@ def test_a_bookie_that_fails_is_replaced_in_memory_from_the_first_entry_not_stor
     assert writes(said) == [(1, "d")]
     more = script.tell(AddAcked(1, 0, "a"), AddAcked(1, 2, "d"))
     assert all(bookie in "abc" for _, bookie in reads([*said, *more])), "reads stay with the snapshot (M04)"
-    assert script.absent(2) == [CloseRecovered(1, 20, (Fragment(0, ("a", "b", "c")), Fragment(1, ("a", "b", "d"))))]
+    assert script.absent(2) == [
+        CloseRecoveredLedger(1, 20, (Fragment(0, ("a", "b", "c")), Fragment(1, ("a", "b", "d"))))
+    ]
 
 
 def test_a_change_before_anything_is_stored_replaces_the_last_fragment() -> None:
@@ -227,7 +231,7 @@ def test_a_change_before_anything_is_stored_replaces_the_last_fragment() -> None
     script.tell(AddFailed(0, 0, "a"), AddFailed(0, 1, "b"))
     script.absent(1)
     said = script.tell(AddAcked(0, 0, "d"), AddAcked(0, 1, "e"))
-    assert said == [CloseRecovered(0, 10, (Fragment(0, ("d", "e", "c")),))]
+    assert said == [CloseRecoveredLedger(0, 10, (Fragment(0, ("d", "e", "c")),))]
 
 
 def test_without_a_spare_the_write_back_goes_on_while_a_quorum_is_possible() -> None:
@@ -273,8 +277,8 @@ def test_recovery_begins_only_on_a_record_in_recovery() -> None:
 def test_no_more_is_read_than_one_entry_beyond_the_last_that_a_fenced_bookie_knows_of() -> None:
     """300 topics with a ledger of one entry were 9,600 reads of each bookie, at 32 a ledger."""
     script = Script(batch=32)
-    assert script.tell(Fenced(0, -1, 0)) == []
-    assert sorted(reads(script.tell(Fenced(1, -1, -1)))) == [(e, b) for e in (0, 1) for b in "abc"]
+    assert script.tell(LedgerFencedAtBookie(0, -1, 0)) == []
+    assert sorted(reads(script.tell(LedgerFencedAtBookie(1, -1, -1)))) == [(e, b) for e in (0, 1) for b in "abc"]
     assert reads(script.tell(EntryFound(0, 0, stored(0)))) == [], "entry 1 is asked for already"
     assert not reads(script.absent(1)), "the end is known"
     assert script.core.end == 0
@@ -283,8 +287,8 @@ def test_no_more_is_read_than_one_entry_beyond_the_last_that_a_fenced_bookie_kno
 def test_an_entry_that_no_fenced_bookie_told_of_is_kept_and_the_next_one_is_read() -> None:
     """The bookie that did not answer to the fence has it: what the others know is a hint, and no vote."""
     script = Script(batch=32)
-    script.tell(Fenced(0, -1, -1))
-    assert sorted(reads(script.tell(Fenced(1, -1, -1)))) == [(0, b) for b in "abc"]
+    script.tell(LedgerFencedAtBookie(0, -1, -1))
+    assert sorted(reads(script.tell(LedgerFencedAtBookie(1, -1, -1)))) == [(0, b) for b in "abc"]
     said = script.tell(EntryMissing(0, 0), EntryFound(0, 2, stored(0)))
     assert sorted(reads(said)) == [(1, b) for b in "abc"]
     assert {entry for entry, _ in writes(said)} == {0}
@@ -294,5 +298,5 @@ def test_an_entry_that_no_fenced_bookie_told_of_is_kept_and_the_next_one_is_read
 
 def test_the_entry_at_the_lac_is_read_also_when_bookies_know_of_none() -> None:
     script = Script(batch=32)
-    script.tell(Fenced(0, 5, -1))
-    assert {entry for entry, _ in reads(script.tell(Fenced(1, -1, 5)))} == {5, 6}
+    script.tell(LedgerFencedAtBookie(0, 5, -1))
+    assert {entry for entry, _ in reads(script.tell(LedgerFencedAtBookie(1, -1, 5)))} == {5, 6}

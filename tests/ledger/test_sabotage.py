@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from magnetar.ledger.writer_core import PayloadAdd, PendingAdds, SendAdd, Striping
+from magnetar.ledger.writer_core import PendingAdds, PendingAddWithPayload, SendAdd, Striping
 from tests.compiled import replaces_code
 from tests.mutants.hunt import hunt
 from tests.simulation.protocol.bookie import Rules
@@ -84,11 +84,11 @@ def test_m22_a_lac_taken_as_the_end_fails_the_test_of_the_bound() -> None:
     assert hunt("M22", SEEDS).killed
 
 
-def _stored_ahead() -> tuple[PendingAdds[PayloadAdd[str]], list[PayloadAdd[str]]]:
+def _stored_ahead() -> tuple[PendingAdds[PendingAddWithPayload[str]], list[PendingAddWithPayload[str]]]:
     """A change under way: entry 0 has its quorum without slot 0, entry 1 has it only with slot 0, which is replaced."""
-    adds: PendingAdds[PayloadAdd[str]] = PendingAdds(Striping(3, 3, 2), ("a", "b", "c"))
-    adds.add_with_sends(PayloadAdd("0"), 1)
-    adds.add_with_sends(PayloadAdd("1"), 1)
+    adds: PendingAdds[PendingAddWithPayload[str]] = PendingAdds(Striping(3, 3, 2), ("a", "b", "c"))
+    adds.add_with_sends(PendingAddWithPayload("0"), 1)
+    adds.add_with_sends(PendingAddWithPayload("1"), 1)
     adds.frozen = True
     pending = list(adds._adds.values())
     pending[0].acks |= {1, 2}
@@ -109,7 +109,9 @@ def test_m11_every_pending_entry_is_unacked_before_any_is_confirmed() -> None:
 
 @replaces_code
 def test_m11_draining_inside_the_loop_confirms_by_the_replaced_bookie(monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(self: PendingAdds[PayloadAdd[str]], ensemble: tuple[str, ...]) -> list[SendAdd[PayloadAdd[str]]]:
+    def careless(
+        self: PendingAdds[PendingAddWithPayload[str]], ensemble: tuple[str, ...]
+    ) -> list[SendAdd[PendingAddWithPayload[str]]]:
         self.ensemble, self.frozen = ensemble, False
         for add in list(self._adds.values()):
             for slot in self.striping.write_set(add.entry):

@@ -26,8 +26,8 @@ from magnetar.ledger.peer_format import (
     verify_add,
     verify_adds,
 )
-from magnetar.ledger.reader_core import AppendPayload
-from magnetar.ledger.sender import REQUEST_BYTES_MAX, ROOM_S, AddSender, AppendWithFuture, Fact
+from magnetar.ledger.reader_core import PendingAppend
+from magnetar.ledger.sender import REQUEST_BYTES_MAX, ROOM_S, AddSender, Fact, PendingAppendWithFuture
 from magnetar.ledger.writer_core import AddFailed, AddRefused, AddsAcked, EntryOutcome, PendingAdds, Striping
 from magnetar.proto.errors import BackPressure, ConnectionLost
 from magnetar.runtime.files import Buffer
@@ -66,7 +66,7 @@ class Rig:
         record = new_record(
             1, striping, BOOKIES[: shape[0]], key=b"k" * 20, token="t", created_ms=0, properties={}
         )  # fmt: skip
-        self.adds: PendingAdds[AppendPayload] = PendingAdds(striping, BOOKIES[: shape[0]])
+        self.adds: PendingAdds[PendingAppend] = PendingAdds(striping, BOOKIES[: shape[0]])
         self.sent: list[Sent] = []
         self.facts: list[Fact] = []
         self.failed: list[str] = []
@@ -76,7 +76,7 @@ class Rig:
         self.sender = AddSender(record, self, config, self._acked, self._learn, failed)  # type: ignore[arg-type]
         self._happened = asyncio.Event()
 
-    def _acked(self, adds: list[AppendPayload], place: tuple[int, str]) -> None:
+    def _acked(self, adds: list[PendingAppend], place: tuple[int, str]) -> None:
         self._learn(AddsAcked([add.entry for add in adds], *place))
 
     def _learn(self, fact: Fact) -> None:
@@ -98,7 +98,7 @@ class Rig:
     def append(self, *payloads: bytes) -> None:
         for payload in payloads:
             future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            add = AppendWithFuture((payload,), len(payload), future)
+            add = PendingAppendWithFuture((payload,), len(payload), future)
             self.adds.add(add, add.size)
             self.sender.send(add, self.adds.lac)
 

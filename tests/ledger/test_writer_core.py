@@ -20,7 +20,7 @@ from magnetar.ledger.writer_core import (
     LedgerCloseRefused,
     LedgerCloseUnknown,
     LedgerEnded,
-    PayloadAdd,
+    PendingAddWithPayload,
     QuorumTimedOut,
     SendAdd,
     Striping,
@@ -36,12 +36,14 @@ class Script:
     ("change", first entry, failed), and ("send", entry, bookie). No ensemble changes unless it says how many."""
 
     def __init__(self, *payloads: bytes, shape: tuple[int, int, int] = (3, 3, 2), changes_max: int = 0) -> None:
-        self.core: Writer[PayloadAdd[bytes]] = Writer(Striping(*shape), NAMES[: shape[0]], changes_max=changes_max)
+        self.core: Writer[PendingAddWithPayload[bytes]] = Writer(
+            Striping(*shape), NAMES[: shape[0]], changes_max=changes_max
+        )
         for payload in payloads:
-            self.core.append(PayloadAdd(payload), len(payload))
+            self.core.append(PendingAddWithPayload(payload), len(payload))
 
     def push(self, payload: bytes) -> list[tuple[object, ...]]:
-        return self._short(self.core.append(PayloadAdd(payload), len(payload)))
+        return self._short(self.core.append(PendingAddWithPayload(payload), len(payload)))
 
     def tell(self, fact: Fact) -> list[tuple[object, ...]]:
         return self._short(self.core.receive(fact))
@@ -55,7 +57,7 @@ class Script:
     def close(self) -> list[tuple[object, ...]]:
         return self._short(self.core.close())
 
-    def _short(self, effects: Sequence[Effect[PayloadAdd[bytes]]]) -> list[tuple[object, ...]]:
+    def _short(self, effects: Sequence[Effect[PendingAddWithPayload[bytes]]]) -> list[tuple[object, ...]]:
         self.core.check()
         said: list[tuple[object, ...]] = []
         for effect in effects:
@@ -178,4 +180,4 @@ def test_only_an_open_writer_appends() -> None:
     script = Script()
     script.close()
     with pytest.raises(AssertionError, match="only an open writer"):
-        script.core.append(PayloadAdd(b"x"), 1)
+        script.core.append(PendingAddWithPayload(b"x"), 1)

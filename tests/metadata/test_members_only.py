@@ -11,7 +11,7 @@ import pytest
 
 from magnetar.cli.storage.metadata_copies import serve_metadata_copy
 from magnetar.metadata import paths, records
-from magnetar.metadata.remote import BACKUP, CHILDREN, COMMIT, GET, SESSION, commit_request, connect_metadata
+from magnetar.metadata.remote import BACKUP, CHILDREN, COMMIT, GET, SESSION, connect_metadata, make_commit_request
 from magnetar.metadata.server import MetadataServer
 from magnetar.metadata.store import ABSENT, ANY, Check, Delete, Operation, Put
 from magnetar.proto import wire_pb2 as wire
@@ -85,7 +85,7 @@ async def test_every_other_request_is_answered_as_without_a_service(tmp_path: Pa
             [mine, Delete("/ledgers/1", ANY)], [Put(paths.LEDGER_IDS, b"x", ANY)], [Put(paths.CLUSTER, b"x", ANY)],
         ]  # fmt: skip
         for operations in others:
-            request = commit_request(operations, store.session_id)
+            request = make_commit_request(operations, store.session_id)
             assert isinstance(await refused(channel, COMMIT, request), Unavailable), operations
         assert isinstance(await refused(channel, BACKUP, wire.BackupRequest(name="b")), Unavailable)
         assert await store.revision() == revision, "nothing was written"

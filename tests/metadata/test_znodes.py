@@ -8,12 +8,12 @@ from magnetar.metadata import znodes_core as znodes
 from magnetar.metadata.store import ABSENT, ANY, Check, Delete, Operation, Put
 from magnetar.metadata.tree_core import check_operations, check_version
 from magnetar.metadata.znodes_core import (
+    CheckZnodeVersion,
     CommitPlan,
     Create,
     FolderContent,
     NodeRead,
     Remove,
-    RequireVersion,
     Set,
     Step,
     plan_commit,
@@ -68,7 +68,7 @@ def _apply(steps: list[Step], nodes: dict[str, NodeRead | None]) -> dict[str, No
             case Create():
                 assert node is None, f"{step} on {node}"
                 after[step.path] = NodeRead(0, ME if step.ephemeral else 0)
-            case Set() | Remove() | RequireVersion():
+            case Set() | Remove() | CheckZnodeVersion():
                 assert node is not None, f"{step} on nothing"
                 assert node.version == step.version
                 if isinstance(step, Set):

@@ -91,7 +91,7 @@ def aborted_by_sink_alone(stack: Stack) -> None:
         key = sink.owner, sink.sink_id
         for txn in list(self._table.by_sink.get(key, ())):
             self._outcomes.abort_or_void_id(txn, AbortReason.SUPERSEDED, now)
-        self._outcomes.receive_given_intents(self.in_doubt.pop(key), now)
+        self._outcomes.receive_intents(self.in_doubt.pop(key), now)
 
     put(stack, SinkBatchDecider, "on_committed", committed)
 

@@ -10,7 +10,7 @@ from unittest import mock
 
 import msgspec
 
-from magnetar.bookie.maintenance import copies_core as copies
+from magnetar.bookie.maintenance import repair_core as copies
 from magnetar.ledger import handle, sender
 from magnetar.ledger import metadata_core as metadata
 from magnetar.ledger import recovery as recovery_driver
@@ -140,9 +140,9 @@ def last_fragment_of_an_open_ledger(stack: Stack) -> None:
         if current is None or current.state == CLOSED:
             return replace(current, first_entry, old, new)
         answer = replace(closed(current), first_entry, old, new)
-        if not isinstance(answer, metadata.RecordWrite):
+        if not isinstance(answer, metadata.RecordToStore):
             return answer
-        return metadata.RecordWrite(msgspec.structs.replace(current, fragments=answer.record.fragments))
+        return metadata.RecordToStore(msgspec.structs.replace(current, fragments=answer.record.fragments))
 
     put(stack, metadata, "replace_bookie_in_fragment", replace_bookie_in_fragment)
     put(
@@ -210,13 +210,13 @@ def drain_inside_the_loop(stack: Stack) -> None:
 
 def change_in_memory_only(stack: Stack) -> None:
     """M12: the new ensemble is used, and the metadata does not have it."""
-    from magnetar.ledger.metadata_core import AlreadyStored, RecordWrite
+    from magnetar.ledger.metadata_core import AlreadyStored, RecordToStore
 
     honest = metadata.change_ensemble
 
     def local(current: Any, first_entry: int, failed: Any, others: Any) -> Any:
         answer = honest(current, first_entry, failed, others)
-        return AlreadyStored(answer.record) if isinstance(answer, RecordWrite) else answer
+        return AlreadyStored(answer.record) if isinstance(answer, RecordToStore) else answer
 
     put(stack, metadata, "change_ensemble", local)
 

@@ -11,7 +11,7 @@ from magnetar.broker.subscription.core.dispatch import Dispatcher
 from magnetar.broker.subscription.core.pending_acks import AckRefused, SettledAcks
 from magnetar.broker.subscription.core.pending_set import PendingAcks
 from magnetar.client.consume.transactional_acks import TransactionalAcks
-from magnetar.client.core.redelivery import RepeatFilter
+from magnetar.client.core.redelivery import DuplicateFilter
 from magnetar.proto.names import Position
 from magnetar.proto.states import TxnId
 from tests.mutants.ledgers import Stack, put
@@ -65,7 +65,7 @@ def refused_in_the_middle(stack: Stack) -> None:
                 one.add(Position(ledger_id, entry_id))
                 found = honest(cursor, txn, one)
                 if not isinstance(found, AckRefused):
-                    pending_acks.add_pending(cursor, txn, found)
+                    pending_acks.add_pending_acks(cursor, txn, found)
         return honest(cursor, txn, wanted, named)
 
     put(stack, pending_acks, "judge", judge)
@@ -96,7 +96,7 @@ def delivered_twice_in_the_sdk(stack: Stack) -> None:
 
 def shown_again_and_covered(stack: Stack) -> None:
     """M70e: what a new connection delivers again is shown to a program that has it and acknowledges cumulatively."""
-    put(stack, RepeatFilter, "find_end_of_repeats", lambda *_: None)
+    put(stack, DuplicateFilter, "find_end_of_repeats", lambda *_: None)
 
 
 def delivered_twice_in_the_broker(stack: Stack) -> None:

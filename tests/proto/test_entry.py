@@ -22,11 +22,11 @@ from magnetar.proto.entry import (
     encode_broker_part,
     encode_client_part,
     encode_entry,
+    encode_item_prefix,
+    encode_plain_items,
     find_distinct_keys,
-    item_prefix,
     parse_header,
     parse_stored_head,
-    plain_items,
     sequence_id_of,
     split_broker_part,
 )
@@ -46,7 +46,7 @@ def metadata(compression: int = 0, sequence_id: int = 7) -> MessageMetadata:
 
 
 def batch(payloads: list[bytes], compression: int = 0) -> bytes:
-    return encode_batch(metadata(compression), plain_items(payloads), len(payloads))
+    return encode_batch(metadata(compression), encode_plain_items(payloads), len(payloads))
 
 
 EXAMPLE = bytes.fromhex(
@@ -129,7 +129,7 @@ def test_keys_and_properties_stand_with_their_message(messages: list[tuple[bytes
         single = SingleMessageMetadata(payload_size=len(payload), partition_key=key)
         for name, value in properties.items():
             single.properties.add(key=name, value=value)
-        parts += (item_prefix(single), payload)
+        parts += (encode_item_prefix(single), payload)
     made = encode_batch(metadata(), parts, len(messages))
     found = decode_batch(parse_header(made), made)
     assert [(c, f.partition_key, {p.key: p.value for p in f.properties}) for f, c in found] == [
@@ -195,13 +195,13 @@ def test_a_count_that_the_payload_cannot_hold_is_refused(count: int) -> None:
     """A broker advances its index by the count: a lie there would be believed for ever."""
     head = metadata()
     head.num_messages_in_batch = count
-    payload = b"".join(plain_items([b"", b""]))
+    payload = b"".join(encode_plain_items([b"", b""]))
     with pytest.raises(CorruptEntry):
         parse_header(encode_entry(head, payload))
 
 
 def test_items_behind_the_last_one_are_refused() -> None:
-    made = encode_batch(metadata(), plain_items([b"a", b"b"]), 1)
+    made = encode_batch(metadata(), encode_plain_items([b"a", b"b"]), 1)
     with pytest.raises(CorruptEntry, match="follow the last item"):
         decode_batch(parse_header(made), made)
 
@@ -323,7 +323,12 @@ def test_a_foreign_value_in_a_batch_costs_no_neighbour(
     """What is in a compressed batch no broker sees: it is for its readers."""
     encoded = foreign(SingleMessageMetadata(payload_size=1), key, value)
     other = SingleMessageMetadata(payload_size=2, partition_key="k")
-    items = [item_prefix(other), b"ab"] * before + [pack(">I", len(encoded)) + encoded, b"x", item_prefix(other), b"cd"]
+    items = [encode_item_prefix(other), b"ab"] * before + [
+        pack(">I", len(encoded)) + encoded,
+        b"x",
+        encode_item_prefix(other),
+        b"cd",
+    ]
     made = encode_batch(metadata(kind), items, before + 2)
     found = decode_batch(parse_header(made), made)
     assert [content for _, content in found] == [b"ab"] * before + [b"x", b"cd"]
@@ -360,7 +365,7 @@ def test_the_caches_stay_bounded() -> None:
     assert len(entry.PLAIN_PREFIXES) <= entry.METADATA_CACHE_SIZE
     for at in range(entry.METADATA_CACHE_SIZE + 50):
         single = SingleMessageMetadata(payload_size=0, partition_key=str(at))
-        made = encode_batch(metadata(), [item_prefix(single), b""], 1)
+        made = encode_batch(metadata(), [encode_item_prefix(single), b""], 1)
         decode_batch(parse_header(made), made)
     assert len(entry._HEADS) <= entry.METADATA_CACHE_SIZE
 
@@ -369,7 +374,9 @@ def test_heads_of_other_lengths_follow_each_other() -> None:
     """The second item is shorter than the head before it, and all of it is a head that is known."""
     plain, keyed = SingleMessageMetadata(payload_size=0), SingleMessageMetadata(payload_size=0, partition_key="k")
     for singles in ([plain], [keyed, plain], [plain, keyed, keyed, plain]):
-        made = encode_batch(metadata(), [each for one in singles for each in (item_prefix(one), b"")], len(singles))
+        made = encode_batch(
+            metadata(), [each for one in singles for each in (encode_item_prefix(one), b"")], len(singles)
+        )
         assert [fields for fields, _ in decode_batch(parse_header(made), made)] == singles
 
 
@@ -393,7 +400,11 @@ def test_records_of_one_size_are_taken_apart_as_others_are(payloads: list[bytes]
     for single, key in zip(singles, keys, strict=True):
         if key:
             single.partition_key = key
-    items = [part for single, payload in zip(singles, payloads, strict=True) for part in (item_prefix(single), payload)]
+    items = [
+        part
+        for single, payload in zip(singles, payloads, strict=True)
+        for part in (encode_item_prefix(single), payload)
+    ]
     made = encode_batch(metadata(), items, len(payloads))
     assert decode_batch(parse_header(made), made) == list(zip(singles, payloads, strict=True))
     fields, lazily = decode_columns_lazily(parse_header(made), made)
@@ -403,7 +414,7 @@ def test_records_of_one_size_are_taken_apart_as_others_are(payloads: list[bytes]
 
 def test_the_keys_of_an_entry_are_those_of_its_messages_the_ordering_key_first() -> None:
     def single(**fields: str | bytes | bool) -> bytes:
-        return item_prefix(SingleMessageMetadata(payload_size=1, **fields))  # type: ignore[arg-type]
+        return encode_item_prefix(SingleMessageMetadata(payload_size=1, **fields))  # type: ignore[arg-type]
 
     items = [
         single(partition_key="b"), b"1", single(partition_key="a", ordering_key=b"o"), b"2", single(), b"3",

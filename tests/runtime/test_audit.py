@@ -69,13 +69,13 @@ def test_a_role_that_acts_in_a_loop_writes_ten_lines_a_minute_of_an_act_and_how_
     clock = Clock()
     audit = AuditLog(clock)
     for number in range(500):
-        audit.record_act(PROGRAM, "10.0.0.1:1", "Admin.CreateSubscription", f"t{number}", "done", fields=["topic"])
-        audit.record_act(PROGRAM, "10.0.0.1:1", "Admin.DeleteSubscription", f"t{number}", "NotFound")
-    audit.record_act(PROGRAM, "10.0.0.1:1", "Admin.SkipMessages", "t", "done")
-    audit.record_act(ADMIN, "10.0.0.2:1", "Admin.DeleteTopic", "t", "done", is_administration=True)
+        audit.log_operation(PROGRAM, "10.0.0.1:1", "Admin.CreateSubscription", f"t{number}", "done", fields=["topic"])
+        audit.log_operation(PROGRAM, "10.0.0.1:1", "Admin.DeleteSubscription", f"t{number}", "NotFound")
+    audit.log_operation(PROGRAM, "10.0.0.1:1", "Admin.SkipMessages", "t", "done")
+    audit.log_operation(ADMIN, "10.0.0.2:1", "Admin.DeleteTopic", "t", "done", is_administration=True)
     assert len(lines()) == 2 * ACTS_MAX + 2
     clock.now_ms += 61_000
-    audit.record_act(PROGRAM, "10.0.0.1:1", "Admin.CreateSubscription", "t", "done")
+    audit.log_operation(PROGRAM, "10.0.0.1:1", "Admin.CreateSubscription", "t", "done")
     told = lines()[2 * ACTS_MAX + 2 :]
     assert [(each["principal"], each["act"], each.get("left_out")) for each in told] == [
         ("client:etl", "Admin.DeleteSubscription", 490), ("client:etl", "Admin.CreateSubscription", 490)
@@ -88,15 +88,15 @@ def test_no_act_of_administration_is_hidden_and_one_that_is_repeated_is_counted(
     clock = Clock()
     audit = AuditLog(clock)
     for number in range(300):
-        audit.record_act(ADMIN, "10.0.0.2:1", "Admin.DeleteTopic", f"t{number}", "done", is_administration=True)
-        audit.record_act(ADMIN, "10.0.0.2:1", "Admin.CreateTopic", "same", "AlreadyExists", is_administration=True)
-    audit.record_act(ADMIN, "10.0.0.2:1", "Admin.CreateTopic", "same", "done", is_administration=True)
+        audit.log_operation(ADMIN, "10.0.0.2:1", "Admin.DeleteTopic", f"t{number}", "done", is_administration=True)
+        audit.log_operation(ADMIN, "10.0.0.2:1", "Admin.CreateTopic", "same", "AlreadyExists", is_administration=True)
+    audit.log_operation(ADMIN, "10.0.0.2:1", "Admin.CreateTopic", "same", "done", is_administration=True)
     found = [(each["act"], each["on"], each["result"]) for each in lines()]
     assert [each for _, each, _ in found if each != "same"] == [f"t{number}" for number in range(300)]
     assert found.count(("Admin.CreateTopic", "same", "AlreadyExists")) == ACTS_MAX
     assert found[-1] == ("Admin.CreateTopic", "same", "done")
     clock.now_ms += 61_000
-    audit.record_act(PROGRAM, "10.0.0.1:1", "Admin.SkipMessages", "t", "done")
+    audit.log_operation(PROGRAM, "10.0.0.1:1", "Admin.SkipMessages", "t", "done")
     *counted, _ = lines()[len(found) :]
     assert [(each["act"], each["on"], each["left_out"]) for each in counted] == [("Admin.CreateTopic", "same", 290)]
 
@@ -106,8 +106,8 @@ def test_what_the_audit_log_counts_is_bounded_and_said_before_it_is_forgotten(
 ) -> None:
     audit = AuditLog(Clock())
     for _ in range(25):
-        audit.record_act(PROGRAM, "10.0.0.1:1", "Admin.SkipMessages", "t", "done")
+        audit.log_operation(PROGRAM, "10.0.0.1:1", "Admin.SkipMessages", "t", "done")
     for number in range(2 * CALLERS_MAX):
-        audit.record_act(ADMIN, "10.0.0.2:1", "Admin.DeleteTopic", f"t{number}", "done", is_administration=True)
+        audit.log_operation(ADMIN, "10.0.0.2:1", "Admin.DeleteTopic", f"t{number}", "done", is_administration=True)
     assert len(audit._acts) <= CALLERS_MAX
     assert [each["act"] for each in lines() if each.get("left_out") == 15] == ["Admin.SkipMessages"]

@@ -19,7 +19,7 @@ from magnetar.proto.errors import ConnectionLost, MagnetarError, Unauthenticated
 from magnetar.runtime.access import CallerAccess, ListenerAccess, TlsFiles
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.client import connect
-from magnetar.runtime.grpc.server import GrpcServing, serve
+from magnetar.runtime.grpc.server import RunningGrpcServer, serve
 from magnetar.runtime.network import Endpoint
 from magnetar.security.authenticator import Authenticator
 from magnetar.security.settings import Secret
@@ -43,7 +43,7 @@ token = "broker.token"
 [authentication]
 anonymous_role = "guest"
 """
-Listening = tuple[GrpcServing, Broker]
+Listening = tuple[RunningGrpcServer, Broker]
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ async def test_an_issuer_that_hangs_holds_up_its_own_callers_alone_and_known_key
         await serving.close()
 
 
-async def _as(serving: GrpcServing, token: str) -> str:
+async def _as(serving: RunningGrpcServer, token: str) -> str:
     channel = connect(serving.endpoint, CallerAccess(authorization=lambda: f"Bearer {token}"))
     try:
         return await role(channel)

@@ -76,14 +76,14 @@ async def test_a_token_or_a_role_on_the_list_is_refused_and_no_other(folder: Pat
 def test_a_list_has_ids_and_roles_comments_and_empty_lines_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "revoked.txt"
     path.write_bytes(b"# once\r\n\n 17-ab \r\norders\nf\xc3\xb6o@x")
-    assert revoked.read_revoked(str(path)) == {"17-ab", "orders", "föo@x"}
+    assert revoked.read_revocations(str(path)) == {"17-ab", "orders", "föo@x"}
     revoked.revoke(str(path), "last")
     revoked.revoke(str(path), "last")
     assert path.read_bytes().endswith(b"o@x\nlast\n")
     for wrong in (b"a\0b", b"x" * 2000, b"\xff", b"a\n" * (1 << 19) + b"a"):
         path.write_bytes(wrong)
         with pytest.raises(InvalidConfiguration, match=str(path)):
-            revoked.read_revoked(str(path))
+            revoked.read_revocations(str(path))
     for no_line in ("", "a\nb", "#x", " x", "x" * 2000):
         with pytest.raises(InvalidRequest):
             revoked.revoke(str(path), no_line)
@@ -174,7 +174,7 @@ def test_a_token_is_revoked_by_itself_its_id_or_its_role(folder: Path) -> None:
     identity = jwt.decode((folder / "ada.token").read_text(), options={"verify_signature": False})["jti"]
     assert (done.code, identity in done.out) == (0, True), done.err
     assert (run_here(*verb, "--id", "17").code, run_here(*verb, "--role", "orders").code) == (0, 0)
-    assert revoked.read_revoked(str(folder / "revoked.txt")) == {identity, "17", "orders"}
+    assert revoked.read_revocations(str(folder / "revoked.txt")) == {identity, "17", "orders"}
     assert json.loads(run_here("security", "token", "show", str(folder / "ada.token")).out)["claims"]["jti"] == identity
     private(folder / "ada.token", jwt.encode({"sub": "ada"}, SECRET, "HS256").encode())
     without = run_here(*verb, str(folder / "ada.token"))

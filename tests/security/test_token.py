@@ -18,7 +18,7 @@ from magnetar.proto.errors import InvalidConfiguration, InvalidRequest, Unauthen
 from magnetar.proto.names import check_role
 from magnetar.runtime.access import PrincipalKind
 from magnetar.security.settings import Secret, TokenSection
-from magnetar.security.token import TokenVerifier, create_token, unverified_json
+from magnetar.security.token import TokenVerifier, create_token, format_unverified_token
 
 NOW_S = 1_800_000_000
 SECRET = b"k" * 32
@@ -246,11 +246,11 @@ def test_weak_wrong_and_missing_keys_are_named_at_the_start(tmp_path: Path) -> N
 def test_a_token_that_is_made_here_is_taken_here(secret_path: str) -> None:
     made = create_token(Secret(SECRET), "HS256", "ada", NOW_S * 1000, 60)
     assert verifier(secret_path).verify(made).expires_ms == (NOW_S + 60) * 1000
-    assert json.loads(unverified_json(made))["claims"]["sub"] == "ada"
+    assert json.loads(format_unverified_token(made))["claims"]["sub"] == "ada"
     with pytest.raises(InvalidConfiguration, match="ES256"):
         create_token(Secret(SECRET), "ES256", "ada", 0)
     for wrong in ("", "a\n", "a" * 300):
         with pytest.raises(InvalidRequest):
             check_role(wrong)
     with pytest.raises(InvalidRequest, match="no token"):
-        unverified_json("a.b.c")
+        format_unverified_token("a.b.c")

@@ -383,7 +383,7 @@ class Cluster:
         self.simulation.wires.heal()
         self.service.rates, self.service.mute = {}, False
         for node in self.simulation.nodes.values():
-            node.disk.disarm_crash()
+            node.disk.cancel_crash()
             node.disk.faults.clear()
             node.disk.capacity_bytes = UNLIMITED_BYTES
             healthy, delays = DiskDelays(), node.disk_delays

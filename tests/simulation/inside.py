@@ -13,7 +13,16 @@ from functools import partial
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.access import Principal
 from magnetar.runtime.files import Buffer
-from magnetar.runtime.network import AnswerListener, Endpoint, Peer, PeerService, PeerServing, Reply, Request, World
+from magnetar.runtime.network import (
+    AnswerListener,
+    Endpoint,
+    Peer,
+    PeerService,
+    Reply,
+    Request,
+    RunningPeerServer,
+    World,
+)
 from magnetar.runtime.peer.inside import InProcessNetwork, InProcessRequest
 from magnetar.runtime.peer.keys import CLEAR, PeerClientKeys, PeerServerKeys
 from tests.simulation.verdict.observer import Observer
@@ -149,7 +158,7 @@ class ObservedInside:
 
     async def serve_peers(
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
-    ) -> PeerServing:
+    ) -> RunningPeerServer:
         assert access is None, "secured bookies are asked through a socket"
 
         def observed(requests: Sequence[Request]) -> None:

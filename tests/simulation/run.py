@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from magnetar.ledger.handle import AppendListener, LedgerWriter
-from magnetar.ledger.reader_core import AppendPayload
-from magnetar.ledger.sender import AppendWithFuture
+from magnetar.ledger.reader_core import PendingAppend
+from magnetar.ledger.sender import PendingAppendWithFuture
 from magnetar.runtime.sim.world import Simulation
 from tests.simulation.cluster import Cluster
 from tests.simulation.load.ledgers import LedgerLoad
@@ -154,8 +154,8 @@ class _observed_writers:
 
         push_on = self._push
 
-        def push(writer: LedgerWriter, payload: AppendPayload) -> None:
-            if isinstance(payload, AppendWithFuture):  # `append` tells its outcome by a future
+        def push(writer: LedgerWriter, payload: PendingAppend) -> None:
+            if isinstance(payload, PendingAppendWithFuture):  # `append` tells its outcome by a future
                 push_on(writer, payload)
                 return
             if not isinstance(writer.listener, _ObservedListener):

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from magnetar.client.common.errors import InvalidMessage
 from magnetar.client.consume.ranges import StoredEntry
-from magnetar.proto.entry import encode_batch, encode_broker_part, item_prefix
+from magnetar.proto.entry import encode_batch, encode_broker_part, encode_item_prefix
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from magnetar.proto.errors import SchemaNotFound
 from magnetar.proto.schema import SchemaInfo, SchemaType, encode_version
@@ -97,7 +97,7 @@ def rows(
         items: list[bytes] = []
         for payload in payloads:
             single = SingleMessageMetadata(payload_size=len(payload or b""), null_value=payload is None)
-            items += [item_prefix(single), payload or b""]
+            items += [encode_item_prefix(single), payload or b""]
         metadata = MessageMetadata(
             producer_name="p", sequence_id=0, publish_time=1, schema_version=encode_version(version)
         )
@@ -331,7 +331,7 @@ def test_columns_that_a_query_does_not_name_are_not_decoded() -> None:
     schema = StructType([each for each in metadata_columns(OPTIONS) if each.name == "__offset"])
     builder = RowBuilder(schema, (TOPIC, 0), -1, decoding)
     metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1)
-    entry = encode_batch(metadata, [item_prefix(SingleMessageMetadata(payload_size=4)), b"junk"], 1)
+    entry = encode_batch(metadata, [encode_item_prefix(SingleMessageMetadata(payload_size=4)), b"junk"], 1)
     builder.add(Entry(StoredEntry(1, 2, 3, encode_broker_part(0, 5) + entry)), 0, 9)
     assert builder.finish().to_pylist() == [{"__offset": 0}]
     assert pa.types.is_int64(builder._schema[0].type)

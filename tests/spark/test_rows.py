@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from magnetar.client.consume.ranges import StoredEntry
-from magnetar.proto.entry import encode_batch, encode_broker_part, encode_entry, item_prefix
+from magnetar.proto.entry import encode_batch, encode_broker_part, encode_entry, encode_item_prefix
 from magnetar.proto.entry_pb2 import KeyValue, MessageIdData, MessageMetadata, SingleMessageMetadata
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.spark_connector.options import parse_source_options
@@ -30,7 +30,7 @@ def delivery(first_index: int, *singles: tuple[SingleMessageMetadata, bytes]) ->
     items: list[bytes] = []
     for single, payload in singles:
         single.payload_size = len(payload)
-        items += [item_prefix(single), payload]
+        items += [encode_item_prefix(single), payload]
     entry = encode_broker_part(first_index + len(singles) - 1, 5) + encode_batch(metadata(), items, len(singles))
     return StoredEntry(2, 7, 9, entry)
 
@@ -198,7 +198,7 @@ def test_a_key_and_a_property_that_are_no_text_are_rows_like_others(kafka: str) 
     foreign, other = SingleMessageMetadata(partition_key="~~~~", payload_size=1), SingleMessageMetadata(payload_size=1)
     foreign.properties.add(key="p", value="}}}}")
     encoded = foreign.SerializeToString().replace(b"~~~~", b"\xff\x00\xfe\x80").replace(b"}}}}", b"caf\xe9")
-    items = [pack(">I", len(encoded)) + encoded, b"x", item_prefix(other), b"y"]
+    items = [pack(">I", len(encoded)) + encoded, b"x", encode_item_prefix(other), b"y"]
     stored = StoredEntry(2, 7, 9, encode_broker_part(1, 5) + encode_batch(metadata(compression=3), items, 2))
     batch = build([stored], 0, 2, columns=kafka, includeProperties="true")
     assert batch["value"].to_pylist() == [b"x", b"y"]

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
 
 from magnetar.client.consume.ranges import StoredEntry
-from magnetar.proto.entry import encode_broker_part, encode_entry, item_prefix
+from magnetar.proto.entry import encode_broker_part, encode_entry, encode_item_prefix
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from magnetar.proto.errors import CorruptEntry, DataLost, NotAllowed
 from magnetar.proto.names import TopicName
@@ -28,8 +28,10 @@ def delivery(index: int, payload: bytes = b"v", **fields: object) -> StoredEntry
 
 def torn(index: int) -> StoredEntry:
     """A batch of two whose second item ends after the payload; the checksum is right."""
-    item = item_prefix(SingleMessageMetadata(payload_size=1)) + b"x"
-    return delivery(index, item + item_prefix(SingleMessageMetadata(payload_size=99)) + b"x", num_messages_in_batch=2)
+    item = encode_item_prefix(SingleMessageMetadata(payload_size=1)) + b"x"
+    return delivery(
+        index, item + encode_item_prefix(SingleMessageMetadata(payload_size=99)) + b"x", num_messages_in_batch=2
+    )
 
 
 class _Topics:

@@ -16,7 +16,14 @@ from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.server import Broker
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.entry import decode_batch, encode_batch, encode_entry, parse_header, plain_items, split_broker_part
+from magnetar.proto.entry import (
+    decode_batch,
+    encode_batch,
+    encode_entry,
+    encode_plain_items,
+    parse_header,
+    split_broker_part,
+)
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import MagnetarError, from_wire
 from magnetar.runtime.network import Endpoint, World, rpc
@@ -40,7 +47,7 @@ def client_part(
         metadata.deliver_at_time = deliver_at_ms
     if len(payloads) == 1:
         return encode_entry(metadata, payloads[0])
-    return encode_batch(metadata, plain_items(payloads), len(payloads))
+    return encode_batch(metadata, encode_plain_items(payloads), len(payloads))
 
 
 def payloads_of(entry: bytes) -> list[bytes]:

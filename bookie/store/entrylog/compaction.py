@@ -19,8 +19,8 @@ neither resurrect nor overwrite an entry. Logs without living entries take the s
 **A log's index is deleted only after its `DrainedEntryLog` is durable.** Its data is deleted earlier in one case:
 nothing lives in the log, and even the reserve gave no room for the fact `DrainedEntryLog` (`_give_up`). A crash then
 leaves the index, which says that the log had only ledgers whose tombstones are durable. The next start sees that
-nothing is lost, and states `DrainedEntryLog` itself (entrylog/at_boot.py). Guarded by tests/bookie/test_full_disk.py
-`test_a_log_that_made_room_for_its_own_note_is_no_damage`.
+nothing is lost, and states `DrainedEntryLog` itself (entrylog/repair_at_start.py). Guarded by
+tests/bookie/test_full_disk.py `test_a_log_that_made_room_for_its_own_note_is_no_damage`.
 
 A pass that is cancelled ends before or after a commit, never within it. The next start deletes sources that are drained
 and still exist.
@@ -52,9 +52,9 @@ from .mover import (
     CompactionAction,
     CompactionPolicy,
     DeletedLedgers,
-    EntryLogSurvey,
     EntryLogUsage,
     EntryMover,
+    LiveBytesCounter,
     LogPlan,
     LogState,
     file_size,
@@ -62,7 +62,7 @@ from .mover import (
     is_compactable_once_closed,
     plan_logs,
 )
-from .writer import LogWriter
+from .writer import EntryLogWriter
 
 _LOG = logging.getLogger("magnetar.bookie.store.compaction")
 
@@ -112,7 +112,8 @@ class EntryLogCompactor:
 
     def __init__(
         self, files: Files, clock: Clock, directory: str, uuid: bytes, *, workers: tuple[Worker, Worker],
-        checkpoint: Checkpoint, hot: LogWriter, cold: LogWriter, descriptors: LedgerDescriptors, log_bytes_max: int,
+        checkpoint: Checkpoint, hot: EntryLogWriter, cold: EntryLogWriter, descriptors: LedgerDescriptors,
+        log_bytes_max: int,
         settle: Callable[[], Awaitable[None]], with_room: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
         forget: Callable[[int], Awaitable[None]], on_bad: Callable[[], None],
     ) -> None:  # fmt: skip
@@ -139,7 +140,7 @@ class EntryLogCompactor:
         }  # fmt: skip
 
     # ------------------------------------------------------------------------------------ what there is
-    async def list_log_facts(self) -> list[EntryLogUsage]:
+    async def list_log_usage(self) -> list[EntryLogUsage]:
         """Returns the facts about each log by which compaction decides, in ascending order of log numbers. The open
         logs are determined in one step without an await."""
         deleted = DeletedLedgers(self._descriptors.tombstones)
@@ -153,7 +154,7 @@ class EntryLogCompactor:
             state, end = opened.get(number, (LogState.CLOSED, None))
             try:
                 survey = await self._worker.run(
-                    EntryLogSurvey, self._files, self._directory, self._uuid, number, state, end, deleted
+                    LiveBytesCounter, self._files, self._directory, self._uuid, number, state, end, deleted
                 )
             except FileNotFoundError:
                 continue
@@ -167,7 +168,7 @@ class EntryLogCompactor:
         return {hot.number: (LogState.HOT, hot), cold.number: (LogState.COLD, cold)}
 
     async def plan(self, policy: CompactionPolicy, *, major: bool) -> list[LogPlan]:
-        return plan_logs(await self.list_log_facts(), policy, major=major)
+        return plan_logs(await self.list_log_usage(), policy, major=major)
 
     # ------------------------------------------------------------------------------------ a pass
     async def run(
@@ -189,9 +190,9 @@ class EntryLogCompactor:
     ) -> tuple[list[int], list[int]]:
         on_progress("plan", 0, 0, 0, 0)
         await self._settle()
-        facts = await self.list_log_facts()
+        facts = await self.list_log_usage()
         if await self._roll(facts, policy, major, roll):
-            facts = await self.list_log_facts()
+            facts = await self.list_log_usage()
         plans = plan_logs(facts, policy, major=major)
         dead = [plan.facts for plan in plans if plan.action is CompactionAction.DELETE]
         await self._delete(dead, on_progress)
@@ -225,7 +226,7 @@ class EntryLogCompactor:
             await self._with_room(
                 lambda: self._checkpoint.commit(None, [DrainedEntryLog(log) for log in numbers], numbers)
             )
-        except disk.NoDescriptor:
+        except disk.NoFileDescriptor:
             raise
         except disk.NoSpace:
             await self._give_up(numbers)
@@ -295,7 +296,7 @@ class EntryLogCompactor:
         deleted = DeletedLedgers(self._descriptors.tombstones)
         mover = EntryMover(self._files, self._directory, self._uuid, numbers, deleted, self._cold)
         try:
-            while await self._worker.run(mover.list_extents):
+            while await self._worker.run(mover.list_more_extents):
                 pass
             if mover.live_bytes:
                 await self._with_room(

@@ -27,7 +27,7 @@ from ...format.journal import (
     decode_file_header,
 )
 from .. import disk
-from ..index import ExtentPlace, LoadedIndexGroup, Page, decode_page, find_record_number, run_end
+from ..index import ExtentLocation, LoadedIndexGroup, Page, decode_page, find_record_number, run_end
 
 _LOG = logging.getLogger("magnetar.bookie.store.entrylog")
 
@@ -74,7 +74,7 @@ def _groups(files: Files, directory: str, number: int, uuid: bytes, end: int | N
         while offset < end:
             data = file.pread(index.GROUP_HEADER_BYTES, offset)
             header = index.decode_group_header_if_intact(data)
-            size = 0 if header is None else index.GROUP_HEADER_BYTES + header.heads_bytes + header.tables_bytes
+            size = 0 if header is None else index.GROUP_HEADER_BYTES + header.extent_heads_bytes + header.tables_bytes
             if header is None or offset + size > end:
                 raise DamagedFile(path, offset, "there should be a group of the index")
             yield _Heads(offset, header.extents, _slices(file, offset, header, data))
@@ -83,10 +83,10 @@ def _groups(files: Files, directory: str, number: int, uuid: bytes, end: int | N
         file.close()
 
 
-def _slices(file: File, group: int, header: index.GroupHeader, data: bytes) -> Iterator[bytes]:
+def _slices(file: File, group: int, header: index.IndexGroupHeader, data: bytes) -> Iterator[bytes]:
     crc = index.checksum_group_header(data)
     offset = group + index.GROUP_HEADER_BYTES
-    end = offset + header.heads_bytes
+    end = offset + header.extent_heads_bytes
     while offset < end:
         heads = file.pread(min(SLICE_HEADS * index.HEAD_BYTES, end - offset), offset)
         crc = continue_crc32c(crc, heads)
@@ -191,11 +191,11 @@ class EntryLogReader:
         self._direct = True  # until the file system says no
         self._arena = memoryview(b"")
 
-    def read_pages(self, log: int, ledger: int, pages: list[Page]) -> tuple[list[ExtentPlace], int]:
+    def read_pages(self, log: int, ledger: int, pages: list[Page]) -> tuple[list[ExtentLocation], int]:
         """Reads these pages of a log's index. Returns the extents of the ledger in them, and the number of pages that
         are damaged."""
         file = self._file(index_name(log))
-        found: list[ExtentPlace] = []
+        found: list[ExtentLocation] = []
         bad = 0
         for page in pages:
             places = decode_page(log, ledger, page, file.pread(page.size, page.offset))
@@ -207,7 +207,7 @@ class EntryLogReader:
         return found, bad
 
     def read_entries(
-        self, place: ExtentPlace, table: index.ExtentTable | None, entry: int, count: int, bytes_max: int
+        self, place: ExtentLocation, table: index.ExtentTable | None, entry: int, count: int, bytes_max: int
     ) -> EntriesOfExtent:
         """Reads `entry` and the entries that follow it without a gap in this extent, in one file read: at most `count`
         entries, of about `bytes_max` together.
@@ -235,7 +235,7 @@ class EntryLogReader:
             )
         return EntriesOfExtent(table, entries, damaged)
 
-    def read_table(self, place: ExtentPlace) -> index.ExtentTable | None:
+    def read_table(self, place: ExtentLocation) -> index.ExtentTable | None:
         """Reads the table of an extent from the log's index file. Returns None if the table is damaged."""
         data = self._file(index_name(place.log)).pread(place.extent.table_bytes, place.table_offset)
         return index.decode_table_if_intact(place.extent, data)
@@ -346,7 +346,7 @@ class ExtentScan:
         """Records the entry of the record at `at`, and returns where the record ends; None if it is damaged or not of
         this extent.
         """
-        found = entry_log.decode_record_ids_at(data, at)
+        found = entry_log.verify_record_at(data, at)
         if found is None:
             return None
         end, ledger, entry = found

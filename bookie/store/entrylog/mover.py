@@ -9,8 +9,8 @@ afterwards. Records are copied unchanged, after a check of length, checksum, led
 one after the other, without the table of the extent; after a damaged record the table says where the next one begins.
 An entry that is in several of the sources is copied once, from a good copy.
 
-`EntryLogSurvey` counts the living bytes of each log before, and `plan_logs` chooses what is done with it. Memory: about
-110 bytes for each living extent of the sources, and one slice. Guarded by tests/bookie/store/test_compaction.py.
+`LiveBytesCounter` counts the living bytes of each log before, and `plan_logs` chooses what is done with it. Memory:
+about 110 bytes for each living extent of the sources, and one slice. Guarded by tests/bookie/store/test_compaction.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .. import disk
 from ..index import EntryLogIndex, MissingIndexPages
 from ..memtable import IntegerIntervals
 from .files import EntryLogReader, index_name, log_name, read_extents, read_index_groups
-from .writer import LogWriter, WrittenEntries
+from .writer import EntryLogWriter, WrittenEntries
 
 # ---------------------------------------------------------------------------------------------------------- plan
 # The decision of garbage collection, from facts on each log: which entry logs are deleted, which are moved, and why.
@@ -68,7 +68,7 @@ class CompactionAction(enum.Enum):
     COMPACT = "compact"
 
 
-class ActionReason(enum.Enum):
+class CompactionReason(enum.Enum):
     """The reason why compaction keeps, compacts or deletes an entry log. `plan_logs` has the rules."""
 
     DEAD = "nothing in it lives"
@@ -121,7 +121,7 @@ class LogPlan(NamedTuple):
 
     facts: EntryLogUsage
     action: CompactionAction
-    reason: ActionReason
+    reason: CompactionReason
 
 
 class CompactionPolicy(NamedTuple):
@@ -149,17 +149,17 @@ def plan_logs(logs: Sequence[EntryLogUsage], policy: CompactionPolicy, *, major:
 
 def _decide(log: EntryLogUsage, policy: CompactionPolicy, major: bool, small: bool) -> LogPlan:
     if log.state is not LogState.CLOSED:
-        return LogPlan(log, CompactionAction.KEEP, ActionReason.OPEN)
+        return LogPlan(log, CompactionAction.KEEP, CompactionReason.OPEN)
     if not log.readable:
-        return LogPlan(log, CompactionAction.KEEP, ActionReason.UNREADABLE)
+        return LogPlan(log, CompactionAction.KEEP, CompactionReason.UNREADABLE)
     if not log.live_bytes:
-        return LogPlan(log, CompactionAction.DELETE, ActionReason.DEAD)
+        return LogPlan(log, CompactionAction.DELETE, CompactionReason.DEAD)
     if log.live_share < (policy.major_share if major else policy.minor_share):
-        return LogPlan(log, CompactionAction.COMPACT, ActionReason.SPARSE)
+        return LogPlan(log, CompactionAction.COMPACT, CompactionReason.SPARSE)
     if small and major:
-        return LogPlan(log, CompactionAction.COMPACT, ActionReason.SMALL)
+        return LogPlan(log, CompactionAction.COMPACT, CompactionReason.SMALL)
     waits = small or log.live_share < policy.major_share
-    return LogPlan(log, CompactionAction.KEEP, ActionReason.WAITS if waits else ActionReason.LIVE)
+    return LogPlan(log, CompactionAction.KEEP, CompactionReason.WAITS if waits else CompactionReason.LIVE)
 
 
 def is_compactable_once_closed(log: EntryLogUsage, share: float) -> bool:
@@ -188,7 +188,7 @@ def group_logs_to_move(
 # -------------------------------------------------------------------------------------------------------- survey
 # The live bytes of an entry log: counted from its extents and the tombstones, a part at a time, in a worker.
 #
-# `EntryLogSurvey` takes the heads of one log's index in parts, so that a log of a million ledgers needs little memory
+# `LiveBytesCounter` takes the heads of one log's index in parts, so that a log of a million ledgers needs little memory
 # and does not block the interpreter. The plan decides from its `facts` (entrylog/mover.py). The number of living
 # ledgers is exact. The largest are chosen among `_CANDIDATES_MAX` candidates, so with more ledgers than that one in
 # many small pieces may be missed. Guarded by tests/bookie/store/test_compaction.py.
@@ -209,7 +209,7 @@ class DeletedLedgers:
         return at >= 0 and ledger <= self._lasts[at]
 
 
-class EntryLogSurvey:
+class LiveBytesCounter:
     """Counts the living bytes of one log, one part per call of `step`. `opened`: the committed ends of the log's files
     if the log is open."""
 
@@ -289,7 +289,7 @@ class EntryMover:
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, sources: Sequence[int], deleted: DeletedLedgers,
-        cold: LogWriter,
+        cold: EntryLogWriter,
     ) -> None:
         self._files = files
         self._directory = directory
@@ -313,7 +313,7 @@ class EntryMover:
         self.bad: list[QuarantinedEntries] = []
 
     # ------------------------------------------------------------------------------------ listing
-    def list_extents(self) -> bool:
+    def list_more_extents(self) -> bool:
         """Adds more of the extents that must be moved to the list of this mover. Returns False when all of them are
         listed."""
         if next(self._listing, None) is not None:
@@ -409,7 +409,7 @@ class EntryMover:
             asked = min(want, limit - position)
             data = self._pread(log, extent.start + position, asked)
             start = 0
-            while (found := entry_log.decode_record_ids_at(data, start)) is not None:
+            while (found := entry_log.verify_record_at(data, start)) is not None:
                 end, ledger, entry = found
                 if ledger != extent.ledger or not last < entry <= extent.last:
                     break
@@ -437,7 +437,7 @@ class EntryMover:
                 continue
             entry = extent.first + delta
             data = self._pread(log, extent.start + start, end - start)
-            found = entry_log.decode_record_ids_at(data, 0)
+            found = entry_log.verify_record_at(data, 0)
             if found == (end - start, extent.ledger, entry):
                 yield 0, end - start, data, entry
             else:

@@ -76,7 +76,7 @@ class _Open:
         self.end, self.tail = self.log_end, self.log_tail
 
 
-class LogWriter:
+class EntryLogWriter:
     """Appends records to an entry log and its index, and begins the next log when one is full."""
 
     def __init__(
@@ -254,7 +254,7 @@ class LogWriter:
 
     def _cut(self, current: _Open) -> None:
         """Truncates both files at their committed ends: the next marks do not name the ends, so bytes after them would
-        count (entrylog/at_boot.py).
+        count (entrylog/repair_at_start.py).
         """
         for file, end in ((current.log, current.log_end), (current.index, current.index_end)):
             file.truncate(end)
@@ -265,7 +265,7 @@ class LogWriter:
 class MemtableFlush:
     """Writes one table of the memtable to the hot log, a slice at a time; store/checkpoint.py calls it."""
 
-    def __init__(self, writer: LogWriter, table: EntryTable) -> None:
+    def __init__(self, writer: EntryLogWriter, table: EntryTable) -> None:
         self._writer = writer
         self._table = table
         self._extents: list[index.Extent] = []

@@ -15,7 +15,7 @@ Guarding tests: tests/broker/rest/test_page.py.
 What the page changes: the backlog of one subscription of a topic, in two steps; and a topic, by publishing one of its
 messages or dead letters again (resending.py), in the same two.
 
-    action = parse_page_action(form)                     what the form asks for; raises BadRequest
+    action = parse_page_action(form)                     what the form asks for; raises HttpError
     sentence = await preview_page_action(call, action)   "This would …", and nothing is changed
     await run_page_action(call, action)                  the operation, as the caller: authorized and audited as on REST
 
@@ -64,7 +64,7 @@ from ....runtime.access import PrincipalKind
 from ....runtime.clock import Clock
 from ....runtime.network import CallContext
 from ...node.topic_manager import TopicManager
-from ..call import BadRequest, RestRequest, error_response
+from ..call import HttpError, RestRequest, error_response
 from .messages import Searches, is_search, messages, parse_form_time
 from .resending import Resent, plan_resend, publish_again
 from .topic_views import FILTERS, SUBSCRIPTION, VIEWS, View, find_view, moment, number
@@ -84,7 +84,7 @@ COOKIE_MAX = 128
 
 
 def check_host(host: str, advertised: str) -> None:
-    """Raises BadRequest (421) unless the HTTP header `Host` is an IP address, localhost or the advertised host of this
+    """Raises HttpError (421) unless the HTTP header `Host` is an IP address, localhost or the advertised host of this
     broker. This prevents that a web page of another site, whose name was pointed at this machine, reads the page of
     this broker."""
     try:
@@ -96,17 +96,17 @@ def check_host(host: str, advertised: str) -> None:
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        raise BadRequest("open the page by its address, or by the name that the server advertises", 421) from None
+        raise HttpError("open the page by its address, or by the name that the server advertises", 421) from None
 
 
 def check_origin(headers: Mapping[str, str]) -> None:
-    """Raises BadRequest (403) unless the change was requested by a page of this server or by the user directly, and not
+    """Raises HttpError (403) unless the change was requested by a page of this server or by the user directly, and not
     by a page of another site."""
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site not in (None, "same-origin", "none"):
-        raise BadRequest("a page of another site may change nothing here", 403)
+        raise HttpError("a page of another site may change nothing here", 403)
     if origin is not None and urlsplit(origin).netloc != headers.get("host"):
-        raise BadRequest("a page of another site may change nothing here", 403)
+        raise HttpError("a page of another site may change nothing here", 403)
 
 
 class FormTokens:
@@ -121,9 +121,9 @@ class FormTokens:
         return hmac.new(self._secret, cookie.encode(), hashlib.sha256).hexdigest()
 
     def check(self, cookie: str, token: str) -> None:
-        """Raises BadRequest (403) if the token of a form was not made for this browser by this process."""
+        """Raises HttpError (403) if the token of a form was not made for this browser by this process."""
         if not cookie or not hmac.compare_digest(self.token_of(cookie).encode(), token.encode()):
-            raise BadRequest("this form is of another session: load the page again, and send it once more", 403)
+            raise HttpError("this form is of another session: load the page again, and send it once more", 403)
 
 
 class Session(NamedTuple):
@@ -180,7 +180,7 @@ class PageAction(NamedTuple):
 
 
 def parse_page_action(form: Mapping[str, str]) -> PageAction:
-    """Returns the change of a backlog that a form requests. Raises BadRequest if a field of the form is missing or
+    """Returns the change of a backlog that a form requests. Raises HttpError if a field of the form is missing or
     invalid."""
     act, text = form.get("act", ""), form.get(form.get("act", ""), "").strip()
     if act == "skip":
@@ -188,11 +188,11 @@ def parse_page_action(form: Mapping[str, str]) -> PageAction:
     if act == "expire":
         age_s = parse_number(text)
         if age_s is None or not 1 <= age_s <= SECONDS_MAX:
-            raise BadRequest("the age is a number of seconds, 1 or more")
+            raise HttpError("the age is a number of seconds, 1 or more")
         return PageAction(act, age_s)
     if act == "reset":
         return PageAction(act, parse_form_time(text))
-    raise BadRequest(f"an action is one of {', '.join(ACTS)}")
+    raise HttpError(f"an action is one of {', '.join(ACTS)}")
 
 
 async def preview_page_action(call: RestRequest, action: PageAction) -> str:
@@ -228,7 +228,7 @@ async def run_page_action(call: RestRequest, action: PageAction) -> None:
 
 ROOT = "/ui"
 LIVE_S = 2.0
-COMMENT_TURNS = 7
+KEEP_ALIVE_COMMENT_TURNS = 7
 """After so many turns without a change a stream sends a comment, so that what is between does not end it."""
 STREAMS_MAX = 50
 VIEW_S = 30.0
@@ -282,7 +282,7 @@ class PageApplication:
     async def _answer(self, request: Request) -> Response:
         path = request.scope["path"].removeprefix(ROOT)
         if request.method not in ("GET", "HEAD", "POST"):
-            raise BadRequest("the page is read by GET, and changed by POST", 405)
+            raise HttpError("the page is read by GET, and changed by POST", 405)
         if request.method == "POST":
             return await self._post(request, path)
         if path.startswith("/static/"):
@@ -305,7 +305,7 @@ class PageApplication:
         return self._render(request, view.template, **_values(request, view, value, context))
 
     async def _caller(self, request: Request, act: str) -> CallContext:
-        """Returns the caller of a view. Raises Unauthenticated; BadRequest if it brought no credentials, and the server
+        """Returns the caller of a view. Raises Unauthenticated; HttpError if it brought no credentials, and the server
         is called by a name that it does not know."""
         context = await self._admit(request, f"http.Page/{act}", self._sessions.find(_cookie(request)))
         if context.principal.kind in (PrincipalKind.LOCAL, PrincipalKind.ANONYMOUS):
@@ -328,7 +328,7 @@ class PageApplication:
             return RedirectResponse(f"{ROOT}/login", 303)
         view, names = find_view(path)
         if view is not SUBSCRIPTION and view.run is not messages:
-            raise BadRequest("the page has no such form", 404)
+            raise HttpError("the page has no such form", 404)
         context = await self._caller(request, view.template.removesuffix(".html"))
         call = self._make_call(request, context, _topic_names(names), b"")
         if view is not SUBSCRIPTION:
@@ -387,7 +387,7 @@ class PageApplication:
     # ---------------------------------------------------------------------------------------------------- live
     def _live(self, request: Request, view: View, names: dict[str, str]) -> Response:
         if self._streams >= STREAMS_MAX:
-            raise BadRequest(f"{STREAMS_MAX} pages are live already: this one is as of its loading", 503)
+            raise HttpError(f"{STREAMS_MAX} pages are live already: this one is as of its loading", 503)
         return StreamingResponse(
             self._events(request, view, names), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
         )
@@ -411,7 +411,7 @@ class PageApplication:
                 if version != shown:
                     shown, quiet = version, 0
                     yield f"data: {json.dumps({'id': 'live', 'html': text})}\n\n".encode()
-                elif (quiet := quiet + 1) % COMMENT_TURNS == 0:
+                elif (quiet := quiet + 1) % KEEP_ALIVE_COMMENT_TURNS == 0:
                     yield b": nothing has changed\n\n"
                 try:
                     async with asyncio.timeout(LIVE_S):
@@ -448,7 +448,7 @@ class PageApplication:
 
     def _refused(self, request: Request, error: Exception) -> Response:
         if isinstance(error, TimeoutError):
-            error = BadRequest(f"the view was not ready within {VIEW_S:g} s", 504)
+            error = HttpError(f"the view was not ready within {VIEW_S:g} s", 504)
         found = error_response(error)
         if not _wants_html(request):
             return found
@@ -476,7 +476,7 @@ def _wants_html(request: Request) -> bool:
 
 def _static(name: str) -> Response:
     if name not in _STATIC:
-        raise BadRequest("the page has no such file", 404)
+        raise HttpError("the page has no such file", 404)
     kind, content = _STATIC[name]
     return Response(content, media_type=kind)
 
@@ -512,16 +512,16 @@ def _local(target: str) -> str:
 
 
 async def _read_form(request: Request) -> dict[str, str]:
-    """Returns the fields of a form. Raises BadRequest if it is too long (413), or no form (415)."""
+    """Returns the fields of a form. Raises HttpError if it is too long (413), or no form (415)."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
-        raise BadRequest("a form is application/x-www-form-urlencoded", 415)
+        raise HttpError("a form is application/x-www-form-urlencoded", 415)
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > FORM_BYTES_MAX:
-            raise BadRequest(f"a form has at most {FORM_BYTES_MAX} bytes", 413)
+            raise HttpError(f"a form has at most {FORM_BYTES_MAX} bytes", 413)
     try:
         fields = parse_qs(body.decode(), keep_blank_values=True, strict_parsing=False, max_num_fields=50)
     except ValueError as error:
-        raise BadRequest("the form cannot be read") from error
+        raise HttpError("the form cannot be read") from error
     return {name: values[-1] for name, values in fields.items()}

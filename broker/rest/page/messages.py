@@ -29,7 +29,7 @@ from starlette.responses import Response
 
 from ....proto import operations as op
 from ....proto import wire_pb2 as wire
-from ....proto.entry import EntryHeader, decode_as_stored, decode_properties, decode_text, parse_entry
+from ....proto.entry import EntryHeader, decode_for_inspection, decode_properties, decode_text, parse_entry
 from ....proto.errors import ConnectionLost, CorruptEntry, InvalidName, NotFound, NotOwner, Unauthorized, from_wire
 from ....proto.names import TopicName, parse_number
 from ....proto.operations import Operation, Permission
@@ -38,7 +38,7 @@ from ...common.token_bucket import EventLoopSlices
 from ...log.unfolding import run_in_thread_if_slow
 from ...session.backlogs import MessageIndexRange, RangeReader
 from ...subscription.core.redelivery_backoff import REAL_TOPIC
-from ..call import BadRequest, RestRequest
+from ..call import HttpError, RestRequest
 from ..subscriptions_routes import PayloadResponse
 
 PEEKED = 20
@@ -83,11 +83,11 @@ async def ask_owner(call: RestRequest, operation: Operation[T], **arguments: obj
 
 def parse_form_time(text: str) -> int:
     """Returns the time that a user entered in a form (date and time in UTC), in milliseconds since the epoch. Raises
-    BadRequest if the text is not a time."""
+    HttpError if the text is not a time."""
     try:
         return max(0, int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1000))
     except (ValueError, OverflowError):
-        raise BadRequest("the time is like 2026-11-28T12:00, in UTC") from None
+        raise HttpError("the time is like 2026-11-28T12:00, in UTC") from None
 
 
 def json_text(text: str) -> str:
@@ -211,17 +211,17 @@ def is_search(call: RestRequest) -> bool:
 
 async def messages(call: RestRequest) -> MessagesView | Response:
     """Returns the messages that the query selects. With the parameter `download`, returns the payload of the message
-    that `id` names. Raises BadRequest if the query is invalid; NotFound if the message does not exist."""
+    that `id` names. Raises HttpError if the query is invalid; NotFound if the message does not exist."""
     await call.check_unpartitioned(op.GET_MESSAGE, ONE)
     asked = {name: call.query.get(name, "") for name in FIELDS}
     asked |= {name: text.strip() for name, text in asked.items() if name not in ("key", "text")}
     way = call.query.get("as", "")
     if way not in WAYS:
-        raise BadRequest("a payload is shown as text, json or hex")
+        raise HttpError("a payload is shown as text, json or hex")
     progress: Progress | None = None
     if is_search(call):
         if asked["id"] or asked["time"] or asked["subscription"]:
-            raise BadRequest("a search takes no id, no time of a message and no subscription")
+            raise HttpError("a search takes no id, no time of a message and no subscription")
         found, progress = await search(call, asked)
     else:
         wanted = parse_id(asked["id"]) if asked["id"] else None
@@ -229,7 +229,7 @@ async def messages(call: RestRequest) -> MessagesView | Response:
         found = [one for each in entries for one in await decode_entry(call, each, wanted)]
     if call.query.get("download"):
         if len(found) != 1 or progress is not None:
-            raise BadRequest("a download names one message by its id")
+            raise HttpError("a download names one message by its id")
         name = found[0].id.replace(":", "-")
         headers = {"Content-Disposition": f'attachment; filename="{name}.bin"'}
         answer = PayloadResponse(call.broker.memory.answers, len(found[0].payload))
@@ -304,11 +304,11 @@ async def show(call: RestRequest, found: list[Found], way: str) -> tuple[Message
 
 
 def parse_id(text: str) -> tuple[int, int, int]:
-    """Returns ledger, entry and batch index of a message id; -1: the whole entry. Raises BadRequest."""
+    """Returns ledger, entry and batch index of a message id; -1: the whole entry. Raises HttpError."""
     parts = [parse_number(each) for each in text.split(":")]
     numbers = [each for each in parts if each is not None and 0 <= each < 1 << 63]
     if not 2 <= len(parts) <= 3 or len(numbers) != len(parts):
-        raise BadRequest("a message id is LEDGER:ENTRY or LEDGER:ENTRY:INDEX")
+        raise HttpError("a message id is LEDGER:ENTRY or LEDGER:ENTRY:INDEX")
     return numbers[0], numbers[1], numbers[2] if len(numbers) > 2 else -1
 
 
@@ -342,11 +342,11 @@ class Found:
 
 async def decode_entry(call: RestRequest, found: Any, wanted: tuple[int, int, int] | None) -> list[Found]:
     """Returns the messages of an entry, but those that are acknowledged; the one that is wanted if its index is. Raises
-    BadRequest if the entry is too large for the page."""
+    HttpError if the entry is too large for the page."""
     last_index, header = parse_entry(found.entry)
     if _is_too_large(header):
-        raise BadRequest("this entry is too large for the page: read it with 'magnetar consume' or the SDK", 413)
-    decoded = await run_in_thread_if_slow(found.entry, call.broker.world, decode_as_stored, header, found.entry)
+        raise HttpError("this entry is too large for the page: read it with 'magnetar consume' or the SDK", 413)
+    decoded = await run_in_thread_if_slow(found.entry, call.broker.world, decode_for_inspection, header, found.entry)
     messages, place = list[Found](), f"{found.ledger_id}:{found.entry_id}"
     first_index, producer = last_index - header.num_messages + 1, decode_text(header.metadata.producer_name)
     for at, (about, payload) in enumerate(decoded):
@@ -382,9 +382,9 @@ class Searches:
 
     @contextmanager
     def running(self, topic: str) -> Iterator[None]:
-        """Raises BadRequest (503) if there are too many searches already."""
+        """Raises HttpError (503) if there are too many searches already."""
         if topic in self._topics or len(self._topics) >= FINDS_MAX:
-            raise BadRequest("another search is running: try again in some seconds", 503)
+            raise HttpError("another search is running: try again in some seconds", 503)
         self._topics.add(topic)
         try:
             yield
@@ -414,15 +414,15 @@ class Criteria(NamedTuple):
 
 
 def parse_criteria(asked: dict[str, str]) -> Criteria:
-    """Raises BadRequest if what is searched for is too long."""
+    """Raises HttpError if what is searched for is too long."""
     if any(len(asked[each]) > PATTERN_MAX for each in ("key", "property", "text")):
-        raise BadRequest(f"what is searched for has at most {PATTERN_MAX} characters")
+        raise HttpError(f"what is searched for has at most {PATTERN_MAX} characters")
     name, has_value, value = asked["property"].partition("=")
     return Criteria(asked["key"], name.strip(), value.strip() if has_value else None, asked["text"].encode())
 
 
 async def search(call: RestRequest, asked: dict[str, str]) -> tuple[list[Found], Progress]:
-    """Searches the topic backwards for messages that fit. Raises BadRequest."""
+    """Searches the topic backwards for messages that fit. Raises HttpError."""
     criteria = parse_criteria(asked)
     times = [parse_form_time(asked[each]) for each in ("since", "until") if asked[each]]
     offsets = await ask_owner(call, op.OFFSETS, publish_times_ms=times)
@@ -431,7 +431,7 @@ async def search(call: RestRequest, asked: dict[str, str]) -> tuple[list[Found],
     end = indexes.pop(0) if asked["until"] else offsets.end_index
     before = parse_number(call.query.get("before", "") or str(end))
     if before is None:
-        raise BadRequest("a search goes on before the index of a message")
+        raise HttpError("a search goes on before the index of a message")
     async with OwnerReader(call) as reader:
         return await search_backwards(call, reader, criteria, max(floor, offsets.earliest_index), min(end, before))
 

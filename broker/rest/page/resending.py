@@ -47,7 +47,7 @@ from ...subscription.core.redelivery_backoff import (
     REDELIVERY_COUNT,
     copy_message_metadata,
 )
-from ..call import BadRequest, RestRequest
+from ..call import HttpError, RestRequest
 from .messages import REDRIVE, RESEND, ask_owner, decode_entry, find_real_topic, parse_id, require_produce
 
 REDRIVEN = "REDRIVEN"
@@ -86,26 +86,26 @@ class Resent:
 
 async def plan_resend(call: RestRequest, act: str, id_: str, once: str) -> ResendPlan:
     """Returns what publishing the message `id_` again would do. `once`: a text that is different for each plan. Raises
-    BadRequest (409) if it cannot be published again as what it was; NotFound, Unauthorized."""
+    HttpError (409) if it cannot be published again as what it was; NotFound, Unauthorized."""
     if act not in (RESEND, REDRIVE):
-        raise BadRequest(f"an action is {RESEND} or {REDRIVE}")
+        raise HttpError(f"an action is {RESEND} or {REDRIVE}")
     await call.check_unpartitioned(op.GET_MESSAGE, "open one of them")
     wanted = parse_id(id_)
     (entry,) = await ask_owner(call, op.GET_MESSAGE, ledger_id=wanted[0], entry_id=wanted[1])
     found = await decode_entry(call, entry, wanted)
     if len(found) != 1:
-        raise BadRequest("name one message of the batch, as LEDGER:ENTRY:INDEX")
+        raise HttpError("name one message of the batch, as LEDGER:ENTRY:INDEX")
     message, header = found[0], parse_entry(entry.entry)[1]
     if header.metadata.num_chunks_from_msg > 1:
-        raise BadRequest("it is a chunk of a large message: only its producer can publish that again, as a whole", 409)
+        raise HttpError("it is a chunk of a large message: only its producer can publish that again, as a whole", 409)
     if message.is_encoded and header.num_messages > 1:
-        raise BadRequest(
+        raise HttpError(
             f"it is encrypted in one batch with {header.num_messages - 1} others, and only a consumer with the key can "
             "take that apart", 409,
         )  # fmt: skip
     real = call.topic if act == RESEND else find_real_topic(message, call.topic)
     if real is None:
-        raise BadRequest("it is no dead letter: it names no topic from where it came", 409)
+        raise HttpError("it is no dead letter: it names no topic from where it came", 409)
     await require_produce(call, real)
     metadata = copy_message_metadata(header, message.metadata, as_it_is=message.is_encoded)
     target = await _choose_partition(call, real, metadata, once)
@@ -175,7 +175,7 @@ async def publish_again(call: RestRequest, plan: ResendPlan) -> Resent:
         result = type(error).__name__ if isinstance(error, MagnetarError) else "unknown"
         raise
     finally:
-        broker.access.audit.record_act(
+        broker.access.audit.log_operation(
             context.principal, context.peer, f"http.Page/{plan.act}", call.topic.full, result, id=plan.id,
             to=plan.target.full, new=new,
         )  # fmt: skip

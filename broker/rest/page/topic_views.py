@@ -56,7 +56,7 @@ from ....proto.statistics import (
 from ....runtime.config import REQUIRED, defaults_of, settings
 from ...session.inspection import ask_bookies
 from ...session.settings import to_java_text
-from ..call import BadRequest, RestRequest
+from ..call import HttpError, RestRequest
 from .messages import ONE, ask_owner, json_text, messages, tail
 
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -248,7 +248,7 @@ async def subscription(call: RestRequest) -> SubscriptionView:
     stats = await ask_owner(call, op.TOPIC_STATS)
     found = next((each for each in stats.subscriptions if each.name == name), None)
     if found is None:
-        raise BadRequest("the topic has no such subscription", 404)
+        raise HttpError("the topic has no such subscription", 404)
     may_operate = await call.may_call(op.SKIP_MESSAGES, topic=full, name=name)
     cursor: CursorShape | None = None
     if may_operate:
@@ -495,7 +495,7 @@ SUBSCRIPTION = View(subscription, "subscription.html", "Subscription")
 
 def find_view(path: str) -> tuple[View, list[str]]:
     """Returns the view for a path below /ui, and the encoded segments of the path that name its topic and its
-    subscription. Raises BadRequest (404) if there is no such view."""
+    subscription. Raises HttpError (404) if there is no such view."""
     if view := VIEWS.get(path.strip("/")):
         return view, []
     parts = path.strip("/").split("/")
@@ -503,4 +503,4 @@ def find_view(path: str) -> tuple[View, list[str]]:
         return view, parts[1:5]
     if parts[0] == "topics" and len(parts) == 7 and parts[5] == "subscription":
         return SUBSCRIPTION, [*parts[1:5], parts[6]]
-    raise BadRequest("the page has no such view", 404)
+    raise HttpError("the page has no such view", 404)

@@ -397,7 +397,7 @@ class Cursor:
                 full[ledger_id] = (last, version) if last == span.last_entry else (span.last_entry, self.version)
         if full or self._holes is not None:
             self.holes.full = full
-        mark = self._shape.last_hidden_after(self.durable_trim_mark)
+        mark = self._shape.last_hidden_position_after(self.durable_trim_mark)
         return TrimLimit(mark, frozenset(id_ for id_, (_, version) in full.items() if version <= self.persisted))
 
     @property
@@ -457,7 +457,7 @@ class Cursor:
         partial = self.partial.get(position)
         return list(bit_indexes(partial.bits)) if partial is not None else []
 
-    def acked_count(self, position: Position) -> int:
+    def acked_message_count(self, position: Position) -> int:
         """Returns the number of acknowledged messages of a batch that is only partly acknowledged."""
         partial: PartialBatch | None = self.partial.get(position)
         return partial.bits.bit_count() if partial is not None else 0
@@ -529,7 +529,7 @@ class Cursor:
         return holes + self._partial_bytes + counted + pending
 
     @property
-    def hole_entries(self) -> int:
+    def hole_entry_count(self) -> int:
         """Returns how many entries after the mark are acknowledged."""
         return sum(len(holes) for holes in self.acked.values())
 

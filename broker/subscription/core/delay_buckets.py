@@ -2,7 +2,7 @@
     buckets.add(bucket)                             it is durable and named
     buckets.head, buckets.advance()                 the earliest key in memory; the next one
     buckets.take_segment_reads(now_ms) → Load … add_loaded_keys | mark_bucket_lost   segments are read LOOKAHEAD_MS
-    before they are due buckets.merge(keys_max) … merged_ledgers … end_merged_buckets   many small ones become one
+    before they are due buckets.merge(keys_max) … merged_ledgers … remove_merged_buckets   many small ones become one
     buckets.take_unused_ledgers()                          those that are needed no more
 Rules
 - Of a bucket there are rows in memory, one per segment; its keys, for LOOKAHEAD_MS alone; its places never.
@@ -169,7 +169,7 @@ def decode_entries_by_ledger(places: bytes) -> list[tuple[int, BitMap]]:
 LOOKAHEAD_MS = 3_000
 """Milliseconds before its first entry is due that a segment is in memory: a read may fail a few times."""
 LOAD_SEGMENTS_MAX = 32
-"""Segments of one bucket that are read at once."""
+"""JournalSegments of one bucket that are read at once."""
 MERGE_MIN, MERGE_MAX = 16, 64
 """Buckets that are merged into one."""
 ROW_BYTES = 200
@@ -183,7 +183,7 @@ class ReadDelaySegments(NamedTuple):
     last: int
 
 
-class Bucket(msgspec.Struct, eq=False):
+class StoredDelayBucket(msgspec.Struct, eq=False):
     """A stored bucket of delayed entries, as it is in memory: a description of each of its segments, and which segment
     is loaded next."""
 
@@ -196,7 +196,7 @@ class Bucket(msgspec.Struct, eq=False):
 
     @classmethod
     def create(cls, ledger_id: int, segments: list[DelaySegment], places: list[list[tuple[int, BitMap]]],
-        next_: int) -> Bucket:
+        next_: int) -> StoredDelayBucket:
         """Returns a bucket of which the segments from number `next_` on are not loaded yet. `places`: for each segment,
         its entries by ledger."""
         every = [place for of_segment in places for place in of_segment]
@@ -221,12 +221,12 @@ class DelayBucketIndex(msgspec.Struct):
     """The stored buckets with delayed entries of one subscription, and those of their keys that are loaded into
     memory."""
 
-    _all: dict[int, Bucket] = msgspec.field(default_factory=dict)
+    _all: dict[int, StoredDelayBucket] = msgspec.field(default_factory=dict)
     # a heap by key and order
-    _heads: list[tuple[int, int, DelayKeys, Bucket | None]] = msgspec.field(default_factory=list)
+    _heads: list[tuple[int, int, DelayKeys, StoredDelayBucket | None]] = msgspec.field(default_factory=list)
     _order: int = 0
     _waiting: list[tuple[int, int]] = msgspec.field(default_factory=list)  # a heap: (first time, ledger), not loaded
-    _merging: dict[int, Bucket] = msgspec.field(default_factory=dict)
+    _merging: dict[int, StoredDelayBucket] = msgspec.field(default_factory=dict)
     _merges: list[ReadDelaySegments] = msgspec.field(default_factory=list)  # of those, not asked for yet
     _drained: list[int] = msgspec.field(default_factory=list)
 
@@ -234,16 +234,16 @@ class DelayBucketIndex(msgspec.Struct):
         return len(self._all)
 
     # ------------------------------------------------------------------ in and out
-    def add(self, bucket: Bucket) -> None:
+    def add(self, bucket: StoredDelayBucket) -> None:
         """Adds a bucket that is durable. The entries in its segments that are not loaded yet must be held back
         already."""
         self._all[bucket.ledger_id] = bucket
         if bucket.has_more:
             self._wait(bucket)
         else:
-            self.end_bucket(bucket)
+            self.remove_bucket(bucket)
 
-    def end_bucket(self, bucket: Bucket) -> None:
+    def remove_bucket(self, bucket: StoredDelayBucket) -> None:
         """Removes a bucket that is no longer needed, and its keys. Its ledger may then be deleted:
         `take_unused_ledgers` returns it."""
         self._drained.append(bucket.ledger_id)
@@ -251,11 +251,11 @@ class DelayBucketIndex(msgspec.Struct):
         if self._all.pop(bucket.ledger_id, None) is not None:
             self._leave([head for head in self._heads if head[3] is not bucket])
 
-    def end_buckets_up_to(self, mark: Position) -> None:
+    def remove_buckets_up_to(self, mark: Position) -> None:
         """Removes the buckets whose entries are all at or before the position `mark`. Their ledgers may then be
         deleted."""
         for bucket in [each for each in self._all.values() if each.last <= mark]:
-            self.end_bucket(bucket)
+            self.remove_bucket(bucket)
 
     def clear(self) -> None:
         """Removes all buckets: drops their keys from memory, and lets `take_unused_ledgers` return their ledgers."""
@@ -273,7 +273,7 @@ class DelayBucketIndex(msgspec.Struct):
         return bool(self._drained)
 
     # ------------------------------------------------------------------ keys in memory
-    def add_keys(self, keys: DelayKeys, bucket: Bucket | None) -> None:
+    def add_keys(self, keys: DelayKeys, bucket: StoredDelayBucket | None) -> None:
         """Adds keys to the keys in memory. `bucket`: the stored bucket that contains the keys; None: they belong to a
         bucket that is not stored yet."""
         self._order += 1
@@ -283,7 +283,7 @@ class DelayBucketIndex(msgspec.Struct):
         """Removes the sequence of keys `keys`, which `add_keys` has added, from memory."""
         self._leave([head for head in self._heads if head[2] is not keys])
 
-    def _leave(self, heads: list[tuple[int, int, DelayKeys, Bucket | None]]) -> None:
+    def _leave(self, heads: list[tuple[int, int, DelayKeys, StoredDelayBucket | None]]) -> None:
         if len(heads) != len(self._heads):
             heapify(heads)
             self._heads = heads
@@ -307,10 +307,10 @@ class DelayBucketIndex(msgspec.Struct):
         if bucket.has_more:
             self._wait(bucket)
         else:
-            self.end_bucket(bucket)
+            self.remove_bucket(bucket)
 
     # ------------------------------------------------------------------ reading
-    def _wait(self, bucket: Bucket) -> None:
+    def _wait(self, bucket: StoredDelayBucket) -> None:
         """Schedules the load of the bucket's next segment."""
         heappush(self._waiting, (bucket.segments[bucket.next].first_ms, bucket.ledger_id))
 
@@ -356,7 +356,7 @@ class DelayBucketIndex(msgspec.Struct):
             return []
         return self._taken(bucket) + keys.remaining_keys()
 
-    def mark_bucket_lost(self, ledger_id: int) -> Bucket | None:
+    def mark_bucket_lost(self, ledger_id: int) -> StoredDelayBucket | None:
         """Marks a bucket as lost, because it cannot be read: its keys that are not in memory will never be loaded.
         Returns the bucket; None if there is no bucket in this ledger."""
         bucket = self._all.get(ledger_id)
@@ -365,7 +365,7 @@ class DelayBucketIndex(msgspec.Struct):
         bucket.next, bucket.reading = len(bucket.segments), False
         self._merging.pop(ledger_id, None)
         if not any(head[3] is bucket for head in self._heads):
-            self.end_bucket(bucket)
+            self.remove_bucket(bucket)
         return bucket
 
     # ------------------------------------------------------------------ merging
@@ -384,7 +384,7 @@ class DelayBucketIndex(msgspec.Struct):
         chosen = smallest[: sum(size <= keys_max for size in sums)]
         return self._start_merge([self._all[ledger_id] for ledger_id in chosen]) if len(chosen) >= MERGE_MIN else []
 
-    def _start_merge(self, chosen: list[Bucket]) -> list[int]:
+    def _start_merge(self, chosen: list[StoredDelayBucket]) -> list[int]:
         fresh: list[int] = []
         for bucket in chosen:
             self._merging[bucket.ledger_id] = bucket
@@ -395,7 +395,7 @@ class DelayBucketIndex(msgspec.Struct):
                 fresh += self._taken(bucket)
         return fresh
 
-    def _taken(self, bucket: Bucket) -> list[int]:
+    def _taken(self, bucket: StoredDelayBucket) -> list[int]:
         """Removes and returns the bucket's keys that are in memory."""
         keys = [key for head in self._heads if head[3] is bucket for key in head[2].remaining_keys()]
         self._leave([head for head in self._heads if head[3] is not bucket])
@@ -409,10 +409,10 @@ class DelayBucketIndex(msgspec.Struct):
             return frozenset()
         return frozenset(self._merging)
 
-    def end_merged_buckets(self, ledgers: frozenset[int]) -> None:
+    def remove_merged_buckets(self, ledgers: frozenset[int]) -> None:
         """Removes the buckets in these ledgers, because their keys are now in another bucket."""
         for bucket in [self._all[each] for each in sorted(ledgers) if each in self._all]:
-            self.end_bucket(bucket)
+            self.remove_bucket(bucket)
 
     # ------------------------------------------------------------------ questions
     @property

@@ -53,11 +53,11 @@ from .delay_buckets import (
     KEY_BYTES,
     NEVER,
     TIME,
-    Bucket,
     DelayBucketIndex,
     DelayKeys,
     DelaySegment,
     ReadDelaySegments,
+    StoredDelayBucket,
     UnstoredDelayBucket,
     decode_entries_by_ledger,
     delay_key_of,
@@ -113,7 +113,7 @@ class DelayIndex:
         return self._used
 
     @property
-    def held_entries(self) -> Mapping[int, BitMap]:
+    def delayed_entries(self) -> Mapping[int, BitMap]:
         """Returns the entries that are held back: for each ledger the set of entry ids."""
         return self._used.held if self._used is not None else {}
 
@@ -165,7 +165,7 @@ class DelayIndex:
                     del held[ledger_id]
         if not self.count:
             self.clear()
-        self._memory.buckets.end_buckets_up_to(mark)
+        self._memory.buckets.remove_buckets_up_to(mark)
 
     def release_all_entries(self) -> None:
         """Makes all entries that are held back due at once, because the topic's policy no longer delays messages."""
@@ -277,12 +277,12 @@ class DelayIndex:
             least = 1 if merged else max(1, len(fresh) // 2)
         if len(fresh) - cut < least:
             self._seal_at = 2 * len(fresh)
-            self._memory.buckets.end_merged_buckets(merged)  # all of it is near, and in memory
+            self._memory.buckets.remove_merged_buckets(merged)  # all of it is near, and in memory
             return None
         draft = make_unstored_bucket(fresh[cut:], self._memory.held)
         self._memory.fresh, self._seal_at = fresh[:cut], 0  # sorted: it is a heap
         if not draft.bodies:
-            self._memory.buckets.end_merged_buckets(merged)
+            self._memory.buckets.remove_merged_buckets(merged)
             return None
         keys = DelayKeys(b"".join(draft.bodies))
         self._draft = draft, keys, merged
@@ -297,8 +297,8 @@ class DelayIndex:
         buckets.remove_keys(keys)
         places = [decode_entries_by_ledger(segment.places) for segment in draft.segments]
         given_up = keys.offset // KEY_BYTES if self.count else len(keys.body)
-        buckets.add(Bucket.create(ledger_id, draft.segments, places, find_next_segment(draft, given_up)))
-        buckets.end_merged_buckets(merged)
+        buckets.add(StoredDelayBucket.create(ledger_id, draft.segments, places, find_next_segment(draft, given_up)))
+        buckets.remove_merged_buckets(merged)
         self._be_fresh(buckets.merge(min(self._seal_entries, self.memory_bytes_max // FRESH_BYTES)))
 
     def on_bucket_store_failed(self) -> None:
@@ -321,7 +321,7 @@ class DelayIndex:
         at `now_ms`."""
         first = next((at for at, each in enumerate(segments) if each.last_ms > now_ms), len(segments))
         places = [decode_entries_by_ledger(segment.places) for segment in segments]
-        bucket = Bucket.create(ledger_id, segments, places, first)
+        bucket = StoredDelayBucket.create(ledger_id, segments, places, first)
         held = [self._add(ledger, entries) for of_segment in places[first:] for ledger, entries in of_segment]
         if not any(held):
             bucket.next = len(segments)

@@ -3,7 +3,7 @@
 One state machine for every subscription type. What differs, "which consumer may get this entry", is a policy
 (policy.py); reading, permits, outstanding entries, limits and redelivery are here, once.
 
-    want = dispatcher.choose_read()             # Read(position) | ReplayRange(positions) | Blocked
+    want = dispatcher.choose_read()             # Read(position) | ReplayEntries(positions) | Blocked
     deliveries = dispatcher.assign(entries)     # the entries that were read → (consumer, entry, count, acked indexes)
 
 Rules
@@ -86,7 +86,7 @@ class Read(NamedTuple):
     position: Position
 
 
-class ReplayRange(NamedTuple):
+class ReplayEntries(NamedTuple):
     """A request to read entries that wait for redelivery, in the given order."""
 
     positions: tuple[Position, ...]
@@ -207,7 +207,7 @@ class Dispatcher:
         return 0 < limit <= unacked and self.policy.individual
 
     # ------------------------------------------------------------------ reading and handing out
-    def choose_read(self) -> Read | ReplayRange | Blocked:
+    def choose_read(self) -> Read | ReplayEntries | Blocked:
         """Returns a request for the entries to read next. If no consumer can receive an entry now, returns the reason
         instead."""
         policy, cursor, position = self.policy, self.cursor, self.read_position
@@ -219,7 +219,7 @@ class Dispatcher:
             if ready and self.failed:
                 ready = [each for each in ready if not policy.is_held_back(each)]
             if ready:
-                return ReplayRange(tuple(ready))
+                return ReplayEntries(tuple(ready))
         some_delayed = self.delays is not None and self.delays.count > 0 and self.delaying
         readable = self._shape.is_readable(position)
         if not readable or cursor.acked or cursor.pending is not None or position <= cursor.mark or some_delayed:
@@ -519,7 +519,7 @@ class Dispatcher:
             if position not in self.held and not any(position in each.outstanding for each in self.members.values()):
                 self.add_entries_released((position,))
 
-    def find_holding_consumer(self, position: Position) -> Member | None:
+    def find_consumer_of_entry(self, position: Position) -> Member | None:
         """Returns the consumer at which the entry is outstanding; None if the entry is not outstanding."""
         return next((each for each in self.members.values() if position in each.outstanding), None)
 

@@ -23,7 +23,7 @@ class LogOrderPolicy:
     """The common part of the policies of Exclusive, Failover and Shared subscriptions: entries that wait for redelivery
     are delivered in log order."""
 
-    keeps_order: ClassVar = True
+    is_order_guaranteed: ClassVar = True
     by_keys: ClassVar = False
     is_full = False  # only what was delivered before waits here, so its number is bounded by what was outstanding
 

@@ -61,7 +61,7 @@ class KeyShared:
     in order. Keys are hashed to slots."""
 
     individual: ClassVar = True
-    keeps_order: ClassVar = True
+    is_order_guaranteed: ClassVar = True
     by_keys: ClassVar = True
 
     def __init__(self, options: SubscriptionOptions) -> None:
@@ -316,7 +316,7 @@ class Shared(LogOrderPolicy):
     """The policy of Shared subscriptions: the consumers get entries in turn (round robin)."""
 
     individual: ClassVar = True
-    keeps_order: ClassVar = False
+    is_order_guaranteed: ClassVar = False
 
     def __init__(self, options: SubscriptionOptions) -> None:
         super().__init__(options)

@@ -29,7 +29,7 @@ from .in_log_order import why_no_receiver
 from .policy import Member, SlotInHandover
 from .positions import ENTRY_BYTES, PositionSet
 
-SETTLED_AT_ONCE = 1000
+CHANGED_SLOTS_AT_ONCE = 1000
 """Slots whose first waiting entry is placed at once: half a millisecond."""
 MIXED_BYTES = 150
 """Bytes of a waiting entry of several keys, beside what it takes in each of its slots."""
@@ -311,10 +311,10 @@ class KeySlots:
         """Finds, for some changed slots, the consumer that may get the first waiting entry."""
         if not self.changed:
             return
-        if self.mixed or len(self.changed) <= SETTLED_AT_ONCE:  # an entry of several slots depends on all of them
+        if self.mixed or len(self.changed) <= CHANGED_SLOTS_AT_ONCE:  # an entry of several slots depends on all of them
             changed, self.changed = self.changed, {}
         else:
-            changed = dict.fromkeys(self.changed.popitem()[0] for _ in range(SETTLED_AT_ONCE))  # the latest first
+            changed = dict.fromkeys(self.changed.popitem()[0] for _ in range(CHANGED_SLOTS_AT_ONCE))  # the latest first
         if self.mixed:
             for number in list(changed):  # an entry of several slots is listed with the first of them
                 slot = self.of.get(number)

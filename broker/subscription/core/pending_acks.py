@@ -1,8 +1,8 @@
 """Acknowledgements of open transactions: part of a cursor, stored with it, and acknowledged by nothing else.
 
 A transaction acknowledges whole entries, messages of batches, or everything up to a position (one transaction at a time
-in a subscription). From the moment that `add_pending` returns until `settle`, that is *pending*: not acknowledged, in
-the backlog, and delivered to no consumer, whatever its consumer does meanwhile.
+in a subscription). From the moment that `add_pending_acks` returns until `settle`, that is *pending*: not acknowledged,
+in the backlog, and delivered to no consumer, whatever its consumer does meanwhile.
 
 | what is named is | plain acknowledgement | in transaction X | delivered |
 |---|---|---|---|
@@ -12,7 +12,8 @@ the backlog, and delivered to no consumer, whatever its consumer does meanwhile.
 | another message of such a batch | that message counts | likewise | the messages that are not pending |
 
 Rules
-- `judge` comes before anything is changed: a refused request leaves no trace (invariant 81). `add_pending` takes its
+- `judge` comes before anything is changed: a refused request leaves no trace (invariant 81). `add_pending_acks` takes
+its
   result.
 - A message is pending in one transaction (invariant 77). A client that never repeats a request is told when it is there
   already (`find_repeated_acks`): it was delivered twice, and processed twice. A cumulative acknowledgement is refused
@@ -189,7 +190,7 @@ def find_repeated_acks(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> AckRefuse
     return None
 
 
-def add_pending(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
+def add_pending_acks(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
     """Makes the acknowledgements `new`, which `judge` has returned, pending in the transaction."""
     if not new:
         return

@@ -39,7 +39,7 @@ from .cursor import Cursor
 from .delays import DelayIndex
 from .redelivery_backoff import BackoffQueue
 
-AT_THE_END = (Blocked.DELAYED, Blocked.HELD, Blocked.CAUGHT_UP)
+CAUGHT_UP_REASONS = (Blocked.DELAYED, Blocked.HELD, Blocked.CAUGHT_UP)
 """Reasons that nothing can be read now. An acknowledgement frees nothing: what comes next wakes the subscription by
 itself."""
 
@@ -94,7 +94,7 @@ class PolicyOptions:
     __slots__ = ()
 
     @property
-    def keeps_order(self) -> bool:
+    def is_order_guaranteed(self) -> bool:
         """Returns True if messages are delivered to the consumer in the order that its subscription type guarantees by
         default; False if the consumer permits delivery out of order."""
         return True
@@ -104,7 +104,7 @@ class PolicyOptions:
 
 
 NO_OPTIONS = PolicyOptions()
-UNSHOWN_MAX = 1000
+HIDDEN_BATCHES_MAX = 1000
 """Most batches that were shown in part; when there are more, those up to the mark are dropped."""
 DEFAULT_CONFIG = BrokerConfig()
 
@@ -127,7 +127,7 @@ class HiddenMessages(NamedTuple):
     size: int
 
 
-NONE_UNSHOWN = HiddenMessages(0, 0)
+NO_HIDDEN_MESSAGES = HiddenMessages(0, 0)
 
 
 class Member(msgspec.Struct, eq=False):
@@ -162,7 +162,7 @@ class Member(msgspec.Struct, eq=False):
     def add_hidden_messages(self, position: Position, bits: int, size: int, mark: Position) -> None:
         """Stores which messages of a batch the consumer does not get. When the consumer acknowledges the whole entry,
         these messages are not acknowledged."""
-        if len(self.unshown) >= UNSHOWN_MAX:
+        if len(self.unshown) >= HIDDEN_BATCHES_MAX:
             self.unshown = {each: kept for each, kept in self.unshown.items() if each > mark}
         self.unshown[position] = HiddenMessages(bits, size)
 
@@ -222,7 +222,7 @@ class Policy(Protocol):
     individual: ClassVar[bool]
     """Whether entries are acknowledged one by one, and the limits of unacknowledged messages apply."""
 
-    keeps_order: ClassVar[bool]
+    is_order_guaranteed: ClassVar[bool]
     """Whether entries go out in an order, of all or of each key."""
 
     by_keys: ClassVar[bool]

@@ -1,5 +1,5 @@
 """A set of positions in log order: a short list, or one roaring bitmap per ledger. And the writes of a cursor to its
-ledger (`CursorLog`).
+ledger (`CursorWritePlanner`).
 
 It contains what waits to be handed out. A few positions are in a sorted list, because adding to a list and taking from
 its front costs a tenth of what a bitmap costs; from FEW_MAX on they are bitmaps: a million positions of a contiguous
@@ -205,7 +205,7 @@ def select_positions(positions: Collection[Position], ledger_id: int, entries: B
 #     … its entries are appended, in order, to the ledger that `log` belongs to …
 #     log.on_write_confirmed(write)   |   log.on_write_failed(write, cursor)
 # A ledger ends (`why_ledger_ends`) by entries, by bytes, or when too little of it is still valid; the next one begins
-# with all chunks (`plan_write` of a new CursorLog). Nothing is dropped, however large it is. Guards:
+# with all chunks (`plan_write` of a new CursorWritePlanner). Nothing is dropped, however large it is. Guards:
 # tests/broker/subscription/core/test_cursor_log.py, tests/broker/subscription/test_cursor_model.py.
 
 
@@ -241,7 +241,7 @@ class CursorWrite(NamedTuple):
     mark: Position
 
 
-class CursorLog:
+class CursorWritePlanner:
     """Plans the writes of a cursor to one cursor ledger, and tracks which chunks of the ledger are valid."""
 
     __slots__ = ("_bytes", "_entries", "_live_bytes", "_rows")
@@ -255,7 +255,7 @@ class CursorLog:
     def plan_write(self, cursor: Cursor, sequence: int) -> CursorWrite:
         """Returns the next write. The caller must make it, and then call `on_write_confirmed` or `on_write_failed`. The
         first write to a ledger contains the whole state. `sequence`: the number of the write."""
-        valid = list(chunk_keys_of(cursor))
+        valid = list(chunk_keys_of_cursor(cursor))
         wanted = [key for key in valid if key in cursor.changed_chunks or key not in self._rows]
         cursor.changed_chunks.clear()
         entries: list[bytes] = []
@@ -291,7 +291,7 @@ class CursorLog:
         return None
 
 
-def chunk_keys_of(cursor: Cursor) -> Iterator[ChunkKey]:
+def chunk_keys_of_cursor(cursor: Cursor) -> Iterator[ChunkKey]:
     """Yields the keys of all chunks in which the state of a cursor is stored. The mark is not part of a chunk."""
     for ledger_id, holes in sorted(cursor.acked.items()):
         yield from chunk_keys_of_holes(ledger_id, holes)

@@ -37,7 +37,7 @@ class KeySharedOptions(PolicyOptions, msgspec.Struct, frozen=True):
     ranges: tuple[tuple[int, int], ...] = ()  # of a sticky consumer: slots 0 … 65535, both ends included
 
     @property
-    def keeps_order(self) -> bool:
+    def is_order_guaranteed(self) -> bool:
         return not self.out_of_order
 
     def check(self) -> None:

@@ -110,7 +110,7 @@ def read_record(data: bytes) -> object:
     offsets = (0, entry_log.decode_record_size(data, 0), len(data))
     return (
         entry_log.decode_record_if_intact(data, 0, len(data)),
-        entry_log.decode_record_ids_at(data, 0),
+        entry_log.verify_record_at(data, 0),
         entry_log.entry_ids(data),
         entry_log.decode_entries_if_intact(data, sorted(offsets), 3, 4),
     )

@@ -15,7 +15,7 @@ from magnetar.bookie.inspect import indexes, journals, logs, snapshot, summary
 from magnetar.bookie.inspect.snapshot import Damage, Snapshot
 from magnetar.bookie.inspect.summary import render_html
 from magnetar.bookie.store import disk
-from magnetar.bookie.store.index import ExtentPlace
+from magnetar.bookie.store.index import ExtentLocation
 from magnetar.bookie.store.store import Store
 from magnetar.runtime.files import File, Files, join_path
 from magnetar.runtime.sim.world import Simulation
@@ -97,7 +97,7 @@ def counted(found: Snapshot) -> tuple[int, int, int, int]:
     each = list(everything(found))
     return (
         sum(isinstance(one, logs.LoggedEntry) for one in each),
-        sum(isinstance(one, ExtentPlace) for one in each),
+        sum(isinstance(one, ExtentLocation) for one in each),
         len(list(indexes.walk_ledgers(found, seen))),
         sum(len(one.records) for one in each if isinstance(one, journals.Block)),
     )
@@ -122,7 +122,7 @@ async def test_each_acknowledged_entry_is_found_where_it_lies_and_whole(simulati
     _, model = await filled(simulation)
     found = look(simulation)
     for ledger in sorted({ledger for ledger, _ in model.acked}):
-        places = [each for each in logs.walk_ledger_extents(found, ledger) if isinstance(each, ExtentPlace)]
+        places = [each for each in logs.walk_ledger_extents(found, ledger) if isinstance(each, ExtentLocation)]
         copies = [*logs.find_log_copies(found, places), *logs.find_journal_copies(found, ledger)]
         assert all(isinstance(copy, logs.EntryCopy) and copy.damage is None for copy in copies)
         present = {copy.entry for copy in copies if isinstance(copy, logs.EntryCopy)}
@@ -142,7 +142,7 @@ async def test_a_log_read_record_by_record_holds_what_its_index_says(simulation:
     assert len(numbers) >= 1
     for log in numbers:
         records = [each for each in logs.walk_log(found, log) if isinstance(each, logs.LoggedEntry)]
-        indexed = [each.extent for each in indexes.walk_log_extents(found, log) if isinstance(each, ExtentPlace)]
+        indexed = [each.extent for each in indexes.walk_log_extents(found, log) if isinstance(each, ExtentLocation)]
         assert len(records) == sum(extent.entries for extent in indexed) > 0
         for extent in indexed:
             inside = [each for each in records if extent.start <= each.offset < extent.start + extent.length]
@@ -255,7 +255,7 @@ async def test_the_summary_adds_up(simulation: Simulation, /) -> None:
     short = summary.summarize_store(found)
     for log in short.logs:
         extents = [
-            each.extent for each in indexes.walk_log_extents(found, log.log) if isinstance(each, ExtentPlace)
+            each.extent for each in indexes.walk_log_extents(found, log.log) if isinstance(each, ExtentLocation)
         ]
         assert log.data_bytes == sum(extent.length for extent in extents)
         assert log.live_bytes == sum(extent.length for extent in extents if extent.ledger != 3)

@@ -12,7 +12,7 @@ from magnetar.bookie.inspect import indexes, journals, logs, snapshot, summary
 from magnetar.bookie.inspect.snapshot import Damage, RemovedFile
 from magnetar.bookie.store import disk
 from magnetar.bookie.store import state_log as losses
-from magnetar.bookie.store.index import ExtentPlace
+from magnetar.bookie.store.index import ExtentLocation
 from magnetar.proto.errors import InvalidRequest, NotFound
 from magnetar.runtime.files import File, join_path
 from magnetar.runtime.sim.world import Simulation
@@ -46,7 +46,7 @@ async def test_a_flipped_bit_in_a_log_costs_one_record_and_is_named_with_its_pla
         assert counted(look(simulation)) == (before[0] - 1, *before[1:])
         places = [
             each for each in logs.walk_ledger_extents(found, hit.ledger)
-            if isinstance(each, ExtentPlace)
+            if isinstance(each, ExtentLocation)
             and each.log == log
             and each.extent.first <= hit.entry <= each.extent.last
         ]  # fmt: skip
@@ -79,7 +79,7 @@ async def test_a_damaged_table_hides_the_places_of_one_extent_only(simulation: S
     await filled(simulation)
     found = look(simulation)
     log = first_log(found)
-    place = next(each for each in indexes.walk_log_extents(found, log) if isinstance(each, ExtentPlace))
+    place = next(each for each in indexes.walk_log_extents(found, log) if isinstance(each, ExtentLocation))
     flip(simulation, indexes.index_path(found, log), place.table_offset + 1)
     (damage,) = logs.find_log_copies(look(simulation), [place])
     assert isinstance(damage, Damage)
@@ -263,7 +263,7 @@ async def test_the_reasons_of_limbo_are_shown(simulation: Simulation, /) -> None
     await filled(simulation)
     files = simulation.world(NODE).files
     assert look(simulation).reasons == ()
-    data = note.encode_checked_json(losses.MAGIC, losses.DataLossNote(("a log is gone",)))
+    data = note.encode_checked_json(losses.MAGIC, losses.DataLossRecord(("a log is gone",)))
     disk.replace_file(files, DATA, losses.LIMBO, data)
     assert look(simulation).reasons == ("a log is gone",)
     flip(simulation, join_path(DATA, losses.LIMBO), 20)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from magnetar.bookie.maintenance.copies_core import list_final_fragments
+from magnetar.bookie.maintenance.repair_core import list_final_fragments
 from magnetar.bookie.maintenance.repair_worker import RepairConfig
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.ledger import LedgerClient, LedgerWriter

@@ -3,7 +3,7 @@
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from magnetar.bookie.maintenance.copies_core import (
+from magnetar.bookie.maintenance.repair_core import (
     CopyMissingEntries,
     LedgerCopies,
     RecoverLedger,

@@ -105,7 +105,7 @@ def test_tombstone_is_durable_before_data_goes() -> None:
 async def test_a_pass_that_finds_the_disk_full_is_not_the_last_one(cluster: Cluster, /) -> None:
     cluster.config = replace(cluster.config, gc_interval_s=5.0)
     bookie, _ = await with_logs(cluster)
-    survey = bookie.store.compactor.list_log_facts
+    survey = bookie.store.compactor.list_log_usage
     failures = [NoSpace("full"), OSError("a directory that cannot be read")]
 
     async def failing() -> list[EntryLogUsage]:
@@ -113,7 +113,7 @@ async def test_a_pass_that_finds_the_disk_full_is_not_the_last_one(cluster: Clus
             raise failures.pop()
         return await survey()
 
-    bookie.store.compactor.list_log_facts = failing  # type: ignore[method-assign]
+    bookie.store.compactor.list_log_usage = failing  # type: ignore[method-assign]
     await deletions.delete_ledgers(cluster.metadata, [2])
     await asyncio.sleep(60)
     assert not failures

@@ -390,7 +390,7 @@ async def test_pass_goes_on_after_a_crash_and_after_the_metadata_was_away(deploy
         except Exception as error:
             deployment.simulation.add_line(f"cut short: {error}")
         deployment.simulation.crash("b1", power_loss=True)
-    deployment.simulation.node("b1").disk.disarm_crash()
+    deployment.simulation.node("b1").disk.cancel_crash()
     bookie = await deployment.start("b1")
     await asyncio.sleep(3 * PAUSE_S)
     assert bookie.limbo_restorer.limbo_upto == -1, bookie.limbo_restorer.blocked

@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.bookie.maintenance.copies_core import (
+from magnetar.bookie.maintenance.repair_core import (
     BookieAbsences,
     RepairReason,
     StuckReason,
@@ -12,7 +12,7 @@ from magnetar.bookie.maintenance.copies_core import (
     list_bookies_of_ledger,
     repair_mark_after_failure,
     schedule_next_attempt_now,
-    wait_until_attempt_s,
+    seconds_until_attempt,
 )
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, Fragment, LedgerRecord, UnderReplicatedRecord
 
@@ -103,15 +103,15 @@ def test_a_time_of_another_clock_counts_for_no_more_than_the_back_off() -> None:
     mark = repair_mark_after_failure(
         UnderReplicatedRecord(ledger_id=1, bookies={}), StuckReason.FAILED, "why", 1000, 5.0, 60.0
     )
-    assert wait_until_attempt_s(mark, 1000, 0.0, 5.0, 60.0) == 5.0
-    assert wait_until_attempt_s(mark, 4000, 0.0, 5.0, 60.0) == 2.0
+    assert seconds_until_attempt(mark, 1000, 0.0, 5.0, 60.0) == 5.0
+    assert seconds_until_attempt(mark, 4000, 0.0, 5.0, 60.0) == 2.0
     a_day_ahead = msgspec.structs.replace(mark, retry_ms=86_400_000)
-    assert wait_until_attempt_s(a_day_ahead, 1000, 0.0, 5.0, 60.0) == 5.0
-    assert wait_until_attempt_s(a_day_ahead, 1000, 4.0, 5.0, 60.0) == 1.0
-    assert wait_until_attempt_s(a_day_ahead, 1000, 5.0, 5.0, 60.0) == 0.0
-    assert wait_until_attempt_s(schedule_next_attempt_now(mark), 1000, 0.0, 5.0, 60.0) == 0.0
+    assert seconds_until_attempt(a_day_ahead, 1000, 0.0, 5.0, 60.0) == 5.0
+    assert seconds_until_attempt(a_day_ahead, 1000, 4.0, 5.0, 60.0) == 1.0
+    assert seconds_until_attempt(a_day_ahead, 1000, 5.0, 5.0, 60.0) == 0.0
+    assert seconds_until_attempt(schedule_next_attempt_now(mark), 1000, 0.0, 5.0, 60.0) == 0.0
     never = msgspec.structs.replace(a_day_ahead, attempts=0)
-    assert wait_until_attempt_s(never, 1000, 0.0, 5.0, 60.0) == 0.0, "nobody has tried it"
+    assert seconds_until_attempt(never, 1000, 0.0, 5.0, 60.0) == 0.0, "nobody has tried it"
 
 
 @given(st.lists(st.tuples(st.floats(0, 20), st.sets(st.sampled_from("abc"))), max_size=30))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.bookie.maintenance.copies_core import BURST_S, CopyRateLimit
+from magnetar.bookie.maintenance.repair_core import BURST_S, CopyRateLimit
 
 
 @given(st.lists(st.integers(1, 5_000_000), min_size=1, max_size=50), st.integers(100_000, 50_000_000))

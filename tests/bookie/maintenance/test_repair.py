@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from magnetar.bookie.maintenance import copies_core as copies
 from magnetar.bookie.maintenance import marks
+from magnetar.bookie.maintenance import repair_core as copies
 from magnetar.bookie.maintenance import repair_worker as copier
 from magnetar.bookie.maintenance import repair_worker as worker
-from magnetar.bookie.maintenance.copies_core import StuckReason
+from magnetar.bookie.maintenance.repair_core import StuckReason
 from magnetar.ledger import LedgerClient
 from magnetar.ledger import client as deletions
 from magnetar.ledger import metadata_core as transitions
@@ -122,7 +122,7 @@ def test_m20_a_fenced_ledgers_copies_are_made_again(monkeypatch: pytest.MonkeyPa
         spare = next(each for each in deployment.bookies.values() if each.id not in bookies)
         spare.store.keys.record_key_of_metadata(writer.ledger_id, writer.record.key)
         assert spare.store.fence(writer.ledger_id, writer.record.key).name == "OK", "fenced there, for whatever reason"
-        await spare.store.seal_and_wait()
+        await spare.store.commit_group_and_wait()
         await deployment.until_whole(writer.ledger_id, bookies[0])
         await deployment.check_whole(writer.ledger_id)
 
@@ -367,12 +367,12 @@ def test_m21_the_last_fragment_of_an_open_ledger_is_not_replicated(monkeypatch: 
 
     def unguarded(
         current: LedgerRecord | None, first_entry: int, old: str, new: str
-    ) -> transitions.RecordWrite | transitions.AlreadyStored:
+    ) -> transitions.RecordToStore | transitions.AlreadyStored:
         assert current is not None
         assert first_entry == 0
         bookies = tuple(new if each == old else each for each in current.fragments[0].bookies)
         changed = msgspec.structs.replace(current, fragments=(Fragment(0, bookies),))
-        return transitions.AlreadyStored(current) if changed == current else transitions.RecordWrite(changed)
+        return transitions.AlreadyStored(current) if changed == current else transitions.RecordToStore(changed)
 
     original = LedgerClient.make_reader
     monkeypatch.setattr(copies, "list_final_fragments", all_of_them)
@@ -387,7 +387,7 @@ def test_m21_the_last_fragment_of_an_open_ledger_is_not_replicated(monkeypatch: 
 async def test_a_recovery_that_its_starter_left_is_finished(deployment: Deployment, /) -> None:
     writer = await deployment.a_ledger(10, closed=False)
     outcome = transitions.start_recovery(writer.record)
-    assert isinstance(outcome, transitions.RecordWrite)
+    assert isinstance(outcome, transitions.RecordToStore)
     await put_record(deployment.metadata, paths.ledger(writer.ledger_id), outcome.record)
 
     async def closed() -> bool:
@@ -402,7 +402,7 @@ async def test_recoveries_that_go_well_are_not_marked_and_one_that_was_left_is(d
     writers = [await deployment.a_ledger(3, closed=False) for _ in range(20)]
     for writer in writers:
         outcome = transitions.start_recovery(writer.record)
-        assert isinstance(outcome, transitions.RecordWrite)
+        assert isinstance(outcome, transitions.RecordToStore)
         await put_record(deployment.metadata, paths.ledger(writer.ledger_id), outcome.record)
     for _ in range(4):
         await asyncio.sleep(2.0)  # looks of the auditor, within the grace
@@ -427,7 +427,7 @@ async def the_last_entry_is_gone_everywhere(deployment: Deployment, entries: int
             if damaged:
                 bookie.store.descriptors.quarantine(ledger, gone, gone)
     outcome = transitions.start_recovery(writer.record)
-    assert isinstance(outcome, transitions.RecordWrite)
+    assert isinstance(outcome, transitions.RecordToStore)
     await deployment.metadata.put(paths.ledger(ledger), encode(outcome.record, paths.ledger(ledger)))
     return ledger
 

@@ -12,9 +12,9 @@ from pyroaring import BitMap64
 
 from magnetar.bookie.format.ledger_index import QuarantinedEntries
 from magnetar.bookie.store.entrylog.mover import (
-    ActionReason,
     CompactionAction,
     CompactionPolicy,
+    CompactionReason,
     EntryLogUsage,
     LiveLedger,
     LogState,
@@ -52,26 +52,32 @@ def test_each_log_gets_one_action_and_its_reason() -> None:
     ]
     minor = [(plan.action, plan.reason) for plan in plan_logs(logs, POLICY, major=False)]
     assert minor == [
-        (CompactionAction.DELETE, ActionReason.DEAD),
-        (CompactionAction.COMPACT, ActionReason.SPARSE),
-        (CompactionAction.KEEP, ActionReason.WAITS),
-        (CompactionAction.KEEP, ActionReason.LIVE),
-        (CompactionAction.KEEP, ActionReason.OPEN),
-        (CompactionAction.KEEP, ActionReason.OPEN),
-        (CompactionAction.KEEP, ActionReason.UNREADABLE),
-        (CompactionAction.DELETE, ActionReason.DEAD),
+        (CompactionAction.DELETE, CompactionReason.DEAD),
+        (CompactionAction.COMPACT, CompactionReason.SPARSE),
+        (CompactionAction.KEEP, CompactionReason.WAITS),
+        (CompactionAction.KEEP, CompactionReason.LIVE),
+        (CompactionAction.KEEP, CompactionReason.OPEN),
+        (CompactionAction.KEEP, CompactionReason.OPEN),
+        (CompactionAction.KEEP, CompactionReason.UNREADABLE),
+        (CompactionAction.DELETE, CompactionReason.DEAD),
     ]
     major = [(plan.action, plan.reason) for plan in plan_logs(logs, POLICY, major=True)]
-    assert major[2] == (CompactionAction.COMPACT, ActionReason.SPARSE)
+    assert major[2] == (CompactionAction.COMPACT, CompactionReason.SPARSE)
     assert major[:2] + major[3:] == minor[:2] + minor[3:]
 
 
 def test_small_logs_are_merged_by_major_compaction_and_one_alone_is_not() -> None:
     policy = CompactionPolicy(0.2, 0.5, 10_000)
     small = [facts(1, 1000, 1000), facts(2, 1000, 1000)]
-    assert [plan.reason for plan in plan_logs(small, policy, major=True)] == [ActionReason.SMALL, ActionReason.SMALL]
-    assert [plan.reason for plan in plan_logs(small, policy, major=False)] == [ActionReason.WAITS, ActionReason.WAITS]
-    assert [plan.reason for plan in plan_logs(small[:1], policy, major=True)] == [ActionReason.LIVE]
+    assert [plan.reason for plan in plan_logs(small, policy, major=True)] == [
+        CompactionReason.SMALL,
+        CompactionReason.SMALL,
+    ]
+    assert [plan.reason for plan in plan_logs(small, policy, major=False)] == [
+        CompactionReason.WAITS,
+        CompactionReason.WAITS,
+    ]
+    assert [plan.reason for plan in plan_logs(small[:1], policy, major=True)] == [CompactionReason.LIVE]
 
 
 def test_batches_fit_into_one_log_and_the_sparse_ones_come_first() -> None:
@@ -141,7 +147,7 @@ async def test_what_lives_in_sparse_logs_is_moved_together_and_the_logs_go(
         for round_ in range(4):
             await expect(store, ledger, range(10 * round_, 10 * round_ + 2))
     assert store.index.ledgers_of_log(5) == BitMap64([1, 2])
-    (facts,) = await store.compactor.list_log_facts()
+    (facts,) = await store.compactor.list_log_usage()
     assert (facts.state, facts.live_share, facts.ledgers) == (LogState.COLD, 1.0, 2)
     assert facts.live_extents == 2, "a ledger's entries lie together"
     store.check()
@@ -167,7 +173,7 @@ async def test_rolling_gives_back_an_open_log_that_holds_little(simulation: Simu
     assert (await store.compactor.run(CompactionPolicy(0.2, 0.5), roll=True)).compacted == [1]
     await flush(store, {1: range(2, 4)})
     await expect(store, 1, range(4))
-    states = [facts.state for facts in await store.compactor.list_log_facts()]
+    states = [facts.state for facts in await store.compactor.list_log_usage()]
     assert states == [LogState.CLOSED, LogState.HOT]
 
 
@@ -188,9 +194,9 @@ async def test_an_entry_that_stands_in_several_logs_is_copied_once(simulation: S
             assert await add(store, 1, entry, payload(1, entry), recovery=True) is Status.OK
         await store.checkpoint()
         await store._checkpoint.run_between_checkpoints(store._log.close)
-    assert sum(facts.data_bytes for facts in await store.compactor.list_log_facts()) == 40 * 344
+    assert sum(facts.data_bytes for facts in await store.compactor.list_log_usage()) == 40 * 344
     await store.compactor.run(EVERYTHING)
-    assert [facts.data_bytes for facts in await store.compactor.list_log_facts()] == [20 * 344]
+    assert [facts.data_bytes for facts in await store.compactor.list_log_usage()] == [20 * 344]
     await expect(store, 1, range(20))
     store.check()
 
@@ -362,13 +368,13 @@ async def test_a_crash_at_each_operation_of_a_compaction_loses_nothing_and_doubl
             await simulation.spawn(NODE, store.compactor.run(EVERYTHING))
         except NodeCrashed:
             crashed = True
-        simulation.node(NODE).disk.disarm_crash()
+        simulation.node(NODE).disk.cancel_crash()
         simulation.crash(NODE, power_loss=operation % 2 > 0)
         store = await open_store(simulation)
         await simulation.spawn(NODE, expect(store, 1, range(20)))
         await simulation.spawn(NODE, expect(store, 3, range(3)))
         await simulation.spawn(NODE, store.compactor.run(CompactionPolicy(0.9, 0.9, 0)))
-        survey = await simulation.spawn(NODE, store.compactor.list_log_facts())
+        survey = await simulation.spawn(NODE, store.compactor.list_log_usage())
         assert sum(facts.data_bytes for facts in survey) == sum(facts.live_bytes for facts in survey) == 23 * 344
         operation += 1
     assert operation > 40
@@ -383,7 +389,7 @@ def test_a_log_that_is_made_during_a_survey_is_not_taken_for_a_closed_one(seed: 
         for number in range(1, 7):
             await simulation.spawn(NODE, flush_to_own_log(store, {number: range(1)}))
         await simulation.spawn(NODE, add(store, 7, 0, payload(7, 0)))
-        survey = simulation.spawn(NODE, store.compactor.list_log_facts())
+        survey = simulation.spawn(NODE, store.compactor.list_log_usage())
         await simulation.spawn(NODE, store.checkpoint())  # makes another log
         closed = [log.log for log in await survey if log.state is LogState.CLOSED]
         assert set(closed).isdisjoint(store._checkpoint.mark.open_log_numbers)

@@ -59,7 +59,7 @@ def test_a_crash_during_the_start_is_harmless(seed: int) -> None:
                 await simulation.spawn(NODE, store.close())
             except NodeCrashed:
                 continue
-        simulation.node(NODE).disk.disarm_crash()
+        simulation.node(NODE).disk.cancel_crash()
         store = await open_store(simulation)
         await simulation.spawn(NODE, model.check(store))
         await simulation.spawn(NODE, store.close())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from magnetar.bookie.store.disk import NoSpace
 from magnetar.bookie.store.store import Store
-from magnetar.ledger.peer_format import ENTRIES_MAX, AnswerHead, Op, Status, decode_held, encode_runs
+from magnetar.ledger.peer_format import ENTRIES_MAX, AnswerHead, Op, Status, decode_stored_runs, encode_runs
 from magnetar.runtime.sim.disk import FileFault
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.bookies import Cluster, with_cluster
@@ -72,7 +72,7 @@ async def test_what_is_held_was_synced_before_it_is_said(simulation: Simulation,
     delays.stall_rate, delays.stall_s = 1.0, 1000.0
     stored = stored_entry(1, 1, payload(1, 1))
     assert store.add(1, 1, KEY, (stored,), len(stored), -1, True) is Status.OK
-    adding = asyncio.ensure_future(store.seal_and_wait())
+    adding = asyncio.ensure_future(store.commit_group_and_wait())
     asking = asyncio.ensure_future(_held(store, 1, 0, 9))
     done, _ = await asyncio.wait([adding, asking], return_when=asyncio.FIRST_COMPLETED)
     assert adding in done, "the answer overtakes the sync"
@@ -97,7 +97,7 @@ async def test_what_the_journal_refused_is_not_held_until_it_is_synced_or_a_chec
 
     await refused(1)
     await refused(2)
-    assert await store.seal_and_wait(), "nothing was enqueued since"
+    assert await store.commit_group_and_wait(), "nothing was enqueued since"
     assert await _held(store, 1, 0, 9) == {0}
     assert not await store.wait_durable(1)
     assert await store.wait_durable(2), "another ledger"
@@ -146,9 +146,9 @@ async def test_a_bookie_answers_held_and_refuses_what_is_no_question(cluster: Cl
     for entry in (0, 1, 2, 5):
         await caller.add(7, entry, b"x")
     head, frames = await caller.send(Op.HELD, 7, 1, count=10)
-    assert decode_held(head, frames, 1, 10) == [(1, 2), (5, 5)]
+    assert decode_stored_runs(head, frames, 1, 10) == [(1, 2), (5, 5)]
     head, frames = await caller.send(Op.HELD, 8, 0, count=10)
-    assert decode_held(head, frames, 0, 9) == []
+    assert decode_stored_runs(head, frames, 0, 9) == []
     for entry, count in ((-1, 1), (0, 0), (0, ENTRIES_MAX + 1)):
         head, _ = await caller.send(Op.HELD, 7, entry, count=count, key=KEY)
         assert head.status is Status.BAD_REQUEST
@@ -164,18 +164,18 @@ def test_runs_come_back(entries: set[int]) -> None:
         else:
             runs.append((entry, entry))
     answer = AnswerHead(Op.HELD, Status.OK, 1, 5, -1, len(runs))
-    assert decode_held(answer, (encode_runs(runs),), 5, 60) == runs
+    assert decode_stored_runs(answer, (encode_runs(runs),), 5, 60) == runs
 
 
 @pytest.mark.parametrize("runs", [[(4, 6)], [(5, 61)], [(7, 6)], [(5, 6), (7, 8)], [(8, 9), (5, 6)]])
 def test_runs_that_break_the_rules_are_no_answer(runs: list[tuple[int, int]]) -> None:
     answer = AnswerHead(Op.HELD, Status.OK, 1, 5, -1, len(runs))
     with pytest.raises(ValueError, match="a run from"):
-        decode_held(answer, (encode_runs(runs),), 5, 60)
+        decode_stored_runs(answer, (encode_runs(runs),), 5, 60)
     with pytest.raises(ValueError, match="runs take"):
-        decode_held(answer._replace(count=9), (encode_runs(runs),), 5, 60)
+        decode_stored_runs(answer._replace(count=9), (encode_runs(runs),), 5, 60)
     with pytest.raises(ValueError, match="an answer to"):
-        decode_held(answer._replace(status=Status.BUSY), (encode_runs(runs),), 5, 60)
+        decode_stored_runs(answer._replace(status=Status.BUSY), (encode_runs(runs),), 5, 60)
 
 
 def test_the_example_of_the_format() -> None:

@@ -17,7 +17,7 @@ from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.entrylog.files import EntryLogReader, index_name, log_name
 from magnetar.bookie.store.index import (
     EntryLogIndex,
-    ExtentPlace,
+    ExtentLocation,
     LedgerExtents,
     LoadedIndexGroup,
     LruCache,
@@ -68,7 +68,7 @@ def test_a_run_ends_at_a_gap_the_count_or_the_bytes(
     table = index_format.decode_table_if_intact(extent, packed)
     assert isinstance(table, ExtentTable)
     first = data.draw(st.integers(0, len(entries) - 1))
-    assert find_record_number(ExtentPlace(1, extent, 0), table, entries[first]) == first
+    assert find_record_number(ExtentLocation(1, extent, 0), table, entries[first]) == first
     expected = first + 1
     while (
         expected < min(first + count, len(entries))
@@ -253,13 +253,13 @@ async def test_who_asks_for_a_run_that_is_being_loaded_waits_for_it(simulation: 
     bench.group(1, [(5, 0, 1, 1), (6, 0, 1, 1)], fillers=300)
     read_pages = bench.reader.read_pages
 
-    def counted(log: int, ledger: int, pages: list[Page]) -> tuple[list[ExtentPlace], int]:
+    def counted(log: int, ledger: int, pages: list[Page]) -> tuple[list[ExtentLocation], int]:
         loads.append(ledger)
         return read_pages(log, ledger, pages)
 
     bench.reader.read_pages = counted  # type: ignore[method-assign]
 
-    def ask(ledger: int, entry: int) -> asyncio.Task[ExtentPlace | None]:
+    def ask(ledger: int, entry: int) -> asyncio.Task[ExtentLocation | None]:
         return asyncio.ensure_future(
             EntrySearch(bench.index, bench.reader, bench.worker, ledger, entry).next_extent_to_search()
         )

@@ -368,9 +368,9 @@ async def test_a_store_finds_its_ledgers_again_after_many_checkpoints(simulation
     for ledger in range(50):
         store.fence(ledger * 7 % 50, KEY)
         if ledger % 9 == 0:
-            assert await simulation.spawn(NODE, store.seal_and_wait())
+            assert await simulation.spawn(NODE, store.commit_group_and_wait())
             await simulation.spawn(NODE, store.checkpoint())
-    assert await simulation.spawn(NODE, store.seal_and_wait())
+    assert await simulation.spawn(NODE, store.commit_group_and_wait())
     simulation.crash(NODE, power_loss=True)
     store = await open_store(simulation)
     store.check()

@@ -17,8 +17,8 @@ from magnetar.bookie.store.entrylog.writer import (
     BATCH,
     PIECE_BYTES,
     SLICE_BYTES,
+    EntryLogWriter,
     LogNumberSequence,
-    LogWriter,
     MemtableFlush,
 )
 from magnetar.bookie.store.memtable import Memtable
@@ -32,18 +32,18 @@ LOGS = "/logs"
 BUFFERS = [b"a" * 10, b"b" * 4096, b"c" * 8192, b"d" * 4086, b"e", b"", b"f" * 5000, b"g" * 3000, b"h" * 100_000]
 
 
-def writer_on(simulation: Simulation, *, direct: bool) -> LogWriter:
+def writer_on(simulation: Simulation, *, direct: bool) -> EntryLogWriter:
     simulation.node(NODE).disk.takes_direct = direct
     files = simulation.world(NODE).files
     files.make_directories(LOGS)
-    return LogWriter(files, LOGS, UUID, LogNumberSequence(0), log_bytes_max=1 << 30, allocate_bytes=64 << 10)
+    return EntryLogWriter(files, LOGS, UUID, LogNumberSequence(0), log_bytes_max=1 << 30, allocate_bytes=64 << 10)
 
 
 def content(simulation: Simulation, end: int) -> bytes:
     return disk.read_file(simulation.world(NODE).files, f"{LOGS}/{1:016d}.log", end)
 
 
-def commit(writer: LogWriter) -> None:
+def commit(writer: EntryLogWriter) -> None:
     writer.write_index([], [])
     writer.on_committed()
 
@@ -105,7 +105,7 @@ def test_flush_writes_each_ledger_in_entry_order_whatever_its_entries_are_made_o
     header = decode_group_header_if_intact(index)
     assert header is not None
     found: list[tuple[int, int]] = []
-    at, tables_at = entry_log.DATA_OFFSET, GROUP_HEADER_BYTES + header.heads_bytes
+    at, tables_at = entry_log.DATA_OFFSET, GROUP_HEADER_BYTES + header.extent_heads_bytes
     for extent in decode_extents_if_intact(header, index) or []:
         places = decode_table_if_intact(extent, index[tables_at : tables_at + extent.table_bytes])
         assert places is not None

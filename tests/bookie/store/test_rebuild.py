@@ -5,9 +5,9 @@ import random
 import pytest
 
 from magnetar.bookie.format import entry_log, index
-from magnetar.bookie.store.entrylog import at_boot as rebuild
 from magnetar.bookie.store.entrylog import files as log_files
-from magnetar.bookie.store.entrylog.at_boot import LogScan, UnreadableLogRange
+from magnetar.bookie.store.entrylog import repair_at_start as rebuild
+from magnetar.bookie.store.entrylog.repair_at_start import LogScan, UnreadableLogRange
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import log_record
 from tests.bookie.stores import DATA, NODE, UUID, add, open_store, payload, simulate

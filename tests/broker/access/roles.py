@@ -10,7 +10,7 @@ from magnetar.metadata.sqlite import SqliteStore
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import Unauthenticated
 from magnetar.runtime.access import NOTHING, Caller, CallerAccess, ListenerAccess, Principal, PrincipalKind
-from magnetar.runtime.network import Channel, Endpoint, Network, Serving, World, rpc
+from magnetar.runtime.network import Channel, Endpoint, Network, RunningServer, World, rpc
 from magnetar.runtime.process import real_world
 from tests.support.cluster import Cluster, TestConsumer, TestProducer
 
@@ -44,7 +44,7 @@ class RoleNetwork:
 
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess | None = None
-    ) -> Serving:
+    ) -> RunningServer:
         return await self._inner.serve(endpoint, services, ListenerAccess(RoleGuard()))
 
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:

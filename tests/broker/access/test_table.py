@@ -13,7 +13,7 @@ from magnetar.broker.access.table_core import RULES
 from magnetar.metadata import paths
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, Unauthenticated, Unauthorized
-from magnetar.proto.operations import Permission, PermissionPlace, PermissionRule
+from magnetar.proto.operations import Permission, PermissionRule, PermissionScope
 from magnetar.runtime.logs import ACTS_MAX
 from magnetar.runtime.network import rpc
 from tests.broker.access.roles import ROOT, Roles, roles
@@ -44,7 +44,7 @@ async def acme(tmp_path: Path) -> AsyncIterator[Roles]:
 def expected(role: str, path: str, rule: PermissionRule, subscription: str) -> bool:
     """Whether the role may: written without the code that decides."""
     permission, has = rule.permission.name, WHO[role]
-    if rule.on is PermissionPlace.PLACE and not subscription:
+    if rule.on is PermissionScope.PLACE and not subscription:
         permission = "MANAGE"
     if path in EVERY and not subscription:
         permission = "MANAGE"
@@ -61,13 +61,13 @@ def expected(role: str, path: str, rule: PermissionRule, subscription: str) -> b
 def request_of(path: str, rule: PermissionRule, subscription: str) -> Any:
     kind = rpc(*path.split(".")).request
     given: dict[str, Any] = {}
-    if rule.on is PermissionPlace.TOPIC:
+    if rule.on is PermissionScope.TOPIC:
         given[rule.field] = f"{TOPIC}-not-there" if path in ("Admin.CreateTopic", "Admin.DeleteTopic") else TOPIC
-    elif rule.on is PermissionPlace.NAMESPACE:
+    elif rule.on is PermissionScope.NAMESPACE:
         given[rule.field] = NAMESPACE
-    elif rule.on is PermissionPlace.TENANT:
+    elif rule.on is PermissionScope.TENANT:
         given[rule.field] = "acme"
-    elif rule.on is PermissionPlace.PLACE:
+    elif rule.on is PermissionScope.PLACE:
         given["namespace"] = NAMESPACE
     elif "name" in kind.DESCRIPTOR.fields_by_name:
         given["name"] = "ghost"

@@ -8,7 +8,7 @@ import pytest
 from magnetar.broker.cluster.orphans import delete_orphans, find_orphans
 from magnetar.ledger import LedgerClient, LedgerConfig
 from magnetar.metadata import paths
-from magnetar.metadata.records import Compacted, CursorRecord, DeduplicationPlace, DelayBucket, TopicRecord
+from magnetar.metadata.records import Compacted, CursorRecord, DeduplicationStateLocation, DelayBucket, TopicRecord
 from magnetar.metadata.store import Delete, Put, get_record, put_record
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import LedgerFenced, LedgerNotFound, MagnetarError, Unavailable
@@ -68,7 +68,7 @@ async def test_a_ledger_of_a_topics_own_state_is_an_orphan_only_while_no_record_
         (cursor, "s"), (delays, "s"), (dedup, ""), (compacted, ""), (replaced, ""),
     ]  # fmt: skip
     topic = TopicRecord(
-        dedup=DeduplicationPlace(mark_ledger=-1, mark_entry=-1, ledger_id=dedup), pending_deletion=(replaced,),
+        dedup=DeduplicationStateLocation(mark_ledger=-1, mark_entry=-1, ledger_id=dedup), pending_deletion=(replaced,),
         compacted=Compacted(ledger_id=compacted, horizon_ledger=-1, horizon_entry=-1, end_index=0),
     )  # fmt: skip
     bucket = DelayBucket(ledger_id=delays, entries=1, last_ms=0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.broker.cluster.catalog import Catalog
-from magnetar.broker.cluster.policy_cache import Told, TopicAdded, TopicList, TopicRemoved, TopicWatcher
+from magnetar.broker.cluster.policy_cache import Told, TopicAdded, TopicRemoved, TopicsListed, TopicWatcher
 from magnetar.broker.log.managed_ledger import topic_path
 from magnetar.metadata.records import TopicRecord
 from magnetar.metadata.sqlite import SqliteStore
@@ -52,7 +52,7 @@ class Follower:
         self.news = asyncio.Event()
 
     def take(self, told: Told) -> None:
-        if isinstance(told, TopicList):
+        if isinstance(told, TopicsListed):
             self.known = set(told.names)
         elif isinstance(told, TopicAdded):
             self.known.add(told.name)

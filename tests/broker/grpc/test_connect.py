@@ -291,7 +291,7 @@ async def test_while_memory_is_tight_a_consumer_is_full_with_little(raw: Raw) ->
 
 
 @replaces_code
-@pytest.mark.parametrize(("frames", "ahead"), [(60, True), (connection.AHEAD_FROM - 1, False)])
+@pytest.mark.parametrize(("frames", "ahead"), [(60, True), (connection.SPLIT_BATCH_FRAMES_MIN - 1, False)])
 async def test_the_first_half_of_many_frames_is_on_its_way_before_the_rest_is_taken(
     raw: Raw, monkeypatch: pytest.MonkeyPatch, frames: int, ahead: bool
 ) -> None:

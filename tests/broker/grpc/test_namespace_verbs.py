@@ -63,7 +63,7 @@ async def test_a_bundle_that_another_broker_takes_meanwhile_is_unloaded_and_coun
         for each in topics:
             await admin.create_topic(each)
             await admin.topic_stats(each)
-        bundles = one.owned_bundle_count
+        bundles = one.owned_object_count
         unload = one.unload_namespace
 
         async def unload_and_use(name: NamespaceName, bundle: str = "") -> tuple[int, int]:

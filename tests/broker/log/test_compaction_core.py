@@ -10,7 +10,7 @@ import pytest
 from pyroaring import BitMap
 
 from magnetar.broker.log.compaction_core import (
-    DamagedCompaction,
+    DamagedCompactedLedger,
     SurvivingEntriesRow,
     SurvivingMessageSearch,
     compact_entry,
@@ -28,7 +28,7 @@ from magnetar.proto.entry import (
     encode_broker_part,
     encode_client_part,
     encode_entry,
-    item_prefix,
+    encode_item_prefix,
     parse_header,
     split_broker_part,
 )
@@ -63,7 +63,7 @@ class Log:
                 of.partition_key = message.key
             if message.value is None:
                 of.null_value = True
-            parts += (item_prefix(of), message.value or b"")
+            parts += (encode_item_prefix(of), message.value or b"")
         self._add(len(messages), encode_batch(metadata, parts, len(messages)))
 
     def single(self, message: M, **fields: object) -> None:
@@ -248,7 +248,7 @@ def test_survivors_and_tables_come_back_and_damage_is_noticed() -> None:
         for at in range(len(data)):
             damaged = bytearray(data)
             damaged[at] ^= 1
-            with pytest.raises(DamagedCompaction):
+            with pytest.raises(DamagedCompactedLedger):
                 decode(bytes(damaged))
-        with pytest.raises(DamagedCompaction):
+        with pytest.raises(DamagedCompactedLedger):
             decode(data[:6])

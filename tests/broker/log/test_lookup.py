@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from magnetar.broker.log.cache import StoredEntry
-from magnetar.broker.log.log_shape_core import LOST_LOOKED_AT, LogShape, Span, find_first_entry_by_bisection
+from magnetar.broker.log.log_shape_core import LOST_ENTRIES_TRIED_MAX, LogShape, Span, find_first_entry_by_bisection
 from magnetar.broker.log.reader import TopicLogReader
 from magnetar.proto.errors import DataLost, MagnetarError, Unavailable
 from magnetar.proto.names import Position
@@ -141,7 +141,7 @@ async def asked(question: Any, expected: Any, log: Log) -> None:
 async def test_every_index_of_every_small_log_is_found_or_told_to_be_lost() -> None:
     for log in logs():
         for index in range(log.entries[-1].end):
-            await asked(log.reader.locate_index(index), lambda log=log, index=index: log.of_index(index), log)  # type: ignore[misc]
+            await asked(log.reader.find_position_by_index(index), lambda log=log, index=index: log.of_index(index), log)  # type: ignore[misc]
 
 
 async def test_every_time_of_every_small_log_is_found_or_told_to_be_lost() -> None:
@@ -170,7 +170,7 @@ async def test_the_index_after_every_mark_is_known_and_the_last_one_that_is_ther
 
 async def test_what_a_silent_bookie_may_have_is_not_lost() -> None:
     log = Log([[THERE, LOST, THERE]], error=Unavailable)
-    for question in (log.reader.locate_index(2), log.reader.locate_time(10)):
+    for question in (log.reader.find_position_by_index(2), log.reader.locate_time(10)):
         with pytest.raises(Unavailable):
             await question
 
@@ -184,4 +184,4 @@ async def test_a_search_looks_at_a_bounded_number_of_lost_entries() -> None:
 
     with pytest.raises(DataLost):
         await find_first_entry_by_bisection(1 << 20, entry_of, lambda entry: True)
-    assert len(looked) == LOST_LOOKED_AT + 1
+    assert len(looked) == LOST_ENTRIES_TRIED_MAX + 1

@@ -11,7 +11,7 @@ import pytest
 
 from magnetar.broker.log.slow_publishes import LINES_MAX, LINES_S, SlowPublishLog, find_trace_id
 from magnetar.client import aio
-from magnetar.proto.entry import encode_broker_part, encode_entry, item_prefix
+from magnetar.proto.entry import encode_broker_part, encode_entry, encode_item_prefix
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from magnetar.proto.names import TopicName
 from tests.support.cluster import Cluster, cluster
@@ -148,7 +148,7 @@ def batch(*contexts: str) -> bytes:
         single = SingleMessageMetadata(payload_size=1)
         if context:
             single.properties.add(key="traceparent", value=context)
-        items += item_prefix(single) + b"x"
+        items += encode_item_prefix(single) + b"x"
     metadata = MessageMetadata(
         producer_name="p", sequence_id=1, publish_time=1, num_messages_in_batch=len(contexts)
     )  # fmt: skip

@@ -15,7 +15,7 @@ from magnetar.broker.log.snapshot_ledger import ROLL, SnapshotLedger, TopicState
 from magnetar.broker.topic import dedup as stored
 from magnetar.broker.topic.dedup_core import SequenceProgress, Snapshot
 from magnetar.ledger import LedgerReader
-from magnetar.ledger.placement_core import ReplicationShortfall
+from magnetar.ledger.placement_core import StripingReduction
 from magnetar.metadata.records import TopicLedger, TopicRecord, decode, encode
 from magnetar.metadata.store import Put, VersionedValue, update_node
 from magnetar.proto.errors import ConnectionLost, LedgerFenced, MagnetarError, NotEnoughBookies, OutcomeUnknown
@@ -270,7 +270,7 @@ async def test_a_ledger_exists_when_a_list_names_it_and_only_then_whatever_becom
     await session.put(topic_path(topic), encode(TopicRecord(), topic_path(topic)))
     first, second = [
         ManagedLedger(world, session, session, TailCache(1), topic, replication=one_copy,
-        shrink=ReplicationShortfall.NOTHING)
+        shrink=StripingReduction.NOTHING)
         for _ in range(2)
     ]
     await first.read_list()
@@ -307,7 +307,7 @@ async def test_a_ledger_whose_commit_stays_unknown_is_the_one_that_is_tried_agai
     topic = TopicName.parse("t")
     await session.put(topic_path(topic), encode(TopicRecord(), topic_path(topic)))
     ledger = ManagedLedger(
-        real_world(1), session, session, TailCache(1), topic, replication=one_copy, shrink=ReplicationShortfall.NOTHING
+        real_world(1), session, session, TailCache(1), topic, replication=one_copy, shrink=StripingReduction.NOTHING
     )
     await ledger.read_list()
     honest, tried = ManagedLedgerRecord.change, list[int]()

@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from magnetar.broker.common.config import BrokerConfig, Replication
 from magnetar.broker.log import topic_log
-from magnetar.broker.log.appender import AGE_LOOK_MS, Publish
+from magnetar.broker.log.appender import AGE_CHECK_INTERVAL_MS, Publish
 from magnetar.broker.log.cache import TailCache
 from magnetar.broker.log.log_queue_core import SequenceRange
 from magnetar.broker.log.managed_ledger import TopicFenced, topic_path
 from magnetar.broker.log.topic_log import TAKE_OVER, TopicLog
 from magnetar.ledger import LedgerClient, LedgerConfig
-from magnetar.ledger.sender import AppendWithFuture
+from magnetar.ledger.sender import PendingAppendWithFuture
 from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, LedgerRecord, TopicRecord, decode, encode
 from magnetar.metadata.store import MetadataStore
@@ -491,7 +491,7 @@ async def test_a_ledger_that_is_short_of_a_bookie_ends_at_the_age_of_a_degraded_
     writer = owner.log._appender.writer
     assert writer is not None
     monkeypatch.setattr(type(writer), "is_short_of_bookies", property(lambda self: self is writer))
-    owner.log._appender.timestamp_ms += 10 + AGE_LOOK_MS
+    owner.log._appender.timestamp_ms += 10 + AGE_CHECK_INTERVAL_MS
     owner.publish(1)
     await owner.settled(2)
     owner.publish(1)
@@ -513,7 +513,7 @@ async def test_an_end_that_covers_unconfirmed_entries_confirms_them_once(
     push = writer.push
 
     def unanswered(publish: Publish) -> None:
-        push(AppendWithFuture(publish.frames, publish.size, asyncio.get_running_loop().create_future()))
+        push(PendingAppendWithFuture(publish.frames, publish.size, asyncio.get_running_loop().create_future()))
         owner.log._appender.on_append_failed(writer)
 
     monkeypatch.setattr(writer, "push", unanswered)
@@ -541,7 +541,7 @@ async def test_a_topic_that_finds_no_new_ledger_gives_up_with_unknown_outcomes(
 
     monkeypatch.setattr(owner.ledgers, "draft_record", none_left)
     told: list[str] = []
-    owner.log._managed_ledger.on_waits = lambda error: told.append(error.message)
+    owner.log._managed_ledger.on_ledger_delayed = lambda error: told.append(error.message)
     owner.publish(4)
     outcomes = await owner.settled(5)
     assert [len(outcome) for outcome in outcomes] == [3, 3, 3, 2, 2]

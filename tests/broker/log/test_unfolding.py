@@ -11,7 +11,7 @@ from magnetar.broker.log.cache import StoredEntry
 from magnetar.broker.server import Broker
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.compression import Compression
-from magnetar.proto.entry import encode_batch, item_prefix
+from magnetar.proto.entry import encode_batch, encode_item_prefix
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from magnetar.proto.names import Position
 from magnetar.runtime.process import real_world
@@ -28,7 +28,7 @@ def batch(sequence_id: int, sizes: list[int], *, keys: int = 1, kind: int = 0) -
     parts: list[bytes] = []
     for number, size in enumerate(sizes):
         item = SingleMessageMetadata(partition_key=f"k{number % keys}", payload_size=size)
-        parts += (item_prefix(item), bytes(size))
+        parts += (encode_item_prefix(item), bytes(size))
     metadata = MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=1000)
     if kind:
         metadata.compression = kind

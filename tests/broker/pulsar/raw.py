@@ -20,7 +20,7 @@ from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry import encode_client_part
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.runtime.access import Guard, ListenerAccess
-from magnetar.runtime.network import ByteStream, Endpoint, Serving, World
+from magnetar.runtime.network import ByteStream, Endpoint, RunningServer, World
 from magnetar.runtime.sim.world import Simulation
 from tests.metadata.stores import SimulatedBackend
 from tests.support.cluster import SMALL
@@ -71,7 +71,7 @@ class Raw:
                     kind, command, rest = self._came.pop(0)
                     if kind in kinds:
                         return command, rest
-                size = await self.stream.read_into(self._frames.read_buffer)
+                size = await self.stream.read_into(self._frames.get_free_buffer)
                 if not size:
                     raise Closed
                 for each in self._frames.receive_frames(size):
@@ -133,5 +133,5 @@ def simulate(
     return brokers[0]
 
 
-async def _guarded(world: World, broker: Broker, guard: Guard) -> Serving:
+async def _guarded(world: World, broker: Broker, guard: Guard) -> RunningServer:
     return await world.network.serve_bytes(ANY, PulsarProtocol(broker.topic_manager).serve, ListenerAccess(guard))

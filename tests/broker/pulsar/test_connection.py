@@ -19,7 +19,7 @@ from magnetar.broker.pulsar.frames import encode_frame, parse_frame
 from magnetar.broker.pulsar.producer import ProducerHandler, payload_bytes_max
 from magnetar.broker.session.producer import METADATA_BYTES, metadata_bytes_max
 from magnetar.proto import pulsar_pb2 as pulsar
-from magnetar.proto.entry import encode_batch, encode_client_part, join_client_part, plain_items
+from magnetar.proto.entry import encode_batch, encode_client_part, encode_plain_items, join_client_part
 from magnetar.proto.entry_pb2 import MessageIdData, MessageMetadata
 from magnetar.proto.errors import Unauthenticated
 from magnetar.runtime.access import Caller, Principal, PrincipalKind
@@ -423,7 +423,7 @@ async def test_a_message_says_what_is_left_of_its_batch_and_since_when_it_is_val
     await raw.open_producer()
     payloads = [b"%d" % number for number in range(70)]
     metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
-    entry = encode_batch(metadata, plain_items(payloads), 70)
+    entry = encode_batch(metadata, encode_plain_items(payloads), 70)
     raw.send(entry, send=pulsar.CommandSend(producer_id=1, sequence_id=1, num_messages=70))
     await raw.subscribe(subType=2, consumer_epoch=0)
     message = await raw.next("message")
@@ -829,7 +829,7 @@ class OneConnection:
         self.caller = SimpleNamespace(peer="127.0.0.1:1", principal=None)
         self.broker = SimpleNamespace(name="b", config=BrokerConfig())
 
-    def find_urls_of_next_owner(self, error: Exception) -> dict[str, str]:
+    def make_next_owner_fields(self, error: Exception) -> dict[str, str]:
         return {}
 
     def send(self, data: bytes) -> None:

@@ -33,7 +33,7 @@ from tests.support.steps import slowness
 def fed(frames: PulsarFrameSplitter, data: bytes) -> Iterator[bytes]:
     """The frames that the bytes complete, which come as a stream gives them."""
     while data:
-        room = frames.read_buffer()
+        room = frames.get_free_buffer()
         size = min(len(room), len(data))
         room[:size], data = data[:size], data[size:]
         for each in frames.receive_frames(size):
@@ -84,16 +84,16 @@ def test_frames_of_all_sizes_come_whole_and_hold_double_of_what_came_at_most(siz
 
 def test_a_reader_is_told_when_a_frame_is_whole_and_when_it_is_none() -> None:
     frames, stream = PulsarFrameSplitter(5 << 20), struct.pack(">II", 200_000, 20) + bytes(199_996)
-    room = frames.read_buffer()
+    room = frames.get_free_buffer()
     pieces, at = [], 0
     while at < len(stream):
         size = min(len(room), len(stream) - at, 30_000)
         room[:size] = stream[at : at + size]
         pieces.append(frames.on_bytes_received(size))
-        at, room = at + size, frames.read_buffer()
+        at, room = at + size, frames.get_free_buffer()
     assert pieces == [False] * (len(pieces) - 1) + [True]
     assert [len(each) for each in frames.take_complete_frames()] == [200_000]
-    frames.read_buffer()[:4] = struct.pack(">I", 3)
+    frames.get_free_buffer()[:4] = struct.pack(">I", 3)
     assert frames.on_bytes_received(4), "too short: an error waits"
 
 
@@ -114,7 +114,7 @@ def test_a_very_large_buffer_does_not_stay() -> None:
     spare = SharedReceiveBuffer()
     frames, size = PulsarFrameSplitter(8 << 20, spare), SPARE_BYTES_MAX + 1
     assert len(list(fed(frames, struct.pack(">II", size, 1) + bytes(size - 4)))) == 1
-    frames.read_buffer()
+    frames.get_free_buffer()
     assert frames.held_bytes <= CHUNK_BYTES
 
 

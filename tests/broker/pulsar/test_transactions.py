@@ -4,7 +4,7 @@ import pytest
 
 from magnetar.broker.transaction.coordinators import ASSIGN_TOPIC
 from magnetar.proto import pulsar_pb2 as pulsar
-from magnetar.proto.entry import encode_batch, encode_client_part, plain_items
+from magnetar.proto.entry import encode_batch, encode_client_part, encode_plain_items
 from magnetar.proto.entry_pb2 import MessageIdData, MessageMetadata
 from magnetar.runtime.network import Endpoint, World
 from tests.broker.pulsar.raw import Raw, T, simulate
@@ -104,7 +104,7 @@ async def test_a_message_that_was_delivered_twice_is_a_conflict_in_one_transacti
         raw.publish(number)
         await raw.next("send_receipt")
     metadata = MessageMetadata(producer_name="p", sequence_id=2, publish_time=1)
-    entry = encode_batch(metadata, plain_items([b"a", b"b", b"c"]), 3)
+    entry = encode_batch(metadata, encode_plain_items([b"a", b"b", b"c"]), 3)
     raw.send(entry, send=pulsar.CommandSend(producer_id=1, sequence_id=2, num_messages=3))
     await raw.next("send_receipt")
     await raw.subscribe()
@@ -144,7 +144,7 @@ async def test_each_message_of_a_batch_counts_in_a_transaction_also_after_an_abo
     raw = await Raw.connected(world, endpoint)
     await raw.open_producer(producer_name="p")
     metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1)
-    entry = encode_batch(metadata, plain_items([b"a", b"b", b"c"]), 3)
+    entry = encode_batch(metadata, encode_plain_items([b"a", b"b", b"c"]), 3)
     raw.send(entry, send=pulsar.CommandSend(producer_id=1, sequence_id=0, num_messages=3))
     await raw.next("send_receipt")
     await raw.subscribe(permits=3)  # what is given back waits for more
@@ -276,7 +276,7 @@ async def test_the_last_message_of_a_batch_that_the_consumer_does_not_hold_count
     await raw.open_producer(producer_name="p")
     await raw.subscribe(permits=0)
     metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
-    entry = encode_batch(metadata, plain_items([b"first", b"last"]), 2)
+    entry = encode_batch(metadata, encode_plain_items([b"first", b"last"]), 2)
     raw.send(entry, send=pulsar.CommandSend(producer_id=1, sequence_id=1, num_messages=2))
     place = MessageIdData()
     place.CopyFrom((await raw.next("send_receipt")).message_id)

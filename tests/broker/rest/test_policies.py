@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.rest.call import BadRequest
+from magnetar.broker.rest.call import HttpError
 from magnetar.broker.rest.policies import (
     OF_NAMESPACES,
     OF_TOPICS,
@@ -109,7 +109,7 @@ WRONG: list[tuple[str, Any, int]] = [
 @pytest.mark.parametrize(("name", "value", "status"), WRONG)
 def test_a_wrong_value_is_refused_with_its_name(name: str, value: Any, status: int) -> None:
     row = next(each for each in POLICIES if each.namespace == name)
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(HttpError) as refused:
         row.take(convert_value(value, row.kind, name))
     assert refused.value.status_code == status
 
@@ -118,6 +118,6 @@ def test_quotas_below_one_byte_are_refused_and_minus_one_is_no_limit() -> None:
     assert parse_quota(BacklogQuota(limitSize=-1), "destination_storage") == {"backlog_quota_bytes": 0}
     assert parse_quota(BacklogQuota(limit=1), "destination_storage") == {"backlog_quota_bytes": 1}
     for given, kind in ((BacklogQuota(limitSize=0), "destination_storage"), (BacklogQuota(limitTime=1), "both")):
-        with pytest.raises(BadRequest):
+        with pytest.raises(HttpError):
             parse_quota(given, kind)
     assert make_quota_map(Policies()) == {}

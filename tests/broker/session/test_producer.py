@@ -34,7 +34,7 @@ class Port:
     def on_closed(self, error: MagnetarError) -> None:
         raise AssertionError(str(error))
 
-    def on_waiting(self, error: MagnetarError) -> None:
+    def on_publish_waiting(self, error: MagnetarError) -> None:
         raise AssertionError(str(error))
 
     def grant_credit(self, size: int) -> None: ...

@@ -56,7 +56,7 @@ async def test_a_set_of_entries_is_one_ack_and_frees_who_holds_them(running: Clu
     await ask(mine, ledgers=[wire.EntrySet(ledger_id=ledger, entries=entries.serialize())])
     topic = running.brokers[0].topics[TOPIC]
     subscription = topic.find_subscription("s")
-    assert (subscription.dispatcher.unacked, subscription.cursor.hole_entries) == (50, 50)
+    assert (subscription.dispatcher.unacked, subscription.cursor.hole_entry_count) == (50, 50)
     assert not subscription.cursor.has_unstored_changes
     beyond = wire.EntrySet(ledger_id=ledger, entries=BitMap(range(60, 1000)).serialize())
     mine.frame(redeliver=wire.Redeliver(ledgers=[beyond]))

@@ -277,16 +277,16 @@ async def test_a_plain_acknowledgement_of_what_is_pending_is_refused_and_the_res
     with pytest.raises(TransactionConflict):
         await mine.ack(*deliveries[:250])
     cursor = subscription_of(running).cursor
-    assert (cursor.mark.entry_id, cursor.hole_entries) == (0, 248)
+    assert (cursor.mark.entry_id, cursor.hole_entry_count) == (0, 248)
     entries = wire.EntrySet(ledger_id=deliveries[0].ledger_id, entries=BitMap(range(1, 260)).serialize())
     mine.requests += 1
     mine.frame(ack=wire.Ack(request_id=mine.requests, ledgers=[entries]))
     with pytest.raises(TransactionConflict):
         await mine.done()
-    assert cursor.hole_entries == 258
+    assert cursor.hole_entry_count == 258
     with pytest.raises(TransactionConflict):
         await mine.ack(deliveries[299], cumulative=True)
-    assert cursor.hole_entries == 258, "a cumulative one that is refused left a trace"
+    assert cursor.hole_entry_count == 258, "a cumulative one that is refused left a trace"
     subscription_of(running).settle(X, True)
     await mine.ack(deliveries[299], cumulative=True)
     assert cursor.mark.entry_id == 299
@@ -412,8 +412,10 @@ async def test_expiry_and_skipping_pass_over_what_is_pending(running: Cluster) -
     await ack_in(mine, X, deliveries[1])
     await ack_in(mine, Y, deliveries[3], indexes=[2])
     topic, subscription = topic_of(running), subscription_of(running)
-    assert topic.maintenance.skip_to(subscription, subscription.cursor.mark._replace(entry_id=4)) in range(1, 6)
-    assert topic.maintenance.skip_to(subscription, subscription.cursor.mark._replace(entry_id=4)) == 0, "expired twice"
+    assert topic.maintenance.skip_up_to(subscription, subscription.cursor.mark._replace(entry_id=4)) in range(1, 6)
+    assert topic.maintenance.skip_up_to(subscription, subscription.cursor.mark._replace(entry_id=4)) == 0, (
+        "expired twice"
+    )
     assert [each for each in range(6) if subscription.cursor.is_acked(_at(deliveries, each))] == [0, 2, 4]
     assert [each for each in range(6) if subscription.cursor.is_done(_at(deliveries, each))] == [0, 1, 2, 3, 4]
     subscription.settle(X, False)
@@ -421,7 +423,7 @@ async def test_expiry_and_skipping_pass_over_what_is_pending(running: Cluster) -
     again = await received(mine, 2)
     assert [(each.entry_id, list(each.acked_batch_indexes)) for each in again] == [(1, []), (3, [0, 1])]
     await ack_in(mine, X, again[0])
-    subscription.skip_to(topic.log.shape.last)
+    subscription.skip_up_to(topic.log.shape.last)
     subscription.settle(X, True)
     assert subscription.cursor.mark == topic.log.shape.last
     subscription.dispatcher.check()

@@ -12,7 +12,7 @@ from magnetar.broker.subscription.core.cursor_state import (
     PartialBatch,
     RedeliveryCount,
 )
-from magnetar.broker.subscription.core.positions import CursorLog, chunk_keys_of
+from magnetar.broker.subscription.core.positions import CursorWritePlanner, chunk_keys_of_cursor
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import shape_of
 
@@ -29,7 +29,7 @@ def state() -> CursorState:
 
 
 def entries_of(found: CursorState) -> list[bytes]:
-    return CursorLog().plan_write(Cursor(shape_of(4000, 4000), found), 9).entries
+    return CursorWritePlanner().plan_write(Cursor(shape_of(4000, 4000), found), 9).entries
 
 
 def test_the_example_of_the_specification() -> None:
@@ -63,7 +63,7 @@ def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
 
 def test_a_chunk_that_contradicts_itself_is_damage() -> None:
     cursor = Cursor(shape_of(4000, 4000), state())
-    for key in chunk_keys_of(cursor):
+    for key in chunk_keys_of_cursor(cursor):
         body = stored.encode_chunk_body(key, cursor)
         other = ChunkKey(key.kind, key.ledger_id, key.block + 1)
         with pytest.raises(stored.DamagedCursorState):

@@ -166,14 +166,14 @@ class CursorModel(RuleBasedStateMachine):
         if isinstance(new, pending_acks.AckRefused):
             assert messages & self.model or any(self.pending.get(each, txn) != txn for each in messages)
         else:
-            pending_acks.add_pending(self.cursor, txn, new)
+            pending_acks.add_pending_acks(self.cursor, txn, new)
             self.pending |= dict.fromkeys(messages - self.model, txn)
 
     @rule(txn=Txns, entry=Entries)
     def ack_up_to_in(self, txn: TxnId, entry: int) -> None:
         new = pending_acks.judge(self.cursor, txn, TxnAcks(up_to=POSITIONS[entry]), POSITIONS[entry])
         if not isinstance(new, pending_acks.AckRefused):
-            pending_acks.add_pending(self.cursor, txn, new)
+            pending_acks.add_pending_acks(self.cursor, txn, new)
             self.pending |= dict.fromkeys(set(range((entry + 1) * BATCH)) - self.model, txn)
 
     @rule(txn=Txns, committed=st.booleans())

@@ -218,7 +218,7 @@ async def test_a_state_of_which_the_last_chunk_is_missing_falls_back_to_the_one_
     ack(again, 1, 3)
     await again.durable_future()
     last = await bench.opened()
-    assert (last.cursor.mark, last.cursor.hole_entries) == (Position(10, 1), 1)
+    assert (last.cursor.mark, last.cursor.hole_entry_count) == (Position(10, 1), 1)
 
 
 async def test_a_damaged_state_is_an_alarm_and_goes_back_never_forward(
@@ -231,7 +231,7 @@ async def test_a_damaged_state_is_an_alarm_and_goes_back_never_forward(
     assert writer is not None
     await writer.append(b"MC is not a state of a cursor")
     again = await bench.opened()
-    assert (again.cursor.mark, again.cursor.hole_entries) == (Position(10, 0), 1)
+    assert (again.cursor.mark, again.cursor.hole_entry_count) == (Position(10, 0), 1)
     assert "the cursor goes back" in caplog.text
     await bench.ledgers.delete((await bench.record()).ledger_id)
     assert (await bench.opened()).cursor.mark == (10, 0), "the position in the record"

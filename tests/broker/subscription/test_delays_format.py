@@ -70,14 +70,14 @@ def test_what_is_cut_or_changed_is_noticed(which: int) -> None:
     number, entry = (0, entries[0]) if which == 0 else (len(entries) - 1, entries[-1])
     decode = stored.decode_segment if which == 0 else stored.decode_directory
     for size in range(0, len(entry), 7):
-        with pytest.raises(stored.DamagedBucket):
+        with pytest.raises(stored.DamagedDelayBucket):
             decode(entry[:size], number)
     for _ in range(200):
         damaged = bytearray(entry)
         damaged[rng.randrange(len(entry))] ^= 1 << rng.randrange(8)
-        with pytest.raises(stored.DamagedBucket):
+        with pytest.raises(stored.DamagedDelayBucket):
             decode(bytes(damaged), number)
-    with pytest.raises(stored.DamagedBucket):
+    with pytest.raises(stored.DamagedDelayBucket):
         decode(entry, number + 1)
 
 
@@ -91,6 +91,6 @@ def test_a_directory_that_contradicts_itself_is_damage_though_its_checksum_is_ri
         entry = stored._entry(stored.DIRECTORY, 1, 1, bytes(changed[: rng.randrange(len(body)) + 1]))
         try:
             stored.decode_directory(entry, 1)
-        except stored.DamagedBucket:
+        except stored.DamagedDelayBucket:
             refused += 1
     assert refused > 250

@@ -78,7 +78,7 @@ async def test_a_message_that_is_not_due_keeps_its_own_ledger_and_none_of_those_
     at.topic.log.shape.check()
     cursor = at.topic.find_subscription("s").cursor
     cursor.check()
-    assert cursor.hole_entries == 2, "what is trimmed costs no memory"
+    assert cursor.hole_entry_count == 2, "what is trimmed costs no memory"
     await consumer.close()
     await all_comes(at)
 
@@ -176,7 +176,11 @@ async def test_numbers_count_what_is_kept(at: Deployment) -> None:
     found = [(await examine.find_nth_message(log, number, from_latest=False))[0].index for number in (1, 2, 3, 4)]
     assert found == [0, 1, 8, 9]
     assert (await examine.find_nth_message(log, 2, from_latest=True))[0].index == 8
-    assert (await log.reader.locate_index(2)).first_index == (await log.reader.locate_index(7)).first_index == 8
+    assert (
+        (await log.reader.find_position_by_index(2)).first_index
+        == (await log.reader.find_position_by_index(7)).first_index
+        == 8
+    )
     subscription = topic.find_subscription("s")
     assert [entry.index for entry in await backlog.read_first_backlog_entries(topic.log, subscription, 5)] == [0, 8]
     await backlog.skip_messages(topic.log, subscription, 3)

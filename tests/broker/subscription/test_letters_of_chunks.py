@@ -13,7 +13,7 @@ from magnetar.broker.session.backlogs import TopicBacklogs
 from magnetar.broker.subscription import dead_letters
 from magnetar.broker.topic.storage import DurableTopicStorage
 from magnetar.client.common.errors import Timeout
-from magnetar.client.consume.dead_letters import parse_reconsume_times
+from magnetar.client.consume.dead_letters import parse_reconsume_count
 from magnetar.client.core.chunking import encode_chunks
 from magnetar.client.model.settings import (
     CompressionType,
@@ -306,4 +306,4 @@ async def test_copies_keep_keys_of_bytes_and_times_of_any_size(post: Post, key: 
     ("told", "times"), [("", 0), ("x", 0), ("7", 7), ("-1", 0), ("1_0", 0), (" 5", 0), ("٣", 0), ("9" * 5000, 0)]
 )
 def test_a_count_that_is_no_number_is_none(told: str, times: int) -> None:
-    assert parse_reconsume_times(told) == times
+    assert parse_reconsume_count(told) == times

@@ -53,7 +53,7 @@ async def test_consumers_of_lost_entries_are_told_the_range_and_those_after_it_a
                 assert (raised.value.fields["first"], raised.value.fields["last"]) == ("2", "4")
         assert sum("told" in record.message for record in caplog.records) <= 2, "not once for each try"
         subscription = topic.subscriptions["s"]
-        subscription.skip_to(topic.log.shape.before(Position(span.ledger_id, 5)))
+        subscription.skip_up_to(topic.log.shape.before(Position(span.ledger_id, 5)))
         consumer = await TestConsumer(world, broker, TOPIC).ready()
         assert (await consumer.receive()).entry_id == 5
 

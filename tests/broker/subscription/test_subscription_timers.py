@@ -65,7 +65,7 @@ async def test_a_publish_rate_that_changes_often_leaves_one_timer(
         await producer.send(*[b"x"] * 60)
         producer.publish(b"waits")
         gate, timers = at.topic.gate, Timers(monkeypatch, "PublishGate.resume_queued_publishes")
-        gate.queue_step_until_gate_opens(lambda: False)
+        gate.queue_waiting_publish(lambda: False)
         for _ in range(100):
             await _turns()
             gate.resume_queued_publishes()

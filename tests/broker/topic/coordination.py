@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.common.transactions import Joined, ReportedTransaction, Settlement
+from magnetar.broker.common.transactions import JoinAnswer, ReportedTransaction, Settlement
 from magnetar.broker.topic.topic import Topic
-from magnetar.proto.entry import encode_batch, encode_entry, plain_items
+from magnetar.proto.entry import encode_batch, encode_entry, encode_plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import InvalidRequest, MagnetarError, Unavailable
 from magnetar.proto.names import Position, TopicName
@@ -39,7 +39,7 @@ class FakeCoordinator:
     def _is_foreign(self, txn: TxnId, owner: str | None) -> bool:
         return owner is not None and self.owners.get(txn, owner) != owner
 
-    async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
+    async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> JoinAnswer:
         self.joins.append(txn)
         if self.down is not None:
             raise self.down
@@ -61,7 +61,7 @@ class FakeCoordinator:
         self.participants.setdefault(txn, []).append(TopicName.parse(topic))
         return True
 
-    async def get_reported_transaction(self, txn: TxnId) -> ReportedTransaction:
+    async def ask_transaction_state(self, txn: TxnId) -> ReportedTransaction:
         if self.down is not None:
             raise self.down
         return ReportedTransaction(txn, self.states.get(txn, TxnState.OPEN), "billing", age_s=17.0)
@@ -69,10 +69,10 @@ class FakeCoordinator:
     async def abort_open(self, txn: TxnId) -> ReportedTransaction:
         self.aborts.append(txn)
         await self.deciding.wait()
-        found = await self.get_reported_transaction(txn)
+        found = await self.ask_transaction_state(txn)
         if found.state is TxnState.OPEN:
             self.states[txn] = TxnState.ABORTED
-        return await self.get_reported_transaction(txn)
+        return await self.ask_transaction_state(txn)
 
     def settlement(self, txn: TxnId, committed: bool, **receipts: Any) -> Settlement:
         self.states[txn] = TxnState.COMMITTED if committed else TxnState.ABORTED
@@ -109,7 +109,7 @@ def in_txn(
         metadata.deliver_at_time = deliver_at_ms
     if len(payloads) == 1:
         return encode_entry(metadata, payloads[0])
-    return encode_batch(metadata, plain_items(payloads), len(payloads))
+    return encode_batch(metadata, encode_plain_items(payloads), len(payloads))
 
 
 @pytest.fixture(params=["far", "near"])

@@ -223,14 +223,14 @@ async def test_nothing_joins_while_the_topic_is_deleted(scene: Scene) -> None:
 
 async def test_a_producer_that_comes_while_a_deletion_without_force_waits_keeps_the_topic(scene: Scene) -> None:
     scene.coordinator.settlement(scene.txn, False)
-    asked, go, honest = asyncio.Event(), asyncio.Event(), scene.coordinator.get_reported_transaction
+    asked, go, honest = asyncio.Event(), asyncio.Event(), scene.coordinator.ask_transaction_state
 
     async def tell(txn: TxnId) -> Any:
         asked.set()
         await go.wait()
         return await honest(txn)
 
-    scene.coordinator.get_reported_transaction = tell  # type: ignore[method-assign]
+    scene.coordinator.ask_transaction_state = tell  # type: ignore[method-assign]
     deleting = asyncio.create_task(scene.delete(force=False))
     await asked.wait()
     producer = await scene.producer()

@@ -197,7 +197,7 @@ async def test_messages_are_kept_for_who_subscribes_later_until_their_time_is_ov
             await producer.send(b"%d" % number)
         await at.later(500)
         assert (await summaries.topic_stats(at.topic, "")).unsubscribed == "kept for 10 minutes"
-        stays = [each.stays for each in summaries.internal_stats(at.topic, 0).ledgers]
+        stays = [each.stays for each in summaries.collect_internal_stats(at.topic, 0).ledgers]
         assert stays[:2] == [LedgerStays.NOT_SUBSCRIBED.value] * 2
         consumer = await at.consumer()
         assert await consumer.receive_payloads(3) == [b"0", b"1", b"2"], "a subscription that came later has them all"

@@ -111,8 +111,8 @@ async def test_a_ledger_that_only_a_part_holds_stays_for_the_reason_of_the_part(
         topic = await running.brokers[0].topic_manager.topic(NAME)
         await topic.log.roll()
         assert SMALL.retention_minutes == 0
-        assert [stays for _, stays in topic.list_reasons_ledgers_stay()] == [reason, LedgerStays.OPEN]
-        shown = [ledger.stays for ledger in summaries.internal_stats(topic, 0).ledgers]
+        assert [stays for _, stays in topic.list_reasons_ledgers_kept()] == [reason, LedgerStays.OPEN]
+        shown = [ledger.stays for ledger in summaries.collect_internal_stats(topic, 0).ledgers]
         assert shown == [reason.value if reason is not None else "", LedgerStays.OPEN.value]
         gone = await topic.trim()
         assert bool(gone) is (reason is None)

@@ -53,7 +53,7 @@ class Told:
     def on_closed(self, error: MagnetarError) -> None:
         self.told.append(("closed", -1))
 
-    def on_waiting(self, error: MagnetarError) -> None:
+    def on_publish_waiting(self, error: MagnetarError) -> None:
         self.told.append(("waits", -1))
 
     def on_bytes_freed(self, size: int) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.log.appender import Appender
+from magnetar.broker.log.appender import LogAppender
 from magnetar.broker.server import Broker
 from magnetar.broker.topic import transactions_core
 from magnetar.broker.topic.outcomes import OutcomesLedger
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.transactions_core import TxnPhase
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.entry import encode_batch, parse_header, plain_items
+from magnetar.proto.entry import encode_batch, encode_plain_items, parse_header
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import (
     BackPressure,
@@ -111,7 +111,7 @@ async def test_aborted_entries_are_never_shown_and_keep_their_indexes(
     await consumer.ack(delivery)
     subscription = topic.find_subscription("s")
     assert subscription.cursor.mark == topic.log.shape.last, "the mark moves over what is aborted"
-    assert subscription.cursor.hole_entries == 0
+    assert subscription.cursor.hole_entry_count == 0
     assert await shown(broker) == [b"2"]
 
 
@@ -438,7 +438,7 @@ async def test_what_was_on_its_way_when_it_ended_is_never_shown_also_after_a_cra
     topic = await loaded(broker)
     appender = topic.log._appender  # type: ignore[attr-defined]
     held, heard = pytest.MonkeyPatch(), []
-    held.setattr(Appender, "on_appended", lambda self, *told: heard.append(told))
+    held.setattr(LogAppender, "on_appended", lambda self, *told: heard.append(told))
     producer.publish_in(txn, b"late")
     core = topic.transactions.core
     assert core is not None
@@ -640,13 +640,13 @@ async def test_an_open_transaction_keeps_its_ledgers_and_what_is_aborted_goes_wi
         topic = await loaded(broker)
         await topic.log.roll()
         assert [
-            stays for _, stays in topic.list_reasons_ledgers_stay()
+            stays for _, stays in topic.list_reasons_ledgers_kept()
         ] == [LedgerStays.NOT_IN_OUTCOMES, LedgerStays.OPEN]
         other = coordinator.begin()
         await producer.send_in(other, b"1")
         await coordinator.end(topic, other, False)
         assert [
-            stays for _, stays in topic.list_reasons_ledgers_stay()
+            stays for _, stays in topic.list_reasons_ledgers_kept()
         ] == [LedgerStays.TRANSACTION_OPEN, LedgerStays.OPEN]
         assert not await topic.trim()
         await coordinator.end(topic, txn, False)
@@ -759,7 +759,7 @@ def wide(name: str, txn: TxnId | None, first: int, last: int) -> bytes:
     metadata = MessageMetadata(producer_name=name, sequence_id=first, highest_sequence_id=last, publish_time=1000)
     if txn is not None:
         metadata.txnid_most_bits, metadata.txnid_least_bits = txn.most, txn.least
-    return encode_batch(metadata, plain_items((b"x", b"y")), 2)
+    return encode_batch(metadata, encode_plain_items((b"x", b"y")), 2)
 
 
 @pytest.mark.parametrize(("first", "last"), [(1, 1 << 32), ((1 << 64) - 2, (1 << 64) - 1)])

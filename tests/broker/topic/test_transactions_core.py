@@ -223,7 +223,7 @@ class Walk:
         for mark in shown[-1:]:
             following = [each for each in model.log if each.position > mark]
             run = next((at for at, each in enumerate(following) if each.state != ABORTED), len(following))
-            assert view.last_hidden_after(mark) == (following[run - 1].position if run else mark)
+            assert view.last_hidden_position_after(mark) == (following[run - 1].position if run else mark)
 
 
 def _copied(snapshot: TxnSnapshot) -> TxnSnapshot:

@@ -17,7 +17,6 @@ from magnetar.broker.transaction.records_core import (
     HandedOverIdLease,
     HandedOverTransaction,
     IdleNamesRemoved,
-    KeptSinkBatch,
     LargestHolderNumber,
     NameHolderChanged,
     OutcomesDiscarded,
@@ -26,6 +25,7 @@ from magnetar.broker.transaction.records_core import (
     Prepared,
     SettledOutcomesInSnapshot,
     SinkBatch,
+    SinkBatchRecorded,
     SinkTag,
     TransactionOwner,
     make_commit_record,
@@ -40,7 +40,7 @@ RECORDS: list[AnyRecord] = [
     NameHolderChanged("n", 4),
     IdleNamesRemoved(["n"]), OutcomesDiscarded(7),
     EpochHandedOver(2, [HandedOverTransaction(4, OWNED, ["a"])], [HandedOverIdLease([5, 6], OWNED)]),
-    SettledOutcomesInSnapshot(512, b"\x00\xff"), LargestHolderNumber(4), KeptSinkBatch(SinkBatch("s", "q", -1)),
+    SettledOutcomesInSnapshot(512, b"\x00\xff"), LargestHolderNumber(4), SinkBatchRecorded(SinkBatch("s", "q", -1)),
     HalfMessageStored(9, "role", "g", "key", 10.0, [HalfMessage("a", b"\x00\xff")], 2, 3.5, "why"),
     HalfMessageAgeRecorded(9, 3, 4.5, ""),
     make_commit_record({10: [Participant("a", 1, 7, 10)]}, half=9), HalfMessageRolledBack(11),
@@ -73,13 +73,13 @@ def test_a_snapshot_ends_once_however_large_it_is() -> None:
 @pytest.mark.parametrize("at", range(0, 30, 3))
 def test_a_changed_byte_is_damage(at: int) -> None:
     (entry,) = entries.encode_records(RECORDS, 5)
-    with pytest.raises((entries.DamagedCoordinator, NewerFormat)):
+    with pytest.raises((entries.DamagedCoordinatorLedger, NewerFormat)):
         entries.decode_coordinator_entry(entry[:at] + bytes([entry[at] ^ 0x40]) + entry[at + 1 :], 5, "?")
 
 
 def test_an_entry_in_another_place_is_damage() -> None:
     (entry,) = entries.encode_records(RECORDS, 5)
-    with pytest.raises(entries.DamagedCoordinator):
+    with pytest.raises(entries.DamagedCoordinatorLedger):
         entries.decode_coordinator_entry(entry, 6, "?")
-    with pytest.raises(entries.DamagedCoordinator):
+    with pytest.raises(entries.DamagedCoordinatorLedger):
         entries.decode_coordinator_entry(entry[:11], 5, "?")

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from magnetar.broker.transaction.halves_core import TRIES_S
+from magnetar.broker.transaction.halves_core import PUBLISH_RETRY_S
 from magnetar.broker.transaction.intents_core import (
     ChangeHalf,
     GetStatus,
@@ -433,7 +433,7 @@ def test_a_commit_that_cannot_be_published_in_time_is_answered_and_asked_about_l
     half = stored(world)
     world.watch("one")
     request = world.end_half(half, COMMIT)
-    for _ in range(int(TRIES_S)):
+    for _ in range(int(PUBLISH_RETRY_S)):
         if world.publishing:
             world.not_published(world.publishing[0], Unavailable("no bookies"))
         world.tick(2)

@@ -30,11 +30,11 @@ from magnetar.broker.transaction.records_core import (
     AnyRecord,
     Committed,
     HalfMessage,
-    KeptSinkBatch,
     NameHolderChanged,
     Prepared,
     SettledOutcomesInSnapshot,
     SinkBatch,
+    SinkBatchRecorded,
     SinkTag,
     TransactionOwner,
     make_commit_record,
@@ -288,7 +288,7 @@ def test_the_version_before_reads_what_is_written_now() -> None:
     old = msgspec.json.Decoder(OldKept | OldSinkKept | OldNamed)
     read = [
         old.decode(msgspec.json.encode(each)) for each in state.snapshot() if isinstance(each,
-        SettledOutcomesInSnapshot | KeptSinkBatch | NameHolderChanged)
+        SettledOutcomesInSnapshot | SinkBatchRecorded | NameHolderChanged)
     ]
     kept = [each for each in read if isinstance(each, OldKept)]
     again = CoordinatorState()

@@ -88,7 +88,7 @@ class Topic:
         wanted.add(WORK)
         new = pending_acks.judge(self.cursor, txn, wanted)
         assert not isinstance(new, AckRefused)
-        pending_acks.add_pending(self.cursor, txn, new)
+        pending_acks.add_pending_acks(self.cursor, txn, new)
         self.stored_cursor = again(self.cursor, self.asked)
         self.acked = True
 

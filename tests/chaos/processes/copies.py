@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 from magnetar.bookie.maintenance import marks
-from magnetar.bookie.maintenance.copies_core import list_bookies_of_ledger
+from magnetar.bookie.maintenance.repair_core import list_bookies_of_ledger
 from magnetar.cli.run.servers import make_member_world
 from magnetar.metadata import paths
 from magnetar.metadata.address import parse

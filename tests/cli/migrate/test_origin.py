@@ -8,8 +8,8 @@ from magnetar.proto.entry import (
     encode_batch,
     encode_broker_part,
     encode_client_part,
+    encode_plain_items,
     parse_header,
-    plain_items,
 )
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import Position
@@ -52,7 +52,7 @@ def test_a_copy_keeps_everything_else() -> None:
     found = parse_header(copy(entry)).metadata
     found.DiscardUnknownFields()  # type: ignore[attr-defined]
     assert found == told
-    batch = encode_batch(metadata(compression=3), plain_items([b"a", b"b"]), 2)
+    batch = encode_batch(metadata(compression=3), encode_plain_items([b"a", b"b"]), 2)
     made = copy(batch)
     assert [payload for _, payload in decode_batch(parse_header(made), made)] == [b"a", b"b"]
 

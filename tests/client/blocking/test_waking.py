@@ -79,7 +79,7 @@ class Handler:
             message.permits = -message.permits
         self.attended = self.granted
 
-    def on_take_interrupted(self) -> None:
+    def on_dequeue_interrupted(self) -> None:
         self.attended = self.granted
 
 

@@ -19,7 +19,7 @@ from magnetar.client.common.errors import ChecksumError
 from magnetar.client.core.redelivery import ReceivePermits
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.entry import encode_batch, plain_items
+from magnetar.proto.entry import encode_batch, encode_plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import Position
 from magnetar.proto.states import Blocked
@@ -35,7 +35,7 @@ QUEUE = 10
 def torn(sequence_id: int, declared: int) -> bytes:
     """A batch with a valid checksum that declares more messages than it has."""
     metadata = MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=1000)
-    return encode_batch(metadata, plain_items([b"x" * 6 * declared]), declared)
+    return encode_batch(metadata, encode_plain_items([b"x" * 6 * declared]), declared)
 
 
 # ------------------------------------------------------------------------------------------------ both cores
@@ -137,11 +137,13 @@ class Walk:
     def ack_part(self) -> None:
         position = self.some()
         if position is not None and (count := self.items[position].count) > 1:
-            before = self.cursor.acked_count(position)
+            before = self.cursor.acked_message_count(position)
             if self.cursor.ack_messages_of_batch(position, bits_of_indexes([self.rng.randrange(count)]), count):
                 self.dispatcher.on_acked(self.member, position)
             else:
-                self.dispatcher.on_messages_acked(self.member, position, self.cursor.acked_count(position) - before)
+                self.dispatcher.on_messages_acked(
+                    self.member, position, self.cursor.acked_message_count(position) - before
+                )
 
     def nack(self) -> None:
         if position := self.some():

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from magnetar.client.core.redelivery import Place, RepeatFilter
+from magnetar.client.core.redelivery import DuplicateFilter, Place
 
 
 def place(entry: int, index: int = -1) -> Place:
@@ -17,7 +17,7 @@ class Walk:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.filter = RepeatFilter()
+        self.filter = DuplicateFilter()
         self.filter.in_use = True
         self.acked = -1  # the broker's mark
         self.pending: int | None = None
@@ -53,7 +53,7 @@ class Walk:
         until = self.filter.find_end_of_repeats(place(some[0]))
         shown = [each for each in some if until is None or place(each) >= until]
         if shown:
-            self.filter.on_messages_given(place(shown[-1]))
+            self.filter.on_messages_queued(place(shown[-1]))
             self.inbox += shown
 
     def take(self) -> None:
@@ -107,9 +107,9 @@ def test_every_message_counts_once_and_in_order_wherever_the_connection_breaks(s
 
 
 def test_what_was_not_seen_is_shown_also_before_what_was() -> None:
-    repeats = RepeatFilter()
+    repeats = DuplicateFilter()
     repeats.in_use = True
-    repeats.on_messages_given(place(7, 3))
+    repeats.on_messages_queued(place(7, 3))
     repeats.on_lost()
     assert repeats.until == place(7, 4)
     assert repeats.find_end_of_repeats(place(7, 0)) == place(7, 4)
@@ -120,8 +120,8 @@ def test_what_was_not_seen_is_shown_also_before_what_was() -> None:
 
 
 def test_one_that_begins_when_it_may_have_copies_is_unsure_until_all_comes_again() -> None:
-    repeats = RepeatFilter()
-    repeats.on_messages_given(place(7))
+    repeats = DuplicateFilter()
+    repeats.on_messages_queued(place(7))
     repeats.on_lost()
     assert repeats.find_end_of_repeats(place(6)) is None
     assert repeats.is_unsure
@@ -130,9 +130,9 @@ def test_one_that_begins_when_it_may_have_copies_is_unsure_until_all_comes_again
 
 
 def test_what_the_broker_had_confirmed_comes_again_after_an_abort_and_makes_unsure() -> None:
-    repeats = RepeatFilter()
+    repeats = DuplicateFilter()
     repeats.in_use = True
-    repeats.on_messages_given(place(9))
+    repeats.on_messages_queued(place(9))
     repeats.on_confirmed((1, 7, float("inf")))
     assert repeats.find_end_of_repeats(place(8)) is None
     assert not repeats.is_unsure
@@ -141,9 +141,9 @@ def test_what_the_broker_had_confirmed_comes_again_after_an_abort_and_makes_unsu
 
 
 def test_a_deposed_consumer_is_unsure_of_what_it_has() -> None:
-    repeats = RepeatFilter()
-    repeats.on_consumer_deposed()
+    repeats = DuplicateFilter()
+    repeats.on_consumer_inactive()
     assert not repeats.is_unsure, "it has nothing"
-    repeats.on_messages_given(place(1))
-    repeats.on_consumer_deposed()
+    repeats.on_messages_queued(place(1))
+    repeats.on_consumer_inactive()
     assert repeats.is_unsure

@@ -14,7 +14,7 @@ from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.schema import BytesSchema, StringSchema
 from magnetar.client.model.settings import ConsumerDeadLetterPolicy, ConsumerType, InitialPosition
 from magnetar.client.produce.entry_writer import Extras, MessageDraft, make_outgoing_message
-from magnetar.proto.entry import decode_batch, encode_batch, encode_broker_part, item_prefix, parse_header
+from magnetar.proto.entry import decode_batch, encode_batch, encode_broker_part, encode_item_prefix, parse_header
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from magnetar.proto.names import Position, TopicName
 from tests.client.fake_broker import FakeBroker
@@ -64,7 +64,7 @@ def test_a_copy_by_the_broker_keeps_what_is_null() -> None:
         SingleMessageMetadata(payload_size=0, null_partition_key=True, null_value=True),
         SingleMessageMetadata(payload_size=0, partition_key="", partition_key_b64_encoded=True),
     ]
-    items = [part for each in singles for part in (item_prefix(each), b"")]
+    items = [part for each in singles for part in (encode_item_prefix(each), b"")]
     metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
     entry = encode_broker_part(1, 5) + encode_batch(metadata, items, 2)
     source = DeadLetterOrigin(TopicName.parse("t"), "s", Position(1, 2), 3, 2)

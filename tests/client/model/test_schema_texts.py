@@ -254,7 +254,7 @@ def test_a_default_that_is_not_null_is_read_where_the_writer_did_not_have_the_fi
         b = ours.Integer(default=5, required_default=True)
 
     written, reader = getattr(ours, kind)(Old), getattr(ours, kind)(New)
-    assert reader.decode_written(written.encode(Old(a=1)), written.info()) == New(a=1, b=5)
+    assert reader.decode_with_writer_schema(written.encode(Old(a=1)), written.info()) == New(a=1, b=5)
     assert reader.decode(reader.encode(New(a=1, b=7))) == New(a=1, b=7)
 
 

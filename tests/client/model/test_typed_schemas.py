@@ -47,7 +47,7 @@ def test_values_have_javas_bytes_and_come_back(one: Any, value: Any, payload: st
     assert one.decode(bytes.fromhex(payload)) == value
     assert math.isnan(schema.DoubleSchema().decode(schema.DoubleSchema().encode(math.nan)))
     info = one.info()
-    assert AutoConsumeSchema().decode_written(bytes.fromhex(payload), info) == value
+    assert AutoConsumeSchema().decode_with_writer_schema(bytes.fromhex(payload), info) == value
 
 
 @pytest.mark.parametrize(
@@ -100,15 +100,15 @@ def test_avro_is_read_with_the_writers_schema_under_any_name() -> None:
     new = AvroSchema(
         None, record({"name": "b", "type": "string", "default": "x"}, {"name": "a", "type": "long"}, name="New")
     )
-    assert new.decode_written(old.encode({"a": 7}), old.info()) == {"a": 7, "b": "x"}
-    assert new.decode_written(new.encode({"a": 7, "b": "y"}), None) == {"a": 7, "b": "y"}
+    assert new.decode_with_writer_schema(old.encode({"a": 7}), old.info()) == {"a": 7, "b": "x"}
+    assert new.decode_with_writer_schema(new.encode({"a": 7, "b": "y"}), None) == {"a": 7, "b": "y"}
     for payload, writer in (
         (b"\x0e", of("string")), (b"\x0e\x0e", old.info()), (b"", old.info()),
         (b"\x0e", SchemaInfo(type=SchemaType.JSON)),
         (b"\x0e", SchemaInfo(type=SchemaType.AVRO, data=b"{")),
     ):  # fmt: skip
         with pytest.raises(InvalidMessage):
-            new.decode_written(payload, writer)
+            new.decode_with_writer_schema(payload, writer)
 
 
 LINKED = record({"name": "n", "type": ["null", "R"]})
@@ -146,7 +146,7 @@ def test_records_of_another_name_are_read_wherever_they_are(written: object, rea
     payload = AvroSchema(None, writer).encode({"a": value})
     info = SchemaInfo(type=SchemaType.AVRO, data=json.dumps(writer).encode())
     for _ in range(2):
-        assert AvroSchema(None, reader).decode_written(payload, info) == {"a": value}
+        assert AvroSchema(None, reader).decode_with_writer_schema(payload, info) == {"a": value}
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,8 @@ def test_records_of_another_name_are_read_wherever_they_are(written: object, rea
 def test_a_payload_that_would_end_the_process_or_fill_it_is_refused(definition: Any, payload: bytes, why: str) -> None:
     began = time.process_time()
     for decode in (
-        AvroSchema(None, definition).decode, lambda data: AutoConsumeSchema().decode_written(data, of(definition))
+        AvroSchema(None, definition).decode,
+        lambda data: AutoConsumeSchema().decode_with_writer_schema(data, of(definition)),
     ):
         with pytest.raises(InvalidMessage, match=why):
             decode(payload)
@@ -191,12 +192,12 @@ def test_what_refers_to_itself_and_is_as_deep_as_it_may_be_comes_back(definition
 
 def test_what_has_no_schema_that_it_knows_comes_as_bytes() -> None:
     auto = AutoConsumeSchema()
-    assert auto.decode_written(b"\x01", None) == b"\x01"
-    assert auto.decode_written(b"\x01", SchemaInfo(type=SchemaType.PROTOBUF_NATIVE)) == b"\x01"
+    assert auto.decode_with_writer_schema(b"\x01", None) == b"\x01"
+    assert auto.decode_with_writer_schema(b"\x01", SchemaInfo(type=SchemaType.PROTOBUF_NATIVE)) == b"\x01"
     pair = join_key_value(schema.Int8Schema().info(), SchemaInfo(type=SchemaType.NONE), separated=True)
-    assert auto.decode_written(b"\x01", pair) == b"\x01"
+    assert auto.decode_with_writer_schema(b"\x01", pair) == b"\x01"
     with pytest.raises(InvalidMessage):
-        auto.decode_written(b"{", SchemaInfo(type=SchemaType.JSON))
+        auto.decode_with_writer_schema(b"{", SchemaInfo(type=SchemaType.JSON))
     separated = KeyValueSchema(schema.Int8Schema(), schema.Int8Schema(), KeyValueEncodingType.SEPARATED)
     assert (separated.encode_key((1, 2)), separated.encode((1, 2))) == (b"\1", b"\2")
 

@@ -23,7 +23,7 @@ from magnetar.client.model.settings import (
     InitialPosition,
     MultiplierRedeliveryBackoff,
 )
-from magnetar.proto.entry import encode_batch, encode_broker_part, encode_entry, parse_header, plain_items
+from magnetar.proto.entry import encode_batch, encode_broker_part, encode_entry, encode_plain_items, parse_header
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import TopicName
 from magnetar.spark_connector.rows import Entry
@@ -111,7 +111,7 @@ async def test_what_is_not_decrypted_is_never_moved_to_another_topic(bench: Benc
 def test_a_brokers_dead_letter_of_an_encrypted_entry_can_be_decrypted(batched: bool, compression: int) -> None:
     metadata = MessageMetadata(producer_name="p", sequence_id=5, publish_time=1, compression=compression)
     encrypt = Encryptor(Keys(), ["a"], lambda: 0.0)
-    items = plain_items([b"one", b"two"])
+    items = encode_plain_items([b"one", b"two"])
     part = encode_batch(metadata, items, 2, encrypt) if batched else encode_entry(metadata, b"one", encrypt)
     (letter,) = make_dead_letters(SOURCE, encode_broker_part(1, 1) + part, frozenset([0]), 1)
     before, after = parse_header(part), parse_header(letter)
@@ -143,7 +143,7 @@ async def test_compaction_reads_keys_and_tombstones_of_encrypted_messages(bench:
 
 def test_compaction_keeps_all_of_an_encrypted_batch() -> None:
     metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, partition_key="k")
-    batch = encode_batch(metadata, plain_items([b"1", b"2"]), 2, Encryptor(Keys(), ["a"], lambda: 0.0))
+    batch = encode_batch(metadata, encode_plain_items([b"1", b"2"]), 2, Encryptor(Keys(), ["a"], lambda: 0.0))
     survey = SurvivingMessageSearch(10)
     survey.add_entry(0, 2, parse_entry(encode_broker_part(1, 1) + batch))
     survey.end_reading_round()

@@ -18,15 +18,15 @@ from zlib import crc32
 from magnetar.client.outbox.destination_core import (
     ClaimedRow,
     ClaimedShard,
-    DatabaseTurn,
     Effect,
     FindTopics,
     OpenDestination,
     Parts,
+    RelayDatabaseTransaction,
     RelaySettings,
     ResolveTopic,
     RowsOutcome,
-    RunDatabaseTurn,
+    RunDatabaseTransaction,
     SendInTransaction,
     SendRows,
     StopRelay,
@@ -222,7 +222,7 @@ class World:
     def _claimed(self, row: Row) -> ClaimedRow:
         return row.claimed()._replace(unit=self.units.get(row.id))
 
-    def turn(self, turn: DatabaseTurn) -> tuple[list[ClaimedRow], int] | None:
+    def turn(self, turn: RelayDatabaseTransaction) -> tuple[list[ClaimedRow], int] | None:
         """None: fenced."""
         if turn.epoch != self.epoch:
             return None
@@ -244,7 +244,7 @@ class World:
             return [self._claimed(row) for row in sorted(again, key=lambda row: row.seq)], self.next_seq
         return [self._claimed(row) for row in self._claim(turn)] if turn.claim is not None else [], self.next_seq
 
-    def _claim(self, turn: DatabaseTurn) -> list[Row]:
+    def _claim(self, turn: RelayDatabaseTransaction) -> list[Row]:
         assert turn.claim is not None
         taken = self._units(turn) if turn.claim.units else self._rows(turn)[: turn.claim.rows_max]
         for row in taken:
@@ -252,7 +252,7 @@ class World:
             self.next_seq += 1
         return taken
 
-    def _rows(self, turn: DatabaseTurn) -> list[Row]:
+    def _rows(self, turn: RelayDatabaseTransaction) -> list[Row]:
         assert turn.claim is not None
         stuck = [row for row in self.rows.values() if row.state in (RowState.HELD, RowState.PARKED)]
         found = []
@@ -272,7 +272,7 @@ class World:
                     found.append(row)
         return found
 
-    def _units(self, turn: DatabaseTurn) -> list[Row]:
+    def _units(self, turn: RelayDatabaseTransaction) -> list[Row]:
         claim = turn.claim
         assert claim is not None
         taken: list[Row] = []
@@ -289,7 +289,7 @@ class World:
                 kept |= {row.place for row in rows if row.key is not None}
         return taken
 
-    def _may(self, row: Row, turn: DatabaseTurn, unit: list[Row]) -> bool:
+    def _may(self, row: Row, turn: RelayDatabaseTransaction, unit: list[Row]) -> bool:
         assert turn.claim is not None
         if row.topic not in turn.claim.topics or row.state in (RowState.CLAIMED, RowState.PARKED):
             return False
@@ -349,7 +349,7 @@ class Relay:
                     self._send(destination, rows)
                 case SendInTransaction(parts):
                     self.steps.append(lambda parts=parts: self._fly(parts))  # type: ignore[misc]
-                case RunDatabaseTurn(turn):
+                case RunDatabaseTransaction(turn):
                     self.steps.append(lambda turn=turn: self._transact(turn))  # type: ignore[misc]
                 case StopRelay(error):
                     self.error, self.dead = error, True
@@ -379,20 +379,20 @@ class Relay:
                 return
             self.flying.remove(arrive)
             outcome = self.world.topic(name).publish(epoch, rows, self.world.poison)
-            self.steps.append(lambda: self._do(self.core.on_group_done(name, outcome, "refused", self.world.now)))
+            self.steps.append(lambda: self._do(self.core.on_group_outcome(name, outcome, "refused", self.world.now)))
 
         self.flying.append(arrive)
         self.steps.append(arrive)
 
-    def _transact(self, turn: DatabaseTurn) -> None:
+    def _transact(self, turn: RelayDatabaseTransaction) -> None:
         found = self.world.turn(turn)
         if found is None:
             self.steps.append(lambda: self._do(self.core.on_fenced()))
         elif self.lost_turns:
             self.lost_turns -= 1
-            self.steps.append(lambda: self._do(self.core.on_turn_failed(self.world.now)))
+            self.steps.append(lambda: self._do(self.core.on_database_outcome_unknown(self.world.now)))
         else:
-            self.steps.append(lambda: self._do(self.core.on_turn_committed(turn, *found, self.world.now)))
+            self.steps.append(lambda: self._do(self.core.on_database_committed(turn, *found, self.world.now)))
 
     def _fly(self, parts: Parts) -> None:
         world = self.world
@@ -466,7 +466,9 @@ class Relay:
 
     def _landed(self, outcome: RowsOutcome, failed: tuple[str, ...]) -> None:
         self.txn = 0
-        self.steps.append(lambda: self._do(self.core.on_transaction_done(outcome, "refused", failed, self.world.now)))
+        self.steps.append(
+            lambda: self._do(self.core.on_transaction_outcome(outcome, "refused", failed, self.world.now))
+        )
 
     def step(self, rng: random.Random | None = None) -> None:
         """The next step, or one of them by chance; with none, time passes."""

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from magnetar.admin import Admin
-from magnetar.client.outbox.destination_core import ClaimedRow, DatabaseTurn
+from magnetar.client.outbox.destination_core import ClaimedRow, RelayDatabaseTransaction
 from magnetar.client.outbox.relay import Relay
 from magnetar.client.outbox.rows import OutboxBehind, RelayFenced, RowState
 from magnetar.client.outbox.sender import RelaySender
@@ -72,7 +72,7 @@ class Killer:
         turn, begin = RelayStore.run_database_turn, RelaySender._begin
         groups, commit = RelaySender._groups, Transaction.commit
 
-        def dying_turn(store: RelayStore, given: DatabaseTurn) -> tuple[list[ClaimedRow], int]:
+        def dying_turn(store: RelayStore, given: RelayDatabaseTransaction) -> tuple[list[ClaimedRow], int]:
             self.dies()
             found = turn(store, given)
             self.dies()

@@ -16,7 +16,7 @@ from sqlalchemy import Engine, MetaData, create_engine, update
 import magnetar
 import magnetar.schema
 from magnetar.admin import Admin
-from magnetar.client.outbox.destination_core import ClaimedRow, DatabaseTurn, RelaySettings
+from magnetar.client.outbox.destination_core import ClaimedRow, RelayDatabaseTransaction, RelaySettings
 from magnetar.client.outbox.relay import OutboxAdmin, Relay
 from magnetar.client.outbox.rows import DeduplicationOff, OutboxBehind, RelayFenced, RowKeyEncoding, RowState
 from magnetar.client.outbox.sender import RelaySender
@@ -120,7 +120,7 @@ def test_a_relay_that_dies_at_each_step_leaves_each_row_in_its_topic_once(
         if left[0] == 0:
             raise Death
 
-    def dying_turn(self: RelayStore, given: DatabaseTurn) -> tuple[list[ClaimedRow], int]:
+    def dying_turn(self: RelayStore, given: RelayDatabaseTransaction) -> tuple[list[ClaimedRow], int]:
         dies()
         found = turn(self, given)
         dies()

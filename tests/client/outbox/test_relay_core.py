@@ -9,12 +9,12 @@ import pytest
 from magnetar.client.outbox.destination_core import (
     ClaimedShard,
     ClaimRequest,
-    DatabaseTurn,
     Effect,
     OpenDestination,
+    RelayDatabaseTransaction,
     RelaySettings,
     ResolveTopic,
-    RunDatabaseTurn,
+    RunDatabaseTransaction,
     StopRelay,
 )
 from magnetar.client.outbox.relay_core import RelayCore, find_shard_of_destination
@@ -259,18 +259,18 @@ def test_a_topic_that_does_not_deduplicate_stops_a_relay_that_starts_and_later_o
 def test_no_row_is_claimed_for_a_topic_whose_deduplication_was_switched_off_until_it_is_on_again() -> None:
     core = RelayCore(0, 1, SMALL)
     for each in core.on_shard_claimed(ClaimedShard(1, 0, {}, []), 0.0):
-        if isinstance(each, RunDatabaseTurn):
-            core.on_turn_committed(each.turn, [], 0, 0.0)
+        if isinstance(each, RunDatabaseTransaction):
+            core.on_database_committed(each.turn, [], 0, 0.0)
     core.on_topics_found(["a"], 0.0)
     core.on_topic_resolved("a", 0, 0.0)
 
-    def turns(effects: list[Effect]) -> list[DatabaseTurn]:
-        return [each.turn for each in effects if isinstance(each, RunDatabaseTurn)]
+    def turns(effects: list[Effect]) -> list[RelayDatabaseTransaction]:
+        return [each.turn for each in effects if isinstance(each, RunDatabaseTransaction)]
 
     core.on_topic_resolve_failed("a", DeduplicationOff("it is off"), 60.0)
     for turn in turns(core.on_opened("a", -1, 60.0)):
         assert turn.claim is None
-        core.on_turn_committed(turn, [], 0, 60.0)
+        core.on_database_committed(turn, [], 0, 60.0)
     core.check()
     claims = [each.claim for each in turns(core.on_topic_resolved("a", 0, 61.0)) if each.claim is not None]
     assert [each.topics for each in claims] == [{"a": (0, (0,))}]
@@ -300,10 +300,10 @@ def test_a_destination_that_is_put_off_is_opened_again_only_when_the_shard_is_st
     core.on_shard_claimed(ClaimedShard(1, 10, {"a": 4}, []), 0.0)
     core.on_producer_open_failed("a", "no broker", 0.0)
     assert core._turning is not None, "begun before it was put off"
-    effects = core.on_turn_committed(core._turning, [], 10, 0.2)
+    effects = core.on_database_committed(core._turning, [], 10, 0.2)
     assert not any(isinstance(each, OpenDestination) for each in effects)
-    turn = next(each.turn for each in effects if isinstance(each, RunDatabaseTurn))
-    assert OpenDestination("a") in core.on_turn_committed(turn, [], 10, 0.2)
+    turn = next(each.turn for each in effects if isinstance(each, RunDatabaseTransaction))
+    assert OpenDestination("a") in core.on_database_committed(turn, [], 10, 0.2)
 
 
 def test_a_stopping_relay_claims_and_sends_nothing_and_records_outcomes() -> None:
@@ -336,11 +336,11 @@ def test_memory_is_bounded_by_what_a_claim_may_have() -> None:
 def test_a_turn_asks_only_for_destinations_with_room() -> None:
     core = RelayCore(0, 1, SMALL)
     core.on_shard_claimed(ClaimedShard(1, 0, {}, []), 0.0)
-    turn = DatabaseTurn(1, 0)
+    turn = RelayDatabaseTransaction(1, 0)
     assert core._claim() is None
     core.on_topics_found(["a"], 0.0)
     effects = core.on_topic_resolved("a", 0, 0.0)
-    assert turn == DatabaseTurn(1, 0)
+    assert turn == RelayDatabaseTransaction(1, 0)
     assert core._claim() is None, "it is not open"
     assert effects is not None
     core.destinations["a"].begin_opening_producer(0.0)

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import Engine, MetaData, func, select, update
 from sqlalchemy.orm import Session
 
-from magnetar.client.outbox.destination_core import ClaimedRow, ClaimRequest, DatabaseTurn, RefusedRow
+from magnetar.client.outbox.destination_core import ClaimedRow, ClaimRequest, RefusedRow, RelayDatabaseTransaction
 from magnetar.client.outbox.relay import OutboxAdmin
 from magnetar.client.outbox.rows import RelayFenced, RowState, ShardsDiffer
 from magnetar.client.outbox.store import RelayStore
@@ -39,7 +39,7 @@ def count(engine: Engine, outbox: SQLAlchemyOutbox) -> int:
 
 
 def claim(store: RelayStore, epoch: int, next_seq: int, wanted: ClaimRequest = ALL) -> tuple[list[ClaimedRow], int]:
-    return store.run_database_turn(DatabaseTurn(epoch, next_seq, claim=wanted))
+    return store.run_database_turn(RelayDatabaseTransaction(epoch, next_seq, claim=wanted))
 
 
 def test_a_message_is_there_exactly_when_the_transaction_committed(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
@@ -104,7 +104,7 @@ def test_an_older_holder_changes_nothing(engine: Engine, outbox: SQLAlchemyOutbo
     assert [(row.id, row.seq) for row in taken.claimed] == [(rows[0].id, 0)], "with its claimed rows, under their ids"
     assert taken.next_seq == 1
     with pytest.raises(RelayFenced):
-        old.run_database_turn(DatabaseTurn(epoch, 1, delete=[rows[0].id]))
+        old.run_database_turn(RelayDatabaseTransaction(epoch, 1, delete=[rows[0].id]))
     assert count(engine, outbox) == 1
 
 
@@ -116,7 +116,7 @@ def test_a_turn_that_is_repeated_changes_nothing_more_and_finds_what_it_claimed(
     epoch = store.claim_shard("me").epoch
     rows, next_seq = claim(store, epoch, 0, replace(ALL, rows_max=2))
     done, refused = rows
-    turn = DatabaseTurn(
+    turn = RelayDatabaseTransaction(
         epoch, next_seq, [done.id], {TOPIC: done.seq}, [RefusedRow(refused, "refused", False, 60.0)], claim=ALL
     )
     first = store.run_database_turn(turn)
@@ -133,12 +133,16 @@ def test_rows_of_a_refused_rows_key_wait_and_others_pass(engine: Engine, outbox:
     store = RelayStore(engine, outbox)
     epoch = store.claim_shard("me").epoch
     rows, seq = claim(store, epoch, 0, replace(ALL, rows_max=2))
-    turn = DatabaseTurn(epoch, seq, failures=[RefusedRow(rows[0], "no", False, 0.0)], release=rows[1:], claim=None)
+    turn = RelayDatabaseTransaction(
+        epoch, seq, failures=[RefusedRow(rows[0], "no", False, 0.0)], release=rows[1:], claim=None
+    )
     _, seq = store.run_database_turn(turn)
     found, seq = claim(store, epoch, seq)
     assert [row.value for row in found] == [b"0", b"3", b"2"] or [row.value for row in found] == [b"0", b"2", b"3"]
     assert found[0].attempts == 1
-    _, seq = store.run_database_turn(DatabaseTurn(epoch, seq, failures=[RefusedRow(found[0], "no", True, 0.0)]))
+    _, seq = store.run_database_turn(
+        RelayDatabaseTransaction(epoch, seq, failures=[RefusedRow(found[0], "no", True, 0.0)])
+    )
     assert claim(store, epoch, seq)[0] == [], "its key waits for the parked row"
     admin = OutboxAdmin(engine, outbox)
     assert [row.error for row in admin.rows(state=RowState.PARKED)] == ["no"]
@@ -188,7 +192,7 @@ def test_another_number_of_shards_is_refused_until_it_is_changed(engine: Engine,
     with pytest.raises(ShardsDiffer, match="claimed"):
         admin.set_shard_count(4)
     taken = store.claim_shard("me")
-    store.run_database_turn(DatabaseTurn(taken.epoch, taken.next_seq, delete=[taken.claimed[0].id]))
+    store.run_database_turn(RelayDatabaseTransaction(taken.epoch, taken.next_seq, delete=[taken.claimed[0].id]))
     with engine.begin() as connection:
         connection.execute(update(outbox.shards).values(seen=1))
     admin.set_shard_count(4)

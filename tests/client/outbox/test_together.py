@@ -14,7 +14,7 @@ from magnetar.client.outbox.destination_core import (
     DestinationStatus,
     RelaySettings,
     RowsOutcome,
-    RunDatabaseTurn,
+    RunDatabaseTransaction,
     SendInTransaction,
     SendRows,
 )
@@ -324,7 +324,7 @@ def test_a_row_that_an_open_transaction_may_have_is_not_given_up_without_transac
     assert [each.rows[0].id for each in effects if isinstance(each, SendRows)] == [1], (
         "sent again, though the topic has 4"
     )
-    core.on_group_done("a", RowsOutcome.ROW_REFUSED, "too large", 0.0)
+    core.on_group_outcome("a", RowsOutcome.ROW_REFUSED, "too large", 0.0)
     core.check()
     assert not core.refused_rows
     assert core.destinations["a"].state is DestinationStatus.WAITS
@@ -338,13 +338,15 @@ def test_what_was_claimed_before_a_refusal_was_known_gives_its_ids_back() -> Non
     assert any(isinstance(each, SendInTransaction) for each in effects)
     assert core._turning is not None
     claiming = next(
-        each.turn for each in core.on_turn_committed(core._turning, [], 1, 0.0) if isinstance(each, RunDatabaseTurn)
+        each.turn
+        for each in core.on_database_committed(core._turning, [], 1, 0.0)
+        if isinstance(each, RunDatabaseTransaction)
     )
     assert claiming.claim is not None
-    core.on_transaction_done(RowsOutcome.ROW_REFUSED, "too large", (), 0.0)
-    effects = core.on_turn_committed(claiming, [row(2, 1, "a", 2)], 2, 0.0)
+    core.on_transaction_outcome(RowsOutcome.ROW_REFUSED, "too large", (), 0.0)
+    effects = core.on_database_committed(claiming, [row(2, 1, "a", 2)], 2, 0.0)
     core.check()
-    recording = next(each.turn for each in effects if isinstance(each, RunDatabaseTurn))
+    recording = next(each.turn for each in effects if isinstance(each, RunDatabaseTransaction))
     assert [each.row.id for each in recording.failures] == [1]
     assert [each.id for each in recording.release] == [2]
 
@@ -355,7 +357,7 @@ def test_a_unit_that_may_be_stored_and_is_refused_is_not_given_up() -> None:
     core.on_shard_claimed(ClaimedShard(1, 10, {}, [row(1, 4, "a", 1)], 0.0, was_atomic=True), 0.0)
     effects = core.on_opened("a", 4, 0.0)
     assert [type(each) for each in effects if isinstance(each, SendInTransaction)] == [SendInTransaction]
-    core.on_transaction_done(RowsOutcome.ROW_REFUSED, "too large", (), 0.0)
+    core.on_transaction_outcome(RowsOutcome.ROW_REFUSED, "too large", (), 0.0)
     core.check()
     assert not core.refused_rows
     assert core.atomic_units is not None

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Engine, MetaData, select, update
 from sqlalchemy.orm import Session
 
-from magnetar.client.outbox.destination_core import ClaimedRow, ClaimRequest, DatabaseTurn, RefusedRow
+from magnetar.client.outbox.destination_core import ClaimedRow, ClaimRequest, RefusedRow, RelayDatabaseTransaction
 from magnetar.client.outbox.relay import OutboxAdmin
 from magnetar.client.outbox.rows import RowState
 from magnetar.client.outbox.store import WINDOWS, RelayStore
@@ -43,7 +43,7 @@ class Shop:
         return [row.id for row in self.rows(wanted, **outcomes)]
 
     def rows(self, wanted: ClaimRequest = ALL, **outcomes: object) -> list[ClaimedRow]:
-        turn = DatabaseTurn(self.epoch, self.next_seq, claim=wanted, **outcomes)  # type: ignore[arg-type]
+        turn = RelayDatabaseTransaction(self.epoch, self.next_seq, claim=wanted, **outcomes)  # type: ignore[arg-type]
         found, self.next_seq = self.store.run_database_turn(turn)
         assert [row.seq for row in found] == list(range(self.next_seq - len(found), self.next_seq))
         return found
@@ -118,7 +118,7 @@ def test_a_unit_that_is_larger_than_a_claim_is_claimed_alone(shop: Shop) -> None
 
 def test_a_repeated_turn_finds_the_units_that_it_claimed(shop: Shop) -> None:
     ids = [*shop.unit((A, "x"), (B, "y")), *shop.unit((B, None))]
-    turn = DatabaseTurn(shop.epoch, 0, claim=ALL)
+    turn = RelayDatabaseTransaction(shop.epoch, 0, claim=ALL)
     assert shop.store.run_database_turn(turn) == shop.store.run_database_turn(turn)
     assert [row.id for row in shop.store.run_database_turn(turn)[0]] == ids
     taken = shop.store.claim_shard("next")

@@ -11,7 +11,7 @@ import pytest
 
 from magnetar.client.client import Client
 from magnetar.client.common.errors import MemoryBufferIsFull, Result
-from magnetar.client.common.receive_memory import MemoryClaim, ReceiveMemory, SendMemory
+from magnetar.client.common.memory_limits import MemoryClaim, ReceiveMemory, SendMemory
 from magnetar.client.model.settings import InitialPosition
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate

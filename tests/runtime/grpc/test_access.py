@@ -27,7 +27,7 @@ from magnetar.runtime.access import Caller, CallerAccess, ListenerAccess, Princi
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc import limits as callers
 from magnetar.runtime.grpc.client import connect
-from magnetar.runtime.grpc.server import GrpcServing, serve
+from magnetar.runtime.grpc.server import RunningGrpcServer, serve
 from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint, Network, rpc
 from magnetar.runtime.process import real_world
 from magnetar.runtime.sim.world import Simulation
@@ -103,12 +103,12 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority.make(tmp_path_factory.mktemp("authority"))
 
 
-async def listen(ends: Ends, access: ListenerAccess, broker: Broker | None = None) -> GrpcServing:
+async def listen(ends: Ends, access: ListenerAccess, broker: Broker | None = None) -> RunningGrpcServer:
     ends.append(await serve(HERE, [("Broker", broker or Broker())], access, CLOCK))
     return ends[-1]  # type: ignore[no-any-return]
 
 
-def dial(ends: Ends, serving: GrpcServing, access: CallerAccess) -> Channel:
+def dial(ends: Ends, serving: RunningGrpcServer, access: CallerAccess) -> Channel:
     ends.append(connect(serving.endpoint, access))
     return ends[-1]  # type: ignore[no-any-return]
 

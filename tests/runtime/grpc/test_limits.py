@@ -16,7 +16,7 @@ from magnetar.runtime.access import Caller, CallerAccess, CallerLimits, Listener
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.client import connect
 from magnetar.runtime.grpc.limits import network_of_caller
-from magnetar.runtime.grpc.server import STRANGER_LOOKS, GrpcServing, serve
+from magnetar.runtime.grpc.server import STRANGER_LOOKS, RunningGrpcServer, serve
 from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint, rpc
 
 HERE = Endpoint("127.0.0.1", 0)
@@ -60,12 +60,12 @@ class Place:
     def __init__(self) -> None:
         self.ends: list[Any] = []
 
-    async def listen(self, limits: CallerLimits, broker: Broker | None = None, guard: Any = None) -> GrpcServing:
+    async def listen(self, limits: CallerLimits, broker: Broker | None = None, guard: Any = None) -> RunningGrpcServer:
         access = ListenerAccess(guard, limits=limits)
         self.ends.append(await serve(HERE, [("Broker", broker or Broker())], access, CLOCK))
         return self.ends[-1]  # type: ignore[no-any-return]
 
-    def dial(self, serving: GrpcServing) -> Channel:
+    def dial(self, serving: RunningGrpcServer) -> Channel:
         self.ends.append(connect(serving.endpoint, CallerAccess()))
         return self.ends[-1]  # type: ignore[no-any-return]
 

@@ -14,7 +14,7 @@ from magnetar.proto.errors import ConnectionLost, InternalError, MagnetarError, 
 from magnetar.runtime.access import CallerAccess, ListenerAccess, TlsFiles
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.client import GrpcChannel, connect
-from magnetar.runtime.grpc.server import GrpcServing, serve
+from magnetar.runtime.grpc.server import RunningGrpcServer, serve
 from magnetar.runtime.network import CallContext, EndOfStream, Endpoint, rpc
 from tests.support.certificates import Authority
 
@@ -41,7 +41,7 @@ class Echo:
 
 
 @pytest.fixture
-async def ours() -> AsyncIterator[GrpcServing]:
+async def ours() -> AsyncIterator[RunningGrpcServer]:
     serving = await serve(HERE, [("Broker", Echo())], ListenerAccess(), SystemClock())
     yield serving
     await serving.close()
@@ -86,7 +86,7 @@ def dial(endpoint: Endpoint, **options: Any) -> grpc.aio.Channel:
 
 
 # ---------------------------------------------------------------------------------- its client, our server
-async def test_its_calls_are_answered_by_our_server(ours: GrpcServing) -> None:
+async def test_its_calls_are_answered_by_our_server(ours: RunningGrpcServer) -> None:
     async with dial(ours.endpoint) as channel:
         call = channel.unary_unary(LOOKUP.path, None, wire.LookupReply.FromString)
         for size in (0, 1, 5000, 400_000):
@@ -98,7 +98,7 @@ async def test_its_calls_are_answered_by_our_server(ours: GrpcServing) -> None:
         assert [each.owner for each in many] == [str(n) for n in range(300)]
 
 
-async def test_its_client_gets_our_statuses_and_our_errors(ours: GrpcServing) -> None:
+async def test_its_client_gets_our_statuses_and_our_errors(ours: RunningGrpcServer) -> None:
     async with dial(ours.endpoint) as channel:
         call = channel.unary_unary(LOOKUP.path)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -116,7 +116,7 @@ async def test_its_client_gets_our_statuses_and_our_errors(ours: GrpcServing) ->
 
 
 @pytest.mark.parametrize("frame", [16_384, 1 << 20])
-async def test_its_stream_carries_messages_of_any_size_both_ways(ours: GrpcServing, frame: int) -> None:
+async def test_its_stream_carries_messages_of_any_size_both_ways(ours: RunningGrpcServer, frame: int) -> None:
     async with dial(ours.endpoint, **{"grpc.http2.max_frame_size": frame}) as channel:
         call = channel.stream_stream(CONNECT.path)()
         for size in SIZES:
@@ -130,7 +130,7 @@ async def test_its_stream_carries_messages_of_any_size_both_ways(ours: GrpcServi
         assert await call.code() is grpc.StatusCode.OK
 
 
-async def test_its_client_that_cancels_or_goes_is_noticed(ours: GrpcServing) -> None:
+async def test_its_client_that_cancels_or_goes_is_noticed(ours: RunningGrpcServer) -> None:
     channel = dial(ours.endpoint)
     calls = [channel.stream_stream(CONNECT.path)() for _ in range(3)]
     for call in calls:

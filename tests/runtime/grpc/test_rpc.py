@@ -26,7 +26,7 @@ from magnetar.runtime.access import OPEN
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc import client
 from magnetar.runtime.grpc.client import GrpcChannel, connect
-from magnetar.runtime.grpc.server import GrpcServing, serve
+from magnetar.runtime.grpc.server import RunningGrpcServer, serve
 from magnetar.runtime.grpc.stream import GrpcStream
 from magnetar.runtime.network import (
     COALESCE_BYTES,
@@ -61,9 +61,9 @@ class Handler:
 
 class Bench:
     def __init__(self) -> None:
-        self.ends: list[GrpcChannel | GrpcServing] = []
+        self.ends: list[GrpcChannel | RunningGrpcServer] = []
 
-    async def serve(self, lookup: Lookup | None = None, connect: Connect | None = None) -> GrpcServing:
+    async def serve(self, lookup: Lookup | None = None, connect: Connect | None = None) -> RunningGrpcServer:
         serving = await serve(LOCAL, [("Broker", Handler(lookup, connect))], OPEN, SystemClock())
         self.ends.append(serving)
         return serving
@@ -469,7 +469,7 @@ async def test_a_stream_that_is_cut_while_its_first_item_leaves_ends_with_the_er
         stream.send_nowait(receipt(1))
         for _ in range(turns):
             await asyncio.sleep(0)
-        stream.break_off(MessageTooLarge("too much"))
+        stream.terminate_with_error(MessageTooLarge("too much"))
         await asyncio.sleep(SOON_S)
 
     channel = bench.connect((await bench.serve(connect=connect)).endpoint)

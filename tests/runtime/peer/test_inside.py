@@ -9,7 +9,7 @@ from magnetar.proto.errors import BackPressure, ConnectionLost, TimedOut, Unauth
 from magnetar.runtime.access import Principal
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.files import Buffer
-from magnetar.runtime.network import COALESCE_BYTES, Endpoint, Peer, PeerService, PeerServing, Reply, Request
+from magnetar.runtime.network import COALESCE_BYTES, Endpoint, Peer, PeerService, Reply, Request, RunningPeerServer
 from magnetar.runtime.peer import inside
 from magnetar.runtime.peer.inside import InProcessNetwork
 from magnetar.runtime.peer.keys import CLEAR, PeerClientKeys, PeerServerKeys
@@ -28,7 +28,7 @@ class Bench(Ends):
 
     async def serve(
         self, service: PeerService, endpoint: Endpoint = LOCAL, access: PeerServerKeys | None = None
-    ) -> PeerServing:
+    ) -> RunningPeerServer:
         server = await self.network.serve_peers(endpoint, IDENTITY, service, access)
         self.ends.append(server)
         return server

@@ -15,7 +15,7 @@ from magnetar.proto.errors import BackPressure, Busy, ConnectionLost, TimedOut, 
 from magnetar.runtime.access import OPEN
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc import server as grpc_server
-from magnetar.runtime.network import MESSAGE_BYTES_MAX, Endpoint, Peer, PeerService, PeerServing, Reply, Request
+from magnetar.runtime.network import MESSAGE_BYTES_MAX, Endpoint, Peer, PeerService, Reply, Request, RunningPeerServer
 from magnetar.runtime.peer import client as peers
 from magnetar.runtime.peer import inside as outbox
 from magnetar.runtime.peer import sockets
@@ -39,7 +39,7 @@ class Ends:
     """All ends made in a test, closed after it."""
 
     def __init__(self) -> None:
-        self.ends: list[Peer | PeerServing] = []
+        self.ends: list[Peer | RunningPeerServer] = []
 
     async def close(self) -> None:
         for end in self.ends:

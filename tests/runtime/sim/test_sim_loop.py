@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from magnetar.runtime.sim.loop import Deadlock, NotSimulated, RunTooLong, _name_of, raise_inside_task
+from magnetar.runtime.sim.loop import Deadlock, NotSimulated, SimulationLimitExceeded, _name_of, raise_inside_task
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 
 
@@ -78,9 +78,9 @@ def test_a_run_that_never_ends_is_stopped_by_its_bounds() -> None:
         while True:  # noqa: ASYNC110 - never ends on purpose
             await asyncio.sleep(1)
 
-    with pytest.raises(RunTooLong, match="steps"):
+    with pytest.raises(SimulationLimitExceeded, match="steps"):
         Simulation(1, steps_max=1000).run(spin())
-    with pytest.raises(RunTooLong, match="virtual seconds"):
+    with pytest.raises(SimulationLimitExceeded, match="virtual seconds"):
         Simulation(1, seconds_max=1000).run(tick())
 
 

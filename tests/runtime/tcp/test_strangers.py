@@ -74,7 +74,7 @@ async def _echo(stream: ByteStream) -> None:
 
 
 @pytest.fixture
-async def tls(tmp_path: Path) -> AsyncIterator[tuple[listening.TcpServing, ssl.SSLContext]]:
+async def tls(tmp_path: Path) -> AsyncIterator[tuple[listening.RunningTcpServer, ssl.SSLContext]]:
     authority = Authority.make(tmp_path)
     files = authority.issue("server")
     serving = await listening.serve(
@@ -112,7 +112,7 @@ async def echoed(port: int, context: ssl.SSLContext | None) -> None:
 
 @pytest.mark.parametrize("says", [b"", CLIENT_HELLO[:3], CLIENT_HELLO])
 async def test_handshakes_that_never_end_are_bounded_and_keep_no_honest_caller_out(
-    tls: tuple[listening.TcpServing, ssl.SSLContext], says: bytes
+    tls: tuple[listening.RunningTcpServer, ssl.SSLContext], says: bytes
 ) -> None:
     serving, context = tls
     before = PROCESS.connections
@@ -130,7 +130,7 @@ async def test_handshakes_that_never_end_are_bounded_and_keep_no_honest_caller_o
 
 
 async def test_a_handshake_has_so_much_time(
-    tls: tuple[listening.TcpServing, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+    tls: tuple[listening.RunningTcpServer, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "HANDSHAKE_S", 0.2)
     serving, _ = tls
@@ -144,7 +144,9 @@ async def test_a_handshake_has_so_much_time(
     assert PROCESS.connections == before
 
 
-async def test_handshakes_under_way_end_with_the_listener(tls: tuple[listening.TcpServing, ssl.SSLContext]) -> None:
+async def test_handshakes_under_way_end_with_the_listener(
+    tls: tuple[listening.RunningTcpServer, ssl.SSLContext],
+) -> None:
     serving, context = tls
     before = PROCESS.connections
     with flooded(serving.endpoint.port, CLIENT_HELLO, 5):

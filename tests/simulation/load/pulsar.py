@@ -181,7 +181,7 @@ class Connection:
 
     async def _read(self) -> None:
         try:
-            while size := await self._stream.read_into(lambda: self._frames.read_buffer()):
+            while size := await self._stream.read_into(lambda: self._frames.get_free_buffer()):
                 self._heard = True
                 for each in self._frames.receive_frames(size):
                     command, rest = parse_frame(each)

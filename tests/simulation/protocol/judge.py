@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from magnetar.ledger import metadata_core as m
 from magnetar.ledger.reader_core import StoredCopy
-from magnetar.ledger.writer_core import EntryOutcome, PayloadAdd, Writer, WriterState
+from magnetar.ledger.writer_core import EntryOutcome, PendingAddWithPayload, Writer, WriterState
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, LedgerRecord
 
 from .bookie import Bookie
@@ -81,7 +81,7 @@ class Judge:
         seen.appended.append(payload)
         seen.sent_at.append(self._simulation.scheduler.now)
 
-    def confirmed(self, ledger: int, entry: int, writer: Writer[PayloadAdd[bytes]]) -> None:
+    def confirmed(self, ledger: int, entry: int, writer: Writer[PendingAddWithPayload[bytes]]) -> None:
         seen = self.ledgers[ledger]
         promise(entry == seen.acked, f"8: entry {entry} of ledger {ledger} is confirmed after {seen.acked - 1}")
         promise(entry not in seen.failed, f"8: entry {entry} of ledger {ledger} is confirmed after it failed")

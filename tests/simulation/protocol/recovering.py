@@ -15,7 +15,7 @@ from magnetar.ledger import recovery as real
 from magnetar.ledger import recovery_core as r
 from magnetar.ledger.peer_format import Flags, Op, Status, decode_request
 from magnetar.ledger.reader_core import StoredCopy
-from magnetar.ledger.writer_core import AddAcked, AddFailed, PayloadAdd, SendAdd
+from magnetar.ledger.writer_core import AddAcked, AddFailed, PendingAddWithPayload, SendAdd
 from magnetar.metadata.records import CLOSED, LedgerRecord
 
 from .bookie import Bookie
@@ -78,7 +78,7 @@ class Recoverer:
                 self._read(effect)
             elif isinstance(effect, SendAdd):
                 self._write_back(effect)
-            elif isinstance(effect, r.CloseRecovered):
+            elif isinstance(effect, r.CloseRecoveredLedger):
                 self._close(effect)
             elif isinstance(effect, r.FinishRecovery):
                 self.simulation.judge.ended(self.ledger, effect.record.last_entry, effect.record.length)
@@ -91,7 +91,7 @@ class Recoverer:
         def answered(found: tuple[Status, int]) -> None:
             status, lac = found
             if status is Status.OK or status in CERTAIN:
-                self._learn(r.Fenced(send.slot, lac if status is Status.OK else -1))
+                self._learn(r.LedgerFencedAtBookie(send.slot, lac if status is Status.OK else -1))
             else:
                 self._learn(r.FenceFailed(send.slot))
 
@@ -123,7 +123,7 @@ class Recoverer:
             self.client, send.bookie, serve, answered, lambda: self._learn(r.ReadFailed(entry, slot)), READ_TIMEOUT_S
         )
 
-    def _write_back(self, send: SendAdd[PayloadAdd[StoredCopy]]) -> None:
+    def _write_back(self, send: SendAdd[PendingAddWithPayload[StoredCopy]]) -> None:
         found = send.add.payload
         stored = StoredCopy(found.entry, send.lac, found.length, found.payload)
         place = found.entry, send.slot, send.bookie
@@ -136,7 +136,7 @@ class Recoverer:
             answered, lambda: self._learn(AddFailed(*place)), ADD_TIMEOUT_S,
         )  # fmt: skip
 
-    def _close(self, effect: r.CloseRecovered) -> None:
+    def _close(self, effect: r.CloseRecoveredLedger) -> None:
         assert self.core is not None
         self.simulation.story(f"{self.client.name} ends ledger {self.ledger} at {effect.last_entry}")
         self.simulation.judge.recovered(self.core.snapshot, effect.last_entry, self._misses)

@@ -139,7 +139,7 @@ class Change:
         current, version = found
         self._client.seen[self._ledger] = version
         answer = self._decide(current)
-        if isinstance(answer, m.RecordWrite):
+        if isinstance(answer, m.RecordToStore):
             register, record = self._simulation.register, answer.record
             self._simulation.register.ask(
                 self._client, lambda: register.write(self._ledger, record, version, self._client.name),

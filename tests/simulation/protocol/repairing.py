@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from magnetar.bookie.maintenance import copies_core as copies
+from magnetar.bookie.maintenance import repair_core as copies
 from magnetar.ledger import metadata_core as m
 from magnetar.ledger.peer_format import Status
 from magnetar.ledger.reader_core import StoredCopy

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from magnetar.bookie.maintenance import copies_core as copies
+from magnetar.bookie.maintenance import repair_core as copies
 from magnetar.metadata.records import CLOSED, LedgerRecord
 
 from .bookie import Bookie, Rules

@@ -14,14 +14,14 @@ from magnetar.ledger import metadata_core as m
 from magnetar.ledger import writer_core as w
 from magnetar.ledger.peer_format import Status
 from magnetar.ledger.reader_core import StoredCopy
-from magnetar.ledger.writer_core import AddFailed, AddsAcked, PayloadAdd, SendAdd, Striping
+from magnetar.ledger.writer_core import AddFailed, AddsAcked, PendingAddWithPayload, SendAdd, Striping
 from magnetar.metadata.records import LedgerRecord
 
 from .bookie import Bookie
 from .network import Client
 from .register import Change, Outcome
 
-_Add = PayloadAdd[bytes]
+_Add = PendingAddWithPayload[bytes]
 
 if TYPE_CHECKING:
     from .run import Simulation
@@ -108,7 +108,7 @@ class WriterClient:
                 self.number += 1
                 payload = b"%s %d" % (self.client.name.encode(), self.number)
             simulation.judge.appended(self.ledger, payload)
-            effects += core.append(PayloadAdd(payload), len(payload))
+            effects += core.append(PendingAddWithPayload(payload), len(payload))
         self._run(effects)
         simulation.scheduler.after(simulation.around(options.pause_s), self.client.take, self._turn, core)
 

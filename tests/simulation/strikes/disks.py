@@ -168,7 +168,7 @@ async def _roll_back_within(cluster: Cluster, name: str, after_s: float) -> None
     await asyncio.sleep(after_s)
     if name in cluster.gone or cluster.healed or cluster.bookies.get(name) is not bookie:
         return
-    if not cluster.simulation.is_node_running(name) or bookie.position_recorder.noted <= copied:
+    if not cluster.simulation.is_node_running(name) or bookie.journal_position_recorder.noted <= copied:
         return
     cluster.simulation.crash(name, power_loss=True)
     cluster.simulation.add_line(f"fault: the disk of {name} is a copy that was made {after_s:.3f} s ago, while it ran")

@@ -41,7 +41,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from magnetar.bookie.format import entry_log, journal
-from magnetar.bookie.maintenance.copies_core import list_final_fragments
+from magnetar.bookie.maintenance.repair_core import list_final_fragments
 from magnetar.ledger import peer_format as adds
 from magnetar.ledger import peer_format as peer
 from magnetar.ledger.writer_core import Striping
@@ -446,7 +446,7 @@ class Observer:
 
     def _replaced(self, before: LedgerRecord, record: LedgerRecord) -> None:
         """51, of each bookie that takes another's place in a fragment that is final
-        (bookie/maintenance/copies_core.py)."""
+        (bookie/maintenance/repair_core.py)."""
         known = {final.first: final for final in list_final_fragments(before)}
         striping = Striping(record.ensemble_size, record.write_quorum, record.ack_quorum)
         for final in list_final_fragments(record):
@@ -476,7 +476,7 @@ class Observer:
             if path.endswith(".log"):
                 pages = disk.inode(path).durable
                 data, at = bytes(pages.read(pages.size, 0)), entry_log.DATA_OFFSET
-                while record := entry_log.decode_record_ids_at(data, at):
+                while record := entry_log.verify_record_at(data, at):
                     at, ledger, entry = record
                     found[ledger, entry] = None
         return found

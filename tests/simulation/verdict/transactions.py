@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from magnetar.broker.common.transactions import Joined, Settlement
+from magnetar.broker.common.transactions import JoinAnswer, Settlement
 from magnetar.broker.transaction.coordinator import RunningCoordinator
 from magnetar.broker.transaction.intents_core import Result
 from magnetar.broker.transaction.log import CoordinatorLog
@@ -169,7 +169,7 @@ class Coordination:
             self.given(running.number, found.first, found.ids)
             return found
 
-        async def joined(running: RunningCoordinator, txn: TxnId, topic: str, *args: Any) -> Joined:
+        async def joined(running: RunningCoordinator, txn: TxnId, topic: str, *args: Any) -> JoinAnswer:
             found = await join(running, txn, topic, *args)
             self.answered(txn, TxnState.COMMITTED if isinstance(found, Settlement) else found)
             if found in (TxnState.OPEN, TxnState.PREPARED):

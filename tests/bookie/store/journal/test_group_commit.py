@@ -24,17 +24,17 @@ from magnetar.bookie.store.group_commit_core import (
     BlockRefused,
     BlockSynced,
     ConfirmBlock,
+    DiskRoomFound,
     GroupCommit,
     JournalFailed,
     RefuseBlock,
-    RoomFound,
     SegmentBegun,
     SegmentRefused,
     Stage,
     WriteBlock,
 )
 from magnetar.bookie.store.journal import JournalRecordGroup, block_buffers
-from magnetar.bookie.store.replay import JournalPosition, JournalReader, Segment, Segments
+from magnetar.bookie.store.replay import JournalPosition, JournalReader, JournalSegment, JournalSegments
 from magnetar.runtime.sim.disk import SECTOR_BYTES, Disk, FileFault, SimFiles
 from tests.compiled import replaces_code
 
@@ -96,12 +96,12 @@ class Walk:
         self.answers: list[int] = []
         self.confirmed: list[int] = []
         self.line = Line()
-        self.segments = Segments(
+        self.segments = JournalSegments(
             self.files, FOLDER, UUID, rng, mock.Mock(), segment_bytes=SEGMENT_BYTES,
             first_segment_bytes=rng.choice((3, 10)) * ALIGNMENT, spares_max=2, direct=self.direct,
         )  # fmt: skip
         self.segments.adopt_spare_files()
-        self.segment: Segment | None = None
+        self.segment: JournalSegment | None = None
         try:
             self.begun(self.end)
             self.segments.release(JournalPosition(self.end.journal + 1, 0))  # a checkpoint has what was replayed
@@ -227,13 +227,13 @@ class Walk:
             self.segments.spares = spares
             self.receive(SegmentRefused())
         finally:
-            self.disk.disarm_crash()
+            self.disk.cancel_crash()
 
     def die(self) -> None:
         raise Death
 
     def room_found(self) -> None:
-        self.receive(RoomFound())
+        self.receive(DiskRoomFound())
         assert not self.core.no_room
 
     # ------------------------------------------------------------------ what follows

@@ -23,7 +23,7 @@ from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.dispatch import NO_LIMITS, Delivery, Dispatcher, DispatchLimits, Read
 from magnetar.broker.subscription.core.key_shared import KeyShared
 from magnetar.broker.subscription.core.pending_acks import entries_of_aborted_acks, find_first_redelivered_entry
-from magnetar.broker.subscription.core.policy import AT_THE_END, Member, SubscriptionOptions
+from magnetar.broker.subscription.core.policy import CAUGHT_UP_REASONS, Member, SubscriptionOptions
 from magnetar.broker.subscription.core.slot_owners import KeySharedOptions, to_key_shared_options
 from magnetar.broker.subscription.core.subscription_types import find_subscription_type
 from magnetar.broker.subscription.pump import RedeliveryReturnQueue
@@ -161,7 +161,7 @@ class Walk:
         assert not self.pending(), f"never delivered: {self.pending()[:5]}, {self.dispatcher.choose_read()}"
         assert self.cursor.mark == self.shape.last
         assert self.dispatcher.replay_entries == 0
-        assert self.dispatcher.choose_read() in (*AT_THE_END, Blocked.NO_PERMITS)
+        assert self.dispatcher.choose_read() in (*CAUGHT_UP_REASONS, Blocked.NO_PERMITS)
 
     # ------------------------------------------------------------------ the log
     def grow(self) -> None:
@@ -558,7 +558,7 @@ class Walk:
         twice = rest and bool(own & asked if bits else own and self.is_done(position))
         wanted.add(position, bits)
         try:
-            self.acks.add_pending(account.member, txn, wanted, None, 1 << 60, rest=rest)
+            self.acks.add_pending_acks(account.member, txn, wanted, None, 1 << 60, rest=rest)
         except TransactionConflict:
             assert not sure, f"{position} is free, and was refused"
             assert asked & taken or position in self.acked or twice, f"{position} was refused without a reason"
@@ -586,7 +586,7 @@ class Walk:
         free = self.cumulative in (None, txn) and not any(each <= mark for each in others)
         free = free and not account.must_restart
         try:
-            self.acks.add_pending(account.member, txn, TxnAcks(), AckedEntry(mark), 1 << 60)
+            self.acks.add_pending_acks(account.member, txn, TxnAcks(), AckedEntry(mark), 1 << 60)
         except TransactionConflict:
             assert not free, "nothing of it is in another transaction, and it was refused"
             return
@@ -635,7 +635,7 @@ class Walk:
         if not self.items:
             return
         mark = self.rng.choice(list(self.items))
-        self.acks.skip_to(mark)
+        self.acks.skip_up_to(mark)
         for position in [each for each in self.items if each <= mark]:
             self.plain(None, position, set(range(self.items[position].count)))
 

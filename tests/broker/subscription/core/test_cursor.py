@@ -85,7 +85,7 @@ def test_a_hundred_thousand_holes_are_kept_and_counted() -> None:
     cursor = cursor_on(shape)
     for entry in range(1, 200_001, 2):
         cursor.ack(Position(10, entry))
-    assert (cursor.hole_entries, cursor.holes.hole_range_count, cursor.mark) == (100_000, 100_000, Position(10, -1))
+    assert (cursor.hole_entry_count, cursor.holes.hole_range_count, cursor.mark) == (100_000, 100_000, Position(10, -1))
     cursor.ack(Position(10, 0))
     assert cursor.mark == (10, 1)
     cursor.check()
@@ -138,7 +138,7 @@ def test_a_ledger_behind_the_mark_is_safe_when_all_of_it_is_acknowledged_and_sto
     shape.remove(20)
     cursor.on_ledger_trimmed(20)
     cursor.check()
-    assert cursor.hole_entries == 0
+    assert cursor.hole_entry_count == 0
     cursor.ack(Position(10, 0))
     cursor.ack(Position(10, 1))
     assert shape.after(cursor.mark) == (30, 0)

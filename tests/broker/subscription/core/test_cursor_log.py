@@ -5,7 +5,7 @@ from pyroaring import BitMap
 from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
-from magnetar.broker.subscription.core.positions import CursorLedgerBounds, CursorLog, LedgerEndReason
+from magnetar.broker.subscription.core.positions import CursorLedgerBounds, CursorWritePlanner, LedgerEndReason
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import shape_of
 
@@ -35,7 +35,7 @@ def state_of(entries: list[bytes], every: list[bytes]) -> CursorState:
 
 
 def test_one_ack_rewrites_one_chunk() -> None:
-    cursor, log = full_of_holes(), CursorLog()
+    cursor, log = full_of_holes(), CursorWritePlanner()
     first = log.plan_write(cursor, 1)
     log.on_write_confirmed(first)
     assert len(first.entries) == LEDGERS + 1
@@ -48,7 +48,7 @@ def test_one_ack_rewrites_one_chunk() -> None:
 
 
 def test_moving_the_mark_rewrites_nothing_but_the_marker() -> None:
-    cursor, log = full_of_holes(), CursorLog()
+    cursor, log = full_of_holes(), CursorWritePlanner()
     first = log.plan_write(cursor, 1)
     log.on_write_confirmed(first)
     cursor.ack(Position(10, 0))
@@ -60,16 +60,16 @@ def test_moving_the_mark_rewrites_nothing_but_the_marker() -> None:
 
 
 def test_what_a_failed_write_held_is_in_the_next_one() -> None:
-    cursor, log = full_of_holes(), CursorLog()
+    cursor, log = full_of_holes(), CursorWritePlanner()
     log.on_write_confirmed(log.plan_write(cursor, 1))
     cursor.ack(Position(200, 8))
     log.on_write_failed(log.plan_write(cursor, 2), cursor)
-    again = CursorLog().plan_write(cursor, 3)
+    again = CursorWritePlanner().plan_write(cursor, 3)
     assert state_of(again.entries, again.entries) == cursor.copy_cursor_state()
 
 
 def test_a_cursor_ledger_ends_by_entries_bytes_and_when_little_of_it_is_valid() -> None:
-    cursor, log = full_of_holes(), CursorLog()
+    cursor, log = full_of_holes(), CursorWritePlanner()
     log.on_write_confirmed(log.plan_write(cursor, 1))
     assert log.why_ledger_ends(BOUNDS) is None
     assert log.why_ledger_ends(CursorLedgerBounds(10, 64 << 20, 0.2)) is LedgerEndReason.ENTRIES
@@ -86,7 +86,7 @@ def test_a_cursor_ledger_ends_by_entries_bytes_and_when_little_of_it_is_valid() 
 
 
 def test_a_state_larger_than_the_bound_of_a_ledger_does_not_roll_without_end() -> None:
-    cursor, log = full_of_holes(), CursorLog()
+    cursor, log = full_of_holes(), CursorWritePlanner()
     log.on_write_confirmed(log.plan_write(cursor, 1))
     assert log.why_ledger_ends(CursorLedgerBounds(100_000, 1000, 0.2)) is None
 
@@ -97,8 +97,8 @@ def test_complaint_12_five_million_holes_are_stored_whole_and_take_little_memory
     cursor = Cursor(shape, CursorState(shape.start))
     for number in range(200):
         cursor.ack_set((number + 1) * 10, BitMap(range(1, SIZE, 2)))
-    assert cursor.hole_entries == 5_000_000
+    assert cursor.hole_entry_count == 5_000_000
     assert cursor.memory_bytes < 2_000_000
-    write = CursorLog().plan_write(cursor, 1)
+    write = CursorWritePlanner().plan_write(cursor, 1)
     assert max(map(len, write.entries)) < 16_384
     assert state_of(write.entries, write.entries) == cursor.copy_cursor_state()

@@ -11,7 +11,7 @@ from magnetar.proto.entry import (
     encode_broker_part,
     encode_client_part,
     encode_entry,
-    item_prefix,
+    encode_item_prefix,
     parse_header,
 )
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
@@ -32,7 +32,7 @@ def batch(*payloads: bytes, compression: int = 0) -> bytes:
     for number, payload in enumerate(payloads):
         single = SingleMessageMetadata(payload_size=len(payload), partition_key=f"k{number}", event_time=number)
         single.properties.add(key="n", value=str(number))
-        items += [item_prefix(single), payload]
+        items += [encode_item_prefix(single), payload]
     metadata = MessageMetadata(producer_name="p", sequence_id=50, publish_time=1, compression=compression)
     return encode_broker_part(99, 5) + encode_batch(metadata, items, len(payloads))
 

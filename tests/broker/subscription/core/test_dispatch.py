@@ -7,7 +7,7 @@ from magnetar.broker.log.log_shape_core import LogShape
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.core.delays import DelayIndex
-from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, DispatchLimits, Read, ReplayRange
+from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, DispatchLimits, Read, ReplayEntries
 from magnetar.broker.subscription.core.policy import Member, Policy
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
@@ -92,7 +92,7 @@ def test_what_is_given_back_comes_before_anything_new_in_log_order_with_its_coun
     desk.dispatcher.redeliver(member, None)
     assert isinstance(desk.dispatcher.choose_read(), Blocked)
     desk.dispatcher.flow(member, 1)
-    assert desk.dispatcher.choose_read() == ReplayRange(tuple(Position(10, entry) for entry in range(5)))
+    assert desk.dispatcher.choose_read() == ReplayEntries(tuple(Position(10, entry) for entry in range(5)))
 
 
 def test_shared_takes_turns_and_has_one_holder_per_entry() -> None:
@@ -170,11 +170,11 @@ def test_complaint_10_past_the_memory_budget_new_messages_wait_and_nothing_is_dr
             cursor.ack(given.entry.position)
             dispatcher.on_acked(member, given.entry.position)
             done += 1
-    assert cursor.hole_entries == done > 100
+    assert cursor.hole_entry_count == done > 100
     last = dispatcher.read_position
     held = [each for each in member.outstanding if each.entry_id < 4]
     dispatcher.redeliver(member, held)
-    assert isinstance(dispatcher.choose_read(), ReplayRange), "what was delivered before is delivered again"
+    assert isinstance(dispatcher.choose_read(), ReplayEntries), "what was delivered before is delivered again"
     assert [each.redelivery_count for each in dispatcher.assign([Item(each) for each in held])] == [1] * len(held)
     for position in sorted(member.outstanding)[: done // 2]:
         cursor.ack(position)

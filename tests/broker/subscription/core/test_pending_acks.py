@@ -18,7 +18,7 @@ from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import NOWHERE, CursorState, PartialBatch, TxnAcks
 from magnetar.broker.subscription.core.pending_acks import AckConflict, AckRefused
-from magnetar.broker.subscription.core.positions import CursorLog
+from magnetar.broker.subscription.core.positions import CursorWritePlanner
 from magnetar.proto.names import Position
 from magnetar.proto.states import TxnId
 from tests.broker.subscription.core.shapes import positions_of, shape_of
@@ -96,7 +96,7 @@ def ack_in(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHER
     assert (cursor.copy_cursor_state(), cursor.version) == (before, version), "judging changed something"
     if isinstance(new, AckRefused):
         return new
-    pending_acks.add_pending(cursor, txn, new)
+    pending_acks.add_pending_acks(cursor, txn, new)
     return None
 
 
@@ -139,7 +139,7 @@ def compare(cursor: Cursor, model: Model) -> None:
 
 def again(cursor: Cursor, shape: LogShape) -> Cursor:
     """As the next broker has it, from the bytes."""
-    plan = CursorLog().plan_write(cursor, 1)
+    plan = CursorWritePlanner().plan_write(cursor, 1)
     cursor.changed_chunks.update(plan.chunks)
     found = Cursor(shape, stored.decode_snapshot(stored.encode_snapshot(plan.entries)))
     found.adapt_to_log()
@@ -358,7 +358,7 @@ def test_a_cumulative_position_that_moves_to_another_chunk_leaves_nothing_in_the
 ) -> None:
     monkeypatch.setattr(type(stored.ChunkKind.PENDING), "block_bits", property(lambda kind: 1))
     shape = shape_of(10)
-    cursor, log = Cursor(shape, CursorState(shape.start)), CursorLog()
+    cursor, log = Cursor(shape, CursorState(shape.start)), CursorWritePlanner()
     entries = list[bytes]()
 
     def store() -> CursorState:
@@ -395,7 +395,7 @@ def test_a_hundred_thousand_pending_entries_are_stored_whole_and_take_little_mem
     assert cursor.pending.entry_count == 100_000
     for number in range(10):
         pending_acks.settle(cursor, TxnId(0, number), committed=True)
-    assert (cursor.hole_entries, cursor.pending) == (99_999, None)
+    assert (cursor.hole_entry_count, cursor.pending) == (99_999, None)
 
 
 def test_an_aborted_cumulative_acknowledgement_ends_at_the_start_of_the_log_wherever_the_mark_is() -> None:
@@ -406,7 +406,7 @@ def test_an_aborted_cumulative_acknowledgement_ends_at_the_start_of_the_log_wher
         named = positions[3]
         new = pending_acks.judge(cursor, X, TxnAcks(up_to=named), named)
         assert isinstance(new, TxnAcks)
-        pending_acks.add_pending(cursor, X, new)
+        pending_acks.add_pending_acks(cursor, X, new)
         settled = pending_acks.settle(cursor, X, committed=False)
         assert settled is not None
         again = list(islice(pending_acks.entries_of_aborted_acks(cursor, settled, tail=True), 10))

@@ -32,7 +32,7 @@ from threading import Lock
 # bytes of payload.
 #
 # It exists when the program gave `memory_limit_bytes`; without, messages alone are bounded, as in Pulsar's Python
-# client. Producers and receiver queues (receive_memory.py) share the limit: either uses what the other does not, and
+# client. Producers and receiver queues (memory_limits.py) share the limit: either uses what the other does not, and
 # half at least. So together they have the limit, and at most half of it more while the one gives back what the other
 # did not use. A message is taken when nothing is pending, however long it is.
 #
@@ -85,7 +85,7 @@ class SendMemory:
             self._waiting.append(call)
 
 
-# ------------------------------------------------------------------------------------------------ receive_memory
+# ------------------------------------------------------------------------------------------------ memory_limits
 
 
 RECEIVE_BYTES = 64 << 20

@@ -55,7 +55,7 @@ from ..store.memtable import IntegerIntervals
 # no attempts, no waiting.
 #
 # The auditor takes marks away only when the ledger was deleted, or names none of the marked bookies any more. That a
-# ledger is whole again is found by a worker, which compares (bookie/maintenance/copies_core.py).
+# ledger is whole again is found by a worker, which compares (bookie/maintenance/repair_core.py).
 # Guards: tests/bookie/maintenance/test_marks.py.
 
 
@@ -163,7 +163,7 @@ def back_off_s(attempts: int, retry_min_s: float, retry_max_s: float) -> float:
     return min(retry_max_s, retry_min_s * 2.0 ** min(attempts - 1, 30)) if attempts else 0.0
 
 
-def wait_until_attempt_s(
+def seconds_until_attempt(
     mark: UnderReplicatedRecord, now_ms: int, seen_s: float, retry_min_s: float, retry_max_s: float
 ) -> float:  # fmt: skip
     """Returns how many seconds the ledger must still wait before its next repair attempt. `seen_s`: for how many
@@ -183,7 +183,7 @@ def schedule_next_attempt_now(mark: UnderReplicatedRecord) -> UnderReplicatedRec
     return msgspec.structs.replace(mark, retry_ms=0)
 
 
-# --------------------------------------------------------------------------------------------------- copies_core
+# --------------------------------------------------------------------------------------------------- repair_core
 
 
 FILL = ("choose", "compare", "copy", "verify", "replace")
