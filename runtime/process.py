@@ -30,8 +30,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-import msgspec
-
 from ..proto.errors import InvalidRequest, MagnetarError
 from .access import NOTHING, OPEN, CallerAccess, ListenerAccess, TlsFiles
 from .clock import Clock, SystemClock
@@ -283,19 +281,20 @@ class PartState(enum.Enum):
     FAILED = "failed to stop"
 
 
-class PartStatistics(msgspec.Struct):
+class PartStatistics:
     """The state of one part of a process, and how many seconds its start and its stop took."""
 
-    name: str
-    state: PartState
-    start_s: float
-    stop_s: float
+    __slots__ = ("name", "start_s", "state", "stop_s")
+
+    def __init__(self, name: str, state: PartState, start_s: float, stop_s: float) -> None:
+        self.name, self.state, self.start_s, self.stop_s = name, state, start_s, stop_s
 
 
-class _Started(msgspec.Struct):
-    statistics: PartStatistics
-    stop: Callable[[], Awaitable[object]]
-    timeout_s: float
+class _Started:
+    __slots__ = ("statistics", "stop", "timeout_s")
+
+    def __init__(self, statistics: PartStatistics, stop: Callable[[], Awaitable[object]], timeout_s: float) -> None:
+        self.statistics, self.stop, self.timeout_s = statistics, stop, timeout_s
 
 
 class ProcessParts:
