@@ -139,7 +139,8 @@ def compute_delays_with_pandas(frame: Frame) -> dict[Route, FlightDelays]:
 
 
 def compute_delays_from_messages(payloads: Iterable[bytes]) -> dict[Route, FlightDelays]:
-    """Returns the aggregated delays, computed in Python from the JSON of the messages instead of with Spark."""
+    """Returns the sums of the flights' delays by carrier and origin, computed in Python from the payloads of
+    messages."""
     decode = msgspec.json.Decoder(Flight).decode
     found: dict[Route, FlightDelays] = {}
     for payload in payloads:

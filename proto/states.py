@@ -297,8 +297,8 @@ class TxnId(NamedTuple):
 
     @classmethod
     def of(cls, coordinator: int, epoch: int, counter: int) -> TxnId:
-        """Returns the transaction id with these parts, without checks. The coordinator must keep the numbers within
-        their bits."""
+        """Returns the id that is made of the coordinator's number, its epoch and a counter. Does not check that each
+        number fits into its bits of the id: the coordinator must ensure that."""
         return cls(coordinator, epoch << COUNTER_BITS | counter)
 
     @classmethod

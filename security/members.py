@@ -45,7 +45,8 @@ def member_uri(cluster: str, role: str, name: str) -> str:
 
 
 def member_name_of_host(host: str) -> str:
-    """Returns the name of a member that runs at this host, made from the host's name or address."""
+    """Returns a default name for a member of the cluster that runs at this host: the host's name or address, in which
+    each character that a name may not have is replaced by `-`; `member` if nothing is left."""
     return re.sub(r"[^A-Za-z0-9._:-]", "-", host).strip("-.:") or "member"
 
 

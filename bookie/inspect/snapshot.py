@@ -101,8 +101,8 @@ class Snapshot(NamedTuple):
 
 
 def ends_of_open_logs(mark: CheckpointMark) -> dict[int, tuple[int, int]]:
-    """Returns, for each log that is being written, (end of the log, end of its index): the committed bytes of its two
-    files according to the mark."""
+    """Returns, for each entry log that is being written, up to which offset its log file and its index file are
+    committed according to the checkpoint mark `mark`."""
     return {
         each.number: (each.log_end, each.index_end) for each in (mark.hot_open_log, mark.cold_open_log) if each.number
     }

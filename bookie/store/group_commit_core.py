@@ -113,7 +113,8 @@ class WriteBlock(NamedTuple, Generic[G]):
 
 
 class BeginSegment(NamedTuple):
-    """Effect: begin the next journal file, after the file `journal`, whose last block ends at the offset `end`."""
+    """Effect: the driver must create the next journal file (segment). `journal`: the number of the file before it.
+    `end`: the offset in that file at which its last block ends."""
 
     journal: int
     end: int

@@ -424,8 +424,8 @@ class ManagedLedger:
         await self.listed.change(self.listed.record.ledgers, terminated=True)
 
     async def commit_fields(self, together: Sequence[NodeUpdate] = (), **fields: object) -> None:
-        """Commits new values of the given `fields` of the topic's record, and in the same commit the changes
-        `together`."""
+        """Commits new values of `fields` in the topic's record, together with the updates `together` of other nodes of
+        the metadata: all of them or none."""
         await self.listed.change(self.listed.record.ledgers, terminated=None, together=together, **fields)
 
     # ------------------------------------------------------------------ removing

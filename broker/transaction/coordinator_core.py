@@ -356,8 +356,8 @@ class Coordinator:
         return self.decisions.take_effects()
 
     def make_next_epoch_records(self, now: float) -> list[AnyRecord]:
-        """Returns the records from which the next epoch goes on. `has_ended` must be True, no append may be in flight,
-        and nothing may be decided afterwards."""
+        """Returns the records that hand the coordinator's state over to its next epoch. `has_ended` must be True, and
+        no append may be in flight. The coordinator must decide nothing after this call."""
         assert self.decisions.has_ended, "nothing is decided after a hand-over"
         assert not [*self.decisions.writing, *self.decisions.gathered], "nothing is in doubt at a hand-over"
         opened = [

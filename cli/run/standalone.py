@@ -99,8 +99,8 @@ def broker_settings(given: StandaloneOptions, bookies: int) -> BrokerConfig:
 
 
 def decide_bookie_count(folder: Path, wanted: int | None) -> int:
-    """Returns how many bookies to start: `wanted`, or if that is None, as many as have data in the folder. Raises
-    InvalidConfiguration if `wanted` is less than that."""
+    """Returns how many bookies to start: `wanted`, or, if that is None or 0, the number of bookies that have data in
+    the folder, at least 1. Raises InvalidConfiguration if `wanted` is less than the number of bookies with data."""
     from ...proto.errors import InvalidConfiguration
 
     there = len([path for path in folder.glob("bookie-*") if path.is_dir()])

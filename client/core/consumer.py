@@ -230,8 +230,8 @@ class ConsumerCore:
         self.chunks.clear()
 
     def reset_duplicate_filter(self) -> None:
-        """Fact: unacknowledged messages will be delivered again, and the application must get them again. Repeated
-        messages are not filtered out any more."""
+        """Forgets which messages were received, so that messages that the broker delivers again reach the application.
+        Called before the broker delivers unacknowledged messages again."""
         if self.repeats is not None:
             self.repeats.forget()
 

@@ -125,8 +125,8 @@ class LogPlan(NamedTuple):
 
 
 class CompactionPolicy(NamedTuple):
-    """The limits of compaction: shares and sizes that decide which logs are compacted, and rates that decide how
-    fast."""
+    """The limits of compaction: the shares of live bytes, and the size, below which a log is compacted, and the bytes a
+    second that compaction may use."""
 
     minor_share: float = 0.2
     major_share: float = 0.5
@@ -285,7 +285,8 @@ _RECORD_BYTES_MAX = 16 << 20
 
 
 class EntryMover:
-    """Copies the living entries of closed logs to the cold log, one slice per call of `step`."""
+    """Copies the records of ledgers that still exist from closed entry logs to the cold log (the log that receives
+    compacted entries), one slice with each call of `step`."""
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, sources: Sequence[int], deleted: DeletedLedgers,
