@@ -97,7 +97,7 @@ class CompactedLedger:
         self._ids = [row.ledger_id for row in rows]
 
     @classmethod
-    async def open(cls, ledgers: TopicStateLedgers, record: Compacted) -> CompactedLedger:
+    async def open(cls, ledgers: TopicStateLedgers | LedgerClient, record: Compacted) -> CompactedLedger:
         """Opens the compacted ledger and reads its table. Returns the open ledger. Raises DataLost if the ledger is
         damaged or lost; LedgerNotFound if it does not exist; Unavailable if bookies do not answer."""
         reader = await ledgers.open(record.ledger_id)
@@ -452,8 +452,9 @@ class Compaction:
 
     # ------------------------------------------------------------------ life
     async def open(self, applied: AppliedPolicies) -> None:
-        """Opens the compacted ledger that the topic's record names. The log must be taken over before. Raises the error
-        with which the ledger could not be read."""
+        """Opens the compacted ledger that the topic's record names. The log must be taken over before. Raises DataLost
+        if the ledger is lost, until an operator gives it up (`SkipLostRequest`); Unavailable if bookies do not answer.
+        """
         record = self.record
         if record is None:
             return
@@ -463,8 +464,11 @@ class Compaction:
         except MagnetarError as error:
             if error.retryable:
                 raise
-            _LOG.error("%s: compacted ledger %d cannot be read: %s", self.topic, record.ledger_id, error)
-            raise
+            raise DataLost(
+                f"topic {self.topic}: its compacted ledger {record.ledger_id} is lost ({error}): "
+                f"'magnetar topics skip-lost {self.topic}' gives it up",
+                topic=self.topic, ledger=record.ledger_id,
+            ) from error
 
     def start(self) -> bool:
         """Starts a compaction. Returns False, and starts none, if a compaction is running."""

@@ -37,7 +37,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -49,7 +49,17 @@ from ...ledger.lost import Run
 from ...ledger.placement_core import StripingReduction
 from ...ledger.recovery import ClosedByAnotherRecoverer
 from ...metadata import paths
-from ...metadata.records import CLOSED, DamagedRecord, LedgerRecord, LostRange, TopicLedger, TopicRecord, decode, encode
+from ...metadata.records import (
+    CLOSED,
+    Compacted,
+    DamagedRecord,
+    LedgerRecord,
+    LostRange,
+    TopicLedger,
+    TopicRecord,
+    decode,
+    encode,
+)
 from ...metadata.store import MetadataStore, NodeUpdate, VersionedValue, update_nodes
 from ...proto.errors import (
     DataLost,
@@ -483,7 +493,12 @@ class SkipLostRequest:
     """A request of an operator to skip lost entries of a topic. `only`: the id of the ledger whose lost entries are
     skipped; -1: all ledgers. `force`: entries that a bookie may still have count as lost, too."""
 
-    def __init__(self, ledgers: LedgerClient, listed: ManagedLedgerRecord, world: World, *, only: int, force: bool):
+    def __init__(
+        self, ledgers: LedgerClient, listed: ManagedLedgerRecord, world: World, *, only: int, force: bool,
+        open_compacted: Callable[[Compacted], Awaitable[object]],
+    ) -> None:
+        """Makes a request. `open_compacted` opens a compacted ledger, or raises the error with which it cannot."""
+        self._open_compacted = open_compacted
         self._list, self._ledgers, self._world = listed, ledgers, world
         self._only, self._force = only, force
         self._topic = listed.topic
@@ -495,14 +510,19 @@ class SkipLostRequest:
         no entry is lost. Raises InvalidRequest if the topic has no ledger `only`; NotAllowed if it is not certain that
         unreadable entries are lost; TopicFenced if the topic has changed meanwhile, and the caller should try again."""
         before = await self._list.read()
-        if self._only >= 0 and all(each.ledger_id != self._only for each in before.ledgers):
+        compacted = before.compacted
+        named = {each.ledger_id for each in before.ledgers}
+        if compacted is not None:
+            named.add(compacted.ledger_id)
+        if self._only >= 0 and self._only not in named:
             raise InvalidRequest(f"topic {self._topic} has no ledger {self._only}", topic=self._topic)
         looked = [
             await self._inspect(each) if self._only in (-1, each.ledger_id) else _InspectedLedger(each, [])
             for each in before.ledgers
         ]
         found = [hole for each in looked for hole in each.holes]
-        if not found:
+        given_up = [] if compacted is None else await self._find_lost_compacted(compacted)
+        if not found and not given_up:
             if self._doubts:
                 silent = ", ".join(sorted(self._silent))
                 raise NotAllowed(
@@ -513,13 +533,40 @@ class SkipLostRequest:
             return []
         rows = [each.row for each in looked if not each.gone] or [looked[-1].row]
         await self._list.change(
-            rows, claim=self._world.rng.randbytes(16).hex(), lost=_bounded([*before.lost, *found], rows)
+            rows, claim=self._world.rng.randbytes(16).hex(), lost=_bounded([*before.lost, *found], rows),
+            compacted=None if given_up else compacted,
         )
-        for each in found:
+        for each in [*found, *given_up]:
             _LOG.error("%s: passed over on purpose, for all: %s", self._topic, describe_lost_range(each))
         kept = {each.ledger_id for each in rows}
-        await self._delete([each.row.ledger_id for each in looked if each.gone and each.row.ledger_id not in kept])
-        return found
+        gone = [each.row.ledger_id for each in looked if each.gone and each.row.ledger_id not in kept]
+        await self._delete([*gone, *(each.ledger_id for each in given_up)])
+        return [*found, *given_up]
+
+    async def _find_lost_compacted(self, compacted: Compacted) -> list[LostRange]:
+        """Returns the whole compacted ledger as one lost range if it cannot be opened any more; else no range. It has
+        no indexes of its own: its messages are those of the log up to its horizon."""
+        if self._only not in (-1, compacted.ledger_id):
+            return []
+        forced = False
+        try:
+            await self._open_compacted(compacted)
+            return []
+        except LedgerNotFound:
+            forced = not await deletions.find_deleted_ledgers(self._list.store, [compacted.ledger_id])
+        except DataLost:
+            pass
+        except MagnetarError as error:
+            _LOG.warning("%s: compacted ledger %d: %s", self._topic, compacted.ledger_id, error)
+            forced = True
+        if forced and not self._force:
+            self._doubts += max(1, compacted.entries)
+            self._silent.add(f"the bookies of compacted ledger {compacted.ledger_id}")
+            return []
+        return [LostRange(
+            ledger_id=compacted.ledger_id, last_entry=max(0, compacted.entries - 1), forced=forced,
+            skipped_ms=self._world.clock.wall_ms(),
+        )]  # fmt: skip
 
     async def _delete(self, ledgers: Sequence[int]) -> None:
         try:
@@ -642,7 +689,7 @@ def _emptied(row: TopicLedger, end_index: int) -> TopicLedger:
 def _bounded(lost: Sequence[LostRange], rows: Sequence[TopicLedger]) -> tuple[LostRange, ...]:
     """Returns the ranges to store, LOST_MAX at most: ranges in removed ledgers are left out if necessary. Raises
     InvalidRequest if too many are in ledgers that still exist."""
-    listed, least = {each.ledger_id for each in rows}, max(each.end_index for each in lost)
+    listed, least = {each.ledger_id for each in rows}, max((each.end_index for each in lost), default=0)
     gone = [each for each in lost if each.ledger_id not in listed and each.end_index != least]
     drop = set(gone[: max(0, len(lost) - LOST_MAX)])
     kept = tuple(each for each in lost if each not in drop)

@@ -72,6 +72,7 @@ from ..common.refusals import check_incarnation
 from ..common.retry import PATIENCE_S, LogThrottle, SharedCallsByKey
 from ..common.token_bucket import EventLoopSlices
 from ..log.cache import TailCache
+from ..log.compaction import CompactedLedger
 from ..log.log_shape_core import allowed_replication_shortfall
 from ..log.managed_ledger import ManagedLedgerRecord, SkipLostRequest, TopicFenced
 from ..log.reader import ReadMemory
@@ -746,7 +747,10 @@ class TopicManager:
             for _ in range(SKIP_TRIES):
                 await self.unload_topic(name)
                 listed = ManagedLedgerRecord(session.metadata, name)
-                skip = SkipLostRequest(session.ledgers, listed, self.world, only=only, force=force)
+                skip = SkipLostRequest(
+                    session.ledgers, listed, self.world, only=only, force=force,
+                    open_compacted=partial(CompactedLedger.open, session.ledgers),
+                )
                 try:
                     found = await skip.run()
                 except TopicFenced:

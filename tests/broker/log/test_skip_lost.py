@@ -87,6 +87,34 @@ async def test_a_closed_ledger_that_is_lost_is_passed_over_on_purpose_and_everyt
     await admin.close()
 
 
+async def test_a_compacted_ledger_that_is_lost_is_given_up_and_the_topic_is_compacted_again(running: Cluster) -> None:
+    broker = running.brokers[0]
+    manager, admin = broker.topic_manager, _admin(running)
+    await _publish(running, 0, 1)
+    compaction = (await manager.topic(NAME)).compaction
+
+    async def compact() -> int:
+        compaction = (await manager.topic(NAME)).compaction
+        assert compaction.start()
+        await compaction.wait_finished()
+        assert compaction.record is not None
+        return compaction.record.ledger_id
+
+    lost = await compact()
+    assert (await admin.skip_lost(TOPIC)).ranges == (), "it is whole"
+    await manager.unload_topic(NAME)
+    await compaction.ledgers.delete(lost)
+    with pytest.raises(DataLost, match=f"compacted ledger {lost} is lost .* skip-lost"):
+        await manager.topic(NAME)
+
+    (given_up,) = (await admin.skip_lost(TOPIC)).ranges
+    assert (given_up.ledger_id, given_up.forced) == (lost, False)
+    assert await _publish(running, 2) == [2]
+    assert await compact() != lost
+    assert (await admin.skip_lost(TOPIC)).ranges == ()
+    await admin.close()
+
+
 async def test_a_topic_whose_open_ledger_is_lost_opens_again_and_gives_no_index_twice(running: Cluster) -> None:
     broker, world = running.brokers[0], running.world
     await TestConsumer(world, broker, TOPIC).ready()
