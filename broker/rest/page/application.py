@@ -57,7 +57,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 
 from ....proto import operations as op
-from ....proto.errors import ConnectionLost, MagnetarError, TimedOut, Unauthenticated
+from ....proto.errors import MagnetarError, Unauthenticated
 from ....proto.names import parse_number
 from ....proto.versions import PRODUCT
 from ....runtime.access import PrincipalKind
@@ -356,16 +356,12 @@ class PageApplication:
             plan = await plan_resend(call, act, id_, once if confirmed else secrets.token_hex(16))
         if not confirmed:
             return self._render(request, "resend.html", title="Publish again", who=context.principal.name, plan=plan)
+        if once in self._resent:  # the same form was sent while this one was looked at
+            return RedirectResponse(seen, 303)
         self._resent[once] = None  # before it is published: a form that is sent twice publishes once
         while len(self._resent) > RESENT_MAX:
             self._resent.popitem(last=False)
-        try:
-            self._resent[once] = await publish_again(call, plan)
-        except (TimedOut, ConnectionLost):
-            raise  # it may have been published
-        except MagnetarError:
-            self._resent.pop(once, None)
-            raise
+        self._resent[once] = await publish_again(call, plan)  # after an error it may have been published
         return RedirectResponse(seen, 303)
 
     async def _login(self, request: Request, form: dict[str, str]) -> Response:

@@ -247,8 +247,9 @@ async def tail(call: RestRequest) -> TailView:
     end, count = offsets.end_index, offsets.end_index - offsets.earliest_index
     width = max(1, min(TAIL_MAX, TAIL_BYTES * count // max(1, offsets.bytes)))
     async with OwnerReader(call) as reader:
+        floor = max(offsets.earliest_index, end - width)
         found, _ = await search_backwards(
-            call, reader, Criteria(), max(offsets.earliest_index, end - width), end, most=width
+            call, reader, Criteria(), floor, end, most=width, bytes_most=TAIL_BYTES
         )
     most = TAIL_PAYLOADS // max(1, len(found))
     return TailView(call.topic.full, end, tuple(_message(each, "", most, ()) for each in found))
@@ -334,7 +335,8 @@ class Found:
     id: str
     index: int
     metadata: Any
-    payload: bytes
+    payload: bytes  # of a message that a search found: not more of it than is shown
+    size: int
     producer: str
     published_ms: int
     is_encoded: bool  # the payload is encrypted, or a chunk
@@ -354,7 +356,8 @@ async def decode_entry(call: RestRequest, found: Any, wanted: tuple[int, int, in
         if (at in found.acked_batch_indexes and not is_whole) or (wanted is not None and wanted[2] not in (-1, at)):
             continue
         messages.append(Found(
-            place if is_whole else f"{place}:{at}", first_index + at, about, payload, producer, header.publish_time,
+            place if is_whole else f"{place}:{at}", first_index + at, about, payload, len(payload), producer,
+            header.publish_time,
             bool(header.metadata.encryption_keys) or header.metadata.num_chunks_from_msg > 1,
         ))  # fmt: skip
     return messages
@@ -369,7 +372,7 @@ def _message(found: Found, way: str, most: int, acts: tuple[str, ...]) -> Messag
     about = found.metadata
     return Message(
         found.id, found.index, found.published_ms, found.producer, decode_text(about.partition_key),
-        decode_properties(about), len(found.payload), way, text, len(found.payload) > most, acts,
+        decode_properties(about), found.size, way, text, found.size > most, acts,
     )  # fmt: skip
 
 
@@ -493,9 +496,13 @@ async def _search_window(
     while at < end:
         entries, next_index = await reader.read(at, end)
         for entry in entries:
+            if window.bytes > WINDOW_BYTES and end - first > 1:
+                window.is_cut = True
+                return window
             window.bytes += len(entry.entry)
             try:
                 last_index, header = parse_entry(entry.entry)
+                window.bytes += header.uncompressed_size  # it may unfold to a thousand times its size
                 if _is_too_large(header):
                     window.unread += min(last_index + 1, end) - max(last_index + 1 - header.num_messages, first)
                     continue
@@ -504,15 +511,15 @@ async def _search_window(
                 window.unread += 1
                 continue
             inside = [each for each in messages if first <= each.index < end]
-            window.found += [each for each in inside if criteria.fits(each)]
+            for each in inside:
+                if criteria.fits(each):
+                    each.payload = each.payload[: PAYLOADS_BYTES + 1]
+                    window.found.append(each)
             if criteria.text:
                 window.unread += sum(each.is_encoded for each in inside)
             if turns.is_slice_used_up:
                 await turns.begin_slice()
         at = next_index if next_index > at else end
-        if window.bytes > WINDOW_BYTES and at < end and end - first > 1:
-            window.is_cut = True
-            return window
     return window
 
 

@@ -201,10 +201,31 @@ async def confirmed(http: Http, path: str, fields: dict[str, str], **headers: st
     return await post(http, path, fields, Cookie=fields.pop("cookie"), **headers)
 
 
+async def test_a_search_counts_what_entries_unfold_to(tmp_path: Path) -> None:
+    async with topic_with_client(tmp_path) as (http, client):
+        producer = await client.create_producer(
+            "t", batching_enabled=False, compression_type=magnetar.CompressionType.ZLib
+        )
+        for _ in range(20):
+            await producer.send(bytes(4 << 20))
+        progress = (await searched(http, text="nothing"))["progress"]
+        assert progress["bytes"] > messages.FIND_BYTES
+        assert progress["before"] > 0, "it goes on from there"
+        found = (await searched(http, text="\0"))["messages"]
+        assert [each["size"] for each in found][:2] == [4 << 20, 4 << 20]
+
+
 @pytest.mark.parametrize("batching", [False, True])
 async def test_a_message_is_published_again_as_what_it_was_and_once_for_a_preview(
-    tmp_path: Path, batching: bool
+    tmp_path: Path, batching: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    plan_resend = application.plan_resend
+
+    async def slow(*arguments: Any) -> Any:
+        plan = await plan_resend(*arguments)
+        await asyncio.sleep(0.1)
+        return plan
+
     async with topic_with_client(tmp_path) as (http, client):
         options = {"batching_enabled": batching, "compression_type": magnetar.CompressionType.ZLib}
         producer = await client.create_producer("t", schema=StringSchema(), **options)
@@ -216,12 +237,16 @@ async def test_a_message_is_published_again_as_what_it_was_and_once_for_a_previe
         assert b"at the end of persistent://public/default/t" in preview.body
         assert b"It becomes the newest of its key" in preview.body
         assert len((await searched(http, key="k"))["messages"]) == 1, "a preview publishes nothing"
-        done = [await confirmed(http, MESSAGES, form) for _ in range(2)]
-        assert [each.status for each in done] == [303, 303]
+        monkeypatch.setattr(application, "plan_resend", slow)
+        twice = Http(f"http://{http.endpoint}")
+        done = [*await asyncio.gather(*(confirmed(each, MESSAGES, form) for each in (http, twice)))]
+        await twice.close()
+        done.append(await confirmed(http, MESSAGES, form))
+        assert [each.status for each in done] == [303, 303, 303]
         new, same = (await searched(http, key="k"))["messages"]
         assert same == old, "one more, though the form was sent twice"
         assert (new["payload"], new["properties"], new["index"]) == ("first", {"a": "b"}, 2)
-        page = (await http.ask("GET", done[1].headers["location"])).body.decode()
+        page = (await http.ask("GET", done[2].headers["location"])).body.decode()
         assert f'<a href="{MESSAGES}?id={new["id"]}">{new["id"]}</a>' in page
         reader = await client.create_reader("t", magnetar.MessageId.earliest, schema=StringSchema())
         got = [await reader.read_next() for _ in range(3)]
