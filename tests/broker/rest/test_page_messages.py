@@ -219,7 +219,11 @@ async def test_a_search_counts_what_entries_unfold_to(tmp_path: Path) -> None:
 async def test_a_message_is_published_again_as_what_it_was_and_once_for_a_preview(
     tmp_path: Path, batching: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan_resend = application.plan_resend
+    plan_resend, publish_again, published = application.plan_resend, application.publish_again, list[object]()
+
+    async def publish(*arguments: Any) -> Any:
+        published.append(arguments)
+        return await publish_again(*arguments)
 
     async def slow(*arguments: Any) -> Any:
         plan = await plan_resend(*arguments)
@@ -238,11 +242,13 @@ async def test_a_message_is_published_again_as_what_it_was_and_once_for_a_previe
         assert b"It becomes the newest of its key" in preview.body
         assert len((await searched(http, key="k"))["messages"]) == 1, "a preview publishes nothing"
         monkeypatch.setattr(application, "plan_resend", slow)
+        monkeypatch.setattr(application, "publish_again", publish)
         twice = Http(f"http://{http.endpoint}")
         done = [*await asyncio.gather(*(confirmed(each, MESSAGES, form) for each in (http, twice)))]
         await twice.close()
         done.append(await confirmed(http, MESSAGES, form))
         assert [each.status for each in done] == [303, 303, 303]
+        assert len(published) == 1
         new, same = (await searched(http, key="k"))["messages"]
         assert same == old, "one more, though the form was sent twice"
         assert (new["payload"], new["properties"], new["index"]) == ("first", {"a": "b"}, 2)
