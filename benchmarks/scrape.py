@@ -51,7 +51,7 @@ def stand_in(number: int, *, backlog: int = 0) -> Any:
     return SimpleNamespace(
         name=name, traffic=TopicStatistics(SystemClock()), producers=(), log=log, subscriptions={"s": subscription},
         transactions=SimpleNamespace(statistics=lambda: None),
-        maintenance=SimpleNamespace(expired=0, evicted=0,
+        maintenance=SimpleNamespace(quota=None, expired=0, evicted=0,
         oldest_arrival_ms_in_memory=lambda subscription: 1_000_000 + number),
     )  # fmt: skip
 
@@ -60,7 +60,8 @@ def stand_in_broker(topics: dict[str, Any], config: BrokerConfig) -> Any:
     """A broker that has loaded these, for `MeasuredParts`."""
     clock = SystemClock()
     owned = SimpleNamespace(
-        world=SimpleNamespace(clock=clock), loaded=topics, cache=SimpleNamespace(statistics=dict), config=config,
+        world=SimpleNamespace(clock=clock, own_token_ends_ms=lambda: 0),
+        loaded=topics, cache=SimpleNamespace(statistics=dict), config=config,
         metrics_topics=config.metrics_topics, publish_seconds=Histogram(SECONDS), bookie_statistics=dict,
         memory=CallerMemory(), coordinators=(), metadata_use=MetadataResponsiveness(clock),
         survey=TopicSurveyRunner(clock, topics.values), load_seconds=Histogram(SECONDS), lookups=0,
