@@ -36,13 +36,14 @@ endef
 demo: $(STAMP)
 	@$(BIN)/python -m magnetar.cli.main demo
 
-# Two halves beside each other: what needs a core all the time, and what waits for disks, processes and the clock and leaves
-# cores idle when it is alone. Together they have seven workers; the second one alone had six.
+# Two halves, one after the other: beside each other they starve the workers of Spark, which then do not connect in time.
+# Tests wait for the disk, for processes and for the clock more than for a core, so there are more workers than two.
 # pytest keeps what it made of a test's file (TESTED), also where Python may not write bytecode by itself. Workers that
 # begin together each make all of it, which takes 15 s of each: `collected` makes it once, beside the compiler.
 TESTED := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 test: $(STAMP)
-	@$(MAKE) --no-print-directory --jobs 2 --keep-going test-cores test-processes
+	@$(MAKE) --no-print-directory test-cores
+	@$(MAKE) --no-print-directory test-processes
 
 # Looks for Java, PostgreSQL and Chromium, and installs them where we are root; without them the tests of Spark, of the
 # outbox with PostgreSQL and of the page in a browser are skipped and say so.
@@ -54,11 +55,11 @@ servers: $(STAMP)
 # Who is done takes of the tests of others: none is idle while the last has minutes of work (tests/conftest.py: which begin,
 # and which stay together).
 test-cores: servers collected
-	$(TESTED) -m 'not processes and not spark and not interop' --numprocesses 3 --dist worksteal
+	$(TESTED) -m 'not processes and not spark and not interop' --numprocesses 4 --dist worksteal
 
 # It reads the files alone that name its marks: each worker reads them all.
 test-processes: servers collected
-	$(TESTED) -m 'processes or spark' --numprocesses 4 --dist loadgroup --durations 25 \
+	$(TESTED) -m 'processes or spark' --numprocesses 6 --dist loadgroup --durations 25 \
 		$$(grep -lrE 'mark\.(processes|spark)' --include='test_*.py' tests)
 
 collected: $(STAMP)
