@@ -54,11 +54,11 @@ servers: $(STAMP)
 
 # Who is done takes of the tests of others: none is idle while the last has minutes of work (tests/conftest.py: which begin,
 # and which stay together).
-test-cores: servers collected
+test-cores: servers
 	$(TESTED) -m 'not processes and not spark and not interop' --numprocesses 4 --dist worksteal
 
 # It reads the files alone that name its marks: each worker reads them all.
-test-processes: servers collected
+test-processes: servers
 	$(TESTED) -m 'processes or spark' --numprocesses 6 --dist loadgroup --durations 25 \
 		$$(grep -lrE 'mark\.(processes|spark)' --include='test_*.py' tests)
 
