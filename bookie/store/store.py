@@ -5,8 +5,8 @@ enqueues its journal record in one step without an await (ledger protocol §1.5)
 admitted before it, and every later add is refused. `seal(done)` calls `done(True)` when all of them are synced.
 **Reads**: `read`, `read_from_memory`, `read_lac` (reads.py). **Keys** of ledgers: `keys` (index_files.py).
 
-boot.py starts the store, `CheckpointScheduler` runs the checkpoints, `LedgerKeys` (index_files.py) writes the tombstones
-of deleted ledgers.
+boot.py starts the store, `CheckpointScheduler` runs the checkpoints, `LedgerKeys` (index_files.py) writes the
+tombstones of deleted ledgers.
 
 Bounds: two memtables, the journal's queue, the read cache, the index's cache. Past them adds are BUSY.
 
