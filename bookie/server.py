@@ -5,7 +5,7 @@
     await bookie.close()                                     in order: no new requests, the queue is synced, files
 
 Order of a start: lock and cookie (identity.py), replay (store/boot.py), listen, register. A registered bookie serves.
-In the background: registration.py, registration.py, garbage.py, restore.py, scrub.py, repair (auto-recovery).
+In the background: registration.py, garbage.py, restore.py, scrub.py, repair (auto-recovery).
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class BookieRecord(Record, frozen=True, kw_only=True):
     rack: str = "/default"
     total_bytes: int = 0
     free_bytes: int = 0
-    limbo: bool = False  # it lost data and answers "unknown" for entries it lacks; new ledgers may use it (restore.py)
+    limbo: bool = False  # it lost data and answers "unknown" for entries it lacks; new ledgers may use it
     fenced_upto: int = -1  # it refuses clients' adds to ledgers up to this id, for ever
     process: str = ""  # random, of the process: another value means that another process uses the same uuid
     key: str = ""  # public, of its peer service (runtime/peer/keys.py); empty: it speaks in clear

@@ -14,9 +14,10 @@ needs. What follows from it:
 | AdminClient, Admin | the method of `method` (client/admin/grpc_transport.py), or a function in client/admin/ |
 | docs/administration.md | a line of its table (tests/docs/tables.py) |
 
-A new operation is a row, and the function that does it: the method of `AdminService` (broker/grpc/admin.py)
-with its name in snake case. A message that wire.proto has not is a change there. What is special on a face (a stream,
-progress, Pulsar's odd JSON) is a function there. Guard: tests/broker/test_new_operation.py makes a new one.
+A new operation is a row, and the function that does it: the method of `AdminService` (broker/grpc/admin.py) with its
+name in snake case. Its rpc is a line of `service Admin` in wire.proto, or the row names its messages (`request`,
+`reply`); a message that wire.proto has not is a change there. What is special on a face (a stream, progress, Pulsar's
+odd JSON) is a function there. Guard: tests/broker/test_new_operation.py makes a new one.
 This module imports no message and no value: the command line and an idle server load neither.
 """
 
@@ -29,12 +30,6 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 if TYPE_CHECKING:
     from . import statistics as values
     from .states import TxnState
-
-# ----------------------------------------------------------------------------------------------------- operation
-# What a row of the table of operations says (proto/operations.py).
-#
-# Annotations are not postponed here: a named tuple would compile each of them again, at the start of every command.
-
 
 # ----------------------------------------------------------------------------------------------------- operation
 # What a row of the table of operations says (proto/operations.py).

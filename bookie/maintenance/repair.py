@@ -55,7 +55,8 @@ from .repair_worker import Copier, RepairConfig, RepairWorker
 #     scan      reads every ledger's record, when who is lost or departing changed, at its start, and now and then
 #     changed   reads those that changed since (a watch tells which); one that was closed is checked soon
 #     hurry     brings every mark's next try forward when a bookie has come
-#     recovering  marks a ledger that is in recovery for RECOVERING_S: a broker that takes topics over ends hundreds
+#     recovering
+#               marks a ledger that is in recovery for RECOVERING_S: a broker that takes topics over ends hundreds
 #               itself, and a mark for each would only delay it
 #     damage    marks what scrubbers and readers reported (DamagedEntriesRecord), each report once; one of a lost bookie
 #               and of a ledger that is gone, or closed without it, is removed: that bookie cannot take it back

@@ -3,7 +3,8 @@
     append(group, size, records)    intent: the records of a group wait for their block
     close()                         intent: `is_ended` is true after everything that waits
     receive(fact)   → effects       BlockSynced, BlockRefused, SegmentBegun, SegmentRefused, DiskRoomFound,
-    JournalFailed advance(spare)  → effects       what to do next; an empty list: nothing before the next fact or group
+                                    JournalFailed
+    advance(spare)  → effects       what to do next; an empty list: nothing before the next fact or group
 
 Effects: `WriteBlock` and `BeginSegment` go to the disk, and each comes back as one fact. `ConfirmBlock` and
 `RefuseBlock` answer the groups of a block. bookie/store/journal.py carries them out; it owns threads, files,

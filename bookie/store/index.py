@@ -9,7 +9,7 @@ The index is a multimap of copies: an entry may be in several extents (replayed 
 every good copy counts. `add_group` adds a group and drops logs in one synchronous step, so that a reader sees a flush,
 a compaction or a deletion whole. It increments `generation`, by which a reader detects the change.
 
-This module reads no file: `find_extents_of_ledger_in_log` says which pages are missing, search.py loads them in the
+This module reads no file: `find_extents_of_ledger_in_log` says which pages are missing, reads.py loads them in the
 read worker. Guarded by tests/bookie/store/test_index.py.
 """
 
@@ -302,7 +302,7 @@ class EntryLogIndex:
         self._runs: LruCache[tuple[int, int] | tuple[int, int, None], LedgerExtents | ExtentTable] = LruCache(bytes_max)
         self.generation = 0
         self.loading: dict[tuple[int, int], Future[None]] = {}
-        """(log, ledger) → a future that is done when the run has been loaded (search.py)."""
+        """(log, ledger) → a future that is done when the run has been loaded (reads.py)."""
 
     # ------------------------------------------------------------------------------------ changes
     def add(self, group: LoadedIndexGroup) -> None:

@@ -14,7 +14,7 @@ journal as that intent, so a start never finds an entry, a fence or an LAC of a 
     introduce(ledger, key)            the metadata has a record of the ledger with this key
     verdict(ledger, key)              whether an intent with this key is admitted
     ensure_descriptor(ledger, key)    the descriptor, after OK; enqueues the KEY record if it is not durable
-    take_enqueued_keys()                   the KEY records of the group that is sealed now
+    take_enqueued_keys()              the KEY records of the group that is sealed now
 
 `TombstoneWriter` writes the tombstones of deleted ledgers. Bound: `INTRODUCED_MAX` ledgers that were introduced and did
 not begin. Guarded by tests/bookie/test_newcomers.py, tests/bookie/store/test_crashes.py.
@@ -278,15 +278,13 @@ class TableLoader:
 #
 # A descriptor is in one of these places, looked up in this order: *dirty* (changed since the last checkpoint began),
 # *settling* (being written by the running one), *clean* (a cache of those used lately), else a record in the packed
-# table (table.py). A bitmap says which ledgers exist. A caller that changes a descriptor gets it with `get` or `create`
-# in the same step, without an await in between, and calls `mark_changed`: so there is never a second one with older
-# values. A
-# descriptor whose key or fence is not durable yet stays dirty.
+# table (`LedgerTable`). A bitmap says which ledgers exist. A caller that changes a descriptor gets it with `get` or
+# `create` in the same step, without an await in between, and calls `mark_changed`: so there is never a second one with
+# older values. A descriptor whose key or fence is not durable yet stays dirty.
 #
 # A checkpoint calls `begin_checkpoint` when it swaps the memtable, `pending_changes` for the worker, which encodes and
 # merges (`PendingIndexChanges.encode_changes`, so that the event loop never walks over ledgers), and `on_written` after
-# the mark. `has_unwritten_changes`: there is
-# something to write, also when there were no entries (#4843).
+# the mark. `has_unwritten_changes`: there is something to write, also when there were no entries (#4843).
 
 
 _CLEAN_MAX = 4096

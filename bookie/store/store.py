@@ -3,9 +3,10 @@
 **Synchronous intents**, answered after the next `seal`: `add`, `fence`, `write_lac`. Each checks, changes memory and
 enqueues its journal record in one step without an await (ledger protocol §1.5). So a fence sees every add that was
 admitted before it, and every later add is refused. `seal(done)` calls `done(True)` when all of them are synced.
-**Reads**: `read`, `read_from_memory`, `read_lac` (reads.py). **Keys** of ledgers: `keys` (keys.py).
+**Reads**: `read`, `read_from_memory`, `read_lac` (reads.py). **Keys** of ledgers: `keys` (index_files.py).
 
-boot.py starts the store, `CheckpointScheduler` runs the checkpoints, keys.py writes the tombstones of deleted ledgers.
+boot.py starts the store, `CheckpointScheduler` runs the checkpoints, `LedgerKeys` (index_files.py) writes the
+tombstones of deleted ledgers.
 
 Bounds: two memtables, the journal's queue, the read cache, the index's cache. Past them adds are BUSY.
 
@@ -614,7 +615,7 @@ class Store:
 
     async def find_stored_entries(self, ledger: int, first: int, last: int) -> IntegerIntervals:
         """Returns which of the entries `first … last` are durable at this bookie, according to the memory and the index
-        (search.py)."""
+        (reads.py)."""
         return await self._held.find_stored_entries(ledger, first, last)
 
     async def find_extent(self, log_number: int, extent: Extent) -> tuple[ExtentLocation, ExtentTable | None] | None:

@@ -2,7 +2,7 @@
 
     cache = PolicyCache(metadata, defaults, changed)
     await cache.open()                         from here on changes are seen
-    await cache.get_applied_policies(topic)             reads the policies of the namespace and its topics, once
+    await cache.get_applied_policies(topic)    reads the policies of the namespace and its topics, once
     await cache.change(namespace, topic, …)    written, and known here, when it returns
     await cache.close()
 

@@ -1,6 +1,6 @@
 """The interfaces of a log for a topic, its producers and its subscriptions, independent of its storage.
 
-    LogEntryReader   entries by position, index and time
+    LogEntryReader  entries by position, index and time
     ReadableLog     what a subscription reads: the log, or its compacted form (broker/log/compaction.py)
     Log             what a topic publishes to: on bookies (broker/log/topic_log.py), or in memory alone
                     (broker/topic/nonpersistent.py)

@@ -272,9 +272,9 @@ def _indexed(entry: StoredEntry) -> PositionAndIndex:
 # --------------------------------------------------------------------------------------------------- read_memory
 # Memory for what subscriptions have read from bookies and not delivered: one bound for all subscriptions of a broker.
 #
-#     size = memory.read_size(read_bytes)  what to read now: less when many subscriptions have something
-#     async with memory.reserve(size)      waits while the reads under way take all of it
-#     memory.set_used_bytes_of_holder(buffer, size)        what a subscription has now; 0: nothing
+#     size = memory.read_size(read_bytes)              what to read now: less when many subscriptions have something
+#     async with memory.reserve(size)                  waits while the reads under way take all of it
+#     memory.set_used_bytes_of_holder(buffer, size)    what a subscription has now; 0: nothing
 #
 # A read that begins makes room: the subscriptions that have used what they have least recently give it back, and read
 # it again when they need it. So a subscription whose consumers take nothing keeps no other from reading, nothing waits

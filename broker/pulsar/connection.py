@@ -423,7 +423,7 @@ class PulsarConnection:
 
     def send_error(self, request_id: int, error: MagnetarError, number: pulsar.ServerError | None = None) -> None:
         """Sends an ERROR command that answers the request. `number`: the error number to send; None: the number that
-        errors.py has for `error`."""
+        `pulsar_error_number` (translate.py) has for `error`."""
         number = pulsar_error_number(error) if number is None else number
         self.send(encode_frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message)))
 

@@ -4,7 +4,7 @@
     session.flow(permits)                  the port gets entries from the next turn of the loop on
     for _ in session.ack(…): …             in steps of less than a millisecond, between which the loop may run others
     await session.wait_durable()           what was acknowledged up to now survives a crash
-    await session.ack_in_transaction(txn, …)    pending in a transaction, and durable
+    await session.ack_in_transaction(txn, …)  pending in a transaction, and durable
     await session.seek_message(…), …       answered before anything from the new position is delivered
     await session.close()                  in order; `leave()` when the connection is lost
 

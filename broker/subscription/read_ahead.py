@@ -1,8 +1,8 @@
 """The entries of its log that a subscription has in memory, and its reads from bookies.
 
-    entries = buffer.get_requested_entries(want, end)  # the first of what the dispatcher wants; none: they are read
-    first buffer.add_waiting_entries(entries)              # they wait for their keys' consumers, until they are
-    delivered buffer.discard_delivered_entries(deliveries)         # they were delivered
+    entries = buffer.get_requested_entries(want, end)  # the first of what the dispatcher wants; none: read them first
+    buffer.add_waiting_entries(entries)                # they wait for their keys' consumers, until they are delivered
+    buffer.discard_delivered_entries(deliveries)       # they were delivered
 
 New entries are taken from the tail cache, else from what was read ahead: chunks of `read_bytes`, the next one while
 this one is handed out, so two of them and a half are in memory. A chunk is long, because each read waits for turns of

@@ -74,7 +74,7 @@ from .state_core import (
 # A topic joins before it stores an operation of the transaction. The end names what each participant stored, and a
 # participant that never joined means that something is lost: the transaction is aborted. A repeated end gets the answer
 # of the first one; an end in doubt waits (outcomes_core.py). A role may end, and write in, only transactions that it
-# began: for those of another role it gets the answer for an id that was never given (table_core.py).
+# began: for those of another role it gets the answer for an id that was never given (state_core.py).
 # Guards: tests/broker/transaction/test_coordinator_walk.py.
 
 

@@ -1,7 +1,7 @@
 """The core of a coordinator in one epoch: which transactions are committed. It decides, and waits for nothing.
 
     effects = coordinator.receive(End(request, txn, EndVerb.COMMIT, …), now)  an intent
-    append = coordinator.decisions.take_next_append()                              all that was decided: one append
+    append = coordinator.decisions.take_next_append()                         all that was decided: one append
     effects = coordinator.on_appended(append.number, now)                     a fact
     effects = coordinator.on_settled(txn, topic) | tick(now) | end_epoch()
 
@@ -25,7 +25,7 @@ Rules (docs/transactions.md)
   done only after each participant has stored it (invariant 87).
 - **Time** is monotonic; deadlines begin anew in a new epoch and are never shortened.
 
-`Coordinator` has an object for each idea: the table of ids (table_core.py); what is decided, and outcomes
+`Coordinator` has an object for each idea: the table of ids (state_core.py); what is decided, and outcomes
 (outcomes_core.py); joins and ends, batches of sinks, begins and names (begins_core.py); half messages (halves_core.py).
 This module gives each intent to one of them, applies durable records, and handles deadlines.
 Guards: tests/broker/transaction/.

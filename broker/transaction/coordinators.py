@@ -1,12 +1,11 @@
 """The transaction coordinators of the cluster as one broker sees them: those it owns, and the owners of the others.
 
-    await coordinators.find_owner(number)  its owner; this broker takes one that no broker owns
-    await coordinators.load_here(number)   the running one; NotOwner if another broker owns it
-    await coordinators.join(txn, topic)    and ask_transaction_state, abort_open: `Coordinators` of
-    broker/common/transactions.py,
-                                           here or over the network
-    await coordinators.load_unowned_coordinators()      loads those that no broker owns and that have something to do
-    await coordinators.close() | drop_all(error)    closes them, or drops them at once
+    await coordinators.find_owner(number)           its owner; this broker takes one that no broker owns
+    await coordinators.load_owned_coordinator(n)    the running one; NotOwner if another broker owns it
+    await coordinators.join(txn, topic)             and ask_transaction_state, abort_open: `Coordinators` of
+                                                    broker/common/transactions.py, here or over the network
+    await coordinators.load_unowned_coordinators()  loads those that no broker owns and that have something to do
+    await coordinators.close() | abandon_all(error) closes them, or drops them at once
 
 There is a fixed number of coordinators, set by the first transaction of the cluster. A coordinator has its owner as a
 bundle of topics has (broker/cluster/ownership.py), under the name of a partition of Pulsar's system topic

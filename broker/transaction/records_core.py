@@ -11,8 +11,9 @@
     EpochHandedOver            the owner of `epoch` ended in order: these are open, for the next epoch alone
     SettledOutcomesInSnapshot  in a snapshot alone: outcomes of transactions that are done
     LargestHolderNumber        in a snapshot alone: the largest number of a holder
-    SinkBatchRecorded              the last batch of a sink, and how long it was idle; batch DISCARDED_BATCH: not kept
-    any more HalfMessage…               of half messages (state_core.py)
+    SinkBatchRecorded          the last batch of a sink, and how long it was idle; batch DISCARDED_BATCH: not kept any
+                               more
+    HalfMessage…               of half messages (state_core.py)
 
 Ids are the lower halves of `TxnId` (`least`): the coordinator is the ledger's. A deadline begins anew in a new epoch,
 so times are how long something may take. Names and sinks are of the role `owner` (state_core.py); a version that knew

@@ -4,7 +4,8 @@
     magnetar_metadata_…        the metadata tree's
     magnetar_broker_…          the tail cache, the topics and the time that publishes take
     magnetar_transactions_…    per coordinator of transactions that it has (metrics_transactions.py; label
-    `coordinator`) magnetar_broker_peer_…     its connections to bookies (label `bookie`)
+                               `coordinator`)
+    magnetar_broker_peer_…     its connections to bookies (label `bookie`)
     magnetar_namespace_…       sums of the loaded topics of a namespace (label `namespace`)
     magnetar_topic_…           per loaded topic (label `topic`), or of the largest alone (`metrics_topics`)
     magnetar_subscription_…    per durable subscription (labels `topic`, `subscription`)

@@ -194,7 +194,7 @@ def _rsa(key: Any, name: str) -> Any:
 #
 # Keys are PEM: a public key is SubjectPublicKeyInfo, a private key PKCS#8 or PKCS#1, without a password. A reader is
 # called in the client's event loop and must not wait for long; what it returns is kept for KEPT_S
-# (client/model/encryption.py, client/model/encryption.py). Guard: tests/client/model/test_keys.py.
+# (client/model/encryption.py). Guard: tests/client/model/test_keys.py.
 
 
 KEPT_S = 4 * 3600.0

@@ -21,10 +21,10 @@ Rows of an atomic relay: whole units, and the one cluster transaction in flight.
 A *unit* is the rows that one transaction of the application wrote, to any destinations. A *flight* is one transaction
 of the cluster that publishes whole units, as many as one claim may have. So readers see all of a unit or nothing.
 
-    units.add(rows)                    claimed rows; a unit is never claimed in part
-    parts = units.start_transaction()  the next flight: the entries of each destination, in order
-    units.take_stored_rows() | put_back() | take_refused_unit()     how it ended
-    units.take_unstored_rows()              units that are certainly not stored give their ids back
+    units.add(rows)                     claimed rows; a unit is never claimed in part
+    parts = units.start_transaction()   the next flight: the entries of each destination, in order
+    units.take_stored_rows()            how it ended; or `put_back()`, or `take_refused_unit()`
+    units.take_unstored_rows()          units that are certainly not stored give their ids back
 
 **One flight at a time**, in the order of the claims: a topic takes the sequence ids of a producer in their order, and
 judges those of a flight only when the one before has ended there.

@@ -133,8 +133,8 @@ class OpenStreams:
 # The callers of one listener, and for how long they are admitted: the same at gRPC's listeners and at simulated ones.
 #
 #     principal = await callers.admitted(caller, path)          or the guard's error, with a line of the audit log
-#     with callers.holding(principal, stream.terminate_with_error): …      breaks the stream off when the credentials
-#     hold no more
+#     with callers.holding(principal, stream.terminate_with_error): …   breaks the stream off when the credentials
+#                                                                       hold no more
 #
 # A stream ends when the credentials of its caller expire, and within LOOK_S after the guard says that they have lapsed.
 # The error is CredentialsExpired, so a client connects again, with credentials that hold or to be refused.

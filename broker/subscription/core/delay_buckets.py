@@ -1,9 +1,13 @@
 """The buckets of a subscription: what of them is in memory, what is to be read, and which of them are merged.
+
     buckets.add(bucket)                             it is durable and named
     buckets.head, buckets.advance()                 the earliest key in memory; the next one
-    buckets.take_segment_reads(now_ms) → Load … add_loaded_keys | mark_bucket_lost   segments are read LOOKAHEAD_MS
-    before they are due buckets.merge(keys_max) … merged_ledgers … remove_merged_buckets   many small ones become one
-    buckets.take_unused_ledgers()                          those that are needed no more
+    buckets.take_segment_reads(now_ms)              → segments to read, LOOKAHEAD_MS before they are due; then
+                                                    `add_loaded_keys`, or `mark_bucket_lost`
+    buckets.merge(keys_max)                         many small ones become one; `merged_ledgers`, then
+                                                    `remove_merged_buckets`
+    buckets.take_unused_ledgers()                   those that are needed no more
+
 Rules
 - Of a bucket there are rows in memory, one per segment; its keys, for LOOKAHEAD_MS alone; its places never.
 - A bucket ends when its last key is given up, acknowledged or not.

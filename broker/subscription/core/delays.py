@@ -6,9 +6,11 @@ queue.
 
     delays.add_entry(position, at_ms)                   its delivery time is in the future
     delays.take_due(now_ms, limit)                      → positions whose time has come, earliest first
-    delays.seal(now_ms) → Draft … on_bucket_stored | on_bucket_store_failed    what is far in the future is stored, as a
-    *bucket* delays.take_segment_reads(now_ms) → Load … add_loaded_keys | mark_bucket_lost   what is near is loaded, a
-    few segments at a time delays.take_unused_ledgers()                               buckets that are needed no more
+    delays.seal(now_ms)                                 → what is far in the future, to be stored as a *bucket*; then
+                                                        `on_bucket_stored`, or `on_bucket_store_failed`
+    delays.take_segment_reads(now_ms)                   → what is near, to be read, a few segments at a time; then
+                                                        `add_loaded_keys`, or `mark_bucket_lost`
+    delays.take_unused_ledgers()                        buckets that are needed no more
 
 Buckets, their keys and segments are in core/delay_buckets.py.
 

@@ -5,7 +5,7 @@ the first.
     slots.vacate(positions)                     it is outstanding no more
     slots.add_waiting(position, numbers)        it waits; until `remove_waiting`, or one of `discard…`
     slots.changed[number] = None                the consumer for the first waiting entry is to be found again
-    slots.next_ready_entries(count, members)            waiting entries that could go out now
+    slots.next_ready_entries(count, members)    waiting entries that could go out now
 
 An entry *occupies* the slots of its keys, and waits in each of them. Five indexes follow from that, and change in this
 module alone: the slots themselves, the outstanding entries with their slots, the waiting entries of several slots
