@@ -45,14 +45,18 @@ def find_alarms(
     Each of `brokers` has the fields `broker`, `busy` (None: not known), `degraded`, `tokenEndsMs` (0: no end) and
     `full`, its topics that take no publishes; each of `bookies` has `bookie`, `state`, `freeBytes` and `totalBytes`,
     and if they are known `ledgers` and `gcRefused`. Of `oldest`, topics with their `name` and `oldest_ms`, the first
-    WORST are considered. `refusing`: those of `silent` that refused the token of the broker that was asked.
+    WORST are considered. `refusing`: those of `silent` that refused the own token or
+    certificate of the broker that was asked.
     """
     found = []
     for name in silent:
         text, helps = f"Broker {name} is registered and does not answer.", "magnetar brokers list"
         if name in refusing:
-            text = f"Broker {name} refuses the own token of the broker that was asked: it has ended or is revoked."
-            helps = NEW_TOKEN
+            text = (
+                f"Broker {name} refuses the own token or certificate of the broker that was asked: ended, revoked, or"
+                " without the right."
+            )
+            helps = NEW_TOKEN if any(each["tokenEndsMs"] for each in brokers) else "magnetar security --help"
         found.append(Alarm(text, helps, code="D01"))
     for each in brokers:
         found += _alarms_of_broker(each, now_ms)

@@ -65,7 +65,8 @@ def test_a_cluster_where_all_is_well_has_no_alarm() -> None:
         (alarms([broker(busy=0.9)]), "The event loop of broker one is busy 90% of its time."),
         (alarms([broker(degraded=1)]), "1 topic writes fewer copies than asked for."),
         (alarms(silent=["two"], refusing=["two"]),
-         "Broker two refuses the own token of the broker that was asked: it has ended or is revoked."),
+         "Broker two refuses the own token or certificate of the broker that was asked: ended, revoked, or without the "
+         "right."),
         (alarms([broker(tokenEndsMs=NOW_MS + 3_600_000)]),
          "The own token of broker one ends in 1 h: no other broker answers it then."),
         (alarms([broker(tokenEndsMs=NOW_MS - 1)]),
@@ -77,6 +78,12 @@ def test_a_cluster_where_all_is_well_has_no_alarm() -> None:
 )  # fmt: skip
 def test_each_alarm_is_a_sentence_and_needs_somebody(found: list[tuple[str, bool]], text: str) -> None:
     assert found == [(text, True)]
+
+
+def test_who_is_refused_makes_a_token_anew_only_where_brokers_have_tokens_that_end() -> None:
+    for ends_ms, command in ((NOW_MS + 10**10, "magnetar security token create"), (0, "magnetar security --help")):
+        (found,) = find_alarms([broker(tokenEndsMs=ends_ms)], ["two"], [bookie()], [], NOW_MS, ["two"])
+        assert found.command.startswith(command)
 
 
 def test_an_own_token_of_a_broker_that_ends_in_two_weeks_can_wait_and_a_later_end_is_no_alarm() -> None:
