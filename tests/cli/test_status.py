@@ -121,6 +121,27 @@ def test_bookies_that_do_not_answer_are_asked_once_each_for_a_third_of_the_time_
     assert (session.timeout_s, session.operator.timeout_s) == (0.3, 0.3)
 
 
+@pytest.mark.parametrize("lost", [(), ("bookies",), ("repair-status",)])
+def test_another_bookie_is_asked_when_the_first_does_not_say_and_what_is_not_known_is_a_note(
+    monkeypatch: pytest.MonkeyPatch, lost: tuple[str, ...]
+) -> None:
+    async def ask(peer: BookiePeer, verb: str, **_: object) -> dict[str, Any]:
+        if verb != "state" and (peer.id == "x" or verb in lost):
+            raise TimedOut("it hangs")
+        gone = {"id": "gone", "state": "absent", "ledgers": 2}
+        return {"freeBytes": 1, "totalBytes": 2, "gcRefused": None, "bookies": [gone], **GOOD}
+
+    monkeypatch.setattr(BookiePeer, "ask", ask)
+    known = tuple(BookieInfo(each, "b:1", False, "", 50, 100) for each in "xy")
+    session: Any = SimpleNamespace(timeout_s=0.3, operator=None, admin=SimpleNamespace(bookies=lambda: known))
+    found = ask_storage(session, ClusterSummary((), (), known))
+    assert (found.repair == GOOD) == ("repair-status" not in lost)
+    assert found.answered
+    assert [each["bookie"] for each in found.bookies] == (["x", "y"] if "bookies" in lost else ["x", "y", "gone"])
+    notes = find_repair_alarms(GOOD, unlisted=found.unlisted)
+    assert [(each.code, each.needed) for each in notes] == ([("D03", False)] if "bookies" in lost else [])
+
+
 def test_a_bookie_that_is_away_and_that_no_ledger_names_can_wait() -> None:
     text = "Bookie 12345678 is not registered, and no ledger names it: forget it, or start it again."
     gone = bookie(state="absent", totalBytes=0, ledgers=0)
