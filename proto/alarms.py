@@ -45,14 +45,18 @@ def find_alarms(
     Each of `brokers` has the fields `broker`, `busy` (None: not known), `degraded`, `tokenEndsMs` (0: no end) and
     `full`, its topics that take no publishes; each of `bookies` has `bookie`, `state`, `freeBytes` and `totalBytes`,
     and if they are known `ledgers` and `gcRefused`. Of `oldest`, topics with their `name` and `oldest_ms`, the first
-    WORST are considered. `refusing`: those of `silent` that refused the token of the broker that was asked.
+    WORST are considered. `refusing`: those of `silent` that refused the own token or
+    certificate of the broker that was asked.
     """
     found = []
     for name in silent:
         text, helps = f"Broker {name} is registered and does not answer.", "magnetar brokers list"
         if name in refusing:
-            text = f"Broker {name} refuses the own token of the broker that was asked: it has ended or is revoked."
-            helps = NEW_TOKEN
+            text = (
+                f"Broker {name} refuses the own token or certificate of the broker that was asked: ended, revoked, or"
+                " without the right."
+            )
+            helps = NEW_TOKEN if any(each["tokenEndsMs"] for each in brokers) else "magnetar security --help"
         found.append(Alarm(text, helps, code="D01"))
     for each in brokers:
         found += _alarms_of_broker(each, now_ms)
@@ -133,18 +137,25 @@ def _health_command(service_url: str) -> str:
     return f"magnetar health --http {'https' if secured else 'http'}://{host}:{8443 if secured else 8080}"
 
 
-def find_repair_alarms(repair: Mapping[str, Any] | None, why: str = "", *, refused: bool = False) -> list[Alarm]:
+def find_repair_alarms(
+    repair: Mapping[str, Any] | None, why: str = "", *, refused: bool = False, unlisted: str = ""
+) -> list[Alarm]:  # fmt: skip
     """Returns the alarms about repair. `repair` is the answer of a bookie to `repair-status`; None: no bookie
     answered. `why`: the reason; `refused`: the caller is not one whom bookies answer, which is no fault of the cluster.
+    `unlisted`: why the bookies that ledgers name are not known, so that none is found to be unregistered.
     """
+    found = list[Alarm]()
+    if unlisted:
+        text = f"Whether ledgers name bookies that are not registered is not known: {unlisted}."
+        found.append(Alarm(text, "magnetar bookies list", needed=False, code="D03"))
     if repair is None and refused:
         text = f"Bookies and repair were not asked: {why}."
-        return [Alarm(text, "magnetar status --security FILE --metadata HOST:PORT", needed=False, code="D05")]
+        helps = "magnetar status --security FILE --metadata HOST:PORT"
+        return [*found, Alarm(text, helps, needed=False, code="D05")]
     if repair is None:
         text = f"No bookie says how repair gets on{f': {why}' if why else ''}."
-        return [Alarm(text, "magnetar bookies list", code="D05")]
-    found, count = list[Alarm](), repair["underReplicated"]
-    if count:
+        return [*found, Alarm(text, "magnetar bookies list", code="D05")]
+    if count := repair["underReplicated"]:
         text = f"{format_count(count, 'ledger')} miss{'es' if count == 1 else ''} copies."
         found.append(Alarm(text, "magnetar ledgers under-replicated", code="D05"))
     if not repair["enabled"]:

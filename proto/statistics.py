@@ -422,7 +422,7 @@ class ClusterSummary:
     silent: tuple[str, ...]
     bookies: tuple[BookieInfo, ...] = ()
     metadata_away_ms: int = 0  # since the epoch: when the metadata answered last; 0: it answers
-    refusing: tuple[str, ...] = ()  # those of `silent` that refused the own token of the broker that was asked
+    refusing: tuple[str, ...] = ()  # those of `silent` that refuse the own token or certificate of this one
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,14 +174,29 @@ class Administration:
         this broker, else at every broker. Returns the number of unloaded topics and of released bundles.
 
         Each bundle is given up once: its owner at the start is asked, and the broker that takes the bundle meanwhile is
-        not. The brokers give up at the same time, each one bundle after the other."""
+        not. An owner that is not registered any more is not asked: an assignment outlives its assignee. The brokers
+        give up at the same time, each one bundle after the other. If one of them fails, the others finish before its
+        error is raised."""
         if here:
             return Unloaded(*await self._broker.unload_namespace(name, bundle))
-        bundles_of: dict[tuple[str, str], list[str]] = {}
+        bundles_of: dict[str, list[str]] = {}
         for each, owner in (await self._broker.list_bundle_owners(name, bundle)).items():
-            bundles_of.setdefault((owner.broker, owner.endpoint), []).append(each)
-        asked = (self._unload_bundles(name, *owner, bundles) for owner, bundles in bundles_of.items())
-        done = [each for found in await asyncio.gather(*asked) for each in found]
+            bundles_of.setdefault(owner.broker, []).append(each)
+        endpoints = {each.name: each.endpoint for each in await self._broker.list_brokers()}
+        endpoints.setdefault(self._broker.name, "")
+        asked = (
+            self._unload_bundles(name, owner, endpoints[owner], bundles)
+            for owner, bundles in bundles_of.items() if owner in endpoints
+        )  # fmt: skip
+        done = list[Unloaded]()
+        errors = list[BaseException]()
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, BaseException):
+                errors.append(answer)
+            else:
+                done += answer
+        if errors:
+            raise errors[0]
         return Unloaded(sum(each.topics for each in done), sum(each.bundles for each in done))
 
     async def _unload_bundles(

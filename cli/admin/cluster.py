@@ -65,7 +65,7 @@ def status(session: Session) -> None:
     bookies, repair = storage.bookies, storage.repair
     backlogs, oldest = find_largest_topics(summary, "backlog", WORST), find_largest_topics(summary, "age", WORST)
     away = find_metadata_alarms(summary.metadata_away_ms, now_ms, session.url)
-    alarms = [] if away else find_repair_alarms(repair, storage.why, refused=storage.refused)
+    alarms = [] if away else find_repair_alarms(repair, storage.why, refused=storage.refused, unlisted=storage.unlisted)
     alarms += find_alarms(brokers, summary.silent, bookies, oldest, now_ms, summary.refusing)
     alarms = [*away, *sorted(alarms, key=lambda alarm: not alarm.needed)]
     if session.out.is_structured:
@@ -114,6 +114,8 @@ class StorageState(NamedTuple):
     repair: dict[str, Any] | None = None
     why: str = ""
     refused: bool = False
+    unlisted: str = ""  # why the bookies that only the metadata of ledgers names are not known; empty: they are
+    answered: bool = False  # a bookie answered, whether or not it says how repair gets on
 
 
 STEPS = 3
@@ -133,7 +135,7 @@ def ask_storage(session: Session, summary: ClusterSummary) -> StorageState:
     if session.operator is not None:
         # less than the whole share, so that metadata that does not answer is what is said
         session.operator = session.operator._replace(timeout_s=0.8 * session.timeout_s)
-    errors, repair, answered = list[Exception](), None, dict[str, dict[str, Any]]()
+    errors, repair, answered, unlisted = list[Exception](), None, dict[str, dict[str, Any]](), ""
     away = bool(summary.metadata_away_ms)
     known: dict[str, dict[str, Any]] = {
         each.id: {
@@ -150,25 +152,26 @@ def ask_storage(session: Session, summary: ClusterSummary) -> StorageState:
                 known[id_].update(freeBytes=found["freeBytes"], totalBytes=found["totalBytes"])
                 known[id_]["version"] = found.get("version")  # an older bookie does not say it
                 known[id_]["gcRefused"] = found["gcRefused"]
-    if first := [*answered][:1]:
+    if answered:
         try:
-            for each in ask_any_bookie(session, "bookies", first)["bookies"]:
+            for each in ask_any_bookie(session, "bookies", answered)["bookies"]:
                 nowhere = {
                     "bookie": each["id"], "endpoint": None, "version": None, "freeBytes": 0, "totalBytes": 0,
                     "gcRefused": None,
                 }  # fmt: skip
                 known.setdefault(each["id"], nowhere).update(state=each["state"], ledgers=each["ledgers"])
-        except (MagnetarError, Failure):
-            pass  # what is registered is shown
+        except (MagnetarError, Failure) as error:
+            unlisted = str(error)  # what is registered is shown
         try:
-            said = ask_any_bookie(session, "repair-status", first)
+            said = ask_any_bookie(session, "repair-status", answered)
             repair = {name: said[name] for name in ("enabled", "auditor", "underReplicated", "secondsToGo")}
         except (MagnetarError, Failure) as error:
             errors = [error]
     for each in known.values():
         each["freePercent"] = round(100 * each["freeBytes"] / each["totalBytes"], 1) if each["totalBytes"] else None
     refused = bool(errors) and all(isinstance(each, Unauthorized) for each in errors)
-    return StorageState(list(known.values()), repair, str(errors[0]) if errors else "", refused)
+    why = str(errors[0]) if errors else ""
+    return StorageState(list(known.values()), repair, why, refused, unlisted, bool(answered))
 
 
 # --------------------------------------------------------------------------------------------------------- top

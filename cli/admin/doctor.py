@@ -76,6 +76,7 @@ class ClusterFacts:
     repair: Row | None = None
     unasked: str = ""  # why no bookie answers
     unasked_refused: bool = False  # as of `StorageState`
+    unlisted: str = ""  # as of `StorageState`
     oldest: Sequence[Row] = ()  # TopicRow
     described: Mapping[str, Row] = field(default_factory=dict)  # endpoint → BrokerDescription, askedMs, answeredMs
     unreachable: Mapping[str, str] = field(default_factory=dict)  # endpoint → why not, from here
@@ -122,7 +123,7 @@ def _alarms(code: str) -> Callable[[ClusterFacts], list[Alarm]]:
         found = find_alarms(
             facts.brokers, facts.silent, facts.bookies, facts.oldest, facts.now_ms, facts.refusing
         )  # fmt: skip
-        found += find_repair_alarms(facts.repair, facts.unasked, refused=facts.unasked_refused)
+        found += find_repair_alarms(facts.repair, facts.unasked, refused=facts.unasked_refused, unlisted=facts.unlisted)
         return [each for each in found if each.code == code]
 
     return find
@@ -344,8 +345,8 @@ def gather(session: Session, backup: str | None) -> ClusterFacts:
     bookies, storage = session.admin.bookies(), ask_storage(session, summary)
     return replace(
         facts, bookies=storage.bookies, repair=storage.repair, unasked=storage.why, unasked_refused=storage.refused,
-        described=described, unreachable=unreachable,
-        reports=_reports(session) if bookies and storage.repair is not None else {},
+        unlisted=storage.unlisted, described=described, unreachable=unreachable,
+        reports=_reports(session) if bookies and storage.answered else {},
         racks={each.id: each.rack for each in bookies}, quorums=_read_quorums(session, summary),
         unread=_read_unread(session, summary), partitions=_read_partitions(session, summary),
     )  # fmt: skip

@@ -88,30 +88,52 @@ async def open_metadata(where: MetadataAccessOptions, data: str | None) -> Async
             await tree.close()
 
 
+BEGINNING = 8
+"""Characters of an id that name a bookie at least: so many are shown where ids are shortened."""
+
+
 def _change(
     metadata: MetadataAccessOptions, data: str | None, output: str, bookie: str,
-    change: Callable[[MetadataStore, str], Awaitable[CookieRecord]]
-) -> None:
-    """Changes the record of the bookie whose id begins with `bookie`, and prints it."""
+    change: Callable[[MetadataStore, str], Awaitable[CookieRecord]], question: str, yes: bool,
+) -> None:  # fmt: skip
+    """Finds the bookie whose id begins with `bookie`, asks for confirmation, changes the record of the bookie, and
+    prints it. `question`: with `{}` for the full id and the place of the bookie."""
 
-    async def run() -> CookieRecord:
+    async def find() -> tuple[str, str]:
         async with open_metadata(metadata, data) as store:
-            return await change(store, await _find_full_id(store, bookie))
+            return await _find_bookie(store, bookie)
 
-    record = asyncio.run(run())
+    async def run(id_: str) -> CookieRecord:
+        async with open_metadata(metadata, data) as store:
+            return await change(store, id_)
+
+    id_, place = asyncio.run(find())
+    confirm(question.format(f"{id_} at {place}"), yes)  # no session of the metadata waits for the answer
+    record = asyncio.run(run(id_))
     row = {"bookie": record.bookie, "places": list(record.directories), "starts": record.starts}
     CommandOutput(output).print_rows([row], ("bookie", "places", "starts"))
 
 
-async def _find_full_id(store: MetadataStore, beginning: str) -> str:
-    """Returns the id of the only bookie with a cookie whose id begins so; `beginning` itself if there is none."""
+async def _find_bookie(store: MetadataStore, beginning: str) -> tuple[str, str]:
+    """Returns the id and the place of the only bookie with a cookie whose id begins so. Raises Failure if there are
+    several or `beginning` is too short, NotFound if there is none."""
     from ...metadata import paths
+    from ...metadata.records import CookieRecord
+    from ...metadata.store import get_record
+    from ...proto.errors import NotFound
     from ..common.exits import Failure
 
-    found = [each for each in await store.children(paths.COOKIES) if each.startswith(beginning)]
+    known = await store.children(paths.COOKIES)
+    found = [each for each in known if each.startswith(beginning)]
+    if len(beginning) < BEGINNING and beginning not in known:
+        raise Failure(f"{beginning!r} is too short for the id of a bookie: give {BEGINNING} characters of it or more")
     if len(found) > 1:
         raise Failure(f"{len(found)} bookies' ids begin with {beginning!r}; give more of it")
-    return found[0] if found else beginning
+    record = await get_record(store, paths.cookie(found[0]), CookieRecord) if found else None
+    if record is None:
+        text = f"the metadata knows no bookie {beginning}; `magnetar bookies list` shows them"
+        raise NotFound(text, bookie=beginning)
+    return found[0], ", ".join(record[0].directories)
 
 
 @click.command()
@@ -127,15 +149,16 @@ def forget(bookie: str, metadata_: MetadataAccessOptions, data: str | None, outp
     """
     from ...bookie.store import identity
 
-    confirm(f"Forget bookie {bookie}; its directory never starts again", yes)
-    _change(metadata_, data, output, bookie, identity.delete_bookie)
+    question = "Forget bookie {}; its directory never starts again"
+    _change(metadata_, data, output, bookie, identity.delete_bookie, question, yes)
 
 
 @click.command()
 @BOOKIE
 @click.argument("place")
 @with_metadata_options
-def move(bookie: str, place: str, metadata_: MetadataAccessOptions, data: str | None, output: str) -> None:
+@YES
+def move(bookie: str, place: str, metadata_: MetadataAccessOptions, data: str | None, output: str, yes: bool) -> None:
     """Register a new place for a bookie whose directory was moved. PLACE is HOST:DIRECTORY as the bookie is given it,
     or its setting `place`. No copy of the directory may be left at the old place.
 
@@ -143,7 +166,11 @@ def move(bookie: str, place: str, metadata_: MetadataAccessOptions, data: str | 
     """
     from ...bookie.store import identity
 
-    _change(metadata_, data, output, bookie, lambda store, id_: identity.change_bookie_place(store, id_, place))
+    def change(store: MetadataStore, id_: str) -> Awaitable[CookieRecord]:
+        return identity.change_bookie_place(store, id_, place)
+
+    question = "Move bookie {} to " + place.replace("{", "{{").replace("}", "}}")
+    _change(metadata_, data, output, bookie, change, question, yes)
 
 
 @click.command("accept-metadata")
@@ -157,8 +184,8 @@ def accept_metadata(bookie: str, metadata_: MetadataAccessOptions, data: str | N
     """
     from ...bookie.store import identity
 
-    confirm("What this metadata does not know of ledgers is kept, and cannot be read. Go on", yes)
-    _change(metadata_, data, output, bookie, identity.accept_metadata)
+    question = "What this metadata does not know of ledgers is kept, and cannot be read. Let bookie {} start so"
+    _change(metadata_, data, output, bookie, identity.accept_metadata, question, yes)
 
 
 # --------------------------------------------------------------------------------------------------------- racks

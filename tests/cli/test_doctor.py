@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ import pytest
 
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.cli.admin import doctor
+from magnetar.cli.admin.cluster import StorageState
 from magnetar.cli.admin.doctor import (
     CHECKS,
     OFFLINE,
@@ -23,6 +25,7 @@ from magnetar.cli.admin.doctor import (
 from magnetar.cli.common.processes import Processes
 from magnetar.cli.main import root
 from magnetar.proto.alarms import Alarm
+from magnetar.proto.statistics import ClusterSummary
 from magnetar.runtime.config import defaults_of
 from tests.support.processes import run_here
 
@@ -181,6 +184,21 @@ def test_while_the_metadata_is_away_only_what_is_known_without_it_is_judged() ->
     findings, states = run_checks(empty)
     assert [each.code for each in findings] == ["D00", "D01", "D15"]
     assert states["D03"] == states["D05"] == states["D10"] == "the metadata does not answer"
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_bookies_that_answer_are_examined_although_none_says_how_repair_gets_on(
+    monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    summary = ClusterSummary((), ())
+    admin = SimpleNamespace(broker_summaries=lambda: summary, bookies=lambda: [SimpleNamespace(id=ID, rack="/r1")])
+    session: Any = SimpleNamespace(admin=admin, url="")
+    monkeypatch.setattr(doctor, "ask_storage", lambda *_: StorageState([bookie()], answered=answered))
+    monkeypatch.setattr(doctor, "_reports", lambda _: {ID: report()})
+    monkeypatch.setattr(doctor, "_describe", lambda _: ({}, {}))
+    for name in ("_read_quorums", "_read_unread", "_read_partitions"):
+        monkeypatch.setattr(doctor, name, lambda *_: [])
+    assert list(doctor.gather(session, None).reports) == ([ID] if answered else [])
 
 
 def test_the_urgent_ones_come_first() -> None:

@@ -65,7 +65,8 @@ def test_a_cluster_where_all_is_well_has_no_alarm() -> None:
         (alarms([broker(busy=0.9)]), "The event loop of broker one is busy 90% of its time."),
         (alarms([broker(degraded=1)]), "1 topic writes fewer copies than asked for."),
         (alarms(silent=["two"], refusing=["two"]),
-         "Broker two refuses the own token of the broker that was asked: it has ended or is revoked."),
+         "Broker two refuses the own token or certificate of the broker that was asked: ended, revoked, or without the "
+         "right."),
         (alarms([broker(tokenEndsMs=NOW_MS + 3_600_000)]),
          "The own token of broker one ends in 1 h: no other broker answers it then."),
         (alarms([broker(tokenEndsMs=NOW_MS - 1)]),
@@ -77,6 +78,12 @@ def test_a_cluster_where_all_is_well_has_no_alarm() -> None:
 )  # fmt: skip
 def test_each_alarm_is_a_sentence_and_needs_somebody(found: list[tuple[str, bool]], text: str) -> None:
     assert found == [(text, True)]
+
+
+def test_who_is_refused_makes_a_token_anew_only_where_brokers_have_tokens_that_end() -> None:
+    for ends_ms, command in ((NOW_MS + 10**10, "magnetar security token create"), (0, "magnetar security --help")):
+        (found,) = find_alarms([broker(tokenEndsMs=ends_ms)], ["two"], [bookie()], [], NOW_MS, ["two"])
+        assert found.command.startswith(command)
 
 
 def test_an_own_token_of_a_broker_that_ends_in_two_weeks_can_wait_and_a_later_end_is_no_alarm() -> None:
@@ -112,6 +119,27 @@ def test_bookies_that_do_not_answer_are_asked_once_each_for_a_third_of_the_time_
     assert (found.repair, found.refused, len(found.bookies)) == (None, False, 3)
     assert found.why == ("bookie x did not answer within 0.1 s" if hangs else "it hangs")
     assert (session.timeout_s, session.operator.timeout_s) == (0.3, 0.3)
+
+
+@pytest.mark.parametrize("lost", [(), ("bookies",), ("repair-status",)])
+def test_another_bookie_is_asked_when_the_first_does_not_say_and_what_is_not_known_is_a_note(
+    monkeypatch: pytest.MonkeyPatch, lost: tuple[str, ...]
+) -> None:
+    async def ask(peer: BookiePeer, verb: str, **_: object) -> dict[str, Any]:
+        if verb != "state" and (peer.id == "x" or verb in lost):
+            raise TimedOut("it hangs")
+        gone = {"id": "gone", "state": "absent", "ledgers": 2}
+        return {"freeBytes": 1, "totalBytes": 2, "gcRefused": None, "bookies": [gone], **GOOD}
+
+    monkeypatch.setattr(BookiePeer, "ask", ask)
+    known = tuple(BookieInfo(each, "b:1", False, "", 50, 100) for each in "xy")
+    session: Any = SimpleNamespace(timeout_s=0.3, operator=None, admin=SimpleNamespace(bookies=lambda: known))
+    found = ask_storage(session, ClusterSummary((), (), known))
+    assert (found.repair == GOOD) == ("repair-status" not in lost)
+    assert found.answered
+    assert [each["bookie"] for each in found.bookies] == (["x", "y"] if "bookies" in lost else ["x", "y", "gone"])
+    notes = find_repair_alarms(GOOD, unlisted=found.unlisted)
+    assert [(each.code, each.needed) for each in notes] == ([("D03", False)] if "bookies" in lost else [])
 
 
 def test_a_bookie_that_is_away_and_that_no_ledger_names_can_wait() -> None:

@@ -59,13 +59,16 @@ def test_status_notes_that_bookies_do_not_answer_a_caller_without_keys(secured: 
 def test_brokers_that_refuse_each_others_own_token_are_named_with_what_helps(tmp_path: Path) -> None:
     with SecuredCluster(tmp_path, bookies=1, brokers=2) as running:
         token = running.folder / "broker.token"
-        made = ("security", "token", "create", "--role", "broker", "--out", str(token), "--replace", "--folder")
+        made = (
+            "security", "token", "create", "--role", "broker", "--days", "90", "--out", str(token), "--replace",
+            "--folder",
+        )  # fmt: skip
         other = tmp_path / "other"
         assert run_here("security", "init", str(other)).code == 0
         assert run_here(*made, str(other)).code == 0
         found = json.loads(running.cli("status", "-o", "json").out)
         (alarm,) = [each for each in found["alarms"] if each["code"] == "D01"]
-        assert "refuses the own token of the broker that was asked" in alarm["text"]
+        assert "refuses the own token or certificate of the broker that was asked" in alarm["text"]
         assert "token create" in alarm["command"]
         assert run_here(*made, str(running.folder)).code == 0
         found = json.loads(running.cli("status", "-o", "json").out)

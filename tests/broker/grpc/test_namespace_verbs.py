@@ -6,11 +6,15 @@ from pathlib import Path
 import pytest
 
 from magnetar.broker.cluster.bundles_core import bundle_name, bundle_name_of_topic
+from magnetar.broker.session.administration import Administration
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import InitialPosition
-from magnetar.proto.errors import Busy, InvalidRequest, NamespaceNotFound, TopicNotFound
+from magnetar.metadata import paths
+from magnetar.metadata.records import OwnerRecord
+from magnetar.metadata.store import put_record
+from magnetar.proto.errors import Busy, InvalidRequest, NamespaceNotFound, TopicNotFound, Unavailable
 from magnetar.proto.names import NamespaceName, TopicName
 from tests.support.cluster import Cluster, cluster
 
@@ -76,6 +80,54 @@ async def test_a_bundle_that_another_broker_takes_meanwhile_is_unloaded_and_coun
         found = await admin.unload_namespace(SPACE)
         assert (found.topics, found.bundles) == (3, bundles)
         assert (len(one.loaded), len(two.loaded)) == (0, 3), "none is unloaded again"
+
+
+async def test_a_namespace_is_unloaded_although_a_bundle_is_assigned_to_a_broker_that_is_gone(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, AdminClient(url_of(running)) as admin:
+        (one,) = (broker.topic_manager for broker in running.brokers)
+        await admin.create_topic("a")
+        await admin.topic_stats("a")
+        count = (await admin.namespace(SPACE)).bundles
+        own = bundle_name_of_topic(TopicName.parse("a"), count)
+        free = next(bundle for number in range(count) if (bundle := bundle_name(number, count)) != own)
+        gone = OwnerRecord(broker="gone", endpoint="127.0.0.1:1", assigned_by=one.name)
+        await put_record(one.metadata, paths.bundle_owner("public", "default", free), gone)
+        assert (await admin.unload_namespace(SPACE)).topics == 1
+        assert (await admin.unload_namespace(SPACE, free)).bundles == 0
+
+
+async def test_a_broker_that_fails_lets_the_others_give_up_their_bundles_before_its_error_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, brokers=2) as running, AdminClient(url_of(running)) as admin:
+        one, two = (broker.topic_manager for broker in running.brokers)
+        async with AdminClient(url_of(running, 1)) as other:
+            await other.create_topic("a")
+            await other.topic_stats("a")
+            count = (await other.namespace(SPACE)).bundles
+        names = (f"n{number}" for number in range(100))
+        mine = bundle_name_of_topic(TopicName.parse("a"), count)
+        elsewhere = next(each for each in names if bundle_name_of_topic(TopicName.parse(each), count) != mine)
+        await admin.create_topic(elsewhere)
+        await admin.topic_stats(elsewhere)
+        assert (len(one.loaded), len(two.loaded)) == (1, 1)
+        unload, failed = two.unload_namespace, asyncio.Event()
+
+        async def fail(name: NamespaceName, bundle: str = "") -> tuple[int, int]:
+            failed.set()
+            raise Unavailable("not now")
+
+        async def unload_late(name: NamespaceName, bundle: str = "") -> tuple[int, int]:
+            await failed.wait()
+            for _ in range(100):  # the failure is known to the broker that asks
+                await asyncio.sleep(0)
+            return await unload(name, bundle)
+
+        monkeypatch.setattr(one, "unload_namespace", fail)
+        monkeypatch.setattr(two, "unload_namespace", unload_late)
+        with pytest.raises(Unavailable, match="not now"):
+            await Administration(one).unload_namespace(NamespaceName.parse(SPACE), here=False)
+        assert len(two.loaded) == 0
 
 
 async def test_backlogs_of_a_namespace_are_cleared_and_a_subscription_goes_from_all_its_topics(tmp_path: Path) -> None:

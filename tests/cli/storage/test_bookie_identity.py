@@ -56,8 +56,33 @@ def test_a_bookie_is_forgotten_by_the_beginning_of_its_id_and_unknown_afterwards
     assert "knows no bookie" in again.err
 
 
+@pytest.mark.parametrize("beginning", ["", BOOKIE[:7]])
+@pytest.mark.parametrize("words", [["forget"], ["move"], ["accept-metadata"]])
+def test_a_beginning_of_fewer_than_eight_characters_names_no_bookie(
+    folder: Path, words: list[str], beginning: str
+) -> None:
+    place = ["other:/data"] if words == ["move"] else []
+    before = cookie(folder)
+    done = run_here("bookies", *words, beginning, *place, "--data", str(folder), "-y")
+    assert (done.code, "too short" in done.err) == (1, True), done.err
+    assert cookie(folder) == before
+
+
+@pytest.mark.parametrize("words", [["forget"], ["move"], ["accept-metadata"]])
+def test_the_question_names_the_whole_id_and_the_place_and_nothing_is_changed_before_the_answer(
+    folder: Path, words: list[str]
+) -> None:
+    place = ["other:/data"] if words == ["move"] else []
+    before = cookie(folder)
+    done = run_here("bookies", *words, BOOKIE[:8], *place, "--data", str(folder))
+    assert (done.code, f"{BOOKIE} at h:/d" in done.err) == (2, True), done.err
+    assert cookie(folder) == before
+    unknown = run_here("bookies", *words, "0" * 8, *place, "--data", str(folder))
+    assert "knows no bookie" in unknown.err, "who is not there is not asked about"
+
+
 def test_a_directory_is_moved(folder: Path) -> None:
-    done = run_here("bookies", "move", BOOKIE, "other:/data", "--data", str(folder))
+    done = run_here("bookies", "move", BOOKIE, "other:/data", "--data", str(folder), "-y")
     assert done.code == 0, done.err
     found = cookie(folder)
     assert found is not None
