@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from hmac import compare_digest
 from typing import TYPE_CHECKING
 
 from ..proto.errors import InvalidConfiguration, Unauthenticated, Unavailable
@@ -348,7 +349,7 @@ class OwnToken:
 
     def read(self) -> str:
         token = read_token(self._source)
-        if token != self._token:
+        if not compare_digest(token.encode(), self._token.encode()):
             self._token, self._ends_ms = token, read_token_end_ms(token)
         now_ms = self._clock.wall_ms()
         if self._ends_ms and self._ends_ms - now_ms < TOKEN_SOON_MS and now_ms - self._warned_ms >= 86_400_000:

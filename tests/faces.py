@@ -152,7 +152,7 @@ def _value(default: Any) -> str:
 
 def _class(face: Face) -> str:
     of = face.kind.__name__
-    parts = [f'class {of}Face({face.base}):\n'
+    parts = [f'class {of}Facade({face.base}):\n'
              f'    """The methods of the blocking {of} that only call or await those of the asyncio {of}."""\n']
     hooks = [f"    {face.hooks}\n"] if face.hooks else []
     for name in face.opens.split():

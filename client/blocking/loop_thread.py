@@ -240,7 +240,7 @@ class BlockingFacade(Generic[Of]):
         super().__init_subclass__()
         for each in vars(cls).values():
             if isinstance(each, FunctionType):
-                each.__qualname__ = each.__qualname__.replace("Face.", ".")
+                each.__qualname__ = each.__qualname__.replace("Facade.", ".")
 
     def _current(self) -> Of:
         raise NotImplementedError

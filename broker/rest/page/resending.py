@@ -38,7 +38,7 @@ from ....proto.entry import (
 )
 from ....proto.entry_pb2 import MessageMetadata
 from ....proto.errors import MagnetarError
-from ....proto.names import TopicName, partition_of
+from ....proto.names import TopicName, parse_number, partition_of
 from ...subscription.core.redelivery_backoff import (
     ORIGIN_MESSAGE_ID,
     REAL_SUBSCRIPTION,
@@ -133,7 +133,7 @@ async def _choose_partition(call: RestRequest, topic: TopicName, metadata: Messa
 def _take_letter_off(metadata: MessageMetadata) -> int:
     """Removes what made the message a dead letter. Returns how often it goes back, this time included."""
     told = decode_properties(metadata).get(REDRIVEN, "")
-    times = 1 + (int(told) if told.isascii() and told.isdecimal() and len(told) <= TIMES_DIGITS_MAX else 0)
+    times = 1 + ((parse_number(told) or 0) if len(told) <= TIMES_DIGITS_MAX else 0)
     kept = [each for each in metadata.properties if decode_text(each.key) not in (*OF_LETTERS, REDRIVEN)]
     pairs = [(each.key, each.value) for each in kept]
     metadata.ClearField("properties")

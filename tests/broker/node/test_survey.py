@@ -95,7 +95,9 @@ async def test_an_age_that_is_not_known_is_read_after_the_walk() -> None:
         topic.maintenance.oldest_arrival_ms_in_memory = lambda subscription: 77
         return 77
 
-    topic.maintenance = SimpleNamespace(oldest_arrival_ms_in_memory=lambda subscription: 0, oldest_arrival_ms=oldest)
+    topic.maintenance = SimpleNamespace(
+        quota=None, oldest_arrival_ms_in_memory=lambda subscription: 0, oldest_arrival_ms=oldest
+    )
     walker, clock = surveyor({"1": topic})
     assert not (await walker.take()).largest["age"]
     await asyncio.sleep(0)

@@ -57,6 +57,18 @@ async def test_the_log_level_changes_without_a_restart_and_goes_back(
             await until(lambda: levels[3:] == [None] * 3)
 
 
+@pytest.fixture
+def started_at_info(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As a process that was started with `--log-level info`, whatever tests before have set."""
+    root = logging.getLogger()
+    level = root.level
+    monkeypatch.setattr(logs, "_configured", "info")
+    root.setLevel("INFO")
+    yield
+    root.setLevel(level)
+
+
+@pytest.mark.usefixtures("started_at_info")
 def test_a_level_is_that_of_the_start_again() -> None:
     logs.set_level("debug", "a test")
     assert logs.current_level() == "debug"
@@ -64,9 +76,8 @@ def test_a_level_is_that_of_the_start_again() -> None:
     assert logs.current_level() == "info"
 
 
+@pytest.mark.usefixtures("started_at_info")
 def test_a_change_of_the_level_is_told_under_either_level(caplog: pytest.LogCaptureFixture) -> None:
-    logs.set_level(None, "the test before")
-    caplog.clear()
     logs.set_level("error", "somebody")
     logs.set_level("error", "another one")
     logs.set_level(None, "somebody else")
