@@ -3,7 +3,7 @@
     /cluster                                    ClusterRecord: instance id, format
     /ids/ledger                                 CounterRecord: next ledger id (taken in blocks, never reused)
     /ledgers/<id, 20 digits>                    LedgerRecord
-    /deleted/<page, 20 digits>                  DeletedLedgersRecord: the ledgers that were deleted (client.py)
+    /deleted/<page, 20 digits>                  DeletedLedgersRecord: the ledgers that were deleted (ledger/client.py)
     /incarnations                               IncarnationsRecord: read-only, of a tree in a file; in no listing
     /bookies/cookies/<uuid>                     CookieRecord
     /bookies/available/<uuid>                   BookieRecord (ephemeral)

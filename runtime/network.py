@@ -383,8 +383,8 @@ class Network(Protocol):
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
     ) -> RunningServer:
-        """Starts a gRPC server. Each service is (name in wire.proto, handler). Port 0 means a free port. Raises Busy if
-        the port is taken, InvalidConfiguration if a TLS file cannot be used."""
+        """Starts a gRPC server. Each service is (name in proto/wire.proto, handler). Port 0 means a free port. Raises
+        Busy if the port is taken, InvalidConfiguration if a TLS file cannot be used."""
         ...
 
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:

@@ -877,6 +877,7 @@ class TopicManager:
         is by the clock of the broker that created it, which may be wrong, and so may this one."""
         names = sorted(each.name for each in await self.list_brokers())
         if names[:1] != [self.name]:
+            self._orphans_since_s.clear()  # what it saw as an orphan then may have been named meanwhile
             return
         found, _ = await self.find_orphans(remove=False)
         session, now_s = self._open(), self.world.clock.monotonic()
