@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hmac import compare_digest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..proto.errors import InvalidConfiguration, Unauthenticated, Unavailable
 from ..proto.names import is_valid_role
@@ -46,6 +46,7 @@ from ..runtime.network import (
     Rpc,
     RunningByteServer,
     RunningServer,
+    Stream,
     World,
 )
 from ..runtime.tasks import SystemWorkers, Workers
@@ -316,7 +317,7 @@ class BrokerChannel:
 
     def __init__(self, inner: Channel) -> None:
         self._inner = inner
-        self.stream, self.is_answering, self.close = inner.stream, inner.is_answering, inner.close
+        self.is_answering, self.close = inner.is_answering, inner.close
 
     @property
     def endpoint(self) -> Endpoint:
@@ -326,10 +327,40 @@ class BrokerChannel:
         try:
             return await self._inner.call(rpc, request, timeout_s=timeout_s)
         except Unauthenticated as error:
-            raise Unavailable(
-                f"the broker at {self.endpoint} refuses the own token or certificate of the broker that asks it"
-                f" ([broker] of its security settings), not yours: {error}"
-            ) from error
+            raise _own_refusal(self.endpoint, error) from error
+
+    def stream(self, rpc: Rpc[Any, Any]) -> Stream[Any, Any]:
+        return BrokerStream(self._inner.stream(rpc), self.endpoint)
+
+
+class BrokerStream:
+    """A stream to another broker, which refuses this broker's own credentials as `BrokerChannel` says."""
+
+    def __init__(self, inner: Stream[Any, Any], endpoint: Endpoint) -> None:
+        self._inner, self._endpoint = inner, endpoint
+        self.send_nowait, self.send, self.wait_drained = inner.send_nowait, inner.send, inner.wait_drained
+        self.wait_sent, self.close, self.cancel = inner.wait_sent, inner.close, inner.cancel
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._inner.queued_bytes
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._inner.sent_bytes
+
+    async def receive(self) -> Sequence[Any]:
+        try:
+            return await self._inner.receive()
+        except Unauthenticated as error:
+            raise _own_refusal(self._endpoint, error) from error
+
+
+def _own_refusal(endpoint: Endpoint, error: Unauthenticated) -> Unavailable:
+    return Unavailable(
+        f"the broker at {endpoint} refuses the own token or certificate of the broker that asks it"
+        f" ([broker] of its security settings), not yours: {error}"
+    )
 
 
 TOKEN_SOON_MS = 14 * 86_400_000

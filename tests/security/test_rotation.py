@@ -6,6 +6,8 @@ import logging
 import stat
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -95,15 +97,15 @@ def test_the_log_says_when_a_brokers_own_token_ends_and_warns_daily_before(
 
 
 def test_a_broker_whose_own_token_is_refused_does_not_blame_the_caller(folder: Path) -> None:
-    class Refusing:
-        endpoint, stream, is_answering, close = "b2:7650", None, None, None
+    async def refused(*_: object, **__: object) -> None:
+        raise Unauthenticated("the token has expired")
 
-        async def call(self, rpc: object, request: object, *, timeout_s: float) -> None:
-            raise Unauthenticated("the token has expired")
-
-    channel = BrokerChannel(Refusing())  # type: ignore[arg-type]
-    with pytest.raises(Unavailable, match=r"b2:7650 refuses the own token .* not yours: the token has expired"):
-        asyncio.run(channel.call(None, None, timeout_s=1))  # type: ignore[arg-type,type-var]
+    stream = mock.Mock(receive=refused)
+    channel = BrokerChannel(mock.Mock(endpoint="b2:7650", call=refused, stream=lambda rpc: stream))
+    rpc_: Any = None
+    for asked in (channel.call(rpc_, None, timeout_s=1), channel.stream(rpc_).receive()):
+        with pytest.raises(Unavailable, match=r"b2:7650 refuses the own token .* not yours: the token has expired"):
+            asyncio.run(asked)  # type: ignore[arg-type]
 
 
 def test_a_file_of_many_public_keys_is_refused(folder: Path) -> None:
