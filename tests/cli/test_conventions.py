@@ -174,10 +174,16 @@ def test_a_producer_of_a_terminated_topic_is_refused_when_it_is_made(cli: Cli, u
 
 
 # ---------------------------------------------------------------------------------- asking a person
-@pytest.mark.parametrize("path", [each for each in ASKING if each != ("metadata", "restore")], ids=" ".join)
+ASKED_ELSEWHERE = {
+    ("metadata", "restore"), ("bookies", "forget"), ("bookies", "move"), ("bookies", "accept-metadata"),
+}  # fmt: skip
+"""They look first at what they ask about, in a folder: tests/cli/storage/test_metadata_copies.py and
+test_bookie_identity.py."""
+
+
+@pytest.mark.parametrize("path", [each for each in ASKING if each not in ASKED_ELSEWHERE], ids=" ".join)
 def test_what_asks_a_person_refuses_where_there_is_none(path: tuple[str, ...], url: str, cli_json: Cli) -> None:
-    """Before it does anything: what it names does not exist, or exists and stays. (A restore needs a copy to ask about:
-    tests/cli/storage/test_metadata_copies.py.)"""
+    """Before it does anything: what it names does not exist, or exists and stays."""
     arguments = _arguments(path)
     if path[:1] == ("bookies",) and "--url" in _flags(ASKING[path]) and "bookie" in _names(ASKING[path]):
         arguments = [cli_json("bookies", "list")[0]["id"]]  # type: ignore[index]
