@@ -1,18 +1,18 @@
 """The checks of the SDK's parameters: one table, applied before anything is sent or made.
 
-Each row is a `ParameterCheck`: the types (another one raises a TypeError), what fits (else a ValueError), and its
-description. Both are the SDK's exceptions as well: InvalidMessage for a parameter of a message, InvalidTopicName for
-the name of a topic, InvalidConfiguration for all other parameters. Relations between parameters are checked by the
-settings themselves (client/model/settings.py); what Magnetar does not have is refused by client/model/options.py.
+Each row is a `ParameterCheck`: the allowed types (any other type raises a TypeError), a test of the value (a value that
+fails it raises a ValueError), and a description of the allowed values. The errors are exceptions of the SDK as well:
+InvalidMessage for a parameter of a message, InvalidTopicName for the name of a topic, InvalidConfiguration for all
+other parameters. Relations between parameters are checked by the settings themselves (client/model/settings.py);
+parameters that Magnetar does not support are refused by client/model/options.py.
 
-    check(CLIENT, options)                       a table and the values that were given
-    check_message_parameters(properties, key, …)            the same, on the path of every send: no table is walked
+    check_parameters(CLIENT, options)                 checks the values of `options` by the table CLIENT
+    check_message_parameters(properties, key, …)      the same for each message that is sent, without a table, for speed
 
-The tables of producers and consumers, whose rows name the SDK's types, are in client/model/options.py.
-Booleans are no numbers, numbers are no enums, text can be encoded (no lone surrogates). Bounds of numbers are those of
-what carries them: signed 64 bits on the wire, timers of any event loop.
-Guard: tests/client/model/test_wrong_arguments.py.
-"""
+The tables of producers and consumers, whose rows name the SDK's types, are in client/model/options.py. A bool is not
+accepted as a number, nor a number as a member of an enum; text must be encodable as UTF-8 (no lone surrogates). A
+number is bounded by the type that carries it: signed 64 bits on the wire, or the timers of an event loop.
+Guard: tests/client/model/test_wrong_arguments.py."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 UINT64_MAX = 2**64 - 1
 DURATION_MS_MAX = 1 << 40
-"""Longest duration, 35 years: what timers take, and more than anybody waits."""
+"""Longest duration that a parameter accepts, in ms: 35 years, which the timers of every event loop accept."""
 ENTRY_ID_MAX = 2**32 - 1
-"""Largest entry id that can be acknowledged: sets of entries have 32 bits (no ledger has as many)."""
+"""Largest entry id that can be acknowledged: sets of entry ids have 32 bits, and no ledger has that many entries."""
 BATCH_INDEX_MAX = 1 << 24
-"""Largest batch index that can be acknowledged: more messages than an entry can hold (UNCOMPRESSED_BYTES_MAX, at 6
-bytes each)."""
+"""Largest batch index that can be acknowledged: larger than the number of messages that fit into an entry
+(UNCOMPRESSED_BYTES_MAX, at 6 bytes each)."""
 
 
 class WrongType(InvalidConfiguration, TypeError):
@@ -152,7 +152,7 @@ def make_instance_check(kind: type, *, optional: bool = True) -> ParameterCheck:
 
 
 def make_methods_check(*methods: str) -> ParameterCheck:
-    """Makes the check of a parameter that must be an object with all the methods named `methods`; None is allowed."""
+    """Returns the check of a parameter that must be an object with all the methods named `methods`, or None."""
 
     def fits(value: object) -> bool:
         return not isinstance(value, type) and all(callable(getattr(value, each, None)) for each in methods)
@@ -286,13 +286,13 @@ MESSAGE_ID: Table = {
 SOUGHT: Table = {
     "ledger_id": make_whole_number_check(-1, INT64_MAX - 1), "entry_id": make_whole_number_check(-1, INT64_MAX - 1)
 }
-"""Checks of a place that is sought: to begin there, or at the next one."""
+"""Checks of the message id to which a consumer or reader is moved."""
 ACKNOWLEDGED: Table = {
     "ledger_id": make_whole_number_check(0, INT64_MAX),
     "entry_id": make_whole_number_check(0, ENTRY_ID_MAX),
     "batch_index": make_whole_number_check(-1, BATCH_INDEX_MAX),
 }
-"""Checks of an id that is acknowledged: a message, neither earliest nor latest."""
+"""Checks of a message id that is acknowledged; `earliest` and `latest` do not pass."""
 
 
 # -------------------------------------------------------------------------------------------------------- extras
@@ -300,12 +300,13 @@ ACKNOWLEDGED: Table = {
 
 
 EXTRAS = {"sqlalchemy": "magnetar[outbox]", "django": "django"}
-"""Package → what pip is told."""
+"""Python package → the argument with which `pip install` installs it."""
 
 
 def make_missing_extra(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
-    """Returns the error for a Python package that is not installed; its text says which extra of Magnetar's package
-    `what` needs. If the missing module belongs to no extra, returns `error` itself."""
+    """Returns the error to raise because a Python package is not installed. `error`: the error of its import; `what`:
+    the part of the SDK that needs it. The text says what to install. If the missing module belongs to no extra of
+    Magnetar's package, returns `error` itself."""
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
         return error

@@ -1,18 +1,17 @@
-"""`async with` and `with`: the object is closed at the end of the block, unless the program closed it before.
+"""Objects that are closed at the end of an `async with` or `with` block, unless the program closed them before.
 
-`close_all` closes several objects at once; `timeout_when_quiet` bounds a wait for a server that may be gone;
-`register_before_connecting` refuses connections in a forked process where gRPC cannot work.
+Also: `close_all` closes several objects at once; `timeout_when_quiet` ends a wait for a server that sends nothing;
+`register_before_connecting` refuses connections in a forked process, where gRPC cannot work.
 
-Waits that end at a deadline, with one timer for all of them (`Deadlines`). Also that timer (`DueTimer`), and calls
-from any thread into the event loop (`EventLoopCaller`).
+Also waits that end at a deadline, with one timer for all of them (`Deadlines`); that timer (`DueTimer`); and calls from
+any thread into the event loop (`EventLoopCaller`).
 
     deadlines = Deadlines(now)
     await deadlines.wait(future, at)      returns its result; raises TimeoutError at the deadline
 
 A time-out of asyncio starts a timer for each wait, and cancels it; for thousands of waits in a second that costs more
-than the requests that are waited for. Here the timer is set to the earliest deadline of all waits. Guard:
-tests/client/common/test_deadlines.py.
-"""
+than the requests themselves. Here one timer is set to the earliest deadline of all waits. Guard:
+tests/client/common/test_deadlines.py."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ from .loggers import Broke, ignore_error, report_failure, run_logging_errors
 
 
 class DueTimer:
-    """A timer of the event loop that calls the function `reached(now)` when the time in its field `at` has come."""
+    """A timer of the event loop. Calls the function `reached(now)` once the time in its field `at` has come."""
 
     __slots__ = ("_broke", "_handle", "_loop", "_now", "_reached", "at")
 
@@ -87,8 +86,8 @@ class Deadlines:
         self._timer = DueTimer(now, self._reached, self._broke)
 
     async def wait(self, future: asyncio.Future[T], at: float) -> T:
-        """Waits for `future` and returns its result; raises TimeoutError if there is none at the time `at`. No other
-        code may await the future: if this wait is cancelled, the future is cancelled, too."""
+        """Waits for `future` and returns its result; raises TimeoutError if there is no result at the time `at`. No
+        other code may await the future: if this wait is cancelled, the future is cancelled, too."""
         if future.done():
             return future.result()
         waiting: asyncio.Future[object] = future  # type: ignore[assignment]
@@ -129,8 +128,7 @@ class Deadlines:
 
 
 class EventLoopCaller:
-    """Runs functions in one event loop that other threads ask it to run; one wake-up of the loop runs all functions
-    that wait."""
+    """Runs functions in one event loop for other threads. All functions that wait run in one wake-up of the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -138,8 +136,8 @@ class EventLoopCaller:
         self._woken = False
 
     def call(self, work: Callable[[], object], broke: Broke) -> None:
-        """Has the event loop run `work()`, in the order of the calls of this method. May be called from any thread. If
-        `work` raises an error, calls `broke(error)`."""
+        """Runs `work()` in the event loop later, after the functions of earlier calls. May be called from any thread.
+        If `work` raises an error, the loop calls `broke(error)`."""
         self._calls.append((work, broke))
         if not self._woken:
             self._woken = True
@@ -245,7 +243,8 @@ class ClosedAfterWith:
 
 
 EPOCH = [0]
-"""A list, so that looking at it costs no call."""
+"""How often this process and its ancestors were forked. The number is in a list, so that reading it needs no function
+call."""
 
 _inherited: list[object] = []
 _live: WeakSet[object] = WeakSet()

@@ -7,11 +7,10 @@
     except magnetar.PulsarException as error:
         print(error.error(), error.definite, error.retryable, error.__cause__)
 
-Every one is a `MagnetarError` too; `Timeout` is Python's TimeoutError as well, and what says that an argument is wrong
-is a ValueError and a TypeError, as programs that were written for Pulsar's client expect it. What came from a server or
-from `runtime/` is translated here (`translate_error`) and nowhere else; the original stays as `__cause__`, and
-`definite` and `retryable` are the original's.
-"""
+Each of these exceptions is a `MagnetarError` too. As programs for Pulsar's client expect it, `Timeout` is also Python's
+TimeoutError, and an exception for a wrong argument is also a ValueError and a TypeError. Errors of a server and of
+`runtime/` are translated here (`translate_error`) and nowhere else; the original error is `__cause__`, and `definite`
+and `retryable` are copied from it."""
 
 from __future__ import annotations
 
@@ -186,7 +185,7 @@ class Timeout(PulsarException, TimeoutError):
 
 
 class LookupError(PulsarException):
-    """Pulsar's error for a topic whose owner was not found. Magnetar's client never raises it."""
+    """An error class of Pulsar's client, for a topic whose owner was not found. Magnetar's client never raises it."""
 
 
 class ConnectError(PulsarException):
@@ -194,7 +193,7 @@ class ConnectError(PulsarException):
 
 
 class ReadError(PulsarException):
-    """Pulsar's error for a socket that failed. Magnetar's client never raises it."""
+    """An error class of Pulsar's client, for a socket that failed. Magnetar's client never raises it."""
 
 
 class AuthenticationError(PulsarException):
@@ -358,8 +357,8 @@ class TransactionConflict(PulsarException):
 
 
 class TransactionNotFound(PulsarException):
-    """Pulsar's error for a transaction that the coordinator does not know; Magnetar's client raises its subclass
-    TransactionForgotten."""
+    """An error class of Pulsar's client, for a transaction that the coordinator does not know. Magnetar's client raises
+    its subclass TransactionForgotten."""
 
 
 class ProducerFenced(PulsarException):
@@ -470,10 +469,10 @@ class OutcomeUnknown(Timeout):
 _CLASSES: dict[Result, type[PulsarException]] = {each.result: each for each in PulsarException.__subclasses__()}
 
 SLOTS_REFUSED = ("POLICY", "OTHER_MODE")
-"""Refusals of a Key_Shared consumer that are about its slots (broker/common/refusals.py)."""
+"""Codes with which a broker refuses a Key_Shared consumer because of its key ranges (broker/common/refusals.py)."""
 
 NO_TOKEN = "no_token"
-"""The field of an `Unavailable` of who gives tokens, and not of a broker."""
+"""Name of a field of the error `Unavailable`: set if the issuer of tokens is unavailable, and not a broker."""
 
 _TRANSLATIONS: list[tuple[type[MagnetarError], type[PulsarException]]] = [
     # The first that fits, so each class comes before its base class.
@@ -522,8 +521,8 @@ def make_exception_for_result(result: Result, message: str = "") -> PulsarExcept
 
 
 def translate_error(error: BaseException, *, by_slots: bool = False) -> PulsarException:
-    """Returns the exception of the SDK that corresponds to any error, with that error as its cause. `by_slots`: whether
-    the error occurred in a Key_Shared consumer."""
+    """Returns the SDK's exception for any error, with that error as its `__cause__`; an exception of the SDK is
+    returned unchanged. `by_slots`: whether the error occurred in a Key_Shared consumer."""
     if isinstance(error, PulsarException):
         return error
     target: type[PulsarException] = UnknownError

@@ -1,11 +1,10 @@
-"""The log of a client: Python's logging, under `magnetar.client`, and the logger that a program passes as
+"""The log of a client: the logger `magnetar.client` of Python's logging, and the logger that a program passes as
 `Client(logger=…)`. Also the handling of unforeseen errors (`run_logging_errors`, `report_failure`) and of errors of the
 application's code (`log_foreign_error`, `reraise_interrupt`, `is_cancelled`), and the log of statistics
 (`StatisticsReporter`).
 
-Such a logger gets what all clients of the process log, until the client to which it was passed is closed or
-garbage-collected.
-"""
+A logger that a program passes gets the log messages of all clients of the process, until the client to which it was
+passed is closed or garbage-collected."""
 
 from __future__ import annotations
 
@@ -85,8 +84,9 @@ def check_logger(logger: object) -> None:
 
 
 def attach_logger(logger: object) -> Callable[[], None] | None:
-    """Sends the log messages of all clients to `logger` from now on. Returns the function that ends this; None if
-    `logger` gets the messages anyway. Raises OSError if the file cannot be opened."""
+    """Sends the log messages of all clients to `logger` from now on. Returns a function that ends this; None if
+    Python's logging passes the messages to `logger` anyway. Raises OSError if the file of a FileLogger cannot be
+    opened."""
     if isinstance(logger, logging.Logger):
         if f"{_OURS.name}.".startswith(f"{logger.name}.") or logger is logging.getLogger():
             return None  # it gets them anyhow

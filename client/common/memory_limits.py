@@ -1,25 +1,26 @@
-"""The memory of the messages in all receiver queues of one client: a joint bound in bytes, shared by its consumers.
-Also the memory that its producers share (`SendMemory`).
+"""The limits of a client's memory for messages: of received messages, in the receiver queues of all its consumers
+(`ReceiveMemory`, `MemoryClaim`), and of messages that its producers send (`SendMemory`).
 
-The broker counts messages, not bytes: it sends as many as it has permits for, and a permit that was granted cannot be
-taken back. So each partition's consumer has a *window*, the messages that may be on their way or wait here, and its
-claim on the memory is its window times the size of its messages, as it learns that from what comes. A window begins
-with FIRST_MESSAGES, as if each had FIRST_BYTES. It may grow to the receiver queue's size, as long as the claim is at
-most half of what others do not claim: so all claims together stay below the limit, who comes later finds room, and
-consumers that all read come to equal shares. A claim shrinks as its messages are read.
+The broker counts messages, not bytes: it sends as many messages as it has permits for, and a permit that was granted
+cannot be withdrawn. So each partition's consumer has a *window*, the number of messages that may be in flight or in its
+queue, and *claims* memory: its window times the average size of its messages, which it learns from the messages that
+arrive. The first window is FIRST_MESSAGES, counted with FIRST_BYTES each. A window may grow to the size of the receiver
+queue, as long as the claim is at most half of the memory that other consumers do not claim. So all claims together stay
+below the limit, a new consumer finds memory, and consumers that all read get equal shares in the end. A claim shrinks
+as the consumer's messages are read.
 
-A window is never below one message, so each consumer gets at least one entry at a time and none waits for another:
-past the limit there is at most one entry each. Sizes are averages: a burst of larger messages than before, or first
-messages above FIRST_BYTES, exceed the bound until they are read. Messages in chunks that are not complete have a bound
-of their own (max_pending_chunked_message). Sizes are those that entries declare to have once they are decompressed.
+A window is never below one message, so that each consumer gets at least one entry at a time and no consumer waits for
+another; so the limit may be exceeded by at most one entry per consumer. Sizes are averages: the limit is also exceeded,
+until the messages are read, by a burst of messages larger than before, and by first messages above FIRST_BYTES.
+Incomplete chunked messages have a limit of their own (max_pending_chunked_message). The size of an entry is its
+decompressed size, which it declares.
 
-**Compressed entries.** An entry of 2 KB may declare 64 MiB, and a window of them is here before its size is known. So
-what declares LARGE_BYTES or more is counted by itself (`decompressed_bytes`) until its application takes it: it is
-decompressed when there is room below the limit, or when nothing else so large of its partition's
-consumer waits. Until then it stays compressed, and so does what came after it (client/consume/deliveries.py).
+**Compressed entries.** An entry of 2 KB may declare 64 MiB, and a window of such entries arrives before their size is
+known. So an entry that declares LARGE_BYTES or more is counted by itself (`decompressed_bytes`) until the application
+takes it. It is decompressed when there is room below the limit, or when its partition's consumer has no other entry of
+that size. Until then it stays compressed, and so do the entries after it (client/consume/deliveries.py).
 
-In the event loop only. Guard: tests/client/consume/test_receive_memory.py.
-"""
+All methods must be called in the event loop. Guard: tests/client/consume/test_receive_memory.py."""
 
 from __future__ import annotations
 
@@ -89,18 +90,20 @@ class SendMemory:
 
 
 RECEIVE_BYTES = 64 << 20
-"""Memory of receiver queues without `memory_limit_bytes`."""
+"""Memory limit of the receiver queues, in bytes, if the program does not set `memory_limit_bytes`."""
 MESSAGE_OVERHEAD = 400
-"""Bytes of a message beyond its payload: objects and metadata, about."""
+"""Approximate memory of a message in addition to its payload, in bytes: objects and metadata."""
 FIRST_MESSAGES = 64
-"""Messages of a first window, more than the chunks of most messages in chunks: a Shared subscription sends all of them
-to one consumer, if it can take them. Less than a queue: what comes first may be large."""
+"""Messages of a consumer's first window. More than most chunked messages have chunks: a Shared subscription sends all
+chunks of a message to one consumer, if that has permits for them. Less than a queue, because the first messages may be
+large."""
 FIRST_BYTES = 16 << 10
-"""Bytes that a message counts whose size is not known."""
+"""Bytes that are counted for a message before any message of the consumer has arrived."""
 LARGE_BYTES = 1 << 20
-"""Unfolded bytes from which on an entry is large: a client's batch has an eighth by default."""
+"""Decompressed size in bytes from which on an entry is large. A batch of our client has an eighth of that by
+default."""
 NEW_WEIGHT = 1 / 4
-"""Weight of the newest messages in the average size."""
+"""Weight of the messages that arrived last in the average message size."""
 
 
 class ReceiveMemory:
@@ -136,7 +139,8 @@ class MemoryClaim:
         self.resize_queue(queue_size)
 
     def resize_queue(self, queue_size: int) -> None:
-        """Claims as much memory as a receiver queue of `queue_size` messages needs, in place of the present claim."""
+        """Replaces the claim by the claim for a receiver queue of `queue_size` messages, as far as the limit allows
+        it."""
         self._wanted = max(1, queue_size)
         if not self._memory.limit_bytes:
             self.window = self._wanted

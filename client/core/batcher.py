@@ -1,27 +1,29 @@
-"""The batcher: messages in, batches out. One per partition; pure; the driver guards it with a lock.
+"""The batcher: collects the messages of a producer for one partition into batches. It is a core without I/O; its driver
+guards it with a lock.
 
-A batch is closed, and goes to `ready`, when it holds `messages_max` messages, when it would grow beyond or has reached
-`bytes_max`, or when the driver requests it (`close`, after its delay or at a flush). A delayed message has its own
-batch: what was added before it is closed first, so that order is kept. So is what is open when a message of another
-transaction comes, or of none: an entry belongs to one transaction.
+A batch is closed, and moves to `ready`, when it has `messages_max` messages, when the next message would make it larger
+than `bytes_max`, or when the driver calls `close` (after the batch delay, or at a flush). A delayed message has a batch
+of its own: the open batch is closed first, so that the order is kept. The open batch is also closed when a message of
+another transaction, or of no transaction, follows: all messages of an entry belong to the same transaction.
 
-**Sequence ids** are given when a message is added, in order, each once. A message may name its own. It may be one that
-the broker knows of an earlier life of the producer (`set_first_sequence_id`), and no batch has ids on both sides of the
-last of those: the broker calls a batch stored or new as a whole. One that is not above all that were given here goes
-back (`OutgoingBatch.goes_back`): it is alone in its entry, and changes no other's id; where publishes are deduplicated
-the broker drops it. After a time-out `allow_sequence_ids_again` lets the same ids be named again as if they were new,
-because their outcome is unknown.
+**Sequence ids** are assigned when a message is added, in order, each once. A message may name its own id. The broker
+may know ids of an earlier run of the producer (`set_first_sequence_id`); a batch never has ids on both sides of the
+last of them, because the broker judges a batch as a whole to be stored already or new. A message that names an id not
+above all assigned ids *goes back* (`OutgoingBatch.goes_back`): it is alone in its entry and changes no other message's
+id; where publishes are deduplicated the broker drops it. After a time-out `allow_sequence_ids_again` lets the program
+name the same ids again as if they were new, because their outcome is unknown.
 
-With `key_based` (Pulsar PR3) one batch is open per key, ordering key first; messages without a key share one. Its
-messages get their ids when it is closed, so that the ids of each entry follow each other, and the broker can tell a
-duplicate; one that names its own id closes all batches but its own.
+With `key_based` (Pulsar PR3) there is one open batch per key; the ordering key counts before the partition key, and
+messages without a key share a batch. The messages of such a batch get their ids when the batch is closed, so that the
+ids of each entry are consecutive, and the broker can detect a duplicate; a message that names its own id closes all
+batches but its own.
 
     add(payload, callback)          a message with a payload and nothing else: the fast path
     add_message(message, callback)  a message with key, properties, times, …
     close()                         moves what is open to `ready`
 
-Both adds return whether `ready` contains a batch. `encode_batch_entry` turns a batch into the bytes of proto/entry.py.
-"""
+`add` and `add_message` return whether `ready` contains a batch. `encode_batch_entry` encodes a batch in the format of
+proto/entry.py."""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ from ...proto.names import Position
 from .transaction import TransactionPort
 
 Callback = Callable[[Any, Any], object] | None
-"""Called with a Result and the MessageId; None: no caller asks."""
+"""Called with the Result and the MessageId of a message once its outcome is known; None: no callback."""
 
 ITEM_OVERHEAD = 8
 """Bytes counted for the prefix of a plain item (4 of size, 2 to 5 of metadata)."""
@@ -44,8 +46,8 @@ ITEM_OVERHEAD = 8
 
 @dataclass(slots=True)
 class OutgoingMessage:
-    """A message that a producer sends: the payload and the other fields that the program may set. Times are ms since
-    the epoch."""
+    """A message that a producer is to send: the payload, and the other fields that the program may set. Times are in ms
+    since the epoch."""
 
     payload: bytes
     properties: dict[str, str] = field(default_factory=dict)
@@ -70,13 +72,12 @@ class OutgoingMessage:
 
 
 class OutgoingBatch:
-    """Messages that become one entry. The batch records them until they have their outcome.
+    """Messages that become one entry, with their callbacks. The batch exists until the messages have their outcome.
 
-    `items` alternate prefix and payload. `message` is set when the message travels unbatched. The producer sets
-    `entry` (the encoded entry), `born`, `chunks`, `connections` (over how many the entry was published) and `waiters`
-    (for its outcome). A message in chunks has one `OutgoingBatch` per chunk; the last of them has the callback, and all
-    share the list `chunks` of the positions at which chunks are stored.
-    """
+    `items` alternate prefix and payload. `message` is set when the message is sent unbatched. The producer sets `entry`
+    (the encoded entry), `born` (when that was encoded, in s), `chunks`, `connections` (over how many connections the
+    entry was published) and `waiters` (for its outcome). A message in chunks has one `OutgoingBatch` per chunk; the
+    last of them has the callback, and all share the list `chunks` of the positions at which chunks are stored."""
 
     __slots__ = (
         "born", "callbacks", "chunks", "connections", "dense", "entry", "goes_back", "highest", "items", "key",
@@ -130,8 +131,8 @@ class Batcher:
         self._txn: TransactionPort | None = None  # of what is open
 
     def set_first_sequence_id(self, last: int, next_sequence_id: int) -> None:
-        """Sets the sequence id of the first message. `last`: the highest id that the broker knows of this producer.
-        Must be called before any message is added."""
+        """Sets the sequence id of the next message to `next_sequence_id`. `last`: the highest id that the broker knows
+        of this producer. Must be called before any message is added."""
         self._known = last
         self.next_sequence_id = next_sequence_id
 

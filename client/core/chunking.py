@@ -1,40 +1,46 @@
-"""Chunked messages (Pulsar PR4): a message that is larger than an entry travels as several entries, and is put together
-again. Also a producer's encoded entries without an outcome (`PendingEntries`, `encode_entries`).
+"""Chunked messages (Pulsar PR4): a message that is larger than an entry may be is sent as several entries, its
+*chunks*, and the consumer joins them. Also the encoded entries of a producer that have no outcome yet
+(`PendingEntries`, `encode_entries`).
 
-**Out** (`encode_chunks`): the payload is compressed as a whole and cut; each chunk is encrypted alone. It is an entry
-with the message's metadata and sequence id, and `uuid`, `num_chunks_from_msg`, `total_chunk_msg_size`, `chunk_id`. They
-are published in order with nothing of that producer between them; after a reconnect those without a receipt go again.
+**Sending** (`encode_chunks`): the payload is compressed as a whole and cut; each chunk is encrypted alone. A chunk is
+an entry with the message's metadata and sequence id, and `uuid`, `num_chunks_from_msg`, `total_chunk_msg_size`,
+`chunk_id`. The producer publishes the chunks in order, with none of its other entries between them; after a reconnect
+it publishes the chunks without a receipt again.
 
-**In** (`ChunkAssembler`, one per partition): bodies are kept until the last chunk is there.
+**Receiving** (`ChunkAssembler`, one per partition): the bodies of the chunks are kept until the last chunk of their
+message arrives. To *drop* a chunk is to acknowledge it. To *give back* a chunk is to have the broker deliver it again
+later. When an incomplete message *makes room*, its chunks are given back, or dropped with `auto_ack`.
 
-| what comes | what is done |
+| what arrives | what is done |
 |---|---|
-| the next chunk of a message | kept; with the last one the message is complete |
-| a chunk that is there already (sent again) | its entry is acknowledged with the others |
-| a first chunk while `pending_max` messages are begun, or PENDING_BYTES_MAX declared | it is given back itself |
-| … of a message that made room less often than one that is begun | that one makes room |
-| … with `auto_ack` | the oldest makes room |
-| a chunk after a missing one, of a message that is begun | kept, where that one comes again; else dropped |
-| a chunk whose beginning is missing, on an ordered subscription | that is before our start: dropped |
-| … on a shared one, or of a message that was given back | given back: its beginning comes again |
-| an entry of a producer after its message that is not complete, in log order | that never will be: dropped |
-| nothing for a message, for EXPIRE_S and the delay of what is given back | it makes room |
+| the next chunk of a message | it is kept; the last chunk completes the message |
+| a chunk that is kept already (sent again) | its entry is acknowledged with the others |
+| a first chunk, while `pending_max` messages or PENDING_BYTES_MAX declared bytes are incomplete | it is given back |
+| … and its message made room less often than an incomplete message | the incomplete message makes room |
+| … with `auto_ack` | the oldest incomplete message makes room |
+| a later chunk of an incomplete message, before the next one | it is kept if the next one comes again; else dropped |
+| a chunk of an unknown message, not the first, on an ordered subscription | dropped: it begins before our start |
+| … on a shared subscription, or of a message that was given back | given back: the first chunk comes again |
+| in log order, another entry of the producer of an incomplete message | that message's chunks are dropped |
+| no chunk of a message for EXPIRE_S and the delay of a chunk that was given back | the message makes room |
 
-*Dropped* is acknowledged: no producer was ever told that such a message is stored. What makes room is *given back*, and
-comes again; with `auto_ack` it is dropped, as Pulsar does: then a message whose
-producer was slow is lost. Nothing is allocated by what a header declares: sizes are checked first, and bodies counted.
+A dropped message is not a lost one: no producer was ever told that such a message is stored. The exception is a message
+that makes room with `auto_ack`, as in Pulsar: if only its producer was slow, the message is lost. Nothing is allocated
+by the sizes that a header declares: sizes are checked first, and the bodies that arrived are counted.
 
-**Progress.** What is begun stays until it is complete: everything that it lacks comes, or comes again. A message that
-gets nothing for so long may have lost its producer. It makes room, and afterwards for every message that did so less
-often; so as many messages as there may be without an end keep no other from its own. If a newcomer made what is begun
-go, two groups of messages could replace each other for ever. What is given back is remembered (`_waiting`): when there
-is room the first of these messages is asked for, as far as it came, and so are the chunks of one that begins. Else it
-comes again after twice the time each time, up to GIVEN_BACK_S_MAX, because another consumer may have a part of it: a
-broker delivers it before what is new, of which what is begun may need the next.
+**Progress.** An incomplete message stays until it is complete, because each missing chunk arrives or is delivered
+again. A message that gets no chunk for the time above may have lost its producer. It makes room, and from then on it
+makes room for every message that did so less often; so any number of messages that are never completed do not keep
+other messages from completing. If instead each new message replaced an incomplete one, two groups of messages could
+replace each other for ever. The assembler remembers which messages it gave back (`_waiting`): when there is room it
+requests at once the first of them, as far as that arrived before, and the chunks of a message that begins. Without
+room, a chunk that was given back comes again after a delay that doubles each time, up to GIVEN_BACK_S_MAX: another
+consumer may have a part of the message, and the broker delivers a chunk that was given back before new entries, which
+the incomplete messages may need.
 
-A cumulative ack never covers a message that is begun or not acknowledged and ends after it (`cumulative_ack_limit`).
-Guarding tests: tests/client/produce/test_chunking.py, tests/client/core/test_chunks_walk.py.
-"""
+A cumulative ack never covers a message that is incomplete, or is not acknowledged and ends after the ack's position
+(`cumulative_ack_limit`). Guarding tests: tests/client/produce/test_chunking.py,
+tests/client/core/test_chunks_walk.py."""
 
 from __future__ import annotations
 
@@ -54,23 +60,23 @@ from .effects import InvalidContent
 from .transaction import TransactionPort
 
 CHUNKED_BYTES_MAX = 256 << 20
-"""Most bytes of a chunked message on the wire; uncompressed it has the limit of every payload (proto/compression.py).
-"""
+"""Largest chunked message on the wire, in bytes. Its uncompressed size has the limit of every payload
+(proto/compression.py)."""
 PENDING_BYTES_MAX = 2 * CHUNKED_BYTES_MAX
-"""Most bytes that all messages of a partition declare which are begun and not complete."""
+"""Most bytes that all incomplete messages of a partition may declare together."""
 METADATA_BYTES = 10 << 10
-"""Bytes by which a chunk's payload is smaller than an entry: Pulsar's Java and Go clients drop larger ones unseen, as a
-broker announces that limit to them (broker/pulsar/connection.py). Not used where an entry has less than ten times
-that."""
+"""Bytes of an entry that a chunk's payload leaves free. Pulsar's Java and Go clients silently drop larger chunks,
+because a broker announces that limit to them (broker/pulsar/connection.py). Not used where an entry has less than ten
+times that size."""
 EXPIRE_S = 60.0
 """Seconds without a chunk after which an incomplete message makes room (Pulsar's figure)."""
 GIVEN_BACK_S_MIN, GIVEN_BACK_S_MAX = 0.25, 600.0
-"""Seconds, least and most, after which a chunk comes again."""
+"""Shortest and longest delay, in seconds, until a chunk that was given back is delivered again."""
 GIVEN_BACK_FIRST_S_MAX = 1.0
-"""Most seconds until it comes again the first time, or the delay of a negative ack if that is shorter: its message did
-not fail. Another consumer has the beginning of it, and had no room for this chunk at that moment."""
+"""Longest delay in seconds of a chunk's first redelivery; the delay of a negative ack replaces it if that is shorter.
+The message did not fail: another consumer has its first chunk, and had no room for this chunk at that moment."""
 GIVEN_BACK_MAX = 10_000
-"""Messages of which it is remembered that they were given back."""
+"""Most messages that the assembler remembers as given back."""
 
 
 def encode_chunks(
@@ -111,7 +117,7 @@ def encode_chunks(
 
 
 class PartialMessage:
-    """A chunked message that is being assembled: some of its chunks have arrived."""
+    """A chunked message of which some chunks, or all, have arrived."""
 
     __slots__ = ("bodies", "entry", "last", "metadata", "places", "since", "size")
 
@@ -126,8 +132,8 @@ class PartialMessage:
 
     @property
     def payload(self) -> bytes:
-        """Returns the chunks joined: the payload as the producer sent it, still compressed if the producer compressed
-        it."""
+        """Returns the joined chunks: the payload as the producer sent it, still compressed if the producer compressed
+        it. All chunks must have arrived."""
         return b"".join([self.bodies[number] for number in range(len(self.bodies))])
 
 
@@ -183,8 +189,8 @@ class ChunkAssembler:
     def add(
         self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any = None
     ) -> ChunkOutcome:
-        """Adds the chunk in the entry at `place` to its message. Raises CorruptEntry if the fields of the chunk
-        contradict each other, or those of earlier chunks of the message."""
+        """Adds the chunk in the entry at `place` to its message. Returns what to do now: see ChunkOutcome. Raises
+        CorruptEntry if the fields of the chunk contradict each other, or those of earlier chunks of the message."""
         _check(metadata, len(body))
         begun = self.incomplete.get(metadata.uuid)
         if begun is None:
@@ -229,8 +235,8 @@ class ChunkAssembler:
             del self._whole[last]
 
     def on_redelivery_requested(self, last: Position) -> tuple[Position, ...]:
-        """Fact: the complete message whose last chunk is at `last` will be delivered again. Stops tracking the message
-        and returns the positions of all its chunks; an empty result if the message is not tracked."""
+        """Fact: the complete message whose last chunk is at `last` will be delivered again. Stops tracking the message.
+        Returns the positions of all its chunks, or an empty tuple if the message is not tracked."""
         begun = self._whole.get(last)
         if begun is None:
             return ()
@@ -238,7 +244,7 @@ class ChunkAssembler:
         return self.take_chunk_positions(last)
 
     def clear(self) -> None:
-        """Removes all messages, because their chunks will be delivered again, in order."""
+        """Removes all messages, complete or not, because the broker will deliver their chunks again, in order."""
         self.incomplete.clear()
         self._given_back.clear()
         self._made_room.clear()
@@ -386,7 +392,8 @@ def _check(metadata: MessageMetadata, size: int) -> None:
 
 
 class PendingEntries:
-    """The entries of one producer that have no outcome yet: first those that are sent, then those that are not sent."""
+    """The entries of one producer that have no outcome yet: `sent` (oldest first), and after them `unsent`. `credit`:
+    the bytes that the broker allows the producer to send now."""
 
     __slots__ = ("credit", "sent", "unsent")
 
@@ -407,8 +414,8 @@ class PendingEntries:
         return self.unsent[-1] if self.unsent else self.sent[-1] if self.sent else None
 
     def add(self, batch: OutgoingBatch, entries: Sequence[bytes], now: float) -> None:
-        """Adds the entries of a batch as unsent. `entries`: the encoded entries; if there are several, they are the
-        chunks of one message."""
+        """Adds the encoded entries of a batch as unsent. Several `entries` are the chunks of one message. `now`: the
+        time from which the send time-out counts, in seconds."""
         batch.items = []
         places: list[Position] | None = [] if len(entries) > 1 else None
         for entry in entries[:-1]:
@@ -436,15 +443,15 @@ class PendingEntries:
         self.sent.clear()
 
     def replace_schema_version(self, before: bytes, now: bytes) -> None:
-        """Replaces the schema version `before` in all entries by the version `now`, because the topic was created
-        again. Must be called before anything is sent over the new connection."""
+        """Replaces the schema version `before` in all entries by the version `now`, because the topic was deleted and
+        created again and numbers its schemas anew. Must be called before anything is sent over the new connection."""
         assert not self.sent, "nothing was published over this connection"
         for batch in self.unsent:
             if parse_header(batch.entry, verify=False).metadata.schema_version == before:
                 batch.entry = with_schema_version(batch.entry, now)
 
     def take_oldest_message(self) -> list[OutgoingBatch]:
-        """Removes and returns the oldest entry, together with the other chunks of its message if it is a chunk."""
+        """Removes and returns the entries of the oldest message or batch: one entry, or all chunks of the message."""
         popped: list[OutgoingBatch] = []
         while not popped or not popped[-1].callbacks:
             popped.append((self.sent or self.unsent).popleft())
@@ -468,8 +475,8 @@ def encode_entries(
     encrypt: Encrypt | None = None, schema_version: bytes = b"",
 ) -> list[bytes] | MagnetarError:  # fmt: skip
     """Returns the encoded entries of a batch, each of at most `bytes_max` bytes. Returns several entries (chunks) only
-    if `chunks_of`, the uuid of the message, is given. Does not raise MessageTooLarge, CryptoError or InvalidContent:
-    returns the error instead."""
+    if `chunks_of`, the uuid of the message, is given. A batch that cannot be encoded is no exception: the function
+    returns the error, a MessageTooLarge, CryptoError or InvalidContent."""
     if batch.entry:
         return [batch.entry]
     if batch.message is not None and batch.message.encrypt is not None:
@@ -499,8 +506,8 @@ def make_invalid_content_error(cause: Exception) -> InvalidContent:
 
 
 def make_indefinite_error(error: MagnetarError) -> MagnetarError:
-    """Returns a copy of `error` that says that the outcome is unknown. For an entry that was published more than once:
-    an earlier publish may have stored it."""
+    """Returns a copy of `error` with `definite` false, or `error` itself if it is not definite. Used for an entry that
+    was published more than once: an earlier publish may have stored the entry although the last one failed."""
     if not error.definite:
         return error
     changed = type(error)(error.message)
@@ -509,8 +516,8 @@ def make_indefinite_error(error: MagnetarError) -> MagnetarError:
 
 
 def make_single_message_batch(callback: Callback, txn: TransactionPort | None, payload_bytes: int = 0) -> OutgoingBatch:
-    """Makes a batch for one message that never reached the batcher, so that the outcome can be reported for this
-    message, too."""
+    """Returns a batch with the callback of one message that was never added to the batcher, so that the outcome of this
+    message can be reported like any other."""
     batch = OutgoingBatch(-1)
     batch.payload_bytes = payload_bytes
     batch.txn = txn

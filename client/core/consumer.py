@@ -2,23 +2,24 @@
 connections.
 
 Facts in (opened, lost, delivered, taken, acknowledged, given back, answers, time passed), effects out, in order. The
-driver does each effect at once. Times are seconds of one clock that does not go back.
+driver does each effect at once. Times are seconds of a monotonic clock.
 
-**Permits** are conserved (core/redelivery.py) and begin anew with each connection: what came over an earlier one gives
-none back. **Acknowledging** is at least once: acks are grouped (core/redelivery.py), and those that were not sent when
-the connection is lost are sent over the next one. An entry that is given back, or not acknowledged in time, is asked
-for again when its time comes (core/redelivery.py); without a connection there is nothing to ask for, because all that
-is not acknowledged is delivered again by the next one. A chunk that is asked for again because its message is not
-complete does not count as given back. **Reconnect.** An error that may pass and a lost connection open
-the consumer again, with back-off; one of FINAL finishes it. What waits for the application is thrown away: the broker
-delivers it again. A reader goes on after the last message that was taken, or at the first chunk of what is not read
-(`ReaderPosition`). **Seek.** When the broker has moved the cursor all that was delivered before is thrown away, and
-what was acknowledged or given back is forgotten. A reader that was sent to a time and has read nothing since is sent
-there again after a reconnect, and gets its first permits when that is answered: only the broker knows that place.
-**Requests** get exactly one Answer each; ConnectionLost when the connection is lost before. **Threads.** `permits.used`
-may be called from any thread. All else belongs to one thread. Guards: tests/client/core/test_consumer_walk.py,
-tests/client/core/test_permits.py.
-"""
+**Permits** are conserved (core/redelivery.py) and counted anew for each connection: a message that arrived over an
+earlier connection frees no permit of the present one. **Acknowledging** is at least once: acks are sent in groups
+(core/redelivery.py), and acks that were not sent when the connection is lost are sent over the next one. The redelivery
+of an entry that was negatively acknowledged, or not acknowledged in time, is requested when its delay is over
+(core/redelivery.py); without a connection nothing is requested, because the broker delivers all unacknowledged entries
+again over the next connection. A chunk that is requested again because its message is incomplete does not count as
+negatively acknowledged. **Reconnect.** After a lost connection or an error that may pass the consumer is opened again,
+with back-off; an error of FINAL finishes it. Messages that wait for the application are discarded, and the broker
+delivers them again. A reader continues after the last message that the application took, or at the first chunk of a
+message that it has not read whole (`ReaderPosition`). **Seek.** When the broker has moved the cursor, all messages that
+were delivered before are discarded, together with their acknowledgements and negative acknowledgements. A reader that
+was moved to a time, and has read nothing since, seeks to that time again after a reconnect, and gets its first permits
+when the broker has answered: only the broker knows the position of that time. **Requests** get exactly one
+AnswerRequest each, with ConnectionLost if the connection is lost before the answer. **Threads.**
+`permits.count_used_permits` may be called from any thread. All else belongs to one thread. Guards:
+tests/client/core/test_consumer_walk.py, tests/client/core/test_permits.py."""
 
 from __future__ import annotations
 
@@ -223,15 +224,15 @@ class ConsumerCore:
         return effects
 
     def discard_delivered(self) -> None:
-        """Clears the state of all entries that were delivered and not acknowledged, because they will be delivered
-        again: no ack time-out runs for them, and no chunked message is incomplete any more."""
+        """Clears the state of all entries that were delivered and not acknowledged, because the broker will deliver
+        them again: their ack time-outs end, and incomplete chunked messages are removed."""
         self._free(self._withheld.clear())
         self._unacked.clear()
         self.chunks.clear()
 
     def reset_duplicate_filter(self) -> None:
-        """Forgets which messages were received, so that messages that the broker delivers again reach the application.
-        Called before the broker delivers unacknowledged messages again."""
+        """Clears the record of received messages, so that messages that the broker delivers again reach the
+        application. Must be called before the broker delivers unacknowledged messages again."""
         if self.repeats is not None:
             self.repeats.forget()
 
@@ -441,9 +442,9 @@ class ConsumerCore:
         return bool(self.failed or self._failing)
 
     def redeliver_all(self, untouched: EntrySets, *, in_order: bool = False) -> list[ConsumerEffect]:
-        """Asks the broker to deliver again all entries that were delivered and not acknowledged. `untouched`: the
-        entries of which the application has seen nothing; their redelivery is not counted. `in_order`: deliveries in
-        flight, which the broker will repeat, are discarded as well (`restart_request`)."""
+        """Asks the broker to deliver again all entries that were delivered and not acknowledged; returns the effects.
+        `untouched`: the entries of which the application has seen nothing; their redelivery is not counted. `in_order`:
+        deliveries in flight, which the broker will repeat, are discarded as well (`restart_request`)."""
         effects: list[ConsumerEffect] = []
         self.reset_duplicate_filter()
         if self.state is PartitionClientState.CONNECTED:
@@ -542,21 +543,21 @@ class ConsumerCore:
         self._acks.clear()
 
     def seek(self, request_id: int, to: Any) -> list[ConsumerEffect]:
-        """Begins to move the subscription to the position or time `to`, and returns the effect that asks the broker.
-        Replaces an earlier seek that is in flight."""
+        """Begins to move the subscription's cursor to `to`, a position or a time. Returns the effect that asks the
+        broker. Replaces an earlier seek that has no answer yet."""
         self._seek = request_id, to
         return [SendSeek(request_id, to)]
 
     def send_last_acks(self) -> list[ConsumerEffect]:
-        """Fact: the broker closes the consumer, because the topic moves, and waits for the last acknowledgements.
-        Returns the effects that send them."""
+        """Fact: the broker is closing this consumer, because the topic moves to another broker, and waits for the last
+        acknowledgements. Returns the effects that send them."""
         effects: list[ConsumerEffect] = []
         self._send_acks(effects)
         return effects
 
     def take_last_acks(self) -> tuple[int, list[ConsumerEffect]]:
-        """Returns two things: the number of the request with which all waiting acknowledgements are sent, which is
-        answered when they are durable (0 if none wait), and the effects that send them."""
+        """Returns the number of a request and the effects that send all waiting acknowledgements with it. The broker
+        answers the request when the acknowledgements are durable. The number is 0 if no acknowledgement waits."""
         effects: list[ConsumerEffect] = []
         if not self._acks.pending_messages or self.state is not PartitionClientState.CONNECTED:
             return 0, effects

@@ -1,8 +1,8 @@
-"""The options and effects of the cores of producers and consumers, and what both cores share: `PartitionClientState`
-and `ErrorLogThrottle`. Options are what a core gets when it is made; effects are what it asks its driver to do.
+"""The options and effects of the cores of producers and consumers, and two classes that both cores use:
+`PartitionClientState` and `ErrorLogThrottle`. Options are given to a core when it is made; effects are the actions that
+a core asks its driver to do.
 
-A driver does the effects of a fact at once, in order.
-"""
+A driver does the effects of a fact in their order, before it passes the next fact to the core."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class ProducerOptions(NamedTuple):
 
 
 class AddResult(Enum):
-    """The result of adding a message to a producer's core: the reason why the message is refused, or WAKE: the message
-    was added, and the driver must call `publish_ready` soon. `add` returns None instead if the message was added and
-    the driver need not do anything."""
+    """The result of adding a message to a producer's core. WAKE: the message was added, and the driver must call
+    `publish_ready` soon. Each other member is the reason why the message is refused. `add` returns None if the message
+    was added and the driver need not do anything."""
 
     WAKE = auto()  # it waits, and the driver is to call `turn` soon
     FULL = auto()  # refused: as many wait as may
@@ -95,7 +95,7 @@ class ReportOutcome(NamedTuple):
 
 
 class EndFlushes(NamedTuple):
-    """Effect: end the waiting `flush` calls of these waiters, because all their messages have outcomes."""
+    """Effect: let the `flush` calls of these waiters return, because all their messages have outcomes."""
 
     waiters: list[Any]
 
@@ -107,7 +107,7 @@ class Warn(NamedTuple):
 
 
 class InvalidContent(MagnetarError):
-    """Raised when a message cannot be encoded; `__cause__` is the reason."""
+    """The error of a message that cannot be encoded; `__cause__` is the reason."""
 
     definite = True
 
@@ -132,7 +132,7 @@ class ConsumerOptions(NamedTuple):
 
 
 class GrantPermits(NamedTuple):
-    """Effect: grant permits to the broker, which may then send that many more messages."""
+    """Effect: allow the broker to send `messages` more messages."""
 
     messages: int
 
@@ -145,14 +145,14 @@ class SendAcks(NamedTuple):
 
 
 class DropBlockedMessages(NamedTuple):
-    """Effect: discard the messages in the receiver queue that belong to the entries `failed` or must come after them;
-    the broker takes all these entries back and delivers them again."""
+    """Effect: discard the messages in the receiver queue that belong to the entries `failed`, or that must be processed
+    after them. The broker delivers all these entries again."""
 
     failed: tuple[Position, ...]
 
 
 class Redeliver(NamedTuple):
-    """Effect: ask the broker to deliver the named entries, or all unacknowledged entries, again."""
+    """Effect: ask the broker to deliver entries again: `entries`, or all unacknowledged entries if that is None."""
 
     entries: EntrySets | None  # None: all that was delivered and not acknowledged
     counted: bool = True  # False: the application has not seen them
@@ -173,8 +173,8 @@ class ReportSeek(NamedTuple):
 
 
 class DropMessages(NamedTuple):
-    """Effect: discard the messages in the receiver queue. If `give_back` is true, the driver must pass their permits to
-    `ConsumerCore.on_entries_dropped`."""
+    """Effect: discard the messages in the receiver queue. If `give_back` is true, the driver must then report their
+    permits with `ConsumerCore.on_entries_dropped`."""
 
     give_back: bool
 
@@ -221,26 +221,28 @@ ConsumerEffect = (
 
 
 FINAL = (NotAllowed, NotFound, Unauthorized, InvalidRequest, DataLost)
-"""Errors after which opening it again is pointless."""
+"""Errors after which a producer or consumer is not opened again: a further attempt would fail, too."""
 SEALED = (ProducerFenced, TopicTerminated)
 PRODUCER_FINAL = (*SEALED, *FINAL)
 _ROUTINE = (ConnectionLost, TimedOut, NotOwner, *PRODUCER_FINAL)
-"""Errors of a topic's move or a broker's restart, or that finish the producer: no warning is due."""
+"""Errors that a topic's move or a broker's restart causes, or that finish the producer: they are not logged as
+warnings."""
 
 SAY_EVERY_S = 60.0
 
 
 class ErrorLogThrottle:
-    """Limits how often a producer's errors are logged. `last`: the reason why the broker does not acknowledge messages,
-    as text; empty: not known. An acknowledgement clears `last`."""
+    """Decides which errors of a producer are logged, so that the same kind of error is not logged too often. `last`:
+    the reason why the broker does not acknowledge messages, as text; empty if no reason is known. The next
+    acknowledgement clears it."""
 
     def __init__(self) -> None:
         self.last = ""
         self._said: dict[str, float] = {}  # by kind, which is the name of an error class: bounded
 
     def admit(self, error: MagnetarError, now: float) -> str | None:
-        """Records an error of the broker. Returns the text to log now, or None if nothing is to be logged. A lost
-        connection and a time-out are ignored."""
+        """Records an error of the broker. Returns the text to log now, or None if nothing is to be logged. Ignores a
+        lost connection and a time-out."""
         if isinstance(error, ConnectionLost | TimedOut):
             return None
         kind = type(error).__name__

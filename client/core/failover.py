@@ -1,13 +1,12 @@
-"""The choice between several clusters (`FailoverCore`, for AutoClusterFailover). Also two other choices of a client:
-the pause before the next attempt (`Backoff`), and the partition of a message (`PartitionRouter`).
+"""The choice between several clusters (`FailoverCore`, for AutoClusterFailover). Also the pause before the next attempt
+(`Backoff`), and the choice of a message's partition (`PartitionRouter`).
 
     core = FailoverCore(3, failover_after=2, back_after=1)
-    core.on_tried([False, True, True])    which clusters answered in this round; returns the one to use now
+    core.on_clusters_probed([False, True, True])    the clusters that answered; returns the one to use now
 
-The first cluster is preferred. The one in use is left after `failover_after` rounds in a row without an answer, for
-the first that answered; if none did, it stays in use. The preferred one is used again after `back_after` rounds in a
-row with an answer. Guard: tests/client/core/test_failover.py.
-"""
+The first cluster is preferred. When the cluster in use did not answer in `failover_after` rounds in a row, the client
+changes to the first cluster that answered; if none did, it stays. When the preferred cluster answered in `back_after`
+rounds in a row, the client returns to it. Guard: tests/client/core/test_failover.py."""
 
 from __future__ import annotations
 
@@ -19,7 +18,8 @@ from ..common.errors import ClientEnum
 
 
 class FailoverCore:
-    """Decides which cluster a client uses. Its input are rounds of probes, which show which clusters answer."""
+    """Decides which cluster a client uses, from the results of rounds of probes: each round shows which clusters
+    answer."""
 
     def __init__(self, count: int, *, failover_after: int, back_after: int) -> None:
         assert count >= 1 <= min(failover_after, back_after), "there is a cluster, and a round changes something"
@@ -70,8 +70,8 @@ class RandomSource(Protocol):
 
 
 class Backoff:
-    """Computes the pauses between attempts: each pause is longer than the one before, up to a limit; after `reset` the
-    first pause comes again."""
+    """Computes the pauses between attempts: each pause is longer than the one before, up to a limit. `reset` starts
+    with the first pause again."""
 
     def __init__(self, rng: RandomSource, first_s: float = 0.1, last_s: float = 60.0) -> None:
         assert 0 < first_s <= last_s, "a back-off grows"

@@ -1,30 +1,30 @@
-"""The core of one partition's producer: what it publishes, again after a reconnect, and the outcome of each message.
+"""The core of one partition's producer: decides what is published and what is published again after a reconnect, and
+reports the outcome of each message.
 
 Facts in (a message was added, opened, a receipt, failed, credit, lost, time passed), effects out, in order. The driver
-does each effect at once. Times are seconds of one clock that does not go back; `wall_ms` is the publish time.
+does each effect at once. Times are seconds of a monotonic clock; `wall_ms` is the publish time in ms since the epoch.
 
-**Order.** Sequence ids are given when a message is added. Entries are published in that order; receipts come in the
-order of the publishes, and each settles the oldest entry. After a reconnect all entries without an outcome are
-published again, in order, under the same ids, before anything new.
+**Order.** Sequence ids are assigned when a message is added. Entries are published in that order; receipts arrive in
+the order of the publishes, and each is for the oldest entry. After a reconnect all entries without an outcome are
+published again before any new entry, in order, under the same ids.
 
 **Credit.** An entry is published while the credit is above zero, and costs its length and ENTRY_COST_BYTES. A new
-connection has its own.
+connection begins with a new credit.
 
-**Outcome.** Each message gets exactly one: stored; or, when `send_timeout_s` passed since its batch was closed,
-TimedOut, which is unknown; or the broker's error when that is definite; or what the producer was finished with. When
-the oldest entry times out all that are under way do, and the connection is given up: what follows the oldest must not
-be stored in its place.
+**Outcome.** Each message gets exactly one outcome: stored; or TimedOut (it is unknown whether the message is stored),
+when `send_timeout_s` passed since its batch was closed; or the broker's error if that is definite; or the error with
+which the producer was finished. When the oldest entry times out, all entries in flight time out with it, and the
+connection is given up: a later entry must not be stored in the place of the oldest.
 
-**Reconnect.** An error that may pass and a lost connection open the producer again, with back-off; one of
-PRODUCER_FINAL finishes it. The error of a refused publish that was sent again is remembered, as the reason of a later
-time-out (client/core/effects.py).
+**Reconnect.** After a lost connection or an error that may pass the producer is opened again, with back-off; an error
+of PRODUCER_FINAL finishes it. If a publish is refused and sent again, the error of the refusal is remembered, as the
+reason of a later time-out (client/core/effects.py).
 
-**Late opening.** A producer that is opened with its first message (`delay_opening`) keeps messages as they are
-until it knows what the broker has; then they get their ids (`_admit`).
+**Late opening.** A producer that is opened with its first message (`delay_opening`) keeps messages without sequence ids
+until the broker has said which ids it knows; then the messages get their ids (`_admit`).
 
-**Threads.** `add`, `add_message` and `flush_soon` may be called from any thread; `lock` guards what they touch. All
-else belongs to one thread. Guard: tests/client/core/test_producer_walk.py.
-"""
+**Threads.** `add`, `add_message` and `flush_soon` may be called from any thread; `lock` guards the fields that they
+use. All else belongs to one thread. Guard: tests/client/core/test_producer_walk.py."""
 
 from __future__ import annotations
 
@@ -160,8 +160,8 @@ class ProducerCore:
         return None if waits else AddResult.WAKE
 
     def add_entry(self, entry: bytes, sequence_id: int, callback: Callback) -> None:
-        """Adds an entry that is already encoded. Must be called before the producer is opened, or between two calls of
-        `publish_ready`."""
+        """Adds an entry that is already encoded, with its sequence id; `callback` gets its outcome. Must be called
+        before the producer is opened, or between two calls of `publish_ready`."""
         batch = OutgoingBatch(sequence_id)
         batch.entry, batch.highest = entry, sequence_id
         batch.callbacks.append(callback)
@@ -233,8 +233,8 @@ class ProducerCore:
         return expires if self.delay_due is None or expires < self.delay_due else self.delay_due
 
     def flush(self, waiter: Any, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """Begins a flush: `waiter` is returned in ReportOutcome or EndFlushes when all messages added before have
-        outcomes. Outcomes come in order, so this is when the youngest entry at the time of the call has its outcome."""
+        """Begins a flush: the driver gets `waiter` back in ReportOutcome or EndFlushes when all messages that were
+        added before this call have outcomes. Returns the effects that publish them."""
         effects = self.send_now(now, wall_ms)
         with self.lock:
             if self._early:
@@ -244,7 +244,7 @@ class ProducerCore:
         return effects
 
     def send_now(self, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """Closes all open batches and returns the effects that publish them, also while other entries are in flight."""
+        """Closes all open batches, even while other entries are in flight. Returns the effects that publish them."""
         self._close_batches()
         return self.publish_ready(now, wall_ms)
 
@@ -408,8 +408,8 @@ class ProducerCore:
         return [Disconnect(), *self.on_lost(error, now)]
 
     def on_refused(self, sequence_id: int, error: MagnetarError, now: float) -> list[ProducerEffect]:
-        """Fact: the broker refused the oldest entry with `error`. If the error is permanent, the message gets it; else
-        the producer reconnects and publishes the entry again."""
+        """Fact: the broker refused the oldest entry with `error`. If the error is permanent, the entry's messages get
+        it; else the producer reconnects and publishes the entry again."""
         if not error.definite or error.retryable or isinstance(error, SEALED):
             return [Disconnect(), *self.on_lost(error, now)]
         effects: list[ProducerEffect] = []
@@ -439,8 +439,8 @@ class ProducerCore:
 
     @property
     def must_publish(self) -> bool:
-        """Returns whether the driver must call `publish_ready`: open batches waited until all earlier entries have
-        outcomes (`urgent`), and now all of these have."""
+        """Returns whether the driver must call `publish_ready` now, because open batches were waiting until all earlier
+        entries have outcomes (`urgent`), and these have."""
         return self.urgent and not self._entries and not self.publish_wanted
 
     def _expire(self, effects: list[ProducerEffect]) -> None:

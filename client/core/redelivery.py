@@ -1,23 +1,24 @@
-"""The entries that are to be delivered again, and when: negative acknowledgements and acknowledgement time-outs. Also
-the groups in which acknowledgements are sent (`AckTracker`), what comes again while the application has it
-(`DuplicateFilter`), and the permits of a consumer (`ReceivePermits`).
+"""The entries that the broker is to deliver again, and when: negative acknowledgements (`NackTracker`) and
+acknowledgement time-outs (`AckTimeoutTracker`). Also the groups in which acknowledgements are sent (`AckTracker`), the
+detection of messages that the application has already (`DuplicateFilter`), and the permits of a consumer
+(`ReceivePermits`).
 
-Both trackers *watch* an entry until a time. Acknowledging the entry ends this; when the time comes, `take_due` returns
-it once, never early. An entry that is watched again keeps its first time. They differ in how many are acknowledged:
+Both trackers *watch* an entry until a time. An acknowledgement of the entry ends the watch; when the time comes,
+`take_due` returns the entry once, never early. An entry that is watched a second time keeps its first time. The
+trackers differ in the share of entries that are acknowledged before their time:
 
-- `AckTimeoutTracker`, for time-outs: every received message is watched, and nearly every one acknowledged. Times
-  are kept in buckets of a tick, so that a watch costs two dictionary entries and no timer; at most one tick late. Its
-  size is that of what the application holds.
-- `NackTracker`, for negative acks (Pulsar A6, complaint 17): nearly every one comes to its time, and an hour's worth
-  may wait. A bucket is a roaring set per ledger, as wide as a 256th of the delay (0.256 s at least: PIP-393's
+- `AckTimeoutTracker`, for time-outs: every received message is watched, and nearly every one is acknowledged. Times
+  are kept in buckets of a tick, so that a watch costs two dictionary entries and no timer, and ends at most one tick
+  late. The tracker is as large as the number of unacknowledged entries.
+- `NackTracker`, for negative acks (Pulsar A6, complaint 17): nearly every entry reaches its time, and the entries of
+  an hour may wait. A bucket is a roaring set per ledger, as wide as a 256th of the delay (0.256 s at least: PIP-393's
   precision), so that there are at most 257 buckets for a delay however long it is, and an entry is that much late at
   most.
-  Memory: 2 × 2 bytes an entry at most (one in its bucket, one in the set of all that are watched; less when they are
+  Memory: 2 × 2 bytes an entry at most (one in its bucket, one in the set of all watched entries; less when they are
   dense), and about 300 bytes for each bucket and ledger.
 
-How long an entry waits by how often it came back: client/model/settings.py. Guarding tests:
-tests/client/core/test_cores.py.
-"""
+The delay of an entry, by how often it was delivered again: client/model/settings.py. Guarding tests:
+tests/client/core/test_cores.py."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ class AckTimeoutTracker:
 
 
 EntrySets = dict[int, BitMap]
-"""Ledger → entries."""
+"""Ledger id → the ids of some of its entries."""
 
 
 def positions_of(sets: EntrySets) -> Iterator[Position]:
@@ -219,7 +220,8 @@ class AckGroup(NamedTuple):
 
 
 class AckTracker:
-    """Collects the acknowledgements of one consumer until they are sent to the broker as a group."""
+    """Collects the acknowledgements of one consumer until `take_group` returns them as a group, which one request
+    sends."""
 
     def __init__(self) -> None:
         self.pending_messages = 0
@@ -331,7 +333,7 @@ class DuplicateFilter:
         self._next = (last[0], last[1], last[2] + 1)
 
     def on_confirmed(self, place: Place) -> None:
-        """Fact: the broker stored a cumulative acknowledgement up to `place` durably, as a pending part of its
+        """Fact: the broker made a cumulative acknowledgement up to `place` durable, as a pending part of a
         transaction."""
         self._confirmed = max(self._confirmed, place)
 
@@ -352,15 +354,15 @@ class DuplicateFilter:
             self.is_unsure = True
 
     def forget(self) -> None:
-        """Fact: all unacknowledged messages will be delivered again, and the application must get them again. Clears
-        the filter."""
+        """Fact: the broker will deliver all unacknowledged messages again, and the application must get them again.
+        Clears the filter."""
         self.until = None
         self.is_unsure = False
         self._next = self._confirmed = BEFORE_ALL
 
     def find_end_of_repeats(self, first: Place) -> Place | None:
-        """Fact: messages from the place `first` on were delivered. Returns the place before which the application has
-        received all messages, so these are repeated; None if all messages must be passed to the application."""
+        """Fact: messages from the place `first` on were delivered. Returns the place up to which (exclusive) they are
+        repeats of messages that the application has; None if all of them must be passed to the application."""
         if first <= self._confirmed:
             self.forget()
             self.is_unsure = True
@@ -411,8 +413,8 @@ class ReceivePermits:
         self.queued = 0  # charged, and what they were charged for is not used yet
 
     def start_counts_of_stream(self) -> int:
-        """Starts counting anew for the stream of a new connection; returns the number of permits to grant first: the
-        size of the receiver queue."""
+        """Resets all counts, because a new connection has no permits yet. Returns the number of permits to grant first:
+        the size of the receiver queue."""
         with self._lock:
             self.stream += 1
             self._used = self._granted = self.queued = 0
@@ -420,7 +422,8 @@ class ReceivePermits:
             return self._size
 
     def resize_queue(self, queue_size: int) -> None:
-        """Changes the size of the receiver queue; the next grant contains more or fewer permits by the difference."""
+        """Changes the size of the receiver queue to `queue_size` messages. The next grant contains more or fewer
+        permits by the difference."""
         with self._lock:
             self._used += max(1, queue_size) - self._size
             self._size = max(1, queue_size)
@@ -433,8 +436,8 @@ class ReceivePermits:
             self.queued += messages
 
     def count_used_permits(self, messages: int, stream: int) -> bool:
-        """Counts the permits of messages that left the receiver queue; messages of an earlier stream are ignored.
-        Returns whether `grant` must be called soon."""
+        """Counts the permits of `messages` messages that left the receiver queue. Ignores messages of an earlier
+        stream. Returns whether `grant` must be called soon."""
         with self._lock:
             if stream == self.stream:
                 self.queued -= messages

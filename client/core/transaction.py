@@ -1,4 +1,5 @@
-"""A transaction, as the client sees it: what was sent and acknowledged in it, and how it ends (core).
+"""A transaction as the client sees it (core): counts what was sent and acknowledged in the transaction, and decides how
+it ends.
 
 Intents and facts in, effects out, in order; the driver (client/transactions/transaction.py) does each effect at once.
 
@@ -13,18 +14,19 @@ Intents and facts in, effects out, in order; the driver (client/transactions/tra
 | PREPARED | | `commit`; `abort` | COMMITTING; ABORTING: any program may have ended it by its id |
 | ABORTING | | an answer, or none in time: no commit was ever sent | ABORTED |
 
-**Operations.** A send or an acknowledgement belongs to the transaction from `begin_operation`, or from when a producer
-counted it in its `SendAllowance`, to its outcome. `commit` waits for all of them (`ReportOperationsDone` is the effect
-of the last one), so the coordinator is told the receipts of all. One that failed makes the transaction abort: its
-message may be stored, and would be shown.
-**Receipts.** Of each topic the number of entries with a receipt, and the last of their positions: an entry after it had
-no receipt, and does not count. When the place of one is not known (a broker that had it already) the topic is told as
--1 entries: every entry of the transaction counts, and each of them has its receipt.
-**Nothing to end.** A transaction without an operation has no trace anywhere; it ends without a request.
-**Threads.** `begin_operation`, `allow_sends` and `cancel_operation` may be called from any thread; `lock` guards what
-they touch, and a share that of its producer, which is taken after `lock`. All else belongs to one thread.
-Guard: tests/client/core/test_transaction.py.
-"""
+**Operations.** A send or an acknowledgement is an operation of the transaction from `begin_operation`, or from the
+moment a producer counts it in its `SendAllowance`, until its outcome. `commit` waits for all operations
+(`ReportOperationsDone` is the effect of the last outcome), so that the coordinator is told all receipts. If an
+operation failed, the transaction aborts: the message may be stored, and a commit would make it visible.
+**Receipts.** For each topic, the number of entries with a receipt, and the last of their positions: an entry after that
+position had no receipt, and does not count. When the position of an entry is not known (the broker had stored it
+already), -1 is reported as the topic's number of entries: every entry of the transaction counts there, and each has its
+receipt.
+**Nothing to end.** A transaction without an operation has left nothing at any server; it ends without a request.
+**Threads.** `begin_operation`, `allow_sends` and `cancel_operation` may be called from any thread; `lock` guards the
+fields that they use. A SendAllowance is guarded by the lock of its producer, which is taken after `lock`. All else
+belongs to one thread.
+Guard: tests/client/core/test_transaction.py."""
 
 from __future__ import annotations
 
@@ -51,9 +53,9 @@ from ..common.errors import (
 )
 
 MESSAGES_MAX = 1_000_000
-"""Most messages of one transaction: readers wait for all of them, and an abort hides all of them one by one."""
+"""Most messages of one transaction: readers wait for all of them, and an abort hides each of them singly."""
 SHARE_MESSAGES = 10_000
-"""Messages that a producer may send before it asks the transaction again."""
+"""Messages that a SendAllowance allows a producer to send before it must ask the transaction again."""
 NOWHERE = Position(-1, -1)
 
 
@@ -72,7 +74,7 @@ class TransactionState(Enum):
 
 
 WAITING = TransactionState.COMMITTING, TransactionState.PREPARING
-"""The end waits for the operations."""
+"""States in which the end of the transaction waits for its operations' outcomes."""
 
 
 class TransactionEndKind(Enum):
@@ -102,7 +104,8 @@ class EndTransaction(NamedTuple):
 
 
 class ReportOperationsDone(NamedTuple):
-    """Effect: report that every operation of the transaction has an outcome, so that the waiting commit continues."""
+    """Effect: report that every operation of the transaction has an outcome, so that the waiting `commit` or `prepare`
+    continues."""
 
 
 class ReportEnd(NamedTuple):
@@ -128,9 +131,9 @@ class TransactionEndpoint(Protocol):
 
 
 class SendAllowance:
-    """Allows one producer to send a number of messages in a transaction with `add`, without asking the transaction for
-    each. The producer counts them under its own lock, which it holds anyway; TransactionCore adds this count to its own
-    when the transaction ends."""
+    """Allows one producer to send up to `allowed` messages in a transaction without asking the transaction for each.
+    The producer counts the messages under its own lock; TransactionCore adds this count to its own when the transaction
+    ends."""
 
     __slots__ = ("allowed", "left", "lock", "txn")
 
@@ -159,7 +162,8 @@ class TransactionPort:
     transactions of asyncio and of blocking programs."""
 
     deliveries: dict[str, dict[Position, dict[int, object]]]
-    """Subscription → which delivery of a message it acknowledged (client/consume/transactional_acks.py)."""
+    """Subscription → position → batch index → which delivery of that message the transaction acknowledged
+    (client/consume/transactional_acks.py)."""
 
     @property
     def id(self) -> TxnId:
@@ -190,17 +194,17 @@ class TransactionPort:
         raise NotImplementedError
 
     def register_cumulative_ack(self, again: Callable[[], None]) -> None:
-        """Registers a cumulative acknowledgement: if the transaction aborts, the function `again` is called when the
-        acknowledged messages may be delivered again, before the end of the transaction is reported."""
+        """Registers a cumulative acknowledgement. If the transaction aborts, the function `again` is called when the
+        broker may deliver the acknowledged messages again, before the end of the transaction is reported."""
         raise NotImplementedError
 
     def on_stored(self, where: TransactionEndpoint, messages: int, position: Position) -> None:
-        """Fact: the broker confirmed that an entry with `messages` messages is stored at `position`. `messages` is 0
-        for every chunk of a message but the last."""
+        """Fact: the broker confirmed that an entry with `messages` messages is stored at `position`. Of a message in
+        chunks `messages` is 1 for the last chunk and 0 for the others."""
         raise NotImplementedError
 
     def on_refused(self, messages: int, error: MagnetarError) -> None:
-        """Fact: an entry with `messages` messages was not stored, or it is unknown whether it was stored."""
+        """Fact: an entry with `messages` messages was not stored, or `error` leaves unknown whether it was stored."""
         raise NotImplementedError
 
     def on_acknowledged(self, error: MagnetarError | None) -> None:
@@ -297,8 +301,8 @@ class TransactionCore:
         return self._allowed - sum(each.left for each in self._shares)
 
     def try_begin_operation(self, *, message: bool) -> bool:
-        """Begins an operation at a topic at which the transaction has an operation already. Returns False if no
-        operation may begin; the caller then calls `begin_operation`, which raises the reason."""
+        """Begins an operation at a topic at which the transaction has an operation already, and returns True. Returns
+        False if no operation may begin; the caller then calls `begin_operation`, which raises the reason."""
         with self._lock:
             if self.state is not TransactionState.OPEN or (message and self._allowed >= MESSAGES_MAX):
                 return False
@@ -316,8 +320,8 @@ class TransactionCore:
 
     # ------------------------------------------------------------------------------ outcomes
     def on_stored(self, topic: str, messages: int, position: Position) -> list[TransactionEffect]:
-        """Fact: the broker confirmed that an entry with `messages` messages is stored at `position`. `messages` is 0
-        for every chunk of a message but the last."""
+        """Fact: the broker confirmed that an entry with `messages` messages is stored at `position`. Of a message in
+        chunks `messages` is 1 for the last chunk and 0 for the others."""
         if self._entries[topic] >= 0:
             self._entries[topic] += 1
             if position[1] < 0:
@@ -329,7 +333,7 @@ class TransactionCore:
             return self._check_idle()
 
     def on_refused(self, messages: int, error: MagnetarError) -> list[TransactionEffect]:
-        """Fact: an entry with `messages` messages was not stored, or it is unknown whether it was stored."""
+        """Fact: an entry with `messages` messages was not stored, or `error` leaves unknown whether it was stored."""
         self._set_failure(error)
         with self._lock:
             self._over += messages
@@ -354,8 +358,8 @@ class TransactionCore:
 
     # ------------------------------------------------------------------------------ the end
     def commit(self) -> list[TransactionEffect]:
-        """Begins the commit. When all operations have outcomes, the effect ReportOperationsDone follows; the driver
-        must then call `decide_transaction_end`."""
+        """Begins the commit. The effect ReportOperationsDone follows when all operations have outcomes; the driver must
+        then call `decide_transaction_end`."""
         may_be = TransactionState.OPEN, TransactionState.PREPARED, TransactionState.ERROR
         return self._wait(TransactionState.COMMITTING, may_be)
 
@@ -476,7 +480,8 @@ class TransactionCore:
 
     @property
     def has_operations(self) -> bool:
-        """Returns whether any topic may have messages or acknowledgements of the transaction."""
+        """Returns whether the transaction has begun an operation at any topic. If so, that topic may have messages or
+        acknowledgements of the transaction."""
         return bool(self._entries)
 
     @property
