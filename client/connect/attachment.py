@@ -1,24 +1,23 @@
-"""The id of one producer or consumer (the owner) on the stream to the broker that owns its topic: how the owner gets an
-id, and loses it (`Attachment`). Also the frames that open a producer or subscribe (`make_open_frame`,
-`make_subscribe_frame`).
+"""The connection of one producer or consumer (the *owner*) to the broker of its topic. All owners share a stream to
+that broker; `Attachment` gets an id on the stream for its owner, and gives it up. Also the frames that open a producer
+or subscribe (`make_open_frame`, `make_subscribe_frame`).
 
-    attachment.open()               the first time: `on_opening_done` reports that it is open, is refused, or the
-                                    operation's deadline is over. An owner that waits for its turn has no deadline once
-                                    it waits
+    attachment.open()               the first time: `on_opening_done` reports success, refusal, or that the operation's
+                                    deadline is over. An owner that waits for others (`waits`) has no deadline while
+                                    the broker lets it wait
     attachment.reopen(after_s)      later: one attempt after a pause; `on_lost` reports its failure
-    attachment.send(permits=7)      a frame; nothing is sent without an id
-    attachment.publish(entry)       the same of an entry
-    attachment.close_at_broker()    the id is given up, and the broker informed
-    await attachment.close()        the same, and the broker has closed the owner when it returns
+    attachment.send(permits=7)      sends a frame; without an id, sends nothing
+    attachment.publish(entry)       sends an entry; without an id, sends nothing
+    attachment.close_at_broker()    gives up the id, and tells the broker
+    await attachment.close()        the same, and returns when the broker has closed the owner
 
-Each attempt looks the topic up, attaches to the stream of that broker and sends the owner's first frame. The owner
-calls `on_opened` or `on_closed_by_broker` when it reads the answer, and takes no frame that follows in the same read
-once it has no id (`is_attached`): a broker says `closed` again for each frame that reaches an id after its end. A
-broker that gives the topic to another one names it (`NotOwner.owner`): the next attempt goes there without a look-up,
-and at once if the owner was open. An id is lost once, so one loss begins one opening. What to do after an error is the
-decision of the owner's core (client/core/producer.py, client/core/consumer.py). Guards:
-tests/client/produce/test_partition_producer.py, tests/client/connect/test_late_frames.py.
-"""
+Each attempt looks up the topic's broker, attaches to the stream of that broker and sends the owner's first frame. The
+owner calls `on_opened` or `on_closed_by_broker` when it reads the broker's answer. Once it has no id (`is_attached`),
+it ignores the frames that follow in the same read: a broker repeats `closed` for each frame that arrives for an id
+after its end. A broker that hands the topic to another broker names that broker (`NotOwner.owner`): the next attempt
+goes there without a look-up, and without a pause if the owner was open. An id is lost only once, so each loss causes
+one new opening. The owner's core decides what to do after an error (client/core/producer.py, client/core/consumer.py).
+Guards: tests/client/produce/test_partition_producer.py, tests/client/connect/test_late_frames.py."""
 
 from __future__ import annotations
 
@@ -42,9 +41,10 @@ from .broker_stream import CLOSE, BrokerStream
 from .connections import Connections
 
 PUBLISH_TAG = b"\x1a"
-"""Tag of ClientFrame.publish, field 3, length-delimited."""
+"""Encoded tag of the field `publish` of ClientFrame: field 3, length-delimited."""
 WAITED_S = 1.0
-"""Seconds of a wait after which an opening did not just fail: the broker took it and let it wait."""
+"""Seconds. An opening that waited longer for the broker's answer did not simply fail: the broker accepted it, and let
+it wait."""
 
 
 class AttachmentUser(Protocol):
@@ -204,8 +204,8 @@ class Attachment:
             self._stream.send(self._id, wire.ClientFrame(id=self._id, **kind))
 
     def publish(self, entry: bytes) -> None:
-        """Sends an entry to the broker, as `send(publish=entry)` does, but without the two copies that protobuf makes
-        of the entry."""
+        """Sends an entry to the broker, as `send(publish=entry)` does, but without the two copies of the entry that
+        protobuf makes."""
         if self._stream is not None:
             size = len(entry)
             self._stream.send(self._id, (self._publish_head, encode_varint(size), entry))

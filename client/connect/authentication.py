@@ -1,9 +1,9 @@
 """The identity of the client: the authentication classes of Pulsar's client, and the credentials of the client's
 connections (`make_caller_access`).
 
-A credential is asked for at each connection and call, so a function that reads it from a file renews it. It is never
-part of a `repr`, an error or a log line. Brokers' certificates are always verified, their host names too.
-"""
+A credential is requested for each connection and each call, so that a function that reads it from a file always gives
+the present one. A credential is never part of a `repr`, an error or a log line. Certificates of brokers are always
+verified, and their host names, too."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Authentication:
     """
 
     auth_method_name = ""
-    """Pulsar's name of the way: token, basic, tls."""
+    """Pulsar's name of the authentication method: token, basic, tls."""
     certificate_path = ""
     private_key_path = ""
 

@@ -1,20 +1,21 @@
-"""The Connect stream to one broker: all producers and consumers of a client that the broker serves, each by an id.
+"""The Connect stream to one broker. All producers and consumers of a client whose topics this broker owns share it;
+each has an id on it.
 
-    id = stream.attach(owner)       its first frame is to be `open_producer` or `subscribe`
-    stream.send(id, frame)          never waits; what is sent in one turn of the loop leaves in one envelope
-    stream.detach(id)               frames of that id are dropped from now on
+    id = stream.attach(owner)       the owner's first frame must be `open_producer` or `subscribe`
+    stream.send(id, frame)          never waits; all frames of one turn of the event loop leave in one envelope
+    stream.detach(id)               frames for that id are dropped from now on
 
-Frames are handed to their owners by id, synchronously, in the order in which they came; an owner gets all frames of one
-read at once. There is one task per stream, none per owner.
-**Silence.** A stream with owners that gets nothing for a while asks another broker who owns their topics
-(`discovery.py`): those of a topic that another broker owns are `on_lost`, the others wait on.
-**The end.** When the stream breaks, each owner is told once, by `on_lost`, and a new stream is a new object. A stream
-without owners closes after IDLE_S. An owner that fails does not end the stream for the others: its own `on_failure` is
-told. **Fairness.** Past HELD_FROM_BYTES that wait to leave, frames are held by their ids, and leave in turns of one
-frame each: an id with much to publish delays another's frame by that much and no more. What an id may have waiting is
-bounded by its credit. A read is handed on in slices, and the loop's other work runs in between after TURN_S.
-Guards: tests/client/connect/test_broker_stream.py, tests/client/connect/test_silence.py.
-"""
+Frames are passed to the owner of their id, synchronously, in the order of their arrival; an owner gets all its frames
+of one read at once. There is one task per stream, and none per owner.
+**Silence.** If a stream with owners receives nothing for a while, the client asks another broker who owns the topics
+now (`discovery.py`). Owners whose topics moved get `on_lost`; the others keep waiting.
+**The end.** When the stream breaks, `on_lost` is called once for each owner; a new stream is a new object. A stream
+without owners closes after IDLE_S. An owner that raises an error does not end the stream for the others: only its own
+`on_failure` is called. **Fairness.** While more than HELD_FROM_BYTES wait to be sent, frames are queued by their ids,
+and the ids send one frame each in turn: an id that publishes much delays the frame of another id by those bytes only.
+The queue of an id is bounded by its credit. A read is processed in slices, and after each TURN_S other work of the
+event loop runs.
+Guards: tests/client/connect/test_broker_stream.py, tests/client/connect/test_silence.py."""
 
 from __future__ import annotations
 
@@ -39,17 +40,18 @@ from ..common.loggers import ignore_error, report_failure, run_logging_errors
 from .discovery import ASKED_AT_ONCE, SILENT_S, UNANSWERED_S, SilentBrokers
 
 IDLE_S = 60.0
-"""Seconds that a stream without owners stays open: a program that opens one producer after another uses one stream."""
+"""Seconds that a stream without owners stays open, so that a program that opens one producer after another uses one
+stream."""
 HELD_FROM_BYTES = 2 << 20
-"""Bytes on the way from which on frames are held: two envelopes' worth, one that gRPC writes and the next: less is sent
-at once, by any sender. (With one, every second envelope has a single frame, because nothing waits when the write before
-it ends.)"""
+"""Unsent bytes from which on frames are queued by their ids: two envelopes, the one that gRPC writes and the next. With
+less unsent, a frame of any id is sent at once. (With one envelope, every second envelope has a single frame, because
+nothing waits when the write before it ends.)"""
 SLICE_FRAMES = 512
 TURN_S = 0.005
 LATE_S = 0.01
-"""Seconds by which a timer may be early: the clock's step."""
+"""Seconds by which a timer may fire too early: the resolution of the clock."""
 CLOSE = 1 << 62
-"""The request id of `close`: no other request has it."""
+"""The request id of each `close` request; no other request has it."""
 
 
 Frame = wire.ClientFrame | Pieces
@@ -123,8 +125,8 @@ class BrokerStream:
 
     # ------------------------------------------------------------------------------ out
     def send(self, id_: int, frame: Frame) -> None:
-        """Sends a frame of the producer or consumer with the id `id_`. If the stream has ended, drops the frame: all
-        attached producers and consumers are notified and reconnect."""
+        """Sends a frame of the producer or consumer with the id `id_`; never waits. If the stream has ended, drops the
+        frame: the attached producers and consumers are notified of the end and reconnect."""
         if self._held or self._stream.queued_bytes > HELD_FROM_BYTES:
             self._hold(id_, frame)
         elif not self.has_ended:

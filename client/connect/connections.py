@@ -1,14 +1,13 @@
-"""The connections of a client: one channel per broker, requests that any broker answers, and look-ups of a topic's
-owner (`Connections`). Also the attempts until a first broker is reached (`FirstConnectAttempts`), and a cache of a
-topic's schemas (`TopicSchemas`).
+"""The connections of a client (`Connections`): one channel per broker, requests that any broker can answer, and
+look-ups of the broker that owns a topic. Also the attempts until a first broker is reached (`FirstConnectAttempts`),
+and a cache of a topic's schemas (`TopicSchemas`).
 
-Every operation has one deadline (`operation_timeout_s`) that bounds all its attempts; between them it backs off. An
-attempt that may succeed elsewhere goes to the next endpoint of the service URL, and to a silent one last
-(discovery.py). Raises the last error at the deadline, and at once an error that will stay (`retryable` is False).
-Until a broker was reached it gives up sooner (`FirstConnectAttempts`).
+Every operation has one deadline (`operation_timeout_s`) for all its attempts, with a growing pause between them. If
+another broker may answer better, the next attempt goes to the next endpoint of the service URL, and to a silent broker
+last (discovery.py). At the deadline the operation raises its last error; an error that is permanent (`retryable` is
+False) is raised at once. Until a broker was reached, an operation gives up sooner (`FirstConnectAttempts`).
 
-The default world of a client: that of the system, without the parts that only servers need (ZeroMQ).
-"""
+`make_client_world` makes a client's `World` without the parts that only servers need (ZeroMQ)."""
 
 from __future__ import annotations
 
@@ -123,15 +122,14 @@ def make_client_world() -> World:
 
 
 REFUSED_S = 1.0
-"""Seconds for which a refused connection is tried again: a server that is being started listens within half a second.
-"""
+"""Seconds for which a refused connection is tried again: a server that is starting listens within half a second."""
 SERVED_PORT = 7650
-"""Port at which `magnetar standalone` listens without being told."""
+"""The port at which `magnetar standalone` listens by default."""
 
 
 class FirstConnectAttempts:
-    """Counts the failed attempts of one operation while the client has not reached any broker yet, and decides when to
-    give up."""
+    """Counts the failed attempts of one operation of a client that has not reached any broker yet, and decides when the
+    operation gives up."""
 
     def __init__(self, endpoints: Callable[[], Sequence[Endpoint]], connection_timeout_s: float) -> None:
         """Begins the first contact. `endpoints()` returns the endpoints that are tried now."""
@@ -153,14 +151,14 @@ class FirstConnectAttempts:
 
 
 def why_unreachable(error: MagnetarError) -> str | None:
-    """Returns why no connection was made, according to `error`: "refused" or "silent" (runtime/grpc/errors.py). Returns
-    None if a server answered."""
+    """Returns the reason why no connection was made, taken from `error`: "refused" or "silent"
+    (runtime/grpc/errors.py). Returns None if a server answered."""
     return error.fields.get("unreached") if isinstance(error, Unavailable) else None
 
 
 def make_unreachable_error(error: MagnetarError, endpoints: Sequence[Endpoint], when: str = "") -> MagnetarError:
-    """Returns the error to raise when no broker could be reached: the last attempt's `error` with its cause, and an
-    advice to the user in its text."""
+    """Returns the error to raise when no broker could be reached. `error`: the error of the last attempt; `when`: text
+    about the time. The text of the returned error names the endpoints that were tried and advises the user."""
     others = "" if len(endpoints) == 1 else f" (asked: {', '.join(map(str, endpoints))})"
     told = Unavailable(f"{error.message}{when}{others}. {_what_to_do(endpoints[0].port)}", **error.fields)
     told.__cause__ = error.__cause__
@@ -180,7 +178,7 @@ def _what_to_do(port: int) -> str:
 T = TypeVar("T")
 
 TOLD_MAX = 1000
-"""Owners that wait for their first use: of topics that are being opened, and of some that were only asked about."""
+"""Most owners of topics that the client remembers until they are first used."""
 
 
 class Connections:
@@ -342,7 +340,7 @@ class Connections:
     async def find_owner_channel(self, topic: TopicName) -> Channel:
         """Looks up the owner of a topic once, and returns the channel to this broker. If the asked broker does not know
         the owner or does not answer, the other brokers are asked at once, because the failing broker may be the owner.
-        An owner that `partition_count` learned is used once in place of a look-up."""
+        If `partition_count` has learned the owner, it is used once without a look-up."""
         told = self._told.pop(topic, None)
         if told is not None and not self._closed:
             return told
@@ -396,8 +394,8 @@ class Connections:
         return await self.retry(attempt)
 
     async def switch_cluster(self, url: ServiceUrl, access: CallerAccess) -> None:
-        """Switches to the brokers of another service URL. Open producers and consumers reconnect there; a request in
-        flight may still be answered by an earlier broker."""
+        """Closes all connections, and uses the brokers of another service URL from now on. Open producers and consumers
+        reconnect there; a request in flight may still be answered by an earlier broker."""
         self._access = access
         self._discovery = Discovery(url, self.world.network, access, self.settings.connection_timeout_s)
         self._endpoints = url.endpoints
@@ -456,7 +454,8 @@ class Connections:
 NEWEST = b""
 MISSING_S = 10.0
 MISSING_MAX = 1000
-"""Versions that were invented; a producer may stamp any."""
+"""Most schema versions that are cached as missing; a limit, because a producer may write any version into its
+messages."""
 
 
 class TopicSchemas:

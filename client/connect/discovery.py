@@ -1,26 +1,26 @@
-"""Finds the gRPC addresses of the brokers of a service URL that names a port of another protocol (`Discovery`). Also
-which brokers are silent, and who owns their topics now (`SilentBrokers`).
+"""Finds the gRPC addresses of the brokers, if the service URL names a port of another protocol (`Discovery`). Also
+tracks which brokers do not answer, and asks who owns their topics now (`SilentBrokers`).
 
     pulsar://host[:6650]    the answer to CONNECT has the address (CommandConnected.magnetar_address)
     http://host[:8080]      GET /lookup/v2/service-url answers {"serviceUrl": "magnetar://HOST:PORT"}
 
-The addresses of the URL are asked in turn, and the first answer counts, until `clear`. It gives two endpoints: the
-port that was told at the host of the URL, which the program is known to reach, and the address as it was told.
+The addresses of the URL are asked in turn, and the first answer is used until `clear`. An answer gives two endpoints:
+the answered port at the host of the URL, which the program can reach, and the address exactly as answered.
 
-A `pulsar://` URL whose ports nothing listens at, or where something speaks another protocol, means its own endpoints:
-a broker that does not serve Pulsar's clients. WrongProtocol: a broker of Pulsar itself, or another HTTP server.
-Unauthenticated: the credentials are refused. Unavailable, with its field `unreached` (runtime/grpc/errors.py): nothing
-answers. Guard: tests/client/connect/test_discovery.py.
+If nothing listens at the ports of a `pulsar://` URL, or a server there speaks another protocol, the URL's own endpoints
+are used: they belong to a broker that does not serve Pulsar's clients. Errors: WrongProtocol if a broker of Pulsar
+itself, or another HTTP server, answers; Unauthenticated if the credentials are refused; Unavailable, with its field
+`unreached` (runtime/grpc/errors.py), if no server answers. Guard: tests/client/connect/test_discovery.py.
 
 Service URLs: `magnetar://host[:port][,host[:port]…]`, and the `pulsar://` and `http://` URLs of Pulsar's programs.
 
-This SDK speaks gRPC. A `magnetar://` URL names gRPC ports of brokers. The others name ports where a broker speaks
-Pulsar's protocol or HTTP: there the broker is asked for its gRPC address (client/connect/discovery.py). Where nothing
-listens at a port of `pulsar://`, 6650 and 6651 mean 7650, and any other port itself.
+This SDK speaks gRPC. A `magnetar://` URL names gRPC ports of brokers. The other URLs name ports at which a broker
+speaks Pulsar's protocol or HTTP; the broker is asked there for its gRPC address. If nothing listens at a port of a
+`pulsar://` URL, the SDK tries 7650 in place of 6650 and 6651, and otherwise the port itself.
 
 With `+ssl` after the scheme, and with https, the connections are encrypted and the brokers' certificates are verified.
-Any of the brokers may be asked first. Raises InvalidUrl for anything else, with what to write instead.
-"""
+The SDK may ask any of the named brokers first. Raises InvalidUrl for any other text; the error says what to write
+instead."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ PULSAR_PORTS = (6650, 6651)
 
 
 class DiscoveryProtocol(Enum):
-    """The protocol in which the servers of a service URL are asked for the broker's gRPC address; NOT: the URL contains
-    the gRPC addresses themselves, and no server is asked."""
+    """The protocol in which a broker of a service URL is asked for its gRPC address. NOT: the URL contains the gRPC
+    addresses themselves, and no broker is asked."""
 
     NOT = "not"  # they are the addresses
     PULSAR = "pulsar"
@@ -299,13 +299,15 @@ def _endpoint(text: str) -> Endpoint:
 
 
 SILENT_S = 2.5
-"""Seconds without a frame until the broker is pinged: so often at most does an idle client cost its broker a ping."""
+"""Seconds without a frame after which the client pings the broker. An idle client pings at most that often."""
 UNANSWERED_S = 1.25
-"""Seconds of a ping; of a question to another broker; and between two rounds of questions."""
+"""Longest wait in seconds for the answer to a ping or to a question to another broker; also the time between two rounds
+of questions."""
 SILENT_KEPT_S = 10.0
-"""Seconds that a broker counts as silent after the last ping without an answer, when nothing asks it any more."""
+"""Seconds for which a broker counts as silent after its last unanswered ping."""
 ASKED_AT_ONCE = 32
-"""Topics. When none of so many moved, the session of their owner lasts: the others wait for the next round."""
+"""Topics whose owners are asked for together. If none of so many topics moved, their broker still owns its topics; the
+other topics are asked for in the next round."""
 
 
 class SilentBrokers:

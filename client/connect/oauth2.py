@@ -2,10 +2,9 @@
 
     issuer_url + /.well-known/openid-configuration → token_endpoint → access_token, used until shortly before its end
 
-`token` never waits: a thread fetches. While there is no token it raises Unavailable, which a client tries again; when
-one is near its end, a new one is fetched while it is still used. The client's secret leaves in the body of the POST
-alone, over https, or to this machine.
-"""
+`TokenSource.token` never waits: a thread fetches the token. While there is no token it raises Unavailable, after which
+a client tries again. When a token is close to its end, a new one is fetched while the old one is still used. The
+client's secret is sent only in the body of the POST, over https or to this machine."""
 
 from __future__ import annotations
 
@@ -26,11 +25,12 @@ from ..common.errors import NO_TOKEN
 
 DISCOVERY = "/.well-known/openid-configuration"
 LIFETIME_S = 60.0
-"""Seconds that a token lives whose issuer does not say."""
+"""Lifetime in seconds of a token whose issuer does not give one."""
 MARGIN_S = 10.0
-"""Seconds before its end from which on a token is not used any more; of a short one a tenth of its life."""
+"""Seconds before its end from which on a token is not used any more. For a token with a short lifetime: a tenth of
+it."""
 RENEW_AT = 0.75
-"""Part of a token's life after which a use of it fetches the next."""
+"""Part of a token's lifetime after which its next use makes the client fetch a new token."""
 RETRY_S = 1.0
 FILE_BYTES_MAX = 64 << 10
 _REFUSALS = {"400", "401", "403"}

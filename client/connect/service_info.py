@@ -1,9 +1,9 @@
-"""The cluster of a client, where that may change: one cluster, a program's own provider, or a list of clusters.
+"""The cluster to which a client connects, if that may change: one cluster, a program's own provider of clusters, or a
+list of clusters with fail-over.
 
     client = Client(AutoClusterFailover(ServiceInfo("pulsar://a:6650"), [ServiceInfo("pulsar://b:6650")]))
 
-The names are those of Pulsar's client. `ClientCluster` connects the client, and moves it to another cluster.
-"""
+The names are those of Pulsar's client. `ClientCluster` connects the client, and moves it to another cluster."""
 
 from __future__ import annotations
 
@@ -110,11 +110,12 @@ class ServiceInfoProvider:
 
 
 class AutoClusterFailover:
-    """A preferred (primary) cluster, and the clusters that replace it while it does not answer, in their order.
+    """A preferred (primary) cluster, and the clusters that replace it while it does not answer, in the order of
+    preference.
 
-    Each is tried every `check_interval_ms`. After `failover_threshold` failures in a row the client moves to the first
-    cluster that answers; when the primary has answered `switch_back_threshold` times in a row, the client moves back.
-    """
+    Each cluster is probed every `check_interval_ms`. After `failover_threshold` failures of the present cluster in a
+    row the client changes to the first cluster that answers; when the primary has answered `switch_back_threshold`
+    times in a row, the client changes back."""
 
     def __init__(
         self, primary: ServiceInfo, secondary: list[ServiceInfo], check_interval_ms: int = 5000,
@@ -168,8 +169,8 @@ def find_first_service_info(
 
 
 def check_service_info(info: object) -> ServiceInfo:
-    """Returns `info` if it is a ServiceInfo. Raises InvalidConfiguration if it is anything else, because a program's
-    provider returned a wrong value."""
+    """Returns `info`, which a program's provider returned, if it is a ServiceInfo; otherwise raises
+    InvalidConfiguration."""
     if not isinstance(info, ServiceInfo):
         raise InvalidConfiguration(f"a provider gives a ServiceInfo, not {shorten_value(info)}")
     return info
@@ -189,8 +190,9 @@ _LOG = logging.getLogger("magnetar.client")
 
 
 class ClientCluster:
-    """Tracks the cluster to which a client connects, and switches the client to another one. `given`: the client's
-    `service_url`. `options`: the client's parameters. Raises InvalidUrl or InvalidConfiguration."""
+    """Knows the cluster to which a client connects, and connects the client to another one when a provider or
+    AutoClusterFailover says so. `given`: the client's parameter `service_url`. `options`: its other parameters. Raises
+    InvalidUrl or InvalidConfiguration."""
 
     def __init__(self, given: object, authentication: object, options: Mapping[str, Any]) -> None:
         self._options = dict(options)

@@ -1,17 +1,17 @@
-"""The topics of a namespace that match a pattern, now and from now on: a broker sends each change
-(`TopicPatternWatch`). Also the partition counts of topics, which are asked for at an interval (`PartitionsWatcher`).
+"""Watches the topics of a namespace whose names match a pattern: a broker reports each change (`TopicPatternWatch`).
+Also watches the partition counts of topics, which are asked for at an interval (`PartitionsWatcher`).
 
     watch = TopicPatternWatch(connections, pattern)
-    topics = await watch.open()             the matching ones
+    topics = await watch.open()             the topics that match now
     watch.follow(changed)                   from now on `changed(added, removed)` is awaited for each change, in order
     await watch.close()
 
-After a broken stream it goes on with any broker, after the last revision that it received: nothing is missed. Topics
-that `changed` returns could not be taken up; they are offered again every RETRY_S, until they are taken up or removed.
+After its stream broke, the watch continues with any broker, after the last revision that it received, so that no change
+is missed. `changed` returns the topics that it could not subscribe to; it gets them again every RETRY_S, until it
+accepts them or they are deleted.
 
-Non-persistent topics have no records: brokers are asked every `discovery_s` which ones they have in memory. One that a
-consumer uses does not end, so none of them is removed.
-"""
+Non-persistent topics have no records in the metadata: every `discovery_s` the brokers are asked which non-persistent
+topics they have in memory. Such a topic does not end while a consumer uses it, so it is never reported as removed."""
 
 from __future__ import annotations
 
@@ -231,8 +231,8 @@ DISCOVER_EVERY_S = 60.0
 
 
 class PartitionsWatcher:
-    """Finds partitions that are added to topics: awaits `grow(topic, partitions)` when a topic has more partitions than
-    `counts` says."""
+    """Finds partitions that are added to topics. `counts`: the known number of partitions per topic; when a topic has
+    more, the watcher awaits `grow(topic, partitions)`."""
 
     def __init__(
         self, connections: Connections, counts: dict[TopicName, int], grow: Callable[[TopicName, int], Awaitable[None]]

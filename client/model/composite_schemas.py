@@ -1,6 +1,5 @@
-"""Schemas beyond those of client/model/schema.py: of single values, of pairs, and of Protobuf messages; and schemas
-that adopt those of a topic, for consumers and for producers.
-"""
+"""Schemas in addition to those of client/model/schema.py: schemas of single values, of (key, value) pairs and of
+Protobuf messages; and schemas that take the definition from the topic, for consumers and for producers."""
 
 from __future__ import annotations
 
@@ -313,13 +312,13 @@ SINGLE = {
         LocalTimeSchema, LocalDateTimeSchema, StringSchema,
     )
 }  # fmt: skip
-"""The schemas of single values, by their types."""
+"""The schemas of single values (numbers, times, text), by their types."""
 
 
 class AutoConsumeSchema(Schema):
-    """The schema for consumers that decodes each message with the schema that the message names: a record to a `dict`,
-    a pair to a tuple, other values to plain ones. A message without a schema, or with a Protobuf schema, stays
-    `bytes`."""
+    """The schema for consumers that decodes each message with the schema with which it was written: a record to a
+    `dict`, a pair to a tuple, a single value to a plain value. The data of a message without a schema, or with a
+    Protobuf schema, is returned as `bytes`."""
 
     by_writer = needs_writer = True
 
@@ -364,8 +363,8 @@ class AutoConsumeSchema(Schema):
 
 
 class PreEncodedSchema(Schema):
-    """The schema for producers whose program encodes the values itself: the content is the payload, and a given schema
-    is registered with the topic."""
+    """The schema for producers whose program encodes the values itself: a value is the payload, as bytes. The given
+    schema is registered with the topic."""
 
     def __init__(self, info: SchemaInfo) -> None:
         super().__init__(bytes, schema_name=info.name)
@@ -380,11 +379,10 @@ class PreEncodedSchema(Schema):
 
 
 class AutoPublishSchema(Schema):
-    """The schema for producers that send payloads as bytes. Each must fit the schema that was the topic's newest when
-    the producer was opened.
+    """The schema for producers that send encoded payloads as bytes. Each payload must fit the schema that was the
+    newest of the topic when the producer was opened.
 
-    Raises InvalidMessage if the bytes do not fit. A topic without a schema accepts any bytes.
-    """
+    Raises InvalidMessage if the bytes do not fit. A topic without a schema accepts any bytes."""
 
     of_topic = True
 
@@ -432,8 +430,8 @@ Encode = Callable[[Any], bytes]
 
 
 def parse_avro_definition(info: SchemaInfo) -> Any:
-    """Parses the definition of an AVRO or JSON schema and returns the schema as fastavro parsed it, with full names.
-    Raises InvalidSchema."""
+    """Parses the definition of an AVRO or JSON schema. Returns the schema as fastavro parses it, with full names.
+    Raises InvalidSchema if the definition is not valid."""
     try:
         return fastavro().parse_schema(json.loads(info.data))
     except RecursionError:

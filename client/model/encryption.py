@@ -1,7 +1,6 @@
-"""How messages are encrypted and decrypted (`Encryptor`, `Decryptor`), whose keys a program provides
-(`CryptoKeyReader`), and how a program sees it (`EncryptionContext`). Names and forms of the public classes are those
-of Pulsar's Python client.
-"""
+"""Encryption and decryption of messages (`Encryptor`, `Decryptor`), the interface by which a program provides the keys
+(`CryptoKeyReader`), and the description of an encrypted message for a program (`EncryptionContext`). The public classes
+have the names and methods of Pulsar's Python client."""
 
 from __future__ import annotations
 
@@ -21,14 +20,15 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 class EncryptionKey:
-    """A data key that is wrapped (encrypted) for one of the readers for whom a message is encrypted."""
+    """A data key that is wrapped (encrypted) for one of the readers of a message. A reader is named by its public
+    key."""
 
     def __init__(self, key: EncryptionKeys) -> None:
         self._key = key
 
     @property
     def key(self) -> str:
-        """Returns the name of the key of the reader for whom the data key is wrapped."""
+        """Returns the name of the reader's key, with which the data key is wrapped."""
         return self._key.key
 
     @property
@@ -97,7 +97,8 @@ IV_BYTES = 12
 TAG_BYTES = 16
 RSA_BITS_MIN = 2048
 RSA_BITS_MAX = 16384
-"""Most bits of a key. The cost of an unwrapping grows with the third power of the length: 0.1 s at this one."""
+"""Most bits of an RSA key. The time to unwrap a data key grows with the third power of the key's length: 0.1 s with
+this length."""
 
 
 def _load(name: str) -> Any:
@@ -198,9 +199,9 @@ def _rsa(key: Any, name: str) -> Any:
 
 
 KEPT_S = 4 * 3600.0
-"""Seconds that a data key is used, and that a key is kept before it is read again: Pulsar's figure."""
+"""Seconds for which a data key is used, and for which a key of the reader is cached: Pulsar's figure."""
 KEY_FILE_BYTES_MAX = 1 << 16
-"""Most bytes of a key's file: a PEM of a key of 16,384 bits has 13 KB."""
+"""Largest key file, in bytes: the PEM of a key of 16,384 bits has 13 KB."""
 
 
 class EncryptionKeyInfo(NamedTuple):
@@ -283,7 +284,7 @@ def _read(path: str) -> bytes:
 
 
 USES_MAX = 1 << 31
-"""Most uses of a key: half of what random IVs of 96 bits allow."""
+"""Most entries that are encrypted with one data key: half of what random IVs of 96 bits allow."""
 
 
 class Encryptor:
@@ -355,11 +356,12 @@ class Encryptor:
 
 
 KEYS_MAX = 100
-"""Most keys of one entry: readers that it is encrypted for."""
+"""Most wrapped keys of one entry that a consumer accepts: one per reader."""
 KEY_BYTES_MAX = 8192
-"""Most bytes of a key of an entry: its name, its wrapped key (256 bytes for 2048 bits) and its metadata."""
+"""Largest wrapped key of an entry, in bytes: its name, its value (256 bytes for 2048 bits) and its metadata
+together."""
 KNOWN_MAX = 1000
-"""Entries of each cache."""
+"""Most items of each cache of a Decryptor."""
 FAILED_S = 10.0
 
 T = TypeVar("T")

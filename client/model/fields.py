@@ -1,17 +1,18 @@
-"""Fields of a Record: which values a field accepts, how they are encoded, their part of the Avro schema, and their
+"""Fields of a Record: the values that a field accepts, their encoding, the field's part of the Avro schema, and its
 type.
 
-Here is what all fields share, and those of single values; client/model/record.py has arrays, maps and records. Type
-checkers see a field as its value: `String(required=True)` and `String("a")` as str, `String()` as str or None.
+This module has the base class of all fields, and the fields of single values; client/model/record.py has arrays, maps
+and records. Type checkers see a field as its value: `String(required=True)` and `String("a")` as str, `String()` as str
+or None.
 
-The bounds of an Avro payload: its depth, and its number of items that take no bytes. Decoding a payload beyond them
-would crash a process or fill its memory. Also the aliases by which fastavro finds a writer's records
-(`add_reader_aliases`).
+Also the checks that an Avro payload must pass before it is decoded, of its depth and of its number of items that take
+no bytes: decoding a payload beyond these limits would crash the process or fill its memory. Also the aliases by which
+fastavro finds the records of a writer's schema (`add_reader_aliases`).
 
-fastavro descends without a bound, and a few thousand levels of a recursive record end the process; an array of nulls
-has any number of items in five bytes. `CheckedSchema` finds once whether a payload of a schema can
-do either; then it walks each and refuses it before fastavro sees it. Guard: tests/client/model/test_typed_schemas.py.
-"""
+fastavro descends without a limit: a few thousand levels of a recursive record end the process, and an array of nulls
+can have any number of items in five bytes. `CheckedSchema` determines once whether payloads of a schema can be of that
+kind; if so, it walks through each payload and refuses a wrong one before fastavro decodes it. Guard:
+tests/client/model/test_typed_schemas.py."""
 
 from __future__ import annotations
 
@@ -22,9 +23,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 from ..common.errors import InvalidMessage
 
 DEPTH_MAX = 200
-"""Most types in one another, in a payload."""
+"""Deepest nesting of types in an Avro payload."""
 EMPTY_ITEMS_MAX = 64
-"""Most items without bytes, for each byte of the payload."""
+"""Most items that take no bytes, for each byte of the payload."""
 
 _FIXED = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 _VARINTS = ("int", "long", "enum")
@@ -144,7 +145,8 @@ class _Walk:
 
 
 class CheckedSchema:
-    """An Avro schema that fastavro parsed, with a check that payloads must pass before fastavro decodes them."""
+    """An Avro schema that fastavro parsed, together with the check that its payloads must pass before fastavro decodes
+    them."""
 
     __slots__ = ("_names", "schema")
 
@@ -173,7 +175,8 @@ _OF_THE_PARSER = ("__fastavro_parsed__", "__named_schemas")
 
 
 def add_reader_aliases(reader: Any, writer: Any) -> Any:
-    """Returns a copy of the parsed reader's schema with aliases for the records of the parsed writer's schema."""
+    """Returns a copy of `reader`, a parsed Avro schema, in which the records have the names of the corresponding
+    records of the parsed schema `writer` as aliases, so that fastavro finds them."""
     if isinstance(reader, dict):
         reader = {name: value for name, value in reader.items() if name not in _OF_THE_PARSER}
     found = copy.deepcopy(reader)
@@ -242,7 +245,7 @@ def _source(field: dict[str, Any], written: dict[str, Any]) -> str | None:
 
 
 V = TypeVar("V")
-"""The type of the values that a record holds in the field."""
+"""The type of the values of a field."""
 E = TypeVar("E")
 M = TypeVar("M", bound=Enum)
 
@@ -271,9 +274,9 @@ class DefinedTypes:
 
 
 class Field(Generic[V]):
-    """Base class of the attributes of a Record. `required`: its value must not be None. `default`: its value when
-    nothing or None is given; `required_default`: the Avro schema contains the default. Raises InvalidMessage if the
-    default does not fit the field."""
+    """Base class of the fields of a Record. `required`: the value must not be None. `default`: the value of the field
+    if the program gives none, or None; `required_default`: whether the Avro schema contains the default. Raises
+    InvalidMessage if the default does not fit the field."""
 
     avro: ClassVar[str] = "null"
     python: ClassVar[tuple[type, ...]] = (type(None),)
@@ -318,7 +321,7 @@ class Field(Generic[V]):
         self.name = name
 
     def default(self) -> Any:
-        """Returns the default value of the field: the one that it has when nothing or None is given."""
+        """Returns the default value of the field, which replaces a missing value and None."""
         return self.initial()
 
     def required_default(self) -> bool:
@@ -346,8 +349,9 @@ class Field(Generic[V]):
         return isinstance(value, self.python) and not (isinstance(value, bool) and bool not in self.python)
 
     def made(self, value: Any) -> Any:
-        """Converts a value that a program assigns to the field, and returns the value that the record stores: a record
-        for a dict, the member of an enum for its name, any other value unchanged."""
+        """Converts a value that a program assigns to the field, and returns the value that the record stores. A dict
+        becomes a record and the name of a member becomes this member of the enum, if the field has such a type; any
+        other value is returned unchanged."""
         return value
 
     def absent(self) -> Any:
@@ -355,7 +359,8 @@ class Field(Generic[V]):
         return self.initial()
 
     def plain(self, value: Any, text: FieldEncoding) -> Any:
-        """Converts a value of the field to plain Python values that the encoding `text` (JSON or Avro) can write."""
+        """Returns a value of the field converted to plain Python values, which the encoding `text` (JSON or Avro) can
+        write."""
         return value
 
     def from_plain(self, value: Any, text: FieldEncoding) -> Any:

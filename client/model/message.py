@@ -1,9 +1,8 @@
-"""Messages as consumers get them: views on an entry that was parsed once.
+"""Received messages. A `Message` is a view of a part of its entry, which is parsed once.
 
-`ReceivedEntry` is what the messages of one entry share; a `Message` adds its batch index, its own metadata and
-payload. All else is looked up when a program asks for it. Also the parser of a single batch (`MessageBatch`), and the
-events of Failover consumers (`ConsumerEventListener`, `ActiveConsumerEvents`).
-"""
+A `ReceivedEntry` has the fields that all messages of one entry share; a `Message` has its batch index, its own metadata
+and its payload, and computes everything else when a program asks for it. Also the parser of a single batch
+(`MessageBatch`), and the events of Failover consumers (`ConsumerEventListener`, `ActiveConsumerEvents`)."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ from .schema import BytesSchema, Schema
 
 
 class SchemasByVersion(Protocol):
-    """The interface of the schemas with which the messages of a topic were written, by version
-    (client/connect/connections.py)."""
+    """The interface of the cache of a topic's schemas, by version (client/connect/connections.py)."""
 
     def get_schema(self, version: bytes) -> SchemaInfo: ...
     def find_cached_schema(self, version: bytes) -> SchemaInfo | None: ...
@@ -42,7 +40,7 @@ class SchemasByVersion(Protocol):
 
 
 class ReceivingConsumer(Protocol):
-    """The interface of the consumer of one partition, for the entries that it received
+    """The interface of one partition's consumer that its received entries and messages use
     (client/consume/partition_consumer.py)."""
 
     @property
@@ -51,8 +49,8 @@ class ReceivingConsumer(Protocol):
     def schema(self) -> Schema: ...
     @property
     def writer_schemas(self) -> SchemasByVersion | None:
-        """Returns the schemas with which the messages of the topic were written, of the incarnation of the topic that
-        the consumer reads now."""
+        """Returns the schemas with which the topic's messages were written. If a topic of this name was deleted and
+        created again, these are the schemas of the topic that the consumer reads now."""
         ...
     @property
     def must_keep_order(self) -> bool:
@@ -66,7 +64,8 @@ class ReceivingConsumer(Protocol):
         ...
 
     def on_dequeue_interrupted(self) -> None:
-        """Fact: Ctrl-C interrupted a call of `on_taken` at an unknown point."""
+        """Fact: Ctrl-C interrupted a call of `on_taken` at an unknown place, so it is unknown whether the call took
+        effect."""
         ...
 
     def acknowledge(self, which: Message) -> None: ...
@@ -157,7 +156,8 @@ class Message:
 
     def value(self) -> Any:
         """Returns the value of the message: the payload, decoded by the consumer's schema; None for a message without a
-        value. With a KeyValue schema of SEPARATED keys returns the pair, or None if the message was sent as None."""
+        value. With a KeyValueSchema of SEPARATED keys returns a (key, value) pair, or None if the producer sent None in
+        place of the pair."""
         schema = self.entry.consumer.schema
         if self.fields.null_value and not (schema.separated and self._has_key):
             return None
@@ -293,7 +293,8 @@ class CiphertextMessage(Message):
 
 
 class DamagedMessage(Message):
-    """A placeholder for an entry that cannot be read. Receiving it raises `error`."""
+    """A placeholder for an entry that cannot be read. A call of `receive` raises its `error` in place of returning
+    it."""
 
     __slots__ = ("_cause", "_id")
 
@@ -392,11 +393,10 @@ class _Unconnected(ReceivingConsumer):
 
 
 class ConsumerEventListener(Protocol):
-    """Base class of a program's listener, which is called, for each partition, when this consumer of a Failover
-    subscription becomes the active one or stops being it.
+    """Base class of a program's listener for a Failover subscription. The client calls it, for each partition, when
+    this consumer becomes the active one or stops being it.
 
-    `partition_id` -1: the topic is not partitioned. Exceptions that the listener raises are logged.
-    """
+    `partition_id` -1: the topic is not partitioned. Exceptions that the listener raises are logged."""
 
     def became_active(self, consumer: Any, partition_id: int) -> object:
         """Called when this consumer becomes the active one of the partition: it gets the messages from now on."""

@@ -1,4 +1,5 @@
-"""MessageId of the SDK: Pulsar's methods, bytes and order over `ledger:entry:partition:batch`."""
+"""MessageId of the SDK: it has the methods, the serialized form and the order of Pulsar's, over
+`ledger:entry:partition:batch`."""
 
 from __future__ import annotations
 
@@ -29,16 +30,17 @@ _I63 = 1 << 63
 Whole = int | Any
 Text = str | Any
 Bytes = bytes | Any
-"""Compiled, this module would refuse another type than these in front of our own checks, which say what is wrong."""
+"""Types of parameters as the compiled module declares them. `Any` lets a value of a wrong type reach our own checks,
+whose errors say what is wrong; otherwise the compiler's check would raise first."""
 
 
 class MessageId:
-    """The id of a message: where it is stored. For a chunked message the id is that of its last chunk, and `chunks`
-    returns the others. Hashable; ordered by ledger, entry, batch index, and at last by partition.
+    """The id of a message: the position at which it is stored. The id of a chunked message is that of its last chunk,
+    and `chunks` returns the positions of all chunks. Ids are hashable, and ordered by ledger, entry, batch index, and
+    last by partition.
 
-    `serialize` returns the bytes of Pulsar's MessageIdData; `str()` returns `ledger:entry:partition:batch` in
-    brackets, as Pulsar prints it. The id of a received message also contains its topic and the size of its batch.
-    """
+    `serialize` returns the bytes of Pulsar's MessageIdData; `str()` returns `ledger:entry:partition:batch` in brackets,
+    as Pulsar prints it. The id of a received message also contains its topic and the size of its batch."""
 
     __slots__ = ("_batch_index", "_chunks", "_entry_id", "_ledger_id", "_partition", "_size", "_topic")
 

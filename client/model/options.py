@@ -1,11 +1,10 @@
-"""Makes our settings of the parameters as `pulsar-client` names them. Also the position at which a reader starts
-(`ReaderStart`).
+"""Makes the settings of clients, producers and consumers from the parameters of the SDK, which have the names of
+`pulsar-client`. Also the position at which a reader starts (`ReaderStart`).
 
-A parameter for what Magnetar does not offer is refused when a program passes it (OperationNotSupported:
-client/connect/), never silently left out. A parameter that only tunes something that does not exist here (`TUNING`:
-threads, look-ups, intervals of polling) is accepted; a value other than the default is named in a warning of the log.
-Guard: tests/client/model/test_parameters.py.
-"""
+A parameter of a feature that Magnetar does not have is refused when a program passes it (OperationNotSupported:
+client/connect/), never silently ignored. A parameter that only tunes a part that Magnetar does not have (`TUNING`:
+threads, look-ups, intervals of polling) is accepted; a warning in the log names it if its value is not the default.
+Guard: tests/client/model/test_parameters.py."""
 
 from __future__ import annotations
 
@@ -66,7 +65,7 @@ TUNING = {
     "broker_consumer_stats_cache_time_ms": (30000, "nothing is cached"),
     "log_conf_file_path": (None, "logging is Python's"),
 }
-"""Parameters that tune what does not exist here: default, and why."""
+"""Parameters that are accepted without effect: name → its default, and the reason why it has no effect."""
 
 
 
@@ -209,7 +208,7 @@ def _without(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 BATCH_INDEX_MAX = 2**31 - 1
-"""Largest batch index: Pulsar's is an int32."""
+"""Largest batch index of a message id: Pulsar's is a 32-bit integer."""
 
 
 class ReaderStart:
@@ -242,8 +241,9 @@ class ReaderStart:
 
 
 def find_first_wanted_id(place: MessageId, *, inclusive: bool) -> MessageId:
-    """Returns the id of the first message that a reader must return. If `inclusive`, this is the message at `place`, or
-    its first chunk; else the message after it. A `place` without a batch index means the whole entry."""
+    """Returns the id of the first message that a consumer or reader must get after it is moved to `place`. If
+    `inclusive`, this is the message at `place`, or its first chunk; else the message after it. A `place` without a
+    batch index means the whole entry."""
     if place in (MessageId.earliest, MessageId.latest):
         return place
     if inclusive:

@@ -1,14 +1,19 @@
-"""Records: classes whose fields say their types, for JsonSchema and AvroSchema. Names of `pulsar.schema`.
+"""Records: classes with typed fields, for JsonSchema and AvroSchema. The names are those of `pulsar.schema`.
 
     class Flight(Record):
         carrier = String(required=True)
         delay = Integer(default=0)
 
-    Flight(carrier="UA").delay == 0
+A field that is not required may be None; a field with a default replaces None by the default, as in Pulsar. A record as
+a field of another record (`origin = Place()`, `Place(required=True)`) has as its default the record as it was declared,
+as in Pulsar, unless that lacks a required field; a program may assign a dict to it. A program may assign an enum's name
+or value to an enum field.
 
-A field that is not required may be None; None for a field with a default is its default, as Pulsar's. A record in a
-record (`origin = Place()`, `Place(required=True)`) that is not given is one as it was declared, as Pulsar's, unless
-that lacks a required field; it may be given as a dict. An enum may be given by its name or value.
+`schema()` returns the Avro schema of the class, as Pulsar's client 3.13 makes it: fields in the order of their
+definition, which is the order of Avro's encoding (with `_sorted_fields = True`: by name); with a default if
+`required_default` is set; a record or enum that is used twice is defined once and then named. The schema differs from
+Pulsar's in two cases: a record also has the fields of its base class, which Pulsar leaves out; and two things are valid
+Avro that are not in Pulsar's schema: arrays and maps of enums, and references to a type in another namespace.
 
 `schema()` is the Avro schema of the class, as Pulsar's client 3.13 makes it: fields in the order of their definition,
 which is the order of Avro's encoding (`_sorted_fields = True`: of their names); a default is in it when
@@ -17,8 +22,7 @@ two cases: a record has the fields of its base class, which Pulsar leaves out; a
 is named in another namespace than its own, are valid Avro, which Pulsar's are not.
 
 Type checkers see a field as its value (`flight.delay` is an int), which may be None where neither `required` nor a
-default excludes it. Guard: tests/client/model/test_schema.py, tests/docs/typed_program.py.
-"""
+default excludes it. Guard: tests/client/model/test_schema.py, tests/docs/typed_program.py."""
 
 from __future__ import annotations
 
@@ -113,7 +117,7 @@ class Array(Field[V]):
         return value if all(map(is_, found, value)) else found  # the list that was given, where nothing was made
 
     def check(self, value: Any) -> None:
-        """Checks all elements of the list. Raises InvalidMessage; the error for an element of another type has the text
+        """Checks all elements of the list. Raises InvalidMessage; for an element of a wrong type, with the error text
         of Pulsar's client."""
         super().check(value)
         for each in value:
@@ -173,8 +177,8 @@ class Map(Field[V]):
         return value if all(map(is_, found.values(), value.values())) else found
 
     def check(self, value: Any) -> None:
-        """Checks all keys and values of the dict. Raises InvalidMessage; the error for a value of another type has the
-        text of Pulsar's client, with its two spaces."""
+        """Checks all keys and values of the dict. Raises InvalidMessage; for a value of a wrong type, with the error
+        text of Pulsar's client, including its two spaces."""
         super().check(value)
         for key, each in value.items():
             if not isinstance(key, str):
@@ -243,7 +247,8 @@ FIELD_PARAMETERS = ("default", "required", "required_default")
 
 
 class NoSuchField(InvalidMessage, AttributeError):
-    """Raised when a record has no field of that name. It is an AttributeError, as Pulsar's records raise it."""
+    """Raised when a record has no field of that name. It is an AttributeError, too, because Pulsar's records raise
+    that."""
 
 
 class _RecordType(type):
@@ -283,7 +288,7 @@ class Record(metaclass=_RecordType):
     _sorted_fields: ClassVar[bool] = False
 
     declared_: ClassVar[dict[str, Any]] = {}
-    """Parameters of a Field, where they were given for the record as a field of another one (and no field has their
+    """The Field parameters of a record that was declared as the field of another record (and no field has their
     name)."""
 
     def __init__(self, *declared: Any, **values: Any) -> None:

@@ -1,7 +1,7 @@
 """Schemas: how a value is encoded to a payload and decoded again. Names of `pulsar.schema`.
 
-`encode` raises InvalidMessage when the value does not fit, before anything is sent. Others: composite_schemas.py.
-"""
+`encode` raises InvalidMessage if a value does not fit the schema, before anything is sent. More schemas:
+composite_schemas.py."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class SchemaDescription:
 
     @classmethod
     def of(cls, info: SchemaInfo | None) -> SchemaDescription:
-        """Makes the description of a schema, and returns it. `info` None: returns the description of plain bytes."""
+        """Returns the description of the schema `info`; of plain bytes if `info` is None."""
         if info is None:
             return cls(SchemaTypeOfClient.BYTES, "BYTES", "null")
         kind = SchemaTypeOfClient.__members__.get(info.type.name, SchemaTypeOfClient.NONE)
@@ -91,13 +91,12 @@ class SchemaDescription:
 
 
 class Schema:
-    """Encodes values to payloads, and decodes them. `encode` and `decode` raise InvalidMessage for a value or payload
-    that does not fit.
+    """Encodes values to payloads, and decodes payloads to values. `encode` and `decode` raise InvalidMessage for a
+    value or payload that does not fit.
 
-    Producers and consumers register the schema that `info` returns with the topic (None: bytes, nothing is
-    registered). Brokers compare it with the topic's other schemas (docs/schemas.md) and give it a version, which
-    messages name. A program's own class overrides `encode` and `decode`.
-    """
+    Producers and consumers register the schema that `info` returns with the topic (None: plain bytes, no schema is
+    registered). The broker compares it with the topic's other schemas (docs/schemas.md) and gives it a version, which
+    each message contains. A program's own class overrides `encode` and `decode`."""
 
     by_writer: ClassVar[bool] = False  # it decodes with the schema with which a message was written
     needs_writer: ClassVar[bool] = False  # … and knows no other
@@ -157,7 +156,7 @@ class Schema:
 
     def decode_with_writer_schema(self, payload: bytes, writer: SchemaInfo | None) -> Any:
         """Decodes a payload that was written with the schema `writer` and returns the value. `writer` None: the message
-        names no schema."""
+        does not name the schema with which it was written."""
         return self.decode(payload)
 
     def known(self, info: SchemaInfo | None) -> Schema:
@@ -191,7 +190,7 @@ class Schema:
 
 
 class BytesSchema(Schema):
-    """The schema of payloads that are not encoded: `bytes` or a similar type. This is the default."""
+    """The schema of payloads that are not encoded: the value is `bytes` or a similar type. This is the default."""
     def __init__(self) -> None:
         super().__init__(bytes, schema_name="BYTES")
 

@@ -1,4 +1,4 @@
-"""`magnetar.schema`: the names of `pulsar.schema`, and its modules."""
+"""The module `magnetar.schema`: the names of Pulsar's `pulsar.schema`, and its submodules."""
 
 from __future__ import annotations
 

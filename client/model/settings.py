@@ -1,8 +1,8 @@
-"""Settings of the SDK: one frozen dataclass each for client, producer and consumer, and the enums of their values.
+"""Settings of the SDK: one frozen dataclass each for client, producer and consumer, and the enums that they use.
 
-Names and defaults are those of `pulsar-client`; where ours differ the comment says why. Types and ranges are checked
-at the border (client/model/options.py); here each checks what its settings ask of each other: InvalidConfiguration.
-"""
+Names and defaults are those of `pulsar-client`; if a default of ours differs, the comment says why. Types and ranges
+are checked before a settings object is made (client/model/options.py); the settings object checks the relations between
+its fields, and raises InvalidConfiguration."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class RedeliveryBackoff(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MultiplierRedeliveryBackoff:
-    """A redelivery delay that grows exponentially, as in Pulsar: min, min × multiplier, … up to max. With the defaults:
-    1, 2, 4, … 60 s (A7)."""
+    """A redelivery delay that grows exponentially, as in Pulsar: min_delay_ms, min_delay_ms × multiplier, … up to
+    max_delay_ms. With the defaults: 1, 2, 4, … 60 s (A7)."""
 
     min_delay_ms: int = 1000
     max_delay_ms: int = 60_000
@@ -107,7 +107,8 @@ else:
     """
 
 LOG_ORDER = (ConsumerType.Exclusive, ConsumerType.Failover)
-"""Types whose messages come in the order of the log. Messages of the others are acknowledged one by one."""
+"""Subscription types whose consumer gets all messages in the order of the log. With the other types each message is
+acknowledged by itself."""
 
 
 class InitialPosition(ClientEnum):
@@ -144,12 +145,11 @@ class RegexSubscriptionMode(ClientEnum):
 
 
 class ConsumerCryptoFailureAction(ClientEnum):
-    """The actions for a message that a consumer cannot decrypt.
+    """The ways in which a consumer handles a message that it cannot decrypt.
 
-    FAIL: the application does not receive it, it is not acknowledged, and it is redelivered after the ack time-out.
-    DISCARD: it is acknowledged. CONSUME: the application receives its ciphertext, a batch as one message, with
-    `Message.encryption_context`.
-    """
+    FAIL: the application does not receive the message; it is not acknowledged, and is redelivered after the ack
+    time-out. DISCARD: the message is acknowledged and discarded. CONSUME: the application receives the ciphertext, a
+    batch as one message, with `Message.encryption_context`."""
     FAIL = 0
     DISCARD = 1
     CONSUME = 2
@@ -297,10 +297,9 @@ class ConsumerKeySharedPolicy:
 class ConsumerDeadLetterPolicy:
     """The policy for messages that are redelivered too often (client/consume/dead_letters.py).
 
-    The topics are `<topic>-<subscription>-DLQ` and `-RETRY` where None or "" is given. `initial_subscription_name` is
-    created with the dead-letter topic, so that the topic retains its messages. A parameter that is not given reads as
-    "", as in Pulsar's client.
-    """
+    If a topic is None or "", its name is `<topic>-<subscription>-DLQ` or `-RETRY`. The subscription
+    `initial_subscription_name` is created with the dead-letter topic, so that the topic retains its messages. A
+    parameter that is not given reads as "", as in Pulsar's client."""
 
     max_redeliver_count: int
     dead_letter_topic: str | None = None

@@ -1,26 +1,28 @@
-"""OpenTelemetry traces of a client: `Client(…, tracing=Tracing())`. Without it nothing of this module is called.
+"""OpenTelemetry traces of a client: `Client(…, tracing=Tracing())`. Without this parameter the client calls nothing of
+this module.
 
 | span | kind | from | to |
 |---|---|---|---|
 | `send TOPIC` | PRODUCER | `send`, `send_async`, … | the outcome of the message |
 | `process TOPIC` | CONSUMER | the program receives the message | it is settled: acknowledged, given back, timed out |
 
-**Context.** The context of the send span travels in the properties of the message, as `traceparent` and `tracestate`
-(W3C), as Pulsar's Java client writes it (PIP-446); `messaging.trace_parent`, of DotPulsar, is read too. Only a sampled
-context is written. One that is in the properties already stays; the send span is then of kind CLIENT, with a link to
-it. The process span links to the context of its message and is no child of it: a message may be processed hours later,
-several times, or together with others.
-**What is traced.** A send where the current span is recorded; a received message that carries a sampled context, or
-where the current span is recorded; with `every_message` all. At most `open_spans_max` spans are open at once; what
-comes beyond them is counted (`statistics`), and carries the current context all the same.
-**Settled.** An acknowledgement ends one span, a cumulative one those of all messages up to it. Neither a negative
-acknowledgement nor a time-out is an error; `messaging.pulsar.acknowledgment.type` says which it was, and the next
-delivery has a span of its own. Spans of a consumer that is closed, or whose subscription is moved, end without it.
+**Context.** The properties of a message carry the context of its send span, as `traceparent` and `tracestate` (W3C), as
+Pulsar's Java client writes it (PIP-446); `messaging.trace_parent`, of DotPulsar, is read too. Only a sampled context is
+written. If the program has put a context into the properties, it stays, and the send span is of kind CLIENT and links
+to it. The process span links to the context of its message and is no child of it: a message may be processed hours
+later, several times, or together with others.
+**What is traced.** A message that is sent while the current span is recorded; a received message that carries a sampled
+context, or is received while the current span is recorded; with `every_message` all messages. At most `open_spans_max`
+spans are open at once; further messages get no span and are counted (`statistics`), but carry the current context all
+the same.
+**Settled.** An acknowledgement ends one span, a cumulative acknowledgement the spans of all messages up to it. Neither
+a negative acknowledgement nor a time-out is an error; `messaging.pulsar.acknowledgment.type` says which of them ended
+the span, and the next delivery has a span of its own. When a consumer is closed, or its subscription's cursor is moved,
+its spans end without this attribute.
 **Copies** to a retry-letter or dead-letter topic are sent in a span of their own, whose context replaces that of the
-original: it is a child of the process span, or, where the program was not given the message, links to it.
-**Threads.** All may be called from any thread, also after a fork: there is no lock, each step is one operation of a
-dict or deque. Guards: tests/client/model/test_tracing.py.
-"""
+original: the span is a child of the process span, or links to it if the program did not receive the message.
+**Threads.** All methods may be called from any thread, also after a fork: there is no lock, each step is one operation
+of a dict or deque. Guards: tests/client/model/test_tracing.py."""
 
 from __future__ import annotations
 
@@ -46,19 +48,20 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("magnetar.client")
 
 OPEN_SPANS_MAX = 10_000
-"""Spans that are open at once, by default: 2 KB each in OpenTelemetry's SDK."""
+"""Most spans that are open at once, by default: each takes 2 KB in OpenTelemetry's SDK."""
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 DOTPULSAR = {"messaging.trace_parent": TRACEPARENT, "messaging.trace_state": TRACESTATE}
-"""Properties in which DotPulsar writes a context → the names of W3C."""
+"""Property in which DotPulsar writes a part of the trace context → the W3C name of that part."""
 SYSTEM = "pulsar"
-"""`messaging.system`: the conventions know Pulsar, and its clients at the other end of a topic say the same."""
+"""Value of the attribute `messaging.system`: OpenTelemetry's conventions have a name for Pulsar, which other clients of
+the same topic use, too."""
 
 ACKNOWLEDGE, CUMULATIVE = "acknowledge", "cumulative_acknowledge"
 NEGATIVE, TIMEOUT = "negative_acknowledge", "ack_timeout"
 _SETTLED = "messaging.pulsar.acknowledgment.type"
 
 _Key = tuple[int, int, float]
-"""Ledger, entry, batch index; -1: the whole entry."""
+"""Ledger, entry and batch index of a message; batch index -1: the whole entry."""
 
 
 class Tracing:
