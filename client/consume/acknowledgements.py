@@ -1,9 +1,9 @@
-"""The acknowledgements and negative acknowledgements of the application: appended from any thread, and sent to the
-broker by the event loop.
+"""Acknowledgements and negative acknowledgements of the application: any thread adds them, and the event loop sends
+them to the broker.
 
-`acknowledge`, `negative_acknowledge` and `on_taken` append, from any thread; `flush` passes everything to the
-consumer's core (client/core/consumer.py), in the event loop. Guards: tests/client/consume/test_partition_consumer.py.
-"""
+`acknowledge`, `negative_acknowledge` and `on_taken` may be called from any thread, and only append to a queue; `flush`
+must be called in the event loop, and passes the content of the queues to the consumer's core (client/core/consumer.py).
+Guards: tests/client/consume/test_partition_consumer.py."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from ..model.tracing import ACKNOWLEDGE, NEGATIVE, ProcessSpans
 _LOG = logging.getLogger("magnetar.client")
 
 DELAY_MS_MAX = 1 << 40
-"""Longest delay, 35 years: more than a timer of any event loop needs, and less than it takes."""
+"""Longest redelivery delay in ms: 35 years, less than the limit of the timers of event loops."""
 Pending = Message | MessageId
 
 
 class AckSender:
-    """Collects the acknowledgements and negative acknowledgements of one consumer and passes them to the consumer's
-    core. The function `wake` is called, in the caller's thread, when the event loop must call `flush`."""
+    """Collects the acknowledgements and negative acknowledgements of one consumer, and passes them to the consumer's
+    core. When the event loop must call `flush`, AckSender calls the function `wake`, in the thread that
+    acknowledges."""
 
     def __init__(
         self, settings: ConsumerSettings, core: ConsumerCore, wake: Callable[[], None], now: Callable[[], float],
@@ -67,7 +68,8 @@ class AckSender:
         self._wake()
 
     def end_spans(self, which: Iterable[Pending], *, cumulative: bool) -> None:
-        """Ends the tracing spans of messages that the caller acknowledges in a request of its own."""
+        """Ends the tracing spans of the messages `which`, because the caller acknowledges these messages in a request
+        of its own. `cumulative`: also ends the spans of all messages before them."""
         if self.spans is not None:
             for each in which:
                 if cumulative:
@@ -105,8 +107,8 @@ class AckSender:
         return now
 
     def extra_ack_timeout_s(self, redelivery_count: int) -> float:
-        """Returns how many seconds the application's back-off adds to the ack time-out of an entry that was redelivered
-        `redelivery_count` times."""
+        """Returns the seconds by which the application's back-off prolongs the ack time-out of an entry that was
+        redelivered `redelivery_count` times."""
         return self._longer_ms(redelivery_count) / 1000
 
     def _gather_acks(self) -> None:
@@ -138,8 +140,8 @@ class AckSender:
         return tracker.take_group()
 
     def add_to_tracker(self, tracker: AckTracker, which: Iterable[Pending], *, cumulative: bool) -> None:
-        """Adds acknowledgements of the messages `which` to `tracker`, whose content the caller sends in a request of
-        its own. Consecutive messages of the same entry are added in one step."""
+        """Adds acknowledgements of the messages `which` to `tracker`; the caller then sends the tracker's group in a
+        request of its own. Consecutive messages of the same entry are added in one step."""
         entry: ReceivedEntry | None = None
         bits = 0
         for each in which:
@@ -161,8 +163,8 @@ class AckSender:
             tracker.acknowledge_bits(entry.position, bits, bits.bit_count(), entry.size)
 
     def clear(self) -> None:
-        """Drops the acknowledgements that are not passed to the core yet. Called because the cursor is moved: they must
-        not be applied to messages that are delivered after that."""
+        """Drops the acknowledgements that are not passed to the core yet, because the cursor is moved: the messages are
+        delivered again, and the dropped acknowledgements must not apply to them."""
         self._acked.clear()
 
 

@@ -1,22 +1,24 @@
-"""The consumer of one topic or several, for asyncio: one PartitionConsumer per partition, one receiver queue for all.
+"""The consumer of one or several topics, for asyncio (`Consumer`): one PartitionConsumer per partition, and one
+receiver queue for all.
 
     async with await client.subscribe("flights", "board") as consumer:
         async for message in consumer:
             …
             await consumer.acknowledge(message)
 
-The partitions that one consumer or reader receives from: one PartitionConsumer each, and one inbox for all.
+Also the collection of the PartitionConsumers of one consumer or reader (`PartitionConsumers`), which share a receiver
+queue, the `inbox`:
 
     partitions = PartitionConsumers(settings)
-    await partitions.open(new)          the first ones: all of them, or none when one refuses
-    await partitions.grow(new)          later ones, each with an inbox of its own until all are open
-    partitions.remove(consumer)         its topic was deleted
+    await partitions.open(new)             the first partitions: opens all of them, or none if a broker refuses one
+    await partitions.add_partitions(new)   later partitions; each has a receiver queue of its own until all are open
+    partitions.remove(consumer)            its topic was deleted
     await partitions.close()
 
-What may wait in the client, of all partitions together, is shared out evenly and again with each change. A message id
-that chooses a partition names its topic, or a partition number that only one topic has. `all` stays the same list.
-Guards: tests/client/connect/test_partitions_watcher.py, tests/client/connect/test_patterns.py.
-"""
+The limit of messages that wait in the client is divided evenly among the partitions, and divided anew when their number
+changes. A message id that selects a partition must name its topic, or a partition number that only one topic of the
+consumer has. `all` is the same list object for ever. Guards: tests/client/connect/test_partitions_watcher.py,
+tests/client/connect/test_patterns.py."""
 
 from __future__ import annotations
 
@@ -129,9 +131,9 @@ class PartitionConsumers:
         return found if found is consumer else None
 
     def find_by_message_id(self, which: MessageId) -> PartitionConsumer:
-        """Returns the PartitionConsumer of the partition that the message id `which` names. Raises
-        OperationNotSupported, as Pulsar's client does, if the id does not say of which topic or partition it is;
-        InvalidMessage if no consumer of this collection reads that partition."""
+        """Returns the PartitionConsumer of the partition that the message id `which` names. If the id does not say of
+        which topic or partition it is, raises OperationNotSupported, as Pulsar's client does. If no consumer of this
+        collection reads that partition, raises InvalidMessage."""
         if which.partition() >= 0 and all(each.topic.partition != which.partition() for each in self.all):
             raise InvalidMessage(f"{which!r} is of partition {which.partition()}, which this consumer does not have")
         if len(self.all) == 1:
@@ -229,12 +231,12 @@ class Consumer(ClosedAfterAsyncWith):
 
     A subscription keeps its position when its consumers are closed: unacknowledged messages are delivered again
     (at-least-once). `message.data()` is `bytes`, `message.value()` is decoded by the schema. Up to
-    `receiver_queue_size` messages wait in the client; a partitioned topic is received as one, in order per partition.
+    `receiver_queue_size` messages wait in the client. One consumer receives from all partitions of a topic; the order
+    of messages is kept per partition.
 
-    It belongs to the event loop that opened it; `acknowledge_soon` is safe from any thread. Errors: Timeout (no message
-    within `timeout_millis`), AlreadyClosed, InvalidMessage (not received by this consumer), ChecksumError (a damaged
-    message), CumulativeAcknowledgementNotAllowedError (Shared and KeyShared).
-    """
+    A consumer belongs to the event loop that opened it; `acknowledge_soon` is safe from any thread. Errors: Timeout (no
+    message within `timeout_millis`), AlreadyClosed, InvalidMessage (not received by this consumer), ChecksumError (a
+    damaged message), CumulativeAcknowledgementNotAllowedError (Shared and KeyShared)."""
 
     def __init__(
         self, connections: Connections, name: str, subscription: str, settings: ConsumerSettings,
@@ -259,8 +261,9 @@ class Consumer(ClosedAfterAsyncWith):
         cls, connections: Connections, topics: Sequence[TopicName], subscription: str, settings: ConsumerSettings,
         policy: ConsumerBatchReceivePolicy | None = None, watch: TopicPatternWatch | None = None,
     ) -> Consumer:  # fmt: skip
-        """Makes a consumer that is subscribed to all partitions of all topics. If one partition refuses, subscribes to
-        none and raises that error. `watch`: finds the topics that match a pattern and are created later."""
+        """Returns a consumer that is subscribed to all partitions of all `topics`. If the broker of one partition
+        refuses, subscribes to none and raises the error of that broker. `watch`: finds the topics that match a pattern
+        and are created later."""
         check_subscription_name(subscription)
         settings = replace(settings, many_topics=len(topics) > 1 or watch is not None)
         if watch is not None:
@@ -308,7 +311,7 @@ class Consumer(ClosedAfterAsyncWith):
         await self._grow([topic.with_partition(i) for i in range(found)])
 
     async def change_topics(self, added: Sequence[TopicName], removed: Sequence[TopicName]) -> list[TopicName]:
-        """Subscribes to the topics `added` and drops the partitions of the topics `removed`. Returns the topics of
+        """Subscribes to the topics `added`, and ends the consumers of the topics `removed`. Returns the topics of
         `added` to which the consumer could not subscribe."""
         for consumer in [each for each in self.partitions if each.topic.base in removed]:
             consumer.discard_messages()
@@ -368,9 +371,9 @@ class Consumer(ClosedAfterAsyncWith):
         return f"consumer {self.consumer_name()} of {self.subscription_name()} on {self.topic()}"
 
     def statistics(self) -> dict[str, int]:
-        """Returns counters. `waiting_messages`: the messages that were delivered and that the program has not received
-        yet. Since the consumer was opened: `delivered_messages`, and `discarded_entries`, which are malformed, raised
-        ChecksumError, and are acknowledged."""
+        """Returns counters. `waiting_messages`: the messages that the client has received and the program has not.
+        Since the consumer was opened: `delivered_messages`; and `discarded_entries`, the malformed entries, for each of
+        which `receive` raised ChecksumError, and which were acknowledged."""
         return {
             "partitions": len(self.partitions),
             "waiting_messages": len(self.inbox),
@@ -394,8 +397,8 @@ class Consumer(ClosedAfterAsyncWith):
         return message
 
     async def batch_receive(self) -> list[Message]:
-        """Waits for messages and returns as many as the consumer's batch_receive_policy allows; an empty list if no
-        message arrives within the time-out of that policy."""
+        """Waits for messages and returns a batch of them, within the limits of the consumer's batch_receive_policy; an
+        empty list if no message arrives within the time-out of that policy."""
         batch = await receive_batch(self.inbox, self.policy, self.connections.world.clock.monotonic)
         if self.settings.schema.by_writer:
             await fetch_writer_schemas(self.inbox, *batch)
@@ -415,7 +418,7 @@ class Consumer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ acknowledging
     def consumer_of(self, which: Message | MessageId) -> PartitionConsumer:
-        """Returns the PartitionConsumer from which the message `which` came. Raises InvalidMessage if this consumer did
+        """Returns the PartitionConsumer that received the message `which`. Raises InvalidMessage if this consumer did
         not receive the message."""
         if isinstance(which, Message):
             consumer, consumers = which.entry.consumer, self._partitions.all
@@ -498,10 +501,9 @@ class Consumer(ClosedAfterAsyncWith):
     ) -> None:
         """Acknowledges messages: they are not delivered again. Returns at once; acks are sent in groups within 100 ms.
 
-        With `ack_receipt_enabled` it returns when the ack survives any crash. So it does with `txn`; the messages then
-        count as acknowledged when that transaction commits. Raises TransactionConflict if a message is acknowledged
-        already, or in another transaction.
-        """
+        With `ack_receipt_enabled` or `txn` it waits, and returns when the acknowledgement survives any crash. With
+        `txn` the messages count as acknowledged when that transaction commits. Raises TransactionConflict if a message
+        is acknowledged already, or in another transaction."""
         if txn is not None:
             await self._acknowledge_in(txn, message, cumulative=False)
         elif self.settings.ack_receipt_enabled:
@@ -584,7 +586,7 @@ class Consumer(ClosedAfterAsyncWith):
 
     def start_again(self) -> None:
         """Asks the broker to deliver all unacknowledged messages again, in order. Messages that wait in the client are
-        dropped first, because the broker delivers them again, too."""
+        dropped first, because the broker delivers them again, too. Does not wait for the broker."""
         for consumer in self.partitions:
             consumer.redeliver_in_order()
 

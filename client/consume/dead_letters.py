@@ -1,39 +1,42 @@
-"""Dead letters and retries of a consumer (Pulsar A10, A11): messages that are moved to another topic by their consumer.
+"""Dead letters and retries of a consumer (Pulsar A10, A11): the consumer moves messages to another topic.
 
-**Dead letters.** With a `dead_letter_policy` a message is delivered 1 + max_redeliver_count times: the application sees
-it, gives it back (a negative ack, a time-out), and so on. When it comes once more it is not shown, but published to the
-dead-letter topic and acknowledged after that is stored. The count is the broker's, which keeps it over restarts and
-moves, and which grows when an entry is given back *that the application was shown*: what only waited in the receiver
-queue goes back uncounted (complaint 15).
+**Dead letters.** With a `dead_letter_policy` a message is delivered 1 + max_redeliver_count times: each time the
+application receives it and does not acknowledge it (a negative ack, a time-out). At the next delivery the application
+does not receive the message: the consumer publishes it to the dead-letter topic, and acknowledges it when the copy is
+stored. The broker counts the redeliveries. Its count survives restarts and moves of the topic, and grows only when an
+entry is redelivered *of which the application received a message*: the redelivery of entries that only waited in the
+receiver queue is not counted (complaint 15).
 
-**Retries.** With `enable_retry` the consumer also receives `<topic>-<subscription>-RETRY`. `reconsume_later` publishes
-a copy there, to be delivered after a delay, and acknowledges the message; the copy carries how often that was done
-(RECONSUMETIMES), so that count is as durable as the message. Past max_redeliver_count it goes to the dead-letter topic.
-Without a policy that is 16, as in Pulsar; `Consumer.dead_letter_policy` shows it, and nothing else has a limit
-(complaint 16).
+**Retries.** With `enable_retry` the consumer also receives from `<topic>-<subscription>-RETRY`. `reconsume_later`
+publishes a copy of the message there, to be delivered after a delay, and acknowledges the message; the copy has the
+number of such calls in its property RECONSUMETIMES, so that the number is as durable as the message. When that number
+exceeds max_redeliver_count the copy is published to the dead-letter topic instead. Without a policy the limit is 16, as
+in Pulsar; `Consumer.dead_letter_policy` returns it, and nothing else has a limit (complaint 16).
 
 **No copy of a copy.** A message that was moved to a dead-letter topic stays there, whatever policies apply to that
-topic (a pattern matches it, too): it is not moved again and cannot be reconsumed later; it comes until it is
-acknowledged. Pulsar's Java client moves it on, to itself or to `…-DLQ-…-DLQ`. In the same way a retry-letter topic that
-a pattern finds has its own topic's dead letters, and no `…-RETRY-…-RETRY`.
+topic (a pattern may match it, too): the message is not moved again and cannot be reconsumed later; it is delivered
+until it is acknowledged. (Pulsar's Java client moves it on, to the same topic or to `…-DLQ-…-DLQ`.) In the same way a
+retry-letter topic that a pattern matches shares the dead-letter topic of its original topic, and there is no
+`…-RETRY-…-RETRY`.
 
-**Messages in chunks** are moved as one: what is shown, given back and acknowledged as a whole is copied as a whole, in
-chunks where it is larger than an entry. Its count is that of its last chunk; a chunk that is given back because its
-message is not complete (client/core/chunking.py) was not shown, and does not count.
+**Chunked messages** are moved as a whole, in chunks again if they are larger than an entry. The redelivery count of
+such a message is that of its last chunk. When a chunk is redelivered only because its message is incomplete
+(client/core/chunking.py), the application received nothing, and the redelivery does not count.
 
 **Encrypted messages** are never copied in clear. The copy is encrypted with the data key of the message and an IV of
-its own: the readers of the message can read it, and nothing is to be set. What is not decrypted is not moved. Pulsar's
-Java client publishes the decrypted payload in clear, unless a customizer sets keys for the producer.
+its own: the readers of the message can read the copy, and the program need not configure anything. A message that
+cannot be decrypted is not moved. (Pulsar's Java client publishes the decrypted payload in clear, unless a customizer
+sets keys for the producer.)
 
 **Schemas.** The schema with which the message was written is registered for the dead-letter or retry-letter topic, and
-the copy names it: consumers with a schema read the copy as they read the message. A schema that the topic refuses is
-not named; consumers then read the copy by their own.
+the copy names that schema: consumers with a schema read the copy as they read the message. If the topic refuses the
+schema, the copy names none; consumers then read the copy with their own schema.
 
-Order: publish → its receipt → acknowledge. A crash between them doubles a message and loses none. What cannot be
-published comes again. Names: `<topic>-<subscription>-DLQ`, producer `<topic>-<subscription>-<consumer>-<random>-DLQ`;
-properties of the copy: the message's, REAL_TOPIC, REAL_SUBSCRIPTION and ORIGIN_MESSAGE_ID of the first original,
-RECONSUMETIMES, DELAY_TIME (ms). Guarding tests: tests/broker/subscription/test_letters.py.
-"""
+Order: publish → its receipt → acknowledge. A crash between these steps duplicates a message and loses none. A message
+that cannot be published is tried again. Names: topic `<topic>-<subscription>-DLQ`, producer
+`<topic>-<subscription>-<consumer>-<random>-DLQ`; properties of the copy: those of the message, REAL_TOPIC,
+REAL_SUBSCRIPTION and ORIGIN_MESSAGE_ID of the first original, RECONSUMETIMES, DELAY_TIME (ms). Guarding tests:
+tests/broker/subscription/test_letters.py."""
 
 from __future__ import annotations
 
@@ -64,17 +67,18 @@ _LOG = logging.getLogger("magnetar.client")
 DEFAULT_MAX_RECONSUME_TIMES = 16
 TIMES_DIGITS_MAX = 9
 RETRY_PAUSE_S = 1.0
-"""Seconds between two tries to publish a dead letter."""
+"""Seconds between two attempts to publish a dead letter."""
 
 _MOVED_BY = re.compile(r"-DLQ(-\d+-\d+)?$")
-"""Producers of dead letters: a consumer's, and a broker's (broker/subscription/core/redelivery_backoff.py)."""
+"""Matches the names of producers of dead letters: of a consumer, or of a broker
+(broker/subscription/core/redelivery_backoff.py)."""
 
 REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID = "REAL_TOPIC", "REAL_SUBSCRIPTION", "ORIGIN_MESSAGE_ID"
 RECONSUME_TIMES, DELAY_TIME = "RECONSUMETIMES", "DELAY_TIME"
 
 
 def find_dead_letter_policy(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
-    """Returns the dead-letter policy that follows from a consumer's settings; None: messages are never moved. Raises
+    """Returns the dead-letter policy that a consumer's settings ask for; None: messages are never moved. Raises
     InvalidConfiguration if the subscription's type does not count redeliveries (Exclusive, Failover)."""
     policy = settings.dead_letter_policy
     if policy is None and settings.enable_retry:
@@ -87,9 +91,9 @@ def find_dead_letter_policy(settings: ConsumerSettings) -> ConsumerDeadLetterPol
 
 
 def parse_reconsume_count(told: str) -> int:
-    """Parses the message property that counts how often a message was passed to `reconsume_later`, and returns the
-    number. Returns 0 for a text that is no plain number, because another program may use that property for anything
-    else."""
+    """Parses the value of the message property RECONSUMETIMES and returns it: how often the message was passed to
+    `reconsume_later`. Returns 0 for a text that is not a plain number, because another program may use that property
+    for anything else."""
     return (parse_number(told) or 0) if len(told) <= TIMES_DIGITS_MAX else 0
 
 
@@ -100,13 +104,14 @@ def make_letter_topic_name(topic: TopicName, subscription: str, suffix: str, cho
 
 
 def is_dead_letter(message: Message) -> bool:
-    """Returns whether the message was moved to this dead-letter topic by a consumer of any subscription or by a
-    broker's policy. Such a message is not moved again."""
+    """Returns whether a consumer or a broker's policy moved the message to the dead-letter topic from which it was
+    received. Such a message is not moved again."""
     return _MOVED_BY.search(message.producer_name()) is not None and ORIGIN_MESSAGE_ID in message.properties()
 
 
 def is_dead_letter_topic(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> bool:
-    """Returns whether `topic` is the dead-letter topic of this subscription, from which no message may be moved."""
+    """Returns whether `topic` is the dead-letter topic of this subscription. Messages of such a topic are never
+    moved."""
     chosen = policy.dead_letter_topic
     return topic.base.local.endswith(f"-{subscription}-DLQ") or (
         bool(chosen) and topic.base == TopicName.parse(chosen).base
@@ -293,8 +298,8 @@ def _origin(message: Message, subscription: str) -> dict[str, str]:
 
 
 class DeadLetterProducers:
-    """The DeadLetterProducers of one consumer: one for each topic, which the topic shares with its retry-letter
-    topic."""
+    """The DeadLetterProducers of one consumer. There is one per topic; a topic and its retry-letter topic have the
+    same."""
 
     def __init__(
         self, connections: Connections, subscription: str, settings: ConsumerSettings, consumer_name: Callable[[], str]

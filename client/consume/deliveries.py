@@ -1,19 +1,18 @@
-"""Delivered entries, split into the messages that the application is to see.
+"""Splits the entries that the broker delivers into the messages that the application receives (`DeliveredEntries`).
 
-Left out are messages that the broker knows to be acknowledged, those before a reader's start, those that compaction
-removed, chunks of a message that is not complete, what cannot be decrypted (`ConsumerCryptoFailureAction`), and dead
-letters. A message in chunks is one message to the application: its entry is that of the last chunk, and all of its
-entries are acknowledged, given back and delivered again together (client/core/chunking.py).
+The application does not receive: messages that are acknowledged already, according to the broker; messages before a
+reader's start; messages that compaction removed; chunks of an incomplete message; messages that cannot be decrypted
+(`ConsumerCryptoFailureAction`); and dead letters. A chunked message is one message for the application: its entry is
+that of the last chunk, and all its entries are acknowledged and redelivered together (client/core/chunking.py).
 
-An entry that cannot be read becomes a message that raises ChecksumError when it is taken: it is reported once, never
-skipped. Where its bytes are damaged it is not acknowledged: another copy may be whole. Where they are those that were
-published, no reader will ever read it. It is *discarded*, as by Pulsar's clients: acknowledged, logged and counted
-(`Consumer.statistics`), so that it takes no place among what is not acknowledged.
+An entry that cannot be read becomes a message for which `receive` raises ChecksumError: it is reported once, never
+skipped. If its bytes are damaged the entry is not acknowledged, because another replica may be intact. If its bytes are
+those that were published, no reader will ever be able to read it: it is *discarded*, as by Pulsar's clients. That is,
+it is acknowledged, logged and counted (`Consumer.statistics`), so that it does not count as unacknowledged for ever.
 
-A large entry is decompressed when the memory limit has room for it (client/common/memory_limits.py). Until then the
-entry and all entries after it wait compressed (`_folded`), so that the order stays. The core counts them as in flight.
-Also here: the frames that a consumer's effects become (`make_client_frames`).
-"""
+A large entry is decompressed when the memory limit has room for it (client/common/memory_limits.py). Until then this
+entry and all entries after it wait in compressed form (`_folded`), so that the order is kept. The core counts them as
+in flight. Also the frames to send for a consumer's effects (`make_client_frames`)."""
 
 from __future__ import annotations
 
@@ -55,15 +54,16 @@ from .dead_letters import DeadLetterProducer, is_dead_letter
 
 _LOG = logging.getLogger("magnetar.client")
 _tuple = tuple.__new__
-"""Makes a named tuple in half of the time of its own constructor: the Position of each entry."""
+"""Makes a Position for each entry in half the time of the constructor of the named tuple."""
 SLOTS_KNOWN_MAX = 65_536
-"""Entries whose keys are known: what failed earlier holds back its entry alone here, and its keys at the broker."""
+"""Most entries whose key slots are remembered. A failed entry whose keys are forgotten blocks no other entry in the
+client; the broker still blocks its keys."""
 SAY_EVERY_S = 10.0
-"""Seconds between two log lines that a partition has entries that are not decrypted."""
+"""Seconds between two log lines that report entries of one partition that cannot be decrypted."""
 
 
 class DecompressionDeferred(Exception):
-    """Raised when the memory limit has no room for the decompressed entry; the entry stays compressed until there is
+    """Raised when the memory limit has no room for a decompressed entry. The entry stays compressed until there is
     room."""
 
 
@@ -77,8 +77,8 @@ class Undecryptable(Exception):
 
 
 class DeliveredEntries:
-    """The entries that the broker delivered to one partition's consumer: `split_deliveries` splits them into messages,
-    and `take_received_messages` returns these messages."""
+    """The entries that the broker delivered to one partition's consumer. `split_deliveries` splits them into messages,
+    which `take_received_messages` returns."""
 
     def __init__(
         self, consumer: ReceivingConsumer, settings: ConsumerSettings, core: ConsumerCore, clock: Callable[[], float],
@@ -114,8 +114,8 @@ class DeliveredEntries:
         """Slots of the latest entries, where what failed holds back what follows it of its keys."""
 
     def split_deliveries(self, frames: Iterator[wire.ServerFrame]) -> wire.ServerFrame | None:
-        """Reads the frames of the iterator `frames` and splits the entries that they deliver into messages. Stops at
-        the first frame of another kind and returns that frame; returns None if there is no such frame."""
+        """Takes frames from the iterator `frames` and splits the entries that they deliver into messages. Stops at the
+        first frame of another kind and returns that frame; returns None if all frames are deliveries."""
         came, opened = self._came, self.split_entry
         for frame in frames:
             kind = frame.WhichOneof("kind")
@@ -134,9 +134,9 @@ class DeliveredEntries:
         return None
 
     def take_received_messages(self) -> tuple[list[Message], int, int, int]:
-        """Removes and returns the result of the deliveries since the last call, as a tuple: the messages for the
-        application; the permits of all entries; the permits of entries without a message for the application; the
-        number of bytes."""
+        """Removes and returns what was delivered since the last call, as a tuple: the messages for the application; the
+        permits of all entries; the permits of entries without a message for the application; the bytes of all
+        entries."""
         came = self._came, self._charged, self._hidden, self._bytes
         self._came = []
         self._charged = self._hidden = self._bytes = 0
@@ -203,8 +203,8 @@ class DeliveredEntries:
             self.start = ReaderStart(to, self._settings.start_message_id_inclusive and not everywhere)
 
     def on_start_position(self, after: wire.MessageId) -> None:
-        """Fact: the broker delivers what comes after this message. A reader that was opened at `latest`, or moved
-        there, starts there from now on: what is published while it reconnects must not be passed over."""
+        """Fact: the broker starts to deliver after the message `after`. A reader that starts at `latest` starts after
+        this message from now on, so that it does not miss messages that are published while it reconnects."""
         if self.start is not None and self.start.id == MessageId.latest:
             place = MessageId(self._consumer.topic.partition, after.ledger_id, after.entry_id, after.batch_index)
             self.start = ReaderStart(place, False)
@@ -288,8 +288,8 @@ class DeliveredEntries:
 
     # ------------------------------------------------------------------------------ what fails, in order
     def clear_dead_lettered_messages(self) -> None:
-        """Clears the record of which messages were moved to the dead-letter topic. Called because the subscription is
-        moved, and these messages are delivered again."""
+        """Clears the record of messages that were moved to the dead-letter topic, because the subscription's cursor is
+        moved and these messages are delivered again."""
         if self._moved:
             self._moved.clear()
 
@@ -325,8 +325,8 @@ class DeliveredEntries:
 
     def make_blocked_filter(self, failed: Collection[Position]) -> Callable[[Message], bool]:
         """Returns a function that returns True for a message that must wait for one of the entries `failed`: the
-        message belongs to such an entry, or comes after it and, where the order is by key, has one of its keys. The
-        broker takes back exactly these messages."""
+        message belongs to such an entry, or comes after it. If the order is kept by key, only later messages with a key
+        of that entry must wait. The broker delivers exactly these messages again."""
         known = self.slots
         if known is None:
             first = min(failed)
@@ -462,8 +462,8 @@ def decode_messages(
 
 
 def decompressed_bytes(header: EntryHeader) -> int:
-    """Returns the size in bytes that the entry will have after decompression, as its header declares. For a chunked
-    message the last chunk returns the size of the whole message, and every other chunk 0."""
+    """Returns the size in bytes that the entry will have after decompression, as its header declares. Returns the size
+    of the whole message for the last chunk of a chunked message, and 0 for each earlier chunk."""
     metadata = header.metadata
     if (
         header.uncompressed_size
@@ -478,8 +478,8 @@ _NO_KEYS = Decryptor(None, lambda: 0.0)
 
 
 def find_removed_by_compaction(received: ReceivedEntry, messages: Sequence[Message]) -> list[Message]:
-    """`messages`: messages of one batch. Returns the messages among them that compaction removed while it retained
-    other messages of the batch."""
+    """Returns those of `messages`, which belong to one batch, that compaction removed while it retained other messages
+    of the batch."""
     kept = frozenset(received.header.metadata.compacted_batch_indexes)
     return [
         message for message in messages
@@ -489,8 +489,8 @@ def find_removed_by_compaction(received: ReceivedEntry, messages: Sequence[Messa
 
 
 def divide_permits(received: ReceivedEntry, wanted: list[Message]) -> None:
-    """Sets how many permits of an entry each of its messages frees when the application receives it: one for each
-    message, and the rest for the last one."""
+    """Divides the permits of an entry among its messages `wanted`; each message frees its part when the application
+    receives it. Each message gets one permit, and the last message also gets the rest."""
     for message in wanted[:-1]:
         message.permits = 1
     wanted[-1].permits = 1 + received.charged - len(wanted)
@@ -501,7 +501,7 @@ def divide_permits(received: ReceivedEntry, wanted: list[Message]) -> None:
 
 
 ACK_BYTES = 128 << 10
-"""Most bytes of one request: a quarter of what a broker takes (runtime/network.py `REQUEST_BYTES_MAX`)."""
+"""Most bytes of one acknowledge request: a quarter of the broker's limit (runtime/network.py `REQUEST_BYTES_MAX`)."""
 
 
 def make_client_frames(effect: ConsumerEffect, *, durable: bool, inclusive: bool) -> Iterator[dict[str, Any]]:

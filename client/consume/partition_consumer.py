@@ -1,11 +1,10 @@
-"""The consumer of one partition: the driver of client/core/consumer.py, which decides.
+"""The consumer of one partition: the driver of the core in client/core/consumer.py, which makes the decisions.
 
-Each fact is given to the core, and each of its effects is done at once, in order. Entries are split when they
-come (client/consume/deliveries.py) and their messages are put into the `inbox`, which several partitions may share.
-`acknowledge`, `on_taken` and the methods of `acks` that say so may be called from any thread; all else belongs to the
-event loop. An unforeseen exception finishes the consumer, and every waiter gets that error (client/common/loggers.py).
-Guards: tests/client/consume/test_partition_consumer.py.
-"""
+The driver passes each fact to the core, and carries out the core's effects at once, in order. It splits entries into
+messages when they arrive (client/consume/deliveries.py), and puts the messages into the receiver queue (`inbox`), which
+several partitions may share. `acknowledge`, `on_taken` and those methods of `acks` that say so may be called from any
+thread; all else belongs to the event loop. An unforeseen exception finishes the consumer, and all waiting calls raise
+that error (client/common/loggers.py). Guards: tests/client/consume/test_partition_consumer.py."""
 
 from __future__ import annotations
 
@@ -57,7 +56,8 @@ _LOG = logging.getLogger("magnetar.client")
 
 
 class PartitionConsumer:
-    """The consumer of one partition: sends and receives for a ConsumerCore, and carries out its effects."""
+    """The consumer of one partition: exchanges frames with the broker, passes them as facts to a ConsumerCore, and
+    carries out the core's effects."""
 
     def __init__(
         self, connections: Connections, topic: TopicName, subscription: str, settings: ConsumerSettings,
@@ -133,14 +133,14 @@ class PartitionConsumer:
             raise message.error()
 
     def on_dequeue_interrupted(self) -> None:
-        """Fact: Ctrl-C interrupted `on_taken` at an unknown point. Wakes the event loop, so that it processes
-        everything that `on_taken` had recorded."""
+        """Fact: Ctrl-C interrupted `on_taken` at an unknown place. Wakes the event loop, so that it processes
+        everything that `on_taken` recorded before."""
         self._woken = False
         self._wake()
 
     def flush_acks(self) -> None:
-        """Passes all acknowledgements and negative acknowledgements up to now to the core and carries out the effects,
-        before another message is received. Must be called in the event loop."""
+        """Passes all acknowledgements and negative acknowledgements up to now to the core, and carries out the core's
+        effects at once. Must be called in the event loop."""
         self._turn()
 
     def acknowledge(self, which: Pending) -> None:
@@ -366,8 +366,8 @@ class PartitionConsumer:
         self._turn()
 
     def send_now(self) -> None:
-        """Does nothing: exists because a transaction calls this method of its producers and consumers. A consumer sends
-        the acknowledgements of a transaction at the end of the loop's turn anyway."""
+        """Does nothing. The method exists because a transaction calls it for its producers and consumers; a consumer
+        sends the acknowledgements of a transaction at the end of the loop's turn anyway."""
 
     def redeliver_unacknowledged(self) -> None:
         """Asks the broker to deliver all unacknowledged messages again. Messages that wait in the receiver queue are
@@ -376,8 +376,8 @@ class PartitionConsumer:
         self._do(self.core.redeliver_all(self._untouched()))
 
     def redeliver_in_order(self) -> None:
-        """Asks the broker to deliver all unacknowledged messages again, in order. Messages that were received and not
-        yet given to the application are dropped first; the broker delivers them again, too."""
+        """Asks the broker to deliver all unacknowledged messages again, in order. Messages that wait in the receiver
+        queue are dropped first; the broker delivers them again, too."""
         self.acks.flush()
         self._do(self.core.redeliver_all(self._untouched(), in_order=True))
 
@@ -402,14 +402,13 @@ class PartitionConsumer:
         self._do(self.core.resize_queue(self._claim.window))
 
     def discard_messages(self) -> None:
-        """Drops the messages that the application has not received, and detaches this consumer from the shared receiver
-        queue, so that the queue stays open when this consumer ends."""
+        """Drops the messages of this partition that the application has not received, and gives the consumer a receiver
+        queue of its own, so that the shared queue stays open when this consumer ends."""
         self._drop_waiting()
         self._inbox = ReceiverQueue()
 
     def set_receiver_queue(self, inbox: ReceiverQueue) -> None:
-        """Makes `inbox` the queue for received messages from now on, and moves the messages that wait in the former
-        queue there."""
+        """Makes `inbox` the receiver queue from now on, and moves the messages of the former queue to it."""
         waiting, self._inbox = self._inbox.messages, inbox
         inbox.put(waiting)
 

@@ -1,12 +1,12 @@
 """Reading by index, for programs that store their own offsets, such as the Spark connector (`Client.read_range`). Also
 the reader of a topic from a given message on (`Reader`).
 
-No subscription and no permits: the owner of a partition is asked for a range of message indexes. A broker that is down
-or gave the topic away is looked up again, with back-off, until the deadline of the operation; a read goes on after the
-last entry that came. The deadline begins when the program asks for more: a broker cuts a stream that is not read for
-`unread_s` (earlier while its memory is short), and a program that paused longer goes on all the same. Errors:
-TopicNotFound and the like at once, Unavailable or TimedOut at the deadline.
-"""
+A read needs no subscription and no permits: the client asks the broker that owns the partition for a range of message
+indexes. If that broker is down or no longer owns the partition, the client looks up the owner again, with back-off,
+until the operation's deadline; the read continues after the last entry that arrived. The deadline begins anew each time
+the program asks for more entries: a broker ends a stream that is not read for `unread_s` (earlier while its memory is
+short), and a program that paused longer can continue all the same. Errors: TopicNotFound and other permanent errors at
+once, Unavailable or TimedOut at the deadline."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .partition_consumer import PartitionConsumer
 from .receiver_queue import ReceiverQueue, fetch_writer_schemas
 
 CHUNK_BYTES = 32 << 20
-"""Bytes that are asked for at a time; the stream's own flow control bounds what is in memory."""
+"""Bytes that are requested at a time; the flow control of the stream bounds the bytes in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,10 @@ class IndexedMessage:
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """An entry as it is stored, which a producer sent as one unit: one message, a batch, or a chunk of a large
-    message.
+    """A stored entry, which a producer sent as one unit: one message, a batch, or a chunk of a large message.
 
-    `data` has the layout of proto/entry.py, for programs that parse entries column by column. It is decrypted where
-    the read was given a `crypto_key_reader` with the private key.
-    """
+    `data` has the layout of proto/entry.py, for programs that parse entries column by column. It is decrypted if
+    `read_range` was given a `crypto_key_reader` that has the private key."""
 
     partition: int  # -1: the topic is not partitioned
     ledger_id: int
@@ -90,8 +88,8 @@ class StoredEntry:
 
 
 class RangeReader:
-    """Reads the entries of a partition by a range of message indexes. Belongs to one event loop, as its `connections`
-    do."""
+    """Reads the entries of a partition that contain a range of message indexes. Belongs to one event loop, as its
+    `connections` do."""
 
     def __init__(self, connections: Connections, keys: KeyReader | None = None) -> None:
         self._connections = connections
@@ -100,9 +98,9 @@ class RangeReader:
     async def read(
         self, topic: TopicName, first: int, end: int, incarnation: int = 0
     ) -> AsyncGenerator[list[StoredEntry], None]:
-        """Yields, in order, the entries that contain any of the messages with the indexes `first` … `end - 1`; ends
-        early where the topic ends. `incarnation`: of the topic; if the topic was deleted and created again since,
-        raises TopicNotFound."""
+        """Yields, in order, lists of the entries that contain any of the messages with the indexes `first` … `end - 1`;
+        ends early if the topic ends before `end`. `incarnation`: the topic's incarnation to read; raises TopicNotFound
+        if the topic was deleted and created again since."""
         timeout_s = self._connections.settings.operation_timeout_s
         now, backoff = self._connections.world.clock.monotonic, self._connections.backoff()
         at, deadline = first, now() + timeout_s
@@ -214,8 +212,8 @@ class Reader(ClosedAfterAsyncWith):
         cls, connections: Connections, topic: TopicName, start: MessageId, settings: ConsumerSettings,
         *, name: str, inclusive: bool,
     ) -> Reader:  # fmt: skip
-        """Makes a reader that is open at all partitions of the topic; if the message id `start` names a partition, only
-        at that one."""
+        """Returns a reader that is open at all partitions of the topic. If the message id `start` names a partition,
+        the reader reads only that partition. `inclusive`: whether it reads the message `start` itself."""
         reader = cls(connections, topic, settings, name)
         partitions = await connections.partition_count(topic)
         names = [topic.with_partition(i) for i in range(partitions)] or [topic]
@@ -267,8 +265,8 @@ class Reader(ClosedAfterAsyncWith):
         return self._partitions.are_closed()
 
     def on_taken(self, message: Message) -> Message:
-        """Records that the application receives `message`, and returns the message. After a reconnect the reader starts
-        after this message, and the broker need not retain it for the reader."""
+        """Records that the application receives `message`, and returns the message. After a reconnect the reader
+        continues after this message, and the broker need not retain the message for this reader."""
         consumer: Any = message.entry.consumer
         consumer.core.last_taken = message.message_id()
         if message.permits:
@@ -297,8 +295,8 @@ class Reader(ClosedAfterAsyncWith):
         return any(found) or len(self.inbox) > 0
 
     async def has_more(self, consumer: PartitionConsumer) -> bool:
-        """Asks the broker of one partition whether the partition has a message after the last one that was read, and
-        returns the answer. `consumer`: the consumer of that partition."""
+        """Returns whether the partition of `consumer` has a message after the last one that was read; asks the
+        broker."""
         reply = await consumer.requests.last_message_id()
         if reply.index < 0 or reply.id.entry_id < 0:
             return False
@@ -317,8 +315,7 @@ class Reader(ClosedAfterAsyncWith):
         """Moves the reader to a message id, MessageId.earliest, MessageId.latest, or a publish time in ms since the
         epoch.
 
-        The id of a message moves its own partition; the others keep their positions.
-        """
+        The id of a message moves only the partition of that message; the other partitions keep their positions."""
         await self._partitions.seek(messageid)
 
     async def __aiter__(self) -> AsyncIterator[Message]:

@@ -1,15 +1,16 @@
-"""The queue of received messages that wait for the application: filled by the event loop, emptied by a task or a
-thread. Also receiving in batches (`ConsumerBatchReceivePolicy`, `receive_batch`), and the requests of a consumer to
-its broker (`ConsumerRequests`).
+"""The queue of received messages that wait for the application: the event loop fills it, and a task or a thread takes
+messages from it. Also the batches of `batch_receive` (`ConsumerBatchReceivePolicy`, `receive_batch`), and the requests
+of a consumer to its broker (`ConsumerRequests`).
 
-A deque does the work: `put` and `take_nowait` need no lock. A waiter leaves a wake-up call; `put` makes as many calls
-as there are messages. A wake-up is a hint: the waiter looks again, and waits again when another was faster.
+The queue is a deque: `put` and `take_nowait` need no lock. A receiver that waits registers a function that wakes it;
+`put` calls as many of these functions as there are messages. A wake-up is only a hint: the receiver checks the queue
+again, and waits again if another receiver was faster.
 
-**No wake-up is lost.** A waiter that stops for another reason (a time-out, a cancelled task, Ctrl-C) takes its call
-back; if that was made already, it is made to the next who waits (`remove_fill_callback`). A task takes a message and
-returns it in one step, so a cancelled one has taken none. Ctrl-C at any point of `take_nowait` leaves the message, and
-its permits, here. Guards: tests/client/blocking/test_waking.py.
-"""
+**No wake-up is lost.** A receiver that stops waiting for another reason (a time-out, a cancelled task, Ctrl-C) removes
+its function; if the function was called already, the function of the next receiver is called in its place
+(`remove_fill_callback`). A task removes a message and returns it in one step, so a task that is cancelled has removed
+none. If Ctrl-C interrupts `take_nowait` at any point, the message and its permits stay in the queue. Guards:
+tests/client/blocking/test_waking.py."""
 
 from __future__ import annotations
 
@@ -91,15 +92,15 @@ class ReceiverQueue:
             return None
 
     def put_back(self, messages: Sequence[Message]) -> None:
-        """Puts messages back to the front of the queue: they were removed, but did not reach the application. Their
-        permits are not counted a second time."""
+        """Puts messages back to the front of the queue, because they were removed but did not reach the application.
+        Their permits are not counted a second time."""
         for message in reversed(messages):
             message.permits = 0
             self.messages.appendleft(message)
         self.put(())
 
     def close(self, error: PulsarException) -> None:
-        """Ends the queue: `error` is raised in every receiver that waits now, or that waits later."""
+        """Ends the queue: all receivers that wait now, and all later ones, get the exception `error`."""
         self._error = error
         for _ in range(len(self._waiting)):
             self._wake_one()
@@ -231,7 +232,7 @@ def _future_waker(ready: asyncio.Future[None]) -> Callable[[], None]:
 
 
 DEFAULT_BYTES = 10 << 20
-"""Pulsar's default of bytes in a batch."""
+"""Limit of the bytes in a batch by default, as in Pulsar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,8 +326,8 @@ async def fetch_writer_schemas(inbox: ReceiverQueue, *messages: Message) -> None
 
 
 class BatchReceiver:
-    """Receives a batch of messages for a caller in another thread. If Ctrl-C interrupts that caller, the batch is put
-    back into the queue."""
+    """Receives a batch of messages for a caller in another thread. If Ctrl-C interrupts that caller, `put_back` returns
+    the batch to the queue."""
 
     def __init__(self, inbox: ReceiverQueue, now: Callable[[], float]) -> None:
         self._now = now
@@ -357,8 +358,8 @@ class BatchReceiver:
 
 
 class ConsumerRequests:
-    """The requests of one consumer to its broker. Each request is sent again if the connection breaks, and its caller
-    gets one answer."""
+    """The requests of one consumer to its broker. If the connection breaks before the answer, the request is sent again
+    over the next connection; its caller gets one answer."""
 
     def __init__(
         self, connections: Connections, core: ConsumerCore, acks: AckSender, send: Callable[..., None],
@@ -393,8 +394,8 @@ class ConsumerRequests:
         self._core.discard_acks()
 
     async def unsubscribe(self) -> None:
-        """Deletes the subscription; returns when it is deleted. If a repeated request finds no subscription, the first
-        request has deleted it."""
+        """Deletes the subscription, and returns when it is deleted. If a request that is sent again finds no
+        subscription, the first request has deleted it, and no error is raised."""
         asked = False
 
         def ask(request_id: int) -> None:
@@ -461,7 +462,8 @@ class ConsumerRequests:
         return answer
 
     def register_request_callback(self, request_id: int, told: Callable[[MagnetarError | None], None]) -> None:
-        """Registers the function `told`, which is called with the outcome of a request that the caller itself sends."""
+        """Registers the function `told`, which is called with the outcome of the request `request_id`: None, or an
+        error. The caller sends that request itself."""
         self._calls[request_id] = told
 
     def answer(self, request_id: int, error: MagnetarError | None, result: Any) -> None:
@@ -478,7 +480,7 @@ class ConsumerRequests:
             answer.set_exception(error)
 
     async def wait_state_changed(self) -> None:
-        """Waits until the consumer becomes connected, or is closed or has failed."""
+        """Waits until the consumer is connected, closed or failed."""
         if self._changed is None:
             self._changed = self._loop.create_future()
         await asyncio.shield(self._changed)

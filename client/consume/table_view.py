@@ -1,19 +1,19 @@
-"""The table view: the latest value of each key of a topic, kept up to date (asyncio).
+"""The table view: the latest value of each key of a topic, kept up to date, for asyncio.
 
     async with await client.create_table_view("prices") as view:
         print(view.get("ACME"))
         await view.for_each_and_listen(print)
 
-It reads the compacted topic from its beginning, without a durable subscription; when it is returned it contains all
-that was stored when it was requested. A message without a value, or with an empty one, deletes its key (Pulsar R2;
-complaint 49); one without a key is ignored. A partitioned topic is one table, and partitions that are added are found.
+A view reads the compacted topic from its beginning, without a durable subscription. When `create_table_view` returns,
+the view contains all messages that were stored at the time of the call. A message without a value, or with an empty
+value, deletes its key (Pulsar R2; complaint 49); a message without a key is ignored. A partitioned topic is one table;
+partitions that are added later are included.
 
-**Compaction meanwhile.** What compaction removes is never delivered, tombstones too. So when a partition
-restarts before a horizon that has moved (after a broken stream, or by request of the broker), it is read again from its
-beginning, and the keys that are missing now are deleted: no key outlives its tombstone. A topic that was deleted and
-made anew is read from its beginning too, and no key outlives the topic that it is of. Guard:
-tests/client/consume/test_table_view.py.
-"""
+**Compaction meanwhile.** A message that compaction removed is never delivered, nor is a removed tombstone. So when the
+reader of a partition reconnects at a position before the compaction horizon, and the horizon has moved, the partition
+is read again from its beginning, and keys that are missing now are deleted: no key outlives its tombstone. A topic that
+was deleted and created again is read from its beginning, too, and the keys of the former topic are deleted. Guard:
+tests/client/consume/test_table_view.py."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .receiver_queue import ReceiverQueue
 _LOG = logging.getLogger("magnetar.client")
 Listener = Callable[[str, Any], object]
 SETTLE_S = 0.02
-"""Seconds between two checks whether everything that was stored has arrived."""
+"""Seconds between two checks whether all messages that were stored when the view was opened have arrived."""
 
 
 class TableView(ClosedAfterAsyncWith):
@@ -63,8 +63,8 @@ class TableView(ClosedAfterAsyncWith):
 
     @classmethod
     async def open(cls, reader: Reader) -> TableView:
-        """Makes a table view that is filled by `reader`. Returns when the table contains everything that the topic had
-        stored at the time of the call."""
+        """Returns a table view that `reader` fills, when the table contains all messages that the topic had stored at
+        the time of the call."""
         view = cls(reader)
         view._horizons = {consumer: consumer.compacted_end_index for consumer in reader.partitions}
         reader.on_connected, reader.on_anew = view._connected, view._made_anew
@@ -131,7 +131,8 @@ class TableView(ClosedAfterAsyncWith):
 
     def for_each(self, callback: Listener) -> asyncio.Future[None]:
         """Calls `callback(key, value)` for each key that the table has now, before `for_each` returns. If `callback` is
-        a coroutine function, its coroutines run one after the other; the returned future ends with the last."""
+        a coroutine function, its coroutines run one after the other, and the returned future ends when the last has
+        ended."""
         return self._each(self.items(), callback)
 
     def for_each_and_listen(self, callback: Listener) -> asyncio.Future[None]:

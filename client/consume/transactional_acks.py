@@ -1,22 +1,24 @@
-"""The acknowledgements that one partition's consumer sends in transactions. Each request has its own answer.
+"""The acknowledgements that one partition's consumer sends in transactions. The broker answers each request.
 
     acks.acknowledge(txn, which, cumulative=False, waiter=None)      in the event loop
     acks.on_connected(), acks.fail_all(error)                        the consumer is connected again, or finished
 
-What one transaction acknowledges in one turn of the loop goes together, and with nothing else. A request is answered
-when the acknowledgement is durable, as pending; it survives any crash then, until its transaction ends. One that is
-under way when the connection breaks, or that the broker cannot do now, is sent again: what is pending in the same
-transaction already is no conflict. It ends with its transaction.
-**Delivered twice.** A message that comes again while its program holds it (its connection broke, an abort freed another
-message of its batch) is processed twice. A transaction that acknowledges both deliveries gets a TransactionConflict and
-can only abort: the broker cannot tell them from one that is sent again. The same `Message` may be acknowledged again;
-ids and cumulative acknowledgements do not say which delivery they mean: a program that acknowledges cumulatively does
-not get again what it has (client/core/redelivery.py `DuplicateFilter`).
-**Cumulatively.** After an abort what was acknowledged comes again, and what the broker had delivered after it waits
-here before it. So that is thrown away before the abort is told: the next cumulative acknowledgement would cover what
-the program has not seen again, and it would be lost.
-Guards: tests/client/transactions/test_transactions.py.
-"""
+The acknowledgements of one transaction in one turn of the event loop are sent in one request, which contains nothing
+else. The broker answers when the acknowledgements are durable as pending ones; from then on they survive any crash
+until their transaction ends. A request is sent again if the connection breaks before the answer, or if the broker
+cannot process it now: an acknowledgement that is pending in the same transaction already is no conflict. The requests
+of a transaction end with the transaction.
+**Delivered twice.** A message that is redelivered while the program still has its first delivery (the connection broke,
+or an abort freed another message of its batch) is processed twice. A transaction that acknowledges both deliveries gets
+a TransactionConflict and can only be aborted: without that, the broker could not distinguish the second acknowledgement
+from a repeated request. The same `Message` object may be acknowledged again. Message ids and cumulative
+acknowledgements do not say which delivery they mean; so a program that acknowledges cumulatively does not get messages
+again that it has already (client/core/redelivery.py `DuplicateFilter`).
+**Cumulative acknowledgements.** After an abort the broker delivers the acknowledged messages again, but messages that
+it had delivered after them may wait in the receiver queue already. These are dropped before the abort is reported:
+otherwise the next cumulative acknowledgement would cover messages that the program has not received again, and these
+would be lost.
+Guards: tests/client/transactions/test_transactions.py."""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ from .deliveries import make_ack_requests
 from .receiver_queue import ConsumerRequests
 
 PAUSE_S = 0.1
-"""Seconds before a request that the broker could not do is sent again: a coordinator moves within this time, mostly."""
+"""Seconds before a request that the broker could not process is sent again: a coordinator mostly moves within this
+time."""
 
 
 class _Group:
@@ -85,9 +88,9 @@ class TransactionalAcks:
         self, txn: TransactionPort, which: Iterable[Pending], *, cumulative: bool,
         waiter: asyncio.Future[None] | None = None,
     ) -> None:  # fmt: skip
-        """Acknowledges messages in the transaction `txn`. The future `waiter` gets the outcome. Before anything is
-        sent, raises OperationNotSupported if a cumulative acknowledgement would cover a part of a chunked message, and
-        the errors of `TransactionPort.begin_operation`."""
+        """Acknowledges the messages `which` in the transaction `txn`. The future `waiter` gets the outcome. Before
+        anything is sent, raises OperationNotSupported if a cumulative acknowledgement would cover a part of a chunked
+        message, and the errors of `TransactionPort.begin_operation`."""
         self._requests.raise_if_closed()
         every = [each for one in which for each in self._acks.add_other_chunks(one)]
         for each in every if cumulative else ():

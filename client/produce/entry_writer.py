@@ -1,5 +1,5 @@
 """Publishes entries that are encoded already, such as copies from another cluster, to one partition that has no other
-producer (`EntryWriter`). Also the making of a producer's message from what a program passes to `send`
+producer (`EntryWriter`). Also makes a producer's message from the parameters that a program passes to `send`
 (`make_outgoing_message`).
 
     writer = EntryWriter(connections, topic, name, done)
@@ -7,9 +7,9 @@ producer (`EntryWriter`). Also the making of a producer's message from what a pr
     await writer.send(entry, stored)     waits for credit; `done` is called when the entry is durable
     await writer.drain()
 
-The bytes are stored as they are. A connection that is lost ends the writer: what had no answer may be stored or not,
-and is never sent again. Another writer begins with what the topic has then. Guard: tests/cli/migrate/test_migrate.py.
-"""
+The entries are stored byte for byte. A writer whose connection is lost ends: its entries without an answer may be
+stored or not, and are never sent again. The next writer continues after the entries that the topic has then. Guard:
+tests/cli/migrate/test_migrate.py."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ Done = Callable[[SentEntry], None]
 
 
 class EntryWriter:
-    """Publishes entries that are already encoded to one partition. The callback `done` is called with the description
-    of each entry when it is stored. It is the owner of its attachment (client/connect/attachment.py)."""
+    """Publishes entries that are already encoded to one partition, in order. Calls `done` with the SentEntry of each
+    entry when the entry is stored. Uses an Attachment (client/connect/attachment.py)."""
 
     def __init__(self, connections: Connections, topic: TopicName, name: str, done: Done) -> None:
         self.topic = topic
@@ -230,17 +230,17 @@ class Extras(NamedTuple):
 
 NO_EXTRAS = Extras()
 LOCAL = "__local__"
-"""Name in place of clusters: the message goes to none. As Pulsar's clients write it."""
+"""Stands in the list of clusters for a message that no other cluster gets, as Pulsar's clients write it."""
 
 
 def has_only_transaction(extras: Extras) -> bool:
-    """Returns whether no parameter of `extras` is set but `txn`."""
+    """Returns whether `extras` contains a transaction (`txn`) and no other parameter."""
     return extras.txn is not None and extras[:-1] == NO_EXTRAS[:-1] and isinstance(extras.txn, TransactionPort)
 
 
 def make_outgoing_message(content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[], int]) -> OutgoingMessage:
-    """Makes an OutgoingMessage from the parameters that a program passes to `send`, after checking them. `wall_ms()`:
-    the time in ms since the epoch, for `deliver_after`. Raises InvalidMessage."""
+    """Checks the parameters that a program passes to `send`, and returns an OutgoingMessage made from them.
+    `wall_ms()`: the time in ms since the epoch, for `deliver_after`. Raises InvalidMessage if a parameter is wrong."""
     if extras != NO_EXTRAS:
         _check_extras(extras)
     payload: bytes | None = None

@@ -1,10 +1,10 @@
-"""The producer of one partition: the driver of client/core/producer.py, which decides.
+"""The producer of one partition: the driver of the core in client/core/producer.py, which makes the decisions.
 
-`add`, `add_message` and `flush_soon` may be called from any thread; all else belongs to the event loop. Each fact is
-given to the core, and each of its effects is done at once, in order. Callbacks run in the event loop, all of one entry
-in a loop; `exception` returns the reason why a message failed. An unforeseen exception finishes the producer, and every
-message gets that outcome (client/common/loggers.py). Guards: tests/client/produce/test_partition_producer.py.
-"""
+`add`, `add_message` and `flush_soon` may be called from any thread; all else belongs to the event loop. The driver
+passes each fact to the core, and carries out the core's effects at once, in order. Callbacks run in the event loop,
+those of one entry one after the other; `exception` returns the reason why a message failed. An unforeseen exception
+finishes the producer, and is the outcome of every message (client/common/loggers.py). Guards:
+tests/client/produce/test_partition_producer.py."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _call(callback: Callback, *outcome: Any) -> None:
 
 
 def end_flushes(waiters: Sequence[asyncio.Future[None]]) -> None:
-    """Ends the `flush` calls that wait for these futures, because all their messages have outcomes."""
+    """Ends the waiting futures `waiters` of `flush` calls, because all messages before these calls have outcomes."""
     for each in waiters:
         if not each.done():
             each.set_result(None)
@@ -122,7 +122,8 @@ def end_flushes(waiters: Sequence[asyncio.Future[None]]) -> None:
 
 
 class PartitionProducer:
-    """The producer of one partition: sends and receives for a ProducerCore, and carries out its effects."""
+    """The producer of one partition: exchanges frames with the broker, passes them as facts to a ProducerCore, and
+    carries out the core's effects."""
 
     def __init__(
         self, connections: Connections, topic: TopicName, settings: ProducerSettings, max_pending: int,
@@ -154,8 +155,8 @@ class PartitionProducer:
 
     # ------------------------------------------------------------------------------ from any thread
     def add(self, payload: bytes, callback: Callback) -> None:
-        """Adds a message, which has a payload and no other field, to the queue of messages to send. Raises an error
-        with the reason if the message is refused."""
+        """Adds a message that has a payload and no other field to the queue of messages to send. Raises the reason if
+        the message is refused."""
         added = self.core.add(payload, callback)
         if added is not None:
             if added is not AddResult.WAKE:
@@ -163,8 +164,8 @@ class PartitionProducer:
             self._wake()
 
     def add_payload_in_transaction(self, txn: TransactionPort, payload: bytes, callback: Callback) -> None:
-        """Adds a message, which has a payload and no other field, to the queue of messages to send, in the transaction
-        `txn`. Raises an error with the reason if the message is refused."""
+        """Adds a message that has a payload and no other field to the queue of messages to send, in the transaction
+        `txn`. Raises the reason if the message is refused."""
         share = self._share
         if share is None or share.txn is not txn:
             share = self._share_of(txn)

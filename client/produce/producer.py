@@ -1,11 +1,10 @@
-"""The producer of a topic, for asyncio: what a program calls.
+"""The producer of a topic, for asyncio (`Producer`):
 
     async with await client.create_producer("flights") as producer:
         await producer.send(b"…")                       # one message, its MessageId
         producer.send_nowait(b"…", callback)            # callback(Result, MessageId)
         await producer.send_many([b"…", b"…"])          # ids in order, one await
-        await producer.flush()
-"""
+        await producer.flush()"""
 
 from __future__ import annotations
 
@@ -45,8 +44,8 @@ from .partition_producer import PartitionProducer
 
 
 class HalfEnder(Protocol):
-    """The interface of an object that commits and rolls back half messages. If the caller is cancelled, the
-    cancellation takes effect when the outcome is known."""
+    """The interface of an object that commits and rolls back half messages. If the caller of a method is cancelled, the
+    cancellation takes effect only when the outcome is known."""
 
     async def commit(self, id_: TxnId) -> TransactionState: ...
     async def rollback(self, id_: TxnId) -> TransactionState: ...
@@ -65,15 +64,14 @@ class HalfPreparer(Protocol):
 
 
 class Half:
-    """A half message, of one message or several: stored and not published. `Producer.prepare` and `Client.half` make
-    it.
+    """A half message: one or several messages that are stored at a coordinator, and not published yet.
+    `Producer.prepare` and `Client.half` make it.
 
         half = await producer.prepare(b"…", group="orders", check_key="17")
         await half.commit()
 
-    `commit` publishes it, once; `rollback` drops it. Without either the programs of its group are asked
-    (`Client.on_check`).
-    """
+    `commit` publishes the half message, once; `rollback` drops it. If the program does neither, the programs of the
+    group are asked for the decision (`Client.on_check`)."""
 
     def __init__(self, halves: HalfEnder, id_: TxnId, group: str, check_key: str) -> None:
         self.id = id_
@@ -85,16 +83,15 @@ class Half:
     async def commit(self) -> None:
         """Publishes the half message; returns when this is final. May be called again.
 
-        Raises TransactionAborted if it was rolled back, and HalfParked if an operator must decide. If a topic refuses
-        it (TopicTerminated, …), raises that error: none of it is published, and it is parked. After OutcomeUnknown
-        call it again; otherwise the group is asked.
-        """
+        Raises TransactionAborted if the half message was rolled back, and HalfParked if an operator must decide. If a
+        topic refuses one of its messages (TopicTerminated, …), raises that error: none of them is published, and the
+        half message is parked. After OutcomeUnknown call `commit` again; otherwise a program of the group is asked."""
         self.state = await self._halves.commit(self.id)
 
     async def rollback(self) -> None:
         """Drops the half message without publishing it; returns when this is final. May be called again. Raises
-        TransactionEnded if it was committed, HalfParked if an operator must decide. After OutcomeUnknown call it again;
-        otherwise the group is asked."""
+        TransactionEnded if the half message was committed, HalfParked if an operator must decide. After OutcomeUnknown
+        call `rollback` again; otherwise a program of the group is asked."""
         self.state = await self._halves.rollback(self.id)
 
     def __repr__(self) -> str:
@@ -113,7 +110,7 @@ class Half:
 
 
 UNBOUNDED = 1 << 40
-"""Messages: what 0 asks for."""
+"""Limit of pending messages if the program sets the limit to 0."""
 
 
 class PartitionProducers:
@@ -195,8 +192,7 @@ class PartitionProducers:
     # ------------------------------------------------------------------------------ which one
     @property
     def unpartitioned_producer(self) -> PartitionProducer | None:
-        """Returns the PartitionProducer of a topic that is not partitioned; None if the topic is partitioned, and each
-        message is routed to a partition."""
+        """Returns the PartitionProducer of a topic that is not partitioned; None if the topic is partitioned."""
         return self.all[0] if self._router is None else None
 
     def choose_producer(self, message: OutgoingMessage) -> PartitionProducer:
@@ -235,7 +231,8 @@ class PartitionProducers:
 
 
 DELAY_DEFAULT_MS = ProducerSettings().batching_max_publish_delay_ms
-"""Delay above which `send` waits for other messages to batch with, as in pulsar.asyncio."""
+"""Default batch delay in ms. Only if the program sets a longer delay does `send` wait for other messages to batch with,
+as in pulsar.asyncio."""
 
 
 class Producer(ClosedAfterAsyncWith):
@@ -247,13 +244,12 @@ class Producer(ClosedAfterAsyncWith):
 
     The content is `bytes`, or a value of the producer's schema; None publishes a message without a value, which deletes
     its key in a compacted topic. Times are in ms since the epoch; `deliver_after` is a timedelta. The order of messages
-    is kept per partition; messages with one key have one partition.
+    is kept per partition; all messages of a key go to the same partition.
 
-    It belongs to the event loop that opened it; `enqueue` is safe from any thread. Errors: ProducerQueueIsFull at
-    `max_pending_messages` and MemoryBufferIsFull at the client's `memory_limit_bytes` (with `block_if_queue_full` the
-    call waits), MessageTooBig, InvalidMessage for a wrong value,
-    Timeout after `send_timeout_millis` (the outcome is unknown), ProducerFenced, TopicTerminated, AlreadyClosed.
-    """
+    A producer belongs to the event loop that opened it; `enqueue` is safe from any thread. Errors: ProducerQueueIsFull
+    at `max_pending_messages` and MemoryBufferIsFull at the client's `memory_limit_bytes` (with `block_if_queue_full`
+    the call waits), MessageTooBig, InvalidMessage for a wrong value, Timeout after `send_timeout_millis` (the outcome
+    is unknown), ProducerFenced, TopicTerminated, AlreadyClosed."""
 
     def __init__(
         self, topic: TopicName, settings: ProducerSettings, partitions: PartitionProducers, wall_ms: Callable[[], int]
@@ -274,9 +270,9 @@ class Producer(ClosedAfterAsyncWith):
     async def open(
         cls, connections: Connections, topic: TopicName, settings: ProducerSettings, epoch: int = 0
     ) -> Producer:
-        """Makes a producer that is open at all partitions of the topic; if one cannot be opened, none stays open.
-        `epoch`: the topic's epoch, from the exclusive producer that this one replaces. Raises ProducerFenced if another
-        exclusive producer came between."""
+        """Returns a producer that is open at all partitions of the topic. If a partition cannot be opened, closes the
+        others and raises. `epoch`: the epoch of the exclusive producer that this producer replaces. Raises
+        ProducerFenced if another exclusive producer was opened in between."""
         if settings.schema.of_topic:
             schemas = TopicSchemas(connections, topic)
             await schemas.fetch(NEWEST)
@@ -328,11 +324,11 @@ class Producer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ sending
     def enqueue(self, content: Any, callback: Callback, extras: Extras = NO_EXTRAS) -> PartitionProducer:
-        """Adds a message as `send_nowait` does, with all options in `extras`. May be called from any thread.
+        """Adds a message to send, as `send_nowait` does, with all options in `extras`; returns the PartitionProducer
+        that sends it. May be called from any thread.
 
         `callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull, MessageTooBig or
-        AlreadyClosed.
-        """
+        AlreadyClosed."""
         only = self.only_plain
         if only is not None and type(content) is bytes and extras == NO_EXTRAS:
             only.add(content, callback)
@@ -366,8 +362,7 @@ class Producer(ClosedAfterAsyncWith):
         """Sends a message without waiting for its outcome; `callback(Result, MessageId)` is called in the event loop.
         Raises ProducerQueueIsFull at `max_pending_messages`.
 
-        `key_bytes` replaces `partition_key` for a key that is not text; the key is stored as base64 and marked so.
-        """
+        `key_bytes` replaces `partition_key` if the key is not text; the key is stored as base64 and marked as such."""
         if callback is not None and not callable(callback):
             check_message_parameters({"callback": callback})
         extras = Extras(
@@ -395,11 +390,11 @@ class Producer(ClosedAfterAsyncWith):
         *,
         txn: TransactionPort | None = None,
     ) -> MessageId:
-        """Sends a message, waits until it is durable and returns its id. Raises the exception of its Result.
+        """Sends a message, waits until it is durable and returns its id. If the message fails, raises the exception of
+        its Result.
 
         The message is sent at once. If batching_max_publish_delay_ms is longer than its default, it waits for a full
-        batch, or for that delay. `txn`: the message counts when that transaction commits (docs/transactions.md).
-        """
+        batch, or for that delay. `txn`: the message counts when that transaction commits (docs/transactions.md)."""
         outcome: asyncio.Future[tuple[Result, MessageId]] = self._loop.create_future()
 
         def done(result: Result, message_id: MessageId) -> None:
@@ -441,13 +436,13 @@ class Producer(ClosedAfterAsyncWith):
         check_key: str = "",
         check_after: float = 0,
     ) -> Half:
-        """Stores a half message: durably, without publishing it. `Half.commit` publishes it, once; `Half.rollback`
-        drops it. After `check_after` seconds without either (0: the cluster's default), a program that answers for
-        `group` (`Client.on_check`) is asked about `check_key`. docs/transactions.md has the rules.
+        """Stores a message as a half message: durably, without publishing it. `Half.commit` publishes it, once;
+        `Half.rollback` drops it. If neither was called within `check_after` seconds (0: the cluster's default), a
+        program that answers for `group` (`Client.on_check`) is asked about `check_key`. docs/transactions.md has the
+        rules.
 
-        Raises ServiceUnitNotReady if the group has too many undecided half messages, MessageTooBig, or Timeout: it may
-        be stored, and is then rolled back.
-        """
+        Raises ServiceUnitNotReady if the group has too many undecided half messages; MessageTooBig; or Timeout, after
+        which the half message may be stored, and is then rolled back."""
         extras = Extras(
             properties, partition_key, ordering_key, event_timestamp=event_timestamp, deliver_at=deliver_at,
             deliver_after=deliver_after,
@@ -458,8 +453,8 @@ class Producer(ClosedAfterAsyncWith):
         return await halves.prepare([self.encoded(content, extras)], group, check_key, check_after)
 
     async def send_copy(self, message: OutgoingMessage) -> MessageId:
-        """Sends a copy of a received message and returns the id of the copy. Does not check the fields of the message.
-        Waits for room in the queue."""
+        """Sends `message`, a copy of a received message, waits until the copy is durable and returns its id. Does not
+        check the fields of the message. If the queue is full, waits for room."""
         outcome: asyncio.Future[tuple[Result, MessageId]] = self._loop.create_future()
         while True:
             try:
@@ -547,7 +542,8 @@ class Producer(ClosedAfterAsyncWith):
             await self.wait_for_room()
 
     async def wait_for_room(self) -> None:
-        """Waits until a message may be added again after ProducerQueueIsFull or MemoryBufferIsFull was raised."""
+        """Waits until a message may be added again, after an attempt raised ProducerQueueIsFull or
+        MemoryBufferIsFull."""
         memory = self.connections.send_memory
         if memory is not None and not memory.has_room:
             free = asyncio.Event()

@@ -1,19 +1,21 @@
-"""The coordinators of transactions, as a client asks them: where they are, ids of new transactions, ends, statuses
-(`Coordinators`). Also the batches of a sink (`Batch` and the functions that begin and commit its transactions).
+"""The requests of a client to transaction coordinators (`Coordinators`): to find a coordinator, to get ids for new
+transactions, to end transactions and to ask for their status. Also the batches of a sink (`Batch` and the functions
+that begin and commit the transactions of a batch).
 
-    await coordinators.begin(timeout_ms)                an id; mostly from a block that was leased ahead
+    await coordinators.begin(timeout_ms)                returns an id, mostly one that was leased in advance
     await coordinators.begin_named(name, timeout_ms)
-    await coordinators.end(item)                        the coordinator's answer
+    await coordinators.end(item)                        returns the coordinator's answer
     await coordinators.status(txn)
 
-**Where.** Any broker names the one that has a coordinator, which is remembered until it refuses or the connection to it
-breaks. **Which.** A client begins with any of them and takes the next one for each block of ids, so that the ends of a
-moment mostly go to one coordinator, and clients are spread over all. A name has its coordinator.
-**Ends.** All that end in one turn of the loop travel together, END_ITEMS_MAX at most, and ENDS_UNDER_WAY requests are
-under way to one coordinator; the others wait and travel together then. Those that wait until all can see them have
-requests of their own. An end is sent again until it is answered or its time is over: what is repeated gets the same
-answer. Each answer, and each failed request, frees its place. Guards: tests/client/transactions/test_transactions.py.
-"""
+**Where.** Any broker knows which broker runs a coordinator; the client caches the address until that broker refuses a
+request or the connection to it breaks. **Which.** A client starts with a random coordinator and takes the next one for
+each block of leased ids, so that transactions that end at the same time mostly have the same coordinator, and clients
+are spread over all coordinators. A transaction name always has the same coordinator.
+**Ends.** All transactions that end in one turn of the event loop are sent to their coordinator in one request, with at
+most END_ITEMS_MAX items. At most ENDS_UNDER_WAY requests are in flight to one coordinator; later ends wait, and are
+then sent together. Ends that wait until all consumers can see the transaction have requests of their own. An end is
+sent again until it is answered or its time is over: a repeated end gets the same answer. Each answer, and each failed
+request, makes room for the next request. Guards: tests/client/transactions/test_transactions.py."""
 
 from __future__ import annotations
 
@@ -61,11 +63,12 @@ from ..connect.connections import Connections
 
 
 FIRST, MOST = 8, 1024
-"""Ids of a block: of the first one; and of the largest, 0.2 s of what one client begins at most."""
+"""Number of ids in the first leased block, and in the largest: one client begins at most that many transactions in 0.2
+s."""
 
 
 class LeasedIds:
-    """The transaction ids that coordinators gave to one client in advance, for transactions with one certain
+    """The transaction ids that coordinators gave to one client in advance. All are for transactions with the same
     time-out."""
 
     def __init__(self) -> None:
@@ -117,10 +120,11 @@ class LeasedIds:
 
 END_ITEMS_MAX = 1000
 END_BYTES_MAX = 128 << 10
-"""Most bytes of one request: a quarter of what a broker takes (runtime/network.py `REQUEST_BYTES_MAX`)."""
+"""Most bytes of one request: a quarter of the broker's limit (runtime/network.py `REQUEST_BYTES_MAX`)."""
 ENDS_UNDER_WAY = 4
 LANES_MAX = 64
-"""Time-outs for which ids are leased ahead; one that comes after them is asked for by itself."""
+"""Most different time-outs for which ids are leased in advance; a transaction with a further time-out asks for its own
+id."""
 
 
 class TransactionEndAnswer(NamedTuple):
@@ -131,8 +135,8 @@ class TransactionEndAnswer(NamedTuple):
 
 
 class Coordinators:
-    """Sends the requests of one client to the coordinators of transactions, and finds the brokers that run them. See
-    the head of the module."""
+    """Sends one client's requests to transaction coordinators, and finds the brokers that run them. See the head of the
+    module."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -219,8 +223,8 @@ class Coordinators:
         return TxnId(reply.first.most, reply.first.least)
 
     def discard_name_holder(self, name: str) -> None:
-        """Drops the number with which this client proves that it holds the transaction name. Its next transaction of
-        that name fences the present holder, even if that is this client."""
+        """Drops the number by which the coordinator recognizes this client as the holder of the transaction name. The
+        next transaction of this client with that name fences the present holder, even if that is this client."""
         self._holders.pop(name, None)
 
     # ------------------------------------------------------------------------------ ends
@@ -420,11 +424,10 @@ NUMBER_MAX = (1 << 63) - 1
 
 
 class Batch(NamedTuple):
-    """One attempt to write one numbered batch of a query to a sink.
+    """One attempt of a query to write one of its numbered batches to a sink.
 
-    `adopt`: lets this query take the sink over from another query, and its numbers start anew; without `adopt` that
-    raises SinkFenced.
-    """
+    `adopt`: whether this query may take the sink over from another query; its batch numbers then start anew. Without
+    `adopt`, writing to a sink of another query raises SinkFenced."""
 
     sink_id: str
     query_id: str
@@ -448,7 +451,7 @@ BATCH = make_instance_check(Batch, optional=False)
 
 class BatchOutcome(Enum):
     """The possible outcomes of `commit_batch`. COMMITTED: this attempt was committed. ALREADY: an earlier attempt was
-    committed, and its rows count."""
+    committed; the rows of that attempt count."""
 
     COMMITTED = "COMMITTED"
     ALREADY = "ALREADY"

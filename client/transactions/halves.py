@@ -1,16 +1,16 @@
-"""Half messages, for asyncio: stored and not published, until the program that prepared them says commit.
+"""Half messages, for asyncio: messages that are stored but not published until the program that prepared them commits
+them.
 
     half = await producer.prepare(b"…", group="orders", check_key="17")
     await half.commit()                 or rollback(); any program of the role may, by its id: Halves.end
 
-**An id first.** The id of a half is one of a block that its coordinator gave, so a request that is repeated, or comes
-late, is the same half.
-**Cancelled, or unanswered.** A program that waited for `prepare` was told nothing, so nothing of its own can depend on
-the half: it is rolled back in the background. A `commit` or `rollback` goes on when its caller is cancelled, and the
-caller is cancelled when the outcome is there.
-The coordinator of a group is always the same; `HalfCheckWatch` answers for the group.
-Guards: tests/client/transactions/test_halves.py.
-"""
+**An id first.** The client takes the id of a half message from a block of ids that the coordinator gave it in advance,
+so that a request that is repeated, or arrives late, is about the same half message.
+**Cancelled, or unanswered.** If `prepare` is cancelled or gets no answer, the program does not know about the half
+message, and nothing can depend on it: it is rolled back in the background. A `commit` or `rollback` continues when its
+caller is cancelled, and the cancellation takes effect when the outcome is known. A group always has the same
+coordinator; a `HalfCheckWatch` answers the checks of a group.
+Guards: tests/client/transactions/test_halves.py."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ _LOG = logging.getLogger("magnetar.client")
 
 NAME_MAX = 512
 IDS_TRIED = 3
-"""Ids that are tried in turn, when they are void: their coordinator was lost since it gave them."""
+"""Most ids that `prepare` tries, one after the other, if ids are void because their coordinator lost its state
+since."""
 TABLE = {
     "group": ParameterCheck(f"text of 1 to {NAME_MAX} characters", (str,), lambda text: 0 < len(text) <= NAME_MAX),
     "check_key": ParameterCheck(f"text of at most {NAME_MAX} characters", (str,), lambda text: len(text) <= NAME_MAX),
@@ -64,8 +65,7 @@ class CheckWatchPort(Protocol):
 
 
 class ClientHalves:
-    """Prepares, commits and rolls back the half messages of one client, and runs the watches that answer the checks of
-    its groups."""
+    """Prepares, commits and rolls back the half messages of one client, and runs the client's HalfCheckWatches."""
 
     def __init__(self, home: Transactions) -> None:
         self._home = home
@@ -252,7 +252,8 @@ def _result(found: T | MagnetarError) -> T:
 
 AT_ONCE = 16
 CONNECTED_S = 5.0
-"""Seconds that a stream lasted which worked: the next one is opened soon after it."""
+"""A stream that lasted this many seconds has worked: the next stream is opened soon after it, without a long
+back-off."""
 
 
 class Decision(Enum):
@@ -271,8 +272,8 @@ VERBS = {
 
 
 class HalfContent(NamedTuple):
-    """One of the messages that a half message consists of. `data`: the payload as the producer's schema encoded it;
-    None: the payload is encrypted, or the message has no value."""
+    """One message of a half message. `data`: the payload as the producer's schema encoded it; None: the payload is
+    encrypted, or the message has no value."""
 
     topic: str
     data: bytes | None
@@ -282,7 +283,8 @@ class HalfContent(NamedTuple):
 
 
 class HalfCheck(NamedTuple):
-    """The check of an undecided half message: asks a program of its group whether to commit it or to roll it back."""
+    """A check: the coordinator asks a program of the group whether an undecided half message is to be committed or
+    rolled back."""
 
     id: TxnId
     group: str

@@ -2,22 +2,24 @@
 
     await process(consumer, producer, function)          function(message) -> value, values, Output or None
 
-It takes what the consumer has, in batches; calls the function for each message; sends what it returns and acknowledges
-the messages in one transaction for each batch, and commits. So each message counts once in the output, whatever
-crashes. It runs until it is cancelled, or `idle_timeout_ms` passed without a message.
+`process` receives messages in batches, calls the function for each message, sends the values that the function returns,
+and acknowledges the messages of the batch in the same transaction, which it then commits. So each message counts once
+in the output, whatever crashes. `process` runs until it is cancelled, or until no message arrived for
+`idle_timeout_ms`.
 
-**Pipelining.** `transactions_max` transactions are under way at once: a batch is sent while those before it commit. On
-an Exclusive, Failover or KeyShared subscription one commits after the one before it has, and none when that aborted:
-the output keeps the order of the input. On a Shared one each commits when it can.
-**An abort** gives its messages back. In order, all that is under way aborts with it; what waits here is thrown away,
-and the broker delivers it again. A transaction whose outcome is unknown ends `process` by OutcomeUnknown: nothing was
-delivered twice and nothing is lost; start it again.
-**A message on which the function fails** (`on_error`). "raise": its batch aborts, those before it commit, and the error
-is raised. "nack": it is given back and delivered again after `negative_ack_redelivery_delay_ms`, and the rest of its
-batch goes on; with a `dead_letter_policy` it becomes a dead letter when it failed that often. Its place in the order is
-lost.
-Guards: tests/client/transactions/test_process.py.
-"""
+**Pipelining.** Up to `transactions_max` transactions are in flight at once: a batch is sent while earlier batches
+commit. On an Exclusive, Failover or KeyShared subscription a transaction commits only after the one before it has
+committed, and is aborted if that one was aborted: the output keeps the order of the input. On a Shared subscription
+each transaction commits as soon as it can.
+**An abort** makes the broker deliver the batch's messages again. If the order is kept, all later transactions in flight
+are aborted, too; messages that wait in the client are dropped, and the broker delivers them again. A transaction whose
+outcome is unknown ends `process` with OutcomeUnknown: no message was delivered twice and none is lost; start `process`
+again.
+**A message for which the function fails** (`on_error`). "raise": its batch is aborted, the batches before it commit,
+and `process` raises the error. "nack": the message is delivered again after `negative_ack_redelivery_delay_ms`, and the
+rest of its batch continues; with a `dead_letter_policy` the message becomes a dead letter when it has failed that
+often. The message loses its place in the order.
+Guards: tests/client/transactions/test_process.py."""
 
 from __future__ import annotations
 
@@ -73,8 +75,8 @@ from .transaction import Transaction, Transactions
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A message that a function wants to send, with more fields than its value. `producer`: the producer that sends the
-    message; in `process`, None means the producer of `process`, and another one must be of the same client."""
+    """A message that the function of `process` wants to send, with more fields than its value. `producer`: the producer
+    that sends the message, which must be of the same client; None: the producer of `process`."""
 
     value: Any
     partition_key: str | None = None
@@ -92,13 +94,13 @@ class Output:
 _LOG = logging.getLogger("magnetar.client")
 ON_ERROR = ParameterCheck("raise or nack", (str,), lambda text: text in ("raise", "nack"))
 SLICE = 64
-"""Messages after which other work of the loop runs."""
+"""Messages that are processed before other work of the event loop runs."""
 
 
 @dataclass(slots=True)
 class ProcessStatistics:
-    """The counters of one call of `process`, which are updated while it runs. Messages of aborted transactions are
-    counted as received again."""
+    """The counters of one call of `process`, which are updated while it runs. A message of an aborted transaction is
+    counted as received again when it is redelivered."""
 
     received: int = 0
     sent: int = 0  # of committed transactions
@@ -183,12 +185,12 @@ async def process(
 
 
 PLAIN = frozenset((type(None), bytes, str, int, float, bool, dict, list, tuple))
-"""Types of results that are not awaited, so that nothing is asked for each message."""
+"""Types of results that are never awaitable, so that `process` need not test each result of the function."""
 
 
 def make_loop_processor(function: Callable[[Message], Any], tracing: Tracing | None = None) -> Apply:
-    """Returns a coroutine function that calls the program's `function` for each message of a batch, one after the
-    other, in the event loop, and returns the results."""
+    """Returns a coroutine function that calls the program's `function` in the event loop for each message of a batch,
+    one after the other. It returns a FunctionResult per message."""
     plain = nullcontext()
 
     async def apply(messages: list[Message]) -> list[FunctionResult]:

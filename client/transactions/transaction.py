@@ -1,18 +1,21 @@
-"""A transaction, for asyncio: the driver of client/core/transaction.py, which decides.
+"""A transaction, for asyncio: the driver of the core in client/core/transaction.py, which makes the decisions.
 
     async with client.transaction(timeout=60) as txn:        commits; aborts when the body raises or is cancelled
         await producer.send(b"…", txn=txn)
         await consumer.acknowledge(message, txn=txn)
 
-    txn = await client.transaction()                         by hand
-    await txn.commit()                                       or abort()
+**The outcome of a commit is never guessed.** `commit` sends the open batches of the transaction's producers, waits for
+the outcome of every operation, and sends the end to the coordinator until it is answered; without an answer, it asks
+for the status. It raises OutcomeUnknown if both get no answer in time. If the caller is cancelled meanwhile, the
+cancellation takes effect when the outcome is known; `state` then tells the outcome. **An abort** is sent for as long as
+an operation may take; if no coordinator answers, the transaction's time-out aborts it.
+Guards: tests/client/transactions/test_transactions.py.
 
 **A commit is never guessed.** It sends what waits in its producers' batches, waits for every operation, and asks the
 coordinator until it answers, then for the status; OutcomeUnknown when neither is told in time. A caller that is
 cancelled meanwhile is cancelled when the outcome is there: it is in `state`. **An abort** is asked for as long as an
 operation may take; when no coordinator answers, the time-out of the transaction does it.
-Guards: tests/client/transactions/test_transactions.py.
-"""
+Guards: tests/client/transactions/test_transactions.py."""
 
 from __future__ import annotations
 
@@ -65,21 +68,22 @@ WAIT = ParameterCheck("durable or visible", (str,), lambda wait: wait in ("durab
 UNTIL_MAX = 10 * 365 * 86400.0
 UNTIL = ParameterCheck("a number of seconds, 0 or more", (int, float), lambda until: 0 <= until <= UNTIL_MAX)
 LEAVE_S = 5.0
-"""Seconds that a body which was cancelled waits for its abort, which goes on after it."""
+"""Longest time in seconds for which the end of a cancelled `async with` block waits for the abort of its transaction.
+The abort continues after that."""
 Wait = Literal["durable", "visible"]
 
 
 class Transaction(TransactionPort):
-    """Sends and acknowledgements that count together or not at all. `Client.transaction` makes it.
+    """A transaction: the messages and acknowledgements in it count together or not at all. `Client.transaction` makes
+    it.
 
         async with client.transaction() as txn:
             await producer.send(b"…", txn=txn)
             await consumer.acknowledge(message, txn=txn)
 
     `async with`, or `await`, begins the transaction; `commit` and `abort` end it. It can be used only with producers
-    and consumers of its client. Errors: TransactionAborted (nothing of it counts: run it again), TransactionEnded,
-    TransactionFenced, OutcomeUnknown.
-    """
+    and consumers of its client. Errors: TransactionAborted (nothing in the transaction counts: run it again),
+    TransactionEnded, TransactionFenced, OutcomeUnknown."""
 
     def __init__(self, home: Transactions, timeout_s: float, name: str | None, begun: TxnId | None = None) -> None:
         """Makes a transaction. `begun`: its id, if it has begun already."""
@@ -244,12 +248,11 @@ class Transaction(TransactionPort):
 
     # ------------------------------------------------------------------------------ the end
     async def commit(self, wait: Wait = "durable") -> None:
-        """Commits the transaction. Returns when this is durable, or with `wait` "visible" when all consumers may see
-        it. May be called again.
+        """Commits the transaction. Returns when the commit is durable, or with `wait` "visible" when all consumers may
+        see its messages. May be called again.
 
-        Raises TransactionAborted if nothing of it counts, also because an operation in it failed; TransactionFenced.
-        After OutcomeUnknown call it again, or ask `transaction_status`.
-        """
+        Raises TransactionAborted if nothing in the transaction counts, for example because an operation in it failed;
+        TransactionFenced. After OutcomeUnknown call `commit` again, or ask `transaction_status`."""
         check_parameter("wait", WAIT, wait)
         core = self._known
         if core.state is TransactionState.PREPARING and self._ending is not None:
@@ -263,11 +266,11 @@ class Transaction(TransactionPort):
         self._raise_error()
 
     async def prepare(self, until: float = 0) -> None:
-        """Prepares the transaction. Returns when all of it is durable; it then waits for its end for `until` seconds
-        (0: as long as the cluster allows), even if this client or the coordinator crashes. Nothing can be added any
-        more. `commit` or `abort` end it here, or any program by its id: `Client.commit_transaction`,
-        `abort_transaction`, or asyncio's `commit_batch`. Readers wait for it until then. Raises what `commit` raises.
-        """
+        """Prepares the transaction: everything in it is durable when `prepare` returns, and nothing can be added any
+        more. The transaction then waits for its end for `until` seconds (0: as long as the cluster allows), even if
+        this client or the coordinator crashes. `commit` or `abort` ends it, also from another program by its id:
+        `Client.commit_transaction`, `abort_transaction`, or asyncio's `commit_batch`. Until then readers wait for it.
+        Raises what `commit` raises."""
         check_parameter("until", UNTIL, until)
         core = self._known
         if core.state is TransactionState.OPEN:
@@ -280,9 +283,9 @@ class Transaction(TransactionPort):
         self._raise_error()
 
     async def abort(self, wait: Wait = "durable") -> None:
-        """Aborts the transaction: nothing of it counts; messages that it acknowledged are delivered again. May be
-        called again. Raises TransactionEnded if it is committed, or may be; OutcomeUnknown if it was prepared, and its
-        coordinator does not answer."""
+        """Aborts the transaction: nothing in it counts; messages that it acknowledged are delivered again. May be
+        called again. Raises TransactionEnded if the transaction is committed, or may be; OutcomeUnknown if it was
+        prepared, and its coordinator does not answer."""
         check_parameter("wait", WAIT, wait)
         core = self._known
         if core.state is TransactionState.PREPARING and self._ending is not None:
@@ -297,8 +300,8 @@ class Transaction(TransactionPort):
             self._raise_error()
 
     async def wait_redeliverable(self) -> None:
-        """Waits until the messages that this aborted transaction acknowledged may be delivered again, or until it is
-        known that no broker answers."""
+        """Waits until the broker may deliver the messages again that this aborted transaction acknowledged. Also
+        returns if no broker answers."""
         core = self._known
         assert core.state is TransactionState.ABORTED, "it is aborted"
         if core.pending_operations or core.has_operations:
@@ -431,7 +434,7 @@ T = TypeVar("T")
 
 
 class Transactions:
-    """The collection of the transactions of one client, in its event loop. `len()`: the number of open transactions."""
+    """The open transactions of one client, in its event loop. `len()`: the number of open transactions."""
 
     def __init__(self, connections: Connections) -> None:
         self.connections = connections
