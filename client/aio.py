@@ -1,10 +1,10 @@
-"""`magnetar.asyncio`: the names of `pulsar.asyncio`.
+"""The module `magnetar.asyncio`: the names of Pulsar's `pulsar.asyncio`.
 
     from magnetar.asyncio import Client
 
-It is registered under that name by the package's `__init__`, on first use: a file of that name in the repository's root
-would shadow the standard library for whatever is started there.
-"""
+The package's `__init__` registers this module under that name when it is first used. The file itself cannot have that
+name: a file `asyncio.py` in the repository's root would shadow the standard library for every program that is started
+there."""
 
 from __future__ import annotations
 

@@ -3,9 +3,8 @@
     async with Client("magnetar://localhost:7650") as client:
         producer = await client.create_producer("flights")
 
-Names, parameters and defaults are those of `pulsar.asyncio`. Nothing connects before it is needed. Errors are the SDK's
-(client/common/errors.py), whatever layer they come from.
-"""
+Names, parameters and defaults are those of `pulsar.asyncio`. The client connects only when it must. All errors are
+those of the SDK (client/common/errors.py), also for failures of lower layers."""
 
 from __future__ import annotations
 
@@ -93,10 +92,11 @@ _LOG = logging.getLogger("magnetar.client")
 TXN_IDS = ParameterCheck("a list of ids of transactions", (list, tuple, set, frozenset))
 
 CLOSE_QUIET_S = 5.0
-"""Seconds that a client which is closed waits for a word of its brokers: longer than one that owns a topic is replaced.
-"""
+"""Seconds for which `close` waits for brokers that send nothing: longer than a failed broker's topics need to get a new
+owner."""
 KEPT_MIN = 16
-"""Number of closed objects above which they are removed: a removal at each opening would scan all the others."""
+"""Number of opened objects above which closed ones are removed from the client's list, so that not every opening scans
+the list."""
 
 
 class Client(ClosedAfterAsyncWith):
@@ -107,14 +107,13 @@ class Client(ClosedAfterAsyncWith):
             await producer.send(b"UA 1545")
 
     Parameters and defaults are those of `pulsar.Client`; the unit of a time is in its name (`_seconds`, `_ms`). The
-    client connects when it is first used, and belongs to the event loop that uses it first. `logger` gets what all
-    clients of the process log (client/common/loggers.py). `memory_limit_bytes` bounds the messages of all producers
-    without an outcome and those in all receiver queues together (client/common/memory_limits.py); without it receiver
-    queues have 64 MiB, and producers `max_pending_messages`. `tracing` records OpenTelemetry spans (docs/tracing.md).
-    `world` is for tests. Errors are subclasses of
-    PulsarException: InvalidUrl, InvalidConfiguration, OperationNotSupported for a wrong parameter; AlreadyClosed after
-    `close`; ConnectError and Timeout when no broker answers within `operation_timeout_seconds`.
-    """
+    client connects when it is first used, and belongs to the event loop that uses it first. `logger` gets the log
+    messages of all clients of the process (client/common/loggers.py). `memory_limit_bytes` bounds the messages without
+    an outcome of all producers and the messages in all receiver queues together (client/common/memory_limits.py);
+    without it receiver queues have 64 MiB, and producers `max_pending_messages`. `tracing` records OpenTelemetry spans
+    (docs/tracing.md). `world` is for tests. Errors are subclasses of PulsarException: InvalidUrl, InvalidConfiguration,
+    OperationNotSupported for a wrong parameter; AlreadyClosed after `close`; ConnectError and Timeout when no broker
+    answers within `operation_timeout_seconds`."""
 
     def __init__(
         self,
@@ -184,10 +183,8 @@ class Client(ClosedAfterAsyncWith):
                 await consumer.acknowledge(message, txn=txn)
 
         Without `async with`: `txn = await client.transaction()`, then `await txn.commit()` or `abort()`. The
-        transaction is aborted `timeout` seconds after its first operation. With a `name` (or `id`, which means the
-        same) a later client that begins a transaction of that name fences this one: its commits raise
-        TransactionFenced.
-        """
+        transaction is aborted `timeout` seconds after its first operation. `name` (or `id`, which means the same): when
+        a later client begins a transaction with the same name, commits of this transaction raise TransactionFenced."""
         check_parameters(TRANSACTION, {"timeout": timeout, "name": name, "id": id})
         if name is not None and id is not None:
             raise WrongValue("name and id are the same: give one of them")
@@ -216,9 +213,9 @@ class Client(ClosedAfterAsyncWith):
         return None if found is None else transactions.make_open_transaction(found, timeout)
 
     async def commit_batch(self, batch: Batch, txn_ids: Sequence[TxnId | str]) -> BatchOutcome:
-        """Commits the prepared transactions of a batch together; each number of a sink is committed once. Raises
-        TransactionAborted if one of them is aborted: then none is committed. Raises SinkFenced. After OutcomeUnknown
-        call it again, or ask `sink_status`."""
+        """Commits the prepared transactions of a batch together; each batch number of a sink is committed once. Raises
+        TransactionAborted if one of the transactions is aborted: then none is committed. Raises SinkFenced if another
+        query writes the sink. After OutcomeUnknown call `commit_batch` again, or ask `sink_status`."""
         check_parameter("batch", batches.BATCH, batch)
         batch.check()
         check_parameter("txn_ids", TXN_IDS, txn_ids)
@@ -226,8 +223,8 @@ class Client(ClosedAfterAsyncWith):
         return await run_translating_errors(batches.commit_batch(self.transactions.coordinators, batch, txns))
 
     async def sink_status(self, sink_id: str) -> SinkStatus | None:
-        """Returns the last batch that was committed for a sink, and the query that wrote it; None if no batch was
-        committed."""
+        """Returns the number of the last batch that was committed to a sink, and the query that wrote it; None if no
+        batch was committed."""
         check_parameter("sink_id", NAME, sink_id)
         return await run_translating_errors(batches.sink_status(self.transactions.coordinators, sink_id))
 
@@ -263,16 +260,16 @@ class Client(ClosedAfterAsyncWith):
         return await ClientHalves.of_client(self.connections).prepare(messages, group, check_key, check_after)
 
     def on_check(self, group: str) -> Callable[[CheckFunction], CheckFunction]:
-        """Registers a function that decides half messages of a group whose program did not, as long as this client is
-        open. Must be called in the event loop.
+        """Registers a function that decides the half messages of a group whose program did not decide them. The cluster
+        may call the function while this client is open. Must be called in the event loop.
 
             @client.on_check(group="orders")
             async def check(half: HalfCheck) -> Decision:
                 return Decision.COMMIT if await order_exists(half.check_key) else Decision.UNKNOWN
 
-        A function that is no coroutine function runs in a thread of its own. It must decide by what the program stored
-        elsewhere, such as a row of its database, because any program of the group may be asked. docs/transactions.md.
-        """
+        A function that is no coroutine function runs in a thread of its own. The function must decide by data that the
+        program stored elsewhere, such as a row of its database, because any program of the group may be asked. See
+        docs/transactions.md."""
         check_parameters(HALF, {"group": group})
 
         def register(function: CheckFunction) -> CheckFunction:
@@ -382,14 +379,13 @@ class Client(ClosedAfterAsyncWith):
         """Opens a consumer of a subscription, which is created if it does not exist. docs/settings.md describes the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
 
-        `isolation` applies to the subscription: with read_uncommitted it gets what transactions wrote before they
-        commit, and what they aborted. `redelivery_order` applies to it as well: with "key" a message that failed (a
-        negative acknowledgement, or none in time) blocks the messages after it, of its key on KeyShared, of the
-        partition on Exclusive and Failover, until it is acknowledged or becomes a dead letter; the broker's back-off
-        decides when it is delivered again. `priority_level` and `consumer_event_listener` are those of Pulsar's Java
-        client. Non-persistent topics of a pattern are looked for every `pattern_auto_discovery_period` seconds; the
-        broker reports persistent ones at once.
-        """
+        `isolation` applies to the whole subscription: with read_uncommitted it also gets the messages of transactions
+        that are not committed yet, or were aborted. `redelivery_order` applies to the whole subscription, too: with
+        "key" a message that failed (a negative acknowledgement, or none in time) blocks the messages after it (on
+        KeyShared those of its key, on Exclusive and Failover those of the partition) until it is acknowledged or
+        becomes a dead letter; the broker's back-off decides when it is delivered again. `priority_level` and
+        `consumer_event_listener` are those of Pulsar's Java client. A pattern's new non-persistent topics are searched
+        for every `pattern_auto_discovery_period` seconds; the broker reports persistent topics at once."""
         options = pick_parameters(locals(), "topic")
         check_parameters(CONSUMER, options)
         check_parameter("batch_receive_policy", make_instance_check(ConsumerBatchReceivePolicy), batch_receive_policy)
@@ -440,8 +436,8 @@ class Client(ClosedAfterAsyncWith):
         *,
         isolation: str = "read_committed",
     ) -> Reader:
-        """Opens a reader that starts after `start_message_id`, or at it with `start_message_id_inclusive`.
-        `isolation`: as in `subscribe`."""
+        """Opens a reader that starts after the message `start_message_id`, or at this message with
+        `start_message_id_inclusive`. `isolation`: as in `subscribe`."""
         options = pick_parameters(locals(), "topic")
         check_parameters(READER, options)
         options = pick_parameters(options, "start_message_id", "reader_name", "subscription_role_prefix")
@@ -489,21 +485,20 @@ class Client(ClosedAfterAsyncWith):
         self, topic: str, first_index: int, end_index: int, *, crypto_key_reader: KeyReader | None = None,
         incarnation: int = 0,
     ) -> AsyncGenerator[list[StoredEntry], None]:
-        """Yields the entries with the messages `first_index` … `end_index - 1` of one partition, in order, as they
-        arrive.
+        """Yields lists of the entries that contain the messages `first_index` … `end_index - 1` of one partition, in
+        order, as they arrive.
 
             async for entries in client.read_range("flights-partition-0", 1000, 2000):
                 for message in (each for entry in entries for each in entry.messages()):
                     ...
 
         There is no subscription: nothing is acknowledged, and nothing is retained for this reader. The first and the
-        last entry may contain messages outside the range. The range ends early at the end of the topic; an index below
-        the oldest stored message begins there (`AdminClient.offsets` returns both ends). An interrupted read is
-        resumed for `operation_timeout_seconds`. For an entry that `crypto_key_reader` does not decrypt, `messages()`
-        raises CryptoError. With the `incarnation` that `AdminClient.offsets` named, raises TopicNotFound if the topic
-        was deleted and created again in the meantime; without it (0) the messages of the new topic are read as those
-        of the old one.
-        """
+        last entry may contain messages outside the range. The range ends early at the end of the topic; if
+        `first_index` is below the oldest stored message, reading begins at that message (`AdminClient.offsets` returns
+        both ends). An interrupted read is resumed for `operation_timeout_seconds`. For an entry that
+        `crypto_key_reader` does not decrypt, `messages()` raises CryptoError. With the `incarnation` that
+        `AdminClient.offsets` returned, raises TopicNotFound if the topic was deleted and created again in the meantime;
+        without it (0) the messages of the new topic are read as those of the old one."""
         check_parameters(READER, {"crypto_key_reader": crypto_key_reader})
         check_parameter("incarnation", make_whole_number_check(0, INT64_MAX), incarnation)
         check_parameter("first_index", make_whole_number_check(0, INT64_MAX), first_index)
@@ -560,10 +555,9 @@ class Client(ClosedAfterAsyncWith):
     async def close(self, timeout: float | None = None) -> None:
         """Aborts open transactions, flushes and closes producers, closes consumers and readers, then the connections.
 
-        Whatever is not closed after `timeout` seconds is ended at once. `timeout` None: CLOSE_QUIET_S seconds after the
-        last answer of a broker, and at most the operation time-out. Raises Timeout if messages have no outcome by then;
-        each of these messages gets AlreadyClosed, and may be stored.
-        """
+        Objects that are not closed after `timeout` seconds are ended at once. `timeout` None: CLOSE_QUIET_S seconds
+        after the last answer of a broker, and at most the operation time-out. Raises Timeout if messages have no
+        outcome by then; each of these messages gets AlreadyClosed, and may be stored."""
         if timeout is not None:
             check_parameters(TRANSACTION, {"timeout": timeout})
         if self._closed and self._connections is None:

@@ -1,8 +1,7 @@
-"""`magnetar.functions`: the names of `pulsar.functions`.
+"""The module `magnetar.functions`: the names of Pulsar's `pulsar.functions`.
 
-A program's functions are classes that derive from these, and can be called and tested here. Magnetar has no runtime for
-functions: use a consumer and a producer.
-"""
+A program derives its functions from these classes, and can call and test them. Magnetar has no runtime that runs
+functions: use a consumer and a producer."""
 
 from __future__ import annotations
 
@@ -176,7 +175,7 @@ class Context:
 
     @abstractmethod
     def ack(self, msgid: Any, topic: str) -> Any:
-        """Acknowledges the message with the id `msgid` on the input topic `topic`."""
+        """Acknowledges the message `msgid` on the input topic `topic`."""
 
     @abstractmethod
     def incr_counter(self, key: str, amount: int) -> Any:
@@ -200,6 +199,6 @@ class Context:
 
 
 context = function = serde = sys.modules[__name__]
-"""`pulsar.functions` has modules of these names; here one module has what they hold."""
+"""This module under the names of three modules of `pulsar.functions`, whose classes it contains."""
 
 __all__ = ["Context", "Function", "IdentitySerDe", "PickleSerDe", "SerDe", "context", "function", "serde"]

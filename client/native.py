@@ -1,7 +1,7 @@
-"""The names of `_pulsar`, the module of Pulsar's C++ client: `magnetar._pulsar`. Most are those of `magnetar`.
+"""The module `magnetar._pulsar`: the names of `_pulsar`, the module of Pulsar's C++ client. Most of them are names of
+`magnetar`.
 
-A program that imports it runs after `sys.modules["_pulsar"] = magnetar._pulsar`.
-"""
+A program that imports `_pulsar` runs after `sys.modules["_pulsar"] = magnetar._pulsar`."""
 
 from __future__ import annotations
 
@@ -135,9 +135,9 @@ _BYTES = SchemaDescription(SchemaTypeOfClient.BYTES, "BYTES", "")
 
 
 class Option(NamedTuple):
-    """The description of one option of a configuration. `parameter`: the name of the client's parameter for it; empty:
-    the client has no such parameter. `chains`: whether the option's setter returns the configuration, as in Pulsar,
-    else None. `reads`: whether the option has a getter."""
+    """One option of a configuration class. `parameter`: the client's parameter that the option sets; empty: there is
+    none. `chains`: whether the setter returns the configuration, as in Pulsar; otherwise it returns None. `reads`:
+    whether the option has a getter."""
 
     check: ParameterCheck | None
     default: Any = None

@@ -1,14 +1,13 @@
-"""Administration: AdminClient (asyncio), Admin (blocking), and the values that they answer.
+"""Administration: AdminClient (asyncio), Admin (blocking), and the classes of the values that their methods return.
 
     with magnetar.admin.Admin("magnetar://localhost:7650") as admin:
         admin.create_topic("flights", partitions=4)
         for part in admin.parts("flights"):
             print(admin.topic_stats(part).end_index)
 
-Answers are frozen dataclasses (proto/statistics.py), never messages of a wire format: a Transport
-(client/admin/grpc_transport.py) makes them, over gRPC now. `errors` are what the operations raise, `Policies` and
-`SchemaInfo` what some of them take.
-"""
+Values are frozen dataclasses (proto/statistics.py), never messages of a wire format: a Transport makes them
+(client/admin/grpc_transport.py: over gRPC). `errors` contains the exceptions that the methods raise; `Policies` and
+`SchemaInfo` are types of parameters."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Admin: AdminClient for programs without asyncio; the same methods, blocking.
+"""Admin: the methods of AdminClient for programs without asyncio, blocking.
 
-Each public method of AdminClient is one of Admin, with its parameters and its docstring. Type checkers and editors see
-blocking.pyi, which `python -m tests.stubs` writes; guard: tests/client/admin/test_stubs.py.
-"""
+Admin has each public method of AdminClient, with its parameters and its docstring. Type checkers and editors read
+blocking.pyi, which `python -m tests.stubs` writes; guard: tests/client/admin/test_stubs.py."""
 
 from __future__ import annotations
 
@@ -17,13 +16,14 @@ from .client import AdminClient
 
 
 class Admin(ClosedAfterWith):
-    """Administration of a cluster, blocking: parameters, answers and errors of each method are AdminClient's.
+    """Administration of a cluster, blocking: each method has the parameters, the return value and the errors of
+    AdminClient's method.
 
         with magnetar.admin.Admin("magnetar://localhost:7650") as admin:
             admin.create_topic("flights", partitions=4)
 
-    It runs in the client's loop thread of this process; any thread may call it. Close it, or use a `with` statement.
-    """
+    The work runs in the loop thread of the process; any thread may call the methods. Close the object, or use a `with`
+    statement."""
 
     def __init__(
         self, service_url: str, *, timeout_s: float = 30.0, authentication: object = None,
@@ -35,7 +35,7 @@ class Admin(ClosedAfterWith):
         )  # fmt: skip
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections of this object."""
         shared_loop_thread().run(self._inner.close())
 
 

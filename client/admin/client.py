@@ -1,12 +1,12 @@
 """AdminClient: every operation of administration as a typed method, for asyncio.
 
-Names are checked before anything is sent. Topics may be short: `orders` is persistent://public/default/orders.
-Operations on single topics are per partition: name one (`orders-partition-0`), or call for each of `parts(topic)`.
+Names are checked before anything is sent. A topic's name may be short: `orders` means
+persistent://public/default/orders. An operation on a single topic works on one partition: name the partition
+(`orders-partition-0`), or call the method for each of `parts(topic)`.
 
-The methods are the functions of the modules below, and those of rows (client/admin/grpc_transport.py). Type checkers
-and
-editors see client.pyi, which `python -m tests.stubs` writes; guard: tests/client/admin/test_stubs.py.
-"""
+The methods are functions of client/admin/topics.py, and methods that are made from rows of the table of operations
+(client/admin/grpc_transport.py). Type checkers and editors read client.pyi, which `python -m tests.stubs` writes;
+guard: tests/client/admin/test_stubs.py."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ C = TypeVar("C", bound=type)
 
 
 def add_operation_methods(kind: C) -> C:
-    """Decorates AdminClient: adds a method for each row of the table of operations that names one, and for each
-    function of the modules `namespaces` and `topics`."""
+    """Class decorator for AdminClient: adds a method for each row of the table of operations that names a method, and
+    for each coroutine function of the module `topics`."""
     for row in OPERATIONS.values():
         if row.method:
             setattr(kind, row.method, make_method(row))
@@ -54,13 +54,12 @@ class AdminClient(OperationCaller, ClosedAfterAsyncWith):
             print(await admin.topics(), await admin.subscriptions("flights-partition-0"))
 
     It connects by `service_url` as `Client` does, or by another `transport`. It belongs to one event loop; `Admin` has
-    the same methods for programs without asyncio. Answers are the frozen dataclasses of proto/statistics.py.
+    the same methods for programs without asyncio. Methods return the frozen dataclasses of proto/statistics.py.
 
     `timeout_s` bounds each operation with all its attempts. Errors are those of proto/errors.py as the server raised
     them: TenantNotFound, NamespaceNotFound, TopicNotFound, SubscriptionNotFound, AlreadyExists, Busy (in use),
-    InvalidName and InvalidRequest (before anything is sent, where the client can tell), NotAllowed; Unavailable when
-    no broker is reached; ConnectionLost and TimedOut leave open whether it happened.
-    """
+    InvalidName and InvalidRequest (before anything is sent, if the client can tell), NotAllowed; Unavailable if no
+    broker is reached. After ConnectionLost and TimedOut it is unknown whether the operation was done."""
 
     def __init__(
         self, service_url: str = "", *, timeout_s: float = 30.0, world: World | None = None,
@@ -75,5 +74,5 @@ class AdminClient(OperationCaller, ClosedAfterAsyncWith):
         )
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections of this object."""
         await self._transport.close()

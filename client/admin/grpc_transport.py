@@ -1,16 +1,20 @@
 """Administration over gRPC: the Admin and Broker services of proto/wire.proto.
 
-**Which broker.** An operation on one topic goes to its owner: any broker is asked first, which answers or names the
-owner. All other operations go to any broker of the service URL. When none of these could ever be reached the first
-round fails at once, with what to do; later a failure that may pass is tried again until the time is over.
+**Which broker.** An operation on one topic is done by the topic's owner: the first broker that is asked does the
+operation or names the owner. Any broker of the service URL can do all other operations. If no broker was ever reached,
+the operation fails after the first round of attempts, and the error advises what to do; later, a failure that may pass
+is retried until the operation's time is over.
 
-**How arguments become messages.** By name (proto/translation.py), and so do messages become answers. Guard:
-tests/client/admin/test_grpc_transport.py compares every operation with its messages.
+**Encoding.** The arguments of an operation become fields of its request message by their names, and the fields of the
+reply become the fields of the returned value (proto/translation.py). Guard: tests/client/admin/test_grpc_transport.py
+compares every operation with its messages.
 
-Arguments of AdminClient's methods are what their annotations say, or nothing is sent.
+Also the check that the arguments of AdminClient's methods have the types of their annotations; otherwise nothing is
+sent.
 
-`with_argument_checks` wraps every public coroutine method of a class. The annotations are the table: a new method is
-checked without a line for it. Python's own rules say what is of a type, and a method gets the plain value of it:
+`with_argument_checks` wraps every public coroutine method of a class. It takes the types from the annotations, so that
+a new method is checked without further code. A value that Python accepts as one of the type is converted to a plain
+value of the type:
 
 | annotation | taken | given to the method |
 |---|---|---|
@@ -21,9 +25,8 @@ checked without a line for it. Python's own rules say what is of a type, and a m
 | `Mapping` | dicts and the like | a dict |
 | another class | its instances | the same |
 
-What they cannot say (a count from 1, a role's name) the method checks itself, or the server.
-Guard: tests/client/admin/test_arguments.py.
-"""
+Other rules (a count begins at 1, the form of a role's name) are checked by the method itself, or by the server.
+Guard: tests/client/admin/test_arguments.py."""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ from ..model.settings import ClientSettings
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message as it is stored in a topic, read for inspection: no consumer receives it because of this."""
+    """A stored message, read for inspection: reading it delivers it to no consumer."""
 
     topic: str  # of one partition, full name
     message_id: MessageId
@@ -435,18 +438,19 @@ _WORDS = {
 
 
 NAMED = values, MessageId, StoredMessage
-"""By annotations, which are text."""
+"""The modules and classes that the annotations name; annotations are text."""
 PLACES: dict[PermissionScope, tuple[str, Callable[[str], str]]] = {
     PermissionScope.TOPIC: ("topic", to_full_topic_name), PermissionScope.NAMESPACE: ("name", to_full_namespace_name),
     PermissionScope.TENANT: ("name", check_tenant_name),
 }  # fmt: skip
-"""What the parameter is called, and how it is checked before anything is sent."""
+"""Scope of an operation → the name of the parameter that says where the operation applies, and its check, which is
+called before anything is sent."""
 Checks = Mapping[str, tuple[str, Callable[[str], str]]]
 
 
 def make_method(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
-    """Makes the method of AdminClient that calls one administrative operation. `row`: the operation's row in the
-    table of operations."""
+    """Returns the method of AdminClient that calls the administrative operation `row`, a row of the table of
+    operations."""
     signature, checks = make_method_signature(row)
     is_list = ANSWERS[row.name].startswith("tuple[")
 

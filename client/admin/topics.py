@@ -1,7 +1,7 @@
-"""Methods of AdminClient: topics, their messages and their schemas.
+"""Methods of AdminClient for topics, their messages, schemas and subscriptions, for transactions, for tenants,
+namespaces, their policies, properties and permissions, and for brokers.
 
-Methods of AdminClient: tenants, namespaces, policies and properties of both levels, and the cluster.
-"""
+The functions become methods by `add_operation_methods` (client/admin/client.py)."""
 
 from __future__ import annotations
 
@@ -37,11 +37,10 @@ from .grpc_transport import (
 
 
 async def topics(self: OperationCaller, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
-    """Returns the full names of a namespace's topics, sorted; if `partitions` is true, the names of single
-    partitions instead of partitioned topics.
+    """Returns the full names of a namespace's topics, sorted. If `partitions` is true, the list has the name of each
+    partition in place of the name of its topic.
 
-    Non-persistent topics are included if they have partitions or are in use.
-    """
+    Non-persistent topics are included if they have partitions or are in use."""
     return await self._all(op.LIST_TOPICS, namespace=to_full_namespace_name(namespace), partitions=partitions)
 
 
@@ -82,10 +81,11 @@ async def offsets(
     self: OperationCaller, topic: str, *, publish_times_ms: Sequence[int] = (), subscription: str = "",
     aborted_in: tuple[int, int] = (0, 0), incarnation: int = 0,
 ) -> values.TopicOffsets:  # fmt: skip
-    """Returns the indexes and the size of one partition. `subscription` is created at the earliest message if it
-    does not exist. `aborted_in`: a range of indexes (first, end) in which messages of aborted transactions are
-    counted. `incarnation`: from an earlier answer; raises TopicNotFound if the topic was deleted and created again
-    since, so that its indexes mean other messages."""
+    """Returns the indexes and the size of one partition. `publish_times_ms`: for each time, the answer has the index of
+    the first message published then or later. `subscription` is created at the earliest message if it does not exist.
+    `aborted_in`: a range of indexes (first, end) in which messages of aborted transactions are counted. `incarnation`:
+    from an earlier answer; raises TopicNotFound if the topic was deleted and created again since, so that its indexes
+    mean other messages."""
     return await self._call(
         op.OFFSETS, topic=to_full_topic_name(topic), publish_times_ms=tuple(publish_times_ms),
         subscription=subscription,
@@ -100,9 +100,9 @@ async def topic_stats(self: OperationCaller, topic: str, *, precise: bool = Fals
 
 
 async def namespace_stats(self: OperationCaller, namespace: str) -> list[values.TopicStats]:
-    """Returns the statistics of each partition and each topic without partitions, sorted by name; without
-    `oldest_ms`. It sends one request to each broker, more if there are many topics, and one for each topic that no
-    broker serves now."""
+    """Returns the statistics of each partition and each topic without partitions, sorted by name; the field `oldest_ms`
+    is not set. Sends one request to each broker, more if there are many topics, and one for each topic that no broker
+    serves now."""
     name, found = to_full_namespace_name(namespace), dict[str, values.TopicStats]()
     page, names = await asyncio.gather(
         self._call(op.NAMESPACE_STATS, namespace=name, after=""), topics(self, namespace, partitions=True)
@@ -198,8 +198,8 @@ async def nth_message(self: OperationCaller, topic: str, number: int, *, from_la
 
 # ------------------------------------------------------------------------------------ schemas
 async def schema(self: OperationCaller, topic: str, version: int | None = None) -> values.TopicSchema:
-    """Returns the newest schema of a topic; if `version` is given, the schema with that version, even if it is
-    deleted. Raises SchemaNotFound."""
+    """Returns the newest schema of a topic; if `version` is given, the schema with that version, even if it is deleted.
+    Raises SchemaNotFound if there is no such schema."""
     if version is not None and version < 0:
         raise InvalidRequest(f"versions of schemas are counted from 0, not {version}")
     return await self._call(op.GET_SCHEMA, topic=to_full_topic_name(topic), version=encode_version(version))
@@ -273,8 +273,8 @@ async def abort_transaction(self: OperationCaller, txn: TxnId | str) -> TxnState
 
 
 async def detach_transaction(self: OperationCaller, txn: TxnId | str, topic: str) -> None:
-    """Removes a topic from the participants of a transaction: the transaction no longer waits until this topic
-    stores its outcome. For a topic that cannot store the outcome any more. Raises NotFound."""
+    """Removes a topic from the participants of a transaction: the transaction no longer waits until this topic stores
+    its outcome. For a topic that cannot store the outcome any more. Raises NotFound if there is no such transaction."""
     await self._call(op.DETACH_TRANSACTION, txn=_fields(txn), topic=TopicName.parse(topic).full)
 
 
@@ -381,7 +381,7 @@ async def advance_subscription(
     self: OperationCaller, topic: str, name: str, index: int, *, incarnation: int = 0
 ) -> None:
     """Acknowledges for the subscription `name`, durably, every message of the partition `topic` whose index is less
-    than `index`. `incarnation`: of the topic, from an answer of `offsets`."""
+    than `index`. `incarnation`: the topic's incarnation, from an answer of `offsets`; 0: any."""
     await self._call(
         op.ADVANCE_SUBSCRIPTION, **make_subscription_arguments(topic, name), index=index, incarnation=incarnation
     )
@@ -405,14 +405,14 @@ async def skip_messages(self: OperationCaller, topic: str, name: str, messages: 
 
 
 async def peek_messages(self: OperationCaller, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
-    """Returns the next messages that a subscription will deliver, at most `messages`; the subscription stays where
-    it is."""
+    """Returns the next messages that a subscription will deliver, at most `messages`; does not move the
+    subscription."""
     found = await self._all(op.PEEK_MESSAGES, **make_subscription_arguments(topic, name), messages=messages)
     return found[:messages]
 
 
 AT_ONCE = 16
-"""Topics of a namespace that are acted on at the same time."""
+"""Topics of a namespace on which an operation is done at the same time."""
 BROKER_ASK_S = 5.0
 """Seconds that one broker may take to report how many topics it has loaded."""
 
@@ -446,7 +446,8 @@ async def namespaces(self: OperationCaller, tenant: str) -> list[str]:
 async def create_namespace(
     self: OperationCaller, name: str, *, bundles: int = 0, auto_topic_creation: bool = True, default_partitions: int = 0
 ) -> None:
-    """Creates a namespace. The parameters have the meanings of the fields of NamespaceInfo."""
+    """Creates a namespace with `bundles` bundles (0: the cluster's default). `auto_topic_creation`: whether its topics
+    are created when they are first used; `default_partitions`: the number of partitions of such a topic."""
     await self._call(
         op.CREATE_NAMESPACE, namespace=to_full_namespace_name(name), bundles=bundles,
         auto_topic_creation=auto_topic_creation, default_partitions=default_partitions,
@@ -471,8 +472,8 @@ async def update_namespace(
 
 
 async def unload_namespace(self: OperationCaller, name: str, bundle: str = "") -> values.Unloaded:
-    """Unloads all bundles of a namespace from their brokers, or only the bundle `bundle`; the next look-ups of
-    their topics find new owners."""
+    """Unloads all bundles of a namespace from their brokers, or only the bundle `bundle`. Other brokers own their
+    topics at the next look-up."""
     return await self._call(op.UNLOAD_NAMESPACE, namespace=to_full_namespace_name(name), bundle=bundle)
 
 
@@ -614,8 +615,8 @@ async def _broker(self: OperationCaller, listed: values.BrokerInfo) -> values.Br
 
 async def drain_broker(self: OperationCaller, name: str) -> None:
     """Drains a broker: the broker gives its bundles to the other brokers of its group, and gets no new ones until
-    `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` shows how
-    many bundles are left. Raises NotFound if there is no such broker."""
+    `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` returns how many
+    bundles are left. Raises NotFound if there is no such broker."""
     await self._call(op.DRAIN_BROKER, name=name)
 
 
@@ -626,9 +627,9 @@ async def undrain_broker(self: OperationCaller, name: str) -> None:
 
 
 async def find_orphans(self: OperationCaller, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
-    """Returns the orphaned ledgers: those to which no topic and no cursor refers. If `remove` is true, they are
-    fenced and deleted now, as brokers do every hour. If `unexplained` is true, the ledgers whose owner has no
-    record are returned too; no broker deletes these by itself."""
+    """Returns the orphaned ledgers: those to which no topic and no cursor refers. If `remove` is true, these ledgers
+    are fenced and deleted now, as brokers do every hour. If `unexplained` is true, also returns the ledgers whose owner
+    has no record; no broker deletes these by itself."""
     return await self._call(op.FIND_ORPHANS, remove=remove, unexplained=unexplained)
 
 
@@ -655,20 +656,20 @@ async def topic_permissions(self: OperationCaller, topic: str) -> values.Permiss
 
 
 async def grant_namespace_permission(self: OperationCaller, name: str, role: str, actions: Sequence[str]) -> None:
-    """Grants the role `role` the actions `actions` ("produce", "consume", …) at a namespace; these actions replace
-    those that the role had there. Raises InvalidRequest."""
+    """Grants the role `role` the actions `actions` ("produce", "consume", …) at a namespace; these actions replace the
+    actions that the role had there. Raises InvalidRequest if an action is unknown."""
     await _change(self, namespace=to_full_namespace_name(name), grant={"role": role, "actions": actions})
 
 
 async def revoke_namespace_permission(self: OperationCaller, name: str, role: str) -> None:
-    """Revokes all permissions of `role` at the namespace. Its connected clients are disconnected within a second.
-    """
+    """Revokes all permissions of `role` at the namespace. Connected clients of that role are disconnected within a
+    second."""
     await _change(self, namespace=to_full_namespace_name(name), revoke=role)
 
 
 async def grant_topic_permission(self: OperationCaller, topic: str, role: str, actions: Sequence[str]) -> None:
-    """Grants the role `role` the actions `actions` ("produce", "consume", …) at one topic with its partitions;
-    these actions replace those that the role had there."""
+    """Grants the role `role` the actions `actions` ("produce", "consume", …) at one topic with its partitions; these
+    actions replace the actions that the role had there."""
     await _change(self, topic=to_full_topic_name(topic), grant={"role": role, "actions": actions})
 
 

@@ -1,8 +1,9 @@
-"""The blocking client: `pulsar-client`'s classes over the asyncio ones, which run in one loop thread per process.
+"""The blocking client, with the names of `pulsar-client`. Its classes call the asyncio classes, which run in one event
+loop thread per process.
 
-This module contains the client; what it opens is in client/blocking/producer.py and client/blocking/consumer.py. After
-a fork every object is opened again where that can work, see client/common/closing.py.
-"""
+This module contains the client; the objects that it opens are in client/blocking/producer.py and
+client/blocking/consumer.py. After a fork, objects that can work in the child process are opened again there, see
+client/common/closing.py."""
 
 from __future__ import annotations
 
@@ -64,8 +65,7 @@ class Client(faces.ClientFacade):
         self._bodies = TransactionOfThread()
 
     def inner(self) -> aio.Client:
-        """Returns the asyncio Client that does the work in this process. After a fork, makes a new one for the child
-        process."""
+        """Returns the asyncio Client that does the work in this process. In a forked child process makes a new one."""
         return self._current()
 
     def _current(self) -> aio.Client:
@@ -126,9 +126,8 @@ class Client(faces.ClientFacade):
                 consumer.acknowledge(message, txn=txn)
 
         docs/transactions.md has the rules. The transaction is aborted `timeout` seconds after its first operation.
-        With a `name` (or `id`, which means the same) a later client that begins a transaction of that name fences this
-        one.
-        """
+        `name` (or `id`, which means the same): when a later client begins a transaction with the same name, commits of
+        this transaction raise TransactionFenced."""
         return Transaction(self.inner(), timeout, name, id, self._bodies)
 
     def half(
@@ -141,16 +140,16 @@ class Client(faces.ClientFacade):
         return Half(self._run(work))
 
     def on_check(self, group: str) -> Callable[[CheckFunction], CheckFunction]:
-        """Registers a function that decides half messages of a group whose program did not, as long as this client is
-        open.
+        """Registers a function that decides the half messages of a group whose program did not decide them. The cluster
+        may call the function while this client is open.
 
             @client.on_check(group="orders")
             def check(half: magnetar.HalfCheck) -> magnetar.Decision:
                 return magnetar.Decision.COMMIT if order_exists(half.check_key) else magnetar.Decision.UNKNOWN
 
-        The function runs in threads of its own, several calls at a time. It must decide by what the program stored
-        elsewhere, such as a row of its database, because any program of the group may be asked. docs/transactions.md.
-        """
+        The function runs in threads of its own, several calls at a time. It must decide by data that the program stored
+        elsewhere, such as a row of its database, because any program of the group may be asked. See
+        docs/transactions.md."""
 
         def register(function: CheckFunction) -> CheckFunction:
             if inspect.iscoroutinefunction(function):
@@ -168,15 +167,15 @@ class Client(faces.ClientFacade):
         self, topic: str, first_index: int, end_index: int, *, crypto_key_reader: KeyReader | None = None,
         incarnation: int = 0,
     ) -> Iterator[list[StoredEntry]]:
-        """Yields the entries with the messages `first_index` … `end_index - 1` of one partition, in order, as they
-        arrive.
+        """Yields lists of the entries that contain the messages `first_index` … `end_index - 1` of one partition, in
+        order, as they arrive.
 
             for entries in client.read_range("flights-partition-0", 1000, 2000):
                 for message in (each for entry in entries for each in entry.messages()):
                     ...
 
-        The parameters and errors are those of asyncio's `Client.read_range`. Close the iterator to end early.
-        """
+        The parameters and errors are those of asyncio's `Client.read_range`. Close the iterator to end the read
+        early."""
         entries = self.inner().read_range(
             topic, first_index, end_index, crypto_key_reader=crypto_key_reader, incarnation=incarnation
         )
@@ -206,10 +205,9 @@ class Client(faces.ClientFacade):
         """Flushes and closes all producers, sends the acknowledgements that wait, and closes consumers, readers and
         table views.
 
-        Whatever is not closed after `timeout` seconds is ended at once. `timeout` None: CLOSE_QUIET_S seconds after the
-        last answer of a broker, and at most the operation time-out. Raises Timeout if messages have no outcome by then:
-        they may be stored. Raises AlreadyClosed if the client is closed.
-        """
+        Objects that are not closed after `timeout` seconds are ended at once. `timeout` None: CLOSE_QUIET_S seconds
+        after the last answer of a broker, and at most the operation time-out. Raises Timeout if messages have no
+        outcome by then: they may be stored. Raises AlreadyClosed if the client is closed."""
         if timeout is not None:
             check_parameters(TRANSACTION, {"timeout": timeout})
         if self._closed:

@@ -1,8 +1,8 @@
-"""The blocking consumer and reader: receiving without an event loop, and listeners in a thread of their own.
+"""The blocking consumer and reader. The calling thread receives without an event loop; a message listener runs in a
+thread of its own.
 
-`receive` takes from a deque that the loop thread fills by entries, `acknowledge` appends to a list: under load neither
-wakes the loop for a message.
-"""
+The loop thread puts the messages of each entry into a deque, from which `receive` takes them; `acknowledge` appends to
+a list. So under load neither call wakes the event loop for each message."""
 
 from __future__ import annotations
 
@@ -125,7 +125,8 @@ def _run_listener(
 
 
 class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
-    """Receives and acknowledges messages of a subscription. `Client.subscribe` opens it; `close`, or `with`, ends it.
+    """Receives and acknowledges messages of a subscription. `Client.subscribe` opens it; `close`, or a `with`
+    statement, ends it.
 
         with client.subscribe("flights", "board", magnetar.ConsumerType.Shared) as consumer:
             for message in consumer:
@@ -134,13 +135,13 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
 
     A subscription keeps its position when its consumers are closed: unacknowledged messages are delivered again
     (at-least-once). `message.data()` is `bytes`, `message.value()` is decoded by the schema. Up to
-    `receiver_queue_size` messages wait in the client; a partitioned topic is received as one, in order per partition.
+    `receiver_queue_size` messages wait in the client. One consumer receives from all partitions of a topic; the order
+    of messages is kept per partition.
 
     Threads: any thread may receive and acknowledge. With a `message_listener`, the listener's thread gets the messages,
     and `receive` raises InvalidConfiguration. Errors: Timeout (no message within `timeout_millis`), AlreadyClosed,
     InvalidMessage (not received by this consumer), ChecksumError (a damaged message),
-    CumulativeAcknowledgementNotAllowedError (Shared and KeyShared).
-    """
+    CumulativeAcknowledgementNotAllowedError (Shared and KeyShared)."""
 
     def __init__(
         self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any], listener: Listener | None,
@@ -189,8 +190,8 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
         return message if self._tracing is None else self._begin_process(inbox, message)
 
     def batch_receive(self) -> list[Message]:
-        """Waits for messages and returns as many as the consumer's batch_receive_policy allows; an empty list if no
-        message arrives within the time-out of that policy."""
+        """Waits for messages and returns a batch of them, within the limits of the consumer's batch_receive_policy; an
+        empty list if no message arrives within the time-out of that policy."""
         self._check_no_listener()
         inner = self._current()
         batch = BatchReceiver(inner.inbox, monotonic)
@@ -211,10 +212,9 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
     ) -> None:
         """Acknowledges messages: they are not delivered again. Returns at once; acks are sent in groups within 100 ms.
 
-        With `ack_receipt_enabled` it returns when the ack survives any crash. So it does with `txn`; the messages then
-        count as acknowledged when that transaction commits. Raises TransactionConflict if a message is acknowledged
-        already, or in another transaction.
-        """
+        With `ack_receipt_enabled` or `txn` it waits, and returns when the acknowledgement survives any crash. With
+        `txn` the messages count as acknowledged when that transaction commits. Raises TransactionConflict if a message
+        is acknowledged already, or in another transaction."""
         if self._epoch != EPOCH[0]:
             self._reopen()
         inner = self._inner
@@ -263,16 +263,15 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
 
 
 class Reader(ReaderFacade, _Receiving[AsyncReader]):
-    """Reads a topic from a given message on, without a durable subscription: it acknowledges nothing.
+    """Reads a topic from a given message on. A reader has no durable subscription and acknowledges nothing.
 
         with client.create_reader("flights", magnetar.MessageId.earliest) as reader:
             while reader.has_message_available():
                 print(reader.read_next().data())
 
-    After a reconnect it continues after the last message that was read. A partitioned topic is read as one, without an
-    order between its partitions. Any thread may read. Errors: Timeout (no message within `timeout_millis`),
-    AlreadyClosed, ChecksumError (a damaged message).
-    """
+    After a reconnect the reader continues after the last message that was read. It reads all partitions of a topic; the
+    order of messages is kept per partition. Any thread may read. Errors: Timeout (no message within `timeout_millis`),
+    AlreadyClosed, ChecksumError (a damaged message)."""
 
     def __init__(
         self,
@@ -322,11 +321,10 @@ class Reader(ReaderFacade, _Receiving[AsyncReader]):
 
 def take_message_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Message:
     """Waits in the calling thread for a message; removes the message from the queue and returns it. Raises Timeout if
-    none arrives within `timeout_s` seconds.
+    no message arrives within `timeout_s` seconds.
 
     Ctrl-C ends the wait within LOOK_S seconds (loop_thread.py): acquiring the lock raises the exception of the signal
-    handler. The message for which the thread was woken, or that it had removed, is then given to the next receiver.
-    """
+    handler. If the thread was woken for a message, or had removed one, the next receiver gets this message."""
     gate = threading.Lock()
     gate.acquire()
     wake = gate.release

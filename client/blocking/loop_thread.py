@@ -1,19 +1,18 @@
-"""The event loop of the blocking clients: one daemon thread per process, shared by all clients, started when first
-needed (`LoopThread`). It imports nothing of the SDK but its errors, so that a command that administers starts soon.
-Guarded by tests/client/blocking/test_loop_thread.py.
+"""The event loop of the blocking clients (`LoopThread`): one daemon thread per process, which all clients share,
+started when it is first needed. The module imports nothing of the SDK but its errors, so that the commands of
+administration start fast. Guarded by tests/client/blocking/test_loop_thread.py.
 
-A forked child has none of its parent's threads: it makes itself a new one (client/common/closing.py).
+A forked child process has none of its parent's threads: it makes a new one (client/common/closing.py).
 
-The thread ends before the interpreter does. CPython kills a daemon thread where it next asks for the interpreter lock,
-which for this one is inside compiled code of the event loop or of gRPC: the process then dies of a segmentation fault,
-after its work, with a wrong exit code.
+The thread is stopped before the interpreter ends. Otherwise CPython would kill the daemon thread when it next asks for
+the interpreter lock, inside compiled code of the event loop or of gRPC: the process would then end with a segmentation
+fault, after its work was done, and with a wrong exit code.
 
-The bases of the blocking classes over asyncio ones: `BlockingFacade`, `ForkReopenedFacade`, `ProcessBoundFacade`.
+Also the base classes of the blocking classes: `BlockingFacade`, `ForkReopenedFacade`, `ProcessBoundFacade`.
 
-A blocking object over an asyncio one. Most of its methods are those of the asyncio object, and are written by
-`python -m tests.stubs` (client/blocking/faces.py). `_current` returns that object, as it is in this process.
-The loop in which they run is that of loop_thread.py, which the administration uses without any of these.
-"""
+A blocking object calls an asyncio object. `python -m tests.stubs` writes most of its methods from those of the asyncio
+class (client/blocking/faces.py). `_current` returns the asyncio object of this process. The administration client uses
+the event loop without these classes."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ T = TypeVar("T")
 
 LOOK_S = 0.5
 monotonic = SystemClock.monotonic
-"""A thread of a program waits in the real world only."""
+"""The clock of waits in a program's own thread: always the real clock, never that of a test."""
 
 
 def acquire_lock(gate: threading.Lock, deadline: float | None = None) -> bool:
@@ -108,7 +107,8 @@ def wait_result(future: Future[T], timeout_s: float | None = None) -> T:
 _LOG = logging.getLogger("magnetar.client")
 
 END_S = 5.0
-"""Seconds that the end of the interpreter waits for the thread; a callback of the user's may be running in it."""
+"""Longest time in seconds for which the end of the interpreter waits for the thread; a callback of the program may be
+running in it."""
 
 
 class LoopThread:
@@ -230,8 +230,8 @@ Of = TypeVar("Of")
 
 
 class BlockingFacade(Generic[Of]):
-    """Base of the blocking classes: an object that has an asyncio object, and runs its methods in the event loop of the
-    loop thread."""
+    """Base class of the blocking classes: an object that has an asyncio object, and runs the methods of that object in
+    the event loop of the loop thread."""
 
     _inner: Of
 
@@ -259,10 +259,9 @@ class ForkReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
     """Base class of the blocking producer, consumer, reader and table view: objects that are opened again in a forked
     child process.
 
-    An object that is dropped without `close` is closed when it is garbage-collected: otherwise it would go on receiving
-    messages that no program reads. Messages that were sent stay sent. The thread of a listener keeps its consumer
-    alive.
-    """
+    If a program drops its last reference to such an object without `close`, the object is closed when it is
+    garbage-collected: otherwise a consumer would go on receiving messages that no program reads. Messages that were
+    sent stay sent. The thread of a listener keeps its consumer alive."""
 
     def __init__(self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any]) -> None:
         """Makes the asyncio object. `client()` is the asyncio client of this process; `open_` makes the object from it,
@@ -293,8 +292,7 @@ class ForkReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
             raise translate_error(error) from error
 
     def inner(self) -> Inner:
-        """Returns the asyncio object that does the work in this process. After a fork, opens a new one in the child
-        process."""
+        """Returns the asyncio object that does the work in this process. In a forked child process opens a new one."""
         return self._current()
 
     def _reopen(self) -> None:
@@ -334,12 +332,11 @@ async def _close_quietly(inner: Closable) -> None:
 
 
 class ProcessBoundFacade(BlockingFacade[Of]):
-    """Base of the blocking transaction and half message: they stay with the process that began them. After a fork
-    their methods raise TransactionEnded in the child.
+    """Base class of the blocking transaction and half message, which cannot leave the process that began them: in a
+    forked child process their methods raise TransactionEnded.
 
-    If Ctrl-C comes while their end is waited for, the end goes on, and the thread waits for its outcome before it is
-    interrupted; a second Ctrl-C ends that wait.
-    """
+    If Ctrl-C is pressed during a commit or an abort, that continues, and the thread waits for its outcome before it is
+    interrupted; a second Ctrl-C ends this wait."""
 
     is_transaction: ClassVar[bool] = False
     """Whether the asyncio object is a Transaction: this module must not import its class."""
@@ -362,8 +359,8 @@ def asyncio_transaction_of(txn: None) -> None: ...
 @overload
 def asyncio_transaction_of(txn: BlockingFacade[AsyncTransaction]) -> AsyncTransaction: ...
 def asyncio_transaction_of(txn: object) -> AsyncTransaction | None:
-    """Returns the asyncio transaction of a blocking one; None for None. Raises InvalidMessage if `txn` is no
-    transaction."""
+    """Returns the asyncio transaction of the blocking transaction `txn`; None for None. Raises InvalidMessage if `txn`
+    is no transaction."""
     if txn is None:
         return None
     if isinstance(txn, ProcessBoundFacade) and txn.is_transaction:

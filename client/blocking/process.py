@@ -1,9 +1,9 @@
 """`magnetar.process`: consume, transform, produce, exactly once, in the calling thread.
 
-The loop runs in the client's loop thread (client/transactions/process.py); the function is called in the thread that
-called `process`, a batch at a time. Ctrl-C stops it in order: what is being committed is committed, the rest is given
-back; a second Ctrl-C does not wait for that. Guards: tests/client/blocking/test_blocking_transactions.py.
-"""
+The loop of `process` runs in the client's loop thread (client/transactions/process.py); the function is called in the
+thread that called `process`, for one batch at a time. Ctrl-C stops it in order: commits that have begun are finished,
+and all other messages are delivered again; a second Ctrl-C does not wait for that. Guards:
+tests/client/blocking/test_blocking_transactions.py."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from .producer import Producer
 
 
 def to_asyncio_output(output: Any) -> Any:
-    """Returns a copy of an Output with the asyncio producer in place of the blocking producer. Returns any other value
-    unchanged."""
+    """Returns a copy of the Output `output` with the asyncio producer in place of its blocking producer. Returns any
+    other value unchanged."""
     if type(output) is not Output or not isinstance(output.producer, Producer):
         return output
     inner: AsyncProducer = output.producer.inner()

@@ -1,10 +1,9 @@
-"""The blocking producer: sending without an event loop.
+"""The blocking producer. The calling thread adds messages without an event loop.
 
-Under load no message costs a future, a contended lock, or a wake-up: `send_async` appends to the batcher from the
+Under load a message costs no future, no contended lock and no wake-up: `send_async` appends to the batcher from the
 calling thread. Callbacks are called in the loop thread: they must be short and must not wait (a blocking call there
-raises Interrupted). After a fork the producer opens again, under a new name. Also the blocking transaction and half
-message (`Transaction`, `Half`).
-"""
+raises Interrupted). After a fork the producer is opened again in the child process, under a new name. Also the blocking
+transaction and half message (`Transaction`, `Half`)."""
 
 from __future__ import annotations
 
@@ -51,22 +50,23 @@ from .loop_thread import acquire_lock, asyncio_transaction_of
 
 
 class TransactionOfThread(threading.local):
-    """Thread-local storage: the transaction in whose `with` block each thread is now."""
+    """Thread-local storage: `current` is the transaction whose `with` block the thread runs now; None outside of such a
+    block."""
 
     current: Transaction | None = None
 
 
 class Transaction(TransactionFacade):
-    """Sends and acknowledgements that count together or not at all. Blocking; `Client.transaction` begins it.
+    """A transaction: the messages and acknowledgements in it count together or not at all. Blocking;
+    `Client.transaction` begins it.
 
         with client.transaction() as txn:
             producer.send(b"…", txn=txn)
             consumer.acknowledge(message, txn=txn)
 
-    The end of the block commits; an exception in it, or Ctrl-C, aborts. By hand: `commit` and `abort`. Any thread may
-    send in it. Errors: TransactionAborted (nothing of it counts: run it again), TransactionEnded, TransactionFenced,
-    OutcomeUnknown.
-    """
+    The end of the block commits the transaction; an exception in the block, or Ctrl-C, aborts it. Without a block call
+    `commit` or `abort`. Any thread may send in the transaction. Errors: TransactionAborted (nothing in the transaction
+    counts: run it again), TransactionEnded, TransactionFenced, OutcomeUnknown."""
 
     is_transaction = True
 
@@ -121,15 +121,14 @@ class Transaction(TransactionFacade):
 
 
 class Half(HalfFacade):
-    """A half message, of one message or several: stored and not published. Blocking; `Producer.prepare` and
-    `Client.half` make it.
+    """A half message: one or several messages that are stored at a coordinator, and not published yet. Blocking;
+    `Producer.prepare` and `Client.half` make it.
 
         half = producer.prepare(b"…", group="orders", check_key="17")
         half.commit()
 
-    `commit` publishes it, once; `rollback` drops it. Without either the programs of its group are asked
-    (`Client.on_check`).
-    """
+    `commit` publishes the half message, once; `rollback` drops it. If the program does neither, the programs of the
+    group are asked for the decision (`Client.on_check`)."""
 
     @property
     def id(self) -> TxnId:
@@ -144,8 +143,8 @@ class Half(HalfFacade):
 
     @property
     def check_key(self) -> str:
-        """Returns the text that the group gets when it is asked about this half message: the `check_key` with which it
-        was prepared."""
+        """Returns the `check_key` with which the half message was prepared. A program of the group gets this text when
+        it is asked about the half message."""
         return self._inner.check_key
 
     @property
@@ -168,13 +167,13 @@ class Producer(ProducerFacade):
 
     The content is `bytes`, or a value of the producer's schema; None publishes a message without a value, which deletes
     its key in a compacted topic. Times are in ms since the epoch; `deliver_after` is a timedelta. The order of messages
-    is kept per partition; messages with one key have one partition.
+    is kept per partition; all messages of a key go to the same partition.
 
     Threads: any thread may send. Callbacks are called in the client's loop thread: they must be short, and a blocking
     call there raises Interrupted. Errors: ProducerQueueIsFull at `max_pending_messages` and MemoryBufferIsFull at the
     client's `memory_limit_bytes` (with `block_if_queue_full` the call waits), MessageTooBig, InvalidMessage for a wrong
-    value, Timeout after `send_timeout_millis` (the outcome is unknown), ProducerFenced, TopicTerminated, AlreadyClosed.
-    """
+    value, Timeout after `send_timeout_millis` (the outcome is unknown), ProducerFenced, TopicTerminated,
+    AlreadyClosed."""
 
     _half = Half
 
@@ -278,10 +277,10 @@ class Producer(ProducerFacade):
         *,
         txn: Transaction | None = None,
     ) -> MessageId:
-        """Sends a message, waits until it is durable and returns its id. Raises the exception of its Result.
+        """Sends a message, waits until it is durable and returns its id. If the message fails, raises the exception of
+        its Result.
 
-        `txn`: the message counts when that transaction commits (docs/transactions.md).
-        """
+        `txn`: the message counts when that transaction commits (docs/transactions.md)."""
         if self._epoch != EPOCH[0]:
             self._reopen()
         if threading.get_ident() == self._thread.ident:

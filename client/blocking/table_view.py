@@ -1,8 +1,7 @@
 """The blocking table view: a dictionary that is kept up to date in the loop thread (client/consume/table_view.py).
 
-Reading is a lookup in that dictionary. Listeners are called in a thread of their own, in the order of
-the changes, so that they may wait, and may use the client.
-"""
+A read is a lookup in that dictionary. Listeners run in a thread of their own, in the order of the changes, so that they
+may wait, and may use the client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`magnetar.inbox`: consumers that do their work once for each message, in the application's own transaction
+"""The module `magnetar.inbox`: lets a consumer process each message once, in a database transaction of the application
 (docs/outbox.md)."""
 
 from __future__ import annotations

@@ -7,17 +7,18 @@ from hashlib import sha256
 from ..model.message import Message
 
 KEY_MAX = 255
-"""Characters of a key: it is part of a unique index."""
+"""Most characters of a stored key, which is a part of a unique index."""
 
 KEPT_S = 7 * 86_400.0
-"""Seconds that a key is kept by default: longer than any message may be delivered again (retention and TTL of its
-topic, and how long a subscription may be away)."""
+"""Seconds for which a record is kept by default: longer than the time within which a message may be delivered again
+(retention and TTL of its topic, and how long a subscription may be without a consumer)."""
 
 
 def message_key(message: Message) -> str:
-    """Returns topic, producer name and sequence id as one text. A message that its producer sends again has the same
-    key; a new message has another. The key is unique only if the producer has a fixed name, as relays of an outbox
-    have; otherwise use a key from the message itself, such as an order number or an id among its properties."""
+    """Returns a key of the message: its topic, producer name and sequence id as one text. A message that its producer
+    sends again has the same key; a new message has another. The key is unique only if the producer has a fixed name, as
+    the relays of an outbox have; otherwise use a key from the message itself, such as an order number or an id among
+    its properties."""
     return f"{message.topic_name()}|{message.producer_name()}|{message.sequence_id()}"
 
 

@@ -1,5 +1,5 @@
-"""The inbox of an application that uses SQLAlchemy: a row for each processed message, written in the transaction that
-processed it.
+"""The inbox of an application that uses SQLAlchemy (`SQLAlchemyInbox`): one row per processed message, written in the
+database transaction that processes the message.
 
     inbox = SQLAlchemyInbox(Base.metadata)
     with Session(engine) as session, session.begin():
@@ -7,10 +7,10 @@ processed it.
             ...                                   # the work, in this transaction
     consumer.acknowledge(message)                 # after the commit, whether it was done now or before
 
-The row and the work commit together or not at all. A crash before the commit undoes both, and the message comes again;
-one after it leaves the row, and the next delivery is recognised. Two consumers at once: the later insert waits for the
-earlier transaction, and then finds its row (or does the work, when that one was rolled back).
-"""
+The row and the work commit together or not at all. A crash before the commit undoes both, and the message is delivered
+again; after a crash that follows the commit, the row shows that the next delivery is a repeat. If two consumers process
+a message at once, the later insert waits for the earlier transaction, and then finds its row (or succeeds, if that
+transaction was rolled back)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _clock = SystemClock()
 
 class SQLAlchemyInbox:
     """The inbox of an application that uses SQLAlchemy: records which messages were processed, so that a message that
-    is delivered twice is processed once. `metadata`: the application's, so that its migrations make the table."""
+    is delivered twice is processed once. `metadata`: the application's MetaData, to which the inbox's table is added,
+    so that the application's migrations create it."""
 
     def __init__(self, metadata: MetaData, table: str = "magnetar_inbox", *, schema: str | None = None) -> None:
         self.rows = Table(
@@ -68,8 +69,8 @@ class SQLAlchemyInbox:
         return True
 
     def purge(self, session: Session | Connection, older_than_s: float = KEPT_S, limit: int = 10_000) -> int:
-        """Deletes up to `limit` rows that are older than `older_than_s`, which must exceed the time within which a
-        message may be delivered again. Returns the number of deleted rows."""
+        """Deletes up to `limit` records that are older than `older_than_s` seconds, and returns their number.
+        `older_than_s` must be longer than the time within which a message may be delivered again."""
         c = self.rows.c
         before = _clock.wall_ms() - int(older_than_s * 1000)
         old = session.execute(select(c.subscription, c.key).where(c.done < before).limit(limit)).all()

@@ -1,11 +1,11 @@
-"""`DjangoInbox`: as client/inbox/tables.py, for an application that uses Django.
+"""The inbox of an application that uses Django (`DjangoInbox`); works like the inbox for SQLAlchemy
+(client/inbox/tables.py).
 
     inbox = DjangoInbox()
     with transaction.atomic():
         if inbox.first_time("billing", message_key(message)):
             ...                                   # the work, in this transaction
-    consumer.acknowledge(message)
-"""
+    consumer.acknowledge(message)"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _clock = SystemClock()
 
 class DjangoInbox:
     """The inbox of an application that uses Django: records which messages were processed, so that a message that is
-    delivered twice is processed once. `using`: the alias of the database; by default the one that Django's routers
+    delivered twice is processed once. `using`: the alias of the database; by default the database that Django's routers
     choose."""
 
     def __init__(self, using: str | None = None) -> None:
@@ -41,8 +41,8 @@ class DjangoInbox:
         return bool(created)
 
     def purge(self, older_than_s: float = KEPT_S, limit: int = 10_000) -> int:
-        """Deletes up to `limit` rows that are older than `older_than_s`, which must exceed the time within which a
-        message may be delivered again. Returns the number of deleted rows."""
+        """Deletes up to `limit` records that are older than `older_than_s` seconds, and returns their number.
+        `older_than_s` must be longer than the time within which a message may be delivered again."""
         from .models import InboxRow
 
         using = self._using or router.db_for_write(InboxRow)

@@ -1,4 +1,4 @@
-"""The inbox's table as Django's model."""
+"""The inbox's table as a Django model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inbox's table."""
+"""The Django migration that creates the inbox's table."""
 
 from __future__ import annotations
 
