@@ -1,23 +1,25 @@
-"""The access of a query: the SDK's credentials as options, from the environment and from a profile.
+"""The access of a query to the cluster (`QueryAccess`): its service URL and credentials, from options, from environment
+variables and from a profile.
 
-| option | environment | profile | what |
+| option | environment | profile | meaning |
 |---|---|---|---|
-| `service.url` | MAGNETAR_URL | url | where the cluster is |
-| `token` | MAGNETAR_TOKEN | token | a token, or where it is: `file:PATH`, `env:NAME`; outside options, where it is |
-| `tls.trust.certs.file` | MAGNETAR_TLS_CA | tls_ca | who signs the brokers' certificates |
-| `tls.certificate.file` | MAGNETAR_TLS_CERT | tls_cert | a certificate of the query |
-| `tls.private.key.file` | MAGNETAR_TLS_KEY | tls_key | its key |
-| `auth.plugin`, `auth.params` | | | any of the SDK's credentials, as Pulsar names them: basic, oauth2, … |
+| `service.url` | MAGNETAR_URL | url | the service URL of the cluster |
+| `token` | MAGNETAR_TOKEN | token | a token, or its place: `file:PATH`, `env:NAME` (in a profile only the place) |
+| `tls.trust.certs.file` | MAGNETAR_TLS_CA | tls_ca | the authorities that sign the brokers' certificates |
+| `tls.certificate.file` | MAGNETAR_TLS_CERT | tls_cert | the certificate of the query |
+| `tls.private.key.file` | MAGNETAR_TLS_KEY | tls_key | the private key of that certificate |
+| `auth.plugin`, `auth.params` | | | any of the SDK's credentials, by Pulsar's names: basic, oauth2, … |
 | `profile` | MAGNETAR_PROFILE | | the name of a profile (cli/common/profiles.py) |
 
-An option overrides the environment, and both override the profile; credentials given by one of them replace all
-credentials of a lower one. Environment and profile are read at the driver, when a query is planned.
+An option overrides the environment, and both override the profile; if an option, the environment or the profile has any
+credentials, they replace all credentials of a lower one. The driver reads environment and profile when a query is
+planned.
 
-**Where a credential is.** What Spark ships, prints and stores names a file or variable, and never contains its content:
-each Python process reads it when it needs it, again for each call, so that a token that is renewed in its place is used
-by streams that run. A credential that is itself an option is in the query's tasks, in memory; Spark hides the values of
-options with such names in plans. No repr, error or log line of ours has it. Guard: tests/spark/test_access.py.
-"""
+**Where credentials are.** The objects that Spark ships, prints and stores name a file or variable, and never contain
+its content: each Python process reads the content when it needs it, again for each call, so that running streams use a
+token that was renewed in its place. If an option itself is a credential, the query's tasks have it in memory; Spark
+hides the values of options with such names in plans. The connector's reprs, errors and log lines never contain a
+credential. Guard: tests/spark/test_access.py."""
 
 from __future__ import annotations
 
@@ -54,11 +56,12 @@ _NAMES = {
 _CREDENTIALS = {"token", "tls.certificate.file", "tls.private.key.file", "auth.plugin", "auth.params"}
 _PLACES = ("file:", "env:")
 _TOKEN_HEAD = "eyJ"
-"""Beginning of each JWT."""
+"""The first characters of every JWT."""
 NAME_MAX = 200
-"""Characters of a place that an error shows; a token may be longer."""
+"""Most characters of a place that an error message contains; if a token was given by mistake, it is longer than a
+place."""
 FILE_BYTES_MAX = 1 << 20
-"""Most bytes of a file that is named; keys and chains of certificates have some thousands."""
+"""Largest file from which a credential is read, in bytes; keys and chains of certificates have some thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ class QueryAccess:
         )
 
     def check(self) -> None:
-        """Raises InvalidConfiguration if options contradict each other, as the SDK would do. Sends nothing."""
+        """Raises InvalidConfiguration if credentials contradict each other, as the SDK would do. Sends nothing."""
         if self.token and (self.certificate or self.plugin):
             other = "tls.certificate.file" if self.certificate else "auth.plugin"
             raise InvalidConfiguration(f"options 'token' and {other!r} are two ways to say who you are: give one")
@@ -121,8 +124,8 @@ class QueryAccess:
 
 
 def parse_access(found: dict[str, str]) -> QueryAccess:
-    """Makes the Access of a query from its options (by their canonical names). Missing options are taken from the
-    environment and the profile. Raises InvalidConfiguration."""
+    """Returns the QueryAccess of a query, made from its options (by their canonical names). Missing options are taken
+    from the environment and the profile. Raises InvalidConfiguration."""
     profile = _profile(found)
     said = {name: value for name in OPTIONS if (value := found.get(name, "").strip())}
     _token_of_plugin(said)

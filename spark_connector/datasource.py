@@ -1,4 +1,5 @@
-"""The entry point: what Spark calls for format("magnetar"). Checks the options before any work (options.py)."""
+"""The entry point of the connector: the class that Spark calls for format("magnetar"). It checks the options before any
+work (options.py)."""
 
 from __future__ import annotations
 

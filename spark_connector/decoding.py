@@ -1,15 +1,14 @@
-"""Payloads to columns by a topic's schema, for reading (`ColumnDecoder`), and columns to payloads, for writing
-(`RowEncoder`).
+"""Converts message payloads to columns by a topic's schema, for reading (`ColumnDecoder`), and columns to payloads, for
+writing (`RowEncoder`).
 
-JSON is decoded by field names, whichever version wrote it, by a Struct that msgspec makes of the definition; Avro with
-the definition of its writer, resolved to that of the reader. A message that names no version is taken for one of the
-reader's. Fields that a payload lacks have their default, or null.
+JSON is decoded by field names, with a Struct that msgspec makes from the definition, whichever version of the schema
+wrote it; Avro is decoded with the definition of its writer, resolved to that of the reader. A message that names no
+version is decoded with the reader's schema. A field that a payload lacks has its default, or null.
 
-**A payload that does not fit its schema**, or holds a value that its column cannot (a decimal with more digits, a time
-that no microsecond reaches): with schemaErrors=fail raises InvalidMessage, which names the message; with
-schemaErrors=null all its typed columns are null, and it counts in `RowBuilder.unfit`. Work is linear in the rows of a
-batch: only where a batch holds such a value, each value is tried alone.
-"""
+**A payload that does not fit its schema**, or has a value that the column's type cannot represent (a decimal with too
+many digits, a time that microseconds cannot represent): with schemaErrors=fail raises InvalidMessage, which names the
+message; with schemaErrors=null all typed columns of the row are null, and `RowBuilder.unfit` counts the row. The work
+is linear in the rows of a batch: only if a batch contains such a value is each value tried alone."""
 
 from __future__ import annotations
 
@@ -93,15 +92,17 @@ def _begins(cells: Sequence[Any]) -> pa.Array:
 
 Decode = Callable[[bytes], Any]
 PIECE_ROWS = 2000
-"""Rows that are objects at once: 20,000 of them do not fit into the caches of a processor, and cost a tenth more."""
+"""Rows that exist as Python objects at the same time: 20,000 rows do not fit into the caches of a processor, and cost a
+tenth more."""
 WRONG_PAYLOAD = (ValueError, RecursionError, InvalidMessage)
-"""Errors of decoding: msgspec's errors are ValueErrors, or RecursionError for what is too deep."""
+"""Errors of decoding a payload: errors of msgspec are ValueErrors, or RecursionError for a payload that is nested too
+deeply."""
 WRONG_VALUE = (pa.ArrowException, ValueError, TypeError, OverflowError)
-"""Errors of Arrow for a value that its type cannot hold."""
+"""Errors of Arrow for a value that its type cannot represent."""
 
 
 class SchemaVersionLookup(Protocol):
-    """A function that returns the topic's schema of the version that a message names."""
+    """A function that returns one version of the topic's schema, for the version number that a message names."""
 
     def __call__(self, version: int) -> SchemaInfo: ...
 
@@ -118,8 +119,8 @@ class ColumnDecoder:
         self._cells: dict[str, pa.Array] = {}
 
     def make_column_builders(self, names: Sequence[str], types: Sequence[pa.DataType]) -> dict[str, Build]:
-        """Returns for each of these columns, by name, the function that builds it. The first call of such a function
-        decodes the rows for all of them."""
+        """Returns, by column name, functions that build the columns `names`, which have the Arrow types `types`. The
+        first call of any of these functions decodes the rows for all of them."""
         wanted = dict(zip(names, types, strict=True))
         if self._reader.info.type is SchemaType.JSON:
             self._reader = self._reader._replace(record=select_record_fields(self._reader.record, wanted))
@@ -309,8 +310,8 @@ def _said(error: Exception) -> str:
 
 @contextmanager
 def disable_garbage_collector() -> Iterator[None]:
-    """Switches Python's garbage collector off while the `with` block runs. Rows have no reference cycles, and searching
-    for cycles costs more than the rows: 2.7 of 4.5 µs for ten fields of JSON."""
+    """Disables Python's garbage collector while the `with` block runs. Rows have no reference cycles, and searching for
+    cycles costs more than the rows: 2.7 of 4.5 µs for ten fields of JSON."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -368,7 +369,7 @@ def _same(found: DataType, wanted: DataType) -> bool:
 
 
 class RowEncoder:
-    """Encodes rows to message payloads by the schema of one topic, for one Spark task."""
+    """Encodes rows as message payloads by the schema of one topic, for one Spark task."""
 
     def __init__(self, known: TypedSchema) -> None:
         self._known = known

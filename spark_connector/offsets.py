@@ -1,15 +1,15 @@
-"""The decisions on what a trigger reads, from index ranges: pure, no I/O here.
+"""Decides which indexes a Spark trigger reads. No I/O.
 
-An offset is one index per partition: that of the first unread message. Spark compares offsets as JSON text, so the JSON
-form (`offset_to_json`) is sorted and canonical, `{"persistent://t/n/topic": {"0": 23, "1": 42}}`. A partition that is
-missing from the start of a batch is new and is read from its earliest index (Kafka's rule).
+An *offset* of Spark contains one index per partition: that of the first unread message. Spark compares offsets as JSON
+text, so the JSON form (`offset_to_json`) is sorted and canonical, `{"persistent://t/n/topic": {"0": 23, "1": 42}}`. A
+partition that is missing from the start of a batch is new, and is read from its earliest index (Kafka's rule).
 
-**An index is of one incarnation of a topic**: the time when it was made. The JSON names it beside the indexes, under
-`INCARNATIONS`: of a topic by its name, of a partition that was made at another time by its own. A topic of another
-incarnation than the checkpoint's was deleted and made anew, with however many messages: what the query had not read is
-lost (`LostMessages`), and it goes on at the earliest. Offsets of a Magnetar that named none are read as before: then
-only a topic that is shorter than its offset is known to be another one. Guard: tests/spark/test_identity.py.
-"""
+**An index belongs to one incarnation of a topic**; the incarnation is the time at which the topic was created. The JSON
+names it next to the indexes, under `INCARNATIONS`: that of a topic by the topic's name, that of a partition that was
+created at another time by the partition's name. If the incarnation differs from the checkpoint's, the topic was deleted
+and created again, however many messages it has: the messages that the query had not read are lost (`LostMessages`), and
+the query continues at the earliest message. Offsets of older versions of Magnetar name no incarnation; with them a new
+topic is detected only if it is shorter than its offset. Guard: tests/spark/test_identity.py."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from typing import Any, NamedTuple
 from ..proto.errors import InvalidRequest
 
 Partition = tuple[str, int]
-"""(full topic name without partition, partition number)"""
+"""Full topic name without the partition, and number of the partition."""
 
 Index = dict[Partition, int]
 
 Incarnations = Mapping[Partition, int]
-"""Time at which each partition was made; one that is missing, or 0: not known."""
+"""Partition → the time at which it was created; a partition that is missing, or 0: not known."""
 
 UNKNOWN: Incarnations = {}
 
 INCARNATIONS = "incarnations"
-"""Key beside the topics of an offset; no full name of a topic is like it."""
+"""Key in the JSON of an offset under which incarnations are stored; no full name of a topic is equal to it."""
 SOURCE = "source"
-"""Key beside them in what a query reports (`make_progress_report`), and in no offset."""
+"""Key in the JSON that a query reports to Spark (`make_progress_report`) under which the report is; it is in no
+offset."""
 _PART = "-partition-"
 
 
@@ -60,9 +61,9 @@ class MessageRange(NamedTuple):
 
 
 class LostMessages(NamedTuple):
-    """Messages that a query needs and the topic does not have, because it lost them or was created again. The text of
-    the error uses: `wanted`, the index that is needed; `there`, the index that the topic has instead, or the end of the
-    lost range."""
+    """Messages of one partition that a query needs and the topic does not have, because they were deleted, or the topic
+    was created again. `wanted`: the index that the query needs; `there`: the index that the topic has instead, or the
+    end of the lost range."""
 
     partition: Partition
     wanted: int
@@ -75,24 +76,23 @@ SHORTER = "the topic is shorter than the checkpoint: it was deleted and made ane
 
 
 def is_other_incarnation(one: int, other: int) -> bool:
-    """Returns whether both incarnations (ids of a topic that may be deleted and created again) are known, and
-    differ."""
+    """Returns whether both incarnations of a topic are known and differ: the topic was deleted and created again."""
     return bool(one and other and one != other)
 
 
 def reset_recreated_partitions(
     start: Index, available: Mapping[Partition, AvailableRange], made: Incarnations = UNKNOWN
 ) -> Index:
-    """Returns `start`, in which each partition that was created again has its earliest index. A partition was created
-    again if its incarnation differs from that in `made`, or if it ends before its offset."""
+    """Returns a copy of `start` in which each partition that was created again has its earliest index. A partition was
+    created again if its incarnation differs from that in `made`, or if its end is below its index in `start`."""
     return {p: at if _why_anew(p, at, available, made) is None else available[p].earliest for p, at in start.items()}
 
 
 def find_recreated_partitions(
     start: Index, available: Mapping[Partition, AvailableRange], made: Incarnations
 ) -> list[LostMessages]:
-    """Returns, as lost messages, the partitions that were created again: those whose index `reset_recreated_partitions`
-    would change."""
+    """Returns the partitions whose index `reset_recreated_partitions` would change, because they were created again;
+    each as LostMessages."""
     found = ((p, at, _why_anew(p, at, available, made)) for p, at in sorted(start.items()))
     return [LostMessages(p, at, available[p].end, reason) for p, at, reason in found if reason is not None]
 
@@ -118,8 +118,8 @@ def offset_to_json(index: Index, made: Incarnations = UNKNOWN) -> dict[str, dict
 
 
 def make_progress_report(index: Index, available: Mapping[Partition, AvailableRange]) -> dict[str, Any]:
-    """Returns what Spark's progress report shows for a query at the offset `index`: the messages that are available,
-    and the lag. It is part of `latestOffset`, because Spark has no other metrics of a source in Python."""
+    """Returns the progress report of a query at the offset `index`: the messages that are available, and the lag. Spark
+    shows it as part of `latestOffset`, because a source in Python has no other metrics."""
     waiting = {p: max(0, a.end - index.get(p, a.earliest)) for p, a in available.items()}
     by_topic: dict[str, int] = {}
     for (topic, _), messages in sorted(waiting.items()):
@@ -135,8 +135,8 @@ def make_progress_report(index: Index, available: Mapping[Partition, AvailableRa
 
 
 def parse_offset(offset: Mapping[str, Mapping[str, int]]) -> Index:
-    """Returns the index of each partition from an offset in a checkpoint. Raises InvalidRequest if the offset does not
-    come from this source."""
+    """Returns the index of each partition in an offset of a checkpoint. Raises InvalidRequest if this source did not
+    write the offset."""
     try:
         return {
             (topic, int(partition)): operator.index(value)
@@ -149,7 +149,8 @@ def parse_offset(offset: Mapping[str, Mapping[str, int]]) -> Index:
 
 
 def parse_incarnations(offset: Mapping[str, Mapping[str, int]]) -> dict[Partition, int]:
-    """Returns the incarnation of each partition that an offset names. Raises InvalidRequest."""
+    """Returns the incarnation of each partition of an offset; 0 if the offset does not name it. Raises InvalidRequest
+    if the offset is malformed."""
     index = parse_offset(offset)
     try:
         named = {name: operator.index(at) for name, at in offset.get(INCARNATIONS, {}).items()}
@@ -161,13 +162,12 @@ def parse_incarnations(offset: Mapping[str, Mapping[str, int]]) -> dict[Partitio
 def find_batch_end(
     start: Index, available: Mapping[Partition, AvailableRange], offsets_max: int | None, bytes_max: int | None
 ) -> Index:
-    """Returns the end of the next batch: at most `offsets_max` messages and about `bytes_max` bytes, whichever is
-    reached first.
+    """Returns the end of the next batch: it has at most `offsets_max` messages and about `bytes_max` bytes, whichever
+    is reached first.
 
-    The batch is divided over the partitions in proportion to their unread messages (Kafka's rule), with at least one
-    message of each that has any while the limit lasts; a partition never goes back. Unread messages may already be
-    trimmed, even all of them: they count as messages without bytes.
-    """
+    The limit is divided among the partitions in proportion to their unread messages (Kafka's rule), with at least one
+    message of each partition that has unread messages, as long as the limit allows it; the end of a partition is never
+    before its start. Unread messages may already be trimmed, even all of them: they count as messages without bytes."""
     waiting = {p: max(0, a.end - start.get(p, a.earliest)) for p, a in available.items()}
     total = sum(waiting.values())
     allowed = total if offsets_max is None else min(total, offsets_max)
@@ -195,14 +195,13 @@ def plan_readable_ranges(
     start: Index, end: Index, available: Mapping[Partition, AvailableRange], begun: Incarnations = UNKNOWN,
     planned: Incarnations = UNKNOWN,
 ) -> tuple[list[MessageRange], list[LostMessages]]:  # fmt: skip
-    """Returns the ranges that can be read between two offsets, and the messages that cannot be read any more. `begun`,
-    `planned`: the incarnations to which start and end belong.
+    """Returns two lists: the ranges that can be read between two offsets, and the messages that cannot be read any
+    more. `begun`, `planned`: the incarnations to which `start` and `end` belong.
 
-    Two incarnations, or an end before its start, mean that the topic was created again since the checkpoint
+    Different incarnations, or an end before its start, mean that the topic was created again since the checkpoint
     (`reset_recreated_partitions`): it is read from its earliest message, and the old topic's messages are lost. If the
     end belongs to another incarnation than the present one, the batch was planned before the topic was created again:
-    nothing of it can be read.
-    """
+    none of its messages can be read."""
     found: list[MessageRange] = []
     lost: list[LostMessages] = []
     for p in sorted(end):
@@ -232,9 +231,9 @@ def plan_readable_ranges(
 def split_into_task_ranges(
     whole: list[MessageRange], partitions_min: int | None, records_max: int | None
 ) -> list[MessageRange]:
-    """Divides ranges of messages into tasks: about `partitions_min` tasks if there are enough messages, and none with
-    more than `records_max` messages. The result depends only on the arguments, so that a batch that is run again has
-    the same tasks."""
+    """Divides the ranges `whole` into one range per task. Returns about `partitions_min` ranges if there are enough
+    messages, none with more than `records_max` messages. The result depends only on the arguments, so that a repeated
+    batch has the same tasks."""
     total = sum(r.messages for r in whole)
     result: list[MessageRange] = []
     for r in whole:

@@ -1,9 +1,8 @@
-"""The options of format("magnetar"): parsed once and checked before any work.
+"""The options of format("magnetar"): they are parsed once, and checked before any work.
 
 Names are case-insensitive (Spark's rule). An option that is unknown, has an invalid value, or contradicts another
 raises InvalidConfiguration, which names the option and the valid values. `MagnetarDataSource.schema()` and the
-constructors of readers and writers parse first, so a wrong option never starts a query.
-"""
+constructors of readers and writers parse first, so a wrong option never starts a query."""
 
 from __future__ import annotations
 
@@ -25,10 +24,10 @@ from .offsets import INCARNATIONS, SOURCE
 
 EARLIEST = -2
 LATEST = -1
-"""Kafka's numbers for the ends of a partition, in the JSON forms of offsets."""
+"""The number for the end of a partition in the JSON form of offsets, as in Kafka."""
 
 Offsets = dict[str, dict[int, int]]
-"""{full topic name without partition: {partition: index}}; a topic without partitions has partition 0."""
+"""Full topic name without the partition → partition number → index; a topic without partitions has partition 0."""
 
 _ALIASES = {
     "serviceurl": "service.url",
@@ -78,9 +77,9 @@ _ELSEWHERE = {
     "username": "auth.plugin=basic and auth.params",
     "password": "auth.plugin=basic and auth.params",
 }
-"""Names of Kafka's source and sink, and of pulsar-spark, and what says the same here."""
+"""Options of Kafka's source and sink, and of pulsar-spark → the option to use here instead."""
 SINK_ID_MAX = 400
-"""Characters; a coordinator takes 512."""
+"""Most characters of a sink id; a coordinator accepts 512."""
 BATCH_TIMEOUT_S_MIN = 10.0
 _COMMON = access.OPTIONS | {"topic"}
 _SOURCE = {
@@ -97,7 +96,7 @@ _BATCH = {"endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp"}
 _SINK = {"deliveryguarantee", "encryption.keys", "crypto.public.key.file", "schema"}
 _ONCE = {"sinkid", "batchid", "onnewcheckpoint", "batchtimeout", "sendatend"}  # of a sink with exactly-once
 _SPARKS_OWN = {"path", "checkpointlocation", "queryname", "outputmode", "triggerinterval"}
-"""Options that Spark itself adds or reads; they reach every data source."""
+"""Options that Spark itself adds or reads; Spark passes them to every data source."""
 _PRODUCER_SETTINGS: dict[str, Callable[[str], Any]] = {
     "compression_type": str.upper,
     "batching_max_messages": int,
@@ -120,7 +119,7 @@ topicDiscoveryInterval waitForTopic pollTimeoutMs deliveryGuarantee sinkId txnAp
 onNewCheckpoint batchTimeout sendAtEnd checkpointLocation
 """
 _SPELLED = {each.lower(): each for each in _WRITTEN.split()}
-"""Names as people write them; Spark gives them in small letters."""
+"""Option name in small letters, as Spark passes it → the name as people write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +158,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExactlyOnceOptions:
-    """The options of a sink that writes each message exactly once (spark_connector/sink.py)."""
+    """The options of a sink that writes each batch exactly once (spark_connector/sink.py)."""
 
     sink_id: str = ""  # empty: the query's; of a batch query: it is written once each time that it runs
     batch_id: int | None = None  # of a batch query; a streaming one has its own
@@ -443,8 +442,8 @@ def _subscription(found: Mapping[str, str]) -> str | None:
 
 
 def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False, complete: bool = False) -> SinkOptions:
-    """Returns the options of a query that writes. `complete`: each batch of the stream contains the whole result
-    (outputMode("complete")). Raises InvalidConfiguration."""
+    """Returns the options of a query that writes to topics. `complete`: each batch of the stream contains the whole
+    result (outputMode("complete")). Raises InvalidConfiguration if an option is wrong."""
     found = _canonical(options)
     _refuse_unknown(found, _COMMON | _SINK | _ONCE, "sink")
     topic = found.get("topic")

@@ -1,14 +1,14 @@
-"""Calls to the brokers from Spark's Python processes: offsets by the admin client, ranges by `Client.read_range`.
+"""The calls of Spark's Python processes to the brokers: offsets by the admin client, ranges of messages by
+`Client.read_range`.
 
-One `QueryConnection` per process and query, made at its first use and never before a fork (Spark forks its Python
-workers from a daemon; a connection does not survive that, hence the pid in the key). It runs its own event loop in the
-calling thread, only while a call waits: it starts no thread.
+Each process has one `QueryConnection` per query, which is made when it is first used and never before a fork: Spark
+forks its Python workers from a daemon, and a connection does not survive a fork; therefore the process id is a part of
+the key. A connection runs its own event loop in the calling thread, only while a call waits; it starts no thread.
 
-**One connection serves one query alone**: its key are all options and credentials (`SourceOptions.identity`), and the
-present content of its key files. No answer of a broker is cached, except the partitions of a stream's topics, which are
-listed again after topicDiscoveryInterval, and when a query is planned. What a task reads is named by its driver:
-the partition, the topic's incarnation, and the indexes. Guard: tests/spark/test_identity.py.
-"""
+**A connection serves one query only**: its key consists of all options and credentials (`SourceOptions.identity`), and
+of the present content of the key files. Answers of brokers are not cached, except the list of partitions of a stream's
+topics, which is requested again after topicDiscoveryInterval, and when a query is planned. The driver tells each task
+exactly what to read: the partition, the topic's incarnation, and the indexes. Guard: tests/spark/test_identity.py."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ _LOG = logging.getLogger("magnetar.spark")
 WAIT_FOR_TOPIC_S = 1.0
 
 KEPT_MAX = 16
-"""Connections of queries that a Python process keeps: Spark uses a process again for other queries."""
+"""Most connections of queries that a Python process keeps: Spark uses a process again for other queries."""
 
 _OF_PROCESS: dict[tuple[int, str], QueryConnection] = {}
-"""(process, identity) → its connection; the one that was used last is at the end."""
+"""Process id and identity of a query → its connection; the most recently used connection is last."""
 
 
 def get_query_connection(options: SourceOptions) -> QueryConnection:
-    """Returns the connection that this process uses for a query. Makes it at the first call."""
+    """Returns the connection of this process for the query with these options; makes it at the first call, and anew if
+    the content of a key or credential file has changed."""
     key, held = (os.getpid(), options.identity), digest_credential_sources(_places(options))
     found = _OF_PROCESS.pop(key, None)
     if found is not None and found.files_version != held:  # a key or a credential of its files is another one now
@@ -69,8 +70,8 @@ def _places(options: SourceOptions) -> Iterator[str]:
 
 
 class PartitionIncarnation(NamedTuple):
-    """One partition, or a topic without partitions, with its incarnation: a topic that is deleted and created again has
-    another one."""
+    """One partition, or a topic without partitions, with its incarnation. A topic that is deleted and created again has
+    another incarnation."""
 
     name: str  # full
     incarnation: int = 0  # 0: not known
@@ -109,7 +110,7 @@ class QueryConnection:
 
     @property
     def listed(self) -> Mapping[Partition, TopicName]:
-        """Returns the partitions that the last call of `read_available` found."""
+        """Returns the partitions that were listed last; asks no broker."""
         return self._partitions
 
     async def _discover(self) -> dict[Partition, TopicName]:
@@ -173,7 +174,7 @@ class QueryConnection:
 
     def acknowledge_up_to_offset(self, index: Index, made: Incarnations, subscription: str) -> None:
         """Acknowledges for `subscription` all messages before the offset `index`, in each partition that still exists.
-        `made`: the incarnations of the partitions to which the offset belongs."""
+        `made`: the incarnations of the partitions for which `index` is valid."""
         known = self.partitions()
         moves = {PartitionIncarnation(known[p].full, made.get(p, 0)): at for p, at in index.items() if p in known}
         self._run(self._advance(moves, subscription))
@@ -189,8 +190,9 @@ class QueryConnection:
             _LOG.warning("%s: subscription %s is not advanced to %d: %s", part.name, subscription, index, error)
 
     def acknowledge_before(self, part: PartitionIncarnation, subscription: str, done: int) -> None:
-        """Acknowledges all messages before the index `done` for a durable subscription, which is created if it does
-        not exist. Raises TopicNotFound if the partition is gone or has another incarnation."""
+        """Acknowledges for the durable `subscription` all messages of the partition before the index `done`; creates
+        the subscription if it does not exist. Raises TopicNotFound if the partition is gone or has another
+        incarnation."""
         self._run(self._hold(part, subscription, done))
 
     async def _hold(self, part: PartitionIncarnation, subscription: str, done: int) -> None:
@@ -203,8 +205,8 @@ class QueryConnection:
             await self._admin.advance_subscription(name, subscription, done, incarnation=made)
 
     def read(self, part: PartitionIncarnation, first: int, end: int) -> Iterator[list[StoredEntry]]:
-        """Yields the entries that contain the messages `first` … `end - 1` of a partition, as they arrive. Raises
-        TopicNotFound if the partition is gone or has another incarnation."""
+        """Yields lists of the entries that contain the messages `first` … `end - 1` of a partition, as they arrive.
+        Raises TopicNotFound if the partition is gone or has another incarnation."""
         entries = self._client.read_range(
             part.name, first, end, crypto_key_reader=self._keys, incarnation=part.incarnation
         )
@@ -221,8 +223,8 @@ class QueryConnection:
             self._run(entries.aclose())
 
     def find_newest_schemas(self) -> dict[str, TypedSchema]:
-        """Returns the newest schema of each topic of the query. Raises InvalidConfiguration if a topic has no schema,
-        or if columns cannot be made of it."""
+        """Returns the newest schema of each topic of the query, by topic name. Raises InvalidConfiguration if a topic
+        has no schema, or if its schema cannot be represented as columns."""
         names = sorted({topic for topic, _ in self.partitions(anew=True)})
         return {name: find_newest_schema(name, self.schemas(name)) for name in names}
 
@@ -232,11 +234,12 @@ class QueryConnection:
 
     def find_schema_with_columns(self, topic: str, wanted: StructType) -> TypedSchema:
         """Returns the newest version of a topic's schema that has all the columns `wanted`. Raises InvalidConfiguration
-        if no version has them."""
+        if no version has all of them."""
         return find_reader_schema(topic, self.schemas(topic), wanted)
 
     def schema(self, topic: str, version: int) -> SchemaInfo:
-        """Returns one version of a topic's schema, even if it is deleted. Raises SchemaNotFound."""
+        """Returns the version `version` of a topic's schema, even if it is deleted. Raises SchemaNotFound if the topic
+        never had this version."""
         return self._run(self._admin.schema(topic, version)).schema
 
     def check_incarnation(self, part: PartitionIncarnation) -> None:

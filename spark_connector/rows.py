@@ -1,4 +1,4 @@
-"""Entries to Arrow: the columns, and how the batches of a task are built.
+"""Converts entries to Arrow batches: describes the columns, and builds the batches of a task.
 
 | column | type | |
 |---|---|---|
@@ -13,16 +13,16 @@
 | producerName | string, not null | |
 | properties | map<string,string> | with includeProperties |
 
-With `schema=registry` the columns of the topic's schema come in the place of `value`, and the names of the others begin
-with `__` (shapes.py).
+With `schema=registry` the columns of the topic's schema replace the column `value`, and the names of the other columns
+begin with `__` (shapes.py).
 
-`columns=kafka` has Kafka's instead: key, value, topic, partition, offset, timestamp, timestampType (0: set by the
-producer) and, with includeHeaders=true, headers. A schema given with `.schema(…)` may name any subset in any order:
+`columns=kafka` gives Kafka's columns instead: key, value, topic, partition, offset, timestamp, timestampType (0: set by
+the producer) and, with includeHeaders=true, headers. A schema given with `.schema(…)` may name any subset in any order:
 columns that are not named are not built, which makes column pruning free.
 
-**A message may have values that a column cannot.** Each case has a rule instead of an error, because an error would end
-a stream at that offset for ever. Each such value counts in `RowBuilder.unfit`, by column; the task logs the counts
-(source.py).
+**Messages may have values that a column cannot represent.** For each case there is a rule instead of an error, because
+an error would stop a stream at that offset for ever. `RowBuilder.unfit` counts these values by column, unless the table
+says otherwise; the task logs the counts (source.py).
 
 | in the message | in the row |
 |---|---|
@@ -35,9 +35,9 @@ a stream at that offset for ever. Each such value counts in `RowBuilder.unfit`, 
 | property that is not UTF-8 | U+FFFD in place of what is no text (proto/entry.py); this one is not counted |
 | a property that appears twice | its last value, as `Message.properties()`; this one is not counted |
 
-Arrow's types are Spark's, exactly (`to_arrow_schema`): Spark compares them strictly, nullability included. Work is per
-batch wherever messages share the values of their entry; per message there is one slice and one list append.
-"""
+The Arrow types are exactly those of Spark (`to_arrow_schema`): Spark compares them strictly, including whether a column
+may be null. If messages share the values of their entry, a column is built once per batch; otherwise a message costs
+one slice and one list append."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ if TYPE_CHECKING:
     from .decoding import ColumnDecoder
 
 ROWS_MAX = 20_000
-"""Rows of an Arrow batch: measured best with Spark's `noop` (2.9 M rows/s)."""
+"""Most rows of an Arrow batch: the fastest size measured with Spark's `noop` sink (2.9 M rows/s)."""
 BYTES_MAX = 16 << 20
-"""Bytes of values in an Arrow batch; far below Arrow's 2 GiB for 32-bit binaries."""
+"""Most bytes of values in an Arrow batch; far below Arrow's limit of 2 GiB for 32-bit binaries."""
 
 TIME_MS_MIN, TIME_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
 """The years 1 … 9999 in ms since the epoch: the range of Spark's TimestampType."""
@@ -130,7 +130,7 @@ def _type(name: str, options: SourceOptions) -> DataType:
 
 
 class Entry:
-    """A decoded entry (the unit that a broker stores): its messages, and the fields that they share."""
+    """A decoded entry: its messages, and the fields that they share. An entry is the unit that a broker stores."""
 
     __slots__ = (
         "batched", "chunk", "entry_id", "fields", "first_index", "ledger_id", "payloads", "producer_name",
@@ -168,8 +168,8 @@ def _without_size(fields: MessageFields) -> bytes:
 
 
 def decode_readable_entry(stored: StoredEntry) -> Entry:
-    """Decodes a stored entry whose messages can become rows. Raises CorruptEntry; NotAllowed if the entry is a chunk of
-    a large message; CryptoError if it is encrypted."""
+    """Decodes a stored entry whose messages can become rows, and returns it. Raises CorruptEntry if the entry is
+    damaged; NotAllowed if it is a chunk of a large message; CryptoError if it is still encrypted."""
     entry = Entry(stored)
     if entry.chunk:
         raise NotAllowed("it is a chunk of a larger message, and this source does not assemble chunks")
@@ -222,8 +222,8 @@ class RowBuilder:
         return self.rows >= ROWS_MAX or self._bytes >= BYTES_MAX
 
     def add(self, entry: Entry, at: int, end: int) -> int:
-        """Adds those messages of the entry whose index is from `at` to `end - 1`. Returns the index after the last
-        message that was added."""
+        """Adds the messages of the entry with the indexes `at` … `end - 1` as rows. Returns the index after the last
+        message that was added; `at` if none was added."""
         skipped = max(0, at - entry.first_index)
         values: list[bytes | None] = [*entry.payloads[skipped : max(0, end - entry.first_index)]]
         if not values:

@@ -1,18 +1,18 @@
-"""`magnetar.spark_session()`: a Spark session that has format("magnetar"), however Spark was installed and started.
+"""The function `magnetar.spark_session()`: returns a Spark session that has format("magnetar"), however Spark was
+installed and started.
 
-By itself Spark finds the format where its Python workers find the package `pyspark_magnetar` on their path. They do not
-when the program was started as `venv/bin/python job.py` without activating the environment (workers are the first
-`python3` of the PATH), nor when Magnetar is an editable installation (there is no such folder on the path). Here the
-workers run the interpreter of the program, and the format is registered by its class, unless Spark has found it: Spark
-warns of each session that replaces what it found.
+By itself Spark finds the format only if its Python workers find the package `pyspark_magnetar` on their path. They do
+not find it if the program was started as `venv/bin/python job.py` without activating the environment (Spark starts the
+first `python3` of the PATH as worker), nor if Magnetar is an editable installation (its folder is not on the path). In
+a session made here the workers run the interpreter of the program, and the format is registered by its class, unless
+Spark has found it already: Spark logs a warning if a session replaces a format that it found.
 
-Spark looks for a format of Python in the session that is active in the calling thread of the JVM. A new thread of
-Python has none there, so that a frame that was written there did not find the format (DATA_SOURCE_NOT_FOUND, Spark
-4.3): it makes its own session active where none is (`_write_in_its_session`).
+Spark searches for a Python format in the session that is active in the calling thread of the JVM. A new Python thread
+has no active session there, so that writing a data frame in it did not find the format (DATA_SOURCE_NOT_FOUND, Spark
+4.3). Therefore `_write_in_its_session` makes the frame's own session active if none is.
 
-On a cluster the driver's interpreter may not exist at the executors: there PYSPARK_PYTHON is unchanged.
-Guard: tests/spark/test_session.py.
-"""
+On a cluster the driver's interpreter may not exist on the executors; there PYSPARK_PYTHON is left unchanged. Guard:
+tests/spark/test_session.py."""
 
 from __future__ import annotations
 

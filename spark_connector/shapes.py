@@ -1,21 +1,26 @@
-"""An Avro definition as types of Spark, of Arrow, and of Avro's JSON. Also the schemas of a topic with these types
-(`TypedSchema`).
+"""Converts an Avro definition to types of Spark, of Arrow, and of Avro's JSON. Also the schemas of a topic with these
+types (`TypedSchema`).
 
-| Avro | Spark | in JSON | |---|---|---| | boolean, int, long, float, double | boolean, int, bigint, float, double |
-the same | | string, uuid | string | text | | bytes, fixed | binary | text, and the column is string | | decimal of up
-to 38 digits | decimal(precision, scale) | number or text | | enum | string: the symbol | text; a number is its digits
-| | date | date | days since the epoch | | timestamp-millis, -micros, -nanos | timestamp, to the microsecond | a number
-since the epoch | | local-timestamp-… | timestamp_ntz | the same | | time-millis, time-micros | int, bigint: since
-midnight | the same | | array, map, record | array, map<string, …>, struct | array, object, object | | a union with
-null | the other type, null | null |
+| Avro | Spark | in JSON |
+|---|---|---|
+| boolean, int, long, float, double | boolean, int, bigint, float, double | the same |
+| string, uuid | string | text |
+| bytes, fixed | binary | text, and the column is string |
+| decimal of up to 38 digits | decimal(precision, scale) | number or text |
+| enum | string: the symbol | text; a number is read as the text of its digits |
+| date | date | days since the epoch |
+| timestamp-millis, -micros, -nanos | timestamp, to the microsecond | a number since the epoch |
+| local-timestamp-… | timestamp_ntz | the same |
+| time-millis, time-micros | int, bigint: since midnight | the same |
+| array, map, record | array, map<string, …>, struct | array, object, object |
+| a union with null | the other type, null | null |
 
-Every column may be null: a message without a value has a row too. Refused, with the path of the field: a type that
-contains itself, a union of several types, null alone, fields whose names differ by case alone (Spark does not tell
-them apart).
+Every column may be null, because a message without a value is a row, too. Refused, with the path of the field: a type
+that contains itself, a union of several types, null alone, and fields whose names differ only by case (Spark does not
+distinguish these).
 
-Values pass three types of Arrow on their way: as decoded, with times as numbers (`raw`); with the unit of its times
-(`unit`); and Spark's. Writing takes the way back.
-"""
+A value that is read is converted through three Arrow types: as decoded, with times as numbers (`raw`); with the unit of
+its times (`unit`); and the type of Spark. Writing converts in the opposite order."""
 
 from __future__ import annotations
 
@@ -54,7 +59,8 @@ from ..proto.schema import SchemaInfo, SchemaType
 
 DECIMAL_DIGITS_MAX = 38
 TYPES_MAX = 10_000
-"""Types of all columns, each as often as it is used: a definition can name one twice in the next, and so on."""
+"""Most types of all columns together, each counted as often as it is used: a definition may use each type twice in the
+next one, which doubles the number at every level."""
 MISSING_IS_NULL = None
 
 
@@ -89,7 +95,7 @@ class ColumnField:
 
 @dataclass(frozen=True, slots=True)
 class RecordShape:
-    """The fields of a topic's schema as columns. A schema that is no record but a single value has one column,
+    """The fields of a topic's schema as columns. If the schema is not a record but a single value, there is one column,
     `value`."""
 
     fields: tuple[ColumnField, ...]
@@ -127,8 +133,8 @@ _TIMES: dict[str, tuple[str, DataType, pa.DataType]] = {
 
 
 def parse_record_shape(info: SchemaInfo) -> RecordShape:
-    """Returns the RecordShape of an AVRO or JSON schema. Raises InvalidSchema if columns cannot be made of the
-    schema."""
+    """Returns the RecordShape of an AVRO or JSON schema. Raises InvalidSchema if the schema cannot be represented as
+    columns."""
     parsed = parse_avro_definition(info)
     try:
         return _Shapes(collect_named_types(parsed), json_=info.type is SchemaType.JSON).top(parsed)
@@ -137,7 +143,7 @@ def parse_record_shape(info: SchemaInfo) -> RecordShape:
 
 
 def select_record_fields(record: RecordShape, names: Collection[str]) -> RecordShape:
-    """Returns a copy of the record that has only the fields `names`, for JSON payloads."""
+    """Returns a copy of `record` that has only the fields `names`; used for JSON payloads."""
     if record.is_single:
         return record
     fields = tuple(each for each in record.fields if each.name in names)
@@ -328,7 +334,7 @@ def _name_of(schema: Any) -> str:
 
 
 META = "__"
-"""Beginning of the names of the columns that are not of a schema: `__key`."""
+"""Prefix of the names of columns that are not of the schema: `__key`."""
 BY_AVRO = (SchemaType.AVRO, SchemaType.JSON)
 
 
@@ -357,15 +363,15 @@ _SINGLE = {
 
 
 class TypedSchema(NamedTuple):
-    """A schema of a topic, and the RecordShape with which its rows are read or written."""
+    """A schema of a topic, together with the RecordShape by which its rows are read or written."""
 
     info: SchemaInfo
     record: RecordShape
 
 
 def make_typed_schema(topic: str, info: SchemaInfo) -> TypedSchema:
-    """Returns the schema together with its RecordShape. Raises InvalidConfiguration, which names an alternative, if
-    columns cannot be made of the schema."""
+    """Returns the schema together with its RecordShape. Raises InvalidConfiguration if the schema cannot be represented
+    as columns; the error says what to do instead."""
     shape = _SINGLE.get(info.type)
     if shape is not None:
         return TypedSchema(info, RecordShape((ColumnField("value", shape),), None, None, is_single=True))
@@ -383,8 +389,8 @@ def make_typed_schema(topic: str, info: SchemaInfo) -> TypedSchema:
 
 
 def find_newest_schema(topic: str, versions: Iterable[TopicSchema]) -> TypedSchema:
-    """Returns the newest schema of `versions` that is not deleted. Raises InvalidConfiguration if there is none, or
-    columns cannot be made of it."""
+    """Returns the newest schema of `versions` that is not deleted. Raises InvalidConfiguration if there is none, or if
+    it cannot be represented as columns."""
     living = [each for each in versions if not each.deleted]
     if not living:
         raise InvalidConfiguration(
@@ -395,8 +401,8 @@ def find_newest_schema(topic: str, versions: Iterable[TopicSchema]) -> TypedSche
 
 
 def find_reader_schema(topic: str, versions: Iterable[TopicSchema], wanted: StructType) -> TypedSchema:
-    """Returns the newest schema of `versions` that has the columns `wanted`. Raises InvalidConfiguration, which names
-    what the newest schema lacks, if none has them."""
+    """Returns the newest schema of `versions` that is not deleted and has the columns `wanted`. Raises
+    InvalidConfiguration if there is none; the error says which columns the newest schema lacks."""
     living = sorted((each for each in versions if not each.deleted), key=lambda each: -each.version)
     named = {each.name: each.dataType for each in wanted if not each.name.startswith(META)}
     last = find_newest_schema(topic, living)
@@ -450,8 +456,8 @@ def columns_of_schemas(schemas: Mapping[str, TypedSchema], metadata: Iterable[St
 
 
 def check_metadata_columns(wanted: StructType, metadata: Iterable[StructField]) -> None:
-    """Checks those columns of the user's table schema that do not come from the topic's schema. `metadata` are the
-    columns that are allowed. Raises InvalidConfiguration."""
+    """Checks those columns of the user's table schema (`wanted`) that do not come from the topic's schema; `metadata`
+    has the allowed columns. Raises InvalidConfiguration for an unknown column or a wrong type."""
     known = {each.name: each.dataType for each in metadata}
     for each in wanted:
         if not each.name.startswith(META):

@@ -1,50 +1,52 @@
-"""Writing: rows to topics. A stream counts each batch once (sink.py); else, and in batch queries, at least once.
+"""Writes rows to topics, for Spark. Without exactly-once writing, which streams have by default, a sink writes at least
+once.
 
-A task has written when every row is acknowledged, that is synced on the ack quorum. Only then does `write` return
-its message to Spark; a row without acknowledgement fails the task, which Spark runs again. At least once, Spark's
-commit changes nothing: rows are visible once acknowledged, and a task that ran twice wrote twice. Spark writes its
-checkpoint after all tasks of a batch, so no row is ever omitted.
+A task has written its rows when every row is acknowledged, that is, synced on the ack quorum. Only then does `write`
+return its message to Spark; a row without an acknowledgement fails the task, and Spark runs the task again. If the sink
+writes at least once, Spark's commit changes nothing: rows are visible as soon as they are acknowledged, and a task that
+ran twice has written its rows twice. Spark writes its checkpoint after all tasks of a batch have ended, so no row is
+ever omitted.
 
-At `max_pending_messages` unacknowledged rows of a producer, the task waits.
+A task waits while one of its producers has `max_pending_messages` unacknowledged rows.
 
 Rows: `value` (binary or string, required; null: a tombstone), `key` (binary or string; null: none), `properties` (map)
 or `headers` (Kafka's), `topic` (without the option `topic`), `partition` (int; null: by key), `eventTime` (timestamp,
 in whole ms; null and 1970-01-01 itself: not set). Columns that only the source has (offset, messageId, …) are ignored,
 so that rows that were read can be written; any other column is an error.
 
-**A row may have values that a message cannot**: InvalidRequest, which names the column. These are an `eventTime` before
-1970, text in `topic`, `properties` or `headers` that is not UTF-8, a header without a key, a null among the headers, a
-partition that the topic lacks. Rules without an error: a null value of a property or header is written as an empty
-text; of a header that appears twice the last one counts; a `value` or `key` of type string that is not UTF-8 is written
-as its bytes.
+**Rows may have values that a message cannot have**: these raise InvalidRequest, which names the column. They are an
+`eventTime` before 1970; text in `topic`, `properties` or `headers` that is not UTF-8; a header without a key; a null
+among the headers; a partition that the topic lacks. Cases without an error: a null value of a property or header is
+written as an empty text; of a header that appears twice the last one counts; a `value` or `key` of type string that is
+not UTF-8 is written as its bytes.
 
-**With `schema=registry`** the columns are the fields of the topic's newest schema, and those of `METADATA` of
-decoding.py. The driver asks for the schema and compares the columns when the query starts; all tasks write by
-that one, and their messages name its version.
+**With `schema=registry`** the columns are the fields of the topic's newest schema, and the columns `METADATA` of
+decoding.py. The driver asks for the schema and compares the columns with it when the query starts; all tasks write by
+this schema, and their messages name its version.
 
-Exactly once: a transaction for each attempt of a task, and one commit for the batch.
+**Exactly once**: each attempt of a task writes in a transaction of its own, and one commit ends the transactions of a
+batch.
 
-    task     batch_transaction(batch)        the sink has the batch already: the rows are taken, and nothing is written
-             sends its rows, awaits receipts, prepare(until batchTimeout)        its message: `TaskReport`
-    driver   commit(messages)                commit_batch: all of them in one record, once for each batch of a sink
-             abort(messages)                 aborts those, unless the sink has the batch
+    task     batch_transaction(batch)        None: the sink has the batch already; the task writes nothing
+             sends its rows, waits for receipts, prepare(until batchTimeout)     returns a `TaskReport`
+    driver   commit(messages)                commit_batch: commits all of them in one record, once per batch of a sink
+             abort(messages)                 aborts their transactions, unless the sink has the batch
 
-**Why once.** Rows are visible only by a commit of their transaction. A sink has one commit for each number of a batch,
-of one complete set of tasks: Spark calls `commit` with the message of one attempt of each partition. What other
-attempts wrote (retries, speculation, tasks of a driver that is dead) is in no commit, and is aborted by the commit of
-their batch, or by its deadline. Spark goes on to the next batch when `commit` returned, which means that the commit is
-durable; a batch that runs again finds it. It does not matter whether its rows come again in the same order, or in as
-many tasks: the batch counts as it was first committed.
+**Why a batch counts once.** Rows are visible only after a commit of their transaction. A sink has one commit for each
+batch number, of one complete set of tasks: Spark calls `commit` with the message of one attempt for each partition. The
+rows of other attempts (retries, speculation, tasks of a driver that has crashed) are in no commit, and are aborted by
+the commit of their batch, or by their time-out. Spark begins the next batch after `commit` has returned, which means
+that the commit is durable; a batch that runs again finds this commit. Its rows may then be in another order, or in
+another number of tasks: the batch counts as it was first committed.
 
-**Order.** offsets/N → tasks → `commit` → commits/N. When `commit` raises, Spark calls `abort`: it names transactions,
-never "all of the batch", since a newer run may be at work; of a batch that is committed it aborts nothing. Errors of an
-abort are logged: time ends what it did not.
+**Order.** offsets/N → tasks → `commit` → commits/N. If `commit` raises, Spark calls `abort`: it names transactions,
+never "all of the batch", because a newer run of the batch may be in progress; of a committed batch it aborts nothing.
+Errors of an abort are logged: transactions that it did not abort end by their time-out.
 
-**Which batch.** Of a stream: sinkId (else the id of the query) and Spark's number of the batch, which tasks have as
-properties. Of a batch query, also in foreachBatch: sinkId and batchId; without them the tasks commit together, and a
-query that runs again writes again.
-Guards: tests/spark/test_delivery.py, tests/spark/test_exactly_once.py, `python -m tests.spark.kills`.
-"""
+**Which batch.** For a stream: sinkId (by default the id of the query) and Spark's number of the batch, which tasks have
+as properties. For a batch query, also in foreachBatch: sinkId and batchId; without these options the tasks are
+committed together, and a query that runs again writes its rows again. Guards: tests/spark/test_delivery.py,
+tests/spark/test_exactly_once.py, `python -m tests.spark.kills`."""
 
 from __future__ import annotations
 
@@ -99,18 +101,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TASK_TIMEOUT_S = 900.0
-"""Seconds from a task's first row to its last receipt: the longest that a cluster allows by default."""
+"""Longest time in seconds from a task's first row to its last receipt: the longest transaction time-out that a cluster
+allows by default."""
 KEPT_BYTES_MAX = 64 << 20
-"""Most bytes of a task's rows with sendAtEnd. Until they are sent, readers of the topic do not wait for the task."""
+"""Most bytes of a task's rows that are kept with sendAtEnd. Until the rows are sent, readers of the topic do not wait
+for the task's transaction."""
 OUTCOME_S = 120.0
-"""Seconds that the driver asks what became of a commit that got no answer."""
+"""Seconds for which the driver asks for the outcome of a commit that got no answer."""
 BETWEEN_QUESTIONS_S = 1.0
 _QUERY, _NUMBER = "sql.streaming.queryId", "streaming.sql.batchId"
-"""Properties that Spark sets for the tasks of a batch of a stream."""
+"""Names of properties that Spark sets for the tasks of a streaming batch: the id of the query, and the number of the
+batch."""
 
 
 class TaskReport(WriterCommitMessage):
-    """What a task reports to the Spark driver: how many rows it has stored, and in which transaction of which batch."""
+    """The message that a task returns to the Spark driver: how many rows it has stored, and in which transaction of
+    which batch."""
 
     def __init__(
         self, rows: int, batch: Batch | None = None, txn: str | None = None, *, is_already: bool = False
@@ -167,7 +173,7 @@ class BatchCommitter:
         _LOG.info("batch %d of sink %s: %s, %d rows", batch.number, batch.sink_id, outcome.name, rows)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Aborts the transactions of all tasks of a batch. Never raises: errors are logged."""
+        """Aborts the transactions of all tasks of a batch. Never raises: logs errors."""
         written = [each for each in messages if isinstance(each, TaskReport) and each.txn is not None]
         if self._options.once is None or not written:
             return
@@ -231,14 +237,16 @@ async def _aborted(client: Client, written: Sequence[TaskReport]) -> None:
 _LOG = logging.getLogger("magnetar.spark")
 
 PENDING_MAX = 40_000
-"""Rows without an acknowledgement in a task; Spark passes 10,000 at a time, so four batches of acks overlap it."""
+"""Most unacknowledged rows of a task. Spark passes 10,000 rows at a time, so that the acknowledgements of four such
+batches overlap."""
 
 ADMIN_TIMEOUT_S = 30.0
-"""Seconds that the question for the topic's schemas may take, when the query starts."""
+"""Longest time in seconds of the request for the topic's schemas when the query starts."""
 
 _NOW = SystemClock().monotonic
 BEGUN_S = 60.0
-"""Seconds after which a transaction without a message is begun again: a coordinator keeps an unused id for 600 s."""
+"""Seconds after which a transaction without a message is replaced by a new one: a coordinator keeps an unused id for
+600 s."""
 
 _TYPES: dict[str, tuple[DataType, ...]] = {
     "value": (BinaryType(), StringType()),
@@ -573,7 +581,7 @@ def _send(task: _TaskWriter, kept: list[pa.RecordBatch], batch: Batch, begun_at:
 
 
 class MagnetarWriter(DataSourceArrowWriter):
-    """Spark's writer of a batch query: sends rows as messages."""
+    """Spark's writer of a batch query: sends each row as a message."""
 
     def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
         self._options, self._schema = options, schema
@@ -591,7 +599,7 @@ class MagnetarWriter(DataSourceArrowWriter):
 
 
 class MagnetarStreamWriter(DataSourceStreamArrowWriter):
-    """Spark's writer of a streaming query: each task sends its rows of a batch as messages."""
+    """Spark's writer of a streaming query: each task sends its rows of a batch, each row as a message."""
 
     def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
         self._options, self._schema = options, schema

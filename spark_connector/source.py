@@ -1,20 +1,21 @@
-"""Reading: Spark's batch and streaming interfaces over index ranges.
+"""Reads topics, for Spark: the batch and streaming interfaces of Spark over ranges of message indexes.
 
-Where things run (Spark's rules): all methods but `read` run in one long-lived Python process at the driver, one call
-after the other. `read` runs in forked, reused Python workers on the executors, with a pickled copy of the reader. So a
-reader has only options and decisions; connections are in ranges.py, per process, made at their first use.
+Where the methods run (Spark's rules): all methods but `read` run in one long-lived Python process at the driver, one
+call after the other. `read` runs in forked, reused Python workers on the executors, with a pickled copy of the reader.
+So a reader has only options and decisions; connections are in ranges.py, one per process, made when they are first
+used.
 
 A streaming batch is a pair of offsets that Spark writes to its checkpoint before anything is read; `partitions(start,
-end)` is a function of the two and of what the topic still has, so a retried batch reads the same messages.
-Spark calls `commit(end)` for the *previous* batch when it plans the next: a durable subscription lags by one batch,
-which is safe. For the source a topic ends before the first message of an open transaction. What was aborted keeps its
-indexes and has no rows; it is not lost.
+end)` depends only on the two offsets and on the messages that the topic still has, so a retried batch reads the same
+messages. Spark calls `commit(end)` for the *previous* batch when it plans the next one: a durable subscription lags by
+one batch, which is safe. For the source a topic ends before the first message of an open transaction. Aborted messages
+keep their indexes and become no rows; they do not count as lost.
 
-**A query holds its data by itself**: by a durable subscription that is named after the id in its checkpoint. Spark
-tells that id to tasks alone, so the first task of a partition in each batch makes the subscription, if need be, and
-moves it to where the batch begins: Spark plans a batch when all earlier ones are committed. With the option
-`subscription` or `durableCursor=true` the driver does it, by that name; with `durableCursor=false` there is none.
-"""
+**A query retains its unread messages by itself**, with a durable subscription whose name contains the query's id in its
+checkpoint. Spark tells that id only to tasks, so the first task of a partition in each batch creates the subscription,
+if it does not exist, and moves it to the start of the batch: Spark plans a batch after all earlier batches are
+committed. With the option `subscription` or `durableCursor=true` the driver does this, with a subscription of that
+name; with `durableCursor=false` there is no subscription."""
 
 from __future__ import annotations
 
@@ -53,15 +54,17 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("magnetar.spark")
 
 QUERY_ID = "sql.streaming.queryId"
-"""Spark's property of a task: the id that a query has in its checkpoint, over all restarts."""
+"""Name of the task property in which Spark passes the id of a query; the checkpoint has the id, so it is the same over
+all restarts."""
 QUERY_PREFIX = "spark-query-"
-"""Beginning of the names of subscriptions that queries have of their own; `magnetar spark` knows them by it."""
+"""Prefix of the names of the subscriptions that queries create for themselves; `magnetar spark` recognizes them by
+it."""
 
 
 class RangeTask(InputPartition):
-    """The work of one Spark task: the messages `first` … `end - 1` of one partition, in the incarnation that was
-    planned. `done`: in the first task of a partition, the index before which all earlier batches are committed. `name`:
-    the name of the partition; empty: the topic has no partitions."""
+    """The work of one Spark task: to read the messages `first` … `end - 1` of one partition, in the incarnation that
+    was planned. `done`: in the first task of a partition, the index before which all earlier batches are committed.
+    `name`: the name of the partition; empty: the topic has no partitions."""
 
     def __init__(self, range_: MessageRange, done: int | None = None, name: str = "") -> None:
         super().__init__(range_)

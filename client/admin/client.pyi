@@ -19,12 +19,12 @@ class AdminClient(ClosedAfterAsyncWith):
             print(await admin.topics(), await admin.subscriptions("flights-partition-0"))
 
     It connects by `service_url` as `Client` does, or by another `transport`. It belongs to one event loop; `Admin` has
-    the same methods for programs without asyncio. Answers are the frozen dataclasses of proto/statistics.py.
+    the same methods for programs without asyncio. Methods return the frozen dataclasses of proto/statistics.py.
 
     `timeout_s` bounds each operation with all its attempts. Errors are those of proto/errors.py as the server raised
     them: TenantNotFound, NamespaceNotFound, TopicNotFound, SubscriptionNotFound, AlreadyExists, Busy (in use),
-    InvalidName and InvalidRequest (before anything is sent, where the client can tell), NotAllowed; Unavailable when
-    no broker is reached; ConnectionLost and TimedOut leave open whether it happened.
+    InvalidName and InvalidRequest (before anything is sent, if the client can tell), NotAllowed; Unavailable if no
+    broker is reached. After ConnectionLost and TimedOut it is unknown whether the operation was done.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class AdminClient(ClosedAfterAsyncWith):
     ) -> None: ...
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections of this object."""
 
     async def tenants(self) -> list[str]:
         """Returns the names of the tenants, sorted."""
@@ -142,7 +142,7 @@ class AdminClient(ClosedAfterAsyncWith):
 
     async def advance_subscription(self, topic: str, name: str, index: int, *, incarnation: int = 0) -> None:
         """Acknowledges for the subscription `name`, durably, every message of the partition `topic` whose index is less
-        than `index`. `incarnation`: of the topic, from an answer of `offsets`.
+        than `index`. `incarnation`: the topic's incarnation, from an answer of `offsets`; 0: any.
         """
 
     async def all_halves(self, *, group: str = "", limit: int = 1000) -> list[values.CoordinatorHalves]:
@@ -182,7 +182,9 @@ class AdminClient(ClosedAfterAsyncWith):
         auto_topic_creation: bool = True,
         default_partitions: int = 0,
     ) -> None:
-        """Creates a namespace. The parameters have the meanings of the fields of NamespaceInfo."""
+        """Creates a namespace with `bundles` bundles (0: the cluster's default). `auto_topic_creation`: whether its topics
+        are created when they are first used; `default_partitions`: the number of partitions of such a topic.
+        """
 
     async def create_subscription(
         self,
@@ -221,14 +223,14 @@ class AdminClient(ClosedAfterAsyncWith):
         """
 
     async def detach_transaction(self, txn: TxnId | str, topic: str) -> None:
-        """Removes a topic from the participants of a transaction: the transaction no longer waits until this topic
-        stores its outcome. For a topic that cannot store the outcome any more. Raises NotFound.
+        """Removes a topic from the participants of a transaction: the transaction no longer waits until this topic stores
+        its outcome. For a topic that cannot store the outcome any more. Raises NotFound if there is no such transaction.
         """
 
     async def drain_broker(self, name: str) -> None:
         """Drains a broker: the broker gives its bundles to the other brokers of its group, and gets no new ones until
-        `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` shows how
-        many bundles are left. Raises NotFound if there is no such broker.
+        `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` returns how many
+        bundles are left. Raises NotFound if there is no such broker.
         """
 
     async def expire_messages(self, topic: str, name: str, older_than: float | MessageId) -> int:
@@ -238,14 +240,14 @@ class AdminClient(ClosedAfterAsyncWith):
         """
 
     async def find_orphans(self, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
-        """Returns the orphaned ledgers: those to which no topic and no cursor refers. If `remove` is true, they are
-        fenced and deleted now, as brokers do every hour. If `unexplained` is true, the ledgers whose owner has no
-        record are returned too; no broker deletes these by itself.
+        """Returns the orphaned ledgers: those to which no topic and no cursor refers. If `remove` is true, these ledgers
+        are fenced and deleted now, as brokers do every hour. If `unexplained` is true, also returns the ledgers whose owner
+        has no record; no broker deletes these by itself.
         """
 
     async def grant_namespace_permission(self, name: str, role: str, actions: Sequence[str]) -> None:
-        """Grants the role `role` the actions `actions` ("produce", "consume", …) at a namespace; these actions replace
-        those that the role had there. Raises InvalidRequest.
+        """Grants the role `role` the actions `actions` ("produce", "consume", …) at a namespace; these actions replace the
+        actions that the role had there. Raises InvalidRequest if an action is unknown.
         """
 
     async def grant_subscription_permission(self, name: str, subscription: str, roles: Sequence[str]) -> None:
@@ -254,8 +256,8 @@ class AdminClient(ClosedAfterAsyncWith):
         """
 
     async def grant_topic_permission(self, topic: str, role: str, actions: Sequence[str]) -> None:
-        """Grants the role `role` the actions `actions` ("produce", "consume", …) at one topic with its partitions;
-        these actions replace those that the role had there.
+        """Grants the role `role` the actions `actions` ("produce", "consume", …) at one topic with its partitions; these
+        actions replace the actions that the role had there.
         """
 
     async def half(self, half: TxnId | str) -> values.HalfStats:
@@ -293,9 +295,9 @@ class AdminClient(ClosedAfterAsyncWith):
         """Returns the properties that are set for a namespace. A namespace inherits no properties."""
 
     async def namespace_stats(self, namespace: str) -> list[values.TopicStats]:
-        """Returns the statistics of each partition and each topic without partitions, sorted by name; without
-        `oldest_ms`. It sends one request to each broker, more if there are many topics, and one for each topic that no
-        broker serves now.
+        """Returns the statistics of each partition and each topic without partitions, sorted by name; the field `oldest_ms`
+        is not set. Sends one request to each broker, more if there are many topics, and one for each topic that no broker
+        serves now.
         """
 
     async def namespaces(self, tenant: str) -> list[str]:
@@ -315,10 +317,11 @@ class AdminClient(ClosedAfterAsyncWith):
         aborted_in: tuple[int, int] = (0, 0),
         incarnation: int = 0,
     ) -> values.TopicOffsets:
-        """Returns the indexes and the size of one partition. `subscription` is created at the earliest message if it
-        does not exist. `aborted_in`: a range of indexes (first, end) in which messages of aborted transactions are
-        counted. `incarnation`: from an earlier answer; raises TopicNotFound if the topic was deleted and created again
-        since, so that its indexes mean other messages.
+        """Returns the indexes and the size of one partition. `publish_times_ms`: for each time, the answer has the index of
+        the first message published then or later. `subscription` is created at the earliest message if it does not exist.
+        `aborted_in`: a range of indexes (first, end) in which messages of aborted transactions are counted. `incarnation`:
+        from an earlier answer; raises TopicNotFound if the topic was deleted and created again since, so that its indexes
+        mean other messages.
         """
 
     async def owner(self, topic: str) -> str:
@@ -342,8 +345,8 @@ class AdminClient(ClosedAfterAsyncWith):
         """
 
     async def peek_messages(self, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
-        """Returns the next messages that a subscription will deliver, at most `messages`; the subscription stays where
-        it is.
+        """Returns the next messages that a subscription will deliver, at most `messages`; does not move the
+        subscription.
         """
 
     async def put_schema(self, topic: str, schema: SchemaInfo) -> int:
@@ -383,8 +386,8 @@ class AdminClient(ClosedAfterAsyncWith):
         """
 
     async def revoke_namespace_permission(self, name: str, role: str) -> None:
-        """Revokes all permissions of `role` at the namespace. Its connected clients are disconnected within a second.
-
+        """Revokes all permissions of `role` at the namespace. Connected clients of that role are disconnected within a
+        second.
         """
 
     async def revoke_subscription_permission(self, name: str, subscription: str, role: str) -> None:
@@ -403,8 +406,8 @@ class AdminClient(ClosedAfterAsyncWith):
         """
 
     async def schema(self, topic: str, version: int | None = None) -> values.TopicSchema:
-        """Returns the newest schema of a topic; if `version` is given, the schema with that version, even if it is
-        deleted. Raises SchemaNotFound.
+        """Returns the newest schema of a topic; if `version` is given, the schema with that version, even if it is deleted.
+        Raises SchemaNotFound if there is no such schema.
         """
 
     async def schema_version(self, topic: str, schema: SchemaInfo) -> int:
@@ -483,8 +486,8 @@ class AdminClient(ClosedAfterAsyncWith):
         """
 
     async def topics(self, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
-        """Returns the full names of a namespace's topics, sorted; if `partitions` is true, the names of single
-        partitions instead of partitioned topics.
+        """Returns the full names of a namespace's topics, sorted. If `partitions` is true, the list has the name of each
+        partition in place of the name of its topic.
 
         Non-persistent topics are included if they have partitions or are in use.
         """
@@ -510,8 +513,8 @@ class AdminClient(ClosedAfterAsyncWith):
         """
 
     async def unload_namespace(self, name: str, bundle: str = "") -> values.Unloaded:
-        """Unloads all bundles of a namespace from their brokers, or only the bundle `bundle`; the next look-ups of
-        their topics find new owners.
+        """Unloads all bundles of a namespace from their brokers, or only the bundle `bundle`. Other brokers own their
+        topics at the next look-up.
         """
 
     async def unsubscribe_namespace(self, name: str, subscription: str, *, force: bool = False) -> int:

@@ -95,8 +95,8 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         return self._current().get_service_info()
 
     def sink_status(self, sink_id: str) -> SinkStatus | None:
-        """Returns the last batch that was committed for a sink, and the query that wrote it; None if no batch was
-        committed.
+        """Returns the number of the last batch that was committed to a sink, and the query that wrote it; None if no
+        batch was committed.
         """
         return self._run(self._current().sink_status(sink_id))
 
@@ -204,13 +204,13 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         """Opens a consumer of a subscription, which is created if it does not exist. docs/settings.md describes the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
 
-        `isolation` applies to the subscription: with read_uncommitted it gets what transactions wrote before they
-        commit, and what they aborted. `redelivery_order` applies to it as well: with "key" a message that failed (a
-        negative acknowledgement, or none in time) blocks the messages after it, of its key on KeyShared, of the
-        partition on Exclusive and Failover, until it is acknowledged or becomes a dead letter; the broker's back-off
-        decides when it is delivered again. `priority_level` and `consumer_event_listener` are those of Pulsar's Java
-        client. Non-persistent topics of a pattern are looked for every `pattern_auto_discovery_period` seconds; the
-        broker reports persistent ones at once.
+        `isolation` applies to the whole subscription: with read_uncommitted it also gets the messages of transactions
+        that are not committed yet, or were aborted. `redelivery_order` applies to the whole subscription, too: with
+        "key" a message that failed (a negative acknowledgement, or none in time) blocks the messages after it (on
+        KeyShared those of its key, on Exclusive and Failover those of the partition) until it is acknowledged or
+        becomes a dead letter; the broker's back-off decides when it is delivered again. `priority_level` and
+        `consumer_event_listener` are those of Pulsar's Java client. A pattern's new non-persistent topics are searched
+        for every `pattern_auto_discovery_period` seconds; the broker reports persistent topics at once.
 
         `message_listener(consumer, message)` is called in another thread, in order; at most `message_listener_threads`
         listeners of all consumers and readers of this client run at the same time. The event listener has its own
@@ -234,8 +234,8 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         *,
         isolation: str = "read_committed",
     ) -> Reader:
-        """Opens a reader that starts after `start_message_id`, or at it with `start_message_id_inclusive`.
-        `isolation`: as in `subscribe`.
+        """Opens a reader that starts after the message `start_message_id`, or at this message with
+        `start_message_id_inclusive`. `isolation`: as in `subscribe`.
 
         `reader_listener(reader, message)` is called in a thread of its own.
         """
@@ -289,12 +289,13 @@ class ProducerFacade(ForkReopenedFacade[AsyncProducer]):
         check_key: str = "",
         check_after: float = 0,
     ) -> Half:
-        """Stores a half message: durably, without publishing it. `Half.commit` publishes it, once; `Half.rollback`
-        drops it. After `check_after` seconds without either (0: the cluster's default), a program that answers for
-        `group` (`Client.on_check`) is asked about `check_key`. docs/transactions.md has the rules.
+        """Stores a message as a half message: durably, without publishing it. `Half.commit` publishes it, once;
+        `Half.rollback` drops it. If neither was called within `check_after` seconds (0: the cluster's default), a
+        program that answers for `group` (`Client.on_check`) is asked about `check_key`. docs/transactions.md has the
+        rules.
 
-        Raises ServiceUnitNotReady if the group has too many undecided half messages, MessageTooBig, or Timeout: it may
-        be stored, and is then rolled back.
+        Raises ServiceUnitNotReady if the group has too many undecided half messages; MessageTooBig; or Timeout, after
+        which the half message may be stored, and is then rolled back.
         """
         return self._half(self._run(self._current().prepare(**pick_parameters(locals()))))
 
@@ -329,16 +330,16 @@ class HalfFacade(ProcessBoundFacade[AsyncHalf]):
     def commit(self) -> None:
         """Publishes the half message; returns when this is final. May be called again.
 
-        Raises TransactionAborted if it was rolled back, and HalfParked if an operator must decide. If a topic refuses
-        it (TopicTerminated, …), raises that error: none of it is published, and it is parked. After OutcomeUnknown
-        call it again; otherwise the group is asked.
+        Raises TransactionAborted if the half message was rolled back, and HalfParked if an operator must decide. If a
+        topic refuses one of its messages (TopicTerminated, …), raises that error: none of them is published, and the
+        half message is parked. After OutcomeUnknown call `commit` again; otherwise a program of the group is asked.
         """
         self._finish(self._current().commit())
 
     def rollback(self) -> None:
         """Drops the half message without publishing it; returns when this is final. May be called again. Raises
-        TransactionEnded if it was committed, HalfParked if an operator must decide. After OutcomeUnknown call it again;
-        otherwise the group is asked.
+        TransactionEnded if the half message was committed, HalfParked if an operator must decide. After OutcomeUnknown
+        call `rollback` again; otherwise a program of the group is asked.
         """
         self._finish(self._current().rollback())
 
@@ -359,26 +360,27 @@ class TransactionFacade(ProcessBoundFacade[AsyncTransaction]):
         return self._inner.state
 
     def commit(self, wait: Wait = "durable") -> None:
-        """Commits the transaction. Returns when this is durable, or with `wait` "visible" when all consumers may see
-        it. May be called again.
+        """Commits the transaction. Returns when the commit is durable, or with `wait` "visible" when all consumers may
+        see its messages. May be called again.
 
-        Raises TransactionAborted if nothing of it counts, also because an operation in it failed; TransactionFenced.
-        After OutcomeUnknown call it again, or ask `transaction_status`.
+        Raises TransactionAborted if nothing in the transaction counts, for example because an operation in it failed;
+        TransactionFenced. After OutcomeUnknown call `commit` again, or ask `transaction_status`.
         """
         self._finish(self._current().commit(wait))
 
     def prepare(self, until: float = 0) -> None:
-        """Prepares the transaction. Returns when all of it is durable; it then waits for its end for `until` seconds
-        (0: as long as the cluster allows), even if this client or the coordinator crashes. Nothing can be added any
-        more. `commit` or `abort` end it here, or any program by its id: `Client.commit_transaction`,
-        `abort_transaction`, or asyncio's `commit_batch`. Readers wait for it until then. Raises what `commit` raises.
+        """Prepares the transaction: everything in it is durable when `prepare` returns, and nothing can be added any
+        more. The transaction then waits for its end for `until` seconds (0: as long as the cluster allows), even if
+        this client or the coordinator crashes. `commit` or `abort` ends it, also from another program by its id:
+        `Client.commit_transaction`, `abort_transaction`, or asyncio's `commit_batch`. Until then readers wait for it.
+        Raises what `commit` raises.
         """
         self._finish(self._current().prepare(until))
 
     def abort(self, wait: Wait = "durable") -> None:
-        """Aborts the transaction: nothing of it counts; messages that it acknowledged are delivered again. May be
-        called again. Raises TransactionEnded if it is committed, or may be; OutcomeUnknown if it was prepared, and its
-        coordinator does not answer.
+        """Aborts the transaction: nothing in it counts; messages that it acknowledged are delivered again. May be
+        called again. Raises TransactionEnded if the transaction is committed, or may be; OutcomeUnknown if it was
+        prepared, and its coordinator does not answer.
         """
         self._finish(self._current().abort(wait))
 
@@ -437,7 +439,7 @@ class ReaderFacade(ForkReopenedFacade[AsyncReader]):
         """Moves the reader to a message id, MessageId.earliest, MessageId.latest, or a publish time in ms since the
         epoch.
 
-        The id of a message moves its own partition; the others keep their positions.
+        The id of a message moves only the partition of that message; the other partitions keep their positions.
         """
         self._run(self._current().seek(messageid))
 

@@ -1,8 +1,7 @@
-"""`magnetar.outbox`: messages as rows in the application's own transaction, and the relay that sends them
-(docs/outbox.md).
+"""The module `magnetar.outbox`: messages that an application writes as rows in its own database transaction, and the
+relay that sends them (docs/outbox.md).
 
-Each name is loaded when it is first used: without SQLAlchemy or Django the rest of the SDK works.
-"""
+Each name is loaded when it is first used, so that the rest of the SDK works without SQLAlchemy and Django."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""A destination of a relay: its claimed rows in the order of their sequence ids, and the one group in flight.
+"""The core of one destination of a relay (`Destination`): its claimed rows in the order of their sequence ids, and the
+one group of rows in flight.
 
-**One group at a time.** Rows leave in groups that are one entry each, and the next group leaves when the outcome of the
-one before is known; when it was refused, only after that is recorded in the database. So the highest sequence id that
-the topic knows of this relay means: every row up to it is stored, or was refused and has given its id back. Without it
-a row that was refused before a crash, while later ones were stored, would count as a duplicate and be lost.
+**One group at a time.** Rows are sent in groups, each as one entry. The next group is sent when the outcome of the
+group before is known; if that was refused, only after the database has recorded the refusal. So of every row up to the
+highest sequence id that the topic knows of this relay, one thing is certain: it is stored, or it was refused and has
+given its id back. Without this rule a row that was refused before a crash, while later rows were stored, would count as
+a duplicate after the crash and be lost.
 
 | state | left by |
 |---|---|
@@ -16,7 +18,8 @@ a row that was refused before a crash, while later ones were stored, would count
 
 Guard: tests/client/outbox/test_relay_core.py.
 
-Rows of an atomic relay: whole units, and the one cluster transaction in flight. Pure; a part of relay_core.py.
+Also the core of an atomic relay (`AtomicUnits`): its units of rows, and the one cluster transaction in flight. Both
+cores are parts of the core in relay_core.py.
 
 A *unit* is the rows that one transaction of the application wrote, to any destinations. A *flight* is one transaction
 of the cluster that publishes whole units, as many as one claim may have. So readers see all of a unit or nothing.
@@ -26,20 +29,20 @@ of the cluster that publishes whole units, as many as one claim may have. So rea
     units.take_stored_rows()            how it ended; or `put_back()`, or `take_refused_unit()`
     units.take_unstored_rows()          units that are certainly not stored give their ids back
 
-**One flight at a time**, in the order of the claims: a topic takes the sequence ids of a producer in their order, and
-judges those of a flight only when the one before has ended there.
+**One flight at a time**, in the order of the claims: a topic accepts the sequence ids of a producer only in order, and
+can judge the ids of a flight only when the flight before has ended at the topic.
 
-**Sure or not.** When a relay dies, or a commit gets no answer, a flight may be stored or not. What a destination has is
-told when it is opened: `last`, the highest id in it, also of a transaction that may still be aborted. A unit with a row
-above `last` is not stored, and never will be: its transaction lacks that row. A unit of which each row is at `last` or
-below may be stored: it is sent again under its ids, an entry for each row, and the topics drop what they have. Such a
-unit keeps its ids until it is known to be stored. Guard: tests/client/outbox/test_together.py.
+**Sure or not.** When a relay crashes, or a commit gets no answer, it is unknown whether its flight is stored. When the
+producer of a destination is opened, the topic reports `last`, the highest id in it, even if that belongs to a
+transaction that may still be aborted. A unit with a row above `last` is not stored, and never will be: its transaction
+lacks that row. A unit whose rows are all at `last` or below may be stored: it is sent again under the same ids, with
+one entry per row, and the topics drop the rows that they have. Such a unit keeps its ids until it is known to be
+stored. Guard: tests/client/outbox/test_together.py.
 
-The values, effects and settings of the relay's core.
+Also the values, effects and settings of the relay's core (relay_core.py).
 
-A *destination* is what one broker producer publishes to: a topic without partitions, or one partition, by its full
-name. Positions are sequence ids; -1: none.
-"""
+A *destination* is the topic to which one producer publishes: a topic without partitions, or one partition, by its full
+name. Positions are sequence ids; -1: none."""
 
 from __future__ import annotations
 
@@ -56,8 +59,7 @@ NONE = -1
 
 
 class ClaimedRow(NamedTuple):
-    """A row that a relay has claimed: it has a sequence id and a destination, which stay the same until its outcome is
-    recorded."""
+    """A row that a relay has claimed. It keeps its sequence id and its destination until its outcome is recorded."""
 
     id: int
     seq: int
@@ -98,8 +100,8 @@ class RowsOutcome(Enum):
 
 
 class RefusedRow(NamedTuple):
-    """A row that its topic refused: it gives its sequence id back, and is sent again after `retry_after_s` seconds, or
-    is parked."""
+    """A row that its topic refused. The row gives its sequence id back, and is sent again after `retry_after_s`
+    seconds; if `parked`, no relay sends it again by itself."""
 
     row: ClaimedRow
     error: str
@@ -109,9 +111,9 @@ class RefusedRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """A request to claim rows, at most `rows_max` rows and `bytes_max` bytes. `topics`: of each topic the number of
-    partitions (0: not partitioned), and the partitions that have room. `units`: only whole units are claimed; the
-    first may exceed the bounds."""
+    """A request to claim rows, at most `rows_max` rows and `bytes_max` bytes. `topics`: topic → the number of its
+    partitions (0: not partitioned), and the partitions that have room. `units`: only whole units are claimed; the first
+    unit may exceed the bounds."""
 
     rows_max: int
     bytes_max: int
@@ -121,9 +123,9 @@ class ClaimRequest:
 
 @dataclass(frozen=True, slots=True)
 class RelayDatabaseTransaction:
-    """The steps of one database transaction of a relay, in this order: check that this relay still has the shard;
-    record outcomes; claim rows. The turn can be repeated if it is unknown whether it committed: `next_seq` shows
-    whether its claim did."""
+    """A *turn*: the steps of one database transaction of a relay, in this order: check that this relay still has the
+    shard; record outcomes; claim rows. If it is unknown whether a turn committed, it can be run again: `next_seq` shows
+    whether its claim was committed."""
 
     epoch: int
     next_seq: int
@@ -206,7 +208,7 @@ class RelaySettings:
 
 
 ANY = sys.maxsize
-"""Value of `last_open` when it is not known what the topic has."""
+"""Value of `last_open` while it is unknown which rows the topic has."""
 
 
 class DestinationStatus(Enum):
@@ -243,8 +245,8 @@ class Destination:
 
     @property
     def last_claimed_id(self) -> int:
-        """Returns the highest sequence id that the topic may have stored: of the waiting rows, the rows in flight, and
-        the rows known to be stored."""
+        """Returns the highest sequence id that the topic may have stored: the highest id of the waiting rows, the rows
+        in flight and the rows known to be stored."""
         last = self.queue[-1] if self.queue else self.in_flight[-1] if self.in_flight else None
         return self.stored if last is None else max(self.stored, last.seq)
 
@@ -286,9 +288,9 @@ class Destination:
 
     # ------------------------------------------------------------------------------ outcomes
     def on_opened(self, last: int, *, sure: bool) -> list[ClaimedRow]:
-        """Fact: the producer is open. `last`: the highest sequence id that the topic knows. Returns the rows that are
-        therefore stored. If not `sure`, an open transaction may contain these rows: returns nothing, the rows up to
-        `last` are sent again one by one, and the topic drops those that it has stored."""
+        """Fact: the producer is open. `last`: the highest sequence id that the topic knows. Returns the waiting rows up
+        to `last`, which the topic has stored. If not `sure`, an open transaction may contain these rows: then returns
+        no rows; the rows up to `last` are sent again one by one, and the topic drops those that it has."""
         assert self.state is DestinationStatus.OPENING, "it was being opened"
         assert not self.in_flight, "nothing is in flight without a producer"
         self.last_open = last
@@ -311,9 +313,9 @@ class Destination:
         return done
 
     def on_group_refused(self) -> tuple[ClaimedRow | None, list[ClaimedRow]]:
-        """Fact: the topic refused the group in flight. Returns the refused row, and the waiting rows with the same key,
-        which give their ids back. If the group had several rows, returns no row: all of them are sent again, one by
-        one, under the same ids."""
+        """Fact: the topic refused the group in flight. Returns the refused row, and the waiting rows with the same key;
+        all of them give their ids back. If the group had several rows, returns (None, []): these rows are sent again
+        one by one, under the same ids."""
         group, self.in_flight = self.in_flight, ()
         if len(group) > 1:
             self.queue.extendleft(reversed(group))
@@ -346,8 +348,8 @@ class Destination:
         self._failed += 1
 
     def on_transaction_failed(self, error: str, now: float, *, sure: bool) -> None:
-        """Fact: the cluster transaction with this destination's part failed. Opens the producer again after a pause. If
-        not `sure`, the transaction may be committed."""
+        """Fact: the cluster transaction that contains this destination's part failed. The producer is opened again
+        after a pause. If not `sure`, the transaction may be committed."""
         self.in_flight = ()
         self.last_open = self.last_open if sure else ANY
         self.on_producer_failed(error, now)
@@ -382,12 +384,12 @@ def may_join_entry(group: Sequence[ClaimedRow], size: int, row: ClaimedRow, sett
 
 Unit = tuple[ClaimedRow, ...]
 Parts = dict[str, tuple[tuple[ClaimedRow, ...], ...]]
-"""Destination → its entries of a flight, each a group of rows."""
+"""Destination → the entries of a flight for this destination; each entry is a group of rows."""
 
 
 class AtomicUnits:
-    """The units of an atomic relay: those that wait, and those of the one cluster transaction in flight. A unit is the
-    rows that one transaction of the application wrote."""
+    """The core of an atomic relay: the units that wait, and the units of the one cluster transaction in flight. A unit
+    is the rows that one transaction of the application wrote."""
 
     def __init__(self, settings: RelaySettings, destinations: Mapping[str, Destination]) -> None:
         self.queue: deque[Unit] = deque()
@@ -476,7 +478,7 @@ class AtomicUnits:
         return [row for unit in flight for row in unit]
 
     def put_back(self) -> None:
-        """Puts the units in flight back to the front of the queue: they are sent again under the same ids."""
+        """Puts the units in flight back to the front of the queue. They are sent again under the same sequence ids."""
         self.queue.extendleft(reversed(self.in_flight))
         self.in_flight = ()
 
@@ -498,8 +500,9 @@ class AtomicUnits:
         return self.queue.popleft()
 
     def take_unstored_rows(self) -> list[ClaimedRow]:
-        """Removes and returns all waiting rows, if the topics can have stored none of them. Otherwise removes nothing
-        and returns an empty list: one unit retains its ids, so the rows after it must retain theirs, too."""
+        """Removes and returns all waiting rows, if it is certain that the topics have stored none of them. Otherwise
+        removes nothing and returns an empty list: the unit that may be stored keeps its ids, so the rows after it must
+        keep theirs."""
         if any(map(self.may_be_stored, self.queue)):
             return []
         found = [row for unit in self.queue for row in unit]

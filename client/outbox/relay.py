@@ -1,19 +1,19 @@
-"""The relay of one shard: a thread beside the application, or all of a process.
+"""The relay of one shard of an outbox (`Relay`): runs as a thread of the application, or as a process of its own.
 
     relay = Relay(client, engine, outbox, shard=0, shards=1)
-    relay.start()                    # a thread; `relay.run()` does the same in this one
+    relay.start()                    # in a new thread; `relay.run()` does the same in the calling thread
     …
     relay.stop()
 
-It owns a core (client/outbox/relay_core.py), which decides, and runs its effects: transactions in this thread, all else
-in the client's loop. What fails for a while is tried again: a database or a broker that is away, for as long as it
-takes. An error that an operator must resolve ends the relay, and is in `error`. An unforeseen error is logged, and the
-relay starts anew, as after a crash.
+A relay owns a core (client/outbox/relay_core.py), which makes the decisions, and carries out the core's effects:
+database transactions in its own thread, all else in the client's event loop. A failure that may pass is retried for as
+long as it lasts: the database or a broker is not reachable. An error that an operator must resolve ends the relay, and
+is in `error`. An unforeseen error is logged, and the relay starts again, as after a crash.
 
-The work of an operator with an outbox, for `magnetar outbox`: lists rows, parks, revives and deletes them.
+Also the operations of an operator on an outbox (`OutboxAdmin`), for `magnetar outbox`: to list, park, revive and delete
+rows.
 
-All operations may run while relays run: claimed rows are left to their relay.
-"""
+They may be called while relays run: they do not change rows that a relay has claimed."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ from .store import Lag, RelayStore
 from .tables import SQLAlchemyOutbox, translate_errors
 
 ALIVE_MS = 10_000
-"""Milliseconds since a relay was seen within which it runs."""
+"""A relay that was active within this time, in ms, counts as running."""
 
 
 class OutboxRow(NamedTuple):
-    """A row of an outbox without its value, as the CLI shows it. `created_ms`: ms since the epoch. `unit`: a number
-    that is equal for all rows of one transaction of the application."""
+    """A row of an outbox without its value, for the CLI. `created_ms`: ms since the epoch. `unit`: a number that is
+    equal for all rows of one transaction of the application."""
 
     id: int
     state: str
@@ -96,7 +96,8 @@ class ShardRecord(NamedTuple):
 
 
 class OutboxAdmin:
-    """The administrative operations that an operator can call on an outbox."""
+    """The operations of an operator on an outbox: see its rows and shards, and park, revive, delete or renumber
+    them."""
 
     def __init__(self, engine: Engine, outbox: SQLAlchemyOutbox) -> None:
         self._engine, self._outbox = engine, outbox
@@ -141,13 +142,13 @@ class OutboxAdmin:
         ]
 
     def park_rows(self, ids: Sequence[int]) -> int:
-        """Parks waiting and refused rows: no relay sends parked rows, and later rows of the same keys wait. Returns the
-        number of rows that were parked."""
+        """Parks those of the rows `ids` that wait or were refused: no relay sends parked rows, and later rows of the
+        same keys wait. Returns the number of rows that were parked."""
         return self._change(ids, (RowState.WAITING, RowState.HELD), state=int(RowState.PARKED), error="parked by hand")
 
     def revive_rows(self, ids: Sequence[int] | None = None) -> int:
-        """Makes parked and refused rows wait for a relay again, and sets their number of attempts to 0. `ids` None: all
-        parked and refused rows. Returns the number of rows that were revived."""
+        """Makes those of the rows `ids` that are parked or were refused wait for a relay again, and sets their number
+        of attempts to 0. `ids` None: all parked and refused rows. Returns the number of rows that were revived."""
         return self._change(
             ids, (RowState.PARKED, RowState.HELD), state=int(RowState.WAITING), attempts=0, error=None, retry_at=None
         )
@@ -160,8 +161,8 @@ class OutboxAdmin:
             return connection.execute(update(self._rows).where(*wanted).values(**values)).rowcount
 
     def drop(self, ids: Sequence[int]) -> int:
-        """Deletes rows of the outbox that no relay has claimed: their messages are never sent. Returns the number of
-        deleted rows."""
+        """Deletes those of the rows `ids` that no relay has claimed: their messages are never sent. Returns the number
+        of deleted rows."""
         with translate_errors(), self._engine.begin() as connection:
             here = self._rows.c.id.in_(ids), self._rows.c.state != int(RowState.CLAIMED)
             return connection.execute(delete(self._rows).where(*here)).rowcount
@@ -180,9 +181,9 @@ class OutboxAdmin:
             connection.execute(update(table).values(shards=shards))
 
     def renumber_shard(self, client: Client, name: str, shard: int) -> dict[str, int]:
-        """Renumbers the sequence ids of a shard after OutboxBehind or SequencesForgotten: new ids continue after the
-        highest id that the topics know. Claimed rows wait again, so rows that were stored already are stored twice.
-        Fences a running relay. Returns the highest id of each destination."""
+        """Renumbers the sequence ids of a shard after the error OutboxBehind or SequencesForgotten: new ids continue
+        after the highest id that the topics know. Claimed rows wait again, so rows that were stored already are stored
+        a second time. Fences a running relay. Returns the highest id of each destination."""
         known = [each for each in self.read_shards() if each.shard == shard]
         if not known:
             raise OutboxError(f"the outbox has no shard {shard} yet: nothing is numbered")
@@ -216,7 +217,8 @@ class OutboxAdmin:
 
 _LOG = logging.getLogger("magnetar.outbox")
 STANDBY_S = 10.0
-"""Seconds without a sight of the shard's holder, by its own clock, after which a relay in standby takes the shard."""
+"""Seconds after which a relay in standby claims the shard, if it did not see the holder of the shard become active
+within that time (measured by its own clock)."""
 _clock = SystemClock()
 
 
@@ -229,16 +231,15 @@ class TablesProvider(Protocol):
 
 
 class Relay:
-    """Sends the rows of one shard of an outbox. A shard has one relay at a time: a newer one fences the older, which
-    ends with RelayFenced. With `standby` the relay waits until no other relay has the shard, so every worker of an
-    application can run one.
+    """Sends the rows of one shard of an outbox. A shard has one relay at a time: a newer relay fences the older one,
+    which ends with RelayFenced. With `standby` the relay waits until no other relay has the shard, so that every worker
+    of an application can run one.
 
     `engine`: a SQLAlchemy engine for the application's database. `name`: the part NAME of the producers' name
-    `outbox-NAME-SHARD`; by default that of the database. It must stay the same, and must differ between databases that
-    send to the same topics. `shards`: the number of relays that share the outbox, the same for all of them. `atomic`:
-    the rows of one transaction of the application are sent in one transaction of the cluster, so that readers see all
-    or nothing of them (docs/outbox.md); it needs `shards` to be 1.
-    """
+    `outbox-NAME-SHARD`; by default the name of the database. NAME must stay the same, and must differ between databases
+    that send to the same topics. `shards`: the number of relays that share the outbox, the same for all of them.
+    `atomic`: the rows of one transaction of the application are sent in one transaction of the cluster, so that readers
+    see all of these rows or none (docs/outbox.md); `shards` must then be 1."""
 
     def __init__(
         self, client: Client, engine: Engine, outbox: TablesProvider, shard: int = 0, shards: int = 1, *,
@@ -270,8 +271,8 @@ class Relay:
 
     # ------------------------------------------------------------------------------ start and stop
     def start(self) -> Self:
-        """Starts the relay in a thread of its own. Raises OutboxTableMissing or OutboxColumnsMissing if the tables of
-        the outbox are missing or lack columns; a later error is in `error`."""
+        """Starts the relay in a thread of its own, and returns the relay. Raises OutboxTableMissing or
+        OutboxColumnsMissing if the tables of the outbox are missing or lack columns; a later error is in `error`."""
         assert self._thread is None, "a relay is started once"
         try:
             self._store.check()
@@ -328,9 +329,9 @@ class Relay:
         return self._ready.wait(timeout_s)
 
     def stop(self) -> None:
-        """Stops the relay: it claims no more rows, waits up to `stop_s` seconds for rows in flight, and ends. Claimed
-        rows that were not sent are sent by the next relay of the shard. A second call does nothing. Raises nothing: see
-        `error`."""
+        """Stops the relay: it claims no more rows, waits up to `stop_s` seconds for rows in flight, and ends. The next
+        relay of the shard sends the claimed rows that were not sent. A second call does nothing. Never raises; an error
+        is in `error`."""
         self._stop.set()
         self._facts.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -475,14 +476,14 @@ class Relay:
         return found
 
     def lag(self) -> Lag:
-        """Queries the database, and returns the number of rows of the whole outbox by state, and the age of the oldest
-        row."""
+        """Queries the database. Returns the number of rows of the whole outbox by state, and the age of the oldest row
+        that is not parked."""
         return self._store.lag()
 
 
 def producer_name(engine: Engine, name: str | None, shard: int) -> str:
-    """Returns the name of a relay's producers, `outbox-NAME-SHARD`. NAME is `name`, or by default the name of the
-    database. Raises InvalidRequest if there is neither, or if the name is not valid."""
+    """Returns the name of the producers of a relay, `outbox-NAME-SHARD`. NAME is `name`, or by default the name of the
+    database. Raises InvalidRequest if the database has no name and none is given, or if the name is not valid."""
     given = name if name is not None else PurePath(engine.url.database or "").stem
     if not given or given == ":memory:":
         raise InvalidRequest(f"the database {engine.url.drivername} has no name: give the outbox one (name=…, --name)")

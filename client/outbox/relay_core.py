@@ -1,32 +1,33 @@
-"""The decisions of a relay for its shard: what it claims, sends, records, and when it must stop. Pure; times are
-seconds of one clock that does not go back.
+"""The core of a relay for its shard (`RelayCore`): decides which rows the relay claims and sends, which outcomes it
+records, and when it must stop. No I/O; times are seconds of a monotonic clock.
 
 Facts in (`on_shard_claimed`, `on_topics_found`, `on_topic_resolved`, `on_opened`, `on_group_outcome`,
-`on_database_committed`, …), effects out (destination_core.py). A *turn* is one transaction in the database: it records
+`on_database_committed`, …), effects out (destination_core.py). A *turn* is one database transaction, which records
 outcomes and claims rows.
 
-**Shards.** Each destination has one shard: a hash of its topic's name, plus the partition, modulo the number of shards.
-So no two relays ever send to one destination, and the producer there can be exclusive.
+**Shards.** Each destination belongs to one shard: a hash of its topic's name, plus the number of the partition, modulo
+the number of shards. So no two relays ever send to one destination, and the producer of a destination can be exclusive.
 
 **Exactly once.** A row gets its sequence id when it is claimed, in the database, and keeps it until its outcome is in
-the database. Ids follow the claims, not the row ids, which commit out of order: what commits late is claimed late.
-A relay that starts takes the shard (a new epoch), opens the destinations, learns the highest id that each has stored,
-deletes the rows up to it, and sends the others again under their ids before anything new. What one destination may
-have in flight: destination_core.py.
+the database. Sequence ids follow the order of claims, not of row ids, because transactions with row ids commit out of
+order: a row that is committed late is claimed late. A relay that starts claims the shard (with a new epoch), opens the
+destinations, learns from each topic the highest id that it has stored, deletes the rows up to that id, and sends the
+other claimed rows again under their ids before any new row. What one destination may have in flight:
+destination_core.py.
 
-**Units.** An atomic relay sends what one transaction of the application wrote in one transaction of the cluster:
-destination_core.py. A relay of a shard that ever was atomic takes no id in a topic for stored, because an open
-transaction may have it, until the topic has dropped the row as a duplicate.
+**Units.** An atomic relay sends the rows that one transaction of the application wrote in one transaction of the
+cluster: destination_core.py. If a shard ever had an atomic relay, its relay does not conclude from the topic's highest
+id that rows are stored, because an open transaction may contain them: it sends the rows again, until the topic has
+dropped them as duplicates.
 
-**It stops**, with an error, when it cannot know what is stored: `OutboxBehind`, `SequencesForgotten`; and when another
-relay has the shard: `RelayFenced`.
+**The relay stops** with an error when it cannot know which rows are stored: `OutboxBehind`, `SequencesForgotten`; and
+when another relay has the shard: `RelayFenced`.
 
-**Order.** Rows of a destination leave in the order of their claims. A refused row gives its id back together with the
-rows of its key that were to follow it; the database keeps later rows of that key from being claimed until it is stored,
-revived or dropped.
+**Order.** Rows of a destination are sent in the order of their claims. A refused row gives its id back together with
+the claimed rows of the same key after it; later rows of that key cannot be claimed until the refused row is stored,
+revived or deleted.
 
-Guards: tests/client/outbox/test_relay_core.py, which crashes it at every step.
-"""
+Guards: tests/client/outbox/test_relay_core.py, which crashes the relay at every step."""
 
 from __future__ import annotations
 
@@ -62,8 +63,8 @@ from .rows import DeduplicationOff, OutboxBehind, RelayFenced, SequencesForgotte
 
 
 def find_shard_of_destination(destination: str, shards: int) -> int:
-    """Returns the number of the shard whose relay sends the rows of `destination`. The result depends only on the
-    destination's name and `shards`, the number of shards."""
+    """Returns the number of the shard to which `destination` belongs; the relay of that shard sends its rows. The
+    result depends only on the destination's name and on `shards`, the number of shards."""
     topic, found, digits = destination.rpartition("-partition-")
     number = parse_number(digits) if found else None
     if number is None:
@@ -72,8 +73,8 @@ def find_shard_of_destination(destination: str, shards: int) -> int:
 
 
 def make_destination_name(topic: str, partition: int, partitions: int) -> str:
-    """Returns the full name of the partition number `partition` of `topic`; the topic's own name if `partitions` is 0.
-    Rows are sent to this destination."""
+    """Returns the name of the destination for rows of `topic`: the full name of the partition number `partition`, or
+    the topic's own name if `partitions` is 0."""
     return f"{topic}-partition-{partition}" if partitions else topic
 
 
@@ -146,7 +147,8 @@ class RelayCore:
             self.atomic_units.add(rows)
 
     def on_topics_found(self, topics: Sequence[str], now: float) -> list[Effect]:
-        """Fact: a search found that rows wait for the topics `topics`. Adds the topics that are new."""
+        """Fact: a search of the outbox found that rows wait for the topics `topics`. Adds those topics that the relay
+        does not know yet."""
         self._finding = False
         self._find_due = now + self._settings.find_s
         for topic in topics:
@@ -173,10 +175,10 @@ class RelayCore:
         return self.run_timers(now)
 
     def on_topic_resolve_failed(self, topic: str, error: MagnetarError, now: float) -> list[Effect]:
-        """Fact: the cluster could not be asked about `topic`, or its deduplication is off (`error` is
-        DeduplicationOff). The cluster is asked again later; until then the relay uses the facts that it has about the
-        topic. DeduplicationOff for a topic of the first search stops the relay; at any other time no row of that topic
-        is claimed until the policy is on again."""
+        """Fact: the cluster did not answer the question about `topic`, or the topic's deduplication is off (`error` is
+        DeduplicationOff). The cluster is asked again later; until then the relay uses what it knows about the topic.
+        DeduplicationOff stops the relay if the topic was found by its first search; otherwise no row of that topic is
+        claimed until the policy is on again."""
         known = self.topics[topic]
         known.asked, known.error = False, error.message
         if isinstance(error, DeduplicationOff) and topic in (self._first or ()) and known.partitions == NONE:
@@ -238,7 +240,8 @@ class RelayCore:
         self, outcome: RowsOutcome, error: str, failed: Sequence[str], now: float
     ) -> list[Effect]:
         """Fact: the cluster transaction in flight has the outcome `outcome`. `failed`: the destinations whose producers
-        ended; if it is empty, no single destination failed, and all of them are opened again after a pause."""
+        ended; if it is empty, no single destination failed, and all destinations are opened again after a pause.
+        `error`: the reason, as text."""
         together = self.atomic_units
         assert together is not None, "an atomic relay has flights"
         flying = {row.destination: self.destinations[row.destination] for unit in together.in_flight for row in unit}
@@ -307,8 +310,8 @@ class RelayCore:
     def on_database_committed(
         self, turn: RelayDatabaseTransaction, rows: Sequence[ClaimedRow], next_seq: int, now: float
     ) -> list[Effect]:
-        """Fact: the database transaction of the turn `turn` committed. `rows`: the rows that the turn claimed, in the
-        order of their sequence ids. `next_seq`: the next sequence id."""
+        """Fact: the database transaction of the turn `turn` committed. `rows`: the rows that it claimed, in the order
+        of their sequence ids. `next_seq`: the sequence id that the next claimed row will get."""
         assert turn is self._turning, "one turn at a time"
         self._turning = None
         self._turn_failed = 0
@@ -361,12 +364,13 @@ class RelayCore:
 
     @property
     def epoch(self) -> int:
-        """Returns the epoch that the shard had when this relay claimed it: the number of the shard's owner."""
+        """Returns the epoch of the shard's record when this relay claimed the shard. Each claim raises the epoch, so it
+        identifies the claim."""
         return self._epoch
 
     @property
     def is_idle(self) -> bool:
-        """Returns whether nothing is in flight and every outcome is stored in the database."""
+        """Returns whether no rows are in flight and every outcome is recorded in the database."""
         flying = any(each.in_flight for each in self.destinations.values())
         return not (flying or self._turning or self._delete or self._failures or self._release)
 

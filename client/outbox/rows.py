@@ -1,5 +1,5 @@
-"""A message as a row of an outbox: checked when the application writes it, so that a wrong value fails in the
-application's transaction and not later in the relay. Also the errors of an outbox."""
+"""Makes the row of an outbox for a message. The row is checked when the application writes it, so that a wrong value
+fails in the application's transaction and not later in the relay. Also the errors of an outbox."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from ..model.schema import BytesSchema, Schema
 from ..produce.entry_writer import Extras, make_outgoing_message
 
 TABLE = "magnetar_outbox"
-"""The name of the table; `_shards` and `_positions` are appended for the relay's own."""
+"""The name of the table of rows; `_shards` and `_positions` are appended for the two tables of the relay."""
 
 ROW_BYTES_MAX = ENTRY_BYTES_MAX - (64 << 10)
-"""Most bytes of value, key and properties: with its metadata a row must go into one entry."""
+"""Most bytes of a row's value, key and properties together: the row must fit into one entry with its metadata."""
 
 _clock = SystemClock()
 _BYTES = BytesSchema()
 
 
 class RowState(IntEnum):
-    """The states of a row of an outbox; each names the event for which the row waits."""
+    """The states of a row of an outbox. The comment names what the row waits for."""
 
     WAITING = 0  # to be claimed
     CLAIMED = 1  # for its outcome
@@ -39,7 +39,7 @@ class RowState(IntEnum):
 
 
 class RowKeyEncoding(IntEnum):
-    """The encodings of a key that is not text in the column `key`. A row without a form has a text key, or no key."""
+    """The encodings of a row's key that is not text. A row without a `key_form` has a text key, or no key."""
 
     BYTES = 1  # base64 of a key of bytes
     NULL = 2  # nothing: the key of its pair is None
@@ -60,15 +60,15 @@ class NewRow(TypedDict):
     state: int
     attempts: int
     unit: int
-    """Number that is equal for all rows of one transaction in the database, and for no other."""
+    """Number that is equal for all rows of one database transaction, and different for any other transaction."""
     value_schema: str | None
-    """Text of the schema, as `encode_row_schema` writes it; None: bytes."""
+    """Schema of the value as text, as `encode_row_schema` writes it; None: the value is bytes."""
     key_form: int | None
 
 
 def make_unit_id() -> int:
-    """Returns a random id for a unit: the rows that one transaction of the application writes. The id has 62 bits, so
-    that two waiting units do not get the same one."""
+    """Returns a random id for a unit (the rows that one transaction of the application writes). The id has 62 bits, so
+    that two units practically never get the same id."""
     return getrandbits(62)
 
 
@@ -80,8 +80,9 @@ def make_new_row(
     topic: str, value: object, key: str | None, properties: Mapping[str, str] | None, event_time: int | None,
     deliver_at: int | None, schema: Schema | None, unit: int,
 ) -> NewRow:  # fmt: skip
-    """Makes the row of a message, after checking its values. `value`: bytes, or a value that `schema` encodes; None: a
-    message without a value. Raises InvalidTopicName, InvalidMessage if the value is wrong, or MessageTooBig."""
+    """Returns the row of a message, after checking the message's values. `value`: bytes, or a value that `schema`
+    encodes; None: a message without a value. Raises InvalidTopicName, InvalidMessage if a value is wrong, or
+    MessageTooBig."""
     try:
         name = TopicName.parse(topic)
     except Exception as error:

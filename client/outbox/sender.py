@@ -1,19 +1,20 @@
-"""What a relay does in the cluster: asks for the partitions of topics, opens a producer per destination, and publishes
-rows.
+"""The requests of a relay to the cluster (`RelaySender`): asks for the partitions of topics, opens one producer per
+destination, and publishes rows.
 
-Each call returns at once; its result is a fact that the loop thread of the client puts into the relay's queue. A group
-is one entry: its messages are added one after the other, nothing closes their batch before the last one, and nothing
-else is in flight in that producer.
+Each call returns at once; the loop thread of the client later puts its result, a fact, into the relay's queue. A group
+of rows becomes one entry: its messages are added one after the other, nothing closes their batch before the last one,
+and that producer has nothing else in flight.
 
-**Schemas.** A row names the schema of its value. A group has one, and is sent by a producer that was opened with it:
-the topic has that schema then, and the messages name its version. When the next group has another one, the producer is
-opened anew, in the place of the one before: another relay's is not fenced by that. A destination is opened without a
-schema first; where the topic takes none such, with the one that it has.
+**Schemas.** A row names the schema of its value. All rows of a group have the same schema, and the group is sent by a
+producer that was opened with it: so the topic has that schema, and the messages name its version. If the next group has
+another schema, a new producer is opened in place of the old one; this does not fence the producer of another relay. A
+destination is first opened without a schema; if its topic does not accept such a producer, with the schema that the
+topic has.
 
-A flight (client/outbox/destination_core.py) is a transaction: the groups of each destination one after the other, all
-destinations at once, then its commit. Its transactions have a name, that of the producers: the first one of a relay
-ends what an older relay left open, so that topics do not wait for its time-out.
-"""
+A flight (client/outbox/destination_core.py) is a cluster transaction: the groups of each destination are sent one after
+the other, all destinations at the same time, and then the transaction commits. These transactions have a name, that of
+the relay's producers: the first transaction of a relay aborts a transaction that an older relay left open, so that
+topics do not wait for its time-out."""
 
 from __future__ import annotations
 
@@ -48,18 +49,19 @@ _LOG = logging.getLogger("magnetar.outbox")
 Fact = Callable[[RelayCore, float], list[Effect]]
 
 FLIGHT_S = 60.0
-"""Seconds of a flight's transaction: readers of its topics wait no longer for one whose relay is gone."""
+"""Time-out of a flight's transaction, in seconds. After a crash of the relay, readers of its topics wait at most that
+long."""
 ABORT_S = 2.0
-"""Seconds that a relay which ends waits for the abort of its flight."""
+"""Longest time in seconds for which a relay that ends waits for the abort of its flight."""
 NO_DELAY_MS = 3_600_000
-"""Delay so long that no batch is closed by time: the last row of a group closes it."""
+"""Batch delay in ms that is so long that time never closes a batch: the last row of a group closes it."""
 
 _OF_THE_ROW = {Result.MessageTooBig, Result.InvalidMessage, Result.NotAllowedError, Result.InvalidConfiguration}
-"""Refusals of an entry because of what is in it (docs/design/refusals.md)."""
+"""Results by which a topic refuses an entry because of its content (docs/design/refusals.md)."""
 
 
 class RelaySender:
-    """Opens the producers of one relay and publishes its rows."""
+    """Sends one relay's requests to the cluster: opens its producers and publishes its rows."""
 
     def __init__(self, client: Client, name: str, settings: RelaySettings, tell: Callable[[Fact], None]) -> None:
         """Makes a sender. `name`: the name of all its producers. `tell(fact)` is called with each result as a fact, in
@@ -134,8 +136,8 @@ class RelaySender:
         self._tell(lambda core, now: core.on_opened(destination, last, now))
 
     async def open_producer(self, destination: str, schema: Schema | None = None) -> Producer:
-        """Opens the producer of a destination, and fences the producer that was open before: when this returns, no
-        message of the earlier producer is in flight any more."""
+        """Opens the producer of a destination and returns it. Fences the producer that was open before: when this
+        returns, no message of that producer is in flight any more."""
         return await self._client.inner().create_producer(
             destination, schema=schema or BytesSchema(), **self._options()
         )
@@ -166,8 +168,8 @@ class RelaySender:
 
     # ------------------------------------------------------------------------------ rows
     def send(self, destination: str, rows: Sequence[ClaimedRow]) -> None:
-        """Sends the rows `rows` to `destination` as one entry. Reports the outcome of the group when all its rows have
-        outcomes."""
+        """Sends `rows` to `destination` as one entry; returns at once. Reports the outcome of the group as a fact when
+        all its rows have outcomes."""
         self._send(destination, rows, lambda outcome, text: self._settled(destination, outcome, text))
 
     def _send(

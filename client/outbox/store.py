@@ -1,12 +1,11 @@
-"""The relay's transactions in the database. One shard has one holder at a time: its record has an epoch, which each new
-holder raises, and every transaction begins by writing that record under its own epoch. That write is the lease and the
-lock in one: an older holder changes no row and gets RelayFenced.
+"""The database transactions of a relay (`RelayStore`). A shard has one holder at a time: the shard's record has an
+epoch, which each new holder raises, and every transaction begins by updating that record under the holder's own epoch.
+This update is the lease and the lock in one: the transaction of an older holder changes no row and raises RelayFenced.
 
-`run_database_turn` may be repeated when its outcome is not known: deletes and refusals of rows that are gone change
-nothing, and a claim that took place is recognised by the record's next sequence id. SQLite, PostgreSQL, MySQL 8: `SKIP
-LOCKED` where there is one, so that a person who revives a row stops no relay.
-Guards: tests/client/outbox/test_store.py, tests/client/outbox/test_databases.py.
-"""
+`run_database_turn` may be called again if its outcome is unknown: deletes and refusals of rows that are gone change
+nothing, and the next sequence id in the record shows whether the claim was committed. SQLite, PostgreSQL, MySQL 8;
+`SKIP LOCKED` where the database has it, so that an operator who revives a row blocks no relay.
+Guards: tests/client/outbox/test_store.py, tests/client/outbox/test_databases.py."""
 
 from __future__ import annotations
 
@@ -53,12 +52,12 @@ from .tables import SQLAlchemyOutbox, check_tables, translate_errors
 
 WINDOWS = 10
 CHUNK = 500
-"""Ids of one statement: SQLite had a limit of 999 parameters."""
+"""Most ids in one SQL statement: SQLite had a limit of 999 parameters."""
 Where = Sequence[ColumnElement[bool]]
 
 
 class UnitClaimer:
-    """Claims rows in whole units within one database transaction. `phases`: the conditions of rows that may be claimed,
+    """Claims whole units of rows within one database transaction. `phases`: SQL conditions of rows that may be claimed,
     in the order in which they are tried."""
 
     def __init__(self, connection: Connection, rows: Table, claim: ClaimRequest, phases: Sequence[Where]) -> None:
@@ -155,7 +154,7 @@ class Lag(NamedTuple):
 
 
 class RelayStore:
-    """Runs the transactions of one relay in the application's database."""
+    """Runs the database transactions of one relay in the application's database."""
 
     def __init__(self, engine: Engine, outbox: SQLAlchemyOutbox, shard: int = 0, shards: int = 1) -> None:
         self._engine = engine
@@ -190,8 +189,9 @@ class RelayStore:
         return (0, 0) if found is None else (found.epoch, found.seen)
 
     def claim_shard(self, holder: str, *, atomic: bool = False) -> ClaimedShard:
-        """Claims the shard for the relay `holder` and fences the relay that held it before. `atomic` is recorded
-        permanently, before anything is sent. Raises ShardsDiffer if the outbox has another number of shards."""
+        """Claims the shard for the relay `holder` and fences the relay that held it before. Returns the state of the
+        shard. `atomic` is recorded permanently, before anything is sent. Raises ShardsDiffer if the outbox has another
+        number of shards."""
         shards, now = self._shards, now_ms()
         noted = {"atomic": 1} if atomic else {}
         with translate_errors(), self._engine.begin() as connection:
@@ -236,8 +236,9 @@ class RelayStore:
         return [ClaimedRow._make(each) for each in found]
 
     def renumber(self, epoch: int, next_seq: int, stored: dict[str, int]) -> None:
-        """Changes the sequence ids of the shard: sets the next one to `next_seq`, stores the highest stored id of each
-        destination, and makes claimed rows wait again. Raises RelayFenced if the shard has a newer holder."""
+        """Renumbers the sequence ids of the shard: the next claimed row gets `next_seq`; records the highest stored id
+        of each destination (`stored`), and makes claimed rows wait again. Raises RelayFenced if the shard has a newer
+        holder."""
         shards, rows = self._shards, self._rows
         with translate_errors(), self._engine.begin() as connection:
             here = shards.c.shard == self._shard, shards.c.epoch == epoch
@@ -413,7 +414,7 @@ class RelayStore:
         return sorted(found)
 
     def lag(self) -> Lag:
-        """Returns the lag of the whole outbox: the number of rows by state, and the age of the oldest. It counts all
+        """Returns the lag of the whole outbox: the number of rows by state, and the age of the oldest row. Counts all
         rows, so call it rarely."""
         rows = self._rows
         with translate_errors(), self._engine.connect() as connection:

@@ -1,13 +1,12 @@
-"""The outbox of an application that uses SQLAlchemy: its tables, and `send`.
+"""The outbox of an application that uses SQLAlchemy (`SQLAlchemyOutbox`): its tables, and `send`.
 
     outbox = SQLAlchemyOutbox(Base.metadata)
     with Session(engine) as session, session.begin():
         session.add(order)
         outbox.send(session, "orders", b"…", key="17")      # a row in this transaction, and nothing on the network
 
-Three tables: the rows; one record per shard (its holder, the next sequence id); one per shard and destination (the
-highest sequence id that is stored). `metadata.create_all(engine)` or Alembic makes them.
-"""
+There are three tables: the rows; one record per shard (its holder, the next sequence id); one record per shard and
+destination (the highest stored sequence id). `metadata.create_all(engine)` or Alembic creates them."""
 
 from __future__ import annotations
 
@@ -54,8 +53,9 @@ _VALUE = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 
 
 class SQLAlchemyOutbox:
-    """The outbox of an application that uses SQLAlchemy. `metadata`: the application's, so that its migrations make
-    the tables; `table`: the name of the table of rows, from which the others are derived."""
+    """The outbox of an application that uses SQLAlchemy. `metadata`: the application's MetaData, to which the tables
+    are added, so that the application's migrations create them; `table`: the name of the table of rows, from which the
+    names of the other tables are derived."""
 
     def __init__(self, metadata: MetaData, table: str = TABLE, *, schema: str | None = None) -> None:
         self.rows = Table(
@@ -118,10 +118,10 @@ class SQLAlchemyOutbox:
         """Writes a message for `topic` as a row; a relay sends it if and when the transaction of `session` commits.
 
         `value` is bytes, or a value that `schema` encodes; the row stores the schema, and the topic gets it. None: a
-        message without a value. With a KeyValue schema whose key is separate, that key is used in place of `key`. Times
-        are ms since the epoch. With an AsyncSession: `await session.run_sync(outbox.send, "orders", value)`. Raises
-        InvalidTopicName, InvalidMessage or MessageTooBig before anything is written; later what the database raises.
-        """
+        message without a value. With a KeyValue schema whose key is separate, that key replaces `key`. Times are ms
+        since the epoch. With an AsyncSession: `await session.run_sync(outbox.send, "orders", value)`. Raises
+        InvalidTopicName, InvalidMessage or MessageTooBig before anything is written; later the errors of the
+        database."""
         unit = self._unit_of(session)
         row = make_new_row(topic, value, key, properties, event_time, deliver_at, schema, unit)
         if isinstance(session, Session) and self.relays and self not in session.info:
@@ -159,8 +159,8 @@ _READ_ONLY = ("readonly database", "read-only", "read only", "permission denied"
 _SQLSTATES: dict[str, type[OutboxError]] = {
     "42P01": OutboxTableMissing, "42703": OutboxColumnsMissing, "25006": OutboxReadOnly, "42501": OutboxReadOnly,
 }  # fmt: skip
-"""SQLSTATE of PostgreSQL → error: undefined_table, undefined_column, read_only_sql_transaction, insufficient_privilege.
-"""
+"""SQLSTATE of PostgreSQL → error. The codes are undefined_table, undefined_column, read_only_sql_transaction and
+insufficient_privilege."""
 
 WHAT_TO_DO = {
     OutboxTableMissing: "a migration makes it, or metadata.create_all(engine), or 'magnetar outbox create'",

@@ -1,7 +1,6 @@
-"""Spark imports packages named `pyspark_*` at the start of a session: this one registers format("magnetar").
+"""Registers format("magnetar"). Spark imports every package whose name begins with `pyspark_` when a session starts.
 
-Kept light: every Spark session pays for this import.
-"""
+The package imports little, because every Spark session pays for this import."""
 
 from magnetar.spark_connector.datasource import MagnetarDataSource as DefaultSource
 

@@ -1,4 +1,4 @@
-"""The app's configuration."""
+"""The configuration of the outbox's Django app."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The tables of client/outbox/tables.py as Django's models: the migration makes them, and the admin site shows them.
+"""The tables of client/outbox/tables.py as Django models: the migrations create the tables, and the admin site shows
+them.
 
-Guard: tests/client/outbox/test_django.py compares both.
-"""
+Guard: tests/client/outbox/test_django.py compares both."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""`DjangoOutbox`: the outbox of an application that uses Django.
+"""The outbox of an application that uses Django (`DjangoOutbox`).
 
     outbox = DjangoOutbox()
     with transaction.atomic():
         order.save()
         outbox.send("orders", b"…", key=str(order.pk))
 
-The relay is a process (`magnetar outbox relay --database URL`), or runs beside the application with an engine of
-SQLAlchemy for the same database.
-"""
+The relay is a process of its own (`magnetar outbox relay --database URL`), or runs in the application, with a
+SQLAlchemy engine for the same database."""
 
 from __future__ import annotations
 
@@ -60,8 +59,8 @@ class DjangoOutbox:
         event_time: int | None = None, deliver_at: int | None = None, schema: Schema | None = None,
     ) -> None:  # fmt: skip
         """Writes a message as a row, like SQLAlchemyOutbox.send, in the current database transaction of this thread.
-        Raises TransactionManagementError outside of `atomic()`: the row would be committed without the change that it
-        reports."""
+        Raises TransactionManagementError outside of `atomic()`: there the row would be committed apart from the change
+        that the message reports."""
         from .models import OutboxRow
 
         using = self._using or router.db_for_write(OutboxRow)

@@ -1,4 +1,4 @@
-"""The three tables of the outbox."""
+"""The Django migration that creates the three tables of the outbox."""
 
 from __future__ import annotations
 

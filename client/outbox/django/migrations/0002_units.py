@@ -1,4 +1,5 @@
-"""Adds the unit to each row: rows that one transaction wrote, for relays that send them in one."""
+"""The Django migration that adds the column `unit`: rows with the same number were written by one transaction of the
+application, and an atomic relay sends them in one transaction of the cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Adds the schema with which a value was encoded, and whether its key is text."""
+"""The Django migration that adds two columns: the schema with which a row's value is encoded, and the form of a key
+that is not text."""
 
 from __future__ import annotations
 
