@@ -197,9 +197,9 @@ def _query() -> str | None:
 def _decoding(
     options: SourceOptions, asked: QueryConnection, schema: StructType, topic: str, part: PartitionIncarnation
 ) -> ColumnDecoder:
-    """Returns the Decoding with the topic's current schemas. It must be made before entries are read: reading another
-    incarnation than that of `part` fails, so entries and schemas belong to one topic. Missing schemas are fetched
-    later."""
+    """Returns a ColumnDecoder with the topic's current schemas. It must be made before entries are read: reading
+    another incarnation than that of `part` fails, so entries and schemas belong to one topic. Missing schemas are
+    fetched later."""
     listed = asked.schemas(topic)
     known = {each.version: each.schema for each in listed}
 

@@ -182,8 +182,8 @@ class AdminClient(ClosedAfterAsyncWith):
         auto_topic_creation: bool = True,
         default_partitions: int = 0,
     ) -> None:
-        """Creates a namespace with `bundles` bundles (0: the cluster's default). `auto_topic_creation`: whether its topics
-        are created when they are first used; `default_partitions`: the number of partitions of such a topic.
+        """Creates a namespace with `bundles` bundles (0: the cluster's default). `auto_topic_creation`: whether its
+        topics are created when they are first used; `default_partitions`: the number of partitions of such a topic.
         """
 
     async def create_subscription(
@@ -223,14 +223,15 @@ class AdminClient(ClosedAfterAsyncWith):
         """
 
     async def detach_transaction(self, txn: TxnId | str, topic: str) -> None:
-        """Removes a topic from the participants of a transaction: the transaction no longer waits until this topic stores
-        its outcome. For a topic that cannot store the outcome any more. Raises NotFound if there is no such transaction.
+        """Removes a topic from the participants of a transaction: the transaction no longer waits until this topic
+        stores its outcome. For a topic that cannot store the outcome any more. Raises NotFound if there is no such
+        transaction.
         """
 
     async def drain_broker(self, name: str) -> None:
         """Drains a broker: the broker gives its bundles to the other brokers of its group, and gets no new ones until
-        `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` returns how many
-        bundles are left. Raises NotFound if there is no such broker.
+        `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` returns how
+        many bundles are left. Raises NotFound if there is no such broker.
         """
 
     async def expire_messages(self, topic: str, name: str, older_than: float | MessageId) -> int:
@@ -240,14 +241,14 @@ class AdminClient(ClosedAfterAsyncWith):
         """
 
     async def find_orphans(self, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
-        """Returns the orphaned ledgers: those to which no topic and no cursor refers. If `remove` is true, these ledgers
-        are fenced and deleted now, as brokers do every hour. If `unexplained` is true, also returns the ledgers whose owner
-        has no record; no broker deletes these by itself.
+        """Returns the orphaned ledgers: those to which no topic and no cursor refers. If `remove` is true, these
+        ledgers are fenced and deleted now, as brokers do every hour. If `unexplained` is true, also returns the ledgers
+        whose owner has no record; no broker deletes these by itself.
         """
 
     async def grant_namespace_permission(self, name: str, role: str, actions: Sequence[str]) -> None:
-        """Grants the role `role` the actions `actions` ("produce", "consume", …) at a namespace; these actions replace the
-        actions that the role had there. Raises InvalidRequest if an action is unknown.
+        """Grants the role `role` the actions `actions` ("produce", "consume", …) at a namespace; these actions replace
+        the actions that the role had there. Raises InvalidRequest if an action is unknown.
         """
 
     async def grant_subscription_permission(self, name: str, subscription: str, roles: Sequence[str]) -> None:
@@ -256,8 +257,8 @@ class AdminClient(ClosedAfterAsyncWith):
         """
 
     async def grant_topic_permission(self, topic: str, role: str, actions: Sequence[str]) -> None:
-        """Grants the role `role` the actions `actions` ("produce", "consume", …) at one topic with its partitions; these
-        actions replace the actions that the role had there.
+        """Grants the role `role` the actions `actions` ("produce", "consume", …) at one topic with its partitions;
+        these actions replace the actions that the role had there.
         """
 
     async def half(self, half: TxnId | str) -> values.HalfStats:
@@ -295,9 +296,9 @@ class AdminClient(ClosedAfterAsyncWith):
         """Returns the properties that are set for a namespace. A namespace inherits no properties."""
 
     async def namespace_stats(self, namespace: str) -> list[values.TopicStats]:
-        """Returns the statistics of each partition and each topic without partitions, sorted by name; the field `oldest_ms`
-        is not set. Sends one request to each broker, more if there are many topics, and one for each topic that no broker
-        serves now.
+        """Returns the statistics of each partition and each topic without partitions, sorted by name; the field
+        `oldest_ms` is not set. Sends one request to each broker, more if there are many topics, and one for each topic
+        that no broker serves now.
         """
 
     async def namespaces(self, tenant: str) -> list[str]:
@@ -317,11 +318,11 @@ class AdminClient(ClosedAfterAsyncWith):
         aborted_in: tuple[int, int] = (0, 0),
         incarnation: int = 0,
     ) -> values.TopicOffsets:
-        """Returns the indexes and the size of one partition. `publish_times_ms`: for each time, the answer has the index of
-        the first message published then or later. `subscription` is created at the earliest message if it does not exist.
-        `aborted_in`: a range of indexes (first, end) in which messages of aborted transactions are counted. `incarnation`:
-        from an earlier answer; raises TopicNotFound if the topic was deleted and created again since, so that its indexes
-        mean other messages.
+        """Returns the indexes and the size of one partition. `publish_times_ms`: for each time, the answer has the
+        index of the first message published then or later. `subscription` is created at the earliest message if it does
+        not exist. `aborted_in`: a range of indexes (first, end) in which messages of aborted transactions are counted.
+        `incarnation`: from an earlier answer; raises TopicNotFound if the topic was deleted and created again since, so
+        that its indexes mean other messages.
         """
 
     async def owner(self, topic: str) -> str:
@@ -406,8 +407,8 @@ class AdminClient(ClosedAfterAsyncWith):
         """
 
     async def schema(self, topic: str, version: int | None = None) -> values.TopicSchema:
-        """Returns the newest schema of a topic; if `version` is given, the schema with that version, even if it is deleted.
-        Raises SchemaNotFound if there is no such schema.
+        """Returns the newest schema of a topic; if `version` is given, the schema with that version, even if it is
+        deleted. Raises SchemaNotFound if there is no such schema.
         """
 
     async def schema_version(self, topic: str, schema: SchemaInfo) -> int:
@@ -486,8 +487,8 @@ class AdminClient(ClosedAfterAsyncWith):
         """
 
     async def topics(self, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
-        """Returns the full names of a namespace's topics, sorted. If `partitions` is true, the list has the name of each
-        partition in place of the name of its topic.
+        """Returns the full names of a namespace's topics, sorted. If `partitions` is true, the list has the name of
+        each partition in place of the name of its topic.
 
         Non-persistent topics are included if they have partitions or are in use.
         """

@@ -37,8 +37,8 @@ from .grpc_transport import (
 
 
 async def topics(self: OperationCaller, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
-    """Returns the full names of a namespace's topics, sorted. If `partitions` is true, the list has the name of each
-    partition in place of the name of its topic.
+    """Returns the full names of a namespace's topics, sorted. If `partitions` is true, the list has the name of
+    each partition in place of the name of its topic.
 
     Non-persistent topics are included if they have partitions or are in use."""
     return await self._all(op.LIST_TOPICS, namespace=to_full_namespace_name(namespace), partitions=partitions)
@@ -81,11 +81,11 @@ async def offsets(
     self: OperationCaller, topic: str, *, publish_times_ms: Sequence[int] = (), subscription: str = "",
     aborted_in: tuple[int, int] = (0, 0), incarnation: int = 0,
 ) -> values.TopicOffsets:  # fmt: skip
-    """Returns the indexes and the size of one partition. `publish_times_ms`: for each time, the answer has the index of
-    the first message published then or later. `subscription` is created at the earliest message if it does not exist.
-    `aborted_in`: a range of indexes (first, end) in which messages of aborted transactions are counted. `incarnation`:
-    from an earlier answer; raises TopicNotFound if the topic was deleted and created again since, so that its indexes
-    mean other messages."""
+    """Returns the indexes and the size of one partition. `publish_times_ms`: for each time, the answer has the
+    index of the first message published then or later. `subscription` is created at the earliest message if it does
+    not exist. `aborted_in`: a range of indexes (first, end) in which messages of aborted transactions are counted.
+    `incarnation`: from an earlier answer; raises TopicNotFound if the topic was deleted and created again since, so
+    that its indexes mean other messages."""
     return await self._call(
         op.OFFSETS, topic=to_full_topic_name(topic), publish_times_ms=tuple(publish_times_ms),
         subscription=subscription,
@@ -100,9 +100,9 @@ async def topic_stats(self: OperationCaller, topic: str, *, precise: bool = Fals
 
 
 async def namespace_stats(self: OperationCaller, namespace: str) -> list[values.TopicStats]:
-    """Returns the statistics of each partition and each topic without partitions, sorted by name; the field `oldest_ms`
-    is not set. Sends one request to each broker, more if there are many topics, and one for each topic that no broker
-    serves now."""
+    """Returns the statistics of each partition and each topic without partitions, sorted by name; the field
+    `oldest_ms` is not set. Sends one request to each broker, more if there are many topics, and one for each topic
+    that no broker serves now."""
     name, found = to_full_namespace_name(namespace), dict[str, values.TopicStats]()
     page, names = await asyncio.gather(
         self._call(op.NAMESPACE_STATS, namespace=name, after=""), topics(self, namespace, partitions=True)
@@ -198,8 +198,8 @@ async def nth_message(self: OperationCaller, topic: str, number: int, *, from_la
 
 # ------------------------------------------------------------------------------------ schemas
 async def schema(self: OperationCaller, topic: str, version: int | None = None) -> values.TopicSchema:
-    """Returns the newest schema of a topic; if `version` is given, the schema with that version, even if it is deleted.
-    Raises SchemaNotFound if there is no such schema."""
+    """Returns the newest schema of a topic; if `version` is given, the schema with that version, even if it is
+    deleted. Raises SchemaNotFound if there is no such schema."""
     if version is not None and version < 0:
         raise InvalidRequest(f"versions of schemas are counted from 0, not {version}")
     return await self._call(op.GET_SCHEMA, topic=to_full_topic_name(topic), version=encode_version(version))
@@ -273,8 +273,9 @@ async def abort_transaction(self: OperationCaller, txn: TxnId | str) -> TxnState
 
 
 async def detach_transaction(self: OperationCaller, txn: TxnId | str, topic: str) -> None:
-    """Removes a topic from the participants of a transaction: the transaction no longer waits until this topic stores
-    its outcome. For a topic that cannot store the outcome any more. Raises NotFound if there is no such transaction."""
+    """Removes a topic from the participants of a transaction: the transaction no longer waits until this topic
+    stores its outcome. For a topic that cannot store the outcome any more. Raises NotFound if there is no such
+    transaction."""
     await self._call(op.DETACH_TRANSACTION, txn=_fields(txn), topic=TopicName.parse(topic).full)
 
 
@@ -446,8 +447,8 @@ async def namespaces(self: OperationCaller, tenant: str) -> list[str]:
 async def create_namespace(
     self: OperationCaller, name: str, *, bundles: int = 0, auto_topic_creation: bool = True, default_partitions: int = 0
 ) -> None:
-    """Creates a namespace with `bundles` bundles (0: the cluster's default). `auto_topic_creation`: whether its topics
-    are created when they are first used; `default_partitions`: the number of partitions of such a topic."""
+    """Creates a namespace with `bundles` bundles (0: the cluster's default). `auto_topic_creation`: whether its
+    topics are created when they are first used; `default_partitions`: the number of partitions of such a topic."""
     await self._call(
         op.CREATE_NAMESPACE, namespace=to_full_namespace_name(name), bundles=bundles,
         auto_topic_creation=auto_topic_creation, default_partitions=default_partitions,
@@ -615,8 +616,8 @@ async def _broker(self: OperationCaller, listed: values.BrokerInfo) -> values.Br
 
 async def drain_broker(self: OperationCaller, name: str) -> None:
     """Drains a broker: the broker gives its bundles to the other brokers of its group, and gets no new ones until
-    `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` returns how many
-    bundles are left. Raises NotFound if there is no such broker."""
+    `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` returns how
+    many bundles are left. Raises NotFound if there is no such broker."""
     await self._call(op.DRAIN_BROKER, name=name)
 
 
@@ -627,9 +628,9 @@ async def undrain_broker(self: OperationCaller, name: str) -> None:
 
 
 async def find_orphans(self: OperationCaller, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
-    """Returns the orphaned ledgers: those to which no topic and no cursor refers. If `remove` is true, these ledgers
-    are fenced and deleted now, as brokers do every hour. If `unexplained` is true, also returns the ledgers whose owner
-    has no record; no broker deletes these by itself."""
+    """Returns the orphaned ledgers: those to which no topic and no cursor refers. If `remove` is true, these
+    ledgers are fenced and deleted now, as brokers do every hour. If `unexplained` is true, also returns the ledgers
+    whose owner has no record; no broker deletes these by itself."""
     return await self._call(op.FIND_ORPHANS, remove=remove, unexplained=unexplained)
 
 
@@ -656,8 +657,8 @@ async def topic_permissions(self: OperationCaller, topic: str) -> values.Permiss
 
 
 async def grant_namespace_permission(self: OperationCaller, name: str, role: str, actions: Sequence[str]) -> None:
-    """Grants the role `role` the actions `actions` ("produce", "consume", …) at a namespace; these actions replace the
-    actions that the role had there. Raises InvalidRequest if an action is unknown."""
+    """Grants the role `role` the actions `actions` ("produce", "consume", …) at a namespace; these actions replace
+    the actions that the role had there. Raises InvalidRequest if an action is unknown."""
     await _change(self, namespace=to_full_namespace_name(name), grant={"role": role, "actions": actions})
 
 
@@ -668,8 +669,8 @@ async def revoke_namespace_permission(self: OperationCaller, name: str, role: st
 
 
 async def grant_topic_permission(self: OperationCaller, topic: str, role: str, actions: Sequence[str]) -> None:
-    """Grants the role `role` the actions `actions` ("produce", "consume", …) at one topic with its partitions; these
-    actions replace the actions that the role had there."""
+    """Grants the role `role` the actions `actions` ("produce", "consume", …) at one topic with its partitions;
+    these actions replace the actions that the role had there."""
     await _change(self, topic=to_full_topic_name(topic), grant={"role": role, "actions": actions})
 
 

@@ -81,7 +81,8 @@ class Client(faces.ClientFacade):
         return self._inner
 
     def _keep(self) -> None:
-        """Prevents that the garbage collector closes the asyncio client, which is closed in order or opened again."""
+        """Prevents the garbage collector from closing the asyncio client, because this client is closed in order or
+        opened again."""
         if self._dropped is not None:
             self._dropped.detach()
             self._dropped = None

@@ -37,8 +37,8 @@ class TableView(TableViewFacade):
             callback(key, value)
 
     def for_each_and_listen(self, callback: Callable[[str, Any], object]) -> None:
-        """Calls `callback(key, value)` for each key that the table has now, and then for each change, in a thread of
-        its own. An empty value means that the key was deleted."""
+        """Calls `callback(key, value)` for each key that the table has now, in the calling thread, and then for each
+        change, in a thread of its own. An empty value means that the key was deleted."""
         listener = _LateListener(callback, self._listening())
         view = self._current()
 

@@ -43,8 +43,8 @@ class DueTimer:
     __slots__ = ("_broke", "_handle", "_loop", "_now", "_reached", "at")
 
     def __init__(self, now: Callable[[], float], reached: Callable[[float], None], broke: Broke) -> None:
-        """Must be called in the event loop. `now`: a monotonic clock, in seconds; `set_earlier` and `reached` use its
-        times."""
+        """Makes a timer that is not set. Must be called in the event loop. `now`: a monotonic clock, in seconds;
+        `set_earlier` and `reached` use its times."""
         self.at = inf  # when it fires; inf: never
         self._now = now
         self._reached = reached

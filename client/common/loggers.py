@@ -200,7 +200,7 @@ class StatisticsReporter:
     """Logs the statistics of one client every `interval_s` seconds."""
 
     def __init__(self, client: StatisticsSource, interval_s: float) -> None:
-        """Must be called in the client's event loop. `interval_s` 0: nothing is logged."""
+        """Starts the timer of the log. Must be called in the client's event loop. `interval_s` 0: nothing is logged."""
         self._client = ref(client)
         self._interval_s = interval_s
         self._loop = asyncio.get_running_loop()

@@ -81,8 +81,8 @@ class BrokerStream:
     def __init__(
         self, channel: Channel, now: Callable[[], float], on_end: Callable[[], object], silence: SilentBrokers
     ) -> None:
-        """Must be called in the event loop. `now`: a monotonic clock, in seconds. `on_end` is called once, when the
-        stream ends and no owner can be attached any more."""
+        """Opens the stream to the broker of `channel`. Must be called in the event loop. `now`: a monotonic clock, in
+        seconds. `on_end` is called once, when the stream ends and no owner can be attached any more."""
         self.has_ended = False
         self._channel = channel
         self._silence = silence

@@ -234,7 +234,7 @@ def parse_authorization(authorization: str) -> tuple[str, bytes]:
 
 
 async def _read(stream: ByteStream, size: int) -> bytes:
-    """Reads `size` bytes. Raises NotSpoken if the stream ends before."""
+    """Reads and returns `size` bytes. Raises WrongServerProtocol if the stream ends before."""
     found, came = bytearray(size), 0
     view = memoryview(found)
     while came < size:

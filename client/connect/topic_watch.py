@@ -248,8 +248,8 @@ class PartitionsWatcher:
             self._tasks.spawn(self._run(), "partitions")
 
     def watch(self, topic: TopicName, partitions: int) -> None:
-        """Adds a topic to those whose number of partitions is watched. `partitions`: the number that the topic has
-        now."""
+        """Watches the number of partitions of `topic`, too. `partitions`: the number of its partitions now; 0: the
+        topic is not partitioned, and is not watched."""
         if partitions:
             self._counts[topic] = partitions
             self._start()

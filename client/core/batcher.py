@@ -56,13 +56,13 @@ class OutgoingMessage:
     event_time: int = 0
     sequence_id: int | None = None
     deliver_at: int | None = None
-    replicate_to: tuple[str, ...] = ()  # clusters that may get it, of those that the namespace replicates to; all
+    replicate_to: tuple[str, ...] = ()  # clusters that may get it, of the namespace's replication clusters; (): all
     null_value: bool = False
-    null_key: bool = False  # its pair has None as its key
+    null_key: bool = False  # the key of the (key, value) pair is None
     key_is_base64: bool = False  # the key is bytes, and partition_key their base64
-    encrypt: Encrypt | None = None  # in place of the producer's: of a copy (client/consume/dead_letters.py)
-    txn: TransactionPort | None = None  # it counts when this commits
-    plain: bool = False  # nothing is said of it
+    encrypt: Encrypt | None = None  # replaces the producer's, for a copy (client/consume/dead_letters.py)
+    txn: TransactionPort | None = None  # the message counts when this transaction commits
+    plain: bool = False  # only the payload is set
 
     @property
     def needs_own_entry(self) -> bool:
@@ -89,7 +89,7 @@ class OutgoingBatch:
         self.highest = sequence_id - 1
         self.items: list[bytes] = []
         self.callbacks: list[Callback] = []
-        self.goes_back = False  # its message names an id that is not above those before it
+        self.goes_back = False  # its message names a sequence id that is not above all earlier ids
         self.dense = True  # each id follows the one before it
         self.size = 0
         self.payload_bytes = 0

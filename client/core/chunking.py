@@ -475,8 +475,8 @@ def encode_entries(
     encrypt: Encrypt | None = None, schema_version: bytes = b"",
 ) -> list[bytes] | MagnetarError:  # fmt: skip
     """Returns the encoded entries of a batch, each of at most `bytes_max` bytes. Returns several entries (chunks) only
-    if `chunks_of`, the uuid of the message, is given. A batch that cannot be encoded is no exception: the function
-    returns the error, a MessageTooLarge, CryptoError or InvalidContent."""
+    if `chunks_of`, the uuid of the message, is given. If the batch cannot be encoded, returns the error and does not
+    raise it: MessageTooLarge, CryptoError or InvalidContent."""
     if batch.entry:
         return [batch.entry]
     if batch.message is not None and batch.message.encrypt is not None:

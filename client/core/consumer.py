@@ -404,10 +404,10 @@ class ConsumerCore:
         self._unacked.discard(place)
 
     def _fail(self, effects: list[ConsumerEffect]) -> None:
-        """Where a failed entry blocks those after it: asks the broker to take back all failed entries at once. Their
-        waiting messages are discarded, and so are those that arrive before the broker's answer (`failed_positions`). An
-        entry with a dead letter in flight is asked for only after that is acknowledged, or the broker would count one
-        redelivery more."""
+        """If a failed entry blocks the entries after it: asks the broker to deliver all failed entries again, at once.
+        Their waiting messages are discarded, and so are messages of them that arrive before the broker's answer
+        (`failed_positions`). An entry with a dead letter in flight is asked for only after that is acknowledged, or the
+        broker would count one redelivery more."""
         if self.state is not PartitionClientState.CONNECTED:
             self.failed.clear()
             return

@@ -69,12 +69,12 @@ class AddResult(Enum):
     `publish_ready` soon. Each other member is the reason why the message is refused. `add` returns None if the message
     was added and the driver need not do anything."""
 
-    WAKE = auto()  # it waits, and the driver is to call `turn` soon
-    FULL = auto()  # refused: as many wait as may
-    NO_MEMORY = auto()  # refused: as many bytes wait in all producers as may
+    WAKE = auto()  # added; the driver must call `publish_ready` soon
+    FULL = auto()  # refused: the producer has as many pending messages as it may have
+    NO_MEMORY = auto()  # refused: the pending messages of all producers use all their memory
     CLOSED = auto()  # refused: see `error` and `closing`
     TOO_LARGE = auto()  # refused: see `payload_max`
-    # refused: its transaction takes no message of this producer, or no more: see its `share`
+    # refused: the transaction has not allowed a further message of this producer (SendAllowance)
     NOT_IN_TRANSACTION = auto()
 
 
@@ -121,14 +121,14 @@ class ConsumerOptions(NamedTuple):
 
     durable: bool = True  # False: a reader
     ack_timeout_s: float = 0.0  # 0: none
-    nack_delay_ms: Callable[[int], int] = lambda _: 60_000  # by how often the entry was delivered again
-    redeliveries_max: int | None = None  # redeliveries, past which an entry is a dead letter; None: never
+    nack_delay_ms: Callable[[int], int] = lambda _: 60_000  # called with the entry's redelivery count
+    redeliveries_max: int | None = None  # an entry with more redeliveries is a dead letter; None: never
     chunks_pending_max: int = 10
     chunks_auto_ack: bool = False
-    ordered: bool = True  # chunks of a message come in order
-    log_order: bool = True  # all entries do
-    failure_blocks: bool = False  # what failed holds back what follows it
-    ends_with_topic: bool = False  # it ends in silence with its topic
+    ordered: bool = True  # the chunks of a message arrive in order
+    log_order: bool = True  # all entries arrive in log order
+    failure_blocks: bool = False  # a failed entry blocks the entries after it
+    ends_with_topic: bool = False  # the consumer ends without an error when its topic is deleted
 
 
 class GrantPermits(NamedTuple):

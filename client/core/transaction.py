@@ -138,7 +138,7 @@ class SendAllowance:
     __slots__ = ("allowed", "left", "lock", "txn")
 
     def __init__(self, txn: TransactionPort, lock: AbstractContextManager[Any]) -> None:
-        """Makes a share. `lock`: the lock of the producer."""
+        """Makes an allowance that allows no message yet. `lock`: the lock of the producer."""
         self.txn = txn
         self.lock = lock
         self.allowed = 0  # messages
