@@ -132,7 +132,8 @@ class FirstConnectAttempts:
     operation gives up."""
 
     def __init__(self, endpoints: Callable[[], Sequence[Endpoint]], connection_timeout_s: float) -> None:
-        """Begins the first contact. `endpoints()` returns the endpoints that are tried now."""
+        """Begins to count. `endpoints()` returns the endpoints that are tried now; `connection_timeout_s`: the time
+        after which the operation gives up if no server answers."""
         self._endpoints = endpoints
         self._timeout_s = connection_timeout_s
         self._refused: set[str] = set()

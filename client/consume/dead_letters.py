@@ -298,14 +298,13 @@ def _origin(message: Message, subscription: str) -> dict[str, str]:
 
 
 class DeadLetterProducers:
-    """The DeadLetterProducers of one consumer. There is one per topic; a topic and its retry-letter topic have the
-    same."""
+    """The DeadLetterProducers of one consumer: one for each topic. A topic and its retry-letter topic share one."""
 
     def __init__(
         self, connections: Connections, subscription: str, settings: ConsumerSettings, consumer_name: Callable[[], str]
     ) -> None:
-        """Opens nothing yet. Raises InvalidConfiguration if the subscription's type does not count redeliveries
-        (Exclusive, Failover)."""
+        """Makes an empty collection and opens nothing yet. Raises InvalidConfiguration if the subscription's type does
+        not count redeliveries (Exclusive, Failover)."""
         self.policy = find_dead_letter_policy(settings)
         self._connections = connections
         self._subscription = subscription

@@ -85,8 +85,8 @@ class DeliveredEntries:
         dead_letters: DeadLetterProducer | None, start: ReaderStart | None, longer_s: Callable[[int], float],
         memory: ReceiveMemory,
     ) -> None:  # fmt: skip
-        """Makes the deliveries of a partition. `longer_s(redelivery_count)`: the seconds that are added to the ack
-        time-out of an entry."""
+        """Makes the deliveries of a partition's consumer. `longer_s(redelivery_count)` returns the seconds that are
+        added to the ack time-out of an entry."""
         self.start = start  # readers only: what is before it is left out; None: only the broker knows where it is
         self.discarded = 0  # entries that are malformed
         self._came: list[Message] = []

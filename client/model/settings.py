@@ -299,7 +299,7 @@ class ConsumerDeadLetterPolicy:
 
     If a topic is None or "", its name is `<topic>-<subscription>-DLQ` or `-RETRY`. The subscription
     `initial_subscription_name` is created with the dead-letter topic, so that the topic retains its messages. A
-    parameter that is not given reads as "", as in Pulsar's client."""
+    parameter that is not given has the value "", as in Pulsar's client."""
 
     max_redeliver_count: int
     dead_letter_topic: str | None = None
