@@ -228,8 +228,8 @@ class TopicTransactions:
         return self.core is not None and self.core.is_open(txn)
 
     def call_when_ended(self, txn: TxnId, then: Callable[[MagnetarError | None], None]) -> None:
-        """Calls the function `then` once, in a later turn of the event loop, when the transaction has ended at this
-        topic. Its argument is None, or the error if the topic ends before."""
+        """Calls the function `then` once with None, in a later turn of the event loop, when the transaction has ended
+        at this topic. If the topic ends at this broker before that, `then` is never called."""
         self._here.ends.setdefault(txn, []).append(then)
 
     def call_when_ready(self, awaited: EventBeforePublish, then: Callable[[MagnetarError | None], None]) -> None:
