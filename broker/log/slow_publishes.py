@@ -49,8 +49,8 @@ TRACE_KEYS = ("traceparent", "messaging.trace_parent")
 
 
 class SlowPublishLog:
-    """Writes the log lines about slow publishes of all topics of a broker. `slow_s`: from how many seconds on a publish
-    is slow; 0: no publish is reported."""
+    """Writes log lines about slow publishes, for all topics of a broker. `slow_s`: a publish that takes longer than so
+    many seconds is slow; 0: none is reported."""
 
     def __init__(self, clock: Clock, slow_s: float) -> None:
         self.slow_s = slow_s
@@ -61,9 +61,9 @@ class SlowPublishLog:
         self, topic: TopicName, writer: LedgerWriter | None, confirmed: Sequence[Publish], now_s: float, *,
         ledger_s: float, room_s: float,
     ) -> None:  # fmt: skip
-        """Writes a log line about publishes that are confirmed together and of which the first one is slow. `ledger_s`,
-        `room_s`: the times at which the ledger took its first entry, and at which it had room again; 0: that did not
-        happen."""
+        """Writes a log line about publishes that are confirmed together, of which the first is slow. `now_s`: the
+        present time; `ledger_s`: when a new ledger began to accept entries; `room_s`: when the ledger had room again
+        (all in monotonic seconds; 0: that did not happen)."""
         if now_s - self._since >= LINES_S:
             self._since, self._lines = now_s, 0
         if self._lines >= LINES_MAX:
@@ -101,8 +101,7 @@ class SlowPublishLog:
 
 
 def find_trace_id(entry: bytes) -> str:
-    """Returns the trace id of the first message of a stored entry that contains a trace context; empty if no message
-    contains one."""
+    """Returns the trace id of the first message in a stored entry that has a trace context; empty if none has."""
     with suppress(CorruptEntry):
         header = parse_header(entry, verify=False)
         contexts = [decode_properties(header.metadata)]
