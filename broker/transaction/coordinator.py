@@ -83,8 +83,9 @@ class HalfMessagePublisher(Protocol):
     """Publishes half messages to their topics in a transaction (broker/node/internal_producer.py)."""
 
     def __call__(self, txn: int, messages: Sequence[HalfMessage]) -> Awaitable[list[Participant]]:
-        """Publishes the messages to their topics in the transaction `txn`. Returns each topic with the number of its
-        receipts. If this call raises an error, some messages may be stored, and the transaction must not commit."""
+        """Publishes the messages to their topics in the transaction `txn`. Returns the topics, each with the number and
+        the last position of its entries. If this call raises an error, some messages may be stored, and the transaction
+        must not commit."""
         ...
 
 

@@ -385,7 +385,8 @@ class HalfMessages:
 
     def on_published(self, half: int, txn: int, listed: Sequence[Participant], now: float) -> None:
         """Called when the messages of the half message are published in the transaction `txn`. Commits this
-        transaction, and with it the half message. `listed`: the topics with their receipts."""
+        transaction, and with it the half message. `listed`: the topics, each with the number and the last position of
+        its entries."""
         found = self._halves.get(half)
         if found is None or found.phase is not Phase.PUBLISHING or found.txn != txn:
             self._coordinator.abort_for_half(txn, now)

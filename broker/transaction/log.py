@@ -277,7 +277,8 @@ class CoordinatorLog:
         await update_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord, noted)
 
     async def check_taken_over_by_other(self) -> None:
-        """Step of a take-over, the last one: nothing is done. Before this step no request is answered."""
+        """The last step of a take-over: drops what was read for it. Requests may be answered from now on, and not
+        before."""
         self._found = None
 
     async def is_owner(self) -> bool:

@@ -491,7 +491,7 @@ class IdLease(msgspec.Struct):
 
 
 class LiveTransaction(msgspec.Struct):
-    """A transaction that a client has used, and that has no durable outcome yet."""
+    """A transaction that has begun and has no durable outcome yet."""
 
     txn: int
     owned: TransactionOwner
