@@ -344,7 +344,7 @@ R = TypeVar("R")
 _LOG = logging.getLogger("magnetar.broker.log.compaction")
 
 YIELD_AFTER_MESSAGES = 1000
-"""Messages between two turns of the event loop: one to three milliseconds of work."""
+"""After so many messages other tasks get a turn: one to three milliseconds of work."""
 READ_TRIES, READ_RETRY_S = 10, 1.0
 """Tries of one read while bookies do not answer, and seconds between them; then the compaction has failed, and the next
 one starts over."""

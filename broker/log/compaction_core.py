@@ -184,7 +184,7 @@ KEY_BYTES = 200
 """Memory that a key takes in the table: its hash (16 bytes, 49 as an object), an index, and their place in a
 dictionary."""
 _SPACE = 1 << 32
-"""Size of the space of hashes, which are shared out between rounds by their first four bytes."""
+"""Number of values of the first four bytes of a hash. Each round handles the keys in a part of these values."""
 _TAKEN_OUT = encode_item_prefix(SingleMessageMetadata(compacted_out=True, payload_size=0))
 
 Opened = tuple[EntryHeader, Sequence[MessageFields], Sequence[bytes]]

@@ -7,7 +7,7 @@
 
 And the log for readers of committed entries (`CommittedReader`, `CommittedLogView`).
 
-Rule: nothing after the last confirmed entry (`shape.last`) is read.
+Rule: no entry after the last confirmed one (`shape.last`) is read.
 """
 
 from __future__ import annotations

@@ -140,9 +140,9 @@ class LogQueue(Generic[Q]):
 
 
 SPAN_MAX = 1 << 20
-"""Most ids of an entry whose ids are recorded one by one: some hundred bytes."""
+"""An entry with more sequence ids than this has too many to record each of them: some hundred bytes."""
 ID_END = 1 << 63
-"""Ids of Pulsar's clients are below."""
+"""The sequence ids of Pulsar's clients are below this number."""
 
 
 class SequenceRange(NamedTuple):

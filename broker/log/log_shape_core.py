@@ -343,10 +343,10 @@ class LogShape:
 
 
 LOST_ENTRIES_TRIED_MAX = 100
-"""Entries after a lost one that are read to find one that is there."""
+"""How many entries after a lost one are tried, to find one that still exists."""
 
 Run = tuple[int, int]
-"""The first and the last of entries of a ledger."""
+"""A range of entries in one ledger: the first and the last entry id."""
 EntryOf = Callable[[int], Awaitable[StoredEntry]]
 """Reads an entry of the ledger. Raises DataLost if it is lost."""
 

@@ -201,8 +201,8 @@ NO_REPLICATION_REQUESTED = Replication(1, 1, 1)
 
 
 Claims = Callable[[TopicName, TopicRecord, str], Sequence[NodeUpdate]]
-"""(topic, its record, the claim) → the same claim of what else is the owner's, as a part of the commit that claims the
-topic. What it leaves out is claimed when it is opened."""
+"""(topic, its record, the claim) → changes that set the same claim in other records of the topic, for the commit that
+claims the topic. A record that is left out is claimed when it is opened."""
 
 
 def make_no_takeover_operations(topic: TopicName, record: TopicRecord, claim: str) -> Sequence[NodeUpdate]:
@@ -238,7 +238,7 @@ class ManagedLedger:
         self._shrink = shrink
         self._claims = claims
         self.listed = ManagedLedgerRecord(metadata, topic)
-        """The list of ledgers; its `record` is as it was read or committed last."""
+        """The topic's record with the list of ledgers, as it was read or stored last."""
         self._end: NodeUpdate | None = None  # of the last ledger, to be committed with the claim
 
     @property

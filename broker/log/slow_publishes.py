@@ -1,5 +1,5 @@
-"""Slow records: a line of the log for publishes that took longer than `slow_publish_s` from their arrival to their
-confirmation, with the time at each station.
+"""Log lines about slow publishes, which took longer than `slow_publish_s` from their arrival to their confirmation. A
+line says how long each step took.
 
     WARNING magnetar.broker.slow: slow publish topic=… producer=… trace=… ledger=7 entry=12 entries=3 arrived=…Z
         ledger_ms=None room_ms=None bookies={"…": {"sent_ms": 2, "stored_ms": 812}, "…": {}} confirmed_ms=813
@@ -18,9 +18,9 @@ A bookie with `{}` has stored it in less than `slow_publish_s`, one with `"store
 
 `trace` is the trace id of the first message in the entry that carries a context (`traceparent`), and is left out where
 none does, or the payload is encrypted.
-**Cost.** Publishes that one step confirms are in the order of their arrival: of each step the first is compared, and
-nothing more is done while that is in time. One line describes the first late entry of a step, `entries` is the number
-of late ones; LINES_MAX lines in LINES_S seconds are written by a broker, and `left_out` says how many were not.
+**Cost.** Publishes that are confirmed together are in the order of their arrival: only the first one is compared, and
+nothing more is done if it is in time. One line describes the first slow entry, and `entries` is the number of slow
+ones. A broker writes LINES_MAX lines in LINES_S seconds; `left_out` says how many were not written.
 Guards: tests/broker/log/test_slow_publishes.py.
 """
 

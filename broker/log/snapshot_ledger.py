@@ -4,7 +4,7 @@
     state = await ledger.recover(record.ledger_id, whole)     at the take-over, after the record was claimed
     stored = await ledger.append(entries)                     False: there is no ledger that takes them; roll
     await ledger.roll(entries, name)                          entries hold all of the state
-    await ledger.close()  |  drop()
+    await ledger.close()  |  await ledger.delete()
 
 Rules (docs of the callers say what a snapshot is)
 - **One writer.** `recover` fences the former owner's ledger. A ledger that was recovered is never written again: the
@@ -40,7 +40,8 @@ from .managed_ledger import TopicFenced
 _LOG = logging.getLogger("magnetar.broker.log")
 
 ROLL = ("create", "append", "name", "delete")
-"""A new ledger; all of the state in it; the record names it; the old ledger is deleted."""
+"""The steps of `SnapshotLedger.roll`: create a ledger, append the whole state to it, name it in the record, delete the
+old ledger."""
 
 
 class SnapshotPiece(Protocol):

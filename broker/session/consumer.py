@@ -66,7 +66,7 @@ ACK_ENTRIES = 100
 PREDECESSORS_MAX = 8
 """Most transactions for whose outcome one acknowledgement waits, one after the other."""
 PERMITS_MAX = (1 << 31) - 1
-"""Permits that a consumer may have at a time, as Pulsar's int."""
+"""Most permits that a consumer may have at a time: the largest value of Pulsar's field."""
 
 
 class SubscribeOptions(msgspec.Struct, frozen=True):

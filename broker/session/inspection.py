@@ -1,4 +1,4 @@
-"""What operators look into: a subscription's cursor, the copies of a topic's ledgers, the metadata, repair.
+"""Descriptions for operators: a subscription's cursor, the copies of a topic's ledgers, the metadata, repair.
 
     await describe_cursor(topic, subscription, buckets)            from memory; reads the first entries of ten gaps
     await describe_ledgers(metadata, topic, after, limit)          the records of so many ledgers, and their marks
@@ -168,12 +168,13 @@ def find_largest_runs(entries: BitMap, count: int) -> list[tuple[int, int]]:
 BUCKETS, BUCKETS_MAX = 600, 1000
 GAPS = 10
 PUBLISHED_S = 1.0
-"""Seconds that bookies have to say when the first entries of the gaps arrived."""
+"""Seconds within which bookies must return the first entries of the gaps, to show when these entries arrived."""
 LEDGERS, LEDGERS_MAX = 100, 200
 READS_AT_ONCE = 32
 CHILDREN, CHILDREN_MAX = 100, 1000
 SECRETS = ("key", "token")
-"""Fields of records that no answer has: a ledger's key opens it, and a token says whose a node is."""
+"""Fields of records that are left out of answers: with a ledger's key anyone may read it, and a token proves who owns a
+node."""
 DAMAGED = "damaged"
 ROLES_MAX = 200
 BOOKIE_S = 5.0

@@ -57,9 +57,9 @@ _OURS = {theirs: ours for ours, theirs in PULSAR.items()} | {name: name for name
 _LISTS = ("dead_letter_backoff_s", "subscription_types")
 SHOWN = tuple(PULSAR.get(name, name) for name in CHANGING)
 PAGE_BYTES_MAX = 4 << 20
-"""Most bytes of a page of metrics in an answer; what follows is left out, with a line that says so."""
+"""Most bytes of metrics in an answer. The rest is left out, and a line says so."""
 TASKS_MAX, FRAMES_MAX = 2_000, 12
-"""Tasks of a dump, and calls of each."""
+"""Most tasks that `describe_waiting_tasks` lists, and most calls of each task."""
 
 
 # ----------------------------------------------------------------------------------------------------- changing

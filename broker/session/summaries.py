@@ -1,8 +1,8 @@
 """The overview of a cluster that every face shows: sums and largest topics of each broker, pages of topics, and why a
 subscription or a ledger stays where it is.
 
-    await Summaries(broker).summarize()                 of all brokers, one request to each
-    await Summaries(broker).list_topic_page(query)      of all brokers, merged
+    await ClusterSummaries(broker).summarize(here=False)              of all brokers, one request to each
+    await ClusterSummaries(broker).list_topic_page(query, here=False)   of all brokers, merged
     explain_stuck_subscription(topic, subscription, backlog)    sentences, from what the dispatcher and the pump know
     explain_kept_ledgers(topic)                         per ledger, from what holds it (`Topic.trim_limits`)
 
@@ -439,7 +439,7 @@ ENDS = {
     Blocked.DELAYED: "It goes on by itself, when the messages are due.",
     Blocked.HELD: "It goes on by itself, after the back-off.",
 }
-"""What would end each reason."""
+"""For each reason why a ledger is kept: what would end this reason."""
 
 
 def explain_stuck_subscription(topic: Topic, subscription: Subscription, backlog: int) -> WhyStuck:

@@ -1,5 +1,5 @@
-"""Requests of any protocol about topics besides producing and consuming: owners, partitions, offsets, schemas, and
-changes of a namespace's topics.
+"""Requests about topics, in any protocol, other than producing and consuming: owners, partitions, offsets, schemas, and
+changes of a namespace's list of topics.
 
 Any broker answers `lookup`, `partitions` and `watch_topics`; `get_offsets` and `advance_subscription` are answered by
 the topic's owner (NotOwner). Guarding tests: tests/broker/grpc/test_services.py,

@@ -35,7 +35,7 @@ from .core.pending_acks import ENTRIES_MAX, AckConflict, AckRefused, SettledAcks
 from .core.policy import NO_HIDDEN_MESSAGES, Member
 
 MARK_ENTRIES = 1000
-"""Held entries that one step of a cumulative acknowledgement, or of a check of them, passes: about a millisecond."""
+"""Outstanding entries that one step of a cumulative acknowledgement, or of a search, handles: about a millisecond."""
 
 
 class SubscriptionAcks:
@@ -269,9 +269,9 @@ def parse_entry_ids(data: bytes) -> BitMap:
 # --------------------------------------------------------------------------------------------------- acks_in_txn
 # Acknowledgements in transactions: a request is gathered, judged and made pending, and its transaction settled.
 #
-#     for _ in acks.gather(entries, sets, wanted): …     in steps; nothing is changed
-#     acks.pend(member, txn, wanted)                     in one step, or TransactionConflict and no trace
-#     acks.settle(txn, committed=…)                      in one step; idempotent
+#     for _ in acks.collect_requested_acks(entries, sets, wanted): …    in steps; nothing is changed
+#     acks.add_pending_acks(member, txn, wanted, …)   in one step; after a TransactionConflict nothing has changed
+#     acks.settle(txn, committed=…)                   in one step; idempotent
 #
 # An abort gives back what the transaction had pending, and counts it as given back once, so that a message whose
 # transactions always fail reaches its dead-letter limit. On types that deliver in log order everything after it that is
@@ -287,7 +287,7 @@ def parse_entry_ids(data: bytes) -> BitMap:
 
 
 STEP_ENTRIES = 100
-"""Entries that are gathered in one step: some tenths of a millisecond."""
+"""Acknowledged entries that are collected in one step: some tenths of a millisecond."""
 
 
 class TransactionalAcks(SubscriptionAcks):

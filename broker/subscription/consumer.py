@@ -1,5 +1,5 @@
-"""A connected consumer, as its subscription sees it: its outlet, to which deliveries go, its member of the dispatcher,
-and the times of its last activity."""
+"""A connected consumer, as its subscription sees it: the outlet to which entries are delivered, its state in the
+dispatcher (the member), and the times of its last activity."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ from .cursors import DurableCursor
 
 
 WINDOW_ENTRIES = 256
-"""Entries of one step backwards."""
+"""Entries that one step of a backward search reads."""
 READ_BYTES = 1 << 20
 REPEATED_ENTRIES = 2000
 SEARCH_ENTRIES_MAX = 200_000
@@ -238,7 +238,7 @@ _LOG = logging.getLogger("magnetar.broker.subscription.dead_letters")
 
 PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
 STORED_MS = 3_600_000
-"""Most ms that an entry is held until its count is stored."""
+"""For how many ms at most an entry is held back until its redelivery count is stored."""
 ORDERED_BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Back-off of an entry that failed, where it holds back what follows it and no policy has a ladder: it is tried soon,
 and then seldom."""
@@ -246,7 +246,8 @@ STEPS = ("read", "publish", "acknowledge", "store")
 GROUP_BYTES = 4 << 20
 """Bytes of a message in chunks that are in memory at a time, and one chunk more."""
 Forward = Callable[[tuple[TopicName, int], TopicName, str, Sequence[bytes], int], Awaitable[object]]
-"""Entries of the first topic, in that incarnation, go to the second."""
+"""Publishes copies of messages: (the source topic and its incarnation, the target topic, the producer name, the messages
+as client-parts, a number by which the partition is chosen)."""
 
 
 class DeadLetters:

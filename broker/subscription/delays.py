@@ -1,8 +1,9 @@
 """Delayed delivery of one subscription: the driver of core/delays.py, and its buckets on bookies.
     delayed = DelayedDelivery(…);  delayed.start(wake)  loads what an earlier owner had sealed
     delayed.delay_until(position, at_ms)                an entry that was just stored has a delivery time in the future
-    delayed.hand_out_due(dispatcher)                    before each pump: due → replay queue, seal, load, drop
-    delayed.arm(dispatcher)                             after it: one timer
+    delayed.release_due_entries(dispatcher)             before each run of the pump: makes due entries deliverable;
+                                                        stores, loads and deletes buckets
+    delayed.set_release_timer(dispatcher)               after each run of the pump: one timer
     delayed.close()
 Order (a crash between two steps costs a ledger that no record names, or reading from the log; never a message)
     SEAL    write      every segment and the directory, to a new ledger, which is closed
@@ -10,7 +11,7 @@ Order (a crash between two steps costs a ledger that no record names, or reading
             let_go     the entries leave memory
     DROP    unname     the same way; as long as its outcome is unknown, nothing is deleted
             delete     the ledger
-- Until the directories of all named buckets are read, nothing new is handed out (`is_ready`): else all their entries
+- Until the directories of all named buckets are read, nothing new is delivered (`is_ready`): else all their entries
   would be read from the log. A bucket that does not answer within LOST_AFTER_S is left out, a damaged one is dropped
   with an alarm; their entries are then read from the log.
 - One timer per subscription. It never fires early; `delayed_tick_ms` after the last time at the earliest, and at

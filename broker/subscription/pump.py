@@ -1,8 +1,8 @@
-"""The pump of a subscription: hands out what its dispatcher wants, until no consumer may get the next entry.
+"""The pump of a subscription: delivers entries to the consumers, until no consumer may get the next entry.
 
-It asks the dispatcher what it wants, takes that from memory or has it read (read_ahead.py), hands it out, and repeats.
-`wake` pumps once in the next turn of the event loop, however often it is called: after new entries, permits,
-acknowledgements. Nothing here is per message. In each turn the entries that consumers give back are handled first
+The pump asks the dispatcher which entries come next, takes them from memory or reads them (read_ahead.py), delivers
+them, and repeats. `wake` runs the pump once in the next turn of the event loop, however often it is called: after new
+entries, permits, acknowledgements. Nothing here is per message. In each turn, what consumers give back comes first
 (`RedeliveryReturnQueue`); then consumers are notified of what the policy reports (`Policy.take_active_changes`).
 `blocked` is why no consumer gets the next entry. A dispatch rate that is exceeded has one timer.
 """

@@ -50,7 +50,7 @@ AHEAD = 1.5
 """Chunks in memory below which the next one is read: a chunk is a little longer than `read_bytes`, so with 1 a read
 began when the one before was handed out, and a consumer beside a producer waited most of its time for reads."""
 CHUNK_ENTRIES = 200
-"""Entries given to the dispatcher at once, of DELIVERY_BATCH_BYTES."""
+"""Most entries that are given to the dispatcher at once. Together they have about DELIVERY_BATCH_BYTES."""
 GAP_ENTRIES_MAX = 16
 """Unwanted entries that are read between two wanted ones, rather than reading twice."""
 LOST_ENTRIES_SKIPPED_MAX = 1000

@@ -1,5 +1,5 @@
 """The deduplication of a topic: what is decided in broker/topic/dedup_core.py, kept across crashes and moves. After it,
-the interface of a topic's parts (`StatefulTopicPart`), and the replay of the log when a topic is loaded (`replay`).
+the interface of a topic's parts (`StatefulTopicPart`), and the replay of the log when a topic is loaded.
 
 Snapshots go to a ledger of their own, which the topic's record names (`dedup`). Rules (ledger protocol §3.4, Pulsar
 PR9; invariants 32, 33, 34)
@@ -149,7 +149,7 @@ def decode_snapshot(pieces: Sequence[Piece]) -> Snapshot:
 _LOG = logging.getLogger("magnetar.broker.topic.dedup")
 
 ROLL_SNAPSHOTS = 1_000
-"""Snapshots of one ledger: it costs their bytes, only the last one counts."""
+"""Most snapshots in one ledger. All of them take disk space, but only the last one counts."""
 
 
 def parse_sequence_range(metadata: MessageMetadata) -> SequenceRange:

@@ -2,9 +2,9 @@
 broker/log/log_shape_core.py.
 
     maintenance = TopicMaintenance(topic, …)
-    await maintenance.run_due()  all that is due now, in the order of `STEPS`; called by the broker's one upkeep task
-    maintenance.is_holding()     producers get no credit: the backlog quota is reached
-    maintenance.refusal()        … the error that a publish gets; None: it is taken
+    await maintenance.run_due()          all that is due, in the order of `STEPS`; called by the broker's upkeep task
+    maintenance.must_pause_producers()   True: producers get no credit, because the backlog quota is exceeded
+    maintenance.why_publish_refused()    the error that a publish gets for that reason; None: it is accepted
 
 Order: what expires is acknowledged first, so that the quota counts what is left, and trimming frees what both release.
 Expiry (A15) is in the index's terms: the first entry that arrived after the limit is found by bisection over the

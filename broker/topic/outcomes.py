@@ -237,7 +237,7 @@ RETRY_S = 0.5
 """Seconds between two tries to write when bookies or metadata do not answer."""
 READS_MAX = 16
 STALE_ENTRIES = 10_000
-"""Messages after the position of the last write, of any kind: a load replays them, so it is written anew."""
+"""After so many messages the outcomes are written again, because a load replays the entries after the last write."""
 
 
 class OutcomesLedger:

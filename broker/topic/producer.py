@@ -363,7 +363,7 @@ class Producer:
 
 
 Step = Callable[[], bool]
-"""Publishes one entry. True: there are more."""
+"""A function that publishes one waiting entry, and returns True if there are more."""
 
 
 class PublishGate:

@@ -169,7 +169,7 @@ class TxnSnapshot(NamedTuple):
     open: tuple[OpenTxnInSnapshot, ...] = ()
     aborted: Mapping[int, AbortedEntriesOfLedger] = {}
     ended: tuple[TxnId, ...] = ()
-    """Transactions that had ended, and had entries on their way: what of them is after `position` is aborted."""
+    """Transactions that had ended while entries of them were in flight: their entries after `position` are aborted."""
 
 
 class TxnEndEffect(NamedTuple):

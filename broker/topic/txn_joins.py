@@ -113,7 +113,7 @@ def error_of_done_future(done: asyncio.Future[None]) -> MagnetarError | None:
 JOIN_S = 5.0
 """Seconds that a send or an acknowledgement waits for a coordinator that does not answer."""
 ASK_S, ASK_S_MAX = 0.2, 5.0
-"""Seconds between two rounds of questions about what a load found: first, and at most."""
+"""Seconds between two rounds of questions about transactions that a load has found: at first, and at most."""
 OPEN_ASK_S = 30.0
 SETTLEMENT_S = 10.0
 ASK_AT_ONCE = 1_000
@@ -275,10 +275,10 @@ class TransactionJoins:
         self._runs = runs
         self._questions = questions
         self._under_way: dict[tuple[TxnId, str | None], asyncio.Future[None]] = {}
-        """By the role that wants to write in it."""
+        """The joins in progress, by transaction and by the role that wants to write in it."""
         self._asked: dict[TxnId, int] = {}  # how many of these joins ask its coordinator now
         self._writers: dict[TxnId, str] = {}
-        """The role that began it, as its coordinator said when that role wrote here first."""
+        """For each transaction the role that began it, as its coordinator said when this role first wrote here."""
         self.since: dict[TxnId, float] = {}  # when it was joined or found, on the monotonic clock
         self.is_leaving = False  # the topic is about to be deleted
 

@@ -358,8 +358,8 @@ class SinkBatchDecider:
 BLOCK_MAX = 1_000
 """Largest number of ids that one Begin gets."""
 BLOCKS = 64
-"""A Begin gets at most this fraction (1 / BLOCKS) of the ids that may still be given, so that clients that do not use
-their ids leave some for the others."""
+"""A Begin gets at most this fraction (1 / BLOCKS) of the ids that may still be given, so that a client which does not
+use its ids leaves some for the others."""
 NOTES = 24
 """How often the idle time of a name or a sink is recorded, per period after which it is forgotten."""
 

@@ -13,9 +13,10 @@ tests/broker/grpc/test_transactions.py.
 The driver of half messages: connected members that answer checks, and tasks that publish committed half messages.
 
     work = HalfMessageDriver(publish, published, not_published)
-    with work.join_member() as member: …    `await member.next_check()` returns its next check
-    work.put_check(AskAboutHalfMessage)     an effect of the core; `work.publish(PublishHalfMessage)` is the other
-    await work.close()                      ends the members and cancels what is being published
+    with work.connect_member() as member: …           `await member.wait_next_check()` returns its next check
+    work.send_check(AskAboutHalfMessage)              does an effect of the core
+    work.start_publishing_half(PublishHalfMessage)    does the other effect
+    await work.close()                                disconnects the members, and cancels publishes in progress
 
 Each half message is published by its own task, AT_ONCE at a time, within PUBLISH_S: then its transaction times out.
 What is cancelled at the end of the epoch was published in a transaction that the next epoch aborts. Guards:

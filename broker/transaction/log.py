@@ -8,12 +8,12 @@
 
 **Take-over** is the order of `TAKE_OVER` and nothing else:
 
-    read_coordinator_claim       the claim, the epoch and the ledger
-    recover_ledger   its writer is fenced for good, and all that was confirmed is read
-    store_coordinator_claim     compare-and-set against what was read: the next epoch, and a claim that no other owner
-    has; then
-                     it is noted that this coordinator has begun: without its record it is not taken over any more
-    check_taken_over_by_other nothing is answered before
+    read_coordinator_claim       reads the claim, the epoch and the id of the ledger
+    recover_ledger               fences the former writer of the ledger for good, and reads all that was confirmed
+    store_coordinator_claim      stores the next epoch, and a claim that no other owner has, if the record has not
+                                 changed since it was read. Then stores that this coordinator has begun: if its record
+                                 is missing later, it is not taken over any more
+    check_taken_over_by_other    no request is answered before this step
 
 What the former owner confirmed is in the ledger that was recovered: the claim succeeds only if the record still names
 that ledger. The former owner can confirm nothing after the fence, and name no other ledger after the claim.
@@ -149,7 +149,7 @@ def decode_coordinator_entry(entry: bytes, number: int, where: str) -> Coordinat
 _LOG = logging.getLogger("magnetar.broker.transactions")
 
 ROLL = ("create", "append", "name", "delete")
-"""Steps of a roll, in their order."""
+"""The steps of a roll (a switch to a new ledger), in their order."""
 
 ROLL_BYTES = 16 << 20
 """Size in bytes after which a ledger is rolled, if that is more than twice its snapshot: a take-over reads it all."""

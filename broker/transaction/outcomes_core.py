@@ -1,9 +1,8 @@
 """How a transaction gets its outcome: decisions are gathered for one append, and take effect when that is durable.
 
-    Decisions   what is decided and not durable: take_next_append() → take_durable_decisions(number), one append at a
-    time with all
-                that was decided; and the effects of an event, which the coordinator returns
-    Outcomes    aborts, and what a participant is told until it has stored the outcome
+    PendingDecisions   the records that are decided and not durable: `take_next_append` returns all of them as one
+                       append, `take_durable_decisions` takes them when the append is durable; and the effects
+    OutcomeDecider     aborts transactions, and sends outcomes to participants until they have stored them
 
 An abort of an open transaction writes nothing: without a record of a commit it is aborted. An abort of a prepared one,
 and each commit, is a record. coordinator_core.py says what a durable record changes.

@@ -7,8 +7,8 @@ Guards: tests/broker/grpc/test_transactions.py.
 Several requests to coordinators that came in one RPC: one wait for all of their answers, without a task for each.
 
     requests = CoordinatorRequests()
-    running.start_end(requests.add_request(), txn, EndVerb.COMMIT, …)    each is sent to the core in this turn
-    results = await requests.wait_answers(timeout_s)           in the order in which they were added
+    running.end_transaction_nowait(requests.add_request(), txn, EndVerb.COMMIT, …)    sent to the core in this turn
+    results = await requests.wait_answers(timeout_s)                    in the order in which they were added
 
 A CoordinatorRequest is the `request` of an intent. Its first answer counts; one without an answer in time gets
 TimedOut: its outcome is unknown. Guard: tests/broker/transaction/test_together.py.
@@ -40,7 +40,8 @@ TIMEOUT_S = 15.0
 ITEMS_MAX = 1_000
 """Most items of one request: about 150 KB."""
 WAITING_MAX = 100_000
-"""Items that wait for one broker; above, a join is refused (BackPressure) and a settlement is repeated later."""
+"""Most items that wait for one broker. If there are more, a join is refused (BackPressure), and a settlement is sent
+later."""
 
 
 class _Queue(NamedTuple):

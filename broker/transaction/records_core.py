@@ -68,7 +68,8 @@ class TransactionOwner(msgspec.Struct, frozen=True, array_like=True):
 
 
 DISCARDED_BATCH = -1
-"""The batch number that says that the sink is forgotten. (An older version reads it as a sink without a batch.)"""
+"""The batch number in a record which says that the sink is removed. (An older version reads it as a sink without a
+batch.)"""
 
 
 class SinkBatch(msgspec.Struct, frozen=True, array_like=True):

@@ -180,11 +180,11 @@ def half_message_size_bytes(half: HalfMessageStored) -> int:
 
 Value = TypeVar("Value")
 Key = tuple[str, str]
-"""A role, and a name of it."""
+"""A role, and a name that this role uses."""
 LOW_BITS = 32
 _LOW = (1 << LOW_BITS) - 1
 Ids = dict[int, BitMap]
-"""Upper bits of ids → a bitmap of their lower ones."""
+"""A set of ids: for each value of the upper bits, a bitmap of the lower bits."""
 
 
 class ValuesByRoleAndName(Generic[Value]):

@@ -15,8 +15,8 @@ Rules (ledger protocol §3.5, invariants 36 and 44)
 - A batch whose size is not known yet (acknowledged after a restart) keeps its bits; `set_batch_size_if_unknown` decides
   when it is read.
 - A redelivery count lasts as long as its entry: it is forgotten when the entry is acknowledged, and by `seek`. With
-  `counts_first` it is that of the first message of the entry that is not acknowledged, as what follows it was not given
-  to a program yet: it lasts as long as that message.
+  `counts_first` the count belongs to the first unacknowledged message of the entry, because no program has received the
+  messages after it yet: the count lasts as long as that message.
 - What is acknowledged in an open transaction is `pending` (core/pending_acks.py): in the backlog, `is_done`, and left
   out by every acknowledgement. The mark does not pass it.
 Guarding tests: tests/broker/subscription/core/test_cursor.py (plain sets),

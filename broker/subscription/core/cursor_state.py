@@ -15,9 +15,10 @@ from ....proto.states import TxnId
 from ...log.log_shape_core import run_end as run_end
 
 BATCH_INDEXES_MAX = UNCOMPRESSED_BYTES_MAX // 6
-"""The most messages of an entry (six bytes each): an index above it acknowledges nothing."""
+"""The most messages that an entry can contain (each takes six bytes). A larger batch index acknowledges nothing."""
 PARTIAL_BYTES, COUNT_BYTES = 300, 250
-"""Bytes of one beside its bits: a position, its numbers, and their places in a sorted dictionary."""
+"""Bytes of memory that a partial batch takes in addition to its bits, and that a redelivery count takes: a position,
+numbers, and a place in a sorted dictionary."""
 
 
 class ChunkKind(enum.IntEnum):
@@ -86,7 +87,7 @@ NO_COUNT = RedeliveryCount(0)
 
 
 NOWHERE = Position(-1, -1)
-"""A position before every other one: nothing is there."""
+"""A position before all others, at which no entry exists."""
 
 
 class TxnAcks(msgspec.Struct):

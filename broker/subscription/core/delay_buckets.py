@@ -1,7 +1,7 @@
 """The buckets of a subscription: what of them is in memory, what is to be read, and which of them are merged.
 
     buckets.add(bucket)                             it is durable and named
-    buckets.head, buckets.advance()                 the earliest key in memory; the next one
+    buckets.earliest_key, buckets.advance()         the earliest key in memory; removes this key
     buckets.take_segment_reads(now_ms)              → segments to read, LOOKAHEAD_MS before they are due; then
                                                     `add_loaded_keys`, or `mark_bucket_lost`
     buckets.merge(keys_max)                         many small ones become one; `merged_ledgers`, then
@@ -42,11 +42,11 @@ from ....proto.names import Position
 
 KEY_BYTES = 20
 SEGMENT_ENTRIES = 2000
-"""Keys of one read: 40 KB, a fifth of a second at 10,000 a second."""
+"""Keys in a segment, which is read at once: 40 KB; a fifth of a second if 10,000 entries become due per second."""
 TIME = 96
-"""Bits of a key after its time."""
+"""How many bits of a key follow its delivery time."""
 NEVER = 1 << 200
-"""Greater than every key."""
+"""A number greater than every key."""
 
 _ENTRY_MASK = (1 << 32) - 1
 _LEDGER_MASK = (1 << 64) - 1
@@ -172,11 +172,11 @@ def decode_entries_by_ledger(places: bytes) -> list[tuple[int, BitMap]]:
 
 
 LOOKAHEAD_MS = 3_000
-"""Milliseconds before its first entry is due that a segment is in memory: a read may fail a few times."""
+"""A segment is loaded so many milliseconds before its first entry is due, because a read may fail a few times."""
 LOAD_SEGMENTS_MAX = 32
-"""JournalSegments of one bucket that are read at once."""
+"""Most segments of one bucket that are read at once."""
 MERGE_MIN, MERGE_MAX = 16, 64
-"""Buckets that are merged into one."""
+"""How many buckets are merged into one, at least and at most."""
 ROW_BYTES = 200
 
 

@@ -69,7 +69,7 @@ from .delay_buckets import (
 )
 
 FRESH_BYTES = 56
-"""Bytes of a key as a number in a heap."""
+"""Bytes of memory of a key that is in no bucket: a number in a heap."""
 NEAR_MS = 10_000
 GROWTH = 128
 """Share of the held entries, as a divisor, at which sealing begins. To sort and pack a bucket of 80,000 entries takes

@@ -106,9 +106,9 @@ class Delivery(NamedTuple):
 
 
 REPLAY_ENTRIES_MAX = 200
-"""Entries asked for in one replay: as many as are handed out at once."""
+"""Most entries in one request to read entries that wait for redelivery."""
 _tuple = tuple.__new__
-"""Makes a named tuple in half of the time of its own constructor: of the Position and the Delivery of each entry."""
+"""Makes a named tuple in half of the time that its own constructor takes. Used for each Position and Delivery."""
 
 
 class Dispatcher:

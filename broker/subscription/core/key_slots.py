@@ -1,8 +1,8 @@
 """The slots of Key_Shared that are in use: what is outstanding in each, what waits for it, and which consumer may get
 the first.
 
-    slots.occupy(position, numbers, member)     an entry goes out
-    slots.vacate(positions)                     it is outstanding no more
+    slots.occupy_slots_of_entry(position, numbers, member)     an entry is delivered
+    slots.vacate_slots_of_entries(positions)    these entries are outstanding no more
     slots.add_waiting(position, numbers)        it waits; until `remove_waiting`, or one of `discard…`
     slots.changed[number] = None                the consumer for the first waiting entry is to be found again
     slots.next_ready_entries(count, members)    waiting entries that could go out now

@@ -13,8 +13,7 @@ in the backlog, and delivered to no consumer, whatever its consumer does meanwhi
 
 Rules
 - `judge` comes before anything is changed: a refused request leaves no trace (invariant 81). `add_pending_acks` takes
-its
-  result.
+  its result.
 - A message is pending in one transaction (invariant 77). A client that never repeats a request is told when it is there
   already (`find_repeated_acks`): it was delivered twice, and processed twice. A cumulative acknowledgement is refused
   if it covers anything that is pending in another one; what is acknowledged already in what it covers stays so.

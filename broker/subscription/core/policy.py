@@ -40,8 +40,8 @@ from .delays import DelayIndex
 from .redelivery_backoff import BackoffQueue
 
 CAUGHT_UP_REASONS = (Blocked.DELAYED, Blocked.HELD, Blocked.CAUGHT_UP)
-"""Reasons that nothing can be read now. An acknowledgement frees nothing: what comes next wakes the subscription by
-itself."""
+"""Reasons which mean that there is no entry to read now. An acknowledgement does not change that; the next entry wakes
+the subscription by itself."""
 
 
 class Entry(Protocol):
@@ -223,7 +223,7 @@ class Policy(Protocol):
     """Whether entries are acknowledged one by one, and the limits of unacknowledged messages apply."""
 
     is_order_guaranteed: ClassVar[bool]
-    """Whether entries go out in an order, of all or of each key."""
+    """Whether entries are delivered in order: all of them, or those of each key."""
 
     by_keys: ClassVar[bool]
     """Whether `pick` asks for `Entry.slots`: they are found before, outside the event loop when that is long."""

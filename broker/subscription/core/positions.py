@@ -24,7 +24,7 @@ from .cursor import Cursor
 from .cursor_state import ChunkKey, ChunkKind, chunk_key_of, chunk_keys_of_holes
 
 FEW_MAX = 16
-"""Most positions in a list: it is as large as a bitmap then, and still fast to search."""
+"""Most positions that are kept in a list. Such a list is as large as a bitmap, and still fast to search."""
 SET_BYTES = 200
 """Bytes of the set itself, with its list."""
 FEW_BYTES = 110

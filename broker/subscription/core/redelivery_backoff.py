@@ -1,5 +1,6 @@
 """Entries that were given back and are not to be delivered yet, or never: the back-off ladder, and dead letters.
-    policy.is_dead(times), policy.wait_ms(times) # a dead letter, or delivered again after a wait
+    policy.is_dead_letter(times)                 # must it go to the dead-letter topic?
+    policy.backoff_ms(times)                     # for how long it waits before it is delivered again
     held.add(position, until_ms)                 # until_ms None: it becomes a dead letter
     held.take_due(now_ms)                        # these may be delivered again
 A message is delivered 1 + max_redeliver_count times. The cursor keeps the count and the time and stores them, so that
@@ -226,7 +227,8 @@ REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID = "REAL_TOPIC", "REAL_SUBSCRIPT
 REDELIVERY_COUNT, REASON = "REDELIVERY_COUNT", "DEAD_LETTER_REASON"
 
 _OF_ITS_TOPIC = ("deliver_at_time", "highest_sequence_id", "txnid_most_bits", "txnid_least_bits")
-"""Fields that say nothing in another topic. `schema_version` is made one of that topic by who publishes there."""
+"""Fields that are not copied, because they have no meaning in another topic. (The internal producer, which publishes
+the copy, sets a `schema_version` of that topic.)"""
 
 
 class DeadLetterOrigin(NamedTuple):
