@@ -246,8 +246,8 @@ STEPS = ("read", "publish", "acknowledge", "store")
 GROUP_BYTES = 4 << 20
 """Bytes of a message in chunks that are in memory at a time, and one chunk more."""
 Forward = Callable[[tuple[TopicName, int], TopicName, str, Sequence[bytes], int], Awaitable[object]]
-"""Publishes copies of messages: (the source topic and its incarnation, the target topic, the producer name, the messages
-as client-parts, a number by which the partition is chosen)."""
+"""Publishes copies of messages: (the source topic and its incarnation, the target topic, the producer name, the
+messages as client-parts, a number by which the partition is chosen)."""
 
 
 class DeadLetters:
