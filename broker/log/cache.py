@@ -213,9 +213,9 @@ class TailCache:
     def get_cached_entries(
         self, position: Position, last_entry: int, entries_max: int, bytes_max: int
     ) -> list[StoredEntry]:
-        """Returns consecutive cached entries of one ledger, beginning at `position`: none after the entry id
-        `last_entry`, at most `entries_max` entries, and about `bytes_max` bytes. Returns at least one entry, or none if
-        the entry at `position` is not cached."""
+        """Returns consecutive cached entries of one ledger, beginning at `position`: up to the entry id `last_entry`,
+        at most `entries_max` entries, and at most `bytes_max` bytes unless the first entry alone is larger. Returns no
+        entries if the one at `position` is not cached."""
         entries = self._ledgers.get(position[0])
         found: list[StoredEntry] = []
         if entries is None:

@@ -115,7 +115,7 @@ class _Freed(msgspec.Struct):
 class RedeliveryReturnQueue:
     """The queue of entries that consumers give back to one subscription. Many entries are given back in slices, so that
     other tasks run in between. `counting`: a function that returns the object that counts redeliveries, if a
-    dead-letter policy needs one; if it returns None, the cursor counts them."""
+    dead-letter policy or ordered redelivery needs one; if it returns None, the cursor counts them."""
 
     __slots__ = ("_clock", "_counting", "_dispatcher", "waiting")
 
@@ -292,7 +292,8 @@ class DeliveryPump:
         return f"{self._log.topic}/{self._subscription.name}"
 
     def _counting(self) -> DeadLetters | None:
-        """Returns the object that counts redeliveries; None if no dead-letter policy needs one."""
+        """Returns the object that counts redeliveries; None if neither a dead-letter policy nor ordered redelivery
+        needs one."""
         letters = self._subscription.dead_letters
         return letters if letters is not None and letters.is_active else None
 

@@ -79,7 +79,7 @@ class ProducerOutcomePort(PublishOutcomePort, Protocol):
 
 class Producer:
     """A producer that is connected to a topic. `id`: a number that is unique in the process; `epoch`: the epoch of the
-    topic that this producer began when it got exclusive access. The head of the module says how it works."""
+    topic, while this producer has exclusive access to the topic. The head of the module says how it works."""
 
     __slots__ = (
         "_dedup",
@@ -409,8 +409,8 @@ class PublishGate:
         return any(rate.limited and rate.delay_s(self._clock.monotonic()) > 0 for rate in self.rates)
 
     def queue_waiting_publish(self, step: Step) -> None:
-        """Queues the function `step`, which publishes one waiting entry. When the gate is open, `step` is called again
-        and again, in turn with the other queued functions, until it returns False."""
+        """Queues the function `step`, which publishes one waiting entry. While the gate is open, `step` is called
+        repeatedly, in turn with the other queued functions, until it returns False."""
         if self._waiting is None:
             self._waiting = {}
         self._waiting[step] = None

@@ -104,8 +104,8 @@ def transaction_id_of(metadata: MessageMetadata) -> TxnId | None:
 
 
 class _TxnWork:
-    """The tasks and callers of a topic that are waiting for transactions: joins, settlements, questions to
-    coordinators."""
+    """The work of a topic for its transactions that is in progress: joins, settlements, and questions to coordinators,
+    with the callers that wait for them."""
 
     __slots__ = ("ends", "joins", "landing", "questions", "runs", "seeing", "settles")
 
@@ -143,8 +143,8 @@ class TopicTransactions:
 
     @property
     def _here(self) -> _TxnWork:
-        """Returns the tasks and waiting callers. Creates the object with the first transaction, because most topics
-        have none."""
+        """Returns the work in progress. Creates the object with the first transaction, because most topics have
+        none."""
         if self._under_way is None:
             self._under_way = _TxnWork(self)
         return self._under_way
@@ -333,8 +333,8 @@ class TopicTransactions:
         return [error_of_done_future(run) if run.done() else late for run in runs]
 
     def start_settling(self, settlements: Sequence[Settlement]) -> list[asyncio.Future[None]]:
-        """Applies those settlements that are not applied yet. Returns a future for each settlement, which is done when
-        the outcome is stored durably. Settlements that wait for the same writes share one task."""
+        """Applies the settlements, except those that are being stored already. Returns a future for each settlement,
+        which is done when the outcome is stored durably. Settlements that wait for the same writes share one task."""
         if self.ended:
             return [self._here.runs.make_not_owner_run()] * len(settlements)
         groups: dict[_Writes, list[TxnId]] = {}

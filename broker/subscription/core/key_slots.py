@@ -297,8 +297,8 @@ class KeySlots:
             numbers[number] = None
 
     def _add_share(self, positions: list[Position], found: list[Position]) -> None:
-        """Adds to `found` those first ones of `positions` that can be delivered one after the other. Stops at an entry
-        of several slots, unless it is the first one."""
+        """Adds to `found` the first ones of `positions`, which can be delivered one after the other. Stops before an
+        entry of several slots; if the first position is such an entry, adds only this one."""
         if not self.mixed:
             found += positions
             return
