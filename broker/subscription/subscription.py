@@ -190,7 +190,7 @@ class Subscription:
             self.store.schedule_write()
 
     def set_isolation_level(self, isolation: Isolation) -> None:
-        """Sets the isolation level to the one of a consumer that is about to join. Raises ConsumerBusy if the connected
+        """Sets the isolation level, for a consumer that is about to join. Raises ConsumerBusy if the connected
         consumers have another level."""
         if self.consumers and self.isolation is not isolation:
             raise SubscribeRefusal.OTHER_ISOLATION.error(

@@ -372,8 +372,8 @@ class TransactionBeginDecider:
         batches: SinkBatchDecider, now: float,
         gap: Callable[[], int],
     ) -> None:  # fmt: skip
-        """`gap`: returns a random number, how many ids are left out before the next ids, so that nobody can guess an
-        id."""
+        """`gap`: returns a random number: so many ids are left out before the next ids are given, so that ids cannot be
+        guessed."""
         self._table = table
         self._decisions = decisions
         self._outcomes = outcomes

@@ -106,8 +106,8 @@ class Coordinator:
     def __init__(
         self, number: int, epoch: int, state: CoordinatorState, limits: Limits, now: float, gap: Callable[[], int]
     ) -> None:
-        """Begins an epoch. `gap`: returns a random number, how many ids are left out before the next ids, so that
-        nobody can guess an id."""
+        """Begins an epoch. `gap`: returns a random number: so many ids are left out before the next ids are given, so
+        that ids cannot be guessed."""
         self.state = state
         self.table = TransactionTable(
             number, epoch, state, limits, lambda half, owner: self.halves.has_other_owner(half, owner)

@@ -248,7 +248,7 @@ class OutcomeDecider:
             del self._table.ending[txn]
 
     def find_unsettled_participant(self, txn: int, topic: str) -> Participant | None:
-        """Returns the Participant which says what the topic must still store of a committed transaction; None if the
-        topic has stored that, or if the commit is not durable."""
+        """Returns the Participant of the topic, if the transaction is committed durably and the topic has not stored
+        the outcome yet; else None."""
         ending = self._table.ending.get(txn)
         return ending.waiting.get(topic) if ending is not None and ending.committed and ending.is_durable else None

@@ -515,8 +515,8 @@ class UnsettledTransaction(msgspec.Struct):
 
 
 def txn_state_of_table_entry(found: LiveTransaction | UnsettledTransaction | TxnState) -> TxnState:
-    """Returns the state of a transaction. `found`: what a search in the TransactionTable returned, an object or the
-    state itself."""
+    """Returns the state of a transaction. `found`: the result of a search in the TransactionTable, which is an object
+    or the state itself."""
     if isinstance(found, LiveTransaction):
         return TxnState.PREPARED if found.phase is Phase.PREPARED else TxnState.OPEN
     if isinstance(found, UnsettledTransaction):

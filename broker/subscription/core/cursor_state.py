@@ -22,8 +22,8 @@ numbers, and a place in a sorted dictionary."""
 
 
 class ChunkKind(enum.IntEnum):
-    """The kinds of chunks. A chunk is a part of the stored state of a cursor: what it says of 2 ** `block_bits` entries
-    of one ledger."""
+    """The kinds of chunks. A chunk is a part of the stored state of a cursor. It covers 2 ** `block_bits` entries of
+    one ledger."""
 
     HOLES = 1
     PARTIALS = 2
