@@ -39,16 +39,16 @@ from .slow_publishes import SlowPublishLog
 
 
 class Publisher(Protocol):
-    """The port through which a log reports the outcome of a publish to the producer of the entry. No method may wait or
-    raise."""
+    """The port through which a log reports the outcome of a publish to the producer that published the entry. No method
+    may wait or raise."""
 
     def on_confirmed(self, publish: Publish, position: Position, index: int) -> None: ...
     def on_failed(self, publish: Publish, error: MagnetarError) -> None: ...
 
 
 class Publish(QueuedPublish):
-    """An entry in flight, from the frame that contains it to its receipt. Its sender, the queue of the log and the
-    writer of the ledger refer to this one object."""
+    """An entry on its way from the frame in which it arrived to its receipt. The producer, the queue of the log and the
+    writer of the ledger share this object."""
 
     __slots__ = ("arrived_s", "client_bytes", "client_part", "count", "deliver_at_ms", "name", "numbers", "publisher",
                  "timestamp_ms", "txn")  # fmt: skip
@@ -85,8 +85,8 @@ AGE_CHECK_INTERVAL_MS = 1000
 
 
 class LogAppender:
-    """Appends the publishes of one log to the ledger that is being written. `writer`: the writer of that ledger; None
-    until the first ledger. `timestamp_ms`: the time of the last publish."""
+    """Appends the publishes of one log to the ledger that is being written. `writer`: the writer of this ledger, None
+    before the first ledger; `timestamp_ms`: the time of the last publish (ms since the epoch)."""
 
     __slots__ = (
         "_age_due_ms",
@@ -137,8 +137,8 @@ class LogAppender:
 
     # ------------------------------------------------------------------ sending
     def send_queued_publishes(self) -> None:
-        """Sends queued publishes to the ledger while it has room. Calls `on_stopped` if no ledger is open, or if the
-        ledger is full or has failed."""
+        """Sends queued publishes to the ledger, as long as it has room. Calls `on_stopped` if no ledger is open, or if
+        the ledger is full or has failed."""
         writer, queue, entries_max = self.writer, self.queue, self._config.roll_entries
         if writer is None:
             self._on_stopped()
@@ -159,7 +159,7 @@ class LogAppender:
             self._on_stopped()
 
     def _wait_room(self, writer: LedgerWriter) -> None:
-        """Starts a task that continues sending when the ledger has room, or has ended."""
+        """Starts a task that continues to send publishes when the ledger has room again or has ended."""
         if self._room is None:
             self._room = self._tasks.spawn(writer.wait_room(), "topic-log-room")
             self._room.add_done_callback(self._has_room)
@@ -182,15 +182,14 @@ class LogAppender:
 
     # ------------------------------------------------------------------ confirming
     def start_ledger(self, writer: LedgerWriter) -> None:
-        """Starts to append to the ledger of `writer`. The committed list of ledgers must name this ledger already."""
+        """Starts to append to the ledger of `writer`. The topic's record must name this ledger already."""
         self.writer, self._age_due_ms, self._span = writer, 0, self._shape.tail
         writer.listener = self
         self._ledger_s = self._clock.monotonic()
         self.queue.start_ledger(writer.ledger_id)
 
     def on_appended(self, writer: LedgerWriter, last_entry: int) -> None:
-        """Called when the ledger has stored the entries up to `last_entry`: confirms their publishes, in order.
-        Publishes that one answer of the bookies confirms get their receipts together."""
+        """Called when the ledger has stored the entries up to `last_entry`: confirms their publishes, in order."""
         if writer is not self.writer:
             return  # its end is known, and so is what of it was confirmed
         if confirmed := self.queue.take_confirmed(last_entry):
@@ -198,13 +197,13 @@ class LogAppender:
             self._on_confirmed()
 
     def on_append_failed(self, writer: LedgerWriter) -> None:
-        """Called when the writer of the ledger has failed: the log continues in another ledger."""
+        """Called when the writer of the ledger has failed. The log then continues in another ledger."""
         if writer is self.writer:
             self._on_stopped()
 
     def confirm(self, confirmed: Sequence[Publish]) -> None:
-        """Confirms the publishes in `confirmed`, in order. All of them must be stored in the ledger that is being
-        written, or in the one that was written last."""
+        """Confirms the publishes `confirmed`, in order: reports to each publisher that its entry is stored. The entries
+        must be stored in the ledger that is being written, or in the last one."""
         span, cache, now_s, seconds = self._span, self._cache, self._clock.monotonic(), self._publish_seconds
         waits = seconds.waiting
         if confirmed and now_s - confirmed[0].arrived_s > self._slow_s:
@@ -231,9 +230,9 @@ class LogAppender:
             seconds.count_waiting_values()
 
     def end_ledger(self, last_entry: int) -> tuple[list[Publish], TopicLedger | None]:
-        """Ends the ledger that is being written, at entry `last_entry`. Returns the publishes that are stored in it and
-        not confirmed yet, and the closed row of the ledger for the list of ledgers. Returns ([], None) if no ledger was
-        written yet."""
+        """Ends the ledger that is being written. `last_entry`: its last entry. Returns the publishes that it has stored
+        and that are not confirmed yet, and the row that describes the closed ledger in the topic's list of ledgers.
+        Returns ([], None) if no ledger was written."""
         if self.writer is None:
             return [], None
         stored = self.queue.end_ledger(last_entry)
@@ -243,8 +242,8 @@ class LogAppender:
     # ------------------------------------------------------------------ questions
     @property
     def replication(self) -> Replication | None:
-        """Returns the replication of the open ledger, or of the last ledger if none is open. Returns None if the log
-        has no ledger."""
+        """Returns the replication (the quorums) of the open ledger, or of the last ledger if none is open; None if the
+        log has no ledger."""
         if self.writer is None:
             return None
         record = self.writer.record

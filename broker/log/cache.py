@@ -25,8 +25,8 @@ for one that was published, 470 for one that was read."""
 
 
 class StoredEntry:
-    """An entry of a topic as it is delivered: its bytes (`frames`), its position, and the number and the indexes of its
-    messages."""
+    """An entry of a topic as it is delivered: its bytes (`frames`), its position, the number of its messages, and their
+    indexes."""
 
     __slots__ = (
         "_slots", "chunk_of", "count", "deliver_at_ms", "frames", "index", "position", "size", "timestamp_ms",
@@ -48,8 +48,8 @@ class StoredEntry:
 
     @classmethod
     def parse(cls, position: Position, entry: Buffer) -> StoredEntry:
-        """Returns the entry at `position`, parsed from the bytes that a bookie returned. Raises CorruptEntry if the
-        bytes do not parse."""
+        """Parses an entry from the bytes that a bookie returned, and returns it. Raises CorruptEntry if the bytes do
+        not parse."""
         index, timestamp_ms, metadata, _ = parse_stored_head(entry)
         if metadata.HasField("num_messages_in_batch"):
             count, slots = metadata.num_messages_in_batch, None
@@ -62,8 +62,8 @@ class StoredEntry:
 
     @property
     def has_more_chunks(self) -> bool:
-        """Returns True if the entry is a chunk of a message and is not the last chunk. Each call parses the header of a
-        chunk."""
+        """Returns True if the entry is a chunk of a message, but not the last chunk. Parses the header of the entry at
+        each call."""
         if not self.chunk_of:
             return False
         metadata = parse_stored_head(self.frames[-1]).metadata
@@ -77,9 +77,9 @@ class StoredEntry:
         return self._slots
 
     def find_key_slots(self) -> bool:
-        """Computes the Key_Shared slots of the entry's messages and stores them in the entry. Returns False, and
-        computes nothing, if that would take long (unfolding.py): then the caller must compute the slots in a thread,
-        and call `set_key_slots`."""
+        """Computes the Key_Shared slots of the entry's messages, stores them in this object, and returns True. If that
+        would take long (unfolding.py), does nothing and returns False. Then the caller must compute the slots in a
+        thread, and call `set_key_slots`."""
         if self._slots is None:
             self._slots = _slots_of(self.frames[-1])
         return self._slots is not None
@@ -95,12 +95,12 @@ class StoredEntry:
 
     @property
     def memory_bytes(self) -> int:
-        """Returns the bytes of memory that the entry takes, with its Python objects."""
+        """Returns how many bytes of memory the entry takes, including its Python objects."""
         return self.size + ENTRY_BYTES
 
     def copy_buffer_views(self) -> None:
-        """Copies those frames of the entry that are views of a larger buffer. Without the copies, an entry that stays
-        in the cache would keep the whole buffer in memory."""
+        """Copies the bytes of the entry that are views of a larger buffer. Otherwise an entry in the cache would keep
+        the whole buffer in memory."""
         if any(isinstance(frame, memoryview) for frame in self.frames):
             self.frames = (b"".join(self.frames),)
 
@@ -132,7 +132,8 @@ def _slots_of_one(metadata: MessageMetadata) -> tuple[int, ...]:
 
 
 class _Slots(dict[bytes, tuple[int, ...]]):
-    """A cache of the slots of keys: the keys of a topic recur, and their entries share the tuples."""
+    """A cache of the slots of keys. The same keys come again and again in a topic, and their entries share the
+    tuples."""
 
     def __missing__(self, key: bytes) -> tuple[int, ...]:
         if len(self) >= KNOWN_KEYS_MAX:
@@ -149,7 +150,8 @@ _SLOTS = _Slots()
 
 
 class TailCache:
-    """A cache of the newest entries of a log, bounded in bytes. Evicts the entries that were added first."""
+    """A cache of entries, bounded by the bytes of memory that they take. If it is full, evicts the entries that were
+    added first."""
 
     def __init__(self, bytes_max: int, recent: TailCache | None = None) -> None:
         self.bytes_max = bytes_max
@@ -188,7 +190,7 @@ class TailCache:
             self._drop_oldest()
 
     def resize(self, bytes_max: int) -> None:
-        """Sets the largest size of the cache in bytes, and evicts the oldest entries until the cache is not larger."""
+        """Sets the maximum size of the cache in bytes, and evicts the oldest entries until the cache fits."""
         self.bytes_max = bytes_max
         while self.bytes > bytes_max:
             self._drop_oldest()
@@ -211,8 +213,9 @@ class TailCache:
     def get_cached_entries(
         self, position: Position, last_entry: int, entries_max: int, bytes_max: int
     ) -> list[StoredEntry]:
-        """Returns consecutive cached entries of one ledger, from `position` on: up to `last_entry`, `entries_max` and
-        `bytes_max`, and at least one. Returns no entries if the entry at `position` is not cached."""
+        """Returns consecutive cached entries of one ledger, beginning at `position`: up to the entry id `last_entry`,
+        at most `entries_max` entries, and at most `bytes_max` bytes unless the first entry alone is larger. Returns no
+        entries if the one at `position` is not cached."""
         entries = self._ledgers.get(position[0])
         found: list[StoredEntry] = []
         if entries is None:
@@ -227,8 +230,8 @@ class TailCache:
         return found
 
     def discard(self, ledger_id: int) -> None:
-        """Removes the entries of a ledger that is no longer needed, from the cache and from `recent`. Their memory is
-        freed at once."""
+        """Removes the entries of a ledger that is no longer needed, also from the cache `recent`. Frees their memory at
+        once."""
         if self.recent is not None:
             self.recent.discard(ledger_id)
         entries = self._ledgers.pop(ledger_id, None)

@@ -87,8 +87,8 @@ from .unfolding import run_in_thread_if_slow
 
 
 class CompactedLedger:
-    """An open compacted ledger: the entries of a topic that survived a compaction. `read` returns them as entries of
-    the topic, at their original positions."""
+    """An open compacted ledger: the entries of a topic that survived a compaction. Each entry keeps its position in the
+    topic."""
 
     def __init__(self, record: Compacted, reader: LedgerReader, rows: list[SurvivingEntriesRow]) -> None:
         self.record = record
@@ -98,7 +98,7 @@ class CompactedLedger:
 
     @classmethod
     async def open(cls, ledgers: TopicStateLedgers | LedgerClient, record: Compacted) -> CompactedLedger:
-        """Opens the compacted ledger and reads its table. Returns the open ledger. Raises DataLost if the ledger is
+        """Opens the compacted ledger, reads the table of its entries, and returns it. Raises DataLost if the ledger is
         damaged or lost; LedgerNotFound if it does not exist; Unavailable if bookies do not answer."""
         reader = await ledgers.open(record.ledger_id)
         try:
@@ -114,17 +114,17 @@ class CompactedLedger:
 
     @property
     def horizon(self) -> Position:
-        """Returns the position up to which the topic was compacted into this ledger."""
+        """Returns the position in the topic up to which the compaction has read the log (the horizon)."""
         return Position(self.record.horizon_ledger, self.record.horizon_entry)
 
     @property
     def entries(self) -> int:
-        """Returns the number of surviving entries."""
+        """Returns the number of surviving entries in this ledger."""
         return self.record.entries
 
     def find_survivor_number(self, position: Position) -> int:
-        """Returns the number (from 0) of the first surviving entry at or after `position`; `entries`, the number of all
-        surviving entries, if there is none."""
+        """Returns the number (from 0) of the first surviving entry at or after `position`. If there is none, returns
+        the number of all surviving entries."""
         at = bisect_left(self._ids, position[0])
         if at == len(self.rows):
             return self.entries
@@ -133,13 +133,14 @@ class CompactedLedger:
         return row.first + before
 
     def find_survivor_row(self, ledger_id: int) -> SurvivingEntriesRow | None:
-        """Returns the row that the table has for a ledger of the topic; None if no entry of that ledger survives."""
+        """Returns the row of the table that describes a ledger of the topic; None if no entry of that ledger
+        survives."""
         at = bisect_left(self._ids, ledger_id)
         return self.rows[at] if at < len(self.rows) and self._ids[at] == ledger_id else None
 
     async def read(self, first: int, bytes_max: int) -> list[StoredEntry]:
-        """Returns surviving entries, from the one with the number `first` on, at least one. Raises DataLost if an entry
-        is damaged."""
+        """Returns surviving entries, beginning with number `first`: about `bytes_max` bytes, at least one entry. Raises
+        DataLost if an entry is damaged."""
         found = await self._reader.read(first, self.entries - 1, bytes_max)
         try:
             return [StoredEntry.parse(*decode_survivor(each.payload)) for each in found]
@@ -168,7 +169,8 @@ class CompactedLedger:
 
 
 class CompactedShape(CommittedShape):
-    """The shape of a topic for consumers that read the compacted form of the topic."""
+    """The shape of a topic's log for consumers that read the compacted form of the topic. It also contains ledgers that
+    the log has trimmed, if some of their entries survive in the compacted ledger."""
 
     __slots__ = ("_ghosts", "_rows")
 
@@ -178,8 +180,8 @@ class CompactedShape(CommittedShape):
         super().__init__(log)
 
     def set_survivor_rows(self, rows: list[SurvivingEntriesRow]) -> None:
-        """Sets the rows of the compacted ledger. Its surviving entries can be read even where the log has trimmed the
-        ledgers that contained them."""
+        """Sets the table of the compacted ledger (a row for each ledger of the topic). Adds those ledgers of the table
+        that the log has trimmed."""
         self._rows = {row.ledger_id: row for row in rows}
         for row in rows:
             if row.ledger_id not in self._spans:
@@ -201,7 +203,8 @@ class CompactedShape(CommittedShape):
 
 
 def _ghost(row: SurvivingEntriesRow) -> Span:
-    """Returns a span for a trimmed ledger, for the entries of it that compaction kept."""
+    """Returns the span of a ledger that the log has trimmed and of which some entries survive in the compacted
+    ledger."""
     return Span(row.ledger_id, row.first_index, row.entries - 1, row.end_index)
 
 
@@ -209,8 +212,8 @@ def _ghost(row: SurvivingEntriesRow) -> Span:
 
 
 class CompactedReader:
-    """Reads the entries of the compacted ledger up to its horizon, and the entries of the log after the horizon. A
-    LogEntryReader."""
+    """Reads the compacted form of a topic: the entries of the compacted ledger up to the horizon, and the entries of
+    the log after it. A LogEntryReader."""
 
     def __init__(self, shape: CompactedShape, log: LogEntryReader) -> None:
         self.compacted: CompactedLedger | None = None
@@ -222,7 +225,8 @@ class CompactedReader:
         self._log = log
 
     def _covers(self, position: Position) -> CompactedLedger | None:
-        """Returns the compacted ledger if `position` is at or before its horizon, else None."""
+        """Returns the compacted ledger if `position` is at or before its horizon; None if the entry must be read from
+        the log."""
         compacted = self.compacted
         return compacted if compacted is not None and position <= compacted.horizon else None
 
@@ -233,8 +237,9 @@ class CompactedReader:
         return None if self._covers(position) else self._log.get(position)
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
-        """Returns entries from `position` on: up to the horizon the surviving ones, after the horizon those of the log.
-        Returns no entries if compaction removed all entries from there on and none follows."""
+        """Returns entries from `position` on: up to the horizon the surviving ones, after the horizon the entries of
+        the log. Returns no entries if no entry at or after `position` survives, and the log has none after the
+        horizon."""
         compacted = self._covers(position)
         if compacted is None:
             return await self._log.read(position, bytes_max, last_entry)
@@ -299,8 +304,8 @@ class CompactedLogView:
         return self._log.state
 
     def hide_uncommitted_entries(self, log: ReadableLog) -> None:
-        """Has readers get only committed entries after the horizon from now on. `log`: the view of the log that
-        contains only committed entries (log.py)."""
+        """From now on, readers get only the committed entries of the log after the horizon. `log`: the view of the log
+        that contains only committed entries (log.py)."""
         self._log = log
         self.reader.set_log_reader(log.reader)
         assert isinstance(log.shape, CommittedShape), "it is the view of what is committed"
@@ -312,12 +317,12 @@ class CompactedLogView:
         return self.reader.compacted
 
     def switch_compacted_ledger(self, compacted: CompactedLedger) -> None:
-        """Reads from the compacted ledger `compacted` instead of the present one from now on."""
+        """Replaces the compacted ledger that is read by `compacted`."""
         self.shape.set_survivor_rows(compacted.rows)
         self.reader.compacted = compacted
 
     def removed_entries(self) -> Iterator[tuple[int, BitMap]]:
-        """Yields, for each ledger of the topic, the ids of the entries that compaction removed."""
+        """Yields, for each ledger of the topic, its id and the ids of the entries that compaction removed from it."""
         compacted = self.compacted
         if compacted is None:
             return
@@ -339,14 +344,14 @@ R = TypeVar("R")
 _LOG = logging.getLogger("magnetar.broker.log.compaction")
 
 YIELD_AFTER_MESSAGES = 1000
-"""Messages between two turns of the event loop: one to three milliseconds of work."""
+"""After so many messages other tasks get a turn: one to three milliseconds of work."""
 READ_TRIES, READ_RETRY_S = 10, 1.0
 """Tries of one read while bookies do not answer, and seconds between them; then the compaction has failed, and the next
 one starts over."""
 
 
 class CompactionProgress:
-    """The state and the progress of the running compaction; if none is running, those of the last one."""
+    """The progress of the running compaction; if none is running, of the last one."""
 
     def __init__(self) -> None:
         self.state = CompactionState.NOT_RUN
@@ -358,7 +363,7 @@ class CompactionProgress:
 
 
 class Compaction:
-    """The compaction of one topic. The function `changed` is called when another compacted ledger is published."""
+    """The compaction of one topic. `changed`: a function that is called when the topic has a new compacted ledger."""
 
     __slots__ = (
         "_changed", "_ledger_client", "_progress", "_replication", "_task", "_tasks", "_turn", "_view", "config", "log",
@@ -417,15 +422,14 @@ class Compaction:
         return self._task is not None
 
     def hide_uncommitted_entries(self, log: ReadableLog) -> None:
-        """Has compaction read only committed entries from now on, and readers of the compacted form get only committed
-        entries after the horizon. `log`: the view of the log that contains only committed entries."""
+        """From now on, compaction reads only committed entries, and readers of the compacted form get only committed
+        entries. `log`: the view of the log that contains only committed entries."""
         view = self.view
         self.shown = log
         view.hide_uncommitted_entries(log)
 
     def trim_limit(self, applied: AppliedPolicies) -> TrimLimit | None:
-        """Returns the position up to which compaction no longer needs the log; None if compaction needs nothing of the
-        log."""
+        """Returns the position up to which compaction no longer needs the log; None if it needs no part of the log."""
         if self.record is not None:
             mark = Position(self.record.horizon_ledger, self.record.horizon_entry)
         elif self.is_running or applied.compaction_threshold_bytes:
@@ -435,11 +439,11 @@ class Compaction:
         return TrimLimit(mark, why=LedgerStays.NOT_COMPACTED)
 
     def own_ledgers(self) -> list[int]:
-        """Returns the ids of the ledgers that compaction owns, which must be deleted with the topic."""
+        """Returns the ids of the compacted ledgers, which must be deleted with the topic."""
         return [self.record.ledger_id] if self.record is not None else []
 
     def estimate_uncompacted_bytes(self) -> int:
-        """Returns an estimate of the bytes of the log after the horizon, which no compaction has read yet."""
+        """Returns an estimate of the bytes of the log that no compaction has read yet."""
         horizon = self.record
         size = 0.0
         for span in self.log.shape.spans:
@@ -453,8 +457,8 @@ class Compaction:
     # ------------------------------------------------------------------ life
     async def open(self, applied: AppliedPolicies) -> None:
         """Opens the compacted ledger that the topic's record names. The log must be taken over before. Raises DataLost
-        if the ledger is lost, until an operator gives it up (`SkipLostRequest`); Unavailable if bookies do not answer.
-        """
+        if the ledger is lost, unless an operator has given it up (`SkipLostRequest`); Unavailable if bookies do not
+        answer."""
         record = self.record
         if record is None:
             return
@@ -471,7 +475,7 @@ class Compaction:
             ) from error
 
     def start(self) -> bool:
-        """Starts a compaction. Returns False, and starts none, if a compaction is running."""
+        """Starts a compaction, and returns True. Returns False, and starts none, if a compaction is running already."""
         if self._task is not None:
             return False
         self._progress = CompactionProgress()
@@ -482,7 +486,7 @@ class Compaction:
         return True
 
     def run_due(self, applied: AppliedPolicies) -> None:
-        """Starts a compaction if the number of bytes that are not compacted has reached the threshold of the policy."""
+        """Starts a compaction if the log has as many bytes that are not compacted as the policy demands for that."""
         threshold_bytes = applied.compaction_threshold_bytes
         if threshold_bytes and self.estimate_uncompacted_bytes() >= threshold_bytes:
             self.start()
@@ -493,7 +497,8 @@ class Compaction:
             await asyncio.shield(self._task)
 
     def stop(self) -> None:
-        """Cancels a running compaction, because the topic ends at this broker. The next owner deletes its ledger."""
+        """Cancels a running compaction, because the topic ends at this broker. The next owner of the topic deletes the
+        unfinished ledger."""
         if self._task is not None:
             self._task.cancel()
 
@@ -519,14 +524,13 @@ class Compaction:
             self._task = None
 
     def on_published(self, compacted: CompactedLedger) -> None:
-        """Called when the topic's record names another compacted ledger: readers read from the ledger `compacted` from
-        now on."""
+        """Called when the topic's record names a new compacted ledger: readers read from this ledger from now on."""
         self.view.switch_compacted_ledger(compacted)
         self._changed()
 
 
 class CompactionRun:
-    """One run of a compaction. Does the `STEPS` in their order."""
+    """One run of a compaction. It runs the `STEPS` in their order."""
 
     def __init__(self, of: Compaction) -> None:
         self._of = of
@@ -547,8 +551,8 @@ class CompactionRun:
         self._breath = 0
 
     async def run(self) -> None:
-        """Runs all steps of the compaction. Does nothing if nothing was stored since the last compaction. Raises the
-        error of the step that fails."""
+        """Runs all steps of the compaction. Does nothing if nothing was stored since the last compaction. If a step
+        fails, raises its error."""
         old = self._old
         if self._horizon.entry_id < 0 or (old is not None and self._horizon <= old.horizon):
             return  # nothing is new
@@ -561,8 +565,8 @@ class CompactionRun:
             raise
 
     async def _give_up(self, error: BaseException) -> None:
-        """Abandons the new ledger, and deletes it if the topic's record certainly does not name it as the compacted
-        one; else the next owner decides."""
+        """Stops writing the new ledger. Deletes it if the topic's record certainly does not name it as the compacted
+        ledger; if that is not certain, the next owner of the topic decides."""
         writer, step = self._writer, self._of.progress.step
         if writer is None or step == "delete":
             return
@@ -573,7 +577,8 @@ class CompactionRun:
 
     # ------------------------------------------------------------------ the steps
     async def survey(self) -> None:
-        """Step: reads the log, as often as the memory limit requires, and finds the messages that survive."""
+        """Step: finds the messages that survive. Reads the log once, or several times if the keys of all messages need
+        more memory than the limit."""
         survey, progress = self._survey, self._of.progress
         while not survey.is_done:
             live = self._live()
@@ -595,8 +600,8 @@ class CompactionRun:
         self._writer = await self._of.ledgers.create()
 
     async def name(self) -> None:
-        """Step: stores the id of the new ledger in the topic's record, so that it can be deleted after a crash. Deletes
-        the ledgers that earlier runs left."""
+        """Step: stores the id of the new ledger in the topic's record, so that the ledger can be deleted after a crash.
+        Then deletes the ledgers that earlier unfinished runs left."""
         record, writer = self._log.record, self._writer
         assert writer is not None, "a ledger was created"
         current = record.compacted.ledger_id if record.compacted is not None else -1
@@ -628,7 +633,8 @@ class CompactionRun:
         await self._writer.close()
 
     async def publish(self) -> None:
-        """Step: commits the new ledger as the compacted ledger in the topic's record. It must be readable before."""
+        """Step: names the new ledger as the compacted ledger in the topic's record, in one commit. Opens the ledger
+        first, to be sure that it can be read."""
         log, writer = self._log, self._writer
         assert writer is not None, "a ledger was created"
         self._compacted = Compacted(
@@ -648,12 +654,12 @@ class CompactionRun:
 
     # ------------------------------------------------------------------ reading and writing
     def _live(self) -> int:
-        """Returns the number of messages that one pass reads."""
+        """Returns how many messages one reading of the log reads."""
         first = self._old.record.end_index if self._old is not None else self._log.shape.first_index
         return self._end_index - first + (self._old.record.messages if self._old is not None else 0)
 
     async def _read(self) -> AsyncIterator[list[StoredEntry]]:
-        """Yields the survivors of the last compaction, then the log up to the horizon."""
+        """Yields the survivors of the last compaction, and then the entries of the log up to the horizon."""
         old, bytes_max = self._old, self._of.config.read_bytes
         number = 0
         while old is not None and number < old.entries:
@@ -668,7 +674,7 @@ class CompactionRun:
             position = shape.after(entries[-1].position)
 
     async def _tried(self, read: Callable[[], Awaitable[list[StoredEntry]]]) -> list[StoredEntry]:
-        """Returns the entries that `read` returns, retried while bookies do not answer."""
+        """Calls `read` and returns its entries. Retries while bookies do not answer."""
         for left in reversed(range(READ_TRIES)):
             try:
                 return await read()
@@ -682,7 +688,7 @@ class CompactionRun:
         return run_in_thread_if_slow(entry.frames[-1], self._of.world, work, *args, **kwargs)
 
     async def _breathe(self, messages: int) -> None:
-        """Counts messages as read, and yields to other tasks after each YIELD_AFTER_MESSAGES."""
+        """Counts messages that were read, and lets other tasks run after each YIELD_AFTER_MESSAGES messages."""
         self._of.progress.looked_at += messages
         self._breath += messages
         if self._breath >= YIELD_AFTER_MESSAGES:
@@ -694,7 +700,7 @@ class CompactionRun:
         self._written.append(self._writer.append(record))
 
     async def _stored(self) -> None:
-        """Waits until all appended entries are confirmed."""
+        """Waits until all appended entries are stored."""
         written, self._written = self._written, []
         await asyncio.gather(*written)
 

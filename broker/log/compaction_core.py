@@ -81,11 +81,12 @@ _ROW = struct.Struct(">QQqqQI")
 
 
 class DamagedCompactedLedger(ValueError):
-    """Raised if the bytes of a compacted ledger are damaged."""
+    """Raised if an entry of a compacted ledger is damaged."""
 
 
 class SurvivingEntriesRow(msgspec.Struct):
-    """A row of the table of a compacted ledger: the entries of one ledger of the topic that survived the compaction."""
+    """A row of the table in a compacted ledger. It names the entries of one ledger of the topic that survived the
+    compaction."""
 
     ledger_id: int
     entries: int
@@ -96,7 +97,7 @@ class SurvivingEntriesRow(msgspec.Struct):
 
     @property
     def removed(self) -> BitMap:
-        """Returns the ids of the entries that compaction removed from this ledger of the topic."""
+        """Returns the ids of the entries of this ledger that compaction removed."""
         return BitMap(range(self.entries)) - self.survivors
 
 
@@ -118,13 +119,13 @@ def _body(data: Buffer, kind: int) -> bytes:
 
 
 def encode_survivor(position: Position, entry: bytes) -> bytes:
-    """Returns the bytes with which a surviving entry of the topic is stored in the compacted ledger. They contain its
-    original position."""
+    """Returns the entry of the compacted ledger that stores a surviving entry of the topic, with its position in the
+    topic."""
     return _record(SURVIVOR, _POSITION.pack(*position) + entry)
 
 
 def decode_survivor(data: Buffer) -> tuple[Position, bytes]:
-    """Returns the original position and the stored bytes of a surviving entry, from an entry of the compacted ledger.
+    """Decodes an entry of the compacted ledger. Returns the position in the topic and the bytes of the surviving entry.
     Raises DamagedCompactedLedger if `data` is damaged."""
     body = _body(data, SURVIVOR)
     if len(body) < _POSITION.size:
@@ -133,8 +134,8 @@ def decode_survivor(data: Buffer) -> tuple[Position, bytes]:
 
 
 def encode_survivor_table(rows: list[SurvivingEntriesRow]) -> list[bytes]:
-    """Returns the entries that store the table of surviving entries at the end of a compacted ledger. Each entry
-    contains one piece of the table."""
+    """Returns the last entries of a compacted ledger, which store the table of surviving entries. Each entry contains
+    one piece of the table."""
     parts: list[bytes] = []
     for row in rows:
         bitmap = row.survivors.serialize()
@@ -147,8 +148,8 @@ def encode_survivor_table(rows: list[SurvivingEntriesRow]) -> list[bytes]:
 
 
 def decode_survivor_table_piece(data: Buffer) -> tuple[int, int, bytes]:
-    """Returns the number of a piece of the table of surviving entries, the number of all pieces, and the bytes of the
-    rows in the piece. Raises DamagedCompactedLedger if `data` is damaged."""
+    """Decodes one piece of the table of surviving entries. Returns its number, the number of all pieces, and the
+    encoded rows in it. Raises DamagedCompactedLedger if `data` is damaged."""
     body = _body(data, TABLE)
     if len(body) < _PIECE.size:
         raise DamagedCompactedLedger("a piece of a table ends inside its head")
@@ -159,8 +160,8 @@ def decode_survivor_table_piece(data: Buffer) -> tuple[int, int, bytes]:
 
 
 def decode_survivor_table_rows(body: bytes) -> list[SurvivingEntriesRow]:
-    """Returns the rows of the table of surviving entries. `body`: the concatenated bytes of the rows of all pieces.
-    Raises DamagedCompactedLedger if `body` is damaged."""
+    """Decodes the rows of the table of surviving entries, and returns them. `body`: the encoded rows of all pieces,
+    concatenated. Raises DamagedCompactedLedger if `body` is damaged."""
     rows: list[SurvivingEntriesRow] = []
     offset = 0
     while offset < len(body):
@@ -183,15 +184,16 @@ KEY_BYTES = 200
 """Memory that a key takes in the table: its hash (16 bytes, 49 as an object), an index, and their place in a
 dictionary."""
 _SPACE = 1 << 32
-"""Size of the space of hashes, which are shared out between rounds by their first four bytes."""
+"""Number of values of the first four bytes of a hash. Each round handles the keys in a part of these values."""
 _TAKEN_OUT = encode_item_prefix(SingleMessageMetadata(compacted_out=True, payload_size=0))
 
 Opened = tuple[EntryHeader, Sequence[MessageFields], Sequence[bytes]]
 
 
 def parse_entry(entry: Buffer) -> Opened | None:
-    """Returns the header of a stored entry, and the metadata and the payload of each of its messages; None if the entry
-    does not parse or is an encrypted batch. The payload of a chunk, or of an encrypted message, is a placeholder."""
+    """Parses a stored entry. Returns its header, and the metadata and the payload of each of its messages; None if the
+    entry does not parse or is an encrypted batch. For a chunk, and for an encrypted message, a placeholder stands for
+    the payload."""
     try:
         part = split_broker_part(entry)[2]
         header = parse_header(part, verify=False)
@@ -205,7 +207,9 @@ def parse_entry(entry: Buffer) -> Opened | None:
 
 
 class SurvivingMessageSearch:
-    """The first pass of a compaction: finds the messages that survive, and collects their indexes in `survivors`."""
+    """The search for the messages that survive a compaction. Collects their indexes in `survivors`. The caller reads
+    the whole log once per round. If the keys of all messages need too much memory, there are several rounds, each for a
+    part of the keys."""
 
     def __init__(self, keys_max: int, *, retain_null_key: bool = False, salt: bytes = b"") -> None:
         assert keys_max >= 1
@@ -221,12 +225,13 @@ class SurvivingMessageSearch:
 
     @property
     def is_done(self) -> bool:
-        """Returns True if the surviving messages of all keys are known."""
+        """Returns True if no further round is needed, because the surviving messages of all keys are known."""
         return self._low >= _SPACE
 
     def add_entry(self, first_index: int, count: int, entry: Opened | None) -> None:
-        """Adds the next entry of the log; entries must be added in log order. `entry` None: the entry does not parse,
-        so all of its messages survive."""
+        """Adds the next entry of the log, in log order. `first_index`: the index of its first message; `count`: the
+        number of its messages; `entry`: the parsed entry, None if it does not parse (then all of its messages
+        survive)."""
         if entry is None:
             if not self._low:
                 self.survivors.add_range(first_index, first_index + count)
@@ -256,7 +261,7 @@ class SurvivingMessageSearch:
             self._narrow()
 
     def _hashed(self, key: str) -> bytes | None:
-        """Returns the hash of the key; None if another round is responsible for the key."""
+        """Returns the hash of the key; None if the key belongs to another round."""
         digest = blake2b(key.encode(), digest_size=16, key=self._salt).digest()
         return digest if self._low <= int.from_bytes(digest[:4]) < self._high else None
 
@@ -275,8 +280,7 @@ class SurvivingMessageSearch:
             self._latest[key] = tuple(self._chunks.pop(name)[1])
 
     def _narrow(self) -> None:
-        """Leaves half of the keys to a later round, as often as necessary. The other half was followed from the
-        beginning of the log."""
+        """Moves half of this round's keys to a later round, and repeats that until the rest fits in memory."""
         while len(self._latest) > self._keys_max and self._high - self._low > 1:
             self._high = (self._low + self._high) // 2
             high = self._high
@@ -284,7 +288,7 @@ class SurvivingMessageSearch:
             self._chunks = {name: each for name, each in self._chunks.items() if int.from_bytes(each[0][:4]) < high}
 
     def end_reading_round(self) -> None:
-        """Ends a round, which is one reading of the whole log. Adds the latest message of each key of this round to
+        """Ends a round, after the whole log was read once. Adds the latest message of each key of this round to
         `survivors`."""
         for value in self._latest.values():
             if isinstance(value, tuple):
@@ -299,8 +303,8 @@ class SurvivingMessageSearch:
 
 
 def compact_entry(entry: Buffer, first_index: int, count: int, survivors: BitMap64) -> bytes | None:
-    """Returns the bytes of a stored entry after compaction: the whole entry, or a batch in which the removed messages
-    are empty; None if no message of the entry survives."""
+    """Returns the bytes of a stored entry as compaction keeps them: the whole entry, or a batch in which the removed
+    messages are empty. Returns None if no message of the entry survives."""
     kept = survivors.range_cardinality(first_index, first_index + count)
     if kept == 0:
         return None
@@ -323,8 +327,8 @@ def compact_entry(entry: Buffer, first_index: int, count: int, survivors: BitMap
 
 
 def last_surviving_batch_index(entry: Buffer) -> int:
-    """Returns the batch index of the last message of the entry that no compaction removed; -1 if the entry is not a
-    batch, or does not parse."""
+    """Returns the batch index of the last message of the entry that compaction has not removed; -1 if the entry is not
+    a batch or does not parse."""
     found = parse_entry(entry)
     if found is None or not found[0].batched:
         return -1
@@ -335,5 +339,5 @@ def last_surviving_batch_index(entry: Buffer) -> int:
 
 
 def _is_out(fields: MessageFields) -> bool:
-    """Returns True if an earlier compaction removed the message from its batch."""
+    """Returns True if an earlier compaction removed this message from its batch."""
     return isinstance(fields, SingleMessageMetadata) and fields.compacted_out

@@ -7,7 +7,7 @@
 
 And the log for readers of committed entries (`CommittedReader`, `CommittedLogView`).
 
-Rule: nothing after the last confirmed entry (`shape.last`) is read.
+Rule: no entry after the last confirmed one (`shape.last`) is read.
 """
 
 from __future__ import annotations
@@ -31,33 +31,35 @@ from .reader import PositionAndIndex
 
 
 class LogEntryReader(Protocol):
-    """Reads the entries of a log. Where they are read from depends on the log: caches, bookies, a compacted ledger, or
-    memory."""
+    """Reads the entries of a log. Each kind of log has its own reader, which reads from caches, bookies, a compacted
+    ledger, or memory."""
 
     def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
-        """Returns consecutive confirmed entries of one ledger that are in memory, from `position` on; returns no
-        entries if the first one is not in memory."""
+        """Returns consecutive confirmed entries of one ledger that are in memory, beginning at `position`: at most
+        `entries_max` entries, and about `bytes_max` bytes. Returns no entries if the one at `position` is not in
+        memory."""
 
     def get(self, position: Position) -> StoredEntry | None:
         """Returns the entry at `position` if it is in memory, else None."""
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
-        """Returns entries of one ledger from `position` on, up to `last_entry`, at least one. Raises InvalidRequest if
-        no entry is at `position`, or if the entry was trimmed."""
+        """Reads entries of one ledger and returns them: from `position` up to the entry id `last_entry`, about
+        `bytes_max` bytes, at least one entry. Raises InvalidRequest if there is no entry at `position`, or if it was
+        trimmed."""
 
     async def read_entry(self, position: Position) -> StoredEntry: ...
 
     async def find_position_by_index(self, index: int) -> PositionAndIndex:
-        """Returns the position of the entry that contains the message with the index `index`, or of the first entry
-        after it. If there is none, returns the position after the last entry."""
+        """Returns the position of the entry that contains the message with the index `index`; if there is no such
+        entry, of the first entry after it. If that is missing too, returns the position after the last entry."""
 
     async def locate_time(self, time_ms: int) -> PositionAndIndex:
         """Returns the position of the first entry that arrived at or after `time_ms` (ms since the epoch); the position
         after the last entry if there is none."""
 
     def cached_message_index_after(self, mark: Position) -> int | None:
-        """Returns the index of the first message after the entry `mark`, as `message_index_after` does, but without
-        reading an entry; None if an entry would have to be read."""
+        """Returns the index of the first message after the entry `mark`, without reading an entry; None if an entry
+        would have to be read."""
 
     async def message_index_after(self, mark: Position) -> int:
         """Returns the index of the first message after the entry `mark`."""
@@ -68,8 +70,8 @@ class LogEntryReader(Protocol):
 
 
 class ReadableLog(Protocol):
-    """The log that a subscription reads: all entries of the topic, the committed entries only, or the compacted
-    form."""
+    """The log that a subscription reads. There are three kinds: all entries of the topic, only the committed entries,
+    or the compacted form."""
 
     @property
     def topic(self) -> TopicName: ...
@@ -87,16 +89,17 @@ class ReadableLog(Protocol):
         removed."""
 
     def removed_entries(self) -> Iterable[tuple[int, BitMap]]:
-        """Returns the entries that a compaction removed, by ledger. No consumer receives these entries, so
-        subscriptions acknowledge them."""
+        """Returns, for each ledger, the ids of the entries that a compaction removed. Subscriptions acknowledge these
+        entries, because no consumer gets them."""
 
 
 class Log(ReadableLog, Protocol):
-    """The log to which a topic publishes. The publisher of each entry gets the outcome (broker/log/appender.py)."""
+    """The log to which a topic publishes its entries. Reports the outcome of each publish to its publisher
+    (broker/log/appender.py)."""
 
     @property
     def record(self) -> TopicRecord:
-        """Returns the topic's record as it was committed last; an empty record if the topic stores nothing."""
+        """Returns the topic's record as it was stored last. A topic that stores nothing has an empty record."""
 
     @property
     def next_index(self) -> int:
@@ -111,23 +114,24 @@ class Log(ReadableLog, Protocol):
 
     @property
     def ledger_age_s(self) -> float:
-        """Returns the age, in seconds, of the ledger that is being written; if none is, of the ledger that was written
-        last."""
+        """Returns the age, in seconds, of the ledger that is being written, or of the last one if none is being
+        written."""
 
     @property
     def replication(self) -> Replication | None:
-        """Returns the replication of the open ledger, or of the last ledger if none is open. Returns None if the log
-        has no ledger."""
+        """Returns the replication (the quorums) of the open ledger, or of the last ledger if none is open; None if the
+        log has no ledger."""
 
     @property
     def wanted_replication(self) -> Replication:
-        """Returns the replication that the policy asked for when the present ledger was created."""
+        """Returns the replication that the policy demanded when the present ledger was created. (The ledger may have
+        less, if bookies were missing.)"""
 
     @property
     def is_degraded(self) -> bool: ...
     @property
     def ensemble(self) -> Mapping[int, tuple[str, ...]]:
-        """Returns the bookies of the ledger that is being written, by ledger id."""
+        """Returns a mapping with one item: the id of the ledger that is being written, and the names of its bookies."""
 
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
         """Takes the topic over, so that only this broker writes to it. If the topic does not exist, awaits `create()`
@@ -142,30 +146,31 @@ class Log(ReadableLog, Protocol):
         entries."""
 
     def create_first_ledger_early(self) -> None:
-        """Creates the first ledger before the first publish, if the log was written until just now."""
+        """Creates the first ledger without waiting for a publish, if the log was written until just now."""
 
     async def roll(self) -> None:
-        """Begins a new ledger, although the present one is not full."""
+        """Begins a new ledger, even if the present one is not full."""
 
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
-        """Removes the ledgers that the function `choose` returns from the log, and deletes them. Returns the removed
+        """Calls the function `choose`, and deletes the ledgers whose ids it returns. Returns the ids of the deleted
         ledgers."""
 
     async def commit_fields(
         self, *, together: Sequence[NodeUpdate] = (), within: bool = False, **fields: object
     ) -> None:
-        """Commits new values of the given `fields` of the topic's record, and in the same commit the changes
-        `together`. `within`: the caller runs in a task that is not cancelled, so that no further task is needed."""
+        """Stores new values of the given `fields` of the topic's record, and makes the changes `together` in the same
+        commit. `within`: True if the caller runs in a task that is never cancelled; else a new task makes the
+        commit."""
 
     async def terminate(self) -> Position:
         """Terminates the log: it accepts no entries any more. Returns the position of its last entry. Idempotent."""
 
     def abandon(self, error: MagnetarError) -> None:
-        """Stops all work at once, because another broker owns the topic or because this broker cannot serve it.
-        Publishes in flight fail with an unknown outcome."""
+        """Stops all work at once, because another broker owns the topic, or because this broker cannot serve it. The
+        publishes in flight fail, and it is not known whether their entries are stored."""
 
     async def close(self) -> None:
-        """Closes the log in order: first waits until publishes in flight have their outcome. Idempotent."""
+        """Closes the log in order: first waits until all publishes in flight have their outcomes. Idempotent."""
 
 
 # ------------------------------------------------------------------------------------------------ committed_view
@@ -179,8 +184,8 @@ class Log(ReadableLog, Protocol):
 
 
 class CommittedReader:
-    """Reads the entries of a log without the entries of open and aborted transactions. Each reader of committed entries
-    uses this LogEntryReader."""
+    """The LogEntryReader of consumers that read only committed entries. Leaves out the entries of open and aborted
+    transactions."""
 
     def __init__(self, shape: CommittedShape, log: LogEntryReader) -> None:
         self._shape = shape
@@ -244,7 +249,7 @@ class CommittedReader:
 
 
 class CommittedLogView:
-    """The log of a topic with its committed entries only. A ReadableLog."""
+    """The log of a topic, without the entries of open and aborted transactions. A ReadableLog."""
 
     is_compacted = False
 
@@ -264,6 +269,5 @@ class CommittedLogView:
         return self._log.state
 
     def removed_entries(self) -> Iterable[tuple[int, BitMap]]:
-        """Returns (), because no compaction removed entries here. Aborted entries are not in the shape, so that no
-        subscription need acknowledge them."""
+        """Returns (), because no compaction has removed entries from this log."""
         return ()

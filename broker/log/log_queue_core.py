@@ -26,7 +26,7 @@ from ...ledger.reader_core import PendingAppend
 
 
 class QueuedPublish(PendingAppend):
-    """A publish in flight. `index`: the index of its last message; `entry`: its entry id while it is sent to a ledger,
+    """A publish in flight. `index`: the index of its last message; `entry`: its entry id if it was sent to a ledger,
     else -1."""
 
     __slots__ = ("index",)
@@ -44,8 +44,8 @@ _NONE: deque[Any] = deque()
 
 
 class LogQueue(Generic[Q]):
-    """The publishes of one topic that are not confirmed, in order: first the ones that are sent to a ledger, then the
-    pending ones."""
+    """The publishes of one topic that are not confirmed, in order: first those that were sent to a ledger, then those
+    that wait to be sent."""
 
     __slots__ = ("_sent", "end_index", "ledger_id", "next_entry", "pending")
 
@@ -58,7 +58,7 @@ class LogQueue(Generic[Q]):
 
     # ------------------------------------------------------------------ intents
     def add(self, queued: Q, count: int) -> None:
-        """Adds a publish of `count` messages to the end of the queue, and assigns its index."""
+        """Adds a publish of `count` messages to the end of the queue, and gives its messages their indexes."""
         assert count > 0, "an entry holds at least one message"
         self.end_index += count
         queued.index, queued.entry = self.end_index - 1, -1
@@ -67,7 +67,7 @@ class LogQueue(Generic[Q]):
         self.pending.append(queued)
 
     def on_entry_sent(self) -> None:
-        """Called when the writer of the ledger has accepted the first pending publish: assigns the publish its entry
+        """Called when the writer of the ledger has accepted the first waiting publish: gives this publish its entry
         id."""
         queued = self.pending.popleft()
         queued.entry = self.next_entry
@@ -76,27 +76,28 @@ class LogQueue(Generic[Q]):
 
     # ------------------------------------------------------------------ facts
     def start_ledger(self, ledger_id: int) -> None:
-        """Starts a new ledger, to which publishes are sent from now on. The committed list of ledgers must name the
-        ledger already."""
+        """Starts a new ledger, to which publishes are sent from now on. The topic's record must name the ledger
+        already."""
         assert self.ledger_id < 0, "one ledger takes entries at a time"
         assert not self._sent, "nothing is outstanding on another ledger"
         self.ledger_id, self.next_entry = ledger_id, 0
 
     def take_confirmed(self, last_entry: int) -> list[Q]:
-        """Removes and returns the sent publishes up to the entry id `last_entry`. The ledger has stored them."""
+        """Removes and returns the publishes that were sent with an entry id up to `last_entry`, because the ledger has
+        stored them."""
         sent, found = self._sent, list[Q]()
         while sent and sent[0].entry <= last_entry:
             found.append(sent.popleft())
         return found
 
     def on_ledger_stopped(self) -> None:
-        """Called when the ledger accepts no more entries, because it failed or is full. Sent publishes stay in the
-        queue until the last entry of the ledger is known."""
+        """Called when the ledger accepts no more entries, because it is full or has failed. The publishes that were
+        sent to it stay in the queue until it is known which entry is its last one."""
         self.ledger_id = -1
 
     def end_ledger(self, last_entry: int) -> list[Q]:
-        """Ends the ledger at entry `last_entry`. Removes and returns the sent publishes that are stored in it. The
-        other sent publishes become pending again, before the publishes that are pending already."""
+        """Ends the ledger. `last_entry`: its last entry. Removes and returns the publishes that the ledger has stored.
+        The other publishes that were sent to it will be sent again, before those that were never sent."""
         assert self.ledger_id < 0, "a ledger that ended takes no entries"
         stored: list[Q] = []
         while self._sent and self._sent[0].entry <= last_entry:
@@ -108,8 +109,8 @@ class LogQueue(Generic[Q]):
         return stored
 
     def take_all(self) -> list[Q]:
-        """Removes and returns all publishes, in order: the sent ones, whose outcome is unknown, and the pending ones.
-        After this call no ledger accepts entries of this queue."""
+        """Removes and returns all publishes, in order: first those that were sent, whose outcome is unknown, then those
+        that were not sent. After this call no ledger accepts entries of this queue."""
         left = [*self._sent, *self.pending]
         self._sent.clear()
         self.pending.clear()
@@ -139,14 +140,14 @@ class LogQueue(Generic[Q]):
 
 
 SPAN_MAX = 1 << 20
-"""Most ids of an entry whose ids are recorded one by one: some hundred bytes."""
+"""An entry with more sequence ids than this has too many to record each of them: some hundred bytes."""
 ID_END = 1 << 63
-"""Ids of Pulsar's clients are below."""
+"""The sequence ids of Pulsar's clients are below this number."""
 
 
 class SequenceRange(NamedTuple):
-    """The first and the last sequence id of an entry, from its header. For a chunk of a message, also the uuid of the
-    message, the number of the chunk, and the number of chunks."""
+    """The first and the last sequence id of an entry, from its header. For a chunk: also the uuid of its message, the
+    number of the chunk (from 0), and the number of chunks."""
 
     first: int
     last: int
@@ -156,11 +157,11 @@ class SequenceRange(NamedTuple):
 
     @property
     def has_too_many_ids(self) -> bool:
-        """Returns True if the range contains too many sequence ids to record each of them: a header may declare any
-        first and last id."""
+        """Returns True if the range is so large that its sequence ids cannot be recorded one by one. (The header of an
+        entry may declare any first and last id.)"""
         return self.last - self.first >= SPAN_MAX or self.last >= ID_END
 
     def add_ids_to(self, ids: BitMap64) -> None:
-        """Adds each sequence id of the range to the set `ids`, unless the range contains too many ids."""
+        """Adds each sequence id of the range to the set `ids`. Adds nothing if the range has too many ids."""
         if not self.has_too_many_ids:
             ids.add_range(self.first, self.last + 1)

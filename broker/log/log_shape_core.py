@@ -39,7 +39,8 @@ from .cache import StoredEntry
 
 
 class Span(msgspec.Struct):
-    """The part of a log that is in one ledger. `last_entry`: the id of its last entry; -1 while it is empty."""
+    """The part of a log that is in one ledger. `last_entry`: the id of the last entry, -1 if there is none yet;
+    `first_index`: the index of its first message; `end_index`: the index after its last message."""
 
     ledger_id: int
     first_index: int
@@ -82,14 +83,15 @@ class LogShape:
     def close_last_ledger_span(
         self, ledger_id: int, last_entry: int, end_index: int, size: int, closed_ms: int
     ) -> None:
-        """Closes the last span at its final entry `last_entry`. Its ledger must be CLOSED in the metadata."""
+        """Closes the last span. `last_entry`: its last entry, for ever. The metadata must say already that the ledger
+        is CLOSED."""
         span = self._spans[ledger_id]
         assert last_entry >= span.last_entry, "a ledger closes at or after what was confirmed"
         span.last_entry, span.end_index, span.size = last_entry, end_index, size
         span.open, span.closed_ms = False, closed_ms
 
     def remove(self, ledger_id: int) -> None:
-        """Removes the span of a ledger that the committed list no longer names."""
+        """Removes the span of a ledger that the topic's record no longer names."""
         assert not self._spans[ledger_id].open, "the open ledger is never trimmed"
         self._ids.remove(ledger_id)
         del self._spans[ledger_id]
@@ -97,8 +99,8 @@ class LogShape:
             follower.remove(ledger_id)
 
     def set_skipped_lost_ranges(self, holes: dict[int, list[tuple[int, int]]], least_index: int) -> None:
-        """Sets the ranges of lost entries that an operator has skipped, by ledger: consumers do not wait for these
-        entries. From now on no message gets an index below `least_index`."""
+        """Sets the ranges of lost entries that an operator has skipped, by ledger: consumers continue after these
+        entries. From now on no new message gets an index below `least_index`."""
         self._holes, self._least_index = holes, least_index
         for follower in self._followers:
             follower.set_skipped_lost_ranges(holes, least_index)
@@ -116,8 +118,8 @@ class LogShape:
         return next((run for run in found or () if run[0] <= position[1] <= run[1]), None)
 
     def next_position_not_lost(self, position: Position) -> Position:
-        """Returns the first position at or after `position`, as `position_at_or_after` does, but passes over skipped
-        lost entries."""
+        """Returns the first position at or after `position` that is not in a range of skipped lost entries. An entry
+        exists there, or the next entry will be stored there."""
         position = self.position_at_or_after(position)
         while (last := self.skipped_lost_range_end(position)) is not None:
             position = self.after(last)
@@ -125,14 +127,15 @@ class LogShape:
 
     @property
     def last_position_not_lost(self) -> Position:
-        """Returns the position of the last entry, as `last` does, but passes over skipped lost entries."""
+        """Returns the position of the last entry that readers see and that is not in a range of skipped lost
+        entries."""
         position = self.last
         while (run := self.skipped_lost_range(position)) is not None:
             position = self.before(Position(position[0], run[0]))
         return position
 
     def add_follower(self, follower: LogShape) -> None:
-        """Adds every span of this shape, the present ones and later ones, also to the shape `follower`."""
+        """Makes `follower` follow this shape: it gets all present spans, and every later change."""
         self._followers.append(follower)
         follower.set_skipped_lost_ranges(self._holes, self._least_index)
         for span in self.spans:
@@ -177,8 +180,8 @@ class LogShape:
         return count
 
     def index_after_next_messages(self, index: int, messages: int) -> int:
-        """Returns the index that follows the next `messages` existing messages from `index` on; the end index if there
-        are fewer messages."""
+        """Skips `messages` messages of the log, from the index `index` on, and returns the index of the message after
+        them. If the log has fewer messages, returns the index that the next message will get."""
         for ledger_id in self._ids:
             span = self._spans[ledger_id]
             index = max(index, span.first_index)
@@ -195,15 +198,15 @@ class LogShape:
 
     @property
     def only_open_span(self) -> Span | None:
-        """Returns the span of the log's only ledger, if it has one and that is open. As long as the span is open, the
-        log has no other: none is added after an open one, and an open one is not removed."""
+        """Returns the span of the only ledger of the log, if the log has exactly one ledger and that is open; else
+        None. While this span is open, it stays the only one."""
         if len(self._ids) != 1:
             return None
         span = self._spans[self._ids[0]]
         return span if span.open else None
 
     def has_readable_entry_after(self, mark: Position) -> bool:
-        """Returns True if readers see at least one confirmed entry after the position `mark`."""
+        """Returns True if there is at least one confirmed entry after the position `mark` that readers see."""
         if self._ids:
             tail = self._spans[self._ids[-1]]
             if mark[0] == tail.ledger_id and mark[1] >= tail.last_entry:
@@ -212,7 +215,7 @@ class LogShape:
 
     @property
     def start(self) -> Position:
-        """Returns the position before the first entry. It is the mark of a cursor that begins at the earliest
+        """Returns the position directly before the first entry. A cursor with this mark begins at the earliest
         message."""
         return Position(self._ids[0], -1) if self._ids else Position(-1, -1)
 
@@ -223,14 +226,14 @@ class LogShape:
 
     @property
     def stable(self) -> Position:
-        """Returns the last stable position, up to which all transactions have ended; without transactions the position
-        of the last confirmed entry."""
+        """Returns the last stable position: all transactions with entries up to this position have ended. Without
+        transactions, this is the position of the last confirmed entry."""
         return self.last_confirmed
 
     @property
     def last_confirmed(self) -> Position:
-        """Returns the position of the last confirmed entry, whether readers see it or not (log_shape_core.py);
-        `start` if the log is empty."""
+        """Returns the position of the last confirmed entry, including entries that readers do not see; `start` if the
+        log is empty."""
         for ledger_id in reversed(self._ids):
             span = self._spans[ledger_id]
             if span.last_entry >= 0:
@@ -238,7 +241,7 @@ class LogShape:
         return self.start
 
     def position_at_or_after(self, position: Position) -> Position:
-        """Returns the first position, at or after `position`, at which an entry exists or at which the next entry will
+        """Returns the first position at or after `position` at which an entry exists, or at which the next entry will
         be stored."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
@@ -252,8 +255,8 @@ class LogShape:
         return Position(self._ids[-1], self.tail.last_entry + 1)
 
     def after(self, position: Position) -> Position:
-        """Returns the position that follows `position`, in the next ledger if necessary. An entry may not be stored
-        there yet."""
+        """Returns the position that follows `position`, in the next ledger if necessary. The entry at this position may
+        not exist yet."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
         if span is not None and (span.open or entry_id < span.last_entry):
@@ -261,8 +264,8 @@ class LogShape:
         return self.position_at_or_after(Position(ledger_id, entry_id + 1))
 
     def before(self, position: Position) -> Position:
-        """Returns the position of the last entry before `position`. It is the mark of a cursor that reads `position`
-        next."""
+        """Returns the position of the last entry before `position`. A cursor with this mark reads the entry at
+        `position` next."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
         if span is not None and entry_id > 0:
@@ -275,16 +278,17 @@ class LogShape:
         return self.start
 
     def is_readable(self, position: Position) -> bool:
-        """Returns True if there is a confirmed entry at `position` that readers see."""
+        """Returns True if there is a confirmed entry at `position`, and readers see it."""
         span = self._spans.get(position[0])
         return span is not None and 0 <= position[1] <= span.last_entry
 
     def hidden_entries_of_ledger(self, ledger_id: int) -> BitMap | None:
-        """Returns the ids of those entries of the ledger that readers never see; None if there are none."""
+        """Returns the ids of the entries of the ledger that readers never see, such as aborted ones; None if there are
+        none."""
         return None
 
     def count_visible_entries(self, ledger_id: int, first: int) -> int:
-        """Returns how many entries of the ledger, from the entry id `first` on, readers see."""
+        """Returns how many entries of the ledger readers see, beginning at the entry id `first`."""
         span = self._spans.get(ledger_id)
         return max(0, span.last_entry - first + 1) if span is not None else 0
 
@@ -293,22 +297,23 @@ class LogShape:
         return 0
 
     def last_hidden_position_after(self, mark: Position) -> Position:
-        """Returns the last position of the entries directly after `mark` that readers never see; `mark` itself if
-        readers see the next entry."""
+        """Returns the last of the consecutive positions directly after `mark` whose entries readers never see; `mark`
+        itself if readers see the next entry."""
         return mark
 
     def has_entry(self, position: Position) -> bool:
-        """Returns True if there is a confirmed entry at `position`, whether readers see it or not."""
+        """Returns True if there is a confirmed entry at `position`, even if readers do not see it."""
         span = self._spans.get(position[0])
         return span is not None and 0 <= position[1] <= span.last_entry
 
     def limit_mark_to_log(self, mark: Position) -> Position:
-        """Returns the position `mark` moved into the log: not before its start, and not after its last entry."""
+        """Returns the position `mark`, moved to the start of the log if it is before that, or to the last entry if it
+        is after that."""
         return min(max(mark, self.start), max(self.last, self.start))
 
     def find_span_of_index(self, index: int) -> Span | None:
-        """Returns the span that contains the first existing message with an index of at least `index`; None if there is
-        no such message."""
+        """Returns the span that contains the message with the index `index`, or, if that is missing, the next existing
+        message; None if there is no such message."""
         spans = [span for span in self.spans if span.last_entry >= 0]
         place = bisect_right(spans, index, key=lambda span: span.end_index)
         return spans[place] if place < len(spans) else None
@@ -338,17 +343,17 @@ class LogShape:
 
 
 LOST_ENTRIES_TRIED_MAX = 100
-"""Entries after a lost one that are read to find one that is there."""
+"""How many entries after a lost one are tried, to find one that still exists."""
 
 Run = tuple[int, int]
-"""The first and the last of entries of a ledger."""
+"""A range of entries in one ledger: the first and the last entry id."""
 EntryOf = Callable[[int], Awaitable[StoredEntry]]
 """Reads an entry of the ledger. Raises DataLost if it is lost."""
 
 
 class EntrySearchResult(NamedTuple):
-    """The result of a search for an entry: the entry that was found, and the range of lost entries directly before
-    it."""
+    """The result of a search for an entry: the entry, or None; and the range of lost entries directly before it (if no
+    entry was found, at the end of the ledger)."""
 
     entry: StoredEntry | None
     lost: Run | None = None  # directly before it, or at the end of the ledger
@@ -358,10 +363,12 @@ async def find_first_entry_by_bisection(
     last: int, entry_of: EntryOf, reached: Callable[[StoredEntry], bool],
     passed_over: Callable[[int], Run | None] = lambda entry_id: None,
 ) -> EntrySearchResult:  # fmt: skip
-    """Returns the first existing entry, from entry id 0 to `last`, for which the function `reached` returns True.
-    Searches by bisection, so `reached` must return True for all entries after it. `entry_of` returns the entry with an
-    id; `passed_over` returns the range of skipped lost entries that contains an entry. Raises DataLost if more than
-    LOST_ENTRIES_TRIED_MAX entries in a row are lost."""
+    """Returns the first existing entry, with an entry id from 0 to `last`, for which the function `reached` returns
+    True. Searches by bisection: `reached` must return True for all later entries, too.
+
+    `entry_of`: reads the entry with an id; `passed_over`: returns the range of skipped lost entries that contains an
+    entry id, or None. Raises DataLost if more than LOST_ENTRIES_TRIED_MAX entries in a row are lost.
+    """
     lost: set[int] = set()
 
     async def there(first: int, end: int) -> StoredEntry | None:
@@ -395,8 +402,8 @@ async def find_first_entry_by_bisection(
 
 
 def _before(entry_id: int, lost: set[int], passed_over: Callable[[int], Run | None]) -> Run | None:
-    """Returns the first and the last lost entry of the gap directly before the entry; None if no entry of the gap is
-    newly lost."""
+    """Returns the range of lost entries directly before the entry, without those that an operator has skipped; None if
+    there are none."""
     found: list[int] = []
     at = entry_id - 1
     while at >= 0:
@@ -410,8 +417,8 @@ def _before(entry_id: int, lost: set[int], passed_over: Callable[[int], Run | No
 
 
 def make_data_lost_error(ledger_id: int, run: Run, about: str = "") -> DataLost:
-    """Returns the DataLost error for a range of entries that every replica has lost. `about`: the beginning of its
-    message, with a colon, which names the subscription or the topic."""
+    """Returns the DataLost error for the entries `run` (first and last entry id), which every replica has lost.
+    `about`: the beginning of its message, which names the subscription or the topic, and ends with a colon."""
     first, last = run
     return DataLost(
         f"{about}entries {first} to {last} of ledger {ledger_id} are lost: every replica is certain to lack them. "
@@ -447,8 +454,8 @@ def make_data_lost_error(ledger_id: int, run: Run, about: str = "") -> DataLost:
 
 
 class TrimLimit(NamedTuple):
-    """The part of the log that a holder no longer needs, neither now nor after a crash: everything up to `mark`, and
-    the later ledgers `released_ledgers`."""
+    """The part of the log that one holder (such as a subscription) no longer needs, not even after a crash: everything
+    up to `mark`, and the later ledgers `released_ledgers`."""
 
     mark: Position
     released_ledgers: frozenset[int] = frozenset()  # ledgers after the mark
@@ -460,13 +467,14 @@ class TrimLimit(NamedTuple):
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """The retention of a topic's acknowledged ledgers: for how long, and up to which size they are kept."""
+    """For how long (`minutes`), and up to which size (`mib`), the acknowledged ledgers of a topic are kept. 0: not at
+    all; -1: without limit."""
 
     minutes: int = 0
     mib: int = 0
 
     def describe(self) -> str:
-        """Returns a text for users that describes the retention; empty if nothing is retained."""
+        """Returns a text that describes the retention to users; empty if nothing is retained."""
         if not self.minutes:
             return ""
         time = "for ever" if self.minutes < 0 else f"for {self.minutes} minutes"
@@ -479,8 +487,9 @@ NOTHING = Retention()
 def list_reasons_to_keep_ledgers(
     shape: LogShape, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> list[tuple[int, LedgerStays | None]]:
-    """Returns a pair for each ledger, oldest first: the ledger id, and the reason why the ledger stays; None instead of
-    a reason if the ledger is to be deleted. `unread`: the retention for a topic without durable subscriptions."""
+    """Returns a pair for each ledger, oldest first: the ledger id, and the reason why the ledger is kept; None instead
+    of a reason if it may be deleted. `holders`: what each holder no longer needs; `unread`: the retention for a topic
+    without durable subscriptions."""
     result: list[tuple[int, LedgerStays | None]] = []
     acknowledged = sum(span.size for span in shape.spans if not span.open and _passed(span, holders))
     for span in shape.spans:
@@ -506,7 +515,7 @@ def find_trimmable_ledgers(
 def may_trim_last_ledger(
     last: Span, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> bool:
-    """Returns True if the last ledger, which must be closed, may be deleted as soon as another ledger follows it."""
+    """Returns True if the last ledger may be deleted as soon as another ledger follows it. It must be closed."""
     return _passed(last, holders) and _kept(last, retention, now_ms, 0, unread) is None
 
 
@@ -517,8 +526,8 @@ def _kept(span: Span, retention: Retention, now_ms: int, younger: int, unread: R
 
 
 def _retained(span: Span, retention: Retention, now_ms: int, younger: int) -> LedgerStays | None:
-    """Returns why retention keeps a ledger; None if it does not. `younger`: the bytes of later ledgers that all holders
-    have released."""
+    """Returns the reason why the retention keeps a ledger; None if the retention does not keep it. `younger`: the bytes
+    of the later ledgers that no holder needs."""
     by_time = retention.minutes < 0 or now_ms - span.closed_ms < retention.minutes * 60_000
     by_size = retention.mib < 0 or younger < retention.mib << 20
     if retention.minutes == 0 and retention.mib == 0:
@@ -563,8 +572,8 @@ def allowed_replication_shortfall(*, degraded_writes: bool) -> StripingReduction
 
 
 def describe_quorum_risks(ensemble: int, write_quorum: int, ack_quorum: int, bookies: int) -> list[str]:
-    """Returns the risks of a ledger with these quorums, one sentence for each. `bookies`: the number of bookies that
-    are writable now."""
+    """Returns the risks of a ledger with these quorums, each as one sentence for users. `bookies`: the number of
+    bookies that are writable now."""
     found = []
     if ack_quorum < 2:
         found.append("an ack quorum of 1 confirms with one synced copy: what is confirmed is lost with one disk")
@@ -594,7 +603,7 @@ def describe_quorum_risks(ensemble: int, write_quorum: int, ack_quorum: int, boo
 
 
 def run_end(entries: BitMap, first: int) -> int:
-    """Returns the last of the consecutive values that begin with `first`. The set `entries` must contain `first`."""
+    """Returns the last of the consecutive values in `entries` that begin with `first`. The set must contain `first`."""
     low, step = first, 1
     while entries.contains_range(low, low + step + 1):
         low, step = low + step, step * 2
@@ -606,7 +615,7 @@ def run_end(entries: BitMap, first: int) -> int:
 
 
 def first_of_contiguous(entries: BitMap, last: int) -> int:
-    """Returns the first of the consecutive values that end with `last`. The set `entries` must contain `last`."""
+    """Returns the first of the consecutive values in `entries` that end with `last`. The set must contain `last`."""
     low, high = 0, last
     while low < high:
         middle = (low + high) // 2
@@ -621,17 +630,16 @@ def first_of_contiguous(entries: BitMap, last: int) -> int:
 
 
 class TxnOutcomes(Protocol):
-    """Tells a log the outcomes of its transactions: which entries are aborted, and up to which position all
-    transactions have ended."""
+    """Tells a shape which entries are aborted, and up to which position all transactions have ended."""
 
     @property
     def aborted(self) -> Mapping[int, BitMap]:
-        """Returns the ids of the entries that are in aborted transactions, by ledger."""
+        """Returns, for each ledger, the ids of the entries that belong to aborted transactions."""
 
     @property
     def stable(self) -> Position:
-        """Returns the last stable position: all transactions with entries up to there have ended. Returns the position
-        before the first entry of the log if there is no such entry."""
+        """Returns the last stable position: all transactions with entries up to this position have ended. Returns the
+        position before the first entry of the log if there is no such position."""
 
     @property
     def stable_index(self) -> int:
@@ -642,7 +650,7 @@ class TxnOutcomes(Protocol):
 
 
 class CommittedShape(LogShape):
-    """The shape of a log for readers that get committed entries only. It changes with the shape of the log itself
+    """The shape of a log for readers that get only committed entries. It follows the shape of the log itself
     (`LogShape.add_follower`)."""
 
     __slots__ = ("_decided",)
@@ -653,8 +661,8 @@ class CommittedShape(LogShape):
         log.add_follower(self)
 
     def set_transaction_outcomes(self, decided: TxnOutcomes) -> None:
-        """Sets the object that knows the outcomes of transactions. From now on the shape ends at the last stable
-        position, and does not contain aborted entries."""
+        """Sets the object that knows the outcomes of transactions. From now on this shape ends at the last stable
+        position, and leaves out aborted entries."""
         self._decided = decided
 
     @property
@@ -674,7 +682,7 @@ class CommittedShape(LogShape):
         return position
 
     def _following(self, position: Position) -> Position:
-        """Returns the position after `position`, as `after` does, but without skipping aborted entries."""
+        """Returns the position after `position`, even if the entry there is aborted (`after` skips aborted entries)."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
         if span is not None and (span.open or entry_id < span.last_entry):
@@ -709,8 +717,8 @@ class CommittedShape(LogShape):
 
     @property
     def stable(self) -> Position:
-        """Returns the last stable position, up to which all transactions have ended. The entry at this position may be
-        aborted."""
+        """Returns the last stable position: all transactions with entries up to this position have ended. The entry at
+        this position may be aborted."""
         return self.last_confirmed if self._decided is None else self._decided.stable
 
     def is_readable(self, position: Position) -> bool:
@@ -740,7 +748,7 @@ class CommittedShape(LogShape):
         return found
 
     def is_every_entry_visible(self, first: Position, last: Position) -> bool:
-        """Returns True if readers see every entry from `first` to `last`. Both must be in one ledger."""
+        """Returns True if readers see every entry from `first` to `last`. Both positions must be in one ledger."""
         decided = self._decided
         if decided is None:
             return True

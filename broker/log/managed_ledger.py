@@ -110,8 +110,8 @@ def topic_path(topic: TopicName) -> str:
 
 
 def claim_check(topic: TopicName, claim: str) -> NodeUpdate:
-    """Returns a change for a commit. The change writes nothing, and lets the commit succeed only while the topic has
-    this claim; otherwise the commit raises TopicFenced."""
+    """Returns a change that writes nothing, for a commit of other changes. It lets the commit succeed only while the
+    topic has the claim `claim`; otherwise the commit raises TopicFenced."""
     path = topic_path(topic)
 
     def transform(node: VersionedValue | None) -> bytes | None:
@@ -123,7 +123,8 @@ def claim_check(topic: TopicName, claim: str) -> NodeUpdate:
 
 
 class ManagedLedgerRecord:
-    """The record of a topic in the metadata, with the list of its ledgers, as this broker read or wrote it last."""
+    """The record of a topic in the metadata, with the list of its ledgers, as this broker has last read or written
+    it."""
 
     def __init__(self, store: MetadataStore, topic: TopicName) -> None:
         self.store = store
@@ -147,7 +148,7 @@ class ManagedLedgerRecord:
         return self.record
 
     async def is_current(self) -> bool:
-        """Returns True if the stored record is still the record that this broker read or wrote last."""
+        """Returns True if the record in the metadata is still the one that this broker has last read or written."""
         node = await self.store.get(self._path)
         return node is not None and node.value == self.stored
 
@@ -155,9 +156,9 @@ class ManagedLedgerRecord:
         self, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None, together: Sequence[NodeUpdate] = (),
         **fields: object,
     ) -> None:  # fmt: skip
-        """Stores the list of ledgers and other `fields` of the topic's record, and in the same commit the changes
-        `together`. Raises TopicFenced if another broker certainly owns the topic, and any error that a change of
-        `together` raises. After any other error the outcome is unknown."""
+        """Stores the list of ledgers `ledgers` and other `fields` of the topic's record, and makes the changes
+        `together` in the same commit. Raises TopicFenced if another broker certainly owns the topic, and any error that
+        a change of `together` raises. After any other error the outcome is unknown."""
         before = self.record
         after = msgspec.structs.replace(
             before, ledgers=tuple(ledgers), terminated=before.terminated if terminated is None else terminated, **fields
@@ -200,21 +201,23 @@ NO_REPLICATION_REQUESTED = Replication(1, 1, 1)
 
 
 Claims = Callable[[TopicName, TopicRecord, str], Sequence[NodeUpdate]]
-"""(topic, its record, the claim) → the same claim of what else is the owner's, as a part of the commit that claims the
-topic. What it leaves out is claimed when it is opened."""
+"""(topic, its record, the claim) → changes that set the same claim in other records of the topic, for the commit that
+claims the topic. A record that is left out is claimed when it is opened."""
 
 
 def make_no_takeover_operations(topic: TopicName, record: TopicRecord, claim: str) -> Sequence[NodeUpdate]:
-    """Returns (), no operations: the owner of the topic takes over nothing else in the commit of its claim."""
+    """Returns (). The default of `claims`: the new owner of the topic claims nothing besides the list of ledgers."""
     return ()
 
 
 class ManagedLedger:
-    """The ledgers of a topic. A take-over calls `read_list`, `recover_ledgers` and `claim_list`, in this order. Each
-    new ledger is made by `make_next_ledger_record`, `add_ledger` and `apply_added_ledger`, also in this order.
+    """The ledgers of a topic, as its owner keeps them. A take-over calls `read_list`, `recover_ledgers` and
+    `claim_list`, in this order. Each new ledger is made by `make_next_ledger_record`, `add_ledger` and
+    `apply_added_ledger`, also in this order.
 
-    Before the next ledger is made, `end_ledger` ends the one that is written; `make_closed_ledger_row` returns its row
-    for the list, and `close_last_ledger_in_shape` closes it in the shape."""
+    Before that, `end_ledger` ends the ledger that is being written; `make_closed_ledger_row` returns its row for the
+    list, and `close_last_ledger_in_shape` closes it in the shape.
+    """
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, topic: TopicName, *,
@@ -235,23 +238,23 @@ class ManagedLedger:
         self._shrink = shrink
         self._claims = claims
         self.listed = ManagedLedgerRecord(metadata, topic)
-        """The list of ledgers; its `record` is as it was read or committed last."""
+        """The topic's record with the list of ledgers, as it was read or stored last."""
         self._end: NodeUpdate | None = None  # of the last ledger, to be committed with the claim
 
     @property
     def has_room(self) -> bool:
-        """Returns True if the list of ledgers has room for another ledger."""
+        """Returns True if another ledger may be added to the list."""
         return len(self.listed.record.ledgers) < LEDGERS_MAX
 
     # ------------------------------------------------------------------ taking over
     async def read_list(self) -> None:
-        """Step of a take-over: reads the list of ledgers in the topic's record."""
+        """Step of a take-over: reads the topic's record with the list of ledgers."""
         await self.listed.read()
 
     async def recover_ledgers(self) -> list[TopicLedger]:
-        """Step of a take-over: recovers each ledger that is not known to be closed, the last one first. Returns the
-        rows of all ledgers. After this call the last ledger is fenced and its last entry is known, but only
-        `claim_list` closes it. Raises DataLost if a ledger is lost."""
+        """Step of a take-over: fences and recovers each ledger that is not known to be closed, the last one first.
+        Returns the rows of all ledgers. After this call the last entry of the last ledger is known, but the list does
+        not say yet that this ledger is closed; `claim_list` stores that. Raises DataLost if a ledger is lost."""
         closed, self._end = list(self.listed.record.ledgers), None
         for number in reversed(range(len(closed))):
             if closed[number].entries < 0:
@@ -259,8 +262,8 @@ class ManagedLedger:
         return closed
 
     async def claim_list(self, closed: list[TopicLedger]) -> None:
-        """Step of a take-over: commits the recovered list with a new claim of this owner. The same commit closes the
-        last ledger, and contains the changes of `claims`, for the other things that the owner takes over. Raises
+        """Step of a take-over: stores the recovered list `closed` with a new claim of this owner. The same commit
+        closes the last ledger, and makes the changes that `claims` returns, for other records of the topic. Raises
         TopicFenced if another broker was faster."""
         claim = self._world.rng.randbytes(16).hex()
         claims = self._claims(self._topic, self.listed.record, claim)
@@ -318,8 +321,8 @@ class ManagedLedger:
 
     # ------------------------------------------------------------------ the next ledger
     async def make_next_ledger_record(self) -> LedgerRecord:
-        """Returns the record of a new ledger, without storing it. Its id is larger than all ids in the list, even if
-        another broker got a later block of ids. Raises NotEnoughBookies if no ledger can be created now."""
+        """Returns the record of a new ledger, without storing it. The id of the ledger is larger than all ids in the
+        list. Raises NotEnoughBookies if no ledger can be created now."""
         above = self.shape.spans[-1].ledger_id if self.shape.spans else -1
         above = max([above, *(lost.ledger_id for lost in self.listed.record.lost)])  # a mark may still be there
         wanted = self.wanted_replication = await self._replication()
@@ -331,12 +334,12 @@ class ManagedLedger:
     async def add_with_retries(
         self, draft: LedgerRecord | None, *, end_index: int, created_ms: int, ended: TopicLedger | None
     ) -> tuple[LedgerWriter, list[int]]:
-        """Adds a ledger as `add_ledger` does, from the record `draft`, or else from a new record. Retries until it
-        succeeds, or the caller's deadline cancels it; calls `on_ledger_delayed` with the reason every
-        WAIT_REPORT_INTERVAL_S seconds.
+        """Adds a ledger as `add_ledger` does. Retries until that succeeds, or until the deadline of the caller cancels
+        it. Calls `on_ledger_delayed` with the reason every WAIT_REPORT_INTERVAL_S seconds. `draft`: the record of the
+        ledger; None: a new record.
 
-        A record is used again while it may have been committed, so that the next attempt finds its own ledger in the
-        list.
+        After an attempt whose outcome is unknown, the next attempt uses the same record, so that it finds its own
+        ledger in the list.
         """
         throttle, told_s = LogThrottle(self._world.clock), -WAIT_REPORT_INTERVAL_S
         self.waits_for = ""
@@ -365,8 +368,8 @@ class ManagedLedger:
         """Creates the ledger with the record `draft`, and in the same commit appends it to the list. `ended`: the
         closed row of the last ledger; None if all ledgers in the list are closed already.
 
-        Returns the writer of the new ledger, and the ids of the ledgers that were closed empty: the list does not name
-        them any more, and `apply_added_ledger` deletes them.
+        Returns the writer of the new ledger, and the ids of the ledgers that were closed without entries: the list does
+        not name them any more, and `apply_added_ledger` deletes them.
         """
         closed = list(self.listed.record.ledgers) if ended is None else [*self.listed.record.ledgers[:-1], ended]
         new = TopicLedger(ledger_id=draft.ledger_id, first_index=end_index, created_ms=created_ms)
@@ -374,8 +377,7 @@ class ManagedLedger:
         return self._ledgers.make_writer(draft), [ledger.ledger_id for ledger in closed if ledger.entries == 0]
 
     async def apply_added_ledger(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
-        """Applies the commit of `add_ledger`: adds the new ledger to the shape, and removes and deletes the ledgers in
-        `empty`."""
+        """Called after `add_ledger`: adds the new ledger to the shape, and removes and deletes the ledgers `empty`."""
         self._discard_ledgers(empty)
         self.shape.add(Span(writer.ledger_id, end_index, open=True))
         self.reader.add_writer(writer)
@@ -383,9 +385,9 @@ class ManagedLedger:
 
     # ------------------------------------------------------------------ the end of a ledger
     async def end_ledger(self, writer: LedgerWriter, owned: Callable[[], bool]) -> tuple[int, int]:
-        """Closes the ledger of `writer`, or recovers it if another process fenced it or if the outcome is unknown.
-        Returns the id of its last entry and its size in bytes. Retries while bookies do not answer. Raises TopicFenced
-        if this broker no longer owns the topic."""
+        """Closes the ledger of `writer`. If another process has fenced it, or if the outcome is unknown, recovers it
+        instead. Returns the id of its last entry and its size in bytes. Retries while bookies do not answer. Raises
+        TopicFenced if this broker no longer owns the topic (`owned` returns False)."""
         throttle = LogThrottle(self._world.clock)
         while True:
             try:
@@ -408,14 +410,15 @@ class ManagedLedger:
             await asyncio.sleep(REROUTE_RETRY_S)
 
     def make_closed_ledger_row(self, ledger_id: int, last_entry: int, end_index: int) -> TopicLedger:
-        """Returns the row for the list of ledgers that describes the last ledger as closed at entry `last_entry`."""
+        """Returns the row for the list of ledgers which says that the last ledger is closed at the entry
+        `last_entry`."""
         last, size = self.listed.record.ledgers[-1], self.shape.tail.size
         assert last.ledger_id == ledger_id, "a ledger ends before the next one is listed"
         return _closed(last, last_entry, size, end_index, self._world.clock.wall_ms())
 
     async def is_still_owned(self) -> bool:
-        """Returns True if the stored list is the list that this owner wrote. A broker that takes the topic over changes
-        the list."""
+        """Returns True if the stored list is the one that this owner wrote last. A broker that takes the topic over
+        changes the list."""
         return await self.listed.is_current()
 
     def close_last_ledger_in_shape(self, ended: TopicLedger) -> None:
@@ -426,22 +429,22 @@ class ManagedLedger:
         self.reader.discard(ended.ledger_id)
 
     async def commit_end(self, ended: TopicLedger, *, terminated: bool | None) -> None:
-        """Commits the closed row `ended` of the last ledger to the list, without adding a new ledger."""
+        """Stores in the list that the last ledger is closed (its row is `ended`), without adding a new ledger."""
         await self.listed.change([*self.listed.record.ledgers[:-1], ended], terminated=terminated)
 
     async def terminate(self) -> None:
-        """Commits to the topic's record that the topic is terminated. The last ledger must be closed."""
+        """Stores in the topic's record that the topic is terminated. The last ledger must be closed."""
         await self.listed.change(self.listed.record.ledgers, terminated=True)
 
     async def commit_fields(self, together: Sequence[NodeUpdate] = (), **fields: object) -> None:
-        """Commits new values of `fields` in the topic's record, together with the updates `together` of other nodes of
-        the metadata: all of them or none."""
+        """Stores new values of `fields` in the topic's record, and makes the changes `together` of other metadata nodes
+        in the same commit: all of them or none."""
         await self.listed.change(self.listed.record.ledgers, terminated=None, together=together, **fields)
 
     # ------------------------------------------------------------------ removing
     async def remove_ledgers(self, gone: list[int]) -> None:
-        """Removes ledgers from the list, and then deletes them. Deletes nothing unless it is certain that the list was
-        changed."""
+        """Removes the ledgers `gone` from the list, and then deletes them. Deletes nothing unless it is certain that
+        the list was changed."""
         await self.listed.change([each for each in self.listed.record.ledgers if each.ledger_id not in gone])
         self._discard_ledgers(gone)
         await self.delete_ledgers(gone)
@@ -454,8 +457,8 @@ class ManagedLedger:
             self._cache.discard(ledger_id)
 
     async def delete_ledgers(self, ledger_ids: list[int]) -> None:
-        """Deletes ledgers that the committed list does not name. A failure is only logged: a ledger that is not deleted
-        takes disk space, and has no other effect."""
+        """Deletes ledgers that the stored list does not name. If that fails, only logs the error: the ledger takes disk
+        space, and has no other effect."""
         for ledger_id in ledger_ids:
             try:
                 await self._ledgers.delete(ledger_id)
@@ -481,8 +484,8 @@ LOST_MAX = 1000
 
 
 class _InspectedLedger(NamedTuple):
-    """An inspected ledger of the list: its new row, the lost entries that were found, and whether all entries are lost
-    (`gone`)."""
+    """The result of inspecting one ledger of the list: its new row, its lost entries, and whether it has lost all of
+    its entries (`gone`)."""
 
     row: TopicLedger
     holes: list[LostRange]
@@ -490,14 +493,15 @@ class _InspectedLedger(NamedTuple):
 
 
 class SkipLostRequest:
-    """A request of an operator to skip lost entries of a topic. `only`: the id of the ledger whose lost entries are
-    skipped; -1: all ledgers. `force`: entries that a bookie may still have count as lost, too."""
+    """A request of an operator to skip the lost entries of a topic, so that readers continue after them. `only`: the id
+    of the one ledger to inspect; -1: all ledgers. `force`: entries also count as lost that a bookie may still have
+    which does not answer."""
 
     def __init__(
         self, ledgers: LedgerClient, listed: ManagedLedgerRecord, world: World, *, only: int, force: bool,
         open_compacted: Callable[[Compacted], Awaitable[object]],
     ) -> None:
-        """Makes a request. `open_compacted` opens a compacted ledger, or raises the error with which it cannot."""
+        """`open_compacted`: opens a compacted ledger, or raises an error if that is not possible."""
         self._open_compacted = open_compacted
         self._list, self._ledgers, self._world = listed, ledgers, world
         self._only, self._force = only, force
@@ -506,8 +510,8 @@ class SkipLostRequest:
         self._doubts = 0  # entries that no bookie gave, and that are not certainly lost
 
     async def run(self) -> list[LostRange]:
-        """Skips lost entries. Returns the ranges of the skipped entries, which are stored durably; returns no ranges if
-        no entry is lost. Raises InvalidRequest if the topic has no ledger `only`; NotAllowed if it is not certain that
+        """Finds the lost entries, and stores that they are skipped. Returns the ranges of skipped entries; none if no
+        entry is lost. Raises InvalidRequest if the topic has no ledger `only`; NotAllowed if it is not certain that
         unreadable entries are lost; TopicFenced if the topic has changed meanwhile, and the caller should try again."""
         before = await self._list.read()
         compacted = before.compacted
@@ -544,8 +548,8 @@ class SkipLostRequest:
         return [*found, *given_up]
 
     async def _find_lost_compacted(self, compacted: Compacted) -> list[LostRange]:
-        """Returns the whole compacted ledger as one lost range if it cannot be opened any more; else no range. It has
-        no indexes of its own: its messages are those of the log up to its horizon."""
+        """If the compacted ledger cannot be opened any more, returns it as one lost range; else returns no range. The
+        lost range has no message indexes: the ledger's messages have the indexes of the log."""
         if self._only not in (-1, compacted.ledger_id):
             return []
         forced = False
@@ -618,8 +622,8 @@ class SkipLostRequest:
         return _InspectedLedger(row, [*holes, *tail])
 
     async def _closed(self, row: TopicLedger) -> tuple[LedgerRecord, bool]:
-        """Returns the closed record of the ledger, and whether it had to be closed without entries that no bookie has.
-        Raises LedgerNotFound if the record is missing."""
+        """Returns the record of the ledger after closing it, and True if it had to be closed without some entries that
+        no bookie has. Raises LedgerNotFound if the record is missing."""
         record = await self._ledgers.read_record(row.ledger_id)
         if record.state == CLOSED:
             return record, False
@@ -659,15 +663,15 @@ class SkipLostRequest:
         return StoredEntry.parse(Position(row.ledger_id, entry), found.payload)
 
     async def _end_index(self, reader: LedgerReader, row: TopicLedger, lost: Sequence[Run]) -> int:
-        """Returns the index after the last message of the ledger's last existing entry."""
+        """Returns the index after the last message in the last entry of the ledger that still exists."""
         last = reader.record.last_entry
         if lost and lost[-1][1] == last:
             last = lost[-1][0] - 1
         return (await self._entry(reader, row, last)).index + 1 if last >= 0 else row.first_index
 
     async def _index_of(self, reader: LedgerReader, row: TopicLedger, entry: int, step: int) -> int:
-        """Returns the message index at an end of lost entries. `step` -1: the index after the last message of the entry
-        before them; 1: the index of the first message of the entry after them."""
+        """Returns the message index at one end of a range of lost entries. `step` -1: the index after the last message
+        before the range; 1: the index of the first message after the range."""
         beside = entry + step
         if beside < 0:
             return row.first_index
@@ -681,14 +685,14 @@ class SkipLostRequest:
 
 
 def _emptied(row: TopicLedger, end_index: int) -> TopicLedger:
-    """Returns the row of a ledger, changed because all of its entries are lost: it has no entries, and begins and ends
-    at `end_index`."""
+    """Returns the row of a ledger that has lost all of its entries: without entries, and with `end_index` as its first
+    and its end index."""
     return msgspec.structs.replace(row, entries=0, size=0, first_index=end_index, end_index=end_index)
 
 
 def _bounded(lost: Sequence[LostRange], rows: Sequence[TopicLedger]) -> tuple[LostRange, ...]:
-    """Returns the ranges to store, LOST_MAX at most: ranges in removed ledgers are left out if necessary. Raises
-    InvalidRequest if too many are in ledgers that still exist."""
+    """Returns the lost ranges that are stored, at most LOST_MAX: leaves out ranges of removed ledgers if necessary.
+    Raises InvalidRequest if there are too many ranges in ledgers that still exist."""
     listed, least = {each.ledger_id for each in rows}, max((each.end_index for each in lost), default=0)
     gone = [each for each in lost if each.ledger_id not in listed and each.end_index != least]
     drop = set(gone[: max(0, len(lost) - LOST_MAX)])
@@ -699,7 +703,7 @@ def _bounded(lost: Sequence[LostRange], rows: Sequence[TopicLedger]) -> tuple[Lo
 
 
 def describe_lost_range(lost: LostRange) -> str:
-    """Returns the range of lost entries as a text for users."""
+    """Returns a text that describes the range of lost entries to users."""
     if lost.last_entry < 0:
         return f"ledger {lost.ledger_id} from entry {lost.first_entry} on, from index {lost.first_index} on"
     return (

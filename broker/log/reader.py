@@ -55,11 +55,12 @@ class TopicLogReader:
         self.storage_reads = 0
 
     def add_writer(self, writer: LedgerWriter) -> None:
-        """Adds the ledger that this process writes through `writer`. Its confirmed entries can be read at once."""
+        """Adds the ledger that this process writes with `writer`, so that its confirmed entries can be read at once."""
         self._readers[writer.ledger_id] = self._ledgers.make_local_reader(writer)
 
     def discard(self, ledger_id: int) -> None:
-        """Removes the reader of a ledger that was closed, so that its record has changed, or that was deleted."""
+        """Removes the reader of a ledger, because the ledger was closed, which changes its record, or because it was
+        deleted."""
         self._readers.pop(ledger_id, None)
 
     def get(self, position: Position) -> StoredEntry | None:
@@ -68,8 +69,9 @@ class TopicLogReader:
         return self._recent.get(position) if found is None and self._recent is not None else found
 
     def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
-        """Returns consecutive confirmed entries of one ledger that are in memory, from `position` on; returns no
-        entries if the first one is not in memory."""
+        """Returns consecutive confirmed entries of one ledger that are in memory, beginning at `position`: at most
+        `entries_max` entries, and about `bytes_max` bytes. Returns no entries if the one at `position` is not in
+        memory."""
         span = self._shape.find_span_of_ledger(position[0])
         if span is None:
             return []
@@ -79,9 +81,9 @@ class TopicLogReader:
         return found
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
-        """Reads entries of one ledger from bookies and returns them: from `position` on, up to `last_entry`, at least
-        one. Raises InvalidRequest if no entry is at `position`, or if the entry was trimmed; DataLost, with the range
-        of lost entries, if the entry is lost."""
+        """Reads entries of one ledger from bookies and returns them: from `position` up to the entry id `last_entry`,
+        about `bytes_max` bytes, at least one entry. Raises InvalidRequest if there is no entry at `position`, or if it
+        was trimmed; DataLost, with the range of lost entries, if the entry is lost."""
         span = self._shape.find_span_of_ledger(position[0])
         if span is None or not self._shape.is_readable(position):
             raise InvalidRequest(f"there is no entry {position} (any more)", position=position)
@@ -98,8 +100,8 @@ class TopicLogReader:
         raise make_data_lost_error(position[0], (position[1], await self._lost_upto(position))) from lost
 
     async def _lost_upto(self, position: Position) -> int:
-        """Returns the last entry id of the lost entries that begin at `position`. Tries LOST_ENTRIES_TRIED_MAX entries
-        at most, which is enough for the operator to decide."""
+        """Returns the last entry id of the range of lost entries that begins at `position`. Tries to read at most
+        LOST_ENTRIES_TRIED_MAX entries, so the range may be longer."""
         ledger_id, last = position
         span = self._shape.find_span_of_ledger(ledger_id)
         end = last if span is None else min(span.last_entry, last + LOST_ENTRIES_TRIED_MAX)
@@ -160,8 +162,8 @@ class TopicLogReader:
 
     async def locate_time(self, time_ms: int) -> PositionAndIndex:
         """Returns the position of the first entry that arrived at or after `time_ms` (ms since the epoch); the position
-        after the last entry if there is none. Raises DataLost if a lost entry may be the answer: the entry before it
-        arrived earlier, and the one after it did not."""
+        after the last entry if there is none. Raises DataLost if that entry may be a lost one: the entry before the
+        lost range arrived earlier, and the entry after it did not."""
         doubt: DataLost | None = None
         for span in self._shape.spans:
             if span.last_entry < 0:
@@ -193,8 +195,8 @@ class TopicLogReader:
         return (await self.read_entry(mark)).index + 1
 
     def cached_message_index_after(self, mark: Position) -> int | None:
-        """Returns the index of the first message after the entry `mark`, as `message_index_after` does, but without
-        reading an entry; None if an entry would have to be read."""
+        """Returns the index of the first message after the entry `mark`, without reading an entry; None if an entry
+        would have to be read."""
         position = self._following(mark)
         span = self._shape.find_span_of_ledger(position[0])
         if span is None:
@@ -222,12 +224,12 @@ class TopicLogReader:
         return PositionAndIndex(self._shape.after(self._shape.last), self._shape.end_index)
 
     async def _after(self, span: Span) -> PositionAndIndex:
-        """Returns the position of the first entry after the span."""
+        """Returns the position of the first entry after the span, and the index of its first message."""
         position = self._shape.next_position_not_lost(Position(span.ledger_id, span.last_entry + 1))
         return _indexed(await self.read_entry(position)) if self._shape.is_readable(position) else self._end_position()
 
     def _is_any_before(self, span: Span, entry: StoredEntry | None) -> bool:
-        """Returns True if the ledger has an entry before `entry`; with `entry` None, if it has any entry."""
+        """Returns True if the ledger has an entry before `entry`. `entry` None: if the ledger has any entry."""
         first = self._shape.next_position_not_lost(Position(span.ledger_id, 0))
         return self._shape.has_entry(first) and first < (
             Position(span.ledger_id + 1, 0) if entry is None else entry.position
@@ -242,7 +244,7 @@ class TopicLogReader:
         return await self._first(span, lambda entry: entry.timestamp_ms >= time_ms)
 
     async def _one(self, span: Span, entry_id: int) -> StoredEntry | None:
-        """Returns an entry of the ledger; None if it is lost, whether it was skipped or not."""
+        """Returns the entry with this id; None if it is lost."""
         if self._shape.skipped_lost_range(Position(span.ledger_id, entry_id)) is not None:
             return None
         try:
@@ -251,14 +253,14 @@ class TopicLogReader:
             return None
 
     async def _stored(self, position: Position) -> StoredEntry:
-        """Returns the entry at `position`, as `read_entry` does; but the DataLost of a lost entry does not contain the
-        range of lost entries."""
+        """Returns the entry at `position`, as `read_entry` does. If the entry is lost, raises DataLost without
+        searching for the end of the lost range."""
         cached = self.get(position)
         return cached if cached is not None else (await self._read_stored(position, 1, position[1]))[0]
 
     async def _first(self, span: Span, reached: Callable[[StoredEntry], bool]) -> EntrySearchResult:
-        """Finds the first entry of the ledger for which `reached` is true. `reached` must be true for all entries after
-        it."""
+        """Finds the first entry of the ledger for which the function `reached` returns True. `reached` must return True
+        for all later entries, too."""
         return await find_first_entry_by_bisection(
             span.last_entry, lambda id_: self._stored(Position(span.ledger_id, id_)), reached,
             lambda id_: self._shape.skipped_lost_range(Position(span.ledger_id, id_)),
@@ -287,16 +289,16 @@ CHUNK_BYTES_MIN = 64 << 10
 
 
 class ReadMemoryHolder(Protocol):
-    """An object that has entries in memory and can remove them from memory when memory is scarce."""
+    """An object with entries in memory, which it can drop when memory is scarce."""
 
     def release_memory(self) -> None:
-        """Removes all entries from memory that can be read again, and reports the bytes that remain to
+        """Drops all entries that can be read again, and reports how many bytes remain to
         `ReadMemory.set_used_bytes_of_holder`."""
         ...
 
 
 class ReadMemory:
-    """Limits the memory of one broker for entries that subscriptions have read and not delivered yet."""
+    """Limits the memory of one broker for entries that subscriptions have read and not yet delivered."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -312,9 +314,9 @@ class ReadMemory:
         return self.held + self.under_way
 
     def choose_read_size(self, wanted: int) -> int:
-        """Returns how many bytes a subscription should read at once: `wanted`, or a half, a quarter, … of `wanted`, so
-        that the memory limit has room for two and a half such reads of each subscription. Subscriptions at the same
-        position share a read if the sizes of their reads are equal."""
+        """Returns how many bytes a subscription should read at once: `wanted`, or a half, a quarter, … of it, so that
+        the memory limit has room for two and a half such reads of each subscription. (The steps are coarse, so that the
+        reads of several subscriptions at the same position are equal, and can be shared.)"""
         several = 2.5 * (len(self._holders) + 1)
         while wanted > CHUNK_BYTES_MIN and wanted * several > self.limit:
             wanted //= 2
@@ -322,8 +324,8 @@ class ReadMemory:
 
     @asynccontextmanager
     async def reserve(self, size: int) -> AsyncIterator[None]:
-        """Reserves memory for a read of `size` bytes. While the reads in progress use all of the memory, waits
-        first."""
+        """Reserves memory for a read of `size` bytes, as a context manager. First waits, if the reads in progress use
+        all of the memory."""
         while self.under_way and self.under_way + size > self.limit:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
@@ -344,14 +346,14 @@ class ReadMemory:
             soon(soon, self._on_read_ended, size)
 
     def _on_read_ended(self, size: int) -> None:
-        """Called two turns of the loop after a read has ended, when its subscription has delivered what it can:
-        releases the memory. If another read made it drop the entries before, subscriptions at the same position could
-        read for ever and deliver nothing."""
+        """Releases the memory of a read. Called two turns of the event loop after the read has ended, when its
+        subscription has delivered what it can. If the next read began earlier, it could evict the entries before they
+        are delivered, and subscriptions could read for ever without delivering."""
         self.under_way -= size
         self._next_turn()
 
     def _next_turn(self) -> None:
-        """Resumes one waiting read. It checks again whether it fits, and resumes the next one when it ends."""
+        """Resumes one waiting read. That read checks again whether it fits, and resumes the next one when it ends."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
@@ -366,7 +368,7 @@ class ReadMemory:
             assert holder not in self._holders, "it has given all back"
 
     def set_used_bytes_of_holder(self, holder: ReadMemoryHolder, size: int) -> None:
-        """Stores that `holder` has `size` bytes in memory now; 0: none."""
+        """Stores that `holder` now has `size` bytes of entries in memory."""
         self.held += size - self._holders.get(holder, 0)
         if size:
             self._holders[holder] = size

@@ -1,5 +1,5 @@
-"""Slow records: a line of the log for publishes that took longer than `slow_publish_s` from their arrival to their
-confirmation, with the time at each station.
+"""Log lines about slow publishes, which took longer than `slow_publish_s` from their arrival to their confirmation. A
+line says how long each step took.
 
     WARNING magnetar.broker.slow: slow publish topic=… producer=… trace=… ledger=7 entry=12 entries=3 arrived=…Z
         ledger_ms=None room_ms=None bookies={"…": {"sent_ms": 2, "stored_ms": 812}, "…": {}} confirmed_ms=813
@@ -18,9 +18,9 @@ A bookie with `{}` has stored it in less than `slow_publish_s`, one with `"store
 
 `trace` is the trace id of the first message in the entry that carries a context (`traceparent`), and is left out where
 none does, or the payload is encrypted.
-**Cost.** Publishes that one step confirms are in the order of their arrival: of each step the first is compared, and
-nothing more is done while that is in time. One line describes the first late entry of a step, `entries` is the number
-of late ones; LINES_MAX lines in LINES_S seconds are written by a broker, and `left_out` says how many were not.
+**Cost.** Publishes that are confirmed together are in the order of their arrival: only the first one is compared, and
+nothing more is done if it is in time. One line describes the first slow entry, and `entries` is the number of slow
+ones. A broker writes LINES_MAX lines in LINES_S seconds; `left_out` says how many were not written.
 Guards: tests/broker/log/test_slow_publishes.py.
 """
 
@@ -49,8 +49,8 @@ TRACE_KEYS = ("traceparent", "messaging.trace_parent")
 
 
 class SlowPublishLog:
-    """Writes the log lines about slow publishes of all topics of a broker. `slow_s`: from how many seconds on a publish
-    is slow; 0: no publish is reported."""
+    """Writes log lines about slow publishes, for all topics of a broker. `slow_s`: a publish that takes longer than so
+    many seconds is slow; 0: none is reported."""
 
     def __init__(self, clock: Clock, slow_s: float) -> None:
         self.slow_s = slow_s
@@ -61,9 +61,9 @@ class SlowPublishLog:
         self, topic: TopicName, writer: LedgerWriter | None, confirmed: Sequence[Publish], now_s: float, *,
         ledger_s: float, room_s: float,
     ) -> None:  # fmt: skip
-        """Writes a log line about publishes that are confirmed together and of which the first one is slow. `ledger_s`,
-        `room_s`: the times at which the ledger took its first entry, and at which it had room again; 0: that did not
-        happen."""
+        """Writes a log line about publishes that are confirmed together, of which the first is slow. `now_s`: the
+        present time; `ledger_s`: when a new ledger began to accept entries; `room_s`: when the ledger had room again
+        (all in monotonic seconds; 0: that did not happen)."""
         if now_s - self._since >= LINES_S:
             self._since, self._lines = now_s, 0
         if self._lines >= LINES_MAX:
@@ -101,8 +101,7 @@ class SlowPublishLog:
 
 
 def find_trace_id(entry: bytes) -> str:
-    """Returns the trace id of the first message of a stored entry that contains a trace context; empty if no message
-    contains one."""
+    """Returns the trace id of the first message in a stored entry that has a trace context; empty if none has."""
     with suppress(CorruptEntry):
         header = parse_header(entry, verify=False)
         contexts = [decode_properties(header.metadata)]

@@ -4,7 +4,7 @@
     state = await ledger.recover(record.ledger_id, whole)     at the take-over, after the record was claimed
     stored = await ledger.append(entries)                     False: there is no ledger that takes them; roll
     await ledger.roll(entries, name)                          entries hold all of the state
-    await ledger.close()  |  drop()
+    await ledger.close()  |  await ledger.delete()
 
 Rules (docs of the callers say what a snapshot is)
 - **One writer.** `recover` fences the former owner's ledger. A ledger that was recovered is never written again: the
@@ -40,24 +40,25 @@ from .managed_ledger import TopicFenced
 _LOG = logging.getLogger("magnetar.broker.log")
 
 ROLL = ("create", "append", "name", "delete")
-"""A new ledger; all of the state in it; the record names it; the old ledger is deleted."""
+"""The steps of `SnapshotLedger.roll`: create a ledger, append the whole state to it, name it in the record, delete the
+old ledger."""
 
 
 class SnapshotPiece(Protocol):
-    """One entry of a snapshot ledger, which contains one piece of a snapshot."""
+    """One entry of a snapshot ledger. A snapshot is stored as one or more such pieces."""
 
     @property
     def sequence(self) -> int:
-        """Returns the number of the snapshot write to which this piece belongs. Each later write has the next
+        """Returns the number of the write to which this piece belongs. Each later write of a snapshot has the next
         number."""
 
     @property
     def piece(self) -> int:
-        """Returns the number of this piece, from 0, among the pieces of its snapshot."""
+        """Returns the number of this piece in its snapshot, from 0."""
 
     @property
     def is_last_piece(self) -> bool:
-        """Returns True if this is the last piece of a snapshot."""
+        """Returns True if this piece completes a snapshot."""
 
 
 P = TypeVar("P", bound=SnapshotPiece)
@@ -65,8 +66,8 @@ S = TypeVar("S")
 
 
 class TopicStateLedgers:
-    """Creates, opens and deletes the ledgers in which a topic stores one kind of state. `properties`: the properties of
-    each of these ledgers."""
+    """Creates, opens and deletes the ledgers in which a topic stores one kind of its own state, such as deduplication.
+    `properties`: the properties that each of these ledgers gets."""
 
     __slots__ = ("_ledgers", "_properties", "_replication", "_shrink", "_topic")
 
@@ -80,7 +81,7 @@ class TopicStateLedgers:
         self._topic = topic
 
     async def create(self) -> LedgerWriter:
-        """Creates a ledger with the replication that the policy sets now. Returns its writer."""
+        """Creates a ledger with the replication that the policy demands now. Returns the writer of the ledger."""
         replication = await self._replication()
         return await self._ledgers.create(
             ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
@@ -89,8 +90,8 @@ class TopicStateLedgers:
         )  # fmt: skip
 
     async def create_closed(self, entries: Sequence[bytes]) -> int:
-        """Creates a ledger with these entries and closes it. Returns its id. If this fails, the ledger is deleted, so
-        that no record needs to name it."""
+        """Creates a ledger with these entries, closes it, and returns its id. If that fails, deletes the ledger,
+        because no record names it."""
         writer = await self.create()
         try:
             await append_and_wait(writer, entries)
@@ -107,15 +108,14 @@ class TopicStateLedgers:
         return await self._ledgers.recover(ledger_id)
 
     async def abandon(self, writer: LedgerWriter, *, unnamed: bool) -> None:
-        """Stops writing a new ledger. `unnamed`: it is certain that no record names the ledger, so the ledger is also
-        deleted."""
+        """Stops writing a new ledger. `unnamed`: True if certainly no record names the ledger; then also deletes it."""
         await writer.abandon()
         if unnamed:
             await self.delete(writer.ledger_id)
 
     async def delete(self, *ledger_ids: int) -> None:
-        """Deletes ledgers that no record names; ignores the id -1. A failure is only logged: a ledger that is not
-        deleted takes disk space, and has no other effect."""
+        """Deletes ledgers that no record names; ignores the id -1. If that fails, only logs the error: the ledger takes
+        disk space, and has no other effect."""
         for ledger_id in ledger_ids:
             try:
                 if ledger_id >= 0:
@@ -125,8 +125,9 @@ class TopicStateLedgers:
 
 
 class SnapshotLedger(Generic[P]):
-    """The ledger to which one owner of a topic writes snapshots, and the switch to the next ledger. The function
-    `alarm(what, error)` is called for each ledger or snapshot that cannot be used."""
+    """The ledger to which the owner of a topic writes snapshots of a state. When a ledger is full or fails, it switches
+    to a new one (`roll`). The function `alarm(what, error)` is called for each ledger or snapshot that cannot be
+    used."""
 
     __slots__ = ("_alarm", "_damage", "_decode", "_ledgers", "_writer", "ledger_id", "sequence")
 
@@ -148,8 +149,9 @@ class SnapshotLedger(Generic[P]):
     async def recover(
         self, ledger_id: int, whole: Callable[[LedgerReader, list[P]], Awaitable[S]]
     ) -> S | None:
-        """Recovers the ledger of the former owner, and returns the result that the function `whole` returns for its
-        last complete snapshot; None if there is no complete snapshot. Raises Unavailable if bookies do not answer."""
+        """Recovers the ledger of the former owner, and finds its last complete snapshot. Passes the pieces of that
+        snapshot to the function `whole`, and returns its result; None if there is no complete snapshot. Raises
+        Unavailable if bookies do not answer."""
         self.ledger_id = ledger_id
         try:
             reader = await self._ledgers.recover(ledger_id)
@@ -166,7 +168,7 @@ class SnapshotLedger(Generic[P]):
         return None
 
     async def _pieces(self, reader: LedgerReader, last: int) -> list[P]:
-        """Returns the pieces of the snapshot that ends at entry `last`; empty if none ends there, or it is
+        """Returns all pieces of the snapshot that ends at the entry `last`; none if no snapshot ends there, or it is
         incomplete."""
         end = await self.read_snapshot_piece(reader, last)
         self.sequence = max(self.sequence, end.sequence)
@@ -176,7 +178,7 @@ class SnapshotLedger(Generic[P]):
         return pieces if all(each.sequence == end.sequence for each in pieces) else []
 
     async def read_snapshot_piece(self, reader: LedgerReader, entry_id: int) -> P:
-        """Reads and decodes the entry `entry_id` of the ledger. Returns the piece of a snapshot that it contains."""
+        """Reads the entry `entry_id` of the ledger, decodes it, and returns it."""
         (entry,) = await reader.read(entry_id, entry_id)
         return self._decode(bytes(entry.payload))
 
@@ -187,8 +189,8 @@ class SnapshotLedger(Generic[P]):
         return self._writer is not None and self._writer.is_writable
 
     async def append(self, entries: Sequence[bytes]) -> bool:
-        """Appends entries to the ledger. Returns True if they are stored. Returns False if some of them may be missing;
-        then the caller must call `roll`."""
+        """Appends entries to the ledger. Returns True if all of them are stored; False if some may be missing. Then the
+        caller must call `roll`."""
         if self._writer is None or not self._writer.is_writable:
             return False
         try:
@@ -199,8 +201,9 @@ class SnapshotLedger(Generic[P]):
         return True
 
     async def roll(self, entries: Sequence[bytes], name: Callable[[int], Awaitable[None]]) -> None:
-        """Switches to a new ledger that begins with these entries, in the order of `ROLL`. The function `name` must
-        store the id of the new ledger in the record. Raises any error of `name` or of the new ledger."""
+        """Switches to a new ledger that begins with these entries, in the order of `ROLL`. `name`: a function that
+        stores the id of the new ledger in the topic's or subscription's record. Raises any error of `name` or of the
+        new ledger."""
         writer, unnamed = await self._ledgers.create(), True
         try:
             await append_and_wait(writer, entries)
@@ -222,7 +225,7 @@ class SnapshotLedger(Generic[P]):
 
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
-        """Closes the ledger, so that the next owner need not recover it. A failure is only logged."""
+        """Closes the ledger, so that the next owner need not recover it. If that fails, only logs the error."""
         writer, self._writer = self._writer, None
         if writer is not None:
             try:
@@ -231,15 +234,14 @@ class SnapshotLedger(Generic[P]):
                 _LOG.warning("snapshot ledger %d stays open: %s", writer.ledger_id, error)
 
     async def delete(self) -> None:
-        """Deletes the ledger. Called when the record no longer names it."""
+        """Deletes the ledger, because the record no longer names it."""
         await self._stop_writing()
         old, self.ledger_id = self.ledger_id, -1
         await self._ledgers.delete(old)
 
 
 async def append_and_wait(writer: LedgerWriter, entries: Sequence[bytes]) -> None:
-    """Appends entries to a ledger and waits until all are confirmed. Raises the error of the first entry that is not
-    confirmed."""
+    """Appends entries to a ledger, and waits until all are stored. Raises the error of the first entry that is not."""
     appended = [writer.append(entry) for entry in entries]
     if not appended:
         return

@@ -73,11 +73,11 @@ written until somebody publishes."""
 
 
 class TopicLog:
-    """The Log of a persistent topic, stored on bookies. Must be called from one event loop.
+    """The log of a persistent topic, stored on bookies. Must be called from one event loop.
 
-    `on_confirmed` is called after entries were confirmed, once per turn of the loop; `on_lost` is called at most once,
-    when another broker owns the topic; `on_ledger_delayed` is called with the reason, every WAIT_REPORT_INTERVAL_S
-    seconds, while publishes wait for a ledger.
+    `on_confirmed`: called after entries were confirmed, once per turn of the loop. `on_lost`: called at most once, when
+    another broker owns the topic. `on_ledger_delayed`: called every WAIT_REPORT_INTERVAL_S seconds while publishes wait
+    for a ledger, with the reason.
     """
 
     is_compacted = False
@@ -160,8 +160,8 @@ class TopicLog:
         self.state = TopicState.TERMINATED if self.record.terminated else TopicState.SERVING
 
     def _now_ms(self) -> int:
-        """Returns the time of day (ms since the epoch), but never an earlier time than the last entry's of this owner:
-        ages are measured with it, so it must not go back with the clock. The next owner begins with its own clock."""
+        """Returns the wall clock (ms since the epoch), but never a time before the last entry of this owner, even if
+        the clock was set back. (Retention and searches by time need times that do not decrease.)"""
         return max(self.world.clock.wall_ms(), self._appender.timestamp_ms)
 
     # ------------------------------------------------------------------ publishing
@@ -198,19 +198,20 @@ class TopicLog:
             self._switching = self._tasks.spawn(self._switch(draft), "topic-log-switch")
 
     def create_first_ledger_early(self) -> None:
-        """Creates the first ledger of this owner before the first publish, if the last ledger was closed less than
-        RECENTLY_CLOSED_MS milliseconds ago: then its producers have moved to this broker, too, and go on in a moment.
-        """
+        """Creates the first ledger of this owner without waiting for a publish, if the last ledger was closed less than
+        RECENTLY_CLOSED_MS milliseconds ago. Then the producers of the topic have probably moved to this broker, too,
+        and publish in a moment."""
         last = self.record.ledgers[-1:]
         now_ms = self.world.clock.wall_ms()
         if self._appender.writer is None and last and now_ms - last[0].closed_ms < RECENTLY_CLOSED_MS:
             self._start_switch()
 
     async def roll(self) -> None:
-        """Begins a new ledger although the present one is not full, so that trimming may delete the present one.
+        """Begins a new ledger although the present one is not full, so that trimming can delete the present one. Does
+        nothing if the present ledger is empty.
 
-        Chooses the bookies of the new ledger first: if there are not enough, raises NotEnoughBookies, and nothing has
-        changed. Does nothing if the present ledger is empty.
+        Chooses the bookies of the new ledger first. If there are not enough, raises NotEnoughBookies, and nothing has
+        changed.
         """
         await run_to_end(self._roll())
 
@@ -243,8 +244,8 @@ class TopicLog:
             self.abandon(InternalError(f"topic {self.topic}: the switch to the next ledger failed: {error!r}"))
 
     async def _end_ledger(self) -> int:
-        """Closes the ledger that is written, or finds where another process closed it. Returns its final last entry; -1
-        if no ledger is written. Raises DataLost if a confirmed entry is missing."""
+        """Closes the ledger that is being written, or finds out where another process closed it. Returns the id of its
+        last entry; -1 if no ledger is being written. Raises DataLost if a confirmed entry is missing."""
         writer = self._appender.writer
         if writer is None:
             return -1
@@ -256,8 +257,8 @@ class TopicLog:
         return last_entry
 
     async def _next_ledger(self, last_entry: int, draft: LedgerRecord | None) -> None:
-        """Adds a new ledger to the list. Only then confirms the remaining stored publishes of the old one, and sends
-        the others again."""
+        """Adds a new ledger to the list. Then confirms the publishes that the old ledger has stored, and sends the
+        others to the new one."""
         stored, ended = self._appender.end_ledger(last_entry)
         end_index = ended.end_index if ended is not None else self.shape.end_index
         try:
@@ -287,8 +288,8 @@ class TopicLog:
         return OutcomeUnknown(f"topic {self.topic} was lost while the entry was on its way", topic=self.topic)
 
     def abandon(self, error: MagnetarError) -> None:
-        """Stops all work at once, because another broker owns the topic or because this broker cannot serve it.
-        Publishes in flight fail with an unknown outcome."""
+        """Stops all work at once, because another broker owns the topic, or because this broker cannot serve it. The
+        publishes in flight fail, and it is not known whether their entries are stored."""
         if self.state in (TopicState.LOST, TopicState.CLOSED):
             return
         _LOG.warning("%s: given up: %s", self.topic, error)
@@ -302,8 +303,8 @@ class TopicLog:
         self._on_lost(error)
 
     async def is_still_owned(self) -> bool:
-        """Returns True if no other broker has taken the topic over; a broker that does so changes the stored list of
-        ledgers. Raises the error of the metadata store if the list cannot be read."""
+        """Returns True if no other broker has taken the topic over. (A broker that does so changes the stored list of
+        ledgers.) Raises the error of the metadata store if the list cannot be read."""
         if self._changing.locked():
             return True  # a broker that changes the list now finds out
         async with self._changing:
@@ -311,9 +312,9 @@ class TopicLog:
 
     # ------------------------------------------------------------------ trimming, sealing, closing
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
-        """Removes the ledgers that the function `choose` returns from the list, and then deletes them. Returns the
-        removed ledgers. The list does not change while `choose` runs. Deletes nothing unless it is certain that the
-        list was changed."""
+        """Calls the function `choose`, removes the ledgers whose ids it returns from the list, and then deletes them.
+        Returns the ids of the removed ledgers. The list does not change while `choose` runs. Deletes nothing unless it
+        is certain that the list was changed."""
         async with self._changing:
             gone = [ledger_id for ledger_id in choose() if ledger_id != self.shape.tail.ledger_id]
             if not gone or self.state not in (TopicState.SERVING, TopicState.TERMINATED):
@@ -328,10 +329,10 @@ class TopicLog:
     async def commit_fields(
         self, *, together: Sequence[NodeUpdate] = (), within: bool = False, **fields: object
     ) -> None:
-        """Commits new values of the given `fields` of the topic's record, and in the same commit the changes
-        `together`. Raises TopicFenced if another broker owns the topic (the log is abandoned then), and any error that
-        a change of `together` raises. After any other error the outcome is unknown. `within`: the caller runs in a task
-        that is not cancelled (runtime/tasks.py), so that no further task is needed."""
+        """Stores new values of the given `fields` of the topic's record, and makes the changes `together` in the same
+        commit. `within`: True if the caller runs in a task that is never cancelled (runtime/tasks.py); else a new task
+        makes the commit. Raises TopicFenced if another broker owns the topic (the log is abandoned then), and any error
+        that a change of `together` raises. After any other error the outcome is unknown."""
         async with self._changing:
             if self.state not in (TopicState.SERVING, TopicState.SWITCHING, TopicState.TERMINATED):
                 raise self._refusal()
@@ -343,8 +344,8 @@ class TopicLog:
                 raise
 
     async def terminate(self) -> Position:
-        """Terminates the topic after the publishes in flight have their outcome. Returns the position of its last
-        entry. Idempotent."""
+        """Waits until the publishes in flight have their outcomes, and then terminates the topic. Returns the position
+        of its last entry. Idempotent."""
         if self.state is not TopicState.TERMINATED:
             await run_to_end(self._finish(TopicState.TERMINATED))
         return self.shape.last
@@ -359,11 +360,12 @@ class TopicLog:
             self.state = TopicState.CLOSED
 
     async def _finish(self, final: TopicState) -> None:
-        """Accepts no more publishes, confirms the stored ones, and stores the end of the ledger in the list. `final`:
-        the state after that.
+        """Accepts no more publishes, confirms those that are stored, and stores in the list where the last ledger ends.
+        `final`: the state of the log after that.
 
-        A switch that is in progress ends first, and none begins after it. If the topic is lost meanwhile, nothing more
-        is written, since the list may name a ledger that this owner never began."""
+        Waits first until a switch to another ledger has ended; no further switch begins. If another broker takes the
+        topic over meanwhile, writes nothing more, because the list may name a ledger that this owner never began.
+        """
         if self.state in (TopicState.SERVING, TopicState.SWITCHING):
             self.state = TopicState.CLOSING
         if self._switching is not None:
@@ -401,13 +403,14 @@ class TopicLog:
     # ------------------------------------------------------------------ questions
     @property
     def replication(self) -> Replication | None:
-        """Returns the replication of the open ledger, or of the last ledger if none is open. Returns None if the log
-        has no ledger."""
+        """Returns the replication (the quorums) of the open ledger, or of the last ledger if none is open; None if the
+        log has no ledger."""
         return self._appender.replication
 
     @property
     def wanted_replication(self) -> Replication:
-        """Returns the replication that the policy asked for when the present ledger was created."""
+        """Returns the replication that the policy demanded when the present ledger was created. (The ledger may have
+        less, if bookies were missing.)"""
         return self._managed_ledger.wanted_replication
 
     @property
@@ -431,8 +434,8 @@ class TopicLog:
 
     @property
     def ledger_age_s(self) -> float:
-        """Returns the age, in seconds, of the ledger that is being written; if none is, of the ledger that was written
-        last; 0 if there is no ledger."""
+        """Returns the age, in seconds, of the ledger that is being written, or of the last one if none is being
+        written; 0 if there is no ledger."""
         ledgers = self.record.ledgers
         return (self.world.clock.wall_ms() - ledgers[-1].created_ms) / 1000 if ledgers else 0.0
 
@@ -442,7 +445,8 @@ class TopicLog:
 
     @property
     def ensemble(self) -> dict[int, tuple[str, ...]]:
-        """Returns the bookies of the ledger that is being written, by ledger id; empty if none is being written."""
+        """Returns a mapping with one item: the id of the ledger that is being written, and the names of its bookies.
+        Empty if no ledger is being written."""
         if self._appender.writer is None:
             return {}
         return {self._appender.writer.ledger_id: self._appender.writer.record.fragments[-1].bookies}

@@ -50,8 +50,8 @@ def is_entry_slow_to_parse(metadata: MessageMetadata) -> bool:
 
 
 async def compute_key_slots(entry: Buffer, world: World) -> tuple[int, ...]:
-    """Returns the Key_Shared slots of the keys of the messages in a stored batch, the slot of the first message first.
-    Decompresses the batch in a thread. Returns () if the batch is damaged."""
+    """Returns the Key_Shared slots of the keys of the messages in a stored batch; the slot of the first message is
+    first. Decompresses the batch in a thread. Returns () if the batch is damaged."""
     async with _turn():
         try:
             head = parse_stored_head(entry)
@@ -68,8 +68,8 @@ async def compute_key_slots(entry: Buffer, world: World) -> tuple[int, ...]:
 async def run_in_thread_if_slow(
     entry: Buffer, world: World, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs
 ) -> R:
-    """Calls the function `work(*args, **kwargs)`, which parses the stored `entry`, and returns its result. If the entry
-    takes long to parse, `work` runs in a thread, one such call at a time; else it is called directly."""
+    """Calls the function `work(*args, **kwargs)`, which parses the stored entry `entry`, and returns its result. If the
+    entry takes long to parse, calls `work` in a thread, one such call at a time."""
     try:
         long = is_entry_slow_to_parse(parse_stored_head(entry).metadata)
     except CorruptEntry:
@@ -86,7 +86,8 @@ def _turn() -> asyncio.Lock:
 
 
 async def _run(world: World, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Runs `work` in a thread. A cancelled caller waits until `work` has ended, so that no two run at once."""
+    """Runs `work` in a thread and returns its result. If the caller is cancelled, still waits until `work` has ended,
+    so that no two calls run at once."""
     worker = world.workers.start("unfold")
     try:
         return await worker.run(work, *args, **kwargs)

@@ -48,15 +48,15 @@ FORWARD_TIMEOUT_S = 30.0
 
 
 def make_operation_request(operation: Operation[Any], arguments: Mapping[str, object]) -> Message:
-    """Returns the gRPC request message of an operation with these arguments. Raises InvalidRequest if an argument does
-    not fit the field of the message."""
+    """Returns the gRPC request message that calls the operation with these arguments. Raises InvalidRequest if an
+    argument does not fit the field of the message."""
     kind: type[Message] = rpc(operation.service, operation.name).request
     return request_of(kind, arguments, operation.name)
 
 
 def parse_operation_reply(operation: Operation[T], reply: object) -> T:
-    """Returns the answer of an operation, converted from its gRPC reply message to a plain Python value. A `reply` that
-    is not a message is returned unchanged."""
+    """Converts the gRPC reply message of an operation to a plain Python value, and returns it. Returns a `reply` that
+    is not a message unchanged."""
     if isinstance(reply, Message):
         kind = answer_of(operation.name, MessageId=MessageId, StoredMessage=Any)
         reply = convert_reply(kind, reply, operation.of_reply, {MessageId: MessageId.from_wire})
@@ -66,8 +66,8 @@ def parse_operation_reply(operation: Operation[T], reply: object) -> T:
 async def ask_broker(
     world: World, endpoint: str, operation: Operation[T], *, timeout_s: float = FORWARD_TIMEOUT_S, **arguments: object
 ) -> T:
-    """Calls an operation at another broker, with the rights of this broker. Returns the answer as a plain Python value.
-    Raises the error with which the other broker answers."""
+    """Calls an operation at the broker at `endpoint`, with the rights of this broker. Returns the answer as a plain
+    Python value. Raises the error that the other broker answers."""
     channel = world.network.connect(Endpoint.parse(endpoint))
     try:
         target = rpc(operation.service, operation.name)
@@ -88,8 +88,9 @@ LIST_TIMEOUT_S = 5.0
 
 
 def count_lost_messages(cursor: Cursor, ranges: Sequence[LostRecord]) -> int:
-    """Returns how many messages in the lost `ranges` the subscription will not get. The number is an estimate if the
-    subscription has acknowledged a part of a range. Returns -1 if the number of messages in a range is not known."""
+    """Returns how many messages in the lost `ranges` the subscription misses. The number is an estimate if the
+    subscription has acknowledged a part of a range. Returns -1 if it is not known how many messages a range
+    contains."""
     total = 0
     for each in ranges:
         if each.last_entry < 0:
@@ -103,14 +104,15 @@ def count_lost_messages(cursor: Cursor, ranges: Sequence[LostRecord]) -> int:
 
 
 class Administration:
-    """The administrative operations on namespaces, policies and topics. The services of all protocols call them."""
+    """The administrative operations on brokers, namespaces, policies and topics. The services of all protocols call
+    them."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
     async def load_topic(self, name: TopicName) -> Topic:
-        """Returns an existing topic, loaded at this broker. Raises TopicNotFound if it does not exist; NotOwner if
-        another broker owns it."""
+        """Loads an existing topic at this broker, if it is not loaded yet, and returns it. Raises TopicNotFound if it
+        does not exist; NotOwner if another broker owns it."""
         await self._broker.catalog.count_existing_partitions(name)
         return await self._broker.topic(name)
 
@@ -122,8 +124,8 @@ class Administration:
 
     # ------------------------------------------------------------------ brokers
     async def list_brokers(self) -> list[BrokerInfo]:
-        """Returns the brokers that are registered. Only the entry of this broker contains how many topics it has
-        loaded, and how many bundles it owns."""
+        """Returns a description of each registered broker. Only that of this broker contains how many topics are
+        loaded, and how many bundles are owned."""
         broker, found = self._broker, list[BrokerInfo]()
         for each in await broker.list_brokers():
             counts = (len(broker.loaded), broker.owned_object_count) if each.name == broker.name else (0, 0)
@@ -131,16 +133,16 @@ class Administration:
         return found
 
     async def drain_broker(self, name: str) -> None:
-        """Stores the request to drain a broker, which then gives its bundles to other brokers. Raises NotFound if no
-        broker of that name is registered."""
+        """Stores the request to drain a broker: the broker then gives its bundles to other brokers. Raises NotFound if
+        no broker of that name is registered."""
         found = next((each for each in await self._broker.list_brokers() if each.name == name), None)
         if found is None:
             raise NotFound(f"no broker {name!r} is registered; 'magnetar brokers list' shows them")
         await order_drain(self._broker.metadata, found, self._broker.world.clock.wall_ms())
 
     async def undrain_broker(self, name: str) -> None:
-        """Removes the request to drain a broker; the broker need not be running. Raises NotFound if there is neither a
-        request for that name nor a registered broker of that name."""
+        """Removes the request to drain a broker, even if the broker is not running. Raises NotFound if there is no such
+        request, and no broker of that name is registered."""
         if await cancel_drain(self._broker.metadata, name):
             return
         if all(each.name != name for each in await self._broker.list_brokers()):
@@ -148,8 +150,8 @@ class Administration:
 
     # ------------------------------------------------------------------ namespaces
     async def delete_namespace(self, name: NamespaceName, *, force: bool) -> None:
-        """Deletes a namespace, and if `force`, its topics first. Raises Busy if the namespace has topics and `force` is
-        False."""
+        """Deletes a namespace; with `force`, first deletes its topics. Raises Busy if the namespace has topics and
+        `force` is False."""
         catalog, in_memory = self._broker.catalog, await self._non_persistent(name, partitions=False)
         if force:
             for topic in [*await catalog.list_topics(name, partitions=False), *sorted(in_memory)]:
@@ -162,21 +164,23 @@ class Administration:
         await self._broker.schemas.delete_namespace_schemas(name)
 
     async def _release_empty_bundles(self, name: NamespaceName) -> None:
-        """Makes each broker give up its bundles of a namespace without topics, which would be owned, and moved by each
-        drain, long after the namespace. A broker that does not answer keeps them until its session ends."""
+        """Makes each broker give up its bundles of a namespace without topics. Otherwise these bundles would be owned,
+        and moved by each drain, long after the namespace is deleted. A broker that does not answer keeps its bundles
+        until its session ends."""
         try:
             await self.unload_namespace(name, here=False)
         except MagnetarError as error:
             _LOG.info("bundles of namespace %s, which is being deleted, are not given up: %s", name, error)
 
     async def unload_namespace(self, name: NamespaceName, bundle: str = "", *, here: bool) -> Unloaded:
-        """Unloads the topics of one bundle of a namespace; of all of its bundles if `bundle` is empty. `here`: only at
-        this broker, else at every broker. Returns the number of unloaded topics and of released bundles.
+        """Unloads the topics of one bundle of a namespace, or of all of its bundles if `bundle` is empty. `here`: only
+        at this broker; else at every broker. Returns how many topics were unloaded, and how many bundles were given up.
 
-        Each bundle is given up once: its owner at the start is asked, and the broker that takes the bundle meanwhile is
-        not. An owner that is not registered any more is not asked: an assignment outlives its assignee. The brokers
-        give up at the same time, each one bundle after the other. If one of them fails, the others finish before its
-        error is raised."""
+        Each bundle is given up once, by the broker that owns it at the beginning of this call; a broker that becomes
+        its owner meanwhile is not asked. An owner that is no longer registered is not asked either. The brokers work at
+        the same time, and each gives up one bundle after the other. If a broker fails, its error is raised after the
+        others have finished.
+        """
         if here:
             return Unloaded(*await self._broker.unload_namespace(name, bundle))
         bundles_of: dict[str, list[str]] = {}
@@ -212,8 +216,8 @@ class Administration:
 
     # ------------------------------------------------------------------ permissions
     async def get_permissions(self, namespace: str, topic: str) -> GrantsRecord:
-        """Returns the permissions that are granted on a namespace, or on one topic (without the permissions on its
-        namespace)."""
+        """Returns the permissions that are granted on a namespace, or on one topic. (The permissions of a topic's
+        namespace are not included.)"""
         name, of_topic = await self._place(namespace, topic)
         record = await self._broker.grants.read_record(name)
         return GrantsRecord(roles=record.topics.get(of_topic.full, {})) if of_topic is not None else record
@@ -221,16 +225,17 @@ class Administration:
     async def change_permissions(
         self, namespace: str, topic: str, change: Callable[[GrantsRecord, str], GrantsRecord]
     ) -> None:
-        """Changes the grants of a namespace. `change`: a function that gets the present grants and the full name of the
-        topic ("" for the namespace itself), and returns the new grants."""
+        """Changes the permissions on a namespace or a topic. `change`: a function that gets the present permissions of
+        the namespace and the full name of the topic ("" for the namespace itself), and returns the new permissions."""
         name, of_topic = await self._place(namespace, topic)
         full = of_topic.full if of_topic is not None else ""
         await self._broker.grants.change(name, lambda record: change(record, full))
 
     # ------------------------------------------------------------------ policies
     async def _place(self, namespace: str, topic: str) -> tuple[NamespaceName, TopicName | None]:
-        """Returns the parsed names of an existing namespace or topic; for a partition, those of its partitioned topic.
-        Raises NotFound if it does not exist; InvalidRequest unless exactly one of `namespace` and `topic` is given."""
+        """Returns the parsed name of an existing namespace, and of the topic if one is given; for a partition, the name
+        of its partitioned topic. Raises NotFound if it does not exist; InvalidRequest unless exactly one of `namespace`
+        and `topic` is given."""
         if bool(namespace) == bool(topic):
             raise InvalidRequest("it is about a namespace or a topic: name one of the two")
         if topic:
@@ -241,9 +246,9 @@ class Administration:
         return NamespaceName.parse(namespace), None
 
     async def get_policies(self, namespace: str, topic: str, *, applied: bool) -> Policies:
-        """Returns the policies that are set for a namespace or a topic; if neither is given, the policies that are set
-        for all brokers. `applied`: returns instead all policies that are in force there, including inherited ones; if
-        neither is given, those in force at this broker."""
+        """Returns the policies that are set for a namespace or a topic; if neither is given, those that are set for all
+        brokers. `applied`: returns all policies that are in force there, including inherited ones; if neither is given,
+        those in force at this broker."""
         defaults = self._broker.policies.defaults
         if not namespace and not topic:
             if applied:
@@ -259,9 +264,9 @@ class Administration:
         return make_fully_set_policies(resolve_policies_in_force(defaults, *levels))
 
     async def change_policies(self, namespace: str, topic: str, given: Policies, removed: Sequence[str]) -> None:
-        """Sets the policies in `given` for a namespace or a topic, and unsets those named in `removed`, which are
-        inherited again. If neither is given, changes the policies of all brokers. Raises InvalidRequest if a policy is
-        unknown, or cannot be set there."""
+        """Sets the policies `given` for a namespace or a topic, and unsets the policies with the names `removed`, which
+        are then inherited again. If neither a namespace nor a topic is given, changes the policies of all brokers.
+        Raises InvalidRequest if a policy is unknown, or cannot be set there."""
         unknown = sorted(set(removed) - set(NAMES))
         if unknown:
             some = ", ".join(name[:100] for name in unknown[:3])
@@ -276,8 +281,8 @@ class Administration:
         await self._broker.policies.change_policies(place, name, given, tuple(removed))
 
     async def _change_brokers(self, given: Policies, removed: Sequence[str]) -> None:
-        """Changes the policies of all brokers. Raises InvalidRequest if one of them cannot change while a broker
-        runs."""
+        """Changes the policies of all brokers. Raises InvalidRequest if one of the policies cannot be changed while a
+        broker runs."""
         fixed = [each for each in FIXED if each in removed or getattr(given, each) is not None]
         if fixed:
             raise InvalidRequest(f"{fixed[0]} does not change while brokers run: set it where each of them starts")
@@ -289,9 +294,9 @@ class Administration:
     async def change_properties(
         self, namespace: str, topic: str, given: Mapping[str, str], removed: Sequence[str], *, clear: bool
     ) -> None:  # fmt: skip
-        """Changes the properties of a namespace or a topic: removes the properties named in `removed` (all if `clear`),
-        then sets the properties in `given`. Raises InvalidRequest if there are then too many properties, or they are
-        too long."""
+        """Changes the properties of a namespace or a topic. Removes the properties with the names `removed` (all of
+        them if `clear`), and then sets the properties `given`. Raises InvalidRequest if there are then too many
+        properties, or they are too long."""
         place, name = await self._place(namespace, topic)
 
         def changed(before: dict[str, str]) -> dict[str, str]:
@@ -309,9 +314,9 @@ class Administration:
         return sorted([*stored, *await self._non_persistent(name, partitions=partitions)])
 
     async def list_owned_topics(self, name: NamespaceName, after: str) -> list[str]:
-        """Returns the sorted full names of the partitions and unpartitioned topics of a namespace that this broker
-        owns, beginning after the name `after`. Looks up the owner of each bundle, so this broker may become the owner
-        of some bundles. Returns an empty list if the namespace does not exist."""
+        """Returns the sorted full names of the namespace's topics that this broker owns: partitions, and topics without
+        partitions. Begins after the name `after`. Looks up the owner of each bundle, so that this broker may become the
+        owner of some bundles. Returns an empty list if the namespace does not exist."""
         broker = self._broker
         try:
             stored = await broker.catalog.list_topics(name, partitions=True)
@@ -345,7 +350,7 @@ class Administration:
         return found
 
     async def _non_persistent(self, name: NamespaceName, *, partitions: bool) -> set[str]:
-        """Returns the full names of the namespace's non-persistent topics at all brokers, without those of a broker
+        """Returns the full names of the namespace's non-persistent topics at all brokers. Leaves out those of a broker
         that does not answer in time."""
         stored = set(await self._broker.catalog.list_non_persistent_topics(name, partitions=partitions))
         found, others = await self.list_loaded_non_persistent(name), await self._other_brokers()
@@ -368,8 +373,10 @@ class Administration:
     async def delete_topic(self, topic: TopicName, *, force: bool, incarnation: int = 0) -> None:
         """Deletes a topic with all of its partitions, each at its owner. Raises Busy if the topic is in use and `force`
         is False; TransactionsOpen if the topic is part of prepared transactions, or of open ones and `force` is False.
-        All partitions are checked before the first is deleted, so nothing is deleted if one is refused. A topic of the
-        same name that is created meanwhile stays. `incarnation`: see `check_incarnation`."""
+
+        All partitions are checked before the first one is deleted, so that nothing is deleted if one may not be. A
+        topic of the same name that is created meanwhile is not deleted. `incarnation`: see `check_incarnation`.
+        """
         catalog = self._broker.catalog
         ended = await self._partitioned(topic)
         if ended is None:
@@ -391,8 +398,8 @@ class Administration:
                 )
 
     async def _partitioned(self, topic: TopicName) -> PartitionedRecord | None:
-        """Returns the record of a partitioned topic; None if the topic exists without partitions. Raises TopicNotFound
-        if it does not exist."""
+        """Returns the record of a partitioned topic; None if the topic has no partitions. Raises TopicNotFound if the
+        topic does not exist."""
         partitions = await self._broker.catalog.count_existing_partitions(topic)
         return await self._broker.catalog.get_partitioned_record(
             topic
@@ -406,9 +413,8 @@ class Administration:
             await self._ask(owner, op.DELETE_TOPIC, name=topic.full, force=force, incarnation=incarnation)
 
     async def check_delete(self, topic: TopicName, *, force: bool) -> int:
-        """Returns the incarnation of the topic that `delete_topic` would delete now; 0: not known. Raises an error of
-        `delete_topic` if the partition or unpartitioned topic may not be deleted; the partitions of a partitioned topic
-        are not checked."""
+        """Returns the incarnation of the topic that `delete_topic` would delete now; 0: not known. Raises the error
+        that `delete_topic` would raise now for this topic. Of a partitioned topic, the partitions are not checked."""
         if (partitioned := await self._partitioned(topic)) is not None:
             return partitioned.created_ms
         owner = await self._broker.find_owner(topic)
@@ -430,8 +436,8 @@ class Administration:
                 raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
 
     async def skip_lost(self, name: TopicName, ledger_id: int = -1, *, force: bool) -> SkippedLost:
-        """Marks the lost entries of a topic as skipped, so that readers and subscriptions continue after them.
-        `ledger_id`: only the lost entries of this ledger. Works also if the topic cannot be loaded. `force`: also skips
+        """Marks the lost entries of a topic as skipped, so that readers and subscriptions continue after them. Works
+        even if the topic cannot be loaded. `ledger_id`: only the lost entries of this ledger; `force`: also skips
         entries that a bookie may have which does not answer. Returns the skipped ranges, and how many messages each
         subscription misses."""
         await self._check_here(name)
@@ -451,7 +457,7 @@ class Administration:
         return SkippedLost(tuple(lost), tuple(missed))
 
     async def _cursors(self, name: TopicName) -> dict[str, Cursor]:
-        """Returns the cursors of the durable subscriptions by name; empty if the topic does not open."""
+        """Returns the cursors of the durable subscriptions, by name. Empty if the topic cannot be loaded."""
         try:
             topic = await self._broker.topic(name, create=False)
         except NotOwner:
@@ -462,7 +468,7 @@ class Administration:
         return {each.name: each.cursor for each in topic.subscriptions.values() if each.is_durable}
 
     async def start_compaction(self, name: TopicName) -> None:
-        """Starts a compaction of the topic. Raises Busy if the topic is being compacted already."""
+        """Starts a compaction of the topic. Raises Busy if a compaction of the topic is running."""
         topic = await self.load_topic(name)
         if not topic.compaction.start():
             raise Busy(f"topic {topic.name} is being compacted; see compaction-status", topic=topic.name)

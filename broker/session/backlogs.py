@@ -36,11 +36,12 @@ from ..topic.topic import Topic
 def compute_start_mark(
     shape: LogShape, start: MessageId, inclusive: bool, *, last_again: bool = False
 ) -> tuple[Position, int]:
-    """Returns the mark of a cursor that starts at the message `start` (after it if not `inclusive`), and the number of
-    messages of the next entry that count as acknowledged.
+    """Returns where a cursor starts that begins with the message `start`, or after it if `inclusive` is False: the
+    mark, and the number of messages of the entry after the mark that count as acknowledged.
 
-    `latest` is the end of the topic: the next message that is published is delivered first. Only a reader that is
-    opened at `latest`, inclusive, begins with the last entry (`last_again`, Pulsar R1); a seek or a reset never does.
+    If `start` is `latest`, the cursor starts at the end of the topic, and gets only messages that are published later.
+    With `last_again` (for a reader that is opened at `latest`, inclusive; Pulsar R1), it starts with the last entry
+    instead. A seek and a reset never do that.
     """
     position = start.position
     if position >= LATEST:
@@ -54,9 +55,9 @@ def compute_start_mark(
 
 
 async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[Position]]:
-    """Returns the start position of a reader that is opened at `latest`, inclusive, and therefore gets only the last
-    message (the last message of a batch, or all chunks of a chunked message). Returns the mark of the reader's cursor,
-    the number of messages of the next entry that count as acknowledged, and the later entries that count as
+    """Returns where a reader starts that gets only the last message of the topic, because it is opened at `latest`,
+    inclusive. The last message is the last one of a batch, or all chunks of a chunked message. Returns the mark; the
+    number of messages of the next entry that count as acknowledged; and the positions of later entries that count as
     acknowledged."""
     shape = log.shape
     last = shape.last_position_not_lost
@@ -81,9 +82,8 @@ async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[P
 
 
 async def find_start_mark(log: ReadableLog, start: MessageId, inclusive: bool) -> tuple[Position, int]:
-    """Returns the mark of a cursor that starts at the message `start` (after it if not `inclusive`), and how many
-    messages of the next entry count as acknowledged. If that number is above 0, reads the entry, to check that it
-    contains more messages."""
+    """Returns the same as `compute_start_mark`, after checking the number of messages: if some messages of an entry
+    count as acknowledged, reads the entry. If it contains no more messages, the mark is moved to this entry."""
     shape = log.shape
     mark, done = compute_start_mark(shape, start, inclusive)
     if not done or shape.skipped_lost_range_end(start.position) is not None:
@@ -104,28 +104,28 @@ AGE_S_MAX = 10_000_000_000
 
 
 class EntryWithHiddenMessages(msgspec.Struct, frozen=True):
-    """A stored entry, with the batch indexes (`hidden`) of the messages that the caller may not receive."""
+    """A stored entry. `hidden`: the batch indexes of those of its messages that the caller may not receive."""
 
     entry: StoredEntry
     hidden: list[int]
 
 
 class TopicBacklogs:
-    """The administrative operations on the subscriptions and messages of one topic that is loaded at this broker."""
+    """The administrative operations on the subscriptions and messages of one topic, which is loaded at this broker."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
 
     def _named(self, name: str) -> list[Subscription]:
-        """Returns the subscription of that name, or all durable ones if `name` is empty."""
+        """Returns the subscription of that name; all durable subscriptions if `name` is empty."""
         every = self._topic.subscriptions
         names = [name] if name else [name for name, each in every.items() if each.is_durable]
         return [self._topic.find_subscription(each) for each in names]
 
     # ------------------------------------------------------------------ subscriptions
     async def create(self, name: str, start: MessageId | None, properties: dict[str, str]) -> None:
-        """Creates a durable subscription that starts at the message `start`; if `start` is None, at the end of the
-        topic. Raises AlreadyExists if the topic has a subscription of that name."""
+        """Creates a durable subscription that begins with the message `start`; None: at the end of the topic. Raises
+        AlreadyExists if the topic has a subscription of that name."""
         mark = compute_start_mark(self._topic.shown.shape, start, inclusive=True)[0] if start is not None else None
         await self._topic.registry.subscribe(name, mark, properties, exclusive=True)
 
@@ -167,9 +167,9 @@ class TopicBacklogs:
             await backlog.skip_messages(self._topic.shown, subscription, messages)
 
     async def expire(self, name: str, older_than_s: float, up_to: Position | None) -> int:
-        """Acknowledges old messages of one subscription, or of every durable subscription if `name` is empty: all
-        messages up to the position `up_to`, or if that is None, all messages older than `older_than_s` seconds. Returns
-        the number of acknowledged entries."""
+        """Acknowledges old messages of one subscription; of every durable subscription if `name` is empty. Acknowledges
+        all messages up to the position `up_to`; if that is None, all messages older than `older_than_s` seconds.
+        Returns how many entries were acknowledged."""
         if up_to is None and not 0 < older_than_s <= AGE_S_MAX:
             raise InvalidRequest(
                 f"messages expire when they are older than some seconds (0 to {AGE_S_MAX}), or up to a message id"
@@ -186,7 +186,7 @@ class TopicBacklogs:
         return entries
 
     async def peek(self, name: str, messages: int) -> list[EntryWithHiddenMessages]:
-        """Returns the entries that contain the next `messages` messages of the subscription, and acknowledges nothing.
+        """Returns the entries that contain the next `messages` messages of the subscription. Acknowledges nothing.
         Raises InvalidRequest if `messages` is too large."""
         if messages > PEEK_MESSAGES_MAX:
             raise InvalidRequest(f"{messages} messages at once are more than {PEEK_MESSAGES_MAX}")
@@ -195,13 +195,13 @@ class TopicBacklogs:
         return [EntryWithHiddenMessages(entry, subscription.cursor.acked_indexes(entry.position)) for entry in entries]
 
     async def analyze(self, name: str) -> examine.Backlog:
-        """Reads the backlog of a subscription, and returns the counts of its entries and messages."""
+        """Reads the backlog of a subscription, and returns how many entries and messages it contains."""
         return await examine.analyze_backlog(self._topic.shown, self._topic.find_subscription(name))
 
     # ------------------------------------------------------------------ messages
     async def read_nth_message(self, number: int, *, from_latest: bool) -> EntryWithHiddenMessages:
-        """Returns the entry with the n-th message (`number`, from 1) of the topic, counted from the oldest, or from the
-        newest if `from_latest`. The other messages of its batch are hidden."""
+        """Returns the entry that contains the n-th message of the topic; the other messages of its batch are hidden.
+        `number`: n, from 1; `from_latest`: counts from the newest message, else from the oldest."""
         entry, at = await examine.find_nth_message(self._topic.shown, number, from_latest=from_latest)
         return EntryWithHiddenMessages(entry, [index for index in range(entry.count) if index != at])
 
@@ -210,7 +210,7 @@ class TopicBacklogs:
 
     async def find_message_by_time(self, publish_time_ms: int) -> MessageId:
         """Returns the id of the first message that arrived at or after `publish_time_ms` (ms since the epoch). If there
-        is no such message, returns the position of the next message that will be published."""
+        is none, returns the id that the next message will get."""
         position = (await self._topic.shown.reader.locate_time(publish_time_ms)).position
         return MessageId(*position, partition=self._topic.name.partition)
 
@@ -238,7 +238,7 @@ READ_BYTES_MAX = 16 << 20
 
 
 class MessageIndexRange(msgspec.Struct, frozen=True):
-    """A request to read the messages of a topic whose indexes are from `first` (inclusive) to `end` (exclusive)."""
+    """A request to read the messages of a topic with indexes from `first` (inclusive) to `end` (exclusive)."""
 
     topic: str
     first: int
@@ -248,7 +248,7 @@ class MessageIndexRange(msgspec.Struct, frozen=True):
 
 
 class RangeReader:
-    """Reads the entries of a topic whose messages have indexes in a given range. `next_index`: the index from which to
+    """Reads the messages of a topic that have indexes in a given range. `next_index`: the index at which a reader must
     continue after the entries that were yielded."""
 
     def __init__(self, broker: TopicManager, wanted: MessageIndexRange, caller: CallContext) -> None:
@@ -258,8 +258,8 @@ class RangeReader:
         self._wanted = wanted
 
     async def read_entries(self, turns: EventLoopSlices) -> AsyncGenerator[StoredEntry, None]:
-        """Yields the entries of the range, in order. Raises Unauthorized, TopicNotFound, NotOwner, InvalidRequest,
-        Unavailable or DataLost, possibly after it has yielded some entries."""
+        """Yields the entries that contain the messages of the range, in order. Raises Unauthorized, TopicNotFound,
+        NotOwner, InvalidRequest, Unavailable or DataLost, possibly after it has yielded some entries."""
         wanted = self._wanted
         name = TopicName.parse(wanted.topic)
         await self._require(name)

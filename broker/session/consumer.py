@@ -66,7 +66,7 @@ ACK_ENTRIES = 100
 PREDECESSORS_MAX = 8
 """Most transactions for whose outcome one acknowledgement waits, one after the other."""
 PERMITS_MAX = (1 << 31) - 1
-"""Permits that a consumer may have at a time, as Pulsar's int."""
+"""Most permits that a consumer may have at a time: the largest value of Pulsar's field."""
 
 
 class SubscribeOptions(msgspec.Struct, frozen=True):
@@ -94,8 +94,8 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     incarnation: int = 0  # of the topic that it read before; 0: it begins
 
     def adapt_to_incarnation(self, topic: Topic) -> SubscribeOptions:
-        """Returns the options adapted to the present incarnation of the topic. If the topic was deleted and created
-        again since the consumer read it, the consumer begins at the earliest message."""
+        """Returns the options, adapted to the present incarnation of the topic. If the topic was deleted and created
+        again since the client read it, the consumer begins at the earliest message."""
         if not are_different_incarnations(topic.incarnation, self.incarnation):
             return self
         return msgspec.structs.replace(self, start=None, initial_position=InitialPosition.EARLIEST)
@@ -120,13 +120,13 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
 
 
 class ConsumerPort(Outlet, Protocol):
-    """The interface through which a consumer session sends to its client. Its methods must not raise errors, and none
-    is called after `on_closed`."""
+    """The interface through which a consumer session sends to its client. Its methods must not raise errors. None of
+    them is called after `on_closed`."""
 
 
 class ConsumerSession:
-    """An open consumer at the broker, independent of the client's protocol. `open` creates it. The head of the module
-    describes its use."""
+    """An open consumer at the broker, for any protocol. `open` creates it. The head of the module shows how it is
+    used."""
 
     __slots__ = (
         "_clock", "_consumer", "_over", "_port", "_removing", "compacted_end_index", "is_reader", "subscription",
@@ -149,9 +149,9 @@ class ConsumerSession:
         cls, broker: TopicManager, options: SubscribeOptions, port: ConsumerPort, caller: CallContext
     ) -> ConsumerSession:
         """Opens a consumer, and returns its session. Raises Unauthorized, TopicNotFound, IncompatibleSchema,
-        SubscriptionNotFound, ConsumerBusy, NotAllowed, NotOwner or BackPressure if the consumer may not be opened, or
-        an error of loading the topic. If this method raises or is cancelled, nothing of the consumer remains at the
-        broker. The port is not called before this method returns."""
+        SubscriptionNotFound, ConsumerBusy, NotAllowed, NotOwner or BackPressure if the consumer may not be opened; or
+        an error of loading the topic. If this method raises or is cancelled, the broker keeps nothing of the consumer.
+        The port is not called before this method returns."""
         options.check()
         await _authorize(broker, options, caller)
         topic = await broker.topic(TopicName.parse(options.topic), create=not options.existing_only)
@@ -195,8 +195,9 @@ class ConsumerSession:
         self.is_reader = not subscription.is_durable and options.type is EXCLUSIVE
 
     def find_reader_start(self) -> MessageId | None:
-        """Returns the message after which a reader begins that was just opened or moved. Returns None if this is no
-        reader, or if later entries are left out too, so that one place does not say where it begins."""
+        """Returns the id of the message after which this reader begins, when it was just opened or moved. Returns None
+        if this is not a reader, or if it also skips some later entries, so that one message id does not describe where
+        it begins."""
         cursor = self.subscription.cursor
         if not self.is_reader or cursor.acked:
             return None
@@ -210,7 +211,7 @@ class ConsumerSession:
 
     @property
     def member(self) -> Member:
-        """The state of this consumer in the dispatcher of its subscription. Read-only."""
+        """Returns the state of this consumer in the dispatcher of its subscription. The caller must not change it."""
         return self._consumer.member
 
     def count_messages(self, position: Position) -> int:
@@ -253,7 +254,7 @@ class ConsumerSession:
 
     # ------------------------------------------------------------------ at once
     def on_credentials_renewed(self, principal: Principal) -> None:
-        """Called when the caller has renewed its credentials, for the same role: uses the new credentials from now
+        """Called when the client has renewed its credentials, for the same role. The new credentials are used from now
         on."""
         self._consumer.principal = principal
 
@@ -267,9 +268,10 @@ class ConsumerSession:
         self.subscription.flow(self._consumer, permits)
 
     def ack(self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> Iterator[None]:
-        """Acknowledges entries and sets of entries, in steps. Raises InvalidRequest at the first entry after the end of
-        the topic; the entries before it are acknowledged. After the last step raises TransactionConflict if some
-        entries are pending in a transaction; all other entries are acknowledged."""
+        """Acknowledges entries and sets of entries, in steps: the caller iterates, and may let other tasks run in
+        between. Raises InvalidRequest at the first entry after the end of the topic; the entries before it are
+        acknowledged. After the last step raises TransactionConflict if some entries are acknowledged in an open
+        transaction; all other entries are acknowledged."""
         entries, refused = iter(entries), list[TransactionConflict]()
         while some := list(islice(entries, ACK_ENTRIES)):
             try:
@@ -287,9 +289,10 @@ class ConsumerSession:
             raise refused[0]
 
     def ack_cumulative(self, acked: AckedEntry) -> Iterator[None]:
-        """Acknowledges all messages up to and including the entry that `acked` names, in steps over the outstanding
-        entries. Raises NotAllowed if several consumers may share the subscription; TransactionConflict if one of these
-        messages is pending in a transaction. If it raises, nothing is acknowledged."""
+        """Acknowledges all messages up to and including the entry that `acked` names. Works in steps: the caller
+        iterates, and may let other tasks run in between. Raises NotAllowed if several consumers may share the
+        subscription; TransactionConflict if one of the messages is acknowledged in an open transaction. If it raises,
+        nothing is acknowledged."""
         self.subscription.check_cumulative_ack(self._consumer, acked)
         for mark in self.subscription.acks.split_cumulative_ack(self._consumer.member, acked.position):
             self.subscription.ack_cumulative(self._consumer, AckedEntry(mark))
@@ -299,9 +302,9 @@ class ConsumerSession:
     def redeliver(
         self, entries: Iterable[Position], sets: Sequence[EntrySet] = (), *, counted: bool = True
     ) -> Iterator[None]:
-        """Gives outstanding entries back, to be delivered again, in steps. Without `entries` and `sets`, gives back all
-        entries that are outstanding at this consumer. `counted`: increases the redelivery count of the entries, because
-        the application has seen the messages."""
+        """Gives outstanding entries back, to be delivered again. Works in steps: the caller iterates, and may let other
+        tasks run in between. Without `entries` and `sets`, gives back all entries that are outstanding at this
+        consumer. `counted`: adds 1 to the redelivery counts, because the application has seen the messages."""
         wanted: list[Position] = []
         entries = iter(entries)
         while some := list(islice(entries, ACK_ENTRIES)):
@@ -318,19 +321,21 @@ class ConsumerSession:
         self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = (), *, cumulative: bool = False,
         rest: bool = False,
     ) -> None:  # fmt: skip
-        """Makes acknowledgements pending in a transaction, durably: they count if the transaction commits.
-        `cumulative`: `entries` contains one entry, and everything up to and including this entry is acknowledged. A
-        whole entry means all of its messages. If `rest`, it means only those of its messages that are not acknowledged
-        yet, as clients mean it that count messages themselves. Such clients never repeat a request: if a message is
-        already pending in the same transaction, it was delivered twice, and that is a conflict.
+        """Acknowledges messages in a transaction: they are pending, durably, and count as acknowledged if the
+        transaction commits. All of them become pending, or none. `cumulative`: `entries` contains one entry, and
+        everything up to and including this entry is acknowledged.
 
-        If the messages are pending in another transaction that has ended, waits until the outcome of that transaction
-        was applied here. (A cumulative acknowledgement does not wait after an abort: the messages must be delivered
-        again first.)
+        `rest`: True for clients of Pulsar's protocol. A whole entry then means only those of its messages that are not
+        acknowledged yet; otherwise it means all of its messages. Such a client never repeats a request. So if a message
+        is pending in the same transaction already, it was delivered twice, and that is a conflict.
 
-        All or none of the acknowledgements become pending: raises NotAllowed, InvalidRequest, TransactionConflict,
-        BackPressure, TransactionEnded, or an error of `Coordinators.join`, before any is pending. After another error
-        or a cancellation the outcome is unknown: the caller must repeat the request, in the same transaction.
+        If a message is pending in another transaction that has ended, waits until the outcome of that transaction was
+        applied here. (A cumulative acknowledgement does not wait after an abort: the messages must be delivered again
+        first.)
+
+        Raises NotAllowed, InvalidRequest, TransactionConflict, BackPressure, TransactionEnded, or an error of
+        `Coordinators.join`; nothing is pending then. After another error or a cancellation the outcome is unknown: the
+        caller must repeat the request, in the same transaction.
         """
         subscription, turns, wanted, last = self.subscription, EventLoopSlices(self._clock), TxnAcks(), None
         subscription.check_supports_transactions()
@@ -360,9 +365,9 @@ class ConsumerSession:
         await subscription.wait_durable()
 
     def ack_txn_nowait(self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> bool:
-        """Makes a few entries pending in a transaction, as `ack_in_transaction` does, but does not wait until that is
-        durable (see `when_durable`). Returns True if done. Returns False if nothing was changed: the caller must then
-        call `ack_in_transaction`, which can wait or raise errors."""
+        """Acknowledges a few entries in a transaction, as `ack_in_transaction` does, but does not wait until they are
+        durably pending (`when_durable` tells that), and returns True. Returns False if nothing was changed. Then the
+        caller must call `ack_in_transaction`, which can wait and raise errors."""
         subscription, wanted = self.subscription, TxnAcks()
         try:
             subscription.check_supports_transactions()
@@ -380,17 +385,16 @@ class ConsumerSession:
         return True
 
     async def _ends(self, conflict: TransactionConflict, txn: TxnId, *, cumulative: bool) -> bool:
-        """Returns True if the transaction that conflicts with `txn` has ended, so that the acknowledgement may be
-        retried."""
+        """Returns True if the acknowledgement in `txn` may be tried again, because the other transaction with which it
+        conflicts has ended."""
         for other in self.subscription.conflicting_transactions(Position.parse(conflict.fields["position"])):
             if other != txn and (outcome := await self.topic.transactions.questions.resolve_outcome(other)) is not None:
                 return outcome is TxnState.COMMITTED or not cumulative
         return False
 
     def when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
-        """Calls the function `tell` once, possibly before this method returns. Its argument is None when everything
-        that was acknowledged before this call is durable. Otherwise the argument is the error because of which that is
-        not known."""
+        """Calls the function `tell` once, possibly before this method returns: with None when everything that was
+        acknowledged before this call is durable, or with an error if that is not known."""
         self.subscription.when_durable(tell)
 
     async def wait_durable(self) -> None:
@@ -399,8 +403,8 @@ class ConsumerSession:
 
     async def seek_message(self, message_id: MessageId) -> None:
         """Moves the subscription so that the message `message_id` is delivered next. The new position is durable when
-        this method returns. The other consumers of the subscription are disconnected, and no message from the new
-        position on is delivered before this method returns. `seek_time` and `seek_index` do the same."""
+        this method returns. Before that, nothing from the new position on is delivered. The other consumers of the
+        subscription are disconnected. `seek_time` and `seek_index` do the same for a time and an index."""
         async with self.subscription.seek_lock:
             mark, acked = await find_start_mark(self.subscription.log, message_id, inclusive=True)
             await self.subscription.seek(mark, acked, keep=self._consumer)
@@ -440,7 +444,7 @@ class ConsumerSession:
 
     async def find_last_message(self) -> LastMessage:
         """Returns the last message of the topic that the subscription can receive. Raises Unavailable if another broker
-        may have taken the topic over."""
+        may have taken the topic over, and stored later messages."""
         log, mark = self.subscription.log, self.subscription.cursor.mark
         position, batch_index, index = await log.reader.read_last_message() or (EARLIEST, -1, -1)
         self.topic.check_may_answer_end_of_topic()
@@ -455,7 +459,7 @@ class ConsumerSession:
         await run_and_clean_up(self.wait_durable(), self.leave)
 
     async def leave(self) -> None:
-        """Ends the consumer at once, as after a lost connection: its outstanding messages are delivered to other
+        """Ends the consumer at once, as after a lost connection. Its outstanding messages are delivered to other
         consumers. Idempotent."""
         self._over = True
         self.subscription.leave(self._consumer, lost=True)
@@ -463,8 +467,8 @@ class ConsumerSession:
 
 
 async def _check_schema(broker: TopicManager, topic: Topic, options: SubscribeOptions, caller: CallContext) -> None:
-    """Raises IncompatibleSchema if the consumer's schema does not fit those of the topic; InvalidRequest if it is
-    invalid."""
+    """Raises IncompatibleSchema if the consumer's schema is not compatible with the schemas of the topic;
+    InvalidRequest if it is invalid."""
     if options.schema is not None:
         idle = not topic.log.next_index and not len(topic.producers)
         rules, user = SchemaPolicies.from_policies(topic.applied), caller.principal.name
@@ -472,8 +476,8 @@ async def _check_schema(broker: TopicManager, topic: Topic, options: SubscribeOp
 
 
 async def _authorize(broker: TopicManager, options: SubscribeOptions, caller: CallContext) -> None:
-    """Raises Unauthorized if the caller may not consume, or may not publish to the dead-letter topic that the
-    properties of the subscription name."""
+    """Raises Unauthorized if the caller may not consume from the topic, or may not publish to the dead-letter topic
+    that the properties of the subscription name."""
     require, topic = broker.access.check_permission, TopicName.parse(options.topic)
     await require(caller.principal, Permission.CONSUME, topic=topic, subscription=options.subscription)
     if letters := options.subscription_properties.get(DEAD_LETTER_TOPIC):

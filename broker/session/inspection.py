@@ -1,4 +1,4 @@
-"""What operators look into: a subscription's cursor, the copies of a topic's ledgers, the metadata, repair.
+"""Descriptions for operators: a subscription's cursor, the copies of a topic's ledgers, the metadata, repair.
 
     await describe_cursor(topic, subscription, buckets)            from memory; reads the first entries of ten gaps
     await describe_ledgers(metadata, topic, after, limit)          the records of so many ledgers, and their marks
@@ -70,7 +70,8 @@ NONE = BitMap()
 
 
 def ledgers_after_mark(shape: LogShape, mark: Position) -> Iterator[tuple[Span, int]]:
-    """Yields each ledger that has entries after the position `mark`, with the id of its first entry after `mark`."""
+    """Yields each ledger that has entries after the position `mark`, together with the id of the first of these
+    entries."""
     for span in shape.spans:
         first = mark.entry_id + 1 if span.ledger_id == mark.ledger_id else 0
         if span.ledger_id >= mark.ledger_id and first <= span.last_entry:
@@ -78,8 +79,8 @@ def ledgers_after_mark(shape: LogShape, mark: Position) -> Iterator[tuple[Span, 
 
 
 def find_acked_or_pending(shape: LogShape, cursor: Cursor, ledger_id: int) -> BitMap:
-    """Returns the ids of the entries of a ledger that need not be delivered: those after mark-delete that are
-    acknowledged, and those that are hidden from readers."""
+    """Returns the ids of the entries of a ledger that need not be delivered: entries after mark-delete that are
+    acknowledged, and entries that readers never see."""
     acked, hidden = cursor.acked.get(ledger_id, NONE), shape.hidden_entries_of_ledger(ledger_id)
     return acked if hidden is None else acked | hidden
 
@@ -88,7 +89,7 @@ def count_entries_in_buckets(
     shape: LogShape, cursor: Cursor, delayed: Mapping[int, BitMap], buckets: int
 ) -> tuple[CursorBucket, ...]:
     """Divides the entries after mark-delete into at most `buckets` ranges of equal size (the last one may be smaller).
-    Returns, for each range, the number of its entries and how many of them are acknowledged, pending or delayed."""
+    Returns for each range how many entries it contains, and how many of them are acknowledged, pending and delayed."""
     spans = [*ledgers_after_mark(shape, cursor.mark)]
     left = size = -(-sum(span.last_entry + 1 - first for span, first in spans) // buckets)
     found, pending = list[CursorBucket](), cursor.pending
@@ -117,15 +118,15 @@ def count_entries_in_buckets(
 
 
 def _entries_up_to(mark: Position, ledger_id: int, first: int, end: int) -> int:
-    """Returns how many of the entries `first` … `end - 1` of the ledger are up to and with `mark`."""
+    """Returns how many of the entries `first` … `end - 1` of the ledger are at or before the position `mark`."""
     if mark.ledger_id != ledger_id:
         return end - first if ledger_id < mark.ledger_id else 0
     return min(max(mark.entry_id + 1 - first, 0), end - first)
 
 
 def find_largest_gaps(shape: LogShape, cursor: Cursor, count: int) -> list[tuple[Position, int]]:
-    """Returns the `count` largest gaps (runs of unacknowledged entries before an acknowledged one), the largest first:
-    the first entry and the number of entries of each."""
+    """Returns the `count` largest gaps of a cursor, the largest first. A gap is a run of unacknowledged entries before
+    an acknowledged one. Each is given by the position of its first entry and the number of its entries."""
     found, last = list[tuple[Position, int]](), cursor.last_hole_position
     for span, first in ledgers_after_mark(shape, cursor.mark):
         end = last.entry_id if span.ledger_id == last.ledger_id else span.last_entry + 1
@@ -137,11 +138,11 @@ def find_largest_gaps(shape: LogShape, cursor: Cursor, count: int) -> list[tuple
 
 
 def find_largest_runs(entries: BitMap, count: int) -> list[tuple[int, int]]:
-    """Returns the `count` largest runs of consecutive entries, or that many of them if several are equally large: the
-    first entry and the number of entries of each.
+    """Returns the `count` largest runs of consecutive values in `entries`. If several are equally large, any of them
+    may be left out. Each run is given by its first value and its length.
 
-    `starts` are the first entries of stretches of `length` entries that are all in `entries`: a run of n entries has n
-    - length + 1 such stretches. `length` is doubled, and then refined, while enough runs remain.
+    `starts` contains each value that begins `length` consecutive values; a run of n values has n - length + 1 of them.
+    `length` is doubled, and then refined, while enough runs remain.
     """
     starts, length = entries, 1
     while count_contiguous_ranges(longer := starts & starts.shift(-length)) >= count:
@@ -167,12 +168,13 @@ def find_largest_runs(entries: BitMap, count: int) -> list[tuple[int, int]]:
 BUCKETS, BUCKETS_MAX = 600, 1000
 GAPS = 10
 PUBLISHED_S = 1.0
-"""Seconds that bookies have to say when the first entries of the gaps arrived."""
+"""Seconds within which bookies must return the first entries of the gaps, to show when these entries arrived."""
 LEDGERS, LEDGERS_MAX = 100, 200
 READS_AT_ONCE = 32
 CHILDREN, CHILDREN_MAX = 100, 1000
 SECRETS = ("key", "token")
-"""Fields of records that no answer has: a ledger's key opens it, and a token says whose a node is."""
+"""Fields of records that are left out of answers: with a ledger's key anyone may read it, and a token proves who owns a
+node."""
 DAMAGED = "damaged"
 ROLES_MAX = 200
 BOOKIE_S = 5.0
@@ -187,9 +189,9 @@ def _limited(given: int, usual: int, most: int, what: str) -> int:
 
 # ----------------------------------------------------------------------------------------------------- cursor
 async def describe_cursor(topic: Topic, subscription: Subscription, buckets: int) -> CursorShape:
-    """Returns a description of the acknowledgement state of a subscription: which entries after mark-delete are
-    acknowledged, in at most `buckets` ranges, and the largest gaps. Raises InvalidRequest if `buckets` is out of
-    range."""
+    """Returns a description of what a subscription has acknowledged: how many entries after mark-delete are
+    acknowledged, in each of at most `buckets` ranges; and the largest gaps. Raises InvalidRequest if `buckets` is out
+    of range."""
     buckets = _limited(buckets, BUCKETS, BUCKETS_MAX, "buckets")
     log, cursor = topic.readable_log(uncommitted=subscription.reads_uncommitted), subscription.cursor
     delays = subscription.dispatcher.delays
@@ -206,7 +208,7 @@ async def describe_cursor(topic: Topic, subscription: Subscription, buckets: int
 
 
 def _holder(subscription: Subscription, position: Position) -> str:
-    """Returns the name of the consumer at which the entry is outstanding; empty if there is none."""
+    """Returns the name of the consumer at which the entry is outstanding; empty if it is outstanding at none."""
     members = (each.member for each in subscription.consumers.values())
     return next((each.name for each in members if position in each.outstanding), "")
 
@@ -221,8 +223,8 @@ async def _published_ms(log: ReadableLog, position: Position) -> int:
 
 # ---------------------------------------------------------------------------------------------------- ledgers
 async def describe_ledgers(metadata: MetadataStore, topic: Topic, after: int, limit: int) -> list[LedgerCopies]:
-    """Returns the ledgers of the topic with ids above `after` (0: all), the oldest first, at most `limit` of them.
-    Raises InvalidRequest if `limit` is out of range."""
+    """Returns descriptions of the topic's ledgers and their copies, the oldest first: at most `limit` ledgers with ids
+    above `after` (0: from the first one). Raises InvalidRequest if `limit` is out of range."""
     limit = _limited(limit, LEDGERS, LEDGERS_MAX, "limit")
     listed = [each for each in topic.log.record.ledgers if not after or each.ledger_id > after][:limit]
 
@@ -258,8 +260,8 @@ def _copies(topic: Topic, listed: TopicLedger, record: LedgerRecord | None, miss
 
 # --------------------------------------------------------------------------------------------------- metadata
 async def describe_metadata(metadata: MetadataStore, path: str, after: str, limit: int) -> MetadataNode:
-    """Returns the metadata node at `path`, and the names of its children that sort after `after`, at most `limit` of
-    them. Raises InvalidRequest if an argument is invalid."""
+    """Returns a description of the metadata node at `path`, with the names of at most `limit` of its children that sort
+    after `after`. Raises InvalidRequest if an argument is invalid."""
     limit = _limited(limit, CHILDREN, CHILDREN_MAX, "limit")
     path = path.rstrip("/")
     if path and not path.startswith("/"):
@@ -279,7 +281,7 @@ async def describe_metadata(metadata: MetadataStore, path: str, after: str, limi
 
 
 def _blanked(value: object) -> object:
-    """Returns the plain value of a record without its secrets."""
+    """Returns the record as plain values, without its secrets."""
     if isinstance(value, Mapping):
         return {name: "…" if name in SECRETS and each else _blanked(each) for name, each in value.items()}
     return [*map(_blanked, value)] if isinstance(value, list | tuple) else value
@@ -287,8 +289,9 @@ def _blanked(value: object) -> object:
 
 # ----------------------------------------------------------------------------------------------------- repair
 async def ask_bookies(bookies: Bookies, names: Iterable[str], verb: str, **options: object) -> dict[str, Any]:
-    """Sends an admin request (bookie/admin.py) to the named bookies, one after another, with the rights of this broker.
-    Returns the first answer. The caller's rights must be checked before. Raises Unavailable if no bookie answers."""
+    """Sends an admin request (bookie/admin.py) to the bookies `names`, one after another, until one of them answers.
+    Returns this answer. The request has the rights of this broker, so the caller's own rights must be checked before.
+    Raises Unavailable if no bookie answers."""
     await bookies.wait_bookies_listed()
     request = msgspec.json.encode({"verb": verb, **options})
     for name in names:
@@ -303,7 +306,7 @@ async def ask_bookies(bookies: Bookies, names: Iterable[str], verb: str, **optio
 # --------------------------------------------------------------------------------------------------- security
 async def describe_security(broker: TopicManager) -> SecurityDescription:
     """Returns the roles that are connected to the loaded topics of this broker, and the callers to which this broker
-    denied an operation. Each of the two lists has at most ROLES_MAX rows."""
+    has denied an operation. Each of the two lists has at most ROLES_MAX rows."""
     turns, producers, consumers = EventLoopSlices(broker.world.clock), Counter[Principal](), Counter[Principal]()
     for topic in [*broker.loaded.values()]:
         producers.update(each.principal for each in topic.producers)

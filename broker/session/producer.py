@@ -57,8 +57,8 @@ entries."""
 
 
 def metadata_bytes_max(config: BrokerConfig) -> int:
-    """Returns the largest number of bytes that an entry may have in addition to a payload of `max_message_bytes`. It is
-    the room that a ledger entry has left, but METADATA_BYTES at most."""
+    """Returns how many bytes an entry may have in addition to a payload of `max_message_bytes`: as many as then fit
+    into a ledger entry, but at most METADATA_BYTES."""
     return max(0, min(METADATA_BYTES, MESSAGE_BYTES_LIMIT - config.max_message_bytes))
 
 
@@ -84,7 +84,7 @@ class ProducerOptions(msgspec.Struct, frozen=True):
 
 
 class ProducerPort(PublishOutcomePort, Protocol):
-    """The interface through which a producer session sends answers to its client. No method is called after
+    """The interface through which a producer session sends answers to its client. None of its methods is called after
     `on_closed`."""
 
     def send_receipt(self, sequence_id: int, position: Position, index: int) -> None:
@@ -93,13 +93,13 @@ class ProducerPort(PublishOutcomePort, Protocol):
         ...
 
     def grant_credit(self, size: int) -> None:
-        """Permits the client to publish `size` more bytes."""
+        """Called when the client may publish `size` more bytes."""
         ...
 
 
 class ProducerSession:
-    """An open producer at the broker, independent of the client's protocol. `open` creates it. The head of the module
-    describes its use."""
+    """An open producer at the broker, for any protocol. `open` creates it. The head of the module shows how it is
+    used."""
 
     __slots__ = (
         "_awaiting", "_freed", "_grant", "_memory", "_opened", "_owed", "_port", "_waiting", "producer",
@@ -124,9 +124,9 @@ class ProducerSession:
         cls, broker: TopicManager, options: ProducerOptions, port: ProducerPort, caller: CallContext
     ) -> ProducerSession:
         """Opens a producer, and returns its session. Raises Unauthorized, TopicTerminated, IncompatibleSchema,
-        InvalidSchema, ProducerBusy, ProducerFenced, NotOwner or BacklogQuotaExceeded if the producer may not be opened,
-        or an error of loading the topic. If this method raises or is cancelled, nothing of the producer remains at the
-        broker. The port is not called before this method returns."""
+        InvalidSchema, ProducerBusy, ProducerFenced, NotOwner or BacklogQuotaExceeded if the producer may not be opened;
+        or an error of loading the topic. If this method raises or is cancelled, the broker keeps nothing of the
+        producer. The port is not called before this method returns."""
         options.check()
         topic_name, principal = TopicName.parse(options.topic), caller.principal
         await broker.access.check_permission(principal, Permission.PRODUCE, topic=topic_name)
@@ -180,13 +180,13 @@ class ProducerSession:
 
     @property
     def credit(self) -> int:
-        """The number of bytes that the client may publish now. If it is 0 or less, the client must wait until the port
-        gets more credit."""
+        """Returns how many bytes the client may publish now. If the number is 0 or less, the client must wait for
+        `ProducerPort.grant_credit`."""
         return self._freed
 
     @property
     def last_sequence_id(self) -> int:
-        """The highest sequence id of this producer that is stored in the topic; -1 if none is known."""
+        """Returns the highest sequence id of this producer that is stored in the topic; -1 if none is known."""
         return self.producer.last_sequence_id
 
     @property
@@ -199,9 +199,9 @@ class ProducerSession:
 
     # ------------------------------------------------------------------ publishing
     def publish(self, entry: Buffer) -> None:
-        """Publishes the client-part of an entry (proto/entry.py), which is copied before this method returns. The port
-        gets the outcome later. Closes the producer if it has no credit, or if memory is short while entries of the
-        producer wait."""
+        """Publishes an entry. `entry`: its client-part (proto/entry.py), which is copied before this method returns.
+        The outcome is reported to the port later. Closes the producer if it has no credit, or if the entry would have
+        to wait while memory is short."""
         if self.producer.close_error is not None:
             return
         if self._freed <= 0:
@@ -230,8 +230,8 @@ class ProducerSession:
             self._publish(entry)
 
     def _publish(self, entry: Buffer) -> None:
-        """Publishes an entry while rates or a backlog quota are set: counts it against the rates, or refuses it because
-        of the quota."""
+        """Publishes an entry while publish rates or a backlog quota are set: counts the entry against the rates, or
+        refuses it because of the quota."""
         topic, producer = self.topic, self.producer
         why, counts = (
             topic.maintenance.why_publish_refused() if topic.maintenance.quota is not None else None,
@@ -245,8 +245,8 @@ class ProducerSession:
             self._not_published(entry, published)
 
     def _not_published(self, entry: Buffer, published: bool | EventBeforePublish) -> None:
-        """Queues the entry as the first waiting one if it must wait for a transaction; else it was answered already,
-        and its credit is given back."""
+        """Called after `Producer.publish` did not give the entry to the log. If the entry must wait for a transaction,
+        queues it as the first waiting one. Otherwise it has its outcome already; gives its credit back."""
         if isinstance(published, EventBeforePublish):
             self._awaiting = True
             if self._waiting is None:
@@ -257,8 +257,8 @@ class ProducerSession:
             self.on_bytes_freed(len(entry))
 
     def _go_on(self, error: MagnetarError | None) -> None:
-        """Called when the transaction that the first waiting entry waits for was joined or has ended: publishes the
-        waiting entries. With `error`, first refuses that entry."""
+        """Called when the transaction for which the first waiting entry waits was joined or has ended: publishes the
+        waiting entries. With `error`, first refuses the first one."""
         self._awaiting = False
         if error is not None and self._waiting:
             entry = self._waiting.popleft()
@@ -270,8 +270,8 @@ class ProducerSession:
             self._grant_owed()
 
     def _step(self) -> bool:
-        """Called when the gate is open: publishes the first waiting entry. Returns True if there are more that can be
-        published."""
+        """Called when the gate is open: publishes the first waiting entry. Returns True if more entries can be
+        published now."""
         if self._awaiting:
             return False
         if self._waiting:
@@ -323,7 +323,7 @@ class ProducerSession:
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
         """Closes the producer in order: refuses the entries that wait, waits until the published entries have their
-        outcome, and removes the producer from the topic."""
+        outcomes, and removes the producer from the topic."""
         waiting = self._drop_waiting()
         for entry in waiting:
             self.producer.refuse(entry, Unavailable(f"topic {self.topic.name}: the producer was closed before"))
@@ -333,7 +333,8 @@ class ProducerSession:
             self.leave()
 
     def leave(self) -> None:
-        """Ends the producer at once. The session does not call its port any more. Idempotent."""
+        """Ends the producer at once, as after a lost connection. The session does not call its port any more.
+        Idempotent."""
         if self._opened:
             why = self.producer.close_error or "its client has closed it, or is gone"
             _LOG.debug("%s: producer %r is closed: %s", self.topic.name, self.producer.name, why)
@@ -350,6 +351,6 @@ class ProducerSession:
 
 
 def check_name_size(kind: str, name: str) -> None:
-    """Raises InvalidName if `name` is too long. `kind`: what kind of name it is, for the text of the error."""
+    """Raises InvalidName if `name` is too long. `kind`: which kind of name it is, for the error text."""
     if len(name.encode()) > NAME_BYTES_MAX:
         raise InvalidName(f"{kind} name of {len(name)} characters is too long", size=len(name), limit=NAME_BYTES_MAX)

@@ -57,15 +57,15 @@ _OURS = {theirs: ours for ours, theirs in PULSAR.items()} | {name: name for name
 _LISTS = ("dead_letter_backoff_s", "subscription_types")
 SHOWN = tuple(PULSAR.get(name, name) for name in CHANGING)
 PAGE_BYTES_MAX = 4 << 20
-"""Most bytes of a page of metrics in an answer; what follows is left out, with a line that says so."""
+"""Most bytes of metrics in an answer. The rest is left out, and a line says so."""
 TASKS_MAX, FRAMES_MAX = 2_000, 12
-"""Tasks of a dump, and calls of each."""
+"""Most tasks that `describe_waiting_tasks` lists, and most calls of each task."""
 
 
 # ----------------------------------------------------------------------------------------------------- changing
 def parse_setting_name(name: str) -> str:
-    """Returns Magnetar's name of a setting. `name` may be Magnetar's name or Pulsar's name. Raises InvalidRequest if
-    the setting is unknown, or cannot be changed at run time."""
+    """Returns Magnetar's name of a setting. `name`: Magnetar's or Pulsar's name of it. Raises InvalidRequest if the
+    setting is unknown, or cannot be changed while brokers run."""
     if name not in _OURS:
         raise InvalidRequest(
             f"the setting {name[:100]!r} does not change while brokers run; those that do: "
@@ -75,8 +75,8 @@ def parse_setting_name(name: str) -> str:
 
 
 def parse_setting_value(name: str, text: str) -> dict[str, Any]:
-    """Returns the field of Policies or RuntimeSettings for a setting, and its value, parsed from `text`. Raises
-    InvalidRequest if the value is invalid."""
+    """Parses the value `text` of the setting `name`. Returns it under its field name in Policies or RuntimeSettings, as
+    a mapping with one item. Raises InvalidRequest if the value is invalid."""
     ours = parse_setting_name(name)
     kind: type[msgspec.Struct] = RuntimeSettings if ours in RUNTIME else Policies
     value = [each.strip() for each in text.split(",") if each.strip()] if ours in _LISTS else text
@@ -92,15 +92,15 @@ def parse_setting_value(name: str, text: str) -> dict[str, Any]:
 
 
 def _words_of(hint: Any) -> list[str]:
-    """Returns the words that a type allows; an empty list if it is not one of words."""
+    """Returns the words that a type allows (its Literal values); empty if the type is not a choice of words."""
     if get_origin(hint) is Literal:
         return list(get_args(hint))
     return [word for each in get_args(hint) for word in _words_of(each)]
 
 
 def find_settings_to_remove(name: str) -> tuple[str, ...]:
-    """Returns the names of the settings that must be removed together with the setting `name`: the setting itself, and
-    a setting that can only be set together with it."""
+    """Returns the names of the settings that are removed together when the setting `name` is removed: this setting, and
+    the one that can only be set together with it, if there is one."""
     ours = parse_setting_name(name)
     return next((pair for pair in RETENTIONS if ours in pair), (ours,))
 
@@ -116,7 +116,7 @@ async def change_setting(broker: TopicManager, name: str, text: str) -> None:
 
 
 async def remove_setting(broker: TopicManager, name: str) -> None:
-    """Removes a setting that was changed for all brokers, so that each broker uses the value of its own configuration
+    """Removes the value of a setting that was set for all brokers, so that each broker uses its own configuration
     again. Raises InvalidRequest if the setting is unknown."""
     ours = parse_setting_name(name)
     if ours in RUNTIME:
@@ -126,7 +126,7 @@ async def remove_setting(broker: TopicManager, name: str) -> None:
 
 
 def list_changed_settings(record: PoliciesRecord) -> dict[str, str]:
-    """Returns the settings that are changed for all brokers, with their values as text. A setting that Pulsar has too
+    """Returns the settings that were changed for all brokers, with their values as text. A setting that Pulsar also has
     is listed under Pulsar's name."""
     values: list[tuple[str, object]] = [(name, getattr(record.policies, name)) for name in DYNAMIC]
     values += [(name, record.properties.get(name)) for name in RUNTIME]
@@ -144,8 +144,8 @@ def to_java_text(value: object) -> str:
 
 # --------------------------------------------------------------------------------------------------- describing
 async def describe_broker(broker: TopicManager, *, tasks: bool = False, metrics: bool = False) -> BrokerDescription:
-    """Returns a description of this broker, made from the state of its process only: sends no request to others.
-    `tasks`, `metrics`: whether to include them."""
+    """Returns a description of this broker, from the memory of its process; asks no other process. `tasks`: includes
+    what each task waits for; `metrics`: includes the metrics."""
     settings = list_settings(broker)
     page = await _metrics_page(broker) if metrics else ""
     return BrokerDescription(
@@ -185,8 +185,8 @@ async def _metrics_page(broker: TopicManager) -> str:
 
 
 def describe_waiting_tasks() -> str:
-    """Returns where each task of this event loop waits now, as text: its name, and its stack of calls from the
-    outermost one on, with file, line and function. Contains no values of variables."""
+    """Returns a text that shows where each task of this event loop waits now: its name, and the stack of its calls
+    (file, line and function), the outermost first. Contains no values of variables."""
     lines = list[str]()
     tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
     for task in tasks[:TASKS_MAX]:

@@ -1,8 +1,8 @@
 """The overview of a cluster that every face shows: sums and largest topics of each broker, pages of topics, and why a
 subscription or a ledger stays where it is.
 
-    await Summaries(broker).summarize()                 of all brokers, one request to each
-    await Summaries(broker).list_topic_page(query)      of all brokers, merged
+    await ClusterSummaries(broker).summarize(here=False)              of all brokers, one request to each
+    await ClusterSummaries(broker).list_topic_page(query, here=False)   of all brokers, merged
     explain_stuck_subscription(topic, subscription, backlog)    sentences, from what the dispatcher and the pump know
     explain_kept_ledgers(topic)                         per ledger, from what holds it (`Topic.trim_limits`)
 
@@ -70,9 +70,9 @@ OLDEST_S = 1.0
 
 
 async def topic_stats(topic: Topic, owner: str, *, precise: bool = False, ages: bool = True) -> values.TopicStats:
-    """Returns the statistics of a topic. `precise`: counts the backlog message by message, also in batches that are
-    acknowledged wholly or in part. `ages`: if False, reads no entry from bookies: leaves out `oldest_ms`, and estimates
-    each backlog for which an entry would have to be read."""
+    """Returns the statistics of a topic. `owner`: the endpoint of its owner; `precise`: counts the backlog exactly,
+    also in batches that are acknowledged as a whole or in part. `ages`: if False, reads no entry from bookies; then
+    leaves out `oldest_ms`, and estimates those backlogs for which an entry would have to be read."""
     shape, traffic, rates, life = topic.log.shape, topic.traffic, topic.traffic.rates(), topic.maintenance
     return values.TopicStats(
         name=topic.name.full, owner=owner, partitions=0, messages_in=traffic.messages_in, bytes_in=traffic.bytes_in,
@@ -156,21 +156,23 @@ async def collect_subscription_stats(
 
 
 def _why_blocked(subscription: Subscription, backlog: int) -> states.Blocked:
-    """Returns why no consumer gets the next message. A subscription without backlog waits for no consumer."""
+    """Returns the reason why no consumer gets the next message of the subscription. If the subscription has no backlog,
+    the reason is never NO_CONSUMER."""
     blocked = subscription.pump.blocked or states.Blocked.NO
     return states.Blocked.CAUGHT_UP if blocked is states.Blocked.NO_CONSUMER and backlog == 0 else blocked
 
 
 def _name(type_: Registered | None) -> states.SubscriptionType:
-    """Returns the subscription type; the name of the type if only this broker has registered it."""
+    """Returns the subscription type as a value of `states.SubscriptionType`; for a type that only this broker knows,
+    its name."""
     if type_ is None:
         return states.SubscriptionType.NONE
     return states.SubscriptionType.__members__.get(type_.name, cast(states.SubscriptionType, type_.name))
 
 
 async def _oldest_ms(topic: Topic, subscription: Subscription) -> int:
-    """Returns when the oldest unacknowledged message arrived (ms since the epoch); 0 if there is none, or it cannot be
-    read within OLDEST_S."""
+    """Returns the arrival time of the oldest unacknowledged message (ms since the epoch); 0 if there is none, or if it
+    cannot be read within OLDEST_S seconds."""
     try:
         async with asyncio.timeout(OLDEST_S):
             return await topic.maintenance.oldest_arrival_ms(subscription) or 0
@@ -190,8 +192,8 @@ def _consumer(consumer: Consumer, slots: list[values.SlotRange]) -> values.Consu
 
 
 def collect_internal_stats(topic: Topic, cache_bytes: int) -> values.TopicInternalStats:
-    """Returns the internal statistics of a topic's log. `cache_bytes`: how many bytes of the topic are in the broker's
-    tail cache."""
+    """Returns the internal statistics of a topic's log. `cache_bytes`: how many bytes of the topic's entries are in the
+    broker's tail cache."""
     log = topic.log
     return values.TopicInternalStats(
         state=log.state,
@@ -239,8 +241,8 @@ T = TypeVar("T")
 
 
 class TopicPageQuery(NamedTuple):
-    """A query for one page of the list of all topics in the cluster: by which name parts topics are selected, in which
-    order, and where the page begins."""
+    """A query for one page of the list of all topics in the cluster: which names are selected, how the topics are
+    sorted, and after which topic the page begins."""
 
     prefix: str = ""  # of the full name, as `contains`
     contains: str = ""
@@ -250,19 +252,19 @@ class TopicPageQuery(NamedTuple):
 
 
 def loop_busy() -> float:
-    """Returns the share of the time (0 to 1) during which the event loop of this process is busy; -1 if it is not
-    measured."""
+    """Returns how busy the event loop of this process is: the share of the time during which it works, from 0 to 1; -1
+    if that is not measured."""
     return HEARTBEAT.busy_ratio if HEARTBEAT.beat_at is not None else -1.0
 
 
 class ClusterSummaries:
-    """Collects summaries of the load and the topics of this broker and of all other brokers."""
+    """Collects summaries of brokers and lists of topics, from this broker and from all other brokers."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
     async def summarize(self, *, here: bool) -> ClusterSummary:
-        """Returns the summaries of all brokers, sorted by name; with `here`, the summary of this broker only."""
+        """Returns a summary of each broker, sorted by name. `here`: only of this broker."""
         if here:
             return ClusterSummary((await self._summary(),), ())
         mine, members = await asyncio.gather(self._summary(), self._broker.read_brokers_and_bookies())
@@ -286,8 +288,8 @@ class ClusterSummaries:
         )  # fmt: skip
 
     async def list_topic_page(self, query: TopicPageQuery, *, here: bool) -> TopicPage:
-        """Returns one page of the loaded topics of all brokers; with `here`, of this broker only. Raises InvalidRequest
-        if the query is invalid."""
+        """Returns one page of the list of topics that are loaded at any broker. `here`: at this broker only. Raises
+        InvalidRequest if the query is invalid."""
         query = query._replace(limit=query.limit or LIMIT)
         if not 1 <= query.limit <= LIMIT_MAX:
             raise InvalidRequest(f"limit must be 1 to {LIMIT_MAX}, not {query.limit}")
@@ -307,7 +309,7 @@ class ClusterSummaries:
     async def _page(
         self, query: TopicPageQuery, key: Callable[[TopicRow], tuple[float, str]], after: tuple[float, str] | None
     ) -> TopicPage:
-        """Returns the page of this broker's topics."""
+        """Returns one page of the list of topics that are loaded at this broker."""
         broker, turns = self._broker, EventLoopSlices(self._broker.world.clock)
         await broker.survey.take()  # the rates are those of a walk
         fitting = [
@@ -332,8 +334,8 @@ class ClusterSummaries:
     async def _ask_others(
         self, members: ClusterMembers, operation: Operation[T], **arguments: object
     ) -> tuple[list[T], tuple[str, ...], tuple[str, ...]]:
-        """Returns the answers of the other brokers for themselves, the names of those that did not answer, and of these
-        the names of those that refused this broker's own credentials."""
+        """Calls the operation at all other brokers. Returns their answers, the names of the brokers that did not
+        answer, and of these the names of the brokers that refused this broker's credentials."""
         broker = self._broker
         others = [each for each in members.brokers if each.name != broker.name]
 
@@ -388,7 +390,7 @@ def _by_name(row: TopicRow) -> tuple[float, str]:
 
 
 def _sort_key(sort: str) -> Callable[[TopicRow], tuple[float, str]]:
-    """Returns the key of a row: rows are shown by rising keys. The oldest message has the least `oldest_ms`."""
+    """Returns a function that computes the sort key of a row. The row with the smallest key is shown first."""
     if sort in ("", "name"):
         return _by_name
     if sort == "oldest_ms":
@@ -437,12 +439,12 @@ ENDS = {
     Blocked.DELAYED: "It goes on by itself, when the messages are due.",
     Blocked.HELD: "It goes on by itself, after the back-off.",
 }
-"""What would end each reason."""
+"""For each reason why a ledger is kept: what would end this reason."""
 
 
 def explain_stuck_subscription(topic: Topic, subscription: Subscription, backlog: int) -> WhyStuck:
-    """Returns why a subscription delivers no more messages, or that it delivers. `backlog`: the number of its messages
-    that are not acknowledged."""
+    """Returns an explanation why a subscription delivers no more messages, or the statement that it does deliver.
+    `backlog`: the number of its unacknowledged messages."""
     blocked = _why_blocked(subscription, backlog)
     dispatcher, now_ms = subscription.dispatcher, topic.world.clock.wall_ms()
     if blocked in (Blocked.NO, Blocked.CAUGHT_UP) and not dispatcher.unacked:
@@ -473,7 +475,7 @@ def explain_stuck_subscription(topic: Topic, subscription: Subscription, backlog
 
 
 def explain_kept_ledgers(topic: Topic) -> WhyKept:
-    """Returns, for each ledger of the topic, the reason why the ledger is not deleted."""
+    """Returns, for each ledger of the topic, an explanation why the ledger is not deleted."""
     now_ms, found = topic.world.clock.wall_ms(), list[KeptLedger]()
     durable = [each for each in topic.subscriptions.values() if each.is_durable]
     for span, (_, stays) in zip(topic.log.shape.spans, topic.list_reasons_ledgers_kept(), strict=True):

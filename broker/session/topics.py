@@ -1,5 +1,5 @@
-"""Requests of any protocol about topics besides producing and consuming: owners, partitions, offsets, schemas, and
-changes of a namespace's topics.
+"""Requests about topics, in any protocol, other than producing and consuming: owners, partitions, offsets, schemas, and
+changes of a namespace's list of topics.
 
 Any broker answers `lookup`, `partitions` and `watch_topics`; `get_offsets` and `advance_subscription` are answered by
 the topic's owner (NotOwner). Guarding tests: tests/broker/grpc/test_services.py,
@@ -33,14 +33,14 @@ TIMES_MAX = 1000
 
 
 class TopicOwner(msgspec.Struct, frozen=True):
-    """The address of the broker that owns a topic, and whether it is the broker that was asked."""
+    """The address of the broker that owns a topic, and whether that is the broker that was asked."""
 
     endpoint: str  # HOST:PORT
     here: bool  # the broker that was asked
 
 
 class Partitions(msgspec.Struct, frozen=True):
-    """The number of partitions of a topic. If the topic has no partitions and its owner is known, also its owner."""
+    """The number of partitions of a topic; 0 if it has none. Then also its owner, if that is known."""
 
     count: int  # 0: the topic is not partitioned
     owner: TopicOwner | None = None  # of a topic without partitions, where it is known
@@ -71,21 +71,23 @@ def find_listener_endpoint(broker: BrokerRecord, listener: str) -> str:
 
 
 class TopicQueries:
-    """Answers the requests of clients about topics: look-ups, partitions, offsets and lists of topics."""
+    """Answers requests of clients about topics: who owns a topic, its partitions, its message indexes (offsets), and
+    which topics exist."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
     async def lookup(self, topic: TopicName, listener: str = "") -> TopicOwner:
-        """Returns the broker that owns a topic; the topic need not exist. Raises Unavailable if the owner is not known
-        at the moment; NotFound if the owner has no listener of this name."""
+        """Returns the broker that owns a topic, even if the topic does not exist yet. `listener`: the name of the
+        listener that the client uses; empty: the default one. Raises Unavailable if the owner is not known at the
+        moment; NotFound if the owner has no listener of this name."""
         owner = await self._broker.find_owner(topic)
         return TopicOwner(find_listener_endpoint(owner, listener), owner.name == self._broker.name)
 
     async def partitions(self, topic: TopicName, *, create: bool, by_use: bool = False) -> Partitions:
-        """Returns the number of partitions of a topic. `create`: creates a missing topic with the namespace's default
-        number of partitions, if that is allowed. `by_use`: does not create a topic without partitions now, because its
-        first use creates it."""
+        """Returns the number of partitions of a topic. `create`: creates the topic if it is missing and may be created;
+        it gets the namespace's default number of partitions. `by_use`: if that number is 0, does not create the topic
+        now, because its first use creates it."""
         catalog = self._broker.catalog
         if topic.is_partition:
             return Partitions(0)  # a partition is used like a topic without partitions
@@ -102,10 +104,13 @@ class TopicQueries:
         self, name: TopicName, times_ms: Sequence[int] = (), subscription: str = "",
         aborted_in: tuple[int, int] = (0, 0), incarnation: int = 0,
     ) -> Offsets:  # fmt: skip
-        """Returns message indexes of a topic: its first index, its end index, the indexes at `times_ms`, and the index
-        of `subscription`. Creates the subscription if it is missing: durable, at the earliest message. `aborted_in`: a
-        range of indexes; the result counts the messages of aborted transactions in this range, so that a reader can
-        distinguish lost messages from aborted ones. `incarnation`: see `check_incarnation`."""
+        """Returns message indexes of a topic: the first one, the end index, the index at each of `times_ms` (ms since
+        the epoch), and the index of `subscription`. Creates this subscription if it is missing: durable, beginning at
+        the earliest message.
+
+        `aborted_in`: a range of indexes. The result says how many messages in this range belong to aborted
+        transactions, so that a reader can distinguish these from lost ones. `incarnation`: see `check_incarnation`.
+        """
         if len(times_ms) > TIMES_MAX:
             raise InvalidRequest(f"{len(times_ms)} times in one request are more than {TIMES_MAX}")
         topic = await self._one(name)
@@ -128,8 +133,8 @@ class TopicQueries:
         return Offsets(shape.first_index, shape.end_index, shape.size, by_time, index, aborted, made_ms)
 
     async def _one(self, name: TopicName) -> Topic:
-        """Returns a partition or an unpartitioned topic, loaded. Raises NotAllowed if the topic has partitions;
-        TopicNotFound if it does not exist."""
+        """Loads a partition or a topic without partitions, and returns it. Raises NotAllowed if the topic has
+        partitions; TopicNotFound if it does not exist."""
         try:
             return await self._broker.topic(name, create=False)
         except TopicNotFound:
@@ -142,8 +147,8 @@ class TopicQueries:
     async def advance_subscription(
         self, name: TopicName, subscription_name: str, index: int, incarnation: int = 0
     ) -> None:
-        """Acknowledges, for a subscription, every message before the index `index`. Durable when this method returns.
-        Never moves the cursor backwards. `incarnation`: see `check_incarnation`."""
+        """Acknowledges, for a subscription, every message with an index below `index`; never moves the cursor
+        backwards. The acknowledgement is durable when this method returns. `incarnation`: see `check_incarnation`."""
         topic = await self._one(name)
         check_incarnation(name, topic.incarnation, incarnation)
         subscription, shape = topic.find_subscription(subscription_name), topic.shown.shape
@@ -161,10 +166,14 @@ class TopicQueries:
     async def watch_topics(
         self, namespace: NamespaceName, after_revision: int, principal: Principal
     ) -> AsyncIterator[Told]:
-        """Yields the topics of the namespace that the caller may look up, and then each change of this list, without a
-        gap. A topic that a later grant permits to look up is not reported: the caller must watch again. The removal of
-        a topic is reported only if the topic was reported before. For a caller that may not look up all topics,
-        `after_revision` is therefore ignored: the caller always gets the list first."""
+        """Yields the list of the namespace's topics that the caller may look up, and then each change of this list,
+        without a gap. `after_revision`: the revision of the list that the caller has already; then only the later
+        changes are yielded.
+
+        For a caller that may not look up all topics, `after_revision` is ignored: it always gets the list first. Topics
+        that it may look up only after a later grant are not reported; it must watch again. The removal of a topic is
+        reported only if the topic was reported before.
+        """
         if may_call_every_operation(principal):
             async for told in self._broker.make_topic_watcher().watch_namespace(namespace, after_revision):
                 yield told
@@ -191,22 +200,22 @@ class TopicQueries:
 
 
 class SchemaVerdict(NamedTuple):
-    """Whether a schema could be registered for a topic, and the compatibility rule by which that was decided."""
+    """Whether a schema could be registered for a topic, and the compatibility rule that decides this."""
 
     refused: str  # why it could not be registered; empty: it could
     compatibility: Compatibility  # the rule
 
 
 class SchemaQueries:
-    """Answers the requests about the schemas of topics."""
+    """Answers requests about the schemas of topics."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
     async def get(self, topic: TopicName, version: int | None = None, incarnation: int = 0) -> SchemaVersion:
-        """Returns the schema with that version, or the newest schema of the topic. Raises SchemaNotFound if there is
-        none; TopicNotFound if the topic, before or after the read, has an incarnation other than `incarnation`: a
-        version number is valid in one incarnation only."""
+        """Returns the schema of the topic with that version; None: the newest one. Raises SchemaNotFound if there is
+        none; TopicNotFound if the topic has another incarnation than `incarnation`, before or after the read, because
+        version numbers are valid in one incarnation only."""
         check = self._broker.catalog.check_incarnation
         await check(topic, incarnation)
         found = await self._broker.schemas.get(topic, version)
@@ -220,24 +229,24 @@ class SchemaQueries:
 
     async def register_schema(self, topic: TopicName, info: SchemaInfo, user: str, *, by_hand: bool = True) -> int:
         """Registers a schema for a topic, and returns its version. The namespace must exist; the topic need not exist.
-        `by_hand`: an operator registers the schema, which is allowed even if `schema_auto_update` is off. Raises
-        IncompatibleSchema, InvalidRequest or NotAllowed if the schema may not be registered."""
+        `by_hand`: True if an operator registers the schema, which is allowed even if `schema_auto_update` is off.
+        Raises IncompatibleSchema, InvalidRequest or NotAllowed if the schema may not be registered."""
         rules = await self._rules(topic)
         return await self._broker.schemas.register(topic, info, rules, user=user, by_hand=by_hand)
 
     async def find(self, topic: TopicName, info: SchemaInfo) -> int:
-        """Returns the version of the topic's schema that is equal to `info`. Raises SchemaNotFound if no version is
+        """Returns the version of that schema of the topic which is equal to `info`. Raises SchemaNotFound if none is
         equal; InvalidRequest if `info` is invalid."""
         return await self._broker.schemas.find_version(topic, info)
 
     async def judge_schema_compatibility(self, topic: TopicName, info: SchemaInfo) -> SchemaVerdict:
-        """Returns whether the schema could be registered for the topic, and the compatibility rule that decides that.
+        """Returns whether the schema could be registered for the topic, with the compatibility rule that decides this.
         Registers nothing. Raises InvalidRequest if `info` is invalid."""
         mode = (await self._rules(topic)).compatibility
         return SchemaVerdict(await self._broker.schemas.why_refused(topic, info, mode) or "", mode)
 
     async def delete(self, topic: TopicName, *, force: bool) -> int | None:
-        """Deletes all schema versions of the topic. Returns the number of the newest version; None if the topic had no
+        """Deletes all schema versions of the topic. Returns the number of the newest one; None if the topic had no
         schema."""
         return await self._broker.schemas.delete(topic, force=force)
 

@@ -35,12 +35,13 @@ from .core.pending_acks import ENTRIES_MAX, AckConflict, AckRefused, SettledAcks
 from .core.policy import NO_HIDDEN_MESSAGES, Member
 
 MARK_ENTRIES = 1000
-"""Held entries that one step of a cumulative acknowledgement, or of a check of them, passes: about a millisecond."""
+"""Outstanding entries that one step of a cumulative acknowledgement, or of a search, handles: about a millisecond."""
 
 
 class SubscriptionAcks:
-    """Checks acknowledgements, and applies them to the cursor and the dispatcher of one subscription. In all methods,
-    `member` is the consumer that sent the acknowledgement; None: the broker itself acknowledges."""
+    """Checks acknowledgements, and applies them to the cursor and the dispatcher of one subscription. An entry or a
+    message is *pending* while a transaction that has acknowledged it is open. In all methods, `member` is the consumer
+    that sent the acknowledgement; None: the broker itself acknowledges."""
 
     __slots__ = ("_cursor", "_dispatcher", "_shape")
 
@@ -54,9 +55,9 @@ class SubscriptionAcks:
         self._shape = shape
 
     def ack(self, member: Member | None, entries: Sequence[AckedEntry]) -> None:
-        """Acknowledges each of the entries, or some messages of it. Ignores entries that were trimmed. Raises
-        TransactionConflict if an entry is pending in a transaction (all other entries are acknowledged nevertheless);
-        InvalidRequest if an entry is after the last entry of the log."""
+        """Acknowledges each of the entries as a whole, or only those of its messages that are named. Ignores entries
+        that were trimmed. Raises TransactionConflict if an entry is pending in a transaction (all other entries are
+        acknowledged nevertheless); InvalidRequest if an entry is after the last entry of the log."""
         refused, transactions = list[Position](), self._cursor.pending is not None or bool(member and member.unshown)
         for position, bits in entries:
             if not self._exists(position):
@@ -84,7 +85,7 @@ class SubscriptionAcks:
             self._dispatcher.on_messages_acked(member, position, cursor.acked_message_count(position) - before)
 
     def _size(self, member: Member | None, position: Position) -> int:
-        """Returns the number of messages of the batch; 0 if it is not known."""
+        """Returns the number of messages in the batch; 0 if the number is not known."""
         if member is None:
             return self._cursor.batch_size_of(position, 0)
         if member.unshown and position in member.unshown:
@@ -92,8 +93,8 @@ class SubscriptionAcks:
         return self._cursor.batch_size_of(position, member.outstanding.get(position, 0))
 
     def _shown(self, member: Member | None, position: Position) -> int:
-        """Returns, as bits, the messages of the batch that the consumer got and means when it acknowledges the whole
-        entry; 0: all of them."""
+        """Returns, as bits (bit i: message i), which messages of the batch the consumer has received. These are the
+        messages that it acknowledges with the whole entry. 0: all messages."""
         if member is None:
             return 0
         cursor, (unshown, size) = self._cursor, member.unshown.get(position, NO_HIDDEN_MESSAGES)
@@ -107,7 +108,8 @@ class SubscriptionAcks:
         return everything & ~unshown if unshown else 0
 
     def _is_pending(self, position: Position, bits: int) -> bool:
-        """Returns True if one of the messages `bits` (0: any of the entry) is pending in a transaction."""
+        """Returns True if one of the messages `bits` is pending in a transaction. `bits` 0: if any message of the entry
+        is pending."""
         pending = self._cursor.pending
         if pending is None or self._cursor.is_acked(position):
             return False
@@ -145,8 +147,8 @@ class SubscriptionAcks:
             self._refuse(refused)
 
     def _in_part(self, member: Member | None, ledger_id: int, wanted: BitMap) -> list[Position]:
-        """Returns those of the entries of which the consumer may not mean all messages, because it did not get all of
-        them."""
+        """Returns those of the entries `wanted` of which the consumer may not have received all messages, so that it
+        may not mean all of them."""
         pending, unshown = self._cursor.pending, member.unshown if member is not None else None
         found = pending.partial_batches_in(ledger_id, wanted) if pending is not None else []
         if unshown:
@@ -154,7 +156,7 @@ class SubscriptionAcks:
         return found
 
     def _first_pending(self, ledger_id: int, wanted: BitMap) -> Position | None:
-        """Returns the first entry of the set that is pending in a transaction; None if there is none."""
+        """Returns the first of the entries `wanted` that is pending in a transaction; None if none is."""
         pending = self._cursor.pending
         if pending is None:
             return None
@@ -163,9 +165,9 @@ class SubscriptionAcks:
         return next((each for each in found if not self._cursor.is_acked(each)), None)
 
     def ack_cumulative(self, member: Member | None, acked: AckedEntry) -> None:
-        """Acknowledges all messages up to and including the entry that `acked` names, or up to and including the last
-        of its messages that `acked` names. Raises TransactionConflict if one of these messages is pending in a
-        transaction; InvalidRequest if the entry is after the last entry of the log."""
+        """Acknowledges all messages up to and including the entry that `acked` names; if `acked` names messages of this
+        entry, only up to and including the last of them. Raises TransactionConflict if one of these messages is pending
+        in a transaction; InvalidRequest if the entry is after the last entry of the log."""
         position, bits = acked
         if not self._exists(position):
             return
@@ -201,8 +203,8 @@ class SubscriptionAcks:
             self._dispatcher.on_acked(None, position)
 
     def find_outstanding_entries(self, member: Member, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
-        """Yields, in slices, the positions of `sets` that are outstanding at the consumer. Raises InvalidRequest if a
-        set cannot be parsed."""
+        """Yields those entries of `sets` that are outstanding at the consumer, as lists of positions. Each list is one
+        step, after which the caller may let other tasks run. Raises InvalidRequest if a set cannot be parsed."""
         wanted: dict[int, BitMap] = {}
         for number, each in enumerate(sets, 1):
             if not number % MARK_ENTRIES:
@@ -223,9 +225,9 @@ class SubscriptionAcks:
                 yield [each for each in some if each[0] in wanted and each[1] in wanted[each[0]]]
 
     def split_cumulative_ack(self, member: Member, mark: Position) -> Iterator[Position]:
-        """Yields positions before `mark` at which a large cumulative acknowledgement can be applied in steps: one
-        position for each MARK_ENTRIES entries that are outstanding at the consumer. Yields nothing if the outstanding
-        entries are not in log order."""
+        """Yields positions before `mark`. The caller acknowledges cumulatively up to each of them, so that a large
+        cumulative acknowledgement is applied in steps of MARK_ENTRIES outstanding entries. Yields nothing if the
+        outstanding entries are not in log order."""
         while len(member.outstanding) > MARK_ENTRIES and not member.reordered:
             step = next(islice(member.outstanding, MARK_ENTRIES, None))
             if step >= mark:
@@ -235,10 +237,11 @@ class SubscriptionAcks:
                 return  # it was refused
 
     def _checked(self, position: Position, bits: int) -> int:
-        """Returns `bits`. Raises InvalidRequest if they name more messages than the entry's ledger contains.
+        """Returns `bits`. Raises InvalidRequest if `bits` names more messages than the ledger of the entry contains.
 
-        So an index of a few bytes costs no more memory than the ledger's messages need, and no caller is told that a
-        message was acknowledged that does not exist."""
+        Without this check, a large message index in a short request could take much memory, and a client could get an
+        answer that a message was acknowledged which does not exist.
+        """
         span = self._shape.find_span_of_ledger(position[0])
         messages = min(BATCH_INDEXES_MAX, span.end_index - span.first_index if span is not None else 0)
         if bits.bit_length() > messages:
@@ -246,8 +249,8 @@ class SubscriptionAcks:
         return bits
 
     def _exists(self, position: Position) -> bool:
-        """Returns True if the entry may be acknowledged; False if it was trimmed, or its ledger is not one of the
-        topic. Raises InvalidRequest if it is after the last entry."""
+        """Returns True if the log has an entry at `position`; False if the entry was trimmed, or its ledger does not
+        belong to the topic. Raises InvalidRequest if the position is after the last entry."""
         if self._shape.has_entry(position):
             return True
         if position > self._shape.last_confirmed:
@@ -266,9 +269,9 @@ def parse_entry_ids(data: bytes) -> BitMap:
 # --------------------------------------------------------------------------------------------------- acks_in_txn
 # Acknowledgements in transactions: a request is gathered, judged and made pending, and its transaction settled.
 #
-#     for _ in acks.gather(entries, sets, wanted): …     in steps; nothing is changed
-#     acks.pend(member, txn, wanted)                     in one step, or TransactionConflict and no trace
-#     acks.settle(txn, committed=…)                      in one step; idempotent
+#     for _ in acks.collect_requested_acks(entries, sets, wanted): …    in steps; nothing is changed
+#     acks.add_pending_acks(member, txn, wanted, …)   in one step; after a TransactionConflict nothing has changed
+#     acks.settle(txn, committed=…)                   in one step; idempotent
 #
 # An abort gives back what the transaction had pending, and counts it as given back once, so that a message whose
 # transactions always fail reaches its dead-letter limit. On types that deliver in log order everything after it that is
@@ -284,12 +287,12 @@ def parse_entry_ids(data: bytes) -> BitMap:
 
 
 STEP_ENTRIES = 100
-"""Entries that are gathered in one step: some tenths of a millisecond."""
+"""Acknowledged entries that are collected in one step: some tenths of a millisecond."""
 
 
 class TransactionalAcks(SubscriptionAcks):
-    """Checks acknowledgements, including those in transactions, and applies them to one subscription. The comment
-    before this class gives the rules."""
+    """Checks acknowledgements, also those in transactions, and applies them to one subscription. The comment before
+    this class gives the rules."""
 
     __slots__ = ()
 
@@ -315,8 +318,8 @@ class TransactionalAcks(SubscriptionAcks):
             yield
 
     def _check_there(self, position: Position) -> None:
-        """Raises TransactionConflict if the entry was trimmed, and so is acknowledged; InvalidRequest if it is after
-        the last entry."""
+        """Raises TransactionConflict if the entry was trimmed, because then it is acknowledged already; InvalidRequest
+        if the position is after the last entry."""
         if not self._exists(position):
             raise _conflict(AckRefused(AckConflict.ACKNOWLEDGED, position))
 
@@ -326,9 +329,12 @@ class TransactionalAcks(SubscriptionAcks):
         rest: bool = False,
     ) -> bool:  # fmt: skip
         """Makes the acknowledgements `wanted` and the cumulative acknowledgement `cumulative` pending in the
-        transaction, all or none. Returns False if all of them were pending already. `rest`: the client counts the
-        messages of an entry itself (`_exact`), and never repeats a request. Raises TransactionConflict, InvalidRequest
-        or BackPressure if an acknowledgement is refused; nothing is changed then."""
+        transaction: all of them or none. Returns False if all of them were pending already. Raises TransactionConflict,
+        InvalidRequest or BackPressure if an acknowledgement is refused; nothing is changed then.
+
+        `rest`: True for clients of Pulsar's protocol. Such a client acknowledges with a whole entry only the messages
+        that are not acknowledged yet, and it never repeats a request.
+        """
         cursor, dispatcher = self._cursor, self._dispatcher
         if cumulative is not None and member.must_restart and not rest:  # Pulsar's clients never ask for all again
             raise _conflict(AckRefused(AckConflict.RESTARTED, cumulative.position))
@@ -365,9 +371,10 @@ class TransactionalAcks(SubscriptionAcks):
         return True
 
     def _exact(self, member: Member, wanted: TxnAcks, *, rest: bool) -> TxnAcks:
-        """Returns `wanted` as the consumer means it: message by message for batches of which messages are acknowledged
-        or pending, or did not reach this consumer. `rest`: to acknowledge a whole entry means those of its messages
-        that are left; else it means all of them, and is refused if one of them is acknowledged already."""
+        """Returns `wanted`, where a batch is named message by message if some of its messages are acknowledged or
+        pending, or did not reach this consumer. `rest`: a whole entry means only those of its messages that are neither
+        acknowledged nor pending; if False, it means all of its messages, and the acknowledgement is refused later if
+        one is acknowledged already."""
         cursor, exact = self._cursor, TxnAcks({id_: each.copy() for id_, each in wanted.entries.items()})
         touched = dict.fromkeys(pending_acks.find_partly_acked_batches(cursor, exact.entries))
         touched |= dict.fromkeys(each for each in member.unshown if exact.has_entry(each))
@@ -406,8 +413,8 @@ class TransactionalAcks(SubscriptionAcks):
     # ------------------------------------------------------------------ the end of a transaction
     def settle(self, txn: TxnId, *, committed: bool) -> SettledAcks | None:
         """Applies the end of a transaction to the subscription. If the transaction committed, its pending
-        acknowledgements count. Otherwise they are dropped, and the caller has the entries delivered again. Returns the
-        acknowledgements that were pending; None if the transaction had none here."""
+        acknowledgements count. If it was aborted, they are dropped, and the caller must deliver the entries again.
+        Returns the acknowledgements that were pending; None if the transaction had none here."""
         cursor, settled = self._cursor, pending_acks.settle(self._cursor, txn, committed=committed)
         if settled is None:
             return None

@@ -1,5 +1,5 @@
-"""A connected consumer, as its subscription sees it: its outlet, to which deliveries go, its member of the dispatcher,
-and the times of its last activity."""
+"""A connected consumer, as its subscription sees it: the outlet to which entries are delivered, its state in the
+dispatcher (the member), and the times of its last activity."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .core.policy import Member
 
 
 class ActivityTimes:
-    """The times at which a subscription or a consumer last did something (delivery, acknowledgement, flow), in ms since
-    the epoch, by the clock of this broker. 0: nothing happened since the topic was loaded here."""
+    """The times at which a subscription or a consumer last did something: delivered, acknowledged, or gave permits.
+    Each is in ms since the epoch, by the clock of this broker; 0: not since the topic was loaded here."""
 
     __slots__ = ("acked_ms", "consumed_ms", "expired_ms", "flow_ms", "marked_ms")
 
@@ -35,12 +35,12 @@ class ActivityTimes:
 
 
 class Outlet(Protocol):
-    """The interface through which a subscription delivers messages and events to one consumer. Only `wait_drained`
-    waits; all other methods return at once."""
+    """The interface through which a subscription sends messages and events to one consumer. Only `wait_drained` waits;
+    all other methods return at once."""
 
     def deliver(self, deliveries: Sequence[Delivery]) -> bool:
-        """Sends entries to the consumer; each entry is a StoredEntry. Returns True if the queue of the consumer's
-        stream now exceeds its bound: the caller must then not deliver more before `wait_drained` returns."""
+        """Sends the entries of `deliveries` to the consumer. Returns True if the queue of the consumer's connection is
+        full now: then the caller must deliver nothing more before `wait_drained` returns."""
         ...
 
     def on_end_of_topic(self) -> None:
@@ -59,17 +59,18 @@ class Outlet(Protocol):
 
     def on_topic_moving(self, error: MagnetarError) -> asyncio.Future[None] | None:
         """Called when the topic begins to close in order, to move to another broker. Sends `error` to the client, as
-        `on_closed` does. Acknowledgements that the client sends before it reads the error still count. Returns a future
-        that completes when the last of them has arrived. Returns None if the client was not told yet, or if its
-        protocol cannot mark the last acknowledgement."""
+        `on_closed` does. Acknowledgements that the client sends before it reads the error still count.
+
+        Returns a future that completes when the last of these acknowledgements has arrived; None if `error` was not
+        sent yet, or if the client's protocol cannot mark the last acknowledgement.
+        """
         ...
 
     async def wait_drained(self) -> None: ...
 
 
 class Consumer:
-    """A consumer that is connected to a subscription, and its outlet. `member`: the state of the consumer in the
-    dispatcher."""
+    """A consumer that is connected to a subscription. `member`: its state in the dispatcher of the subscription."""
 
     __slots__ = (
         "activity", "address", "client", "instance", "member", "outlet", "principal", "properties", "since_ms",

@@ -78,12 +78,12 @@ MARKER = 0
 
 
 class DamagedCursorState(ValueError):
-    """Raised if bytes that should be a part of a cursor's stored state are damaged."""
+    """Raised if stored bytes of a cursor's state are damaged."""
 
 
 class CursorChunkPlace(NamedTuple):
-    """Where a chunk is stored in the cursor ledger: the number of its write, its first entry, its number of pieces
-    (entries), and their size in bytes together."""
+    """Where a chunk (a part of a cursor's state) is stored in the cursor ledger: the number of the write, the id of its
+    first entry, the number of its entries (pieces), and their total size in bytes."""
 
     sequence: int
     first_entry: int
@@ -92,7 +92,8 @@ class CursorChunkPlace(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """One decoded entry of a cursor ledger: a chunk of the state, a marker, or a part of either."""
+    """One decoded entry of a cursor ledger. A chunk of the state, and a marker, is stored as one or more pieces. The
+    marker ends a write: it has the mark and the places of all valid chunks."""
 
     kind: int
     sequence: int
@@ -104,25 +105,26 @@ class Piece(NamedTuple):
 
     @property
     def is_last_piece(self) -> bool:
-        """Returns True if this is the last piece of a marker. With it a write of the state is complete."""
+        """Returns True if this is the last piece of a marker, which completes a write of the state."""
         return self.kind == MARKER and self.piece == self.pieces - 1
 
     def is_piece_of_chunk(self, key: ChunkKey, row: CursorChunkPlace, piece: int) -> bool:
-        """Returns True if this is the piece number `piece` of the chunk `key`, which the marker describes by `row`."""
+        """Returns True if this is piece number `piece` of the chunk `key`. `row`: the place of the chunk, as the marker
+        lists it."""
         return self[:6] == (key.kind, row.sequence, key.ledger_id, key.block, piece, row.pieces)
 
 
 # ------------------------------------------------------------------------------------------ encoding
 def encode_chunk(key: ChunkKey, sequence: int, body: bytes) -> list[bytes]:
-    """Returns the ledger entries that store the chunk `key` with the content `body`, in the order in which they must be
-    appended."""
+    """Returns the ledger entries that store the chunk `key` with the content `body`, in the order in which the caller
+    must append them. `sequence`: the number of the write."""
     version = CURSOR.version if key.kind is ChunkKind.PENDING else WITHOUT_PENDING
     return _encode(version, key.kind, key.ledger_id, key.block, sequence, body)
 
 
 def encode_marker(mark: Position, rows: Mapping[ChunkKey, CursorChunkPlace], sequence: int) -> list[bytes]:
-    """Returns the ledger entries of a marker. A marker stores the mark of the cursor, and the places `rows` of all
-    valid chunks."""
+    """Returns the ledger entries of a marker, which completes a write. `mark`: the mark of the cursor; `rows`: the
+    places of all valid chunks; `sequence`: the number of the write."""
     parts = [_POSITION.pack(*mark), _COUNT.pack(len(rows))]
     parts += [_ROW.pack(*key, *row) for key, row in sorted(rows.items())]
     version = CURSOR.version if any(key.kind is ChunkKind.PENDING for key in rows) else WITHOUT_PENDING
@@ -161,8 +163,8 @@ def _partial_row(position: Position, partial: PartialBatch) -> tuple[bytes, byte
 
 
 def _pending_body(pending: PendingAcks, key: ChunkKey) -> bytes:
-    """Returns the body of a chunk of pending acknowledgements. Most transactions are in one chunk; their bytes are
-    reused until they end."""
+    """Returns the content of a chunk of pending acknowledgements. Reuses the encoded bytes of each transaction that has
+    not changed."""
     parts, kept = list[bytes](), pending.rows
     for txn, keys in pending.keys_of.items():
         if (row := kept.get(txn)) is not None:
@@ -176,7 +178,7 @@ def _pending_body(pending: PendingAcks, key: ChunkKey) -> bytes:
 
 
 def _txn_row(txn: TxnId, acks: TxnAcks, key: ChunkKey) -> bytes:
-    """Returns the bytes of those acknowledgements of the transaction that belong to the chunk `key`."""
+    """Returns the encoded acknowledgements of the transaction, as far as they belong to the chunk `key`."""
     covered = key.entry_range()
     here = acks.up_to[0] == key.ledger_id and max(0, acks.up_to[1]) in covered
     some = acks.entries.get(key.ledger_id)
@@ -201,7 +203,7 @@ def _holes_body(holes: BitMap, covered: range) -> bytes:
 
 
 def encode_snapshot(entries: list[bytes]) -> bytes:
-    """Returns the snapshot of a cursor's state that is stored in the subscription's record. `entries`: the entries of
+    """Returns the complete state of a cursor as it is stored in the subscription's record. `entries`: the entries of
     one write that contains the whole state."""
     return b"".join(part for entry in entries for part in (_COUNT.pack(len(entry)), entry))
 
@@ -292,7 +294,7 @@ def _add_pending(state: CursorState, key: ChunkKey, body: bytes) -> None:
 
 
 def _sized(body: bytes, offset: int) -> tuple[bytes, int]:
-    """Returns the bytes that follow their length at `offset`, and the offset after them."""
+    """Returns the bytes that follow the length at `offset`, and the offset after them."""
     (size,) = _COUNT.unpack_from(body, offset)
     start = offset + _COUNT.size
     if start + size > len(body):
@@ -311,7 +313,7 @@ def _add_holes(state: CursorState, key: ChunkKey, holes: BitMap) -> None:
 
 
 def _inside(key: ChunkKey, entry_id: int) -> Position:
-    """Returns the position of the entry. Raises DamagedCursorState if it is not in the chunk's block."""
+    """Returns the position of the entry. Raises DamagedCursorState if the chunk `key` does not cover this entry."""
     if entry_id not in key.entry_range():
         raise DamagedCursorState(f"entry {entry_id} is in block {key.block} of the {key.kind.name.lower()}")
     return Position(key.ledger_id, entry_id)

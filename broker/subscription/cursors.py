@@ -68,10 +68,9 @@ def cursor_path(topic: TopicName, subscription: str) -> str:
 
 
 def make_claim_changes(topic: TopicName, record: TopicRecord, claim: str) -> list[NodeUpdate]:
-    """Returns the changes of the metadata that claim the subscriptions of the topic for this broker (those that the
-    topic's record names, CLAIMS_MAX at most). They are made in the commit that claims the topic: a broker that opens
-    hundreds of topics makes one commit for each topic instead of two. `DurableCursor.open` claims the other
-    subscriptions."""
+    """Returns the changes of the metadata by which this broker claims the subscriptions that the topic's record names,
+    at most CLAIMS_MAX of them. The caller commits them together with the claim of the topic, so that opening a topic
+    takes one commit and not two. `DurableCursor.open` claims the other subscriptions."""
     changes: list[NodeUpdate] = []
     for name in (record.subscriptions or ())[:CLAIMS_MAX]:
         path = cursor_path(topic, name)
@@ -88,10 +87,12 @@ def _claimed(path: str, claim: str, node: VersionedValue | None) -> bytes | None
 
 
 class DurableCursor:
-    """The cursor of one subscription with its storage: its record in the metadata and its cursor ledger. `on_fenced`:
-    called once, when another broker has claimed the subscription. `claim`: the claim of the topic's owner, if the
-    subscription exists (`make_claim_changes`). A new subscription makes a claim of its own, so that the remains of a
-    deleted subscription of the same name are not mistaken for the new one."""
+    """The cursor of one subscription with its storage: a record in the metadata, and a cursor ledger. `on_fenced`: a
+    function that is called once, when another broker has claimed the subscription.
+
+    `claim`: the claim of the topic's owner, if the subscription exists (`make_claim_changes`). A new subscription gets
+    a claim of its own, so that the remains of a deleted subscription of the same name are not mistaken for the new one.
+    """
 
     __slots__ = (
         "_claim", "_closed", "_config", "_cursor", "_is_of_owner",
@@ -129,7 +130,7 @@ class DurableCursor:
 
     @property
     def _ledger(self) -> SnapshotLedger[stored.Piece]:
-        """Returns the ledgers of the acknowledgements; made with their first use: most subscriptions have written
+        """Returns the cursor ledger. Creates the object on the first use, because most subscriptions have written
         none."""
         if self._ledger_used is None:
             self._ledger_used = SnapshotLedger(
@@ -185,8 +186,8 @@ class DurableCursor:
         state. Raises SubscriptionNotFound if there is no record; Unavailable if the bookies do not answer; TopicFenced
         if another broker has claimed the topic.
 
-        An owner that was suspended after it claimed its topic must not claim the subscription of the next owner: it
-        would adapt the state to its own older log, and drop what was acknowledged after that.
+        TopicFenced protects the next owner from a former owner that was suspended for a while. If the former owner
+        claimed the subscription, it would adapt the state to its own older log, and drop later acknowledgements.
         """
 
         def claim(record: CursorRecord) -> CursorRecord:
@@ -207,8 +208,8 @@ class DurableCursor:
         self._cursor.adapt_to_log()
 
     def _snapshot(self) -> CursorState | None:
-        """Returns the state that the last owner stored in the record when it closed in order; None if there is none, or
-        it is damaged."""
+        """Returns the state that the last owner stored in the record when it closed in order; None if there is no such
+        state, or it is damaged."""
         if not self._record.snapshot:
             return None
         try:
@@ -218,8 +219,8 @@ class DurableCursor:
             return None
 
     async def _state_of(self, reader: LedgerReader, pieces: list[stored.Piece]) -> CursorState:
-        """Returns the state, with all of its chunks, that a marker describes. `pieces`: those of the marker. Raises
-        DamagedCursorState or DataLost if a part of it cannot be read."""
+        """Reads the chunks that the marker lists, and returns the complete state. `pieces`: the pieces of the marker.
+        Raises DamagedCursorState or DataLost if a chunk cannot be read."""
         body = b"".join(each.body for each in pieces)
         mark, rows = stored.decode_marker(body)
         state, reads = CursorState(mark), asyncio.Semaphore(READS_MAX)
@@ -240,9 +241,9 @@ class DurableCursor:
         return state
 
     def _decoded(self, value: bytes) -> CursorRecord:
-        """Returns the decoded record. Raises DataLost if it is damaged: then the position of the subscription is not
-        known, so nothing is written over the record, and the topic does not open, so that no unacknowledged ledger is
-        trimmed."""
+        """Returns the decoded record. Raises DataLost if it is damaged. Then the position of the subscription is not
+        known; the topic does not open, so that no unacknowledged ledger is trimmed and the record is not
+        overwritten."""
         try:
             return decode(value, CursorRecord, self._path)
         except DamagedRecord as error:
@@ -262,8 +263,8 @@ class DurableCursor:
         claiming: bool = False,
         together: Sequence[NodeUpdate] = (),
     ) -> None:
-        """Changes the record, as long as it still has this claim, and in the same commit makes the changes `together`.
-        `claiming`: sets the claim instead of checking it. Raises TopicFenced if another broker has the claim;
+        """Changes the record if it still has the claim of this object, and makes the changes `together` in the same
+        commit. `claiming`: sets the claim and does not check it. Raises TopicFenced if another broker has the claim;
         SubscriptionNotFound if there is no record."""
 
         attempts = itertools.count()
@@ -292,9 +293,9 @@ class DurableCursor:
         return self._record.delays
 
     async def change_buckets(self, add: tuple[DelayBucket, ...], remove: frozenset[int]) -> None:
-        """Adds the buckets `add` with delayed entries to the subscription's record, and removes the buckets in the
-        ledgers `remove`. Raises TopicFenced if another broker has claimed the subscription. If the outcome is unknown,
-        the caller may repeat the call."""
+        """Adds the buckets `add` of delayed entries to the subscription's record, and removes those in the ledgers
+        `remove`. Raises TopicFenced if another broker has claimed the subscription. If the outcome is unknown, the
+        caller may repeat the call."""
 
         def change(record: CursorRecord) -> CursorRecord:
             kept = [each for each in record.delays if each.ledger_id not in remove and each not in add]
@@ -304,7 +305,7 @@ class DurableCursor:
 
     # ------------------------------------------------------------------ writing
     def schedule_write(self) -> None:
-        """Schedules a write of the changed cursor. The changes are durable after `cursor_flush_s` seconds at most."""
+        """Schedules a write of the changed cursor, at most `cursor_flush_s` seconds from now."""
         if self._timer is None and self._writing is None and not self._closed:
             self._timer = self._loop.call_later(self._config.cursor_flush_s, self._start)
 
@@ -325,9 +326,9 @@ class DurableCursor:
         return future
 
     def when_durable(self, tell: Told) -> None:
-        """Calls the function `tell` once, possibly before this method returns. Its argument is None when everything
-        that was acknowledged before this call is durable, else the error. It does the same as `durable_future` without
-        a future, because very many futures would cost more than the write. `tell` must not raise."""
+        """Calls the function `tell` once, possibly before this method returns: with None when everything that was
+        acknowledged before this call is durable, or with the error. `tell` must not raise. Does the same as
+        `durable_future`, but without a future: with very many callers, futures would cost more than the write."""
         if not self.cursor.has_unstored_changes:
             tell(None)
         elif self._closed:
@@ -348,7 +349,8 @@ class DurableCursor:
             self._writing = self._tasks.spawn(self._write_all(), "cursor write")
 
     async def _write_all(self) -> None:
-        """Writes as long as a caller waits, one write at a time; changes after that are left to the timer."""
+        """Writes the changes as long as a caller waits, one write at a time. Later changes are written when the timer
+        ends."""
         try:
             while True:
                 self._served, self._waiting = self._waiting or (), None
@@ -397,8 +399,8 @@ class DurableCursor:
     async def _write_in(
         self, log: CursorWritePlanner, store: Callable[[CursorWrite], Awaitable[bool]]
     ) -> CursorWrite | None:
-        """Stores the next write by `store` and returns it. Returns None if it was not stored; then its changes are part
-        of the next write."""
+        """Makes the next write with the function `store`, and returns the write. Returns None if it was not stored;
+        then its changes are part of the next write."""
         write, done = log.plan_write(self.cursor, self._ledger.sequence), False
         try:
             done = await store(write)
@@ -426,14 +428,14 @@ class DurableCursor:
 
     # ------------------------------------------------------------------ ending
     def _fail(self, error: MagnetarError) -> None:
-        """Ends all writing: each waiting caller gets the error."""
+        """Stops all writing, and passes the error to each waiting caller."""
         self._closed = True
         waiting, self._waiting, self._served = [*self._served, *(self._waiting or ())], None, ()
         for tell in waiting:
             tell(error)
 
     def abandon(self) -> None:
-        """Stops all writing, because another broker owns the topic. Unstored changes are not stored."""
+        """Stops all writing, because another broker owns the topic. Changes that are not stored yet are lost."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -443,8 +445,8 @@ class DurableCursor:
 
     async def close(self) -> None:
         """Stores the changes that are not durable yet, and closes the cursor ledger, so that the next owner of the
-        topic need not recover it. Acknowledgements that cannot be stored within `close_timeout_s` seconds are lost:
-        their messages are delivered again."""
+        topic need not recover it. Acknowledgements that cannot be stored within `close_timeout_s` seconds are lost; the
+        next owner delivers their messages again."""
         if not self._closed and (self.cursor.has_unstored_changes or self._ledger.is_writable):
             try:
                 async with asyncio.timeout(self._config.close_timeout_s):
@@ -458,7 +460,8 @@ class DurableCursor:
         await self._ledger.close()
 
     async def _put_snapshot(self) -> bool:
-        """Stores the state in the record if it is small. Returns True if the state is durable by that."""
+        """Stores the state in the subscription's record, if the state is small. Returns True if the state is durable
+        then."""
         if self._writing is not None:
             await asyncio.shield(self._writing)  # it may change the record's ledger
         cursor = self.cursor
@@ -484,7 +487,7 @@ class DurableCursor:
 
     async def delete(self) -> None:
         """Deletes the subscription: its record first, then its ledgers. Raises TopicFenced if another owner has claimed
-        the subscription, or a new subscription of the same name exists."""
+        the subscription, or if the record belongs to a new subscription of the same name."""
         self.abandon()
         if self._tasks is not None:
             await self._tasks.drain()

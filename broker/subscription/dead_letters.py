@@ -83,7 +83,7 @@ from .cursors import DurableCursor
 
 
 WINDOW_ENTRIES = 256
-"""Entries of one step backwards."""
+"""Entries that one step of a backward search reads."""
 READ_BYTES = 1 << 20
 REPEATED_ENTRIES = 2000
 SEARCH_ENTRIES_MAX = 200_000
@@ -105,8 +105,8 @@ class _Budget:
 async def find_whole_message(
     log: ReadableLog, entry: StoredEntry, mark: Position, now_ms: int, budget: _Budget | None = None
 ) -> MessageChunkRun | None:
-    """Returns all chunks of the large message of which `entry` is a chunk; None if the message will never be complete.
-    Does not search the entries up to `mark`. Raises Unavailable if the missing chunks may still be stored."""
+    """Returns all chunks of the large message to which the chunk `entry` belongs; None if the message will never be
+    complete. Does not search the entries up to `mark`. Raises Unavailable if the missing chunks may still arrive."""
     search = _Search(log, entry, _Budget() if budget is None else budget)
     found = await search.before(mark)
     found.append(search.chunk(entry))
@@ -129,8 +129,8 @@ async def find_whole_message(
 
 
 async def find_messages_across_mark(log: ReadableLog, mark: Position) -> list[MessageChunkRun]:
-    """Returns the chunked messages that have chunks both up to `mark` and after `mark`. Searches the entry at the mark,
-    and the entries after it that one read returns."""
+    """Returns the chunked messages of which some chunks are at or before `mark`, and some are after it. Searches the
+    entry at the mark, and the entries after it that one read returns."""
     shape, runs, seen, budget = log.shape, list[MessageChunkRun](), set[str](), _Budget()
     entries = list[StoredEntry]()
     if shape.is_readable(mark) and shape.skipped_lost_range_end(mark) is None:
@@ -154,19 +154,19 @@ async def find_messages_across_mark(log: ReadableLog, mark: Position) -> list[Me
 
 
 async def find_remaining_chunks(log: ReadableLog, mark: Position) -> list[Position]:
-    """Returns the chunks after `mark` that belong to messages which also have chunks up to `mark`. The caller
+    """Returns the chunks after `mark` of those messages whose first chunks are at or before `mark`. The caller
     acknowledges these chunks too, because a message can only be skipped or expired as a whole."""
     return [place for run in await find_messages_across_mark(log, mark) for place in run.places if place > mark]
 
 
 async def move_mark_before_chunked_message(log: ReadableLog, mark: Position) -> Position:
-    """Returns `mark`. If a chunked message has chunks both up to `mark` and after it, returns instead the position
-    before that message, so that a consumer that seeks into the message receives all of its chunks."""
+    """Returns `mark`, or, if `mark` is inside a chunked message, the position before this message. So a consumer that
+    seeks to `mark` receives all chunks of the message."""
     return min([mark, *(log.shape.before(run.places[0]) for run in await find_messages_across_mark(log, mark))])
 
 
 class _Search:
-    """A search for the chunks of one message, backwards and forwards from one of them."""
+    """A search for the other chunks of a message. It starts at one of its chunks, and goes backwards and forwards."""
     def __init__(self, log: ReadableLog, entry: StoredEntry, budget: _Budget) -> None:
         self._budget = budget
         self.uuid = entry.chunk_of
@@ -179,7 +179,7 @@ class _Search:
         return parse_stored_head(entry.frames[-1]).metadata.producer_name == self._producer
 
     def chunk(self, entry: StoredEntry) -> Chunk:
-        """Returns the entry as a chunk; number -1 if it is damaged."""
+        """Returns the entry as a Chunk. If the entry is damaged, its number is -1."""
         try:
             metadata = parse_header(entry.frames[-1]).metadata
         except CorruptEntry:
@@ -187,7 +187,8 @@ class _Search:
         return Chunk(entry.position, metadata.chunk_id, metadata.num_chunks_from_msg)
 
     async def before(self, mark: Position) -> list[Chunk]:
-        """Returns the chunks of the message that are before the entry and after `mark`, in log order."""
+        """Returns the chunks of the message that are between `mark` and the entry at which the search starts, in log
+        order."""
         shape, found, left = self._log.shape, list[Chunk](), self._budget.left
         end = self._entry.position
         while left > 0 and (last := shape.before(end)) > mark and last < end and last.entry_id >= 0:
@@ -208,7 +209,7 @@ class _Search:
         return found[::-1]
 
     async def after(self) -> AsyncIterator[StoredEntry]:
-        """Yields all entries after the entry, until the end of the log or of the budget."""
+        """Yields all entries after the one at which the search starts, until the end of the log or of the budget."""
         shape, budget = self._log.shape, self._budget
         position = shape.after(self._entry.position)
         while budget.left > 0 and shape.is_readable(position := shape.next_position_not_lost(position)):
@@ -219,7 +220,7 @@ class _Search:
         self.at_end = budget.left > 0
 
     async def _read(self, first: Position, last: Position, *, once: bool = False) -> AsyncIterator[StoredEntry]:
-        """Yields the entries of one ledger from `first` to `last`; `once`: only those of one read."""
+        """Yields the entries of one ledger from `first` to `last`. `once`: only the entries that one read returns."""
         shape = self._log.shape
         position = shape.next_position_not_lost(first)
         while position <= last and shape.is_readable(position):
@@ -237,7 +238,7 @@ _LOG = logging.getLogger("magnetar.broker.subscription.dead_letters")
 
 PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
 STORED_MS = 3_600_000
-"""Most ms that an entry is held until its count is stored."""
+"""For how many ms at most an entry is held back until its redelivery count is stored."""
 ORDERED_BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Back-off of an entry that failed, where it holds back what follows it and no policy has a ladder: it is tried soon,
 and then seldom."""
@@ -245,12 +246,13 @@ STEPS = ("read", "publish", "acknowledge", "store")
 GROUP_BYTES = 4 << 20
 """Bytes of a message in chunks that are in memory at a time, and one chunk more."""
 Forward = Callable[[tuple[TopicName, int], TopicName, str, Sequence[bytes], int], Awaitable[object]]
-"""Entries of the first topic, in that incarnation, go to the second."""
+"""Publishes copies of messages: (the source topic and its incarnation, the target topic, the producer name, the
+messages as client-parts, a number by which the partition is chosen)."""
 
 
 class DeadLetters:
-    """Publishes the dead letters of one subscription, and holds back the entries that wait for a back-off. `wake`: a
-    function that schedules the delivery of the subscription."""
+    """Holds back the entries of one subscription that wait for a back-off, and moves entries to the dead-letter topic.
+    `wake`: a function that schedules the delivery of the subscription."""
 
     __slots__ = (
         "_clock", "_cursor", "_dispatcher", "_forward", "_incarnation", "_log", "_loop", "_message", "_started_ms",
@@ -284,8 +286,8 @@ class DeadLetters:
             self._arm()
 
     def _now_ms(self) -> int:
-        """Returns the time of day at the start of this object plus the time since then (ms since the epoch): a wall
-        clock that is set back must not hold anything back longer."""
+        """Returns the present time (ms since the epoch), computed from the time at which this object was created. It
+        does not change when the wall clock is set, so that a clock that is set back does not prolong a back-off."""
         return int(self._started_ms + self._clock.monotonic() * 1000)
 
     def _policy(self) -> DeadLetterPolicy:
@@ -296,8 +298,8 @@ class DeadLetters:
 
     @property
     def is_active(self) -> bool:
-        """Returns True if an entry that is given back may have to wait for a back-off, or may become a dead letter. If
-        False, the caller only counts the redelivery."""
+        """Returns True if entries that are given back may have to wait for a back-off, or may become dead letters. If
+        False, the caller only needs to count the redelivery."""
         return self._dispatcher.ordered or self.must_count_lost_connection
 
     @property
@@ -307,8 +309,9 @@ class DeadLetters:
         return bool(self._policy()) and (self._dispatcher.policy.individual or self._dispatcher.ordered)
 
     def on_entries_returned(self, positions: Sequence[Position], *, at_once: bool = False) -> None:
-        """Called before the dispatcher takes back the entries at `positions`: counts a redelivery of each, and holds
-        each back for its back-off or as a dead letter. `at_once`: holds back only dead letters."""
+        """Called before the dispatcher takes back the entries at `positions`. Counts a redelivery of each entry. Then
+        holds each entry back: until the end of its back-off, or until it is moved to the dead-letter topic. `at_once`:
+        entries without back-off, so only dead letters are held back."""
         policy, now_ms = self._policy(), self._now_ms()
         counted = [position for position in positions if not self._cursor.is_done(position)]
         for position in counted:
@@ -346,7 +349,7 @@ class DeadLetters:
         self._release()
 
     def _release(self) -> None:
-        """Makes the entries deliverable whose back-off is over."""
+        """Makes the entries deliverable whose back-off has ended."""
         due = self.held.take_due(self._now_ms())
         if due:
             self._dispatcher.add_entries_released(due)
@@ -369,7 +372,8 @@ class DeadLetters:
             self._spawn(self._dead_letter(position), "dead letter")
 
     async def _dead_letter(self, position: Position) -> None:
-        """Moves the entry to the dead-letter topic, with retries, unless it need not be moved any more."""
+        """Moves the entry to the dead-letter topic, and retries until that succeeds. Stops if the entry is acknowledged
+        or trimmed, or if the policy has changed."""
         throttle, pause_s = LogThrottle(self._clock), PAUSE_S
         while position in self.held:
             policy, times = self._policy(), self._cursor.redelivery_count(position)

@@ -1,8 +1,9 @@
 """Delayed delivery of one subscription: the driver of core/delays.py, and its buckets on bookies.
     delayed = DelayedDelivery(…);  delayed.start(wake)  loads what an earlier owner had sealed
     delayed.delay_until(position, at_ms)                an entry that was just stored has a delivery time in the future
-    delayed.hand_out_due(dispatcher)                    before each pump: due → replay queue, seal, load, drop
-    delayed.arm(dispatcher)                             after it: one timer
+    delayed.release_due_entries(dispatcher)             before each run of the pump: makes due entries deliverable;
+                                                        stores, loads and deletes buckets
+    delayed.set_release_timer(dispatcher)               after each run of the pump: one timer
     delayed.close()
 Order (a crash between two steps costs a ledger that no record names, or reading from the log; never a message)
     SEAL    write      every segment and the directory, to a new ledger, which is closed
@@ -10,7 +11,7 @@ Order (a crash between two steps costs a ledger that no record names, or reading
             let_go     the entries leave memory
     DROP    unname     the same way; as long as its outcome is unknown, nothing is deleted
             delete     the ledger
-- Until the directories of all named buckets are read, nothing new is handed out (`is_ready`): else all their entries
+- Until the directories of all named buckets are read, nothing new is delivered (`is_ready`): else all their entries
   would be read from the log. A bucket that does not answer within LOST_AFTER_S is left out, a damaged one is dropped
   with an alarm; their entries are then read from the log.
 - One timer per subscription. It never fires early; `delayed_tick_ms` after the last time at the earliest, and at
@@ -91,11 +92,11 @@ HEAD_BYTES = _HEAD.size + _CRC.size
 
 
 class DamagedDelayBucket(ValueError):
-    """Raised if bytes that should be an entry of a bucket of delayed entries are damaged."""
+    """Raised if an entry of a stored bucket of delayed entries is damaged."""
 
 
 def encode_bucket(draft: UnstoredDelayBucket) -> list[bytes]:
-    """Returns the ledger entries that store the bucket, in the order in which they must be appended."""
+    """Returns the ledger entries that store the bucket, in the order in which the caller must append them."""
     entries = [_entry(SEGMENT, number, len(body) // KEY_BYTES, body) for number, body in enumerate(draft.bodies)]
     rows = b"".join(_ROW.pack(*each[:3], len(each.places)) + each.places for each in draft.segments)
     return [*entries, _entry(DIRECTORY, len(entries), len(entries), rows)]
@@ -107,8 +108,8 @@ def _entry(kind: int, number: int, count: int, body: bytes) -> bytes:
 
 
 def decode_segment(entry: bytes, number: int) -> bytes:
-    """Returns the keys of the segment `number`, concatenated as bytes. Raises DamagedDelayBucket if the entry is
-    damaged, or contains another segment."""
+    """Returns the encoded keys of the segment `number`. Raises DamagedDelayBucket if the entry is damaged, or contains
+    another segment."""
     count, body = _decode(entry, SEGMENT, number)
     if not 0 < count <= SEGMENT_ENTRIES or len(body) != count * KEY_BYTES:
         raise DamagedDelayBucket(f"a segment of {count} keys has {len(body)} bytes")
@@ -176,7 +177,7 @@ def _not_started() -> None: ...
 
 
 class _BucketWork:
-    """What a subscription needs once it has buckets: the ledger readers, and the tasks that write and delete
+    """What a subscription needs while it has buckets: the readers of their ledgers, and the tasks that write and delete
     buckets."""
 
     __slots__ = ("drops", "readers", "tasks", "to_drop")
@@ -189,8 +190,8 @@ class _BucketWork:
 
 
 class DelayedDelivery:
-    """Holds back the delayed entries of one subscription: has the timer for the next due entry, and the tasks that
-    store, load and delete buckets of delayed entries."""
+    """Holds back the delayed entries of one subscription. Sets the timer for the next due entry, and stores, loads and
+    deletes buckets of delayed entries."""
 
     __slots__ = (
         "_closed", "_config", "_dropping", "_ledger_client", "_looked_ms", "_loop", "_on_fenced",
@@ -223,7 +224,8 @@ class DelayedDelivery:
 
     @property
     def _stored(self) -> _BucketWork:
-        """Returns the parts for buckets, made with their first use: most subscriptions store no delayed message."""
+        """Returns the readers and tasks for buckets. Creates them on the first use, because most subscriptions store no
+        delayed message."""
         if self._used is None:
             self._used = _BucketWork()
         return self._used
@@ -240,7 +242,7 @@ class DelayedDelivery:
 
     @property
     def is_enabled(self) -> bool:
-        """Returns True if the topic's policy delays messages."""
+        """Returns True if the topic's policy allows to delay messages."""
         return self.applied.delayed_delivery
 
     # ------------------------------------------------------------------ in
@@ -252,17 +254,16 @@ class DelayedDelivery:
             self._spawn(self._find())
 
     def delay_until(self, position: Position, at_ms: int) -> None:
-        """Holds an entry back until `at_ms` (ms since the epoch). The entry must be new: it was not delivered to any
-        consumer."""
+        """Holds an entry back until `at_ms` (ms since the epoch). The entry must be new: no consumer has got it yet."""
         if at_ms > self.now_ms and self.is_enabled and not self.core.is_full:
             self.core.add_entry(position, at_ms)
             if self.core.must_make_bucket:
                 self._seal()
 
     def release_due_entries(self, dispatcher: Dispatcher) -> int:
-        """Makes the due entries deliverable. Called before the pump assigns entries, only for a subscription type that
-        delays. Returns the time (ms since the epoch) up to which entries are due; ALL_TIME if the topic's policy delays
-        nothing."""
+        """Makes the due entries deliverable. Called before the pump assigns entries, if the subscription type delays
+        messages. Returns the time (ms since the epoch) up to which entries are due; ALL_TIME if the policy of the topic
+        forbids delays, so that all entries are due."""
         core, now_ms = self.core, self._world.clock.wall_ms()
         if core.count or core.has_unused_ledgers:
             self._release_due(dispatcher, now_ms)
@@ -288,8 +289,8 @@ class DelayedDelivery:
         self._drop(core.take_unused_ledgers())
 
     def set_release_timer(self, dispatcher: Dispatcher) -> None:
-        """Sets the timer for the next call of `release_due_entries`, unless another event will cause this call earlier.
-        Called after each run of the pump."""
+        """Called after each run of the pump: sets the timer for the next call of `release_due_entries`, unless another
+        event will cause that call earlier."""
         if not self.core.count or self._closed or not dispatcher.members or not dispatcher.delaying:
             return
         if not self.is_ready:
@@ -332,7 +333,7 @@ class DelayedDelivery:
                 self._sealing = self._spawn(self._store(draft))
 
     async def _store(self, draft: UnstoredDelayBucket) -> None:
-        """Stores the draft in the order of `SEAL`, with retries until it is done."""
+        """Stores the bucket `draft`, in the order of `SEAL`. Retries until that succeeds."""
         try:
             ledger_id = await self._try(
                 "sealed", lambda: self._bucket_ledgers.create_closed(encode_bucket(draft))
@@ -353,8 +354,8 @@ class DelayedDelivery:
         self._wake()
 
     async def _try(self, what: str, work: Callable[[], Coroutine[None, None, T]]) -> T:
-        """Returns the result of `work`, which is retried until it succeeds, or the subscription is deleted or has
-        another owner."""
+        """Returns the result of the async function `work`. Retries until it succeeds, or until the subscription is
+        deleted or has another owner. `what`: a name of the work for the log."""
         return await retry_until_done(
             work, self._world.clock, _LOG, f"{self._who}: delayed messages are not {what} yet", pause_s=RETRY_S,
             ends=lambda error: self._closed or isinstance(error, TopicFenced | SubscriptionNotFound),
@@ -386,8 +387,8 @@ class DelayedDelivery:
 
     # ------------------------------------------------------------------ loading
     async def _find(self) -> None:
-        """Reads the directories of the buckets that earlier owners stored; until then the subscription delivers
-        nothing."""
+        """Reads the directories of the buckets that earlier owners of the topic stored. The subscription delivers
+        nothing until that is done."""
         now_ms, reads = self.now_ms, asyncio.Semaphore(READS_MAX)
 
         async def one(bucket: DelayBucket) -> None:
@@ -441,8 +442,8 @@ class DelayedDelivery:
         return b"".join(bodies)
 
     async def _patiently(self, work: Callable[[], Coroutine[None, None, T]]) -> T:
-        """Returns the result of `work`, which is retried for LOST_AFTER_S. Raises Unavailable after that; errors of
-        damage and loss are raised at once."""
+        """Returns the result of the async function `work`. Retries for LOST_AFTER_S seconds; then raises Unavailable.
+        Raises errors of damage and loss at once."""
         clock = self._world.clock
         end = clock.monotonic() + LOST_AFTER_S
         while True:
@@ -471,8 +472,9 @@ class DelayedDelivery:
             self._used.tasks.cancel()
 
     async def close(self) -> None:
-        """Stores the entries that are held back and are in no bucket, if there are at least CLOSE_ENTRIES_MIN of them,
-        within `close_timeout_s` seconds. The next owner of the topic reads the other entries from the log again."""
+        """Stores a last bucket with the held entries that are in no bucket yet, if there are at least CLOSE_ENTRIES_MIN
+        of them. Takes at most `close_timeout_s` seconds. The next owner of the topic finds entries that are in no
+        bucket by reading the log."""
         if not self._closed and self.is_ready:
             try:
                 async with asyncio.timeout(self._config.close_timeout_s):

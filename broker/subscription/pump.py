@@ -1,8 +1,8 @@
-"""The pump of a subscription: hands out what its dispatcher wants, until no consumer may get the next entry.
+"""The pump of a subscription: delivers entries to the consumers, until no consumer may get the next entry.
 
-It asks the dispatcher what it wants, takes that from memory or has it read (read_ahead.py), hands it out, and repeats.
-`wake` pumps once in the next turn of the event loop, however often it is called: after new entries, permits,
-acknowledgements. Nothing here is per message. In each turn the entries that consumers give back are handled first
+The pump asks the dispatcher which entries come next, takes them from memory or reads them (read_ahead.py), delivers
+them, and repeats. `wake` runs the pump once in the next turn of the event loop, however often it is called: after new
+entries, permits, acknowledgements. Nothing here is per message. In each turn, what consumers give back comes first
 (`RedeliveryReturnQueue`); then consumers are notified of what the policy reports (`Policy.take_active_changes`).
 `blocked` is why no consumer gets the next entry. A dispatch rate that is exceeded has one timer.
 """
@@ -64,14 +64,14 @@ when the limit is reached."""
 
 
 def find_oversized_entries(member: Member, limits: DispatchLimits) -> list[Position]:
-    """Returns the entries outstanding at the consumer that contain more messages than 1 / SHARE of the smallest of the
-    limits."""
+    """Returns the entries outstanding at the consumer that contain too many messages: more than 1 / SHARE of the
+    smallest of the limits."""
     share = max(1, min((each for each in limits if each), default=0) // SHARE)
     return [position for position, messages in member.outstanding.items() if messages > share]
 
 
 def is_malformed_entry(entry: Buffer) -> bool:
-    """Returns True if no consumer can read the stored entry: the checksum is right, but the entry does not contain the
+    """Returns True if no consumer can read the stored entry: its checksum is right, but it does not contain the
     messages that its header declares."""
     if not has_valid_checksum(entry):
         return False
@@ -98,7 +98,7 @@ RETURN_ENTRIES = 200
 
 
 class _Return(msgspec.Struct):
-    """Entries that a consumer gives back. Those that are no longer outstanding there are ignored."""
+    """Entries that a consumer gives back. Entries that are not outstanding at this consumer any more are ignored."""
 
     member: Member
     positions: deque[Position]
@@ -107,15 +107,15 @@ class _Return(msgspec.Struct):
 
 
 class _Freed(msgspec.Struct):
-    """Entries whose acknowledgement was aborted with a transaction. Each counts as redelivered."""
+    """Entries whose acknowledgements were aborted with a transaction. Each entry counts as redelivered."""
 
     positions: Iterator[Position]
 
 
 class RedeliveryReturnQueue:
-    """The queue of entries that are being given back to one subscription, in slices. `counting`: a function that
-    returns the object that counts redeliveries, if a policy of the broker needs one; else it returns None, and the
-    cursor counts them."""
+    """The queue of entries that consumers give back to one subscription. Many entries are given back in slices, so that
+    other tasks run in between. `counting`: a function that returns the object that counts redeliveries, if a
+    dead-letter policy or ordered redelivery needs one; if it returns None, the cursor counts them."""
 
     __slots__ = ("_clock", "_counting", "_dispatcher", "waiting")
 
@@ -137,8 +137,8 @@ class RedeliveryReturnQueue:
         self.return_next_entries()
 
     def add_entries_of_aborted_acks(self, positions: Iterator[Position]) -> None:
-        """Queues entries that an aborted transaction had acknowledged, to be delivered again. They must be neither
-        outstanding nor pending any more."""
+        """Queues entries whose acknowledgements were aborted with their transaction, to be delivered again. The entries
+        must not be outstanding or pending."""
         if self.waiting is None:
             self.waiting = deque()
         self.waiting.append(_Freed(positions))
@@ -146,7 +146,7 @@ class RedeliveryReturnQueue:
 
     def add_batches_of_aborted_acks(self, batches: Iterable[Position]) -> None:
         """Gives back batches of which an aborted transaction had acknowledged some messages. Each batch counts as
-        redelivered, also if a consumer holds its other messages."""
+        redelivered, even if other messages of it are outstanding at a consumer."""
         for position in batches:
             holder = self._dispatcher.find_consumer_of_entry(position)
             if holder is not None:
@@ -155,7 +155,7 @@ class RedeliveryReturnQueue:
                 self._dispatcher.cursor.count_redelivery(position)
 
     def _some_freed(self, positions: Iterator[Position]) -> bool:
-        """Makes the next RETURN_ENTRIES of `positions` deliverable. Returns True if there are no more."""
+        """Makes the next RETURN_ENTRIES of `positions` deliverable. Returns True if `positions` has no more."""
         some, cursor = list(islice(positions, RETURN_ENTRIES)), self._dispatcher.cursor
         free = [position for position in some if not cursor.is_done(position)]
         if (counting := self._counting()) is not None:
@@ -168,7 +168,7 @@ class RedeliveryReturnQueue:
 
     def return_next_entries(self) -> bool:
         """Gives the next RETURN_ENTRIES entries of the queue back to the dispatcher. Returns True if the queue is empty
-        after that."""
+        then."""
         while self.waiting:
             first = self.waiting[0]
             if isinstance(first, _Freed):
@@ -195,7 +195,7 @@ class RedeliveryReturnQueue:
         return True
 
     def return_all_entries(self) -> None:
-        """Gives all entries of the queue back to the dispatcher at once, without a pause."""
+        """Gives all entries of the queue back to the dispatcher at once, without letting other tasks run."""
         while not self.return_next_entries():
             pass
 
@@ -207,8 +207,8 @@ class RedeliveryReturnQueue:
                 await turns.begin_slice()
 
     def clear(self) -> None:
-        """Removes all entries from the queue, because nothing is outstanding any more. Consumers that wait in the queue
-        for their removal are still removed."""
+        """Removes all entries from the queue, because no entry is outstanding any more. Consumers that were to be
+        removed after their last entry stay in the queue, and are removed by the next call of `return_next_entries`."""
         for each in self.waiting or ():
             if isinstance(each, _Freed):
                 each.positions = iter(())
@@ -229,8 +229,8 @@ SLOTS_AT_ONCE = 1000
 
 
 class DeliveryPump:
-    """Delivers the entries of one subscription to its consumers. Its state is: the entries read ahead, the entries that
-    are being given back, and the reason why it cannot deliver now."""
+    """Delivers the entries of one subscription to its consumers. Its state: the entries that were read ahead, the
+    entries that are being given back, and the reason why nothing can be delivered now."""
 
     __slots__ = (
         "_buffer", "_clock", "_closed", "_config", "_cursor", "_delayed", "_dispatcher", "_due", "_end_told",
@@ -265,7 +265,8 @@ class DeliveryPump:
 
     @property
     def _at_hand(self) -> ReadAheadBuffer:
-        """Returns the buffer of entries in memory; made with its first use, like `return_queue` and `_tasks`."""
+        """Returns the buffer of entries that were read ahead. Creates it on the first use, like `return_queue` and
+        `_tasks`."""
         if self._buffer is None:
             self._buffer = ReadAheadBuffer(
                 self._subscription.name, self._log, self._clock, self._config, self._dispatcher, self.wake,
@@ -291,7 +292,8 @@ class DeliveryPump:
         return f"{self._log.topic}/{self._subscription.name}"
 
     def _counting(self) -> DeadLetters | None:
-        """Returns the object that counts redeliveries; None where no policy of the broker does."""
+        """Returns the object that counts redeliveries; None if neither a dead-letter policy nor ordered redelivery
+        needs one."""
         letters = self._subscription.dead_letters
         return letters if letters is not None and letters.is_active else None
 
@@ -303,7 +305,7 @@ class DeliveryPump:
             self._loop.call_soon(self.deliver_available_entries)
 
     def deliver_available_entries(self) -> None:
-        """Delivers entries to the consumers now, until no consumer may get the next entry."""
+        """Delivers entries to the consumers now, until no consumer can get the next entry."""
         self._due = False
         if self._closed:
             return
@@ -387,7 +389,8 @@ class DeliveryPump:
             self._buffer.discard_delivered_entries(deliveries)
 
     async def _judge(self, positions: Sequence[Position]) -> None:
-        """Discards those of the entries that are malformed (`is_malformed_entry`)."""
+        """Acknowledges those of the entries that are malformed (`is_malformed_entry`), because no consumer can read
+        them."""
         for position in positions:
             if self._cursor.is_done(position):
                 continue
@@ -405,7 +408,7 @@ class DeliveryPump:
             self._delayed.delay_until(position, at_ms)
 
     def _log_full(self, why: Blocked) -> None:
-        """Logs that the acknowledgement state has become too large, or has shrunk again."""
+        """Writes a log line when the acknowledgement state has become too large, and when it is small enough again."""
         if why is Blocked.HOLES and not self._full_said:
             _LOG.warning(
                 "%s: %s (%d bytes, %d entries after %s); nothing new is delivered until then",
@@ -417,8 +420,8 @@ class DeliveryPump:
             self._full_said = False
 
     def _throttled(self, rates: Sequence[RateLimit], now: float) -> bool:
-        """Returns True if a dispatch rate is exceeded. Then nothing is read or delivered, and a timer resumes the pump
-        as soon as the rate permits."""
+        """Returns True if a dispatch rate is exceeded. Then nothing may be read or delivered; a timer runs the pump
+        again when the rate permits."""
         seconds = delay_until_rates_allow_s(rates, now)
         if seconds > 0:
             self.blocked = Blocked.THROTTLED
@@ -426,7 +429,7 @@ class DeliveryPump:
         return seconds > 0
 
     def _wake_later(self, seconds: float, now: float) -> None:
-        """Sets the timer to the earliest time that was requested."""
+        """Sets the timer to run the pump in `seconds`, unless the timer ends earlier already."""
         if self._timer is not None:
             if self._wakes_at <= now + seconds:
                 return
@@ -439,7 +442,7 @@ class DeliveryPump:
         self.wake()
 
     def _notify_end(self) -> None:
-        """Notifies the consumers of the end of a terminated topic, once all of its entries were delivered."""
+        """Notifies the consumers that the topic is terminated, if all of its entries were delivered."""
         if self._end_told or not self._subscription.consumers:
             return
         if self._cursor.pending is not None:
@@ -453,13 +456,13 @@ class DeliveryPump:
                 consumer.outlet.on_end_of_topic()
 
     def on_consumer_joined(self) -> None:
-        """Called when a consumer has joined: notifies the consumers of the end of the topic once more, if it is
-        reached."""
+        """Called when a consumer has joined: makes the pump notify the consumers of the end of a terminated topic
+        again."""
         self._end_told = False
         self.wake()
 
     def _pause(self, consumer: Consumer) -> None:
-        """Delivers nothing more to a consumer whose connection is full, until its queue has drained."""
+        """Delivers nothing to a consumer whose connection is full, until its queue is drained."""
         if consumer.waiting is None:
             consumer.member.paused = True
             consumer.waiting = self._tasks.spawn(self._resume(consumer), "drain of a consumer's queue")
@@ -479,14 +482,15 @@ class DeliveryPump:
 
     # ------------------------------------------------------------------ what it reads, and its end
     def restart_with_log(self, log: ReadableLog) -> None:
-        """Delivers from `log` from now on, beginning after the cursor's mark. The entries in memory are dropped."""
+        """Replaces the log from which the pump delivers. Delivery starts again after the cursor's mark; entries in
+        memory are dropped."""
         self._log = log
         if self._buffer is not None:
             self._buffer.restart_with_log(log)
 
     def switch_log(self, log: ReadableLog) -> None:
-        """Delivers from `log` from now on, without dropping the entries in memory. `log` must have the same entries as
-        the present log, up to the last one that consumers may get."""
+        """Replaces the log from which the pump delivers, and keeps the entries in memory. Up to the last entry that
+        consumers may get, both logs must have the same entries."""
         self._log = log
         if self._buffer is not None:
             self._buffer.switch_log(log)

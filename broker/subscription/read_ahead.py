@@ -50,7 +50,7 @@ AHEAD = 1.5
 """Chunks in memory below which the next one is read: a chunk is a little longer than `read_bytes`, so with 1 a read
 began when the one before was handed out, and a consumer beside a producer waited most of its time for reads."""
 CHUNK_ENTRIES = 200
-"""Entries given to the dispatcher at once, of DELIVERY_BATCH_BYTES."""
+"""Most entries that are given to the dispatcher at once. Together they have about DELIVERY_BATCH_BYTES."""
 GAP_ENTRIES_MAX = 16
 """Unwanted entries that are read between two wanted ones, rather than reading twice."""
 LOST_ENTRIES_SKIPPED_MAX = 1000
@@ -64,9 +64,9 @@ _NONE: deque[StoredEntry] = deque()
 
 
 class ReadAheadBuffer:
-    """The entries of a subscription that were read from the log in advance. `wake`: a function that schedules a run of
-    the subscription's pump in the next turn of the event loop. `deliver_available_entries`: a function that runs the
-    pump at once."""
+    """The entries of a subscription that were read from the log in advance. `wake`: a function that runs the
+    subscription's pump in the next turn of the event loop; `deliver_available_entries`: a function that runs the pump
+    at once."""
 
     __slots__ = (
         "_ahead", "_ahead_bytes", "_clock", "_config", "_counted", "_discard", "_dispatcher", "_hand_out", "_kept",
@@ -104,17 +104,17 @@ class ReadAheadBuffer:
         self._seeks = 0  # a read that began before a seek is of no use after it
 
     def switch_log(self, log: ReadableLog) -> None:
-        """Reads from `log` from now on. The entries in memory stay."""
+        """Replaces the log from which entries are read. The entries in memory stay."""
         self._log = log
 
     def restart_with_log(self, log: ReadableLog) -> None:
-        """Reads from `log` from now on. The entries in memory are dropped."""
+        """Replaces the log from which entries are read. The entries in memory are dropped."""
         self._log = log
         self.clear()
 
     def clear(self) -> None:
-        """Drops all entries in memory, and ignores the results of reads in progress. Called when the position in the
-        log has changed, or when no consumer is connected."""
+        """Drops all entries in memory, and ignores the results of reads in progress. Called when the subscription
+        continues at another position, or when no consumer is connected."""
         self._seeks += 1
         self.release_memory()
 
@@ -128,7 +128,7 @@ class ReadAheadBuffer:
         self._count()
 
     def _count(self) -> None:
-        """Reports the bytes of this buffer to the broker's read memory."""
+        """Tells the broker's read memory how many bytes this buffer has."""
         now = self._ahead_bytes + self._kept_bytes
         if now != self._counted:
             self._counted = now
@@ -136,8 +136,9 @@ class ReadAheadBuffer:
 
     # ------------------------------------------------------------------ what is in memory
     def get_requested_entries(self, want: Read | ReplayEntries, end: float) -> Sequence[StoredEntry]:
-        """Returns the first entries of the request `want` that are in memory, at most CHUNK_ENTRIES; fewer if their
-        slots are not computed by the time `end`. If none is in memory, returns none and starts a read."""
+        """Returns the first entries of the request `want`, at most CHUNK_ENTRIES, if they are in memory. Returns fewer
+        if their key slots are not all computed by the time `end`. Returns no entries, and starts a read, if the first
+        entry is not in memory."""
         entries = self._entries_from(want.position) if isinstance(want, Read) else self._again(want.positions)
         if not entries:
             self._start_read(want)
@@ -146,7 +147,8 @@ class ReadAheadBuffer:
         return entries
 
     def _with_slots(self, entries: Sequence[StoredEntry], end: float) -> Sequence[StoredEntry]:
-        """Returns the first of the entries, up to one whose slots take long to compute: a task computes these."""
+        """Computes the key slots of the entries, and returns the entries up to the first one whose slots take long to
+        compute. If that is the first of all, a task computes its slots."""
         found: list[StoredEntry] = []
         for entry in entries:
             if not entry.has_key_slots:
@@ -172,7 +174,7 @@ class ReadAheadBuffer:
             self._unfolding = False
 
     def _entries_from(self, position: Position) -> Sequence[StoredEntry]:
-        """Returns the entries in memory from `position` on, without a gap."""
+        """Returns the consecutive entries in memory that begin at `position`."""
         ahead = self._ahead
         if ahead and ahead[0].position < position:
             while ahead and ahead[0].position < position:
@@ -193,7 +195,8 @@ class ReadAheadBuffer:
         return found
 
     def _again(self, positions: Sequence[Position]) -> Sequence[StoredEntry]:
-        """Returns the first of these entries, which are delivered again, up to the first that is not in memory."""
+        """Returns those first ones of the entries `positions`, which are redelivered, that are in memory, up to the
+        first one that is not."""
         found: list[StoredEntry] = []
         kept: Mapping[Position, StoredEntry] = self._kept or {}
         for position in positions[:CHUNK_ENTRIES]:
@@ -204,8 +207,8 @@ class ReadAheadBuffer:
         return found
 
     def add_waiting_entries(self, entries: Iterable[StoredEntry]) -> None:
-        """Stores entries that wait until the consumers of their keys can get them. If they take too much memory, those
-        that have waited longest are dropped, and are read from the log again."""
+        """Stores entries that wait for the consumers of their keys. If they take too much memory, drops the entries
+        that have waited longest; these are read from the log again."""
         kept = self._kept
         if kept is None:
             kept = self._kept = OrderedDict()  # of a plain dict, taking the first gets slower the more were taken
@@ -220,7 +223,7 @@ class ReadAheadBuffer:
         self._count()
 
     def discard_delivered_entries(self, deliveries: Iterable[Delivery]) -> None:
-        """Drops the entries that were delivered to consumers from memory."""
+        """Removes the entries from memory that were delivered."""
         if self._kept:
             for each in deliveries:
                 kept = self._kept.pop(each.entry.position, None)
@@ -243,8 +246,8 @@ class ReadAheadBuffer:
         self._tasks.spawn(self._read(position), "read")
 
     def _read_ahead(self) -> None:
-        """Reads the next entries while the present ones are delivered: from a cache, before that drops them, or from
-        bookies."""
+        """Reads the next entries while the present ones are being delivered: takes them from the tail cache before it
+        evicts them, or reads them from bookies."""
         if (
             self._reading
             or not self._ahead
@@ -307,8 +310,8 @@ class ReadAheadBuffer:
         self._wake()
 
     def _passes_over(self, position: Position) -> bool:
-        """Acknowledges the lost entries at `position`, if an operator has permitted it. Returns False if there are
-        none."""
+        """Acknowledges the lost entries at `position`, if an operator has permitted to skip them. Returns False if no
+        skipped entries are there."""
         last = self._log.shape.skipped_lost_range_end(position)
         if last is None:
             return False
@@ -317,7 +320,7 @@ class ReadAheadBuffer:
         return True
 
     def _lost_range(self, position: Position, error: DataLost) -> DataLost:
-        """Returns the error for consumers, which names all lost entries that are known."""
+        """Returns the error for consumers. It names the whole range of lost entries, as far as it is known."""
         run = int(error.fields.get("first", position[1])), int(error.fields.get("last", position[1]))
         if self._throttle.should_log(error):
             _LOG.error("%s/%s: %s; its consumers are told", self._log.topic, self._subscription, error)
@@ -341,15 +344,15 @@ class ReadAheadBuffer:
         self._retry = self._loop.call_later(READ_RETRY_S, self._wake)
 
     def stop(self) -> None:
-        """Prevents further reads. The caller must cancel the reads that are in progress."""
+        """Prevents further reads. The caller must cancel the reads in progress."""
         self.release_memory()
         if self._retry is not None:
             self._retry.cancel()
 
 
 def find_contiguous_range(positions: Sequence[Position]) -> tuple[Position, Position]:
-    """Returns the first and the last position of a range of entries that one read can return. The range begins with the
-    first of `positions`, and includes those of the following positions that are near it in the same ledger."""
+    """Returns the first and the last position of a range of entries that one read can return. The range begins at the
+    first of `positions`, and includes the next ones that are near it in the same ledger."""
     first = last = positions[0]
     for position in positions:
         if position[0] != first[0] or position[1] - last[1] > GAP_ENTRIES_MAX:

@@ -57,8 +57,7 @@ SEEK = ("disconnect", "move", "store", "answer")
 
 
 class Deliveries(NamedTuple):
-    """Counts of what was delivered to consumers: the messages, their bytes, and how many of the messages were
-    redelivered."""
+    """How much was delivered to consumers: the messages, their bytes, and how many of the messages were redelivered."""
 
     messages: int
     size: int
@@ -75,7 +74,8 @@ NO_DELIVERIES = Deliveries(0, 0, 0)
 
 
 class Subscription:
-    """A subscription at the broker that owns its topic: its consumers, its cursor, and the operations on it."""
+    """A subscription at the broker that owns its topic: its cursor, its connected consumers, and the operations on
+    it."""
 
     __slots__ = (
         "__dict__", "_clock", "_config", "_marked", "aborts", "acks", "activity", "commits", "consumers", "cursor",
@@ -116,7 +116,7 @@ class Subscription:
 
     @property
     def deliveries(self) -> Deliveries:
-        """Returns the counts of what was delivered to the consumers of the subscription since it was loaded."""
+        """Returns how much was delivered to the consumers of the subscription since it was loaded."""
         found = self.departed
         for each in self.consumers.values():
             found = found.add_counts_of_member(each.member)
@@ -127,7 +127,7 @@ class Subscription:
         return self.store is not None
 
     def apply(self, applied: AppliedPolicies) -> None:
-        """Applies the policies that are now in force for the topic to this subscription."""
+        """Applies changed policies of the topic to this subscription."""
         if self.delayed is not None:
             self.delayed.applied = applied
         if self.dead_letters is not None:
@@ -150,7 +150,8 @@ class Subscription:
         return self.isolation is Isolation.READ_UNCOMMITTED
 
     def restart_with_log(self, log: ReadableLog) -> None:
-        """Delivers from `log` from now on, beginning after the cursor's mark. No consumer may be connected."""
+        """Replaces the log from which entries are delivered. Delivery starts again after the cursor's mark. No consumer
+        may be connected."""
         self.log = log
         self.pump.restart_with_log(log)
         self.cursor.rebase(log.shape)
@@ -161,8 +162,8 @@ class Subscription:
             self.delayed.core.shape = log.shape
 
     def switch_log(self, log: ReadableLog) -> None:
-        """Delivers from `log` from now on; consumers notice no change. `log` must have the same entries as the present
-        log, up to the last one that consumers may get."""
+        """Replaces the log from which entries are delivered, without the consumers noticing. Up to the last entry that
+        consumers may get, both logs must have the same entries."""
         self.log = log
         self.pump.switch_log(log)
         self.cursor.rebase(log.shape)
@@ -173,15 +174,15 @@ class Subscription:
         self.on_transaction_outcomes_known()
 
     def on_transaction_outcomes_known(self) -> None:
-        """Called when transactions of the topic have ended: their entries become visible to consumers, or remain hidden
-        for ever."""
+        """Called when transactions of the topic have ended, so that their entries became visible to consumers, or are
+        hidden for ever."""
         if self.cursor.advance() and self.store is not None:
             self.store.schedule_write()
         if self.consumers:
             self.pump.wake()
 
     def _leave_out(self) -> None:
-        """Acknowledges the entries that compaction removed, if the subscription reads the compacted form."""
+        """Acknowledges the entries that compaction has removed, if the subscription reads the compacted form."""
         for ledger_id, removed in self.log.removed_entries():
             if ledger_id >= self.cursor.mark[0]:
                 self.cursor.ack_set(ledger_id, removed)
@@ -189,7 +190,7 @@ class Subscription:
             self.store.schedule_write()
 
     def set_isolation_level(self, isolation: Isolation) -> None:
-        """Sets the isolation level to that of a consumer which is about to join. Raises ConsumerBusy if the connected
+        """Sets the isolation level, for a consumer that is about to join. Raises ConsumerBusy if the connected
         consumers have another level."""
         if self.consumers and self.isolation is not isolation:
             raise SubscribeRefusal.OTHER_ISOLATION.error(
@@ -198,8 +199,8 @@ class Subscription:
         self.isolation = isolation
 
     def has_undelivered_up_to(self, horizon: Position) -> bool:
-        """Returns True if an entry up to and including `horizon` was not delivered yet, or is not acknowledged and may
-        be delivered again."""
+        """Returns True if an entry up to and including `horizon` may still have to be delivered: it was not delivered
+        yet, or it is not acknowledged."""
         return self.dispatcher.read_position <= horizon or (self.dispatcher.tracks and self.cursor.mark < horizon)
 
     # ------------------------------------------------------------------ consumers
@@ -207,8 +208,8 @@ class Subscription:
         """Adds the consumer to the subscription. Raises ConsumerBusy if the connected consumers have another type, or
         if the policy refuses the consumer.
 
-        If entries of other consumers are being given back, gives all of them back first, at once. To do this in slices,
-        await `wait_entries_returned` before.
+        If other consumers are giving entries back, this call first finishes that at once. If many entries may be given
+        back, the caller awaits `wait_entries_returned` before, which lets other tasks run.
         """
         for other in list(self.consumers.values()):
             if consumer.instance and other.instance == consumer.instance:
@@ -220,7 +221,8 @@ class Subscription:
         self.pump.on_consumer_joined()
 
     def _admit(self, newcomer: Member, type_: SubscriptionType) -> None:
-        """Sets the type if this is the first consumer. Raises ConsumerBusy if the consumer may not join."""
+        """Sets the subscription type if this is the first consumer. Raises ConsumerBusy if the consumer may not
+        join."""
         if not self.consumers:
             topic = self.log.topic
             options = SubscriptionOptions(topic.full, topic.partition, newcomer.options, self._config)
@@ -270,8 +272,8 @@ class Subscription:
         self.pump.wake()
 
     async def wait_entries_returned(self, consumer: Consumer) -> None:
-        """Waits until all entries that are being given back have been given back, also those of the last connection of
-        `consumer`. Called before `consumer` joins."""
+        """Waits until all entries that consumers are giving back were given back, also those of an earlier connection
+        of `consumer`. Called before `consumer` joins."""
         for other in self.consumers.values():
             if consumer.instance and other.instance == consumer.instance:
                 self.pump.return_queue.add(other.member, list(other.member.outstanding), counted=False)
@@ -287,8 +289,9 @@ class Subscription:
             self.disconnect(consumer, error)
 
     def begin_move(self, error: MagnetarError) -> list[asyncio.Future[None]]:
-        """Stops the delivery, because more messages could not be acknowledged in time, and sends `error` to the
-        consumers. Returns futures that complete when the last acknowledgements of the consumers have arrived."""
+        """Begins to close the subscription, because the topic moves to another broker. Stops the delivery: consumers
+        could not acknowledge further messages in time. Sends `error` to the consumers. Returns futures that complete
+        when the last acknowledgements of the consumers have arrived."""
         self.pump.is_moving = True
         told = [consumer.outlet.on_topic_moving(error) for consumer in self.consumers.values()]
         return [last for last in told if last is not None]
@@ -300,9 +303,9 @@ class Subscription:
 
     # ------------------------------------------------------------------ acknowledging
     def ack(self, consumer: Consumer | None, entries: Sequence[AckedEntry]) -> None:
-        """Acknowledges each of the entries, or some messages of it. Ignores entries that were trimmed. Raises
-        InvalidRequest if an entry is after the last entry of the log; TransactionConflict if an entry is pending in a
-        transaction (all other entries are acknowledged nevertheless)."""
+        """Acknowledges each of the entries as a whole, or only those of its messages that are named. Ignores entries
+        that were trimmed. Raises InvalidRequest if an entry is after the last entry of the log; TransactionConflict if
+        an entry is pending in a transaction (all other entries are acknowledged nevertheless)."""
         try:
             self.acks.ack(consumer.member if consumer is not None else None, entries)
         finally:
@@ -337,9 +340,9 @@ class Subscription:
         self.acks.check_cumulative_ack(acked)
 
     def skip_up_to(self, mark: Position, messages: int = 0) -> None:
-        """Acknowledges all messages up to and including `mark`, and the first `messages` messages after it, because
-        they have expired, exceed the backlog quota, or are skipped by an operator. Acknowledgements that are pending in
-        a transaction stay pending."""
+        """Acknowledges all messages up to and including `mark`, and the first `messages` messages after `mark`: they
+        have expired, exceed the backlog quota, or are skipped by an operator. Messages that are acknowledged in an open
+        transaction stay pending."""
         if mark.entry_id >= 0:
             self.acks.skip_up_to(mark)
         if messages:
@@ -347,8 +350,8 @@ class Subscription:
         self._on_mark_moved()
 
     def skip_entries(self, positions: Sequence[Position]) -> None:
-        """Acknowledges entries that no consumer can acknowledge, such as lost or malformed ones, except those that are
-        pending in a transaction."""
+        """Acknowledges entries that no consumer can receive, such as lost or malformed ones. Entries that are
+        acknowledged in an open transaction stay pending."""
         if positions:
             with suppress(TransactionConflict):  # those that are pending are acknowledged by their transaction
                 self.acks.ack(None, [AckedEntry(position) for position in positions])
@@ -358,7 +361,7 @@ class Subscription:
     # ------------------------------------------------------------------ acknowledging in transactions
     @property
     def pending_transactions(self) -> Sequence[TxnId]:
-        """Returns the transactions that have acknowledged messages of this subscription, and whose outcome was not
+        """Returns the transactions that have acknowledged messages of this subscription and whose outcomes were not
         applied yet."""
         return tuple(self.cursor.pending.of) if self.cursor.pending is not None else ()
 
@@ -366,8 +369,8 @@ class Subscription:
         return self.cursor.pending is not None and txn in self.cursor.pending.of
 
     def conflicting_transactions(self, position: Position) -> Sequence[TxnId]:
-        """Returns the transactions that have acknowledged the entry, and whose outcome was not applied yet. Because of
-        them another acknowledgement of the entry may be refused."""
+        """Returns the transactions that have acknowledged the entry and whose outcomes were not applied yet. Another
+        acknowledgement of the entry may be refused because of them."""
         return self.cursor.pending.find_transactions(position) if self.cursor.pending is not None else ()
 
     def ack_in_transaction(
@@ -375,8 +378,8 @@ class Subscription:
         rest: bool = False,
     ) -> None:  # fmt: skip
         """Makes the acknowledgements `wanted` and `cumulative` pending in the transaction, in one step: the messages
-        are acknowledged if the transaction commits. Repeating the call changes nothing. The topic must have joined the
-        transaction in the same turn of the loop. `rest`: as in `TransactionalAcks.add_pending_acks`.
+        are acknowledged if the transaction commits. A repeated call changes nothing. The topic must have joined the
+        transaction, in the same turn of the event loop. `rest`: see `TransactionalAcks.add_pending_acks`.
 
         Raises NotAllowed if the subscription is not durable, or if `cumulative` is given and several consumers may
         share the subscription; TransactionConflict, InvalidRequest or BackPressure as
@@ -391,14 +394,13 @@ class Subscription:
             self._on_mark_moved()
 
     def check_supports_transactions(self) -> None:
-        """Raises NotAllowed if the subscription is not durable: such a subscription stores no acknowledgements, so
-        transactions cannot use it."""
+        """Raises NotAllowed if the subscription is not durable. A transaction needs stored acknowledgements."""
         if self.store is None:
             raise AckRefusal.NOT_KEPT.error(f"subscription {self.name!r}: {AckRefusal.NOT_KEPT.value}")
 
     def settle(self, txn: TxnId, committed: bool) -> None:
-        """Applies the outcome of a transaction: its acknowledgements count if it committed; otherwise the entries are
-        delivered again. Idempotent. The result is durable when `wait_durable` returns."""
+        """Applies the outcome of a transaction. If it committed, its acknowledgements count; otherwise its messages are
+        delivered again. Idempotent. `wait_durable` waits until the result is durable."""
         settled = self.acks.settle(txn, committed=committed)
         if settled is None:
             return
@@ -411,7 +413,7 @@ class Subscription:
         self.pump.wake()
 
     def _come_again(self, settled: SettledAcks) -> None:
-        """Gives back the entries whose acknowledging transaction was aborted."""
+        """Delivers the entries again whose acknowledgements were aborted with their transaction."""
         if self.reads_compacted:
             self._leave_out()  # what was compacted while it was pending
         cursor, ordered = self.cursor, not self.dispatcher.policy.individual
@@ -441,8 +443,8 @@ class Subscription:
         self, consumer: Consumer, positions: Sequence[Position] | None, *, counted: bool = True
     ) -> None:
         """Takes outstanding entries back from the consumer, to deliver them again. `positions`: which entries; None:
-        all that are outstanding at this consumer. Ignores entries that are not outstanding at it. `counted`: adds 1 to
-        their redelivery counts."""
+        all entries that are outstanding at this consumer. Ignores entries that are not outstanding at this consumer.
+        `counted`: adds 1 to the redelivery count of each entry."""
         if positions is None:
             consumer.member.must_restart = False
         wanted = list(consumer.member.outstanding) if positions is None else dict.fromkeys(positions)
@@ -452,9 +454,8 @@ class Subscription:
         self.pump.wake()
 
     def when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
-        """Calls the function `tell` once, possibly before this method returns. Its argument is None when everything
-        that was acknowledged before this call is durable. Otherwise the argument is the error because of which that is
-        not known."""
+        """Calls the function `tell` once, possibly before this method returns: with None when everything that was
+        acknowledged before this call is durable, or with an error if that is not known."""
         if self.store is not None:
             self.store.when_durable(tell)
         else:
@@ -467,16 +468,16 @@ class Subscription:
 
     @cached_property
     def seek_lock(self) -> asyncio.Lock:
-        """Returns the lock that the caller of `seek` must hold, from finding the new position until that position is
-        durable."""
+        """Returns the lock for seeks. The caller of `seek` must hold it from the time at which it looks for the new
+        position until that position is durable."""
         return asyncio.Lock()
 
     async def seek(self, mark: Position, acked_messages: int = 0, *, keep: Consumer | None = None) -> None:
-        """Moves the subscription: it continues after `mark` and the first `acked_messages` messages of the next entry.
-        The new position is durable when this method returns.
+        """Moves the subscription: it continues after `mark`, and after the first `acked_messages` messages of the next
+        entry. The new position is durable when this method returns.
 
-        The caller must hold `seek_lock`. All consumers except `keep` are disconnected, because their outstanding
-        entries have no meaning any more.
+        The caller must hold `seek_lock`. Disconnects all consumers except `keep`: their outstanding entries are not
+        valid any more.
         """
         assert self.seek_lock.locked(), "one after the other"
         why = Unavailable(f"the subscription {self.name!r} was moved; subscribe again", moved=True)
@@ -499,7 +500,7 @@ class Subscription:
 
     # ------------------------------------------------------------------ ending
     def stop(self) -> None:
-        """Stops the delivery. The caller must have notified the consumers before."""
+        """Stops the delivery. The caller must have notified the consumers before this call."""
         if self.dead_letters is not None:
             self.dead_letters.stop()
         if self.delayed is not None:

@@ -51,7 +51,7 @@ def host_of_address(address: str) -> str:
 
 
 def _returns(who: ClientIdentity, there: Collection[ClientIdentity]) -> bool:
-    """Returns True if `who` connects again: a connection in `there` has the same instance."""
+    """Returns True if the client `who` connects again: a client in `there` has the same instance."""
     return bool(who.instance) and any(each.instance == who.instance for each in there)
 
 
@@ -78,9 +78,9 @@ class Admission:
         self._check_address(self._same_address_producers, who, there, "producers", ProducerBusy)
 
     def check_subscription(self, applied: AppliedPolicies, name: str, there: int, *, by_consumer: bool) -> None:
-        """Raises NotAllowed if the topic has its maximum of subscriptions (`there`: their present number);
-        SubscriptionNotFound if a consumer asks for a new subscription, and the policy forbids to create subscriptions
-        automatically."""
+        """Raises NotAllowed if the topic has its maximum of subscriptions; SubscriptionNotFound if a consumer
+        (`by_consumer`) asks for a new subscription, and the policy forbids that consumers create subscriptions.
+        `there`: the present number of subscriptions."""
         if by_consumer and not applied.auto_subscription_creation:
             raise SubscribeRefusal.NOT_MADE.error(
                 f"topic {self._topic} has no subscription {name!r}, and it is not made automatically", subscription=name
@@ -132,7 +132,8 @@ class Admission:
     # ------------------------------------------------------------------ the rate of subscribing
     def check_subscribe_rate(self, applied: AppliedPolicies, who: ClientIdentity, name: str, now: float) -> None:
         """Raises BackPressure if a consumer subscribes too often. Each pair of host and consumer `name` has a token
-        bucket; a permitted call takes one token from the bucket, and a call fails if the bucket is empty."""
+        bucket. Each permitted call takes one token from the bucket; a call fails if the bucket is empty. `now`:
+        monotonic seconds."""
         rate, period_s = applied.subscribe_rate, applied.subscribe_rate_period_s
         if not rate:
             self._buckets.clear()
@@ -151,7 +152,8 @@ class Admission:
             )
 
     def _expire_buckets(self, rate: int, period_s: int, now: float) -> None:
-        """Drops buckets that are full; while there are too many, also those that were used least recently."""
+        """Removes the token buckets that are full. If too many buckets remain, also removes those that were used least
+        recently."""
         self._buckets = {
             key: (tokens, at)
             for key, (tokens, at) in self._buckets.items()
@@ -200,9 +202,10 @@ def must_roll_ledger(
     idle_s: float,
     now_ms: int, unread: Retention = NOTHING,
 ) -> bool:  # fmt: skip
-    """Returns True if the topic must begin a new ledger, so that its last ledger can be deleted: the last ledger was
-    idle for long enough or is old enough, and the holders and the retention permit to delete it. `quiet_s`: for how
-    many seconds the last ledger was not written; `age_s`: its age in seconds."""
+    """Returns True if the topic must begin a new ledger, so that its last ledger can be deleted later: the last ledger
+    is older than the retention; or nothing was written to it for `idle_s` seconds, and no holder needs it. `quiet_s`:
+    for how many seconds nothing was written to it; `age_s`: its age in seconds; `unread`: the retention for a topic
+    without durable subscriptions."""
     if shape.last.entry_id < 0 or shape.tail.last_entry < 0:
         return False
     tail = shape.tail
@@ -236,8 +239,9 @@ def estimate_delayed_bytes(shape: LogShape, delayed_in: Callable[[int], int]) ->
 
 
 def judge_backlog_quota(applied: AppliedPolicies, backlog: int, oldest_s: float) -> BacklogQuotaState | None:
-    """Returns the reaction that the policy demands to a backlog that exceeds the quota; None if the backlog does not
-    exceed it. `oldest_s`: the age in seconds of the oldest unacknowledged message; 0 if there is none."""
+    """Returns how the topic reacts to a backlog that exceeds the quota, as the policy says; None if the backlog does
+    not exceed the quota. `backlog`: its size in bytes; `oldest_s`: the age in seconds of the oldest unacknowledged
+    message, 0 if there is none."""
     limit = applied.backlog_quota_bytes
     if (limit and backlog >= limit) or (applied.backlog_quota_s and oldest_s >= applied.backlog_quota_s):
         return _POLICIES[applied.backlog_quota_policy]
@@ -245,7 +249,7 @@ def judge_backlog_quota(applied: AppliedPolicies, backlog: int, oldest_s: float)
 
 
 def find_mark_for_backlog_bytes(shape: LogShape, limit: int) -> Position:
-    """Returns the earliest position after which the log has about `limit` bytes at most."""
+    """Returns the earliest position that has at most about `limit` bytes of the log after it."""
     left = limit
     for span in reversed(shape.spans):
         if span.size > left:
@@ -258,7 +262,8 @@ def find_mark_for_backlog_bytes(shape: LogShape, limit: int) -> Position:
 
 def is_inactive(applied: AppliedPolicies, *, users: int, subscriptions: int, backlog: bool, unused_s: float) -> bool:
     """Returns True if the policy counts the topic as inactive. `users`: the number of its producers and consumers;
-    `backlog`: True if a durable subscription has unread messages."""
+    `subscriptions`: the number of its durable subscriptions; `backlog`: True if one of these has unacknowledged
+    messages; `unused_s`: for how many seconds the topic had no user."""
     if not applied.inactive_s or users or unused_s < applied.inactive_s:
         return False
     if applied.inactive_mode == "delete_when_no_subscriptions":

@@ -1,5 +1,5 @@
 """The deduplication of a topic: what is decided in broker/topic/dedup_core.py, kept across crashes and moves. After it,
-the interface of a topic's parts (`StatefulTopicPart`), and the replay of the log when a topic is loaded (`replay`).
+the interface of a topic's parts (`StatefulTopicPart`), and the replay of the log when a topic is loaded.
 
 Snapshots go to a ledger of their own, which the topic's record names (`dedup`). Rules (ledger protocol §3.4, Pulsar
 PR9; invariants 32, 33, 34)
@@ -78,11 +78,11 @@ _CRC = struct.Struct(">I")
 
 
 class DamagedDedupSnapshot(ValueError):
-    """Raised if bytes are not a valid piece of a deduplication snapshot, or if pieces are not a complete snapshot."""
+    """Raised if a deduplication snapshot in the snapshot ledger is damaged or incomplete."""
 
 
 class Piece(NamedTuple):
-    """One decoded entry of a snapshot ledger: a piece of a deduplication snapshot."""
+    """One decoded entry of a snapshot ledger. A snapshot is stored as one or more pieces."""
 
     sequence: int
     piece: int
@@ -103,7 +103,8 @@ class _Stored(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def encode_snapshot(snapshot: Snapshot, sequence: int) -> list[bytes]:
-    """Returns the entries that store the snapshot, in the order in which they must be appended."""
+    """Returns the ledger entries that store the snapshot, in the order in which the caller must append them.
+    `sequence`: the number of the snapshot."""
     rows = [(name, *progress) for name, progress in snapshot.persisted.items()]
     gaps = {name: each.serialize() for name, each in snapshot.gaps.items()}
     body = msgspec.json.encode(_Stored(*snapshot.position, rows, gaps))
@@ -117,7 +118,7 @@ def _piece(sequence: int, piece: int, pieces: int, body: bytes) -> bytes:
 
 
 def decode_piece(entry: bytes) -> Piece:
-    """Returns the piece of a snapshot that the entry contains. Raises DamagedDedupSnapshot if the entry is damaged."""
+    """Decodes one entry of a snapshot ledger and returns it. Raises DamagedDedupSnapshot if the entry is damaged."""
     if len(entry) < _HEAD.size + _CRC.size:
         raise DamagedDedupSnapshot(f"{len(entry)} bytes are no piece of a snapshot")
     magic, version, _, sequence, piece, pieces = _HEAD.unpack_from(entry)
@@ -131,8 +132,8 @@ def decode_piece(entry: bytes) -> Piece:
 
 
 def decode_snapshot(pieces: Sequence[Piece]) -> Snapshot:
-    """Returns the snapshot that consists of these pieces, which must be in order. Raises DamagedDedupSnapshot if the
-    snapshot is damaged."""
+    """Returns the snapshot that is stored in these pieces, which must be all pieces of one snapshot, in order. Raises
+    DamagedDedupSnapshot if they are not, or if the snapshot is damaged."""
     try:
         found = msgspec.json.decode(b"".join(each.body for each in pieces), type=_Stored)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -148,12 +149,12 @@ def decode_snapshot(pieces: Sequence[Piece]) -> Snapshot:
 _LOG = logging.getLogger("magnetar.broker.topic.dedup")
 
 ROLL_SNAPSHOTS = 1_000
-"""Snapshots of one ledger: it costs their bytes, only the last one counts."""
+"""Most snapshots in one ledger. All of them take disk space, but only the last one counts."""
 
 
 def parse_sequence_range(metadata: MessageMetadata) -> SequenceRange:
-    """Returns the range of sequence ids in the metadata of an entry; for a chunk, also the uuid of its message and the
-    number of the chunk."""
+    """Returns the first and the last sequence id in the metadata of an entry; for a chunk of a message, also the uuid
+    of the message and the number of the chunk."""
     first, last = metadata.sequence_id, metadata.highest_sequence_id
     if last < first:
         last = first
@@ -163,8 +164,8 @@ def parse_sequence_range(metadata: MessageMetadata) -> SequenceRange:
 
 
 class Deduplication:
-    """The deduplication of one loaded topic. Loads the stored state of `DedupCore`, and stores it again from time to
-    time. Must be called from one event loop."""
+    """The deduplication of one loaded topic. Loads the state of `DedupCore` from the snapshot ledger, and stores
+    snapshots of it from time to time. Must be called from one event loop."""
 
     __slots__ = (
         "_clock",
@@ -216,7 +217,7 @@ class Deduplication:
 
     @property
     def _ledger(self) -> SnapshotLedger[Piece]:
-        """Returns the snapshot ledger; made with its first use: most topics have none."""
+        """Returns the snapshot ledger. Creates the object on the first use, because most topics have no snapshots."""
         if self._ledger_used is None:
             ledgers = TopicStateLedgers(
                 self._ledger_client, self._config, self._replication, self._log.topic, dedup="snapshots"
@@ -249,7 +250,7 @@ class Deduplication:
 
     @staticmethod
     async def _whole(_reader: LedgerReader, pieces: list[Piece]) -> Snapshot:
-        """Returns the snapshot that consists of these pieces."""
+        """Returns the snapshot that is stored in these pieces."""
         return decode_snapshot(pieces)
 
     def _alarm(self, what: str, error: Exception) -> None:
@@ -264,8 +265,9 @@ class Deduplication:
     def replay(
         self, name: str, numbers: SequenceRange, position: Position, *, counts: bool, aborted: bool = False
     ) -> None:
-        """Adds an entry of the log, which the producer `name` sent, to the state while the topic is loaded. Must be
-        called in log order. `counts`: False if the entry is in a transaction that is not committed."""
+        """Adds an entry of the log to the state, while the topic is being loaded. Must be called in log order. `name`:
+        the producer of the entry; `numbers`: its sequence ids; `counts`: False if the entry belongs to a transaction
+        that is not committed; `aborted`: True if that transaction is aborted."""
         if self.replay_start_position is None or position <= self.core.position:
             return
         if counts:
@@ -288,19 +290,19 @@ class Deduplication:
         return self.core.enabled
 
     def trim_limit(self, applied: AppliedPolicies) -> TrimLimit | None:
-        """Returns the part of the log that deduplication no longer needs: everything up to the last stored snapshot;
-        None if deduplication is off, so that it needs nothing of the log."""
+        """Returns which part of the log deduplication no longer needs: everything up to the last stored snapshot.
+        Returns None if deduplication is off, because then it needs no part of the log."""
         held = self._stored if self.core.enabled or self._working is not None else None
         return TrimLimit(held, why=LedgerStays.NOT_IN_SNAPSHOT) if held is not None else None
 
     def own_ledgers(self) -> list[int]:
-        """Returns the ids of the ledgers that deduplication owns, which must be deleted with the topic."""
+        """Returns the ids of the ledgers that store snapshots, which must be deleted with the topic."""
         place = self._log.record.dedup
         return [place.ledger_id] if place is not None and place.ledger_id >= 0 else []
 
     def on_producer_joined(self, name: str) -> None:
-        """Called when a connection of the producer `name` joins. For each call `on_producer_left` must be called
-        once."""
+        """Called when a connection of the producer `name` joins the topic. When this connection leaves, the caller must
+        call `on_producer_left`."""
         self.core.on_producer_joined(name)
 
     def on_producer_left(self, name: str) -> None:
@@ -323,8 +325,9 @@ class Deduplication:
             await future
 
     def on_publish_confirmed(self, name: str) -> None:
-        """Called when an entry of the producer `name` is stored, after `DedupCore.on_publish_confirmed`. Must be called
-        while deduplication is on, or while callers are `waiting`."""
+        """Called when an entry of the producer `name` is stored, directly after `DedupCore.on_publish_confirmed`:
+        counts the entry for the next snapshot, and resumes callers of `wait_idle`. The call may be omitted while
+        deduplication is off and no caller is in `waiting`."""
         if self.waiting:
             self._outcome(name)
         if self.core.enabled:
@@ -332,7 +335,8 @@ class Deduplication:
             self._due()
 
     def on_uncommitted_entry_stored(self, position: Position) -> None:
-        """Called when an entry of a transaction is stored: its sequence ids count only when the transaction commits."""
+        """Called when an entry of an open transaction is stored. Its sequence ids count only when the transaction
+        commits."""
         self.core.on_uncommitted_entry_stored(position)
         if self.core.enabled:
             self._since += 1
@@ -341,8 +345,9 @@ class Deduplication:
     def on_transaction_ended(
         self, numbers: Mapping[str, SequenceProgress], sent: Mapping[str, BitMap64], back: Mapping[str, BitMap64]
     ) -> None:
-        """Called when a transaction has ended: the progress in `numbers` counts from now on. `sent`: sequence ids of
-        the transaction that are in the log; `back`: those that are not in the log."""
+        """Called when a transaction has ended. `numbers`: the progress that each producer has made by the transaction,
+        which counts from now on; `sent`: the sequence ids of the transaction that are in the log, by producer; `back`:
+        those that are not in the log."""
         self.core.on_transaction_committed(numbers, sent)
         self.core.add_aborted_sequence_gaps(back)
         if self.core.enabled:
@@ -350,8 +355,8 @@ class Deduplication:
             self._due()
 
     def limit_snapshots(self, undecided: Callable[[], Position | None]) -> None:
-        """Sets the function `undecided`, which limits up to which position a snapshot may go. It returns the position
-        before the first entry of an open transaction; None if no transaction is open."""
+        """Sets the function that limits up to which position a snapshot may go. `undecided` returns the position before
+        the first entry of an open transaction; None if no transaction is open."""
         self._undecided = undecided
 
     def on_publish_failed(self, name: str) -> None:
@@ -359,7 +364,7 @@ class Deduplication:
         self._outcome(name)
 
     def _outcome(self, name: str) -> None:
-        """Resumes the callers that wait for the producer, if none of its entries is in flight."""
+        """Resumes the callers that wait for the producer `name`, if no entry of it is in flight any more."""
         if self.waiting and self.core.is_idle(name):
             for future in self.waiting.pop(name, ()):
                 if not future.done():
@@ -367,7 +372,7 @@ class Deduplication:
 
     # ------------------------------------------------------------------ on and off
     def apply(self, applied: AppliedPolicies) -> None:
-        """Applies changed policies. If the time between snapshots has changed, it begins to run anew."""
+        """Applies changed policies. Restarts the snapshot timer if the time between two snapshots has changed."""
         if applied.dedup_snapshot_s != self._snapshot_s:
             self._snapshot_s = applied.dedup_snapshot_s
             self._cancel_timer()
@@ -375,7 +380,7 @@ class Deduplication:
                 self._due()
 
     def run_due(self, applied: AppliedPolicies) -> None:
-        """Starts to turn deduplication on or off, if the policy demands the other state."""
+        """Starts to turn deduplication on or off, if the policy has changed so."""
         self.set_enabled(applied.deduplication)
 
     def set_enabled(self, enabled: bool) -> None:
@@ -392,8 +397,8 @@ class Deduplication:
         _LOG.info("%s: publishes are deduplicated from %s on", self._log.topic, position)
 
     async def _turn_off(self) -> None:
-        """Turns deduplication off, and removes it from the topic's record; then deletes its ledger. A ledger that stays
-        only costs space."""
+        """Turns deduplication off, and removes its snapshot ledger from the topic's record. Then deletes this ledger;
+        if that fails, the ledger only costs disk space."""
         self.core.disable()
         self._cancel_timer()
         if self._log.record.dedup is not None:
@@ -450,8 +455,8 @@ class Deduplication:
         self.snapshots += 1
 
     def _snapshot_now(self) -> Snapshot:
-        """Returns a snapshot of the present state. It may contain sequence ids of entries after its position: to replay
-        these changes nothing."""
+        """Returns a snapshot of the present state. The snapshot may already contain sequence ids of entries after its
+        position. That does no harm: a replay of these entries changes nothing."""
         snapshot, undecided = self.core.snapshot(), self._undecided()
         return snapshot if undecided is None or undecided > snapshot.position else snapshot._replace(position=undecided)
 
@@ -468,8 +473,8 @@ class Deduplication:
 
     # ------------------------------------------------------------------ ending
     def stop(self) -> None:
-        """Stops deduplication, because the topic closes or another broker owns it: nothing more is stored, and each
-        waiting caller is resumed."""
+        """Stops deduplication, because the topic closes or another broker owns the topic. Nothing more is stored, and
+        all callers of `wait_idle` are resumed."""
         self._ended = True
         self._cancel_timer()
         if self._working is not None:
@@ -480,11 +485,11 @@ class Deduplication:
                 future.set_result(None)
 
     async def close(self) -> None:
-        """Stores a last snapshot, if a snapshot ledger is open, so that the next load of the topic replays little. Must
-        be called after the log was closed.
+        """Stores a last snapshot, if a snapshot ledger is open, so that the next load of the topic replays few entries.
+        Must be called after the log was closed. Idempotent.
 
-        Idempotent. State that cannot be stored within `close_timeout_s` seconds is replayed from the log at the next
-        load.
+        If the snapshot cannot be stored within `close_timeout_s` seconds, the next load replays more entries of the log
+        instead.
         """
         last = self._since and self.core.enabled and self._log.state is TopicState.CLOSED
         self.stop()
@@ -516,8 +521,8 @@ class Deduplication:
 
 
 class StatefulTopicPart(Protocol):
-    """A part of a topic with state that outlives the owner of the topic, such as compaction, deduplication,
-    transactions. The comment above this class gives the order of the calls."""
+    """A part of a topic whose state must survive a change of the topic's owner: compaction, deduplication and
+    transactions. The comment above this class says in which order a topic calls the methods."""
 
     async def open(self, applied: AppliedPolicies) -> None: ...
     def run_due(self, applied: AppliedPolicies) -> None: ...
@@ -542,8 +547,8 @@ REPLAY_BYTES = 4 << 20
 async def replay_log_for_dedup_and_transactions(
     log: Log, dedup: Deduplication, transactions: TopicTransactions
 ) -> None:
-    """Reads the log and passes its entries to deduplication and to transactions. Must be called after both were opened,
-    and before anything is published."""
+    """Reads the entries of the log, and passes each to deduplication and to transactions. Must be called after both
+    were opened, and before anything is published."""
     starts = [each for each in (dedup.replay_start_position, transactions.replay_start_position) if each is not None]
     if starts:
         shape = log.shape

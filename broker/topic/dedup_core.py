@@ -77,8 +77,8 @@ WAIT_FOR_EXCLUSIVE, EXCLUSIVE_WITH_FENCING = AccessMode.WAIT_FOR_EXCLUSIVE, Acce
 
 
 def why_refused(*, size: int, size_max: int, terminated: bool, owned: bool, fenced: bool) -> PublishRefusal | None:
-    """Returns the reason why the topic refuses an entry of `size` bytes before the entry is parsed; None if the topic
-    accepts it."""
+    """Returns the reason why the topic refuses an entry, as far as that is known before the entry is parsed; None if
+    the topic does not refuse it. `size`: the size of the entry in bytes; `size_max`: the largest allowed size."""
     if fenced:
         return PublishRefusal.PRODUCER_FENCED
     if not owned:
@@ -102,14 +102,15 @@ class ProducerRegistration(NamedTuple):
 
     def may_replace(self, other: ProducerRegistration) -> bool:
         """Returns True if this registration may be a later connection of the same producer as the registration `other`.
-        If `other` or this one names no instance, the producer is recognised by its role alone."""
+        If either of them names no instance, the two producers count as the same if they have the same role."""
         if self.owner is not None and self.owner != other.owner:
             return False
         return not (other.instance and self.instance) or other.instance == self.instance
 
 
 class EpochChange(enum.Enum):
-    """The effect that the join of a producer has on the topic's epoch."""
+    """How the topic's epoch changes when a producer joins. The epoch grows each time a producer gets exclusive
+    access."""
 
     STAYS = "the producer shares the topic, or is the one that had it"
     GROWS = "the producer takes the topic for itself"
@@ -117,8 +118,9 @@ class EpochChange(enum.Enum):
 
 
 def judge_epoch_change(mode: AccessMode, had: int, topic: int) -> EpochChange:
-    """Returns the effect that the join of a producer has on the topic's epoch. `had`: the epoch in which a producer
-    that connects again had exclusive access; 0 if it never had. `topic`: the present epoch of the topic."""
+    """Returns how the topic's epoch changes when a producer joins with the access mode `mode`. `had`: the epoch in
+    which this producer had exclusive access before it reconnected, 0 if it never had; `topic`: the present epoch of the
+    topic."""
     if mode == SHARED:
         return EpochChange.STAYS
     if had == 0:
@@ -142,9 +144,10 @@ class ProducerJoinDenied(enum.Enum):
 
 
 class ProducerJoinResult(msgspec.Struct):
-    """The result of `ProducerTable.join`. `registered`: True if the producer is registered (if it is neither registered
-    nor `denied`, it waits); `replaced`: the earlier connection of the same producer; `fenced`: the other producers,
-    which may not publish any more."""
+    """The result of `ProducerTable.join`. `registered`: True if the producer may publish now; `denied`: why the
+    producer may not join. A producer that is neither registered nor denied waits. `replaced`: the earlier connection of
+    the same producer, which loses its registration; `fenced`: other producers that lose their registration, and may not
+    publish any more."""
 
     registered: bool = False
     denied: ProducerJoinDenied | None = None
@@ -153,7 +156,7 @@ class ProducerJoinResult(msgspec.Struct):
 
 
 class ProducerTable:
-    """Decides which producers of one topic are registered, and which ones wait for exclusive access."""
+    """Decides, for one topic, which producers may publish now, and which producers wait for exclusive access."""
 
     __slots__ = ("registered", "waiting")
 
@@ -230,7 +233,7 @@ length."""
 
 
 class DedupVerdict(enum.Enum):
-    """The verdict on a published entry: whether the log contains the entry already."""
+    """The verdict on a published entry: whether the log contains its sequence ids already."""
 
     NEW = "it is not in the log and not on its way"
     DUPLICATE = "it is in the log"
@@ -239,8 +242,8 @@ class DedupVerdict(enum.Enum):
 
 
 class SequenceProgress(NamedTuple):
-    """The progress of one producer: it has sent all sequence ids up to `number`. Of the chunked message after that
-    (`uuid`), it has sent the chunks up to `chunk`."""
+    """How far one producer has come: it has sent all sequence ids up to `number`, and of the next message, if that is
+    the chunked message `uuid`, the chunks up to number `chunk`."""
 
     number: int = -1
     uuid: str = ""
@@ -260,8 +263,8 @@ class SequenceProgress(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The stored state of deduplication. `persisted`: the progress of each producer after all entries up to `position`,
-    and before all later entries."""
+    """The stored state of deduplication. `persisted`: the progress of each producer after all entries up to `position`;
+    later entries are not included."""
 
     position: Position
     persisted: dict[str, SequenceProgress]
@@ -272,7 +275,8 @@ NOTHING = SequenceProgress()
 
 
 class _Pushed:
-    """The entries in flight of a producer that is connected, or that still has entries in flight."""
+    """The entries in flight of one producer. An object exists while the producer is connected, or has entries in
+    flight."""
 
     __slots__ = ("again", "entries", "progress")
 
@@ -288,8 +292,8 @@ _NONE_SENT: Mapping[str, BitMap64] = {}
 def judge_sequence_range(
     persisted: SequenceProgress, pushed: SequenceProgress | None, numbers: SequenceRange
 ) -> DedupVerdict:
-    """Returns the verdict on an entry with the sequence ids `numbers`. `persisted`: the progress of its producer by
-    stored entries; `pushed`: its progress by entries in flight; None if there are no such entries."""
+    """Returns the verdict on an entry with the sequence ids `numbers`. `persisted`: how far its producer has come by
+    stored entries; `pushed`: how far by entries in flight, None if no entry is in flight."""
     if persisted.includes(numbers):
         return DedupVerdict.DUPLICATE
     if numbers.first <= persisted.number:
@@ -300,7 +304,8 @@ def judge_sequence_range(
 
 
 class DedupCore:
-    """Decides, for one topic, which published entries are duplicates."""
+    """Decides, for one topic, which published entries are duplicates. A *gap* is a range of sequence ids below a
+    producer's highest stored id that are not in the log, because a transaction with them was aborted."""
 
     __slots__ = (
         "_away", "_connected", "_gaps", "_opened", "_persisted", "_pushed", "enabled", "forgotten", "position",
@@ -347,8 +352,8 @@ class DedupCore:
         return DedupVerdict.NEW
 
     def _in_gap(self, name: str, numbers: SequenceRange) -> bool:
-        """Returns True if all sequence ids of the entry, up to the producer's highest stored one, are in the producer's
-        gaps: none of them is in the log."""
+        """Returns True if the sequence ids of the entry, as far as they are not above the producer's highest stored id,
+        are all in gaps, so that none of them is in the log."""
         gaps, last = self._gaps.get(name), self.last_sequence_id(name)
         end = min(numbers.last, last, ID_END - 1)  # what is above was never stored
         if gaps is None or numbers.first > end:
@@ -367,8 +372,8 @@ class DedupCore:
         return judge_sequence_range(persisted._replace(number=numbers.first - 1), beside, numbers)
 
     def on_publish_confirmed(self, name: str, numbers: SequenceRange, position: Position) -> None:
-        """Called when an entry was stored at `position`, after all entries that are known. The entry had the verdict
-        NEW, or it is replayed."""
+        """Called when an entry of the producer `name` was stored at `position`, or is found there during a replay of
+        the log. Must be called in log order. During normal publishing the entry had the verdict NEW."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
         before, pushed = self._persisted.get(name, NOTHING), self._pushed.get(name)
@@ -396,20 +401,21 @@ class DedupCore:
             del self._pushed[name]
 
     def on_publish_failed(self, name: str) -> None:
-        """Called when an entry with the verdict NEW is not in the log, or may not be in it. The caller must disconnect
-        the producer, so that no later entry is stored before this entry is sent again."""
+        """Called when an entry with the verdict NEW failed: it is not in the log, or it is not known whether it is. The
+        caller must disconnect the producer, so that none of its later entries is stored before this entry is sent
+        again."""
         self._settle(name, self._pushed[name])
 
     def _filled(self, name: str, numbers: SequenceRange) -> None:
-        """Removes the sequence ids of an entry from the producer's gaps, as a range: an entry's header may declare any
-        number of ids, so no bitmap is made of them."""
+        """Removes the sequence ids of a stored entry from the producer's gaps. Removes them as one range, without a
+        bitmap, because the header of an entry may declare any number of ids."""
         gaps = self._gaps[name]
         gaps.remove_range(numbers.first, min(numbers.last + 1, ID_END))
         if not gaps:
             del self._gaps[name]
 
     def _fill(self, name: str, numbers: BitMap64) -> None:
-        """Removes sequence ids that are in the log from the producer's gaps."""
+        """Removes the sequence ids `numbers`, which are in the log, from the producer's gaps."""
         gaps = self._gaps[name]
         gaps -= numbers
         if not gaps:
@@ -417,7 +423,8 @@ class DedupCore:
 
     # ------------------------------------------------------------------ entries of transactions
     def judge_by_stored_entries(self, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """Returns the verdict on an entry by stored entries alone. The entry does not count as in flight afterwards."""
+        """Returns the verdict on an entry, judged by stored entries only. Unlike `judge`, does not count the entry as
+        in flight."""
         if not self.enabled:
             return DedupVerdict.NEW
         persisted, pushed = self._persisted.get(name, NOTHING), self._pushed.get(name)
@@ -427,14 +434,14 @@ class DedupCore:
         return self._judge_gap(persisted, pushed, numbers)
 
     def on_uncommitted_entry_stored(self, position: Position) -> None:
-        """Called when an entry of a transaction was stored at `position`: its sequence ids do not count, or count only
-        later (transactions_core.py)."""
+        """Called when an entry of a transaction was stored at `position`. Must be called in log order. The sequence ids
+        of the entry do not count before the transaction is committed (transactions_core.py)."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
 
     def add_aborted_sequence_gaps(self, numbers: Mapping[str, BitMap64]) -> None:
-        """Adds the sequence ids that each producer sent in an aborted transaction to the gaps of the producer, because
-        the log does not contain them."""
+        """Adds the sequence ids `numbers` (by producer) of an aborted transaction to the gaps of their producers,
+        because the log does not contain them."""
         for name, sent in numbers.items() if self.enabled else ():
             if not sent:
                 continue
@@ -448,8 +455,9 @@ class DedupCore:
     def on_transaction_committed(
         self, numbers: Mapping[str, SequenceProgress], sent: Mapping[str, BitMap64] = _NONE_SENT
     ) -> None:
-        """Called when a transaction was committed: the progress in `numbers` counts from now on, and the sequence ids
-        in `sent` are no longer gaps."""
+        """Called when a transaction was committed. `numbers`: the progress that each producer has made by the
+        transaction, which counts from now on; `sent`: the sequence ids that the transaction stored, by producer, which
+        are no longer gaps."""
         for name in self._gaps.keys() & sent.keys():
             self._fill(name, sent[name])
         for name, progress in numbers.items():
@@ -500,8 +508,8 @@ class DedupCore:
 
     # ------------------------------------------------------------------ on, off, snapshots
     def enable(self) -> None:
-        """Turns deduplication on, from the next entry on. Removes the state of producers that are not connected,
-        because their sequence ids may have decreased while deduplication was off."""
+        """Turns deduplication on, from the next entry on. Removes the state of producers that are not connected: while
+        deduplication was off, such a producer may have begun again with lower sequence ids."""
         if not self.enabled:
             self.enabled = True
             self._gaps.clear()
@@ -518,12 +526,13 @@ class DedupCore:
 
     @property
     def progress_by_producer(self) -> Mapping[str, SequenceProgress]:
-        """Returns the progress of each producer by stored entries, by producer name."""
+        """Returns, for each producer name, how far the producer has come by stored entries."""
         return self._persisted
 
     def check(self) -> None:
-        """Raises AssertionError unless entries in flight are not below the stored ones, no connected producer is listed
-        as away, and all other known producers are listed as away."""
+        """Raises AssertionError unless these invariants hold: no producer's progress by entries in flight is below its
+        progress by stored entries; no connected producer is listed as away; all other known producers are listed as
+        away."""
         for name, pushed in self._pushed.items():
             assert pushed.entries > 0 or name in self._connected, "what is pushed has entries on their way"
             if self.enabled and pushed.entries:

@@ -2,9 +2,9 @@
 broker/log/log_shape_core.py.
 
     maintenance = TopicMaintenance(topic, …)
-    await maintenance.run_due()  all that is due now, in the order of `STEPS`; called by the broker's one upkeep task
-    maintenance.is_holding()     producers get no credit: the backlog quota is reached
-    maintenance.refusal()        … the error that a publish gets; None: it is taken
+    await maintenance.run_due()          all that is due, in the order of `STEPS`; called by the broker's upkeep task
+    maintenance.must_pause_producers()   True: producers get no credit, because the backlog quota is exceeded
+    maintenance.why_publish_refused()    the error that a publish gets for that reason; None: it is accepted
 
 Order: what expires is acknowledged first, so that the quota counts what is left, and trimming frees what both release.
 Expiry (A15) is in the index's terms: the first entry that arrived after the limit is found by bisection over the
@@ -67,7 +67,8 @@ class TopicMaintenance:
 
     # ------------------------------------------------------------------ answers
     def must_pause_producers(self) -> bool:
-        """Returns True if producers must wait (they get no credit), because the backlog exceeds the quota."""
+        """Returns True if producers must wait, because the backlog exceeds the quota and the policy says so. The caller
+        then grants producers no credit (bytes that they may publish)."""
         return self.quota is BacklogQuotaState.HOLD
 
     def why_publish_refused(self) -> MagnetarError | None:
@@ -78,12 +79,12 @@ class TopicMaintenance:
         return PublishRefusal.QUOTA.error(f"topic {self._topic.name}: {self.quota.value}", topic=self._topic.name)
 
     def on_used(self) -> None:
-        """Fact: a producer or a consumer opens the topic. It counts as used from now on, also if the client has left
-        before the next look."""
+        """Called when a producer or a consumer opens the topic. The topic counts as used at this time, even if the
+        client leaves again before `is_inactive` is called."""
         self._unused_since = self._world.clock.monotonic()
 
     def is_inactive(self) -> bool:
-        """Returns True if the topic has been unused for as long as the policy allows, so that it must be deleted."""
+        """Returns True if the topic has been unused for so long that the policy demands to delete it."""
         topic, now = self._topic, self._world.clock.monotonic()
         if topic.connected_client_count or topic.transactions.open_transactions:
             self._unused_since = now
@@ -96,8 +97,8 @@ class TopicMaintenance:
 
     # ------------------------------------------------------------------ a look
     async def run_due(self) -> None:
-        """Runs all maintenance `STEPS`. The error of a step is logged, and the other steps run nevertheless, so that
-        bookies that do not answer do not prevent trimming."""
+        """Runs all maintenance `STEPS`. If a step fails, logs the error and continues with the next step: bookies that
+        do not answer must not prevent trimming."""
         for step in STEPS:
             if self._topic.log.state not in (TopicState.SERVING, TopicState.TERMINATED):
                 return
@@ -112,7 +113,8 @@ class TopicMaintenance:
         return [each for each in self._topic.subscriptions.values() if each.is_durable]
 
     async def expire(self) -> None:
-        """Acknowledges, for each durable subscription, the messages that are older than the TTL of the policy."""
+        """Acknowledges, for each durable subscription, the messages that are older than the time to live (TTL) of the
+        policy."""
         ttl_s = self._topic.applied.message_ttl_s
         if ttl_s:
             for subscription in self._durable():
@@ -170,9 +172,9 @@ class TopicMaintenance:
         return known[1]
 
     def oldest_arrival_ms_in_memory(self, subscription: Subscription) -> int:
-        """Returns the arrival time of the subscription's oldest unacknowledged message, as `oldest_arrival_ms` does,
-        but without reading an entry. If an entry would have to be read, returns the time that was read last, although
-        its message was acknowledged since; 0 if there is no unacknowledged message, or no time is known."""
+        """Returns the arrival time (ms since the epoch) of the subscription's oldest unacknowledged message, without
+        reading an entry. If the time is not in memory, returns the time that was read last, even if its message was
+        acknowledged since; 0 if no time was read, or if there is no unacknowledged message."""
         log = self._topic.readable_log(uncommitted=subscription.reads_uncommitted)
         position = log.shape.next_position_not_lost(log.shape.after(subscription.cursor.mark))
         if not log.shape.is_readable(position):
@@ -186,8 +188,8 @@ class TopicMaintenance:
         return known[1]
 
     async def apply_quota(self) -> None:
-        """Checks the backlog quota and reacts as the policy says: producers have to wait, their publishes are refused,
-        or the oldest messages are evicted."""
+        """Checks the backlog quota. If the backlog exceeds the quota, reacts as the policy says: producers wait,
+        publishes are refused, or the oldest messages are acknowledged."""
         applied, shape, durable = self._topic.applied, self._topic.log.shape, self._durable()
         logged, self._evicts = self._evicts, False
         if not (applied.backlog_quota_bytes or applied.backlog_quota_s) or not durable:
@@ -214,7 +216,7 @@ class TopicMaintenance:
         self._decide(quota)
 
     async def _evict(self, subscription: Subscription) -> None:
-        """Acknowledges the subscription's messages that exceed the backlog quota."""
+        """Acknowledges the subscription's oldest messages, until its backlog no longer exceeds the quota."""
         topic, applied = self._topic, self._topic.applied
         if applied.backlog_quota_bytes:
             mark = min(
@@ -236,12 +238,13 @@ class TopicMaintenance:
             self._topic.on_backlog_quota_changed()
 
     async def run_parts(self) -> None:
-        """Calls `StatefulTopicPart.run_due` of each part of the topic, which starts the work that is due."""
+        """Calls `StatefulTopicPart.run_due` of compaction, deduplication and transactions, which start the work that is
+        due."""
         for part in self._topic.parts:
             part.run_due(self._topic.applied)
 
     async def roll(self) -> None:
-        """Begins a new ledger if the present one is idle, so that trimming can delete the idle one."""
+        """Begins a new ledger if the present one is idle or old, so that trimming can delete the present one."""
         log, now = self._topic.log, self._world.clock.monotonic()
         if log.shape.end_index != self._messages_in:
             self._messages_in, self._quiet_since = log.shape.end_index, now
@@ -277,7 +280,7 @@ STEPS = (
 
 
 async def run_maintenance(topics: Callable[[], list[TopicMaintenance]], at_once: int) -> None:
-    """Runs the maintenance of all topics that the function `topics` returns, of `at_once` topics at a time."""
+    """Runs the maintenance of all topics that the function `topics` returns. Runs it for `at_once` topics at a time."""
     waiting = topics()
     for start in range(0, len(waiting), at_once):
         await run_together([life.run_due() for life in waiting[start : start + at_once]], "topic-maintenance")

@@ -61,8 +61,8 @@ IN_FLIGHT_BYTES = 4 << 20
 
 
 class EntriesInFlight:
-    """The entries in flight of a non-persistent topic, in memory. They are read through this object, the LogEntryReader
-    of its log."""
+    """The newest entries of a non-persistent topic, which are in memory only. The LogEntryReader of such a topic's log.
+    Drops the oldest entries when a limit is exceeded."""
 
     def __init__(self, shape: LogShape) -> None:
         self._shape = shape
@@ -77,8 +77,8 @@ class EntriesInFlight:
 
     @property
     def oldest_position(self) -> PositionAndIndex:
-        """Returns the position of the oldest entry in flight; the position after the last entry if no entry is in
-        flight."""
+        """Returns the position of the oldest entry in memory, and the index of its first message. If no entry is in
+        memory, returns the position and the index that the next entry will get."""
         if self._entries:
             return PositionAndIndex(self._entries[0].position, self._entries[0].first_index)
         return self._end_position
@@ -114,8 +114,9 @@ class EntriesInFlight:
         return self.message_index_at(self._shape.after(mark))
 
     def message_index_at(self, position: Position) -> int:
-        """Returns the index of the first message of the entry at `position`. If that entry was dropped from memory,
-        returns the index of the first message of the oldest entry in memory."""
+        """Returns the index of the first message of the entry at `position`. If that entry was dropped, returns the
+        index of the first message of the oldest entry in memory; if `position` is after the last entry, the index of
+        the next message."""
         found = self.read_cached(position, 1, 1)
         if found:
             return found[0].first_index
@@ -141,7 +142,7 @@ class EntriesInFlight:
 
 
 class NonPersistentLog:
-    """The Log of a non-persistent topic: a single ledger that is in memory only. Its ledger id is the time of its
+    """The Log of a non-persistent topic: one ledger that is only in memory. The ledger's id is the time of its
     creation, so that no id is used twice."""
 
     is_compacted = False
@@ -230,7 +231,8 @@ class NonPersistentLog:
     async def commit_fields(
         self, *, together: Sequence[NodeUpdate] = (), within: bool = False, **fields: object
     ) -> None:
-        """Sets fields of the topic's record in memory. Stores nothing: the values are lost when the topic ends."""
+        """Sets fields of the topic's record in memory. Stores nothing: the values are lost when the topic is
+        unloaded."""
         self.record = structs.replace(self.record, **fields)
 
     async def terminate(self) -> Position:
@@ -249,7 +251,8 @@ class NonPersistentLog:
 
 
 class NonPersistentSubscription(Subscription):
-    """A subscription to a non-persistent topic. Entries that its consumers cannot receive in time are dropped."""
+    """A subscription to a non-persistent topic. If its consumers cannot receive an entry in time, the entry is
+    dropped."""
 
     pump: NonPersistentPump
 
@@ -267,8 +270,8 @@ class NonPersistentSubscription(Subscription):
 
 
 class NonPersistentPump(DeliveryPump):
-    """Delivers the entries in memory to the consumers of a subscription, and counts the entries that were dropped
-    before delivery."""
+    """Delivers the entries in memory to the consumers of one subscription, and counts the entries that were dropped
+    before they could be delivered."""
 
     __slots__ = ("_next_index", "_of", "_recent")
 
@@ -281,8 +284,8 @@ class NonPersistentPump(DeliveryPump):
         self._next_index = log.shape.end_index
 
     def continue_after_mark(self, mark: Position, next_index: int) -> None:
-        """Continues the delivery after the position `mark`, and counts everything up to `mark` as acknowledged.
-        `next_index`: the index of the first message after `mark`."""
+        """Continues the delivery with the entry after the position `mark`. Everything up to `mark` counts as
+        acknowledged. `next_index`: the index of the first message after `mark`."""
         self._of.cursor.seek(mark)
         self._of.dispatcher.seek()
         self._next_index = next_index
@@ -300,8 +303,8 @@ class NonPersistentPump(DeliveryPump):
 
 
 class NonPersistentStorage(msgspec.Struct, frozen=True):
-    """Creates the log and the subscriptions of a non-persistent topic. Subscriptions begin at the end of the topic, and
-    exist in memory only."""
+    """Creates the log and the subscriptions of a non-persistent topic. Each subscription exists in memory only, and
+    begins at the end of the topic."""
 
     world: World
     config: BrokerConfig

@@ -74,11 +74,12 @@ HEAD_BYTES = _HEAD.size + _CRC.size
 
 
 class DamagedTransactionOutcomes(ValueError):
-    """Raised if bytes are not a valid snapshot of the transactions of a topic, or not a valid piece of a snapshot."""
+    """Raised if an entry of an outcomes ledger, or the snapshot that its entries contain, is damaged."""
 
 
 class OutcomesPartPlace(NamedTuple):
-    """The place of a part of a snapshot in the outcomes ledger. The marker of a snapshot lists these places."""
+    """Where a part of a snapshot is stored in the outcomes ledger. A part contains the aborted entries of one ledger of
+    the topic. The marker at the end of a snapshot lists the places of all parts."""
 
     sequence: int
     first_entry: int
@@ -86,7 +87,7 @@ class OutcomesPartPlace(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """One decoded entry of an outcomes ledger: a piece of a part or of a marker."""
+    """One decoded entry of an outcomes ledger. A part, and a marker, is stored as one or more pieces."""
 
     kind: int
     sequence: int
@@ -96,12 +97,13 @@ class Piece(NamedTuple):
 
     @property
     def is_last_piece(self) -> bool:
-        """Returns True if this is the last piece of a marker. With this piece the snapshot is complete."""
+        """Returns True if this is the last piece of a marker, which completes a snapshot."""
         return self.kind == MARKER and self.piece == self.pieces - 1
 
 
 class SnapshotMarker(NamedTuple):
-    """The end of a snapshot of the transactions of a topic. It lists the parts that are valid."""
+    """The marker at the end of a snapshot of a topic's transactions. It contains the open transactions, and the places
+    of the parts that belong to the snapshot."""
 
     position: Position
     open: tuple[OpenTxnInSnapshot, ...]
@@ -136,14 +138,16 @@ class _Part(msgspec.Struct, frozen=True, array_like=True):
 
 # ------------------------------------------------------------------------------------------ encoding
 def encode_outcomes_part(ledger_id: int, part: AbortedEntriesOfLedger, sequence: int) -> list[bytes]:
-    """Returns the entries that store the part, in the order in which they must be appended."""
+    """Returns the ledger entries that store the part, in the order in which the caller must append them. `ledger_id`:
+    the ledger of the topic whose aborted entries the part contains; `sequence`: the number of the write."""
     part.entries.run_optimize()
     stored = _Part(ledger_id, part.entries.serialize(), part.indexes.serialize(), part.size)
     return _pieces(PART, sequence, msgspec.msgpack.encode(stored))
 
 
 def encode_marker(marker: SnapshotMarker, sequence: int) -> list[bytes]:
-    """Returns the entries that store the marker, in the order in which they must be appended."""
+    """Returns the ledger entries that store the marker, in the order in which the caller must append them. `sequence`:
+    the number of the write."""
     rows = [(ledger_id, *row) for ledger_id, row in sorted(marker.parts.items())]
     opened = [_open(each) for each in marker.open]
     stored = _Marker((marker.position[0], marker.position[1]), opened, rows, list(marker.ended))
@@ -170,8 +174,8 @@ def _pieces(kind: int, sequence: int, body: bytes) -> list[bytes]:
 
 # ------------------------------------------------------------------------------------------ decoding
 def decode_piece(entry: bytes) -> Piece:
-    """Returns the piece that the entry contains. Raises DamagedTransactionOutcomes if the entry is damaged; NewerFormat
-    if a later version of Magnetar wrote it."""
+    """Decodes one entry of an outcomes ledger and returns it. Raises DamagedTransactionOutcomes if the entry is
+    damaged; NewerFormat if a later version of Magnetar wrote it."""
     if len(entry) < HEAD_BYTES:
         raise DamagedTransactionOutcomes(f"{len(entry)} bytes are no piece of outcomes")
     magic, version, kind, sequence, piece, pieces = _HEAD.unpack_from(entry)
@@ -187,7 +191,7 @@ def decode_piece(entry: bytes) -> Piece:
 
 
 def decode_marker(pieces: Sequence[Piece]) -> SnapshotMarker:
-    """Returns the marker that consists of these pieces. Raises DamagedTransactionOutcomes if the marker is damaged."""
+    """Returns the marker that is stored in these pieces. Raises DamagedTransactionOutcomes if the marker is damaged."""
     try:
         found = msgspec.msgpack.decode(b"".join(each.body for each in pieces), type=_Marker)
         opened = tuple(
@@ -209,8 +213,8 @@ def decode_marker(pieces: Sequence[Piece]) -> SnapshotMarker:
 
 
 def decode_outcomes_part(ledger_id: int, row: OutcomesPartPlace, pieces: Sequence[Piece]) -> AbortedEntriesOfLedger:
-    """Returns the part that is stored at the place `row`. Raises DamagedTransactionOutcomes if the pieces are damaged,
-    or belong to another part."""
+    """Returns the part that is stored in these pieces, which were read at the place `row`. Raises
+    DamagedTransactionOutcomes if the pieces are damaged, or belong to another part."""
     for number, each in enumerate(pieces):
         if each[:4] != (PART, row.sequence, number, row.pieces):
             raise DamagedTransactionOutcomes(f"the part of ledger {ledger_id} is not at entry {row.first_entry}")
@@ -233,11 +237,11 @@ RETRY_S = 0.5
 """Seconds between two tries to write when bookies or metadata do not answer."""
 READS_MAX = 16
 STALE_ENTRIES = 10_000
-"""Messages after the position of the last write, of any kind: a load replays them, so it is written anew."""
+"""After so many messages the outcomes are written again, because a load replays the entries after the last write."""
 
 
 class OutcomesLedger:
-    """Stores the outcomes of the transactions of a loaded topic in a ledger. Exists for a topic that has seen a
+    """Stores the outcomes of a loaded topic's transactions in a ledger of their own. Created for a topic with its first
     transaction. `core` must be set before the first call of `schedule_write`."""
 
     __slots__ = (
@@ -270,8 +274,8 @@ class OutcomesLedger:
 
     # ------------------------------------------------------------------ opening
     async def recover(self, place: TransactionOutcomesLocation) -> TxnSnapshot:
-        """Returns the last stored snapshot of the topic's transactions. `place`: the ledger that the topic's record
-        names. The log must be taken over before. Raises Unavailable if bookies do not answer."""
+        """Returns the last stored snapshot of the topic's transactions. `place`: the outcomes ledger that the topic's
+        record names. The log must be taken over before. Raises Unavailable if bookies do not answer."""
         self._ledger.ledger_id = place.ledger_id
         found = TxnSnapshot(Position(place.mark_ledger, place.mark_entry))
         if place.ledger_id >= 0:
@@ -305,7 +309,7 @@ class OutcomesLedger:
 
     # ------------------------------------------------------------------ writing
     def schedule_write(self) -> None:
-        """Starts a write of the outcomes soon, because an outcome is not stored yet."""
+        """Schedules a write of the outcomes, because there is an outcome that is not stored yet."""
         self._outcomes += 1
         if self._outcomes >= OUTCOMES_MAX:
             self._start()
@@ -313,7 +317,7 @@ class OutcomesLedger:
             self._timer = self._loop.call_later(OUTCOME_DELAY_S, self._start)
 
     async def wait_durable(self) -> None:
-        """Waits until every outcome that was known before the call is stored. Raises NotOwner if the topic has ended at
+        """Waits until each outcome that was known before the call is stored. Raises NotOwner if the topic has ended at
         this broker."""
         version = self.core.version
         if self.version >= version:
@@ -327,8 +331,8 @@ class OutcomesLedger:
         await future
 
     def write_outcomes_if_lagging(self) -> None:
-        """Starts a write of the outcomes if a large part of the log is after the position of the last write. That part
-        of the log cannot be trimmed, and the next load of the topic replays it."""
+        """Starts a write of the outcomes if the log has grown much since the last write. Entries after the position of
+        the last write cannot be trimmed, and the next load of the topic replays them."""
         shape = self._log.shape
         if self.position[0] != shape.last_confirmed[0] or shape.end_index - self.stored_index >= STALE_ENTRIES:
             self._start()
@@ -401,7 +405,7 @@ class OutcomesLedger:
     def _plan(
         self, position: Position, known: dict[int, OutcomesPartPlace], changed: set[int], first: int
     ) -> tuple[list[bytes], dict[int, OutcomesPartPlace]]:
-        """Returns the entries of the next write, and the places of all valid parts after it."""
+        """Returns the entries of the next write, and the places of all valid parts after this write."""
         core, sequence, entries = self.core, self._ledger.sequence, list[bytes]()
         rows: dict[int, OutcomesPartPlace] = {}
         for ledger_id in core.aborted:
@@ -439,8 +443,8 @@ class OutcomesLedger:
                 future.exception()
 
     async def close(self) -> None:
-        """Writes the outcomes a last time, if a ledger is open, so that the next load of the topic replays little. Must
-        be called after the log was closed."""
+        """Writes the outcomes a last time, if a ledger is open, so that the next load of the topic replays few entries.
+        Must be called after the log was closed."""
         self.stop()
         await self._tasks.drain()
         try:

@@ -40,8 +40,8 @@ UNNUMBERED = -1
 
 
 class PublishOutcomePort(Protocol):
-    """The port through which a producer reports the outcomes of its entries to its connection. No method may wait or
-    raise."""
+    """The port through which a topic's producer reports the outcomes of its entries to its connection. No method may
+    wait or raise."""
 
     def on_duplicate(self, sequence_id: int) -> None:
         """Called when the entry is a duplicate of an entry that is stored already. The position of the stored entry is
@@ -49,38 +49,37 @@ class PublishOutcomePort(Protocol):
         ...
 
     def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
-        """Called when the entry is not stored, or when it is not known whether it is stored. `sequence_id`: UNNUMBERED
-        if the entry's sequence id cannot be read."""
+        """Called when the entry is not stored, or when it is not known whether it is stored (the error says which).
+        `sequence_id`: UNNUMBERED if the sequence id of the entry cannot be read."""
         ...
 
     def on_closed(self, error: MagnetarError) -> None:
-        """Called when the broker closes the producer with `error`. No outcome of an entry is reported after that."""
+        """Called when the broker closes the producer because of `error`. After this call no outcome is reported."""
         ...
 
     def on_publish_waiting(self, error: MagnetarError) -> None:
-        """Called when entries in flight wait longer than usual for their outcome. `error`: the reason. May be called
-        again with another reason. The outcomes of the entries follow later."""
+        """Called when entries in flight wait unusually long for their outcome. `error`: the reason. May be called again
+        with another reason. The outcomes of the entries are reported later."""
         ...
 
 
 class ProducerOutcomePort(PublishOutcomePort, Protocol):
-    """The port through which a producer reports the outcomes of its entries, and the bytes that are no longer in
-    flight."""
+    """A PublishOutcomePort to which a producer also reports how many bytes are no longer in flight."""
 
     def on_stored(self, size: int, sequence_id: int, position: Position, index: int) -> None:
-        """Called when the entry is stored at `position`: its `size` bytes are no longer in flight. `index`: the index
-        of its last message."""
+        """Called when the entry is stored at `position`, so that its `size` bytes are no longer in flight. `index`: the
+        index of the entry's last message."""
         ...
 
     def on_bytes_freed(self, size: int) -> None:
-        """Called when an entry of `size` bytes that was given to the log is no longer in flight, and `on_stored` was
-        not called for the entry. If the entry gets another outcome, it is reported after this call."""
+        """Called when an entry of `size` bytes, which was given to the log, is no longer in flight, and `on_stored` is
+        not called for the entry. If the entry gets another outcome, that is reported after this call."""
         ...
 
 
 class Producer:
-    """A producer that is connected to a topic (see the head of the module). `id` is unique in the process. `epoch`: the
-    epoch of the topic, while this producer has exclusive access to the topic."""
+    """A producer that is connected to a topic. `id`: a number that is unique in the process; `epoch`: the epoch of the
+    topic, while this producer has exclusive access to the topic. The head of the module says how it works."""
 
     __slots__ = (
         "_dedup",
@@ -157,9 +156,10 @@ class Producer:
 
     # ------------------------------------------------------------------ in
     def publish(self, client_part: Buffer) -> bool | EventBeforePublish:
-        """Publishes an entry. Returns True if the entry was given to the log; False if the entry has its outcome
-        already, or the producer is closed; an EventBeforePublish if nothing was done: the caller must publish the entry
-        again after that event, before any later entry. Keeps no reference to `client_part`."""
+        """Publishes an entry (its client-part). Returns True if the entry was given to the log; False if it was not,
+        because it is refused or a duplicate, or because the producer is closed. Returns an EventBeforePublish if
+        nothing was done: after that event the caller must call `publish` again, before it publishes a later entry.
+        Keeps no reference to `client_part`."""
         topic = self._topic
         state = topic.log.state
         if self.close_error is not None or state is not TopicState.SERVING or len(client_part) > self.size_max:
@@ -219,7 +219,8 @@ class Producer:
         return True
 
     def _judged(self, client_part: Buffer, sequence_id: int, verdict: DedupVerdict) -> bool:
-        """Answers an entry whose verdict is not NEW; closes the producer if the verdict is UNKNOWN. Returns False."""
+        """Answers an entry whose verdict is not NEW. Closes the producer if the verdict is UNKNOWN. Returns False, as
+        `publish` does for an entry that is not given to the log."""
         if verdict is DedupVerdict.DUPLICATE:
             self.duplicates += 1
             return self._answer_in_place(sequence_id, None)
@@ -240,8 +241,8 @@ class Producer:
         return self.refuse(client_part, error)
 
     def refuse(self, client_part: Buffer, error: MagnetarError) -> bool:
-        """Refuses the entry with `error`, after all earlier entries have got their outcome. Returns False, as `publish`
-        does for an entry that was not given to the log."""
+        """Refuses the entry with `error`. The refusal is reported after the outcomes of all earlier entries. Returns
+        False, as `publish` does for an entry that is not given to the log."""
         sequence_id = sequence_id_of(client_part)
         return self._answer_in_place(UNNUMBERED if sequence_id is None else sequence_id, error)
 
@@ -298,7 +299,8 @@ class Producer:
             self.transactions.on_publish_failed(publish.txn, publish.name)
 
     def _go_on(self) -> None:
-        """Called after an entry got its outcome: sends the answers to refused entries that directly follow it."""
+        """Called after an entry got its outcome: reports the outcomes of the refused entries that directly follow
+        it."""
         while self._refused and self._refused[0][0] <= self._settled:
             _, sequence_id, error = self._refused.popleft()
             self._answer(sequence_id, error)
@@ -306,8 +308,8 @@ class Producer:
             self._wake()
 
     def _answer_in_place(self, sequence_id: int, error: MagnetarError | None) -> bool:
-        """Answers an entry that was not given to the log, after all earlier entries have their outcome. `error` None:
-        it is a duplicate. Returns False."""
+        """Reports the outcome of an entry that was not given to the log, after the outcomes of all earlier entries.
+        `error`: why it is refused; None: it is a duplicate. Returns False."""
         if not self.has_pending:
             self._answer(sequence_id, error)
         else:
@@ -317,9 +319,13 @@ class Producer:
         return False
 
     def _answer(self, sequence_id: int, error: MagnetarError | None) -> None:
-        """Answers an entry that was not given to the log. `error` None: it is a duplicate. Says nothing of an entry
-        that came too late because the topic closes: the close of the producer follows and names the next owner, and the
-        client sends there what has no answer. A refusal would have it look the topic up, after a pause."""
+        """Reports the outcome of an entry that was not given to the log. `error`: why it is refused; None: it is a
+        duplicate.
+
+        Reports nothing if the producer is closed, or if the entry is refused because the topic closes. The producer is
+        closed next, and the client then sends the unanswered entries to the next owner, which the close names. After a
+        refusal the client would first look the topic up, after a pause.
+        """
         if self.close_error is not None or (isinstance(error, NotOwner) and self._topic.is_ended):
             return
         if error is None:
@@ -333,8 +339,7 @@ class Producer:
             self._idle = None
 
     def close(self, error: MagnetarError) -> None:
-        """Closes the producer and passes `error` to its outlet (the port to its connection). Entries in flight get no
-        outcome."""
+        """Closes the producer, and reports `error` to its outcome port. The entries in flight get no outcome."""
         if self.close_error is None:
             self.close_error = error
             self._outlet.on_closed(error)
@@ -358,11 +363,12 @@ class Producer:
 
 
 Step = Callable[[], bool]
-"""Publishes one entry. True: there are more."""
+"""A function that publishes one waiting entry, and returns True if there are more."""
 
 
 class PublishGate:
-    """The gate of one topic: publishes wait at the gate while a publish rate or the backlog quota demands it."""
+    """The gate of one topic: a queue of publishes that wait while a publish rate or the backlog quota blocks
+    producers."""
 
     __slots__ = ("_clock", "_held", "_loop", "_timer", "_waiting", "rates")
 
@@ -381,13 +387,13 @@ class PublishGate:
 
     @property
     def has_rate_limit(self) -> bool:
-        """Returns True if the topic or the broker has a publish rate, so that publishes must be reported to
+        """Returns True if the topic or the broker has a publish rate. Only then must publishes be reported to
         `count_published`."""
         own, of_broker = self.rates
         return own.limited or of_broker.limited
 
     def count_published(self, messages: int, size: int) -> None:
-        """Counts published messages against the publish rates."""
+        """Counts `messages` published messages of `size` bytes together against the publish rates."""
         for rate in self.rates:
             if rate.limited:
                 rate.spend(messages, size, self._clock.monotonic())
@@ -403,8 +409,8 @@ class PublishGate:
         return any(rate.limited and rate.delay_s(self._clock.monotonic()) > 0 for rate in self.rates)
 
     def queue_waiting_publish(self, step: Step) -> None:
-        """Queues the function `step`, which publishes one entry. When the gate is open, `step` is called in turn with
-        other steps, until it returns False."""
+        """Queues the function `step`, which publishes one waiting entry. While the gate is open, `step` is called
+        repeatedly, in turn with the other queued functions, until it returns False."""
         if self._waiting is None:
             self._waiting = {}
         self._waiting[step] = None
@@ -416,8 +422,8 @@ class PublishGate:
             self._waiting.pop(step, None)
 
     def resume_queued_publishes(self) -> None:
-        """Calls the queued functions as long as the gate is open, in time slices. Must be called when the quota or a
-        rate has changed."""
+        """Calls the queued functions as long as the gate is open; lets other tasks of the event loop run in between.
+        Must be called when the state of the quota, or a rate, has changed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -433,7 +439,7 @@ class PublishGate:
             self._waiting = None
 
     def _arm(self) -> None:
-        """Sets a timer to the time at which the rates permit the next entry. Nothing is set while the quota blocks
+        """Sets a timer to the time at which the publish rates permit the next entry. Sets none while the quota blocks
         producers."""
         if self._timer is not None or self._held():
             return

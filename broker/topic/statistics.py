@@ -20,7 +20,7 @@ from .admission_core import backlog_bytes
 
 
 class BrokerRateLimits:
-    """The limits of the publish rate and the dispatch rate of a broker, which all of its topics share."""
+    """The publish rate and the dispatch rate of a broker. All topics of the broker share these limits."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self.compacting = asyncio.Semaphore(1)  # one topic at a time
@@ -43,7 +43,7 @@ NO_TRAFFIC = (NO_RATES, (0, 0, 0, 0))
 
 class TopicStatistics:
     """Counts the traffic of a topic since it was loaded. `…_in`: messages that were published and stored; `…_out`:
-    messages that were delivered to consumers, including redeliveries."""
+    messages that were delivered to consumers, where each redelivery counts again."""
 
     __slots__ = (
         "_clock", "_rated", "_rated_at", "_rates", "bytes_in", "bytes_out", "messages_in", "messages_out", "walked",
@@ -90,22 +90,20 @@ class TopicStatistics:
 
 
 async def count_unacknowledged(log: ReadableLog, subscription: Subscription) -> int:
-    """Returns the number of messages that the subscription has not acknowledged. A batch after the mark that is
-    acknowledged as a whole is subtracted as one message; the rest is exact."""
+    """Returns the number of messages that the subscription has not acknowledged. The number is exact, except that a
+    batch after the mark that is acknowledged as a whole counts as one acknowledged message."""
     return _size(log, subscription, await log.reader.message_index_after(subscription.cursor.mark))
 
 
 def count_unacknowledged_from_memory(log: ReadableLog, subscription: Subscription) -> int | None:
-    """Returns the number of messages that the subscription has not acknowledged, as `count_unacknowledged` does, but
-    without reading an entry; None if an entry would have to be read."""
+    """Returns the same number as `count_unacknowledged`, but reads no entry; None if an entry would have to be read."""
     after = log.reader.cached_message_index_after(subscription.cursor.mark)
     return None if after is None else _size(log, subscription, after)
 
 
 def estimate_backlog(log: ReadableLog, subscription: Subscription) -> int:
     """Returns an estimate of the number of messages that the subscription has not acknowledged. Reads no entry: where
-    `count_unacknowledged` would have to read one, the messages of its ledger are taken as spread evenly over its
-    entries."""
+    `count_unacknowledged` would read one, assumes that all entries of the ledger contain equally many messages."""
     shape, mark = log.shape, subscription.cursor.mark
     after = log.reader.cached_message_index_after(mark)
     if after is None:
@@ -130,8 +128,8 @@ PEEK_BYTES_MAX = 8 << 20
 
 
 async def read_first_backlog_entries(log: ReadableLog, subscription: Subscription, messages: int) -> list[StoredEntry]:
-    """Returns the next entries that the subscription has not acknowledged, until they contain `messages` messages or
-    PEEK_BYTES_MAX bytes; at least one entry if there is any."""
+    """Returns the first entries that the subscription has not acknowledged: as many as contain `messages` messages, or
+    PEEK_BYTES_MAX bytes. Returns at least one entry if there is any."""
     shape, found, size, turns = log.shape, list[StoredEntry](), 0, EventLoopSlices(log.world.clock)
     position = shape.after(subscription.cursor.mark)
     while messages > 0 and shape.is_readable(
@@ -150,9 +148,9 @@ async def read_first_backlog_entries(log: ReadableLog, subscription: Subscriptio
 
 
 async def skip_messages(log: ReadableLog, subscription: Subscription, messages: int) -> None:
-    """Acknowledges the next `messages` messages of the subscription (-1: all messages), durably, except those with a
-    pending acknowledgement in a transaction. Each chunk counts as one message, as in the size of the backlog; if the
-    last message is a chunk, all chunks of its message are acknowledged."""
+    """Acknowledges the next `messages` messages of the subscription (-1: all messages), durably. Skips over messages
+    that are acknowledged in an open transaction. Each chunk counts as one message, as in the size of the backlog; if
+    the last message is a chunk, acknowledges all chunks of the same message."""
     shape = log.shape
     mark, acked = shape.last, 0
     if messages >= 0:
@@ -193,7 +191,7 @@ class Backlog(NamedTuple):
 async def analyze_backlog(
     log: ReadableLog, subscription: Subscription, entries_max: int = ANALYZE_ENTRIES_MAX
 ) -> Backlog:
-    """Returns the size of the subscription's backlog, after reading its entries, about `entries_max` at most."""
+    """Reads the subscription's backlog, at most about `entries_max` entries of it, and returns its size."""
     shape, cursor = log.shape, subscription.cursor
     mark, acknowledged, entries, left = cursor.mark, 0, 0, entries_max
     for span in shape.spans:
@@ -214,7 +212,8 @@ async def analyze_backlog(
 
 
 async def _acknowledged(log: ReadableLog, subscription: Subscription, span: Span, first: int) -> int:
-    """Returns how many messages of the ledger, from entry `first` on, the subscription has acknowledged."""
+    """Returns how many messages in the ledger of `span`, from message index `first` on, the subscription has
+    acknowledged."""
     cursor, found = subscription.cursor, 0
     position = log.shape.next_position_not_lost(Position(span.ledger_id, first))
     while position[0] == span.ledger_id and log.shape.is_readable(position):
@@ -228,9 +227,9 @@ async def _acknowledged(log: ReadableLog, subscription: Subscription, span: Span
 
 
 async def find_nth_message(log: ReadableLog, number: int, *, from_latest: bool) -> tuple[StoredEntry, int]:
-    """Returns the entry that contains the n-th message of the topic (`number`, from 1), and the batch index of the
-    message. Messages are counted from the oldest one, or, if `from_latest` is True, from the newest one. Raises
-    NotFound if the topic has fewer messages."""
+    """Returns the entry that contains the n-th message of the topic, and the batch index of the message. `number`: n,
+    from 1; `from_latest`: counts from the newest message, else from the oldest. Raises NotFound if the topic has fewer
+    messages."""
     shape = log.shape
     count = shape.count_messages_from(shape.first_index)
     if not 1 <= number <= count:

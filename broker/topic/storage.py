@@ -48,7 +48,8 @@ class Storage(Protocol):
 
     async def open_subscriptions(self, topic: Topic, shape: LogShape) -> list[Subscription]:
         """Opens the stored subscriptions of a topic and returns them. The log must be taken over before. `shape`: the
-        shape for a consumer that reads the compacted form, because marks may be positions of the compacted form."""
+        shape of the topic's compacted form, because the mark of a subscription may be a position that only this form
+        contains."""
 
     async def create(
         self, topic: Topic, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
@@ -59,13 +60,13 @@ class Storage(Protocol):
     def make_nondurable_subscription(
         self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool
     ) -> Subscription:
-        """Returns a new non-durable subscription, which ends with its last consumer. `tracks`: False for a reader; the
-        messages that a reader receives are not outstanding and are never redelivered."""
+        """Returns a new non-durable subscription, which ends with its last consumer. `tracks`: True if messages that
+        were delivered and not acknowledged are redelivered; False for a reader."""
 
 
 class DurableTopicStorage(msgspec.Struct, frozen=True):
-    """Creates the log and the subscriptions of a persistent topic. Their entries and cursors are on bookies, their
-    records in the metadata."""
+    """Creates the log and the subscriptions of a persistent topic. Bookies store their entries and cursors; the
+    metadata stores their records."""
 
     world: World
     metadata: MetadataStore
@@ -172,8 +173,8 @@ Ask = Callable[[TxnId], Awaitable[ReportedTransaction]]
 
 
 class TransactionsOfDeletedTopic:
-    """Checks the open transactions of a topic before the topic is deleted, and aborts them. Asks the coordinators of
-    the transactions."""
+    """Checks and aborts the open transactions of a topic that is to be deleted. Asks the coordinators of the
+    transactions."""
 
     __slots__ = ("_clock", "_coordinators", "_name")
 
@@ -181,8 +182,9 @@ class TransactionsOfDeletedTopic:
         self._clock, self._name, self._coordinators = clock, name, coordinators
 
     async def check(self, txns: Sequence[TxnId], *, force: bool) -> None:
-        """Raises TransactionsOpen if one of the transactions `txns` forbids to delete the topic. Changes nothing.
-        `force`: only a prepared transaction forbids it."""
+        """Raises TransactionsOpen if the topic must not be deleted because of one of the transactions `txns`. Without
+        `force`, each transaction without an outcome forbids the deletion; with `force`, only a prepared one does.
+        Changes nothing."""
         found = await self._answers(txns, self._coordinators.ask_transaction_state)
         self._refuse([each for each in found if each.state is TxnState.PREPARED or not force])
 
@@ -203,8 +205,8 @@ class TransactionsOfDeletedTopic:
         )  # fmt: skip
 
     async def _answers(self, txns: Sequence[TxnId], ask: Ask) -> list[ReportedTransaction]:
-        """Returns the coordinators' answers about those of the transactions that have no outcome. Raises
-        TransactionsOpen if a coordinator does not answer."""
+        """Asks the coordinators about the transactions `txns`, and returns the answers about those that have no
+        outcome. Raises TransactionsOpen if a coordinator does not answer."""
         until = self._clock.monotonic() + ANSWER_S
         found: list[ReportedTransaction | None] = []
         for first in range(0, len(txns), AT_ONCE):
@@ -223,8 +225,8 @@ class TransactionsOfDeletedTopic:
         return [each for each in found if each is not None and each.state not in ENDED]
 
     async def _answer(self, txn: TxnId, ask: Ask, until: float) -> ReportedTransaction | None:
-        """Returns the coordinator's answer about a transaction, retried until `until`; None if the coordinator no
-        longer knows the transaction, since it ended long ago."""
+        """Returns the coordinator's answer about a transaction. Retries until the time `until`. Returns None if the
+        transaction ended so long ago that the coordinator does not know it any more."""
         last: MagnetarError | None = None
         try:
             async with asyncio.timeout(until - self._clock.monotonic()):

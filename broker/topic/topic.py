@@ -90,8 +90,8 @@ round trips. The next owner delivers again what comes later."""
 
 
 class Topic:
-    """A topic that is loaded at its owner. `storage` creates its log and its subscriptions; the methods of its `parts`
-    are called in the order of `parts`."""
+    """A topic that is loaded at the broker which owns it. `storage` creates its log and its subscriptions; `parts` are
+    compaction, deduplication and transactions, in the order in which their methods are called."""
 
     __slots__ = (
         "_broker_rates",
@@ -196,22 +196,22 @@ class Topic:
             subscription.pump.wake()
 
     def on_backlog_quota_changed(self) -> None:
-        """Called when the state of the backlog quota has changed: producers that wait continue if the new state permits
-        it."""
+        """Called when the state of the backlog quota has changed: resumes waiting producers if the new state permits
+        that."""
         self.gate.resume_queued_publishes()
 
     async def _replication(self) -> Replication:
-        """Returns the replication of the next ledger."""
+        """Returns the replication (the quorums) that the next ledger of the topic gets."""
         applied = self.applied
         return Replication(applied.ensemble_size, applied.write_quorum, applied.ack_quorum)
 
     # ------------------------------------------------------------------ loading
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Takes the topic over, so that only this broker serves it. If the topic does not exist, awaits `create()`
-        first, which creates it.
+        """Takes the topic over, so that only this broker serves the topic. If the topic does not exist, awaits
+        `create()` first, which creates it.
 
-        Raises TopicNotFound if the topic does not exist and `create` is None; NotOwner if another broker was faster;
-        DataLost if a ledger is lost; Unavailable if bookies or the metadata do not answer.
+        Raises TopicNotFound if the topic does not exist and `create` is None; NotOwner if another broker took it over
+        first; DataLost if a ledger is lost; Unavailable if bookies or the metadata do not answer.
         """
         try:
             await self.log.open(create)
@@ -237,8 +237,8 @@ class Topic:
                 subscription.pump.wake()
 
     def deliver_before_cache_eviction(self) -> None:
-        """Called when the log is about to evict entries from memory: the subscriptions deliver these entries at
-        once."""
+        """Called when the broker is about to evict entries of the topic from memory: lets the subscriptions deliver
+        these entries at once, so that they need not be read from bookies."""
         for subscription in self.subscriptions.values():
             if subscription.consumers:
                 subscription.pump.deliver_available_entries()
@@ -250,8 +250,8 @@ class Topic:
             subscription.pump.delay_entry_until(position, at_ms)
 
     def check_delivery_time(self, at_ms: int) -> None:
-        """Raises NotAllowed if the delivery time `at_ms` (ms since the epoch) is later than the policy allows. (A
-        subscription type that does not delay messages delivers the entry at once.)"""
+        """Raises NotAllowed if the delivery time `at_ms` (ms since the epoch) is later than the policy allows.
+        (Subscription types that do not delay messages ignore the delivery time.)"""
         limit, delay = self.applied.max_delay_ms, at_ms - self.world.clock.wall_ms()
         if limit and delay > limit and self.applied.delayed_delivery:
             raise PublishRefusal.DELAY.error(
@@ -259,8 +259,8 @@ class Topic:
             )
 
     def shape(self, *, compacted: bool) -> LogShape:
-        """Returns the shape of the topic for a consumer: if `compacted` is True, the shape of the compacted form, else
-        that of the log."""
+        """Returns the shape that a consumer reads: the shape of the compacted form if `compacted` is True, else the
+        shape of the log."""
         return self.readable_log(compacted=compacted).shape
 
     def readable_log(self, *, compacted: bool = False, uncommitted: bool = False) -> ReadableLog:
@@ -271,11 +271,12 @@ class Topic:
         return self.log if uncommitted else self.shown
 
     def choose_log_of_subscription(self, subscription: Subscription, *, compacted: bool) -> None:
-        """Sets the log that the subscription reads, for a consumer that joins. The choice depends on `compacted` and on
-        the isolation level, which must be set before. Raises ConsumerBusy if connected consumers read another log.
+        """Sets which log the subscription reads, before a consumer joins it. The log depends on `compacted` and on the
+        isolation level of the subscription, which must be set before. Raises ConsumerBusy if connected consumers read
+        another log.
 
-        With the first consumer that reads the compacted form, the subscription skips the entries that compactions have
-        removed up to then.
+        When the subscription changes to the compacted form, it skips the entries that compactions have removed up to
+        then.
         """
         wanted = self.readable_log(compacted=compacted, uncommitted=subscription.reads_uncommitted)
         if subscription.consumers:
@@ -288,9 +289,9 @@ class Topic:
             subscription.restart_with_log(wanted)
 
     def _compacted(self) -> None:
-        """Called after a compaction: disconnects the consumers of subscriptions that read the compacted form and are
-        before the new horizon. These start over with what compaction left there, when their next consumer joins
-        (`choose_log_of_subscription`)."""
+        """Called after a compaction. Disconnects the consumers of each subscription that reads the compacted form and
+        has not delivered everything up to the position up to which the topic is now compacted (the horizon). When the
+        next consumer joins, the subscription reads the new compacted form (`choose_log_of_subscription`)."""
         record = self.compaction.record
         assert record is not None, "it was just written"
         horizon = Position(record.horizon_ledger, record.horizon_entry)
@@ -308,26 +309,28 @@ class Topic:
 
     # ------------------------------------------------------------------ transactions
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
-        """Settles transactions at this topic. Returns one value for each settlement, as soon as the outcome is stored
-        durably: None, or an error (transactions.py). Raises NotOwner if the topic has ended at this broker."""
+        """Applies the outcomes of transactions at this topic, and waits until they are stored durably. Returns one
+        value for each settlement: None, or an error (transactions.py). Raises NotOwner if the topic has ended at this
+        broker."""
         self.check_not_ended()
         return await self.transactions.settle(settlements, timeout_s)
 
     def pass_sequence_ids_to_dedup(self, end: TxnEndEffect) -> None:
-        """Tells deduplication the sequence ids of a transaction that has ended. `end`: the effect of the transaction's
-        end."""
+        """Passes the sequence ids of a transaction that has ended to deduplication. `end`: how the topic has changed by
+        the end of the transaction."""
         self.dedup.on_transaction_ended(end.numbers, end.sent, end.back)
 
     def hide_uncommitted_entries(self, core: Transactions) -> None:
-        """Has all consumers read committed entries only. Called with the topic's first transaction."""
+        """Hides uncommitted entries from consumers, except from those that read uncommitted entries. Called with the
+        topic's first transaction."""
         self.shown = CommittedLogView(self.log, core)
         self.compaction.hide_uncommitted_entries(self.shown)
         for each in self.subscriptions.values():
             each.switch_log(self.readable_log(compacted=each.reads_compacted, uncommitted=each.reads_uncommitted))
 
     def on_transaction_outcomes_known(self) -> None:
-        """Called when the last stable position has moved, or entries were aborted: wakes the subscriptions, which
-        deliver what they may deliver now."""
+        """Called when transactions have ended, so that the last stable position has moved or entries are aborted: wakes
+        the subscriptions, which deliver the entries that consumers may get now."""
         if self.transactions.core is not None:
             self._woken_at = self.transactions.core.stable
         for each in self.subscriptions.values():
@@ -352,8 +355,9 @@ class Topic:
         return Retention(self.applied.retention_minutes, self.applied.retention_mib)
 
     def retention_without_subscriptions(self) -> Retention:
-        """Returns the retention of messages while the topic has no durable subscription. Returns no retention if the
-        topic has one, or is compacted, because then the subscription or the compaction keeps the messages."""
+        """Returns for how long, and up to which size, messages are retained while the topic has no durable
+        subscription. Returns no retention if the topic has a durable subscription or is compacted, because then the
+        messages stay for another reason."""
         durable = any(each.is_durable for each in self.subscriptions.values())
         if durable or self.compaction.trim_limit(self.applied) is not None:
             return NOTHING
@@ -361,7 +365,7 @@ class Topic:
 
     async def trim(self, *, retained: bool = True) -> list[int]:
         """Deletes the ledgers that no holder needs (broker/log/log_shape_core.py). Returns the ids of the deleted
-        ledgers. `retained` False: also deletes the ledgers that stay only because of the retention, or because the
+        ledgers. If `retained` is False, also deletes ledgers that are kept only by the retention, or only because the
         topic has no subscription."""
         async with self.registry.changing:
             if self._ended:
@@ -383,15 +387,15 @@ class Topic:
         return gone
 
     def trim_limits(self) -> list[TrimLimit]:
-        """Returns, for each durable subscription and each part of the topic, the part of the log that it no longer
-        needs."""
+        """Returns, for each durable subscription and for each part of the topic (such as compaction), which ledgers and
+        entries of the log it no longer needs."""
         cursors = [each.cursor.trim_limit for each in self.subscriptions.values() if each.is_durable]
         parts = [part.trim_limit(self.applied) for part in self.parts]
         return [*cursors, *(each for each in parts if each is not None)]
 
     def list_reasons_ledgers_kept(self) -> list[tuple[int, LedgerStays | None]]:
-        """Returns a pair for each ledger, oldest first: the ledger id, and the reason why the ledger stays; None
-        instead of a reason if the next trim deletes the ledger."""
+        """Returns a pair for each ledger, oldest first: the ledger id, and the reason why the ledger is kept. The
+        reason is None if the next trim deletes the ledger."""
         now_ms = self.world.clock.wall_ms()
         return list_reasons_to_keep_ledgers(
             self.log.shape, self.trim_limits(), self.retention(), now_ms, self.retention_without_subscriptions()
@@ -400,12 +404,12 @@ class Topic:
     # ------------------------------------------------------------------ ending
     @property
     def is_ended(self) -> bool:
-        """Returns True if the topic has ended at this broker, so that it accepts no more requests."""
+        """Returns True if this broker has stopped serving the topic, so that the topic accepts no more requests."""
         return self._ended
 
     def check_not_ended(self) -> None:
-        """Raises NotOwner if the topic has ended at this broker. After its end the topic's state may be outdated, and a
-        caller would receive no further messages from the topic."""
+        """Raises NotOwner if this broker has stopped serving the topic. From then on the topic's state may be outdated,
+        and consumers get no further messages from this object."""
         if self._ended or self.is_going or self.log.state is TopicState.LOST:
             next_owner = {"owner": self.moves_to} if self.moves_to else {}
             raise NotOwner(
@@ -413,9 +417,9 @@ class Topic:
             )
 
     def check_may_answer_end_of_topic(self) -> None:
-        """Raises an error if a client must not be told that it has reached the end of the topic; must be called before
-        that answer. Raises NotOwner if the topic has ended at this broker; Unavailable if another broker may have
-        continued the topic by now."""
+        """Raises an error if a client must not be told that it has read everything up to the end of the topic. Must be
+        called before such an answer. Raises NotOwner if this broker has stopped serving the topic; Unavailable if
+        another broker may have taken the topic over, and stored more messages."""
         self.check_not_ended()
         if not self._settled():
             raise Unavailable(f"this broker cannot tell whether topic {self.name} continued elsewhere; ask again")
@@ -435,7 +439,7 @@ class Topic:
         self._on_lost(self)
 
     def on_publish_waiting(self, error: MagnetarError) -> None:
-        """Called while publishes wait for a ledger: tells the producers the reason `error`."""
+        """Called while publishes wait for a ledger: passes the reason `error` to the producers."""
         for producer in self.producers:
             producer.on_publish_waiting(error)
 
@@ -445,8 +449,8 @@ class Topic:
             subscription.disconnect_all(error)
 
     async def close(self, error: MagnetarError | None = None) -> None:
-        """Unloads the topic in order. Its clients get `error` (by default NotOwner, so that they look up the topic's
-        new owner). Idempotent."""
+        """Unloads the topic in order. Its clients get `error`. Without `error` they get NotOwner, after which they look
+        up the new owner. Idempotent."""
         async with self.registry.changing:
             unloaded = NotOwner(f"topic {self.name} was unloaded; look it up again", topic=self.name)
             await run_to_end(self._close(error or unloaded))
@@ -498,15 +502,15 @@ class Topic:
             )
 
     def _check_may_go(self, force: bool, inactive: bool) -> None:
-        """Raises Busy if the topic is in use and `force` is False, or is used again and only an inactive one may go."""
+        """Raises Busy if the topic is in use and `force` is False. With `inactive`, also raises Busy if the topic is no
+        longer inactive."""
         if not force:
             self._check_unused()
         if inactive and not self.maintenance.is_inactive():
             raise Busy(f"topic {self.name} is used again: it is not deleted as an inactive one", topic=self.name)
 
     async def check_delete(self, *, force: bool) -> None:
-        """Raises the error, Busy or TransactionsOpen, with which `delete` would refuse to delete the topic now. Changes
-        nothing."""
+        """Raises Busy or TransactionsOpen if `delete` would refuse to delete the topic now. Changes nothing."""
         self._check_may_go(force, inactive=False)
         await self.transactions.check_deletable(force=force)
 
@@ -514,10 +518,11 @@ class Topic:
         """Ends the topic for good. Returns the ids of its ledgers, which the caller must delete after the topic's
         record.
 
-        `abort`: aborts open transactions first (storage.py). `inactive`: deletes it only if it is still inactive, also
-        by force. Raises Busy if the topic is in use and `force` is False;
-        TransactionsOpen if a transaction is left, or a coordinator does not answer (the topic is as before then);
-        NotOwner if another call has deleted it."""
+        `abort`: first aborts the open transactions (storage.py). `inactive`: deletes the topic only if it is still
+        inactive, even with `force`. Raises Busy if the topic is in use and `force` is False; TransactionsOpen if a
+        transaction is left, or a coordinator does not answer; NotOwner if another call has deleted the topic. After
+        Busy and TransactionsOpen the topic is served as before.
+        """
         if self._deleting is None:
             self._deleting = asyncio.Lock()
         async with self._deleting:
@@ -540,7 +545,7 @@ class Topic:
 
 
 class ProducerRegistry:
-    """The producers of one topic: the registered ones, and the ones that wait for exclusive access. Iteration yields
+    """The producers of one topic: those that may publish, and those that wait for exclusive access. Iteration yields
     both."""
 
     __slots__ = ("_epochs", "_here", "_table", "_topic")
@@ -591,8 +596,8 @@ class ProducerRegistry:
         topic.check_not_ended()
 
     def _register(self, producer: Producer) -> bool:
-        """Registers a producer. Returns False if it has to wait for exclusive access. Displaced producers are closed.
-        Raises ProducerBusy or ProducerFenced if it is denied."""
+        """Registers a producer, and closes the producers that it replaces or fences. Returns False if the producer has
+        to wait for exclusive access. Raises ProducerBusy or ProducerFenced if the producer may not join."""
         name = self._topic.name
         answer = self._table.join(ProducerRegistration(
             producer.id, producer.name, producer.mode, producer.instance, producer.connection, producer.writer
@@ -639,7 +644,7 @@ RECORD_LOST = "magnetar.record-lost-ms"
 
 
 class SubscriptionRegistry:
-    """The subscriptions of one topic. Creates, restores and deletes them."""
+    """The subscriptions of one topic. Creates and deletes them, and creates those again whose records were lost."""
 
     __slots__ = ("_by_name", "_storage", "_topic", "_unnamed", "changing")
 
@@ -666,9 +671,9 @@ class SubscriptionRegistry:
         await self._make_lost_ones()
 
     async def _make_lost_ones(self) -> None:
-        """Creates each subscription again that the topic's record names but that has no record of its own: its record
-        was lost, not deleted. The subscription begins at the oldest message, so that no unacknowledged message is
-        skipped or trimmed."""
+        """Creates each subscription again that the topic's record names but that has no record of its own, because then
+        that record was lost and not deleted. The subscription begins at the oldest message, so that no unacknowledged
+        message is skipped or trimmed."""
         if not self._topic.name.persistent:
             return
         named = self._topic.log.record.subscriptions
@@ -684,15 +689,15 @@ class SubscriptionRegistry:
             self.add(await run_to_end(making))
 
     async def commit(self, name: str, record: NodeUpdate) -> None:
-        """Commits the record of a new subscription, and in the same commit adds its name to the topic's record. The
-        names of lost subscriptions that are not created again yet stay in that record. The caller must not be cancelled
-        during this call."""
+        """Stores the record of a new subscription, and in the same commit adds its name to the topic's record. The
+        topic's record keeps the names of lost subscriptions that are not created again yet. The caller must not be
+        cancelled during this call."""
         named = self._topic.log.record.subscriptions or ()
         await self._topic.log.commit_fields(together=(record,), within=True, subscriptions=self._names({name, *named}))
         self._unnamed = False
 
     async def _name_subscriptions(self) -> None:
-        """Commits the names of the durable subscriptions to the topic's record. Must be called before the record of a
+        """Stores the names of the durable subscriptions in the topic's record. Must be called before the record of a
         deleted subscription is deleted."""
         if not self._topic.name.persistent:
             return
@@ -703,7 +708,7 @@ class SubscriptionRegistry:
         self._unnamed = False
 
     def _names(self, new: set[str]) -> tuple[str, ...] | None:
-        """Returns the names of the durable subscriptions and of `new`; None if they are too long for the topic's
+        """Returns the names of the durable subscriptions and the names `new`; None if they are too long for the topic's
         record."""
         names = (
             () if self._topic.is_going else tuple(sorted(new.union(each.name for each in self.durable_subscriptions())))
@@ -723,12 +728,12 @@ class SubscriptionRegistry:
         self, name: str, mark: Position | None = None, properties: dict[str, str] | None = None, *,
         exclusive: bool = False, compacted: bool = False, by_consumer: bool = False,
     ) -> Subscription:  # fmt: skip
-        """Returns the durable subscription `name`. If it does not exist, creates it with its mark at `mark` (None: at
-        the end of the topic).
+        """Returns the durable subscription `name`. If it does not exist, creates it; the new subscription begins after
+        the position `mark` (None: at the end of the topic).
 
         `exclusive`: raises AlreadyExists if the subscription exists. `compacted`: `mark` is a position of the compacted
-        form. `by_consumer`: a consumer and not an operator asks for the subscription; a policy may forbid to create it
-        then.
+        form. `by_consumer`: True if a consumer, and not an operator, asks for the subscription. A policy may forbid
+        that consumers create subscriptions.
         """
         check_subscription_name(name)
         async with self.changing:
@@ -766,15 +771,15 @@ class SubscriptionRegistry:
     def make_nondurable_subscription(
         self, name: str, mark: Position, *, compacted: bool = False, tracks: bool = False
     ) -> Subscription:
-        """Returns a non-durable subscription, which ends with its last consumer
-        (`Storage.make_nondurable_subscription`)."""
+        """Returns a new non-durable subscription, which ends with its last consumer. The arguments are explained at
+        `Storage.make_nondurable_subscription`."""
         return self._storage.make_nondurable_subscription(
             self._topic, name, mark, self._topic.shape(compacted=compacted), tracks=tracks
         )
 
     def find_nondurable_subscription(self, name: str) -> Subscription | None:
-        """Returns the non-durable subscription `name` that several consumers may join; None if there is none. Raises
-        NotAllowed if the subscription of this name is durable."""
+        """Returns the non-durable subscription `name`, if several consumers may share it; else None. Raises NotAllowed
+        if the subscription of this name is durable."""
         found = self._by_name.get(name)
         if found is not None and found.is_durable:
             raise SubscribeRefusal.LASTS.error(
@@ -785,7 +790,7 @@ class SubscriptionRegistry:
 
     def register_nondurable_subscription(self, subscription: Subscription) -> None:
         """Adds a non-durable subscription to the topic, under another name if its own name is taken. Raises NotOwner if
-        the topic has ended at this broker, because its consumer would not be told about that."""
+        this broker has stopped serving the topic, because the consumer would not be notified of that later."""
         self._topic.check_not_ended()
         key = subscription.name
         while key in self._by_name:
@@ -820,8 +825,9 @@ class SubscriptionRegistry:
         await subscription.close()
 
     async def set_properties(self, subscription: Subscription, properties: dict[str, str]) -> None:
-        """Replaces all properties of a durable subscription. If they contain a dead-letter policy, it applies from now
-        on. Raises InvalidRequest if the properties are too large, or if the policy does not parse."""
+        """Replaces all properties of a durable subscription. If the properties contain a dead-letter policy, the
+        subscription uses it from now on. Raises InvalidRequest if the properties are too large, or if the dead-letter
+        policy is invalid."""
         check_properties(properties)
         assert subscription.store is not None, "it is durable"
         await run_to_end(subscription.store.set_properties(properties))

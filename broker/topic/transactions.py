@@ -64,8 +64,8 @@ SETTLE_AT_ONCE = 100
 
 
 class _Writes(NamedTuple):
-    """What must be durable before the end of a transaction is answered: the cursors of these subscriptions, an outcome,
-    and the entries of the transaction `landing` that are in flight."""
+    """The writes that must be durable before the end of a transaction is answered: the cursors of the subscriptions
+    `acks`, the outcome (if `outcome` is True), and the entries of the transaction `landing` that are in flight."""
 
     acks: tuple[Subscription, ...]
     outcome: bool
@@ -73,8 +73,8 @@ class _Writes(NamedTuple):
 
 
 class EventBeforePublish(NamedTuple):
-    """An event for which a producer must wait before it can publish an entry: the topic joins the transaction, or, if
-    `end` is set, the transaction ends."""
+    """An event for which a producer must wait before it can publish an entry: the topic joins the transaction `txn`,
+    or, if `end` is True, the transaction ends."""
 
     txn: TxnId
     end: bool = False
@@ -96,15 +96,16 @@ class TransactionStats(NamedTuple):
 
 
 def transaction_id_of(metadata: MessageMetadata) -> TxnId | None:
-    """Returns the id of the transaction to which an entry with this metadata belongs; None if it belongs to none.
-    Raises InvalidRequest if the id is not a valid transaction id."""
+    """Returns the id of the transaction to which an entry with this metadata belongs; None if the entry belongs to no
+    transaction. Raises InvalidRequest if the id is not a valid transaction id."""
     if not metadata.HasField("txnid_most_bits") or not metadata.HasField("txnid_least_bits"):
         return None
     return TxnId.from_numbers(metadata.txnid_most_bits, metadata.txnid_least_bits)
 
 
 class _TxnWork:
-    """The work on transactions that is in progress at a topic."""
+    """The work of a topic for its transactions that is in progress: joins, settlements, and questions to coordinators,
+    with the callers that wait for them."""
 
     __slots__ = ("ends", "joins", "landing", "questions", "runs", "seeing", "settles")
 
@@ -119,7 +120,7 @@ class _TxnWork:
 
 
 class TopicTransactions:
-    """The transactions of a loaded topic. Applies the decisions of `Transactions`, and stores its state. A
+    """The transactions of a loaded topic. Does what the core `Transactions` decides, and stores the core's state. A
     StatefulTopicPart."""
 
     __slots__ = (
@@ -142,7 +143,8 @@ class TopicTransactions:
 
     @property
     def _here(self) -> _TxnWork:
-        """Returns the work in progress. Made with the first transaction, because most topics have none."""
+        """Returns the work in progress. Creates the object with the first transaction, because most topics have
+        none."""
         if self._under_way is None:
             self._under_way = _TxnWork(self)
         return self._under_way
@@ -160,8 +162,8 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ opening
     async def open(self, applied: AppliedPolicies) -> None:
-        """Loads the stored state of the transactions, if the topic's record says that there is one. After this call
-        `add_replayed_entry` must be called for the entries of the log."""
+        """Loads the stored state of the transactions, if the topic's record says that there is such a state. After this
+        call `add_replayed_entry` must be called for each later entry of a transaction in the log."""
         place = self._log.record.transactions
         if place is None:
             return
@@ -183,8 +185,8 @@ class TopicTransactions:
         return self.core.position if self.core is not None else None
 
     def add_replayed_entry(self, txn: TxnId, header: EntryHeader, numbers: SequenceRange, entry: StoredEntry) -> bool:
-        """Adds an entry of a transaction to the state when the topic is loaded. Must be called in log order. Returns
-        True if the entry is aborted."""
+        """Adds an entry of a transaction to the state, while the topic is being loaded. Must be called in log order.
+        Returns True if the entry is aborted."""
         if self.core is None:
             return False
         if entry.position > self.core.position:
@@ -200,8 +202,8 @@ class TopicTransactions:
         return self._log.shape.before(first) if first is not None else None
 
     def is_hidden(self, txn: TxnId, position: Position) -> bool:
-        """Returns True if consumers that read committed entries do not get this entry now, because its transaction is
-        open, or never get it, because its transaction is aborted."""
+        """Returns True if consumers that read only committed entries do not get this entry: its transaction is open
+        (they may get the entry later) or aborted (they never get it)."""
         return self.core is not None and self.core.is_hidden(txn, position)
 
     def finish_replay(self) -> None:
@@ -226,13 +228,14 @@ class TopicTransactions:
         return self.core is not None and self.core.is_open(txn)
 
     def call_when_ended(self, txn: TxnId, then: Callable[[MagnetarError | None], None]) -> None:
-        """Calls the function `then` once, in a later turn of the event loop, when the transaction has ended at this
-        topic."""
+        """Calls the function `then` once with None, in a later turn of the event loop, when the transaction has ended
+        at this topic. If the topic ends at this broker before that, `then` is never called."""
         self._here.ends.setdefault(txn, []).append(then)
 
     def call_when_ready(self, awaited: EventBeforePublish, then: Callable[[MagnetarError | None], None]) -> None:
-        """Calls the function `then` once, in a later turn of the event loop: with None when the entry that waits for
-        the event `awaited` can be published, or with the error with which the entry is refused."""
+        """Calls the function `then` once, in a later turn of the event loop. Its argument is None when the event
+        `awaited` has happened, so that the waiting entry can be published; else it is the error with which the entry is
+        refused."""
         if awaited.end:
             self.call_when_ended(awaited.txn, then)
             return
@@ -241,7 +244,7 @@ class TopicTransactions:
         )
 
     async def store_transactions_seen(self) -> Transactions:
-        """Stores in the topic's record that the topic has seen a transaction; called before its first transaction.
+        """Stores in the topic's record that the topic has transactions. Must be called before its first transaction.
         Returns the state of the topic's transactions."""
         async with self._here.seeing:
             core = self.core
@@ -316,9 +319,10 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ the end
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
-        """Applies the outcomes of transactions at this topic. Returns one value for each settlement as soon as its
-        outcome is stored durably: None or an error. NotOwner: another broker owns the topic, or may own it; the
-        coordinator must then look up the owner. TimedOut: the outcome was not stored within `timeout_s`. Idempotent."""
+        """Applies the outcomes of transactions at this topic, and waits until they are stored durably. Idempotent.
+        Returns one value for each settlement: None if its outcome is stored; NotOwner if another broker owns the topic
+        or may own it (the coordinator must look up the owner); TimedOut if the outcome was not stored within
+        `timeout_s` seconds."""
         runs: list[asyncio.Future[None]] = []
         for first in range(0, len(settlements), SETTLE_AT_ONCE):
             if first:
@@ -329,9 +333,8 @@ class TopicTransactions:
         return [error_of_done_future(run) if run.done() else late for run in runs]
 
     def start_settling(self, settlements: Sequence[Settlement]) -> list[asyncio.Future[None]]:
-        """Applies these settlements at once, except those that are being stored already. Returns a future for each
-        settlement, which is done when the outcome is stored durably. Settlements that wait for the same writes share
-        one run."""
+        """Applies the settlements, except those that are being stored already. Returns a future for each settlement,
+        which is done when the outcome is stored durably. Settlements that wait for the same writes share one task."""
         if self.ended:
             return [self._here.runs.make_not_owner_run()] * len(settlements)
         groups: dict[_Writes, list[TxnId]] = {}
@@ -344,8 +347,8 @@ class TopicTransactions:
         return [self._here.settles[each.txn] for each in settlements]
 
     def _apply(self, settlement: Settlement) -> _Writes:
-        """Applies a settlement to the transaction's entries, and to the pending acknowledgements of each subscription.
-        Returns what must be durable before it is answered."""
+        """Applies a settlement to the transaction's entries, and to its pending acknowledgements in each subscription.
+        Returns the writes that must be durable before the settlement is answered."""
         txn, core = settlement.txn, self.core
         touched = [each for each in self.topic.registry.durable_subscriptions() if each.has_pending(txn)]
         end = core.settle(settlement) if core is not None else NOT_KNOWN
@@ -364,7 +367,7 @@ class TopicTransactions:
         return _Writes(tuple(touched), end.shown, txn if core is not None and core.count_in_flight(txn) else None)
 
     async def _written(self, writes: _Writes) -> None:
-        """Waits until these writes are durable, and no entry of the transaction is in flight."""
+        """Waits until the writes `writes` are durable, and no entry of the transaction is in flight."""
         core = self.core
         if writes.landing is not None and core is not None and core.count_in_flight(writes.landing):
             await asyncio.shield(self._landing_of(writes.landing))
@@ -389,13 +392,13 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ as a part of the topic
     def run_due(self, applied: AppliedPolicies) -> None:
-        """Starts a write of the outcomes if a large part of the log is after the position of the last write."""
+        """Starts a write of the outcomes if the log has grown much since the last write of outcomes."""
         if self._ledger is not None and not self.ended:
             self._ledger.write_outcomes_if_lagging()
 
     def trim_limit(self, applied: AppliedPolicies) -> TrimLimit | None:
-        """Returns the last position of the log that transactions no longer need: not after the position of the last
-        stored outcomes, and before the first entry of any open transaction. Returns None if the topic has seen no
+        """Returns which part of the log transactions no longer need: the entries up to the position of the last stored
+        outcomes, and before the first entry of any open transaction. Returns None if the topic never had a
         transaction."""
         if self.core is None or self._ledger is None:
             return None
@@ -415,17 +418,16 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ deletion (storage.py)
     async def block_transaction_joins(self, *, force: bool) -> None:
-        """Blocks joins of the topic to transactions until `allow_transaction_joins` is called, and waits until the
-        topic has no transaction that can commit. `force`: aborts the open transactions. Raises TransactionsOpen if a
-        transaction is left."""
+        """Prepares the deletion of the topic: the topic joins no transaction until `allow_transaction_joins` is called.
+        Waits until no transaction of the topic can commit any more. `force`: aborts the open transactions. Raises
+        TransactionsOpen if a transaction is left."""
         self.joins.is_leaving = True
         await self.check_deletable(force=force)
         if force and (opened := self.open_transactions):
             await self._deletion().abort(opened)
 
     async def check_deletable(self, *, force: bool) -> None:
-        """Raises the error TransactionsOpen with which `block_transaction_joins` would refuse to delete the topic now.
-        Changes nothing."""
+        """Raises TransactionsOpen if `block_transaction_joins` would raise it now. Changes nothing."""
         if opened := self.open_transactions:
             await self._deletion().check(opened, force=force)
 
@@ -437,7 +439,7 @@ class TopicTransactions:
         self.joins.is_leaving = False
 
     def statistics(self) -> TransactionStats | None:
-        """Returns the statistics of the topic's transactions; None if the topic has seen no transaction."""
+        """Returns the statistics of the topic's transactions; None if the topic never had a transaction."""
         core = self.core
         if core is None:
             return None
@@ -479,7 +481,7 @@ class TopicTransactions:
             await self._ledger.close()
 
     def own_ledgers(self) -> list[int]:
-        """Returns the ids of the ledgers that the transactions of the topic own, which must be deleted with the
-        topic."""
+        """Returns the ids of the ledgers that store outcomes of the topic's transactions, which must be deleted with
+        the topic."""
         place = self._log.record.transactions
         return [place.ledger_id] if place is not None and place.ledger_id >= 0 else []

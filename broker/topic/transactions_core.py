@@ -75,7 +75,8 @@ class EntriesOfTxnProducer:
 
 
 class _Sender:
-    """The open transactions in which a producer sent entries, and the highest sequence id in any of them."""
+    """The open transactions in which one producer sent entries, and the producer's highest sequence id in any of
+    them."""
 
     __slots__ = ("highest", "txns")
 
@@ -116,10 +117,14 @@ class TopicTxn:
         return len(self.starts)
 
     def entries_without_receipt(self, last: Position, entries: int) -> tuple[dict[int, BitMap], BitMap64, Position]:
-        """Returns the stored entries of the transaction that do not count, because the client got no receipt for them:
-        those after `last`, except those among the first `entries` entries. Returns three values: these entries by
-        ledger, the indexes of their messages, and the last entry that counts. (A receipt for a duplicate has no
-        position, so the number of entries counts too.)"""
+        """Returns the stored entries of a committed transaction that do not count, because the client got no receipt
+        for them. The receipts name the last position `last`, and the client counted `entries` receipts: an entry counts
+        if it is at or before `last`, or is among the first `entries` entries. (A receipt for a duplicate has no
+        position.)
+
+        Returns three values: the entries that do not count, by ledger; the indexes of their messages; and the position
+        of the last entry that counts.
+        """
         kept = min(entries, self.entry_count)
         kept = max(kept, sum(each.rank(last[1]) if id_ == last[0] else len(each) for id_, each in self.entries.items()
                              if id_ < last[0] or (id_ == last[0] and last[1] >= 0)))  # fmt: skip
@@ -164,12 +169,12 @@ class TxnSnapshot(NamedTuple):
     open: tuple[OpenTxnInSnapshot, ...] = ()
     aborted: Mapping[int, AbortedEntriesOfLedger] = {}
     ended: tuple[TxnId, ...] = ()
-    """Transactions that had ended, and had entries on their way: what of them is after `position` is aborted."""
+    """Transactions that had ended while entries of them were in flight: their entries after `position` are aborted."""
 
 
 class TxnEndEffect(NamedTuple):
-    """The effect of a transaction's end on the topic: the progress of each producer that counts for deduplication from
-    now on; `shown`: whether the visibility of entries has changed."""
+    """How the end of a transaction changes the topic. `numbers`: how far each producer has come, for deduplication;
+    `shown`: whether entries became visible to consumers, or will never be visible."""
 
     numbers: dict[str, SequenceProgress]
     shown: bool
@@ -185,15 +190,15 @@ NOT_KNOWN = TxnEndEffect({}, shown=False)
 
 
 def _above(own: EntriesOfTxnProducer) -> BitMap64:
-    """Returns the sequence ids that the producer sent and the log has not confirmed."""
+    """Returns the sequence ids that the producer sent in the transaction and that are not confirmed by the log."""
     above = own.sent.copy()
     above.remove_range(0, own.progress.number + 1)
     return above
 
 
 class OpenTxnStats(NamedTuple):
-    """The statistics of an open transaction. `holds`: True if the first entry of the transaction determines the last
-    stable position, so that consumers do not receive the `waiting` messages after that position."""
+    """The statistics of an open transaction. `holds`: True if no other open transaction has an earlier entry, so that
+    this one holds back all later messages from consumers; `waiting`: the number of these messages."""
 
     first: Position | None  # its first entry; None: it has none
     entries: int
@@ -203,8 +208,8 @@ class OpenTxnStats(NamedTuple):
 
 
 class Transactions:
-    """Decides which entries of one topic's transactions consumers receive. It is the `TxnOutcomes` of the
-    CommittedShape of the topic (broker/log/log_shape_core.py)."""
+    """Decides which entries of one topic's transactions consumers receive. The `TxnOutcomes` of the topic's
+    CommittedShape (broker/log/log_shape_core.py)."""
 
     __slots__ = (
         "_ended", "_flying", "_hidden", "_senders", "_shape", "_stable", "aborted", "aborted_indexes", "aborts",
@@ -248,13 +253,12 @@ class Transactions:
         return found.phase
 
     def is_full(self, txn: TxnId) -> bool:
-        """Returns True if the transaction cannot be added: it is not known, and the topic has its maximum of open
-        transactions."""
+        """Returns True if the topic has its maximum of open transactions and the transaction is not one of them."""
         return len(self.known) >= OPEN_MAX and txn not in self.known
 
     def may_join(self, txn: TxnId) -> bool:
-        """Returns True if the topic may join the transaction: it has not ended, and the topic has fewer open
-        transactions than its maximum."""
+        """Returns True if the topic may join the transaction: the transaction has not ended here, and the topic does
+        not have its maximum of open transactions."""
         found = self.known.get(txn)
         return len(self.known) < OPEN_MAX if found is None else found.phase is not TxnPhase.ENDED
 
@@ -268,8 +272,8 @@ class Transactions:
         return True
 
     def on_join_refused(self, txn: TxnId) -> None:
-        """Called when the coordinator refused the join or did not answer. A transaction with entries at this topic
-        stays known: its coordinator is asked again."""
+        """Called when the coordinator refused the join or did not answer. Removes the transaction, unless it has
+        entries at this topic; then the coordinator is asked again for its outcome."""
         found = self.known.get(txn)
         if found is not None and found.phase is TxnPhase.ASKED and not found.entry_count:
             del self.known[txn]
@@ -319,8 +323,9 @@ class Transactions:
         return None
 
     def on_publish_failed(self, txn: TxnId, name: str) -> None:
-        """Called when an entry with the verdict NEW is not in the log, or may not be in it. The caller must disconnect
-        the producer, so that no later entry is stored before this entry is sent again."""
+        """Called when an entry with the verdict NEW failed: it is not in the log, or it is not known whether it is. The
+        caller must disconnect the producer, so that none of its later entries is stored before this entry is sent
+        again."""
         own = self._landed(txn, name).numbers[name]
         if not own.in_flight:
             own.sent -= _above(own)
@@ -357,8 +362,8 @@ class Transactions:
         self, txn: TxnId, name: str, numbers: SequenceRange, position: Position, first_index: int, count: int,
         size: int,
     ) -> None:  # fmt: skip
-        """Adds an entry of a transaction during a replay of the log. Its position must be after all known entries. The
-        entry is hidden until the outcome of its transaction is known."""
+        """Adds an entry of a transaction, while the log is being replayed. Its position must be after all entries that
+        are known already. The entry is hidden until the outcome of its transaction is known."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
         if txn in self._ended:
@@ -368,8 +373,8 @@ class Transactions:
         self._add(txn, self.known[txn], name, numbers, position, first_index, count, size)
 
     def add_replayed_sequence_ids(self, txn: TxnId, name: str, numbers: SequenceRange, position: Position) -> bool:
-        """Adds the sequence ids of an entry to its transaction, if the transaction is open, during a replay of the log.
-        The snapshot contains the entry already. Returns True if the entry is aborted."""
+        """Adds the sequence ids of an entry to its transaction if that is open, while the log is being replayed. For an
+        entry that the loaded snapshot contains already. Returns True if the entry is aborted."""
         if position[1] in self.aborted.get(position[0], ()):
             return True
         found = self.known.get(txn)
@@ -378,8 +383,8 @@ class Transactions:
         return False
 
     def finish_replay(self) -> None:
-        """Ends the replay: each entry of a transaction in the log must have been given to `add_replayed_entry` or
-        `add_replayed_sequence_ids`."""
+        """Ends the replay of the log. Before this call each entry of a transaction in the log must have been passed to
+        `add_replayed_entry` or `add_replayed_sequence_ids`."""
         self.position, self._ended = self._shape.last_confirmed, frozenset()
 
     def _add(
@@ -401,9 +406,9 @@ class Transactions:
 
     # ------------------------------------------------------------------ the end
     def settle(self, settlement: Settlement) -> TxnEndEffect:
-        """Applies the outcome of a transaction. Returns the effect. Idempotent: of a transaction that is known again
-        without an entry (for an acknowledgement, a join or a new owner), the entries up to `last` were decided before,
-        and are not missing."""
+        """Applies the outcome of a transaction, and returns how the topic changes by it. Idempotent. If the outcome was
+        applied before, and the transaction is known again without an entry (because of an acknowledgement, a join or a
+        new owner), its entries up to `last` do not count as missing."""
         found = self.known.get(settlement.txn)
         if found is None or found.phase is TxnPhase.ENDED:
             return NOT_KNOWN
@@ -475,8 +480,8 @@ class Transactions:
     # ------------------------------------------------------------------ questions
     @property
     def stable(self) -> Position:
-        """Returns the last stable position, up to which all transactions have ended; the position before the first
-        entry of the log if there is none."""
+        """Returns the last stable position: all transactions with entries up to this position have ended. Returns the
+        position before the first entry of the log if there is no such position."""
         first = self.first_unended_position
         if first is None:
             return self._shape.last_confirmed
@@ -493,7 +498,8 @@ class Transactions:
 
     @property
     def first_unended_position(self) -> Position | None:
-        """Returns the position of the first entry of any transaction that has not ended; None if there is none."""
+        """Returns the position of the earliest entry that belongs to a transaction which has not ended; None if there
+        is none."""
         for found in self._hidden.values():
             return found.first
         return None
@@ -502,8 +508,8 @@ class Transactions:
         return int(self.aborted_indexes.range_cardinality(first, end))
 
     def is_hidden(self, txn: TxnId, position: Position) -> bool:
-        """Returns True if consumers that read committed entries do not get this entry now, because its transaction is
-        open, or never get it, because its transaction is aborted."""
+        """Returns True if consumers that read only committed entries do not get this entry: its transaction is open
+        (they may get the entry later) or aborted (they never get it)."""
         aborted = self.aborted.get(position[0])
         if aborted is not None and position[1] in aborted:
             return True
@@ -558,7 +564,8 @@ class Transactions:
 
     # ------------------------------------------------------------------ snapshots
     def get_aborted_entries_of_ledger(self, ledger_id: int) -> AbortedEntriesOfLedger:
-        """Returns those entries of the ledger that are in aborted transactions, as a snapshot stores them."""
+        """Returns the entries of the ledger that belong to aborted transactions, in the form in which a snapshot stores
+        them."""
         span = self._shape.find_span_of_ledger(ledger_id)
         indexes = BitMap64()
         if span is not None:
@@ -567,8 +574,8 @@ class Transactions:
         return AbortedEntriesOfLedger(self.aborted[ledger_id], indexes, self.sizes[ledger_id])
 
     def open_transactions(self) -> tuple[OpenTxnInSnapshot, ...]:
-        """Returns the open transactions, as a snapshot stores them. Entries in flight are not included, because they
-        are after the position of the snapshot."""
+        """Returns the open transactions, in the form in which a snapshot stores them. Their entries in flight are left
+        out, because these come after the position of the snapshot."""
         return tuple(
             OpenTxnInSnapshot(
                 txn, each.first, {id_: entries.copy() for id_, entries in each.entries.items()}, each.indexes.copy(),
@@ -592,8 +599,8 @@ class Transactions:
         )
 
     def check(self) -> None:
-        """Raises AssertionError unless hidden entries are in order and not aborted, the last stable position is
-        confirmed, and the counts agree."""
+        """Raises AssertionError unless these invariants hold: hidden entries are in log order and not aborted; the last
+        stable position is confirmed; all counters are right."""
         firsts = [each.first for each in self._hidden.values()]
         assert all(first is not None for first in firsts), "a transaction without entries hides something"
         assert firsts == sorted(each for each in firsts if each is not None), "first entries are not in order"

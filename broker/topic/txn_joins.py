@@ -38,8 +38,8 @@ Key = TypeVar("Key")
 
 
 class SharedTransactionRuns:
-    """Runs of async work about the transactions of a topic. Several callers may wait for the outcome of the same run.
-    After the topic has ended no run begins: each caller gets NotOwner."""
+    """Starts tasks for the transactions of one topic, and lets several callers wait for the outcome of the same task (a
+    run). After this broker has stopped serving the topic, no run is started: each caller gets NotOwner."""
 
     __slots__ = ("_loop", "_topic", "is_over", "tasks")
 
@@ -53,8 +53,8 @@ class SharedTransactionRuns:
         self, runs: dict[Key, asyncio.Future[None]], txns: Sequence[Key],
         work: Callable[[], Coroutine[Any, Any, None]],
     ) -> asyncio.Future[None]:  # fmt: skip
-        """Starts a run of the async function `work`, and registers the run in `runs` under each transaction of `txns`
-        until it has ended. Returns a future for the outcome of the run."""
+        """Starts a run of the async function `work`, and returns a future for its outcome. Until the run has ended,
+        `runs` maps each transaction in `txns` to this future."""
         if self.is_over:
             return self.make_not_owner_run()
         future: asyncio.Future[None] = self._loop.create_future()
@@ -87,14 +87,14 @@ class SharedTransactionRuns:
             future.exception()  # who waits gets it
 
     def make_not_owner_run(self) -> asyncio.Future[None]:
-        """Returns the future of a run that has failed with NotOwner."""
+        """Returns a future that has failed with NotOwner, in place of the future of a run."""
         refused: asyncio.Future[None] = self._loop.create_future()
         refused.set_exception(self.make_not_owner_error())
         refused.exception()
         return refused
 
     def make_not_owner_error(self) -> MagnetarError:
-        """Returns the NotOwner error for callers that come after the topic has ended at this broker."""
+        """Returns the NotOwner error for callers after this broker has stopped serving the topic."""
         return NotOwner(f"topic {self._topic} is not served here any more; look it up again")
 
 
@@ -113,15 +113,15 @@ def error_of_done_future(done: asyncio.Future[None]) -> MagnetarError | None:
 JOIN_S = 5.0
 """Seconds that a send or an acknowledgement waits for a coordinator that does not answer."""
 ASK_S, ASK_S_MAX = 0.2, 5.0
-"""Seconds between two rounds of questions about what a load found: first, and at most."""
+"""Seconds between two rounds of questions about transactions that a load has found: at first, and at most."""
 OPEN_ASK_S = 30.0
 SETTLEMENT_S = 10.0
 ASK_AT_ONCE = 1_000
 
 
 class TransactionOutcomeResolver:
-    """Asks coordinators for the outcomes of one topic's open transactions. Runs a task while the topic has open
-    transactions."""
+    """Asks coordinators for the outcomes of one topic's open transactions. While the topic has open transactions, a
+    task asks again and again."""
 
     __slots__ = ("_asking", "_committed_at", "_of", "_runs", "_suspects")
 
@@ -170,8 +170,8 @@ class TransactionOutcomeResolver:
         return state
 
     def register_pending_acknowledgements(self, core: Transactions) -> None:
-        """Adds the transactions of all pending acknowledgements to `core`, so that their coordinators are asked,
-        too."""
+        """Registers the transactions of all pending acknowledgements in `core`, so that their coordinators are asked
+        for their outcomes, too."""
         for each in self._of.topic.registry.durable_subscriptions():
             for txn in each.pending_transactions:
                 core.register_unresolved_transaction(txn)
@@ -209,9 +209,9 @@ class TransactionOutcomeResolver:
             await asyncio.gather(*map(self._ask_one, txns[first : first + ASK_AT_ONCE]))
 
     def resolve_other_transactions_of_coordinator(self, number: int) -> None:
-        """Asks the coordinator `number` about its other open transactions at this topic. Called when the coordinator
-        refused a join because the transaction is aborted: this topic did not know that, so it may not know other
-        outcomes either."""
+        """Asks the coordinator `number` about its other open transactions at this topic. Called when this coordinator
+        refused a join because the transaction is aborted, which this topic did not know. The topic may have missed the
+        outcomes of other transactions of this coordinator, too."""
         others = [
             txn
             for txn in self._of.open_transactions
@@ -241,8 +241,8 @@ class TransactionOutcomeResolver:
             self.on_outcome_answered(txn, joined)
 
     def on_outcome_answered(self, txn: TxnId, joined: JoinAnswer) -> None:
-        """Called with the answer `joined` of the coordinator about a transaction that is not settled at this topic:
-        settles the transaction if it has ended."""
+        """Called when the coordinator has answered a question about a transaction that is not settled at this topic.
+        `joined`: the answer. If the transaction has ended, settles it at this topic."""
         if isinstance(joined, Settlement):
             self._of.start_settling([joined])
         elif joined is TxnState.ABORTED:
@@ -263,7 +263,8 @@ JOIN_RETRY_S = 0.1
 
 
 class TransactionJoins:
-    """Makes one topic a participant of transactions, on behalf of the topic's producers and subscriptions."""
+    """Joins one topic to transactions: asks the coordinator of each transaction to make the topic a participant. Called
+    by the topic's producers and subscriptions before their first write in a transaction."""
 
     __slots__ = ("_asked", "_of", "_questions", "_runs", "_under_way", "_writers", "is_leaving", "since")
 
@@ -274,10 +275,10 @@ class TransactionJoins:
         self._runs = runs
         self._questions = questions
         self._under_way: dict[tuple[TxnId, str | None], asyncio.Future[None]] = {}
-        """By the role that wants to write in it."""
+        """The joins in progress, by transaction and by the role that wants to write in it."""
         self._asked: dict[TxnId, int] = {}  # how many of these joins ask its coordinator now
         self._writers: dict[TxnId, str] = {}
-        """The role that began it, as its coordinator said when that role wrote here first."""
+        """For each transaction the role that began it, as its coordinator said when this role first wrote here."""
         self.since: dict[TxnId, float] = {}  # when it was joined or found, on the monotonic clock
         self.is_leaving = False  # the topic is about to be deleted
 
@@ -291,15 +292,16 @@ class TransactionJoins:
         self._writers.pop(txn, None)
 
     def stop(self) -> list[asyncio.Future[None]]:
-        """Removes the joins that are in progress. Returns their futures."""
+        """Forgets the joins that are in progress. Returns their futures."""
         waiting = list(self._under_way.values())
         self._under_way.clear()
         return waiting
 
     def join_nowait(self, txn: TxnId, owner: str | None = None) -> bool:
-        """Returns True if the topic has joined the transaction and the role `owner` may write in the transaction; if
-        the coordinator is in this process, joins at once. After False the caller must await `join`, which also raises
-        the reason of a refusal. `owner` None: the caller may write in every transaction."""
+        """Joins the transaction at once, if the coordinator is in this process. Returns True if the topic is a
+        participant now, or was one before, and if the role `owner` may write in the transaction. After False the caller
+        must await `join`, which raises the reason of a refusal. `owner` None: the caller may write in every
+        transaction."""
         core = self._of.core
         if core is None or self._of.ended or (txn, owner) in self._under_way:
             return False
@@ -324,8 +326,8 @@ class TransactionJoins:
             await asyncio.shield(self.start_join(txn, owner))
 
     def start_join(self, txn: TxnId, owner: str | None) -> asyncio.Future[None]:
-        """Starts a join for the role `owner`, or returns the join for the same role that is in progress. Returns its
-        future."""
+        """Returns the future of a join for the role `owner`. Starts the join, unless a join for the same transaction
+        and role is in progress."""
         key = txn, owner
         return self._under_way.get(key) or self._runs.start(self._under_way, [key], lambda: self._join(txn, owner))
 
@@ -393,8 +395,8 @@ class TransactionJoins:
             raise Unavailable(f"topic {self._of.topic.name} is about to be deleted: nothing joins a transaction there")
 
     async def _patiently(self, txn: TxnId, owner: str | None) -> JoinAnswer:
-        """Returns the coordinator's answer, retried for JOIN_S. Raises Unavailable after that; the entry is certainly
-        not in the log then."""
+        """Asks the coordinator to join the transaction, and returns its answer. Retries for JOIN_S seconds; raises
+        Unavailable after that. The entry for which the topic joins is certainly not in the log then."""
         end = self._of.world.clock.monotonic() + JOIN_S
         while True:
             try:

@@ -83,7 +83,8 @@ RECORD_BYTES_MAX = 4 << 20
 
 
 class TransactionEndDecider:
-    """Decides the requests to join a transaction, and the requests to commit, prepare or abort a transaction."""
+    """Decides requests of topics to join a transaction, and requests to commit, prepare or abort one. A transaction is
+    *in doubt* while a record about it is being written: requests about it then wait."""
 
     def __init__(self, table: TransactionTable, decisions: PendingDecisions, outcomes: OutcomeDecider) -> None:
         self._table = table
@@ -92,9 +93,10 @@ class TransactionEndDecider:
 
     # ------------------------------------------------------------------ join
     def join(self, intent: Join, now: float) -> TxnState:
-        """Makes the topic of the intent a participant of the transaction, and returns the state of the transaction. If
-        the topic is empty, only starts the timeout of the transaction. Raises TransactionEnded if the transaction is
-        prepared; InvalidRequest if it has its maximum of topics; IntentQueuedUntilDurable while it is in doubt."""
+        """Makes the topic that `intent` names a participant of the transaction, and returns the state of the
+        transaction. If the topic is empty, only starts the timeout of the transaction. Raises TransactionEnded if the
+        transaction is prepared; InvalidRequest if it has its maximum of topics; IntentQueuedUntilDurable while it is in
+        doubt."""
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now, intent.owner)
         if isinstance(found, LiveTransaction) and intent.topic:
             self._add_participant(found, intent.topic)
@@ -110,9 +112,9 @@ class TransactionEndDecider:
         live.participants[topic] = Participant(topic)
 
     def join_nowait(self, txn: int, topic: str, owner: str | None, now: float) -> bool:
-        """Makes the topic a participant without waiting, if the transaction is neither in doubt nor ended. Returns True
-        if the topic is a participant now. After False the caller must send a Join, which waits, or is refused with the
-        reason."""
+        """Makes the topic a participant of the transaction, and returns True. Returns False if that is not possible
+        now: then the caller must send the intent Join, which waits while the transaction is in doubt, or is refused
+        with a reason."""
         if self._decisions.has_ended:
             return False
         try:
@@ -126,8 +128,8 @@ class TransactionEndDecider:
 
     # ------------------------------------------------------------------ ends
     def end(self, intent: End, now: float) -> None:
-        """Commits, prepares or aborts the transaction of the intent, as its verb says. The intent is answered when the
-        outcome is durable."""
+        """Commits, prepares or aborts the transaction that `intent` names. The intent is answered when the outcome is
+        durable."""
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now, intent.owner)
         if isinstance(found, LiveTransaction):
             self._end_live(found, intent, now)
@@ -137,9 +139,9 @@ class TransactionEndDecider:
             self._decisions.answer(intent, self._answer_ended(intent, txn_state_of_table_entry(found)))
 
     def _answer_ended(self, intent: End, state: TxnState) -> TxnState:
-        """Returns the state as the answer to an End of a transaction that has ended already. If the transaction was
-        aborted and `intent` is no abort, raises the reason; raises TransactionForgotten if the outcome was
-        discarded."""
+        """Returns the answer to an intent to end a transaction that has ended already: its state, if the transaction is
+        committed, or if `intent` is an abort. Otherwise raises the reason of the abort; TransactionForgotten if the
+        outcome was discarded."""
         is_known = intent.txn >= self._table.state.forgotten_below
         if state is TxnState.COMMITTED or (intent.verb is EndVerb.ABORT and is_known):
             return state
@@ -176,7 +178,7 @@ class TransactionEndDecider:
 
     def list_participants(self, live: LiveTransaction, listed: Sequence[Participant], now: float) -> list[Participant]:
         """Returns the topics that have joined the transaction, each with the number of entries that the client reports
-        in `listed`. If the client reports entries in a topic that never joined, something is lost: aborts the
+        in `listed`. If the client reports entries in a topic that has not joined, data is lost: then aborts the
         transaction and raises TransactionAborted."""
         if not listed:
             return list(live.participants.values())
@@ -196,8 +198,8 @@ class TransactionEndDecider:
 
     # ------------------------------------------------------------------ of an administrator
     def abort_by_admin(self, intent: AbortByAdmin, now: float) -> None:
-        """Aborts the transaction of the intent, on behalf of an administrator. Answers the intent with the state of the
-        transaction."""
+        """Aborts the transaction that `intent` names, because an administrator asks for that. Answers the intent with
+        the state of the transaction."""
         if intent.txn in self._table.unused:
             self._outcomes.abort_or_void_id(intent.txn, AbortReason.ADMIN, now)
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now)
@@ -212,7 +214,8 @@ class TransactionEndDecider:
         self._decisions.answer(intent, txn_state_of_table_entry(found))
 
     def abort_open(self, intent: AbortOpen, now: float) -> None:
-        """Aborts the transaction of the intent if it is open. Answers the intent with the row of the transaction."""
+        """Aborts the transaction that `intent` names, if it is open. Answers the intent with a TransactionRow that
+        describes the transaction afterwards."""
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now)
         if isinstance(found, LiveTransaction) and found.phase is Phase.OPEN:
             self._outcomes.abort(found, AbortReason.DELETED, now)
@@ -221,7 +224,7 @@ class TransactionEndDecider:
         self._decisions.answer(intent, row)
 
     def detach(self, intent: RemoveParticipant) -> None:
-        """Removes a participant that cannot store the outcome from an ended transaction. Raises NotFound if the
+        """Removes a topic from an ended transaction whose outcome the topic cannot store. Raises NotFound if the
         transaction does not wait for this topic."""
         ending = self._table.ending.get(intent.txn)
         if ending is None or intent.topic not in ending.waiting:
@@ -248,7 +251,8 @@ def _is_to_wait(ending: UnsettledTransaction, intent: End) -> bool:
 
 
 class SinkBatchDecider:
-    """Decides the requests to commit batches of a sink, so that each numbered batch of a sink is committed once."""
+    """Decides the requests to commit batches of a sink (the writer of a query). Each numbered batch of a sink is
+    committed at most once."""
 
     def __init__(
         self, table: TransactionTable, decisions: PendingDecisions, outcomes: OutcomeDecider,
@@ -263,9 +267,9 @@ class SinkBatchDecider:
         self.last_used_times = {key: now - each.idle_s for key, each in table.state.sinks.items()}
 
     def has_committed_batch(self, intent: Begin | CommitBatch, tag: SinkTag, now: float) -> bool:
-        """Returns True if the sink has committed the batch already. Raises InvalidRequest if the number of the batch is
-        invalid, BackPressure if no more sinks are allowed, SinkFenced if another query writes the sink,
-        IntentQueuedUntilDurable while a batch of the sink is in doubt."""
+        """Returns True if the sink has committed the batch `tag` already. Raises InvalidRequest if the number of the
+        batch is negative; BackPressure if there are too many sinks; SinkFenced if another query writes the sink;
+        IntentQueuedUntilDurable while another batch of the sink is being committed."""
         owner, limits = intent.owner, self._table.limits
         if tag.batch < 0:
             raise InvalidRequest(f"the batches of a sink have numbers from 0, and not {tag.batch}")
@@ -292,8 +296,8 @@ class SinkBatchDecider:
         return tag.batch <= stored.batch
 
     def commit(self, intent: CommitBatch, now: float) -> None:
-        """Commits the transactions of the intent together, as a batch of its sink if the intent names a sink. Answers
-        True if the sink has committed the batch before."""
+        """Commits the transactions that `intent` names, all of them or none. If the intent names a sink, they are a
+        batch of this sink. Answers the intent with True if the sink had committed the batch before."""
         sink = None
         if intent.sink_id:
             tag = SinkTag(intent.sink_id, intent.query_id, intent.batch)
@@ -336,8 +340,8 @@ class SinkBatchDecider:
             self._table.check_name_holder(each.owned.owner, each.owned.name, each.owned.holder)
 
     def on_committed(self, sink: SinkBatch, now: float) -> None:
-        """Called when a batch of the sink is committed: aborts the other transactions of this batch or an earlier one,
-        and the transactions of other queries; then handles the intents that waited for the commit."""
+        """Called when the commit of a batch is durable. Aborts the other transactions of the sink that belong to this
+        batch, to an earlier one, or to another query. Then handles the intents that waited for the commit."""
         key = sink.owner, sink.sink_id
         self.last_used_times[key] = now
         for txn in list(self._table.by_sink.get(key, ())):
@@ -354,21 +358,22 @@ class SinkBatchDecider:
 BLOCK_MAX = 1_000
 """Largest number of ids that one Begin gets."""
 BLOCKS = 64
-"""A Begin gets at most this fraction (1 / BLOCKS) of the ids that may still be given, so that clients that do not use
-their ids leave some for the others."""
+"""A Begin gets at most this fraction (1 / BLOCKS) of the ids that may still be given, so that a client which does not
+use its ids leaves some for the others."""
 NOTES = 24
 """How often the idle time of a name or a sink is recorded, per period after which it is forgotten."""
 
 
 class TransactionBeginDecider:
-    """Decides the requests to begin transactions. Removes the names and the sinks that were idle for too long."""
+    """Decides the requests to begin transactions. Also removes the names and the sinks that were idle for too long."""
 
     def __init__(
         self, table: TransactionTable, decisions: PendingDecisions, outcomes: OutcomeDecider,
         batches: SinkBatchDecider, now: float,
         gap: Callable[[], int],
     ) -> None:  # fmt: skip
-        """`gap` returns the random number of ids to leave out before the next block."""
+        """`gap`: returns a random number: so many ids are left out before the next ids are given, so that ids cannot be
+        guessed."""
         self._table = table
         self._decisions = decisions
         self._outcomes = outcomes
@@ -379,8 +384,8 @@ class TransactionBeginDecider:
         self._idle_looked_at = self._idle_noted_at = now
 
     def begin(self, intent: Begin, now: float) -> None:
-        """Leases new transaction ids to the client of the intent, and answers with them. If the intent takes a name
-        over, first makes the new holder of the name durable."""
+        """Answers the intent with new transaction ids, which are leased to the client. If the intent gives a name but
+        no holder, the client becomes the new holder of the name; this is stored durably before the answer."""
         limits = self._table.limits
         if not 0 <= intent.timeout_s <= limits.timeout_s_max:
             raise InvalidRequest(
@@ -421,8 +426,8 @@ class TransactionBeginDecider:
         self._decisions.decide(NameHolderChanged(intent.name, self._holders, owner=owner), intent)
 
     def on_name_holder_changed(self, record: NameHolderChanged, intent: Begin, now: float) -> None:
-        """Called when the new holder of a name is durable: aborts the transactions of earlier holders, and answers the
-        intent with new transaction ids."""
+        """Called when the new holder of a name is stored durably. Aborts the transactions of earlier holders, and
+        answers the intent with new transaction ids."""
         for txn in list(self._table.by_name.get((record.owner, record.name), ())):
             # what an earlier begin was given in the meantime, or was in doubt
             self._outcomes.abort_or_void_id(txn, AbortReason.FENCED, now)
@@ -441,9 +446,9 @@ class TransactionBeginDecider:
         self._decisions.answer(intent, BeginAnswer(first, count, self._table.limits.lease_s, holder))
 
     def reserve_transaction_ids(self, count: int) -> int:
-        """Reserves `count` consecutive transaction ids and returns the first one. If this epoch has not enough ids
-        left, ends the epoch and raises NotOwner: the next epoch has new ids. Raises Unavailable if there can be no
-        further epoch."""
+        """Reserves `count` consecutive transaction ids, and returns the first one. If this epoch has too few ids left,
+        ends the epoch and raises NotOwner; the next epoch has new ids. Raises Unavailable if no further epoch is
+        possible."""
         first = self._table.next_id + self._gap()
         if first + count - 1 > (self._table.epoch << COUNTER_BITS) + COUNTER_MAX:
             if self._table.epoch == EPOCH_MAX:
@@ -455,8 +460,8 @@ class TransactionBeginDecider:
 
     # ------------------------------------------------------------------ what is idle
     def expire_idle_names_and_sinks(self, now: float) -> None:
-        """Adds records to the next append that remove the names and sinks that were idle for too long, and that store
-        the idle times of the others."""
+        """Adds records to the next append: records that remove the names and sinks which were idle for too long, and
+        records that store for how long the other ones have been idle."""
         limits, shortest = self._table.limits, min(self._table.limits.name_idle_s, self._table.limits.sink_idle_s)
         if now - self._idle_looked_at <= shortest / 1000:
             return
@@ -492,8 +497,8 @@ class TransactionBeginDecider:
                 self._decisions.decide(note)
 
     def make_idle_time_records(self, now: float, changing: Collection[Key] = ()) -> Iterator[AnyRecord]:
-        """Yields new records for the names and sinks whose stored idle time differs from the actual one by at least the
-        limit divided by NOTES, except for those in `changing`."""
+        """Yields records that store for how long names and sinks have been idle, except for those in `changing`. Only
+        if the stored time differs from the actual time by at least 1 / NOTES of the longest allowed idle time."""
         limits = self._table.limits
         for (owner, name), each in self._table.state.names.items():
             idle_s = now - self._used_names.get((owner, name), now)

@@ -13,9 +13,10 @@ tests/broker/grpc/test_transactions.py.
 The driver of half messages: connected members that answer checks, and tasks that publish committed half messages.
 
     work = HalfMessageDriver(publish, published, not_published)
-    with work.join_member() as member: …    `await member.next_check()` returns its next check
-    work.put_check(AskAboutHalfMessage)     an effect of the core; `work.publish(PublishHalfMessage)` is the other
-    await work.close()                      ends the members and cancels what is being published
+    with work.connect_member() as member: …           `await member.wait_next_check()` returns its next check
+    work.send_check(AskAboutHalfMessage)              does an effect of the core
+    work.start_publishing_half(PublishHalfMessage)    does the other effect
+    await work.close()                                disconnects the members, and cancels publishes in progress
 
 Each half message is published by its own task, AT_ONCE at a time, within PUBLISH_S: then its transaction times out.
 What is cancelled at the end of the epoch was published in a transaction that the next epoch aborts. Guards:
@@ -83,13 +84,15 @@ class HalfMessagePublisher(Protocol):
     """Publishes half messages to their topics in a transaction (broker/node/internal_producer.py)."""
 
     def __call__(self, txn: int, messages: Sequence[HalfMessage]) -> Awaitable[list[Participant]]:
-        """Publishes the messages; returns each topic with its receipts. If it raises, some may be in their topics, and
-        the transaction must not commit."""
+        """Publishes the messages to their topics in the transaction `txn`. Returns the topics, each with the number and
+        the last position of its entries. If this call raises an error, some messages may be stored, and the transaction
+        must not commit."""
         ...
 
 
 class HalfMessageGroupMember:
-    """A connected process that is a member of a group and answers the checks of the group's half messages."""
+    """A connected process that is a member of a group: it answers the checks of the group's half messages (whether to
+    commit)."""
 
     def __init__(self) -> None:
         self._asked: deque[AskAboutHalfMessage] = deque()
@@ -97,7 +100,7 @@ class HalfMessageGroupMember:
         self._over: MagnetarError | None = None
 
     def add_half_check(self, asked: AskAboutHalfMessage) -> None:
-        """Queues the check `asked` for this member."""
+        """Queues a check of a half message for this member."""
         self._asked.append(asked)
         self._changed.set()
 
@@ -118,8 +121,8 @@ class HalfMessageGroupMember:
 
 
 class HalfMessageDriver:
-    """The connected members of groups, which answer checks of half messages, and the tasks that publish half messages.
-    One object for each coordinator."""
+    """Connects the half messages of one coordinator to the world: sends checks to the connected members of groups, and
+    runs the tasks that publish half messages."""
 
     def __init__(
         self, publish: HalfMessagePublisher, published: Callable[[PublishHalfMessage, list[Participant]], None],
@@ -135,7 +138,7 @@ class HalfMessageDriver:
     # ------------------------------------------------------------------ members
     @contextmanager
     def connect_member(self) -> Iterator[HalfMessageGroupMember]:
-        """Returns a context manager that adds a connected process as a member, and removes the member at its end."""
+        """Returns a context manager. It adds a member for a connected process, and removes this member at its end."""
         member = HalfMessageGroupMember()
         self._members[member] = None
         try:
@@ -144,13 +147,13 @@ class HalfMessageDriver:
             self._members.pop(member, None)
 
     def send_check(self, effect: AskAboutHalfMessage) -> None:
-        """Effect: sends the check of a half message to its member."""
+        """Sends a check of a half message to the member that the effect names."""
         assert isinstance(effect.member, HalfMessageGroupMember), "members are of this object"
         effect.member.add_half_check(effect)
 
     # ------------------------------------------------------------------ publishing
     def start_publishing_half(self, effect: PublishHalfMessage) -> None:
-        """Effect: starts a task that publishes the messages of a half message."""
+        """Starts a task that publishes the messages of a half message, as the effect says."""
         self._tasks.spawn(self._work(effect), f"publish of half {effect.half}")
 
     async def _work(self, effect: PublishHalfMessage) -> None:
@@ -191,7 +194,8 @@ Publish = Callable[[TxnId, Sequence[HalfMessage]], Awaitable[list[Participant]]]
 
 
 class RunningCoordinator:
-    """A transaction coordinator that this broker runs, in one epoch."""
+    """A transaction coordinator that runs at this broker. It ends when the coordinator moves to another broker, or when
+    its epoch ends for another reason."""
 
     def __init__(
         self, world: World, log: CoordinatorLog, core: Coordinator, topics: SettlementTargets, publish: Publish,
@@ -223,9 +227,8 @@ class RunningCoordinator:
         close_s: float,
         on_over: Callable[[RunningCoordinator], None],
     ) -> RunningCoordinator:  # fmt: skip
-        """Takes over the coordinator of `log`, starts it and returns it. Raises CoordinatorFenced if another broker
-        took the coordinator over first, DataLost if its ledger is lost or damaged, and the errors of the metadata and
-        the bookies."""
+        """Takes the coordinator of `log` over, starts it, and returns it. Raises CoordinatorFenced if another broker
+        took it over first; DataLost if its ledger is lost or damaged; errors of the metadata and the bookies."""
         loading_ms = world.clock.wall_ms()
         state, epoch = await log.take_over()
         rng = world.rng
@@ -241,26 +244,25 @@ class RunningCoordinator:
         self, owner: str, count: int = 1, timeout_s: float = 0.0, *, name: str = "", holder: int = 0,
         tag: SinkTag | None = None, adopt: bool = False, address: str = "",
     ) -> BeginAnswer:  # fmt: skip
-        """Begins `count` transactions of the role `owner` and returns their ids. Raises BackPressure if no more
-        transactions are allowed, InvalidRequest if an argument is invalid, SinkFenced if another query writes the sink
-        of `tag`, TransactionFenced if `name` has a later holder than `holder`."""
+        """Begins up to `count` transactions for the role `owner`, and returns their ids. Raises BackPressure if there
+        are too many open transactions; InvalidRequest if an argument is invalid; SinkFenced if another query writes the
+        sink of `tag`; TransactionFenced if the name `name` has a later holder than `holder`."""
         found = await self._ask(lambda to: Begin(to, owner, count, timeout_s, name, holder, tag, adopt, address))
         assert isinstance(found, BeginAnswer), "a begin is answered by ids"
         return found
 
     async def join(self, txn: TxnId, topic: str, owner: str | None = None) -> JoinAnswer:
-        """Makes `topic` a participant of the transaction. Returns the state of the transaction, or the settlement that
-        the topic still has to store. If `topic` is empty, only the timeout of the transaction starts. `owner`: the role
-        that writes in the transaction; None: the topic itself asks. Raises InvalidRequest if another role began the
-        transaction."""
+        """Makes `topic` a participant of the transaction. Returns the state of the transaction; or, if it is committed
+        and the topic has not stored that yet, the Settlement that the topic must store. If `topic` is empty, only
+        starts the timeout of the transaction. `owner`: the role that writes in the transaction; None: the topic itself
+        asks. Raises InvalidRequest if another role began the transaction."""
         state = await self._state(lambda to: Join(to, txn.least, topic, owner))
         owed = self.core.outcomes.find_unsettled_participant(txn.least, topic) if state is TxnState.COMMITTED else None
         return self._settlement(txn.least, True, owed) if owed is not None else state
 
     def join_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
-        """Makes the topic a participant, as `join` does, without waiting. Returns True if the topic is a participant
-        now. After False the caller must call `join`, which waits while the transaction is in doubt, or raises the
-        reason."""
+        """Makes the topic a participant, as `join` does, but without waiting, and returns True. Returns False if that
+        is not possible now: then the caller must call `join`, which waits or raises the reason."""
         return self.core.ends.join_nowait(txn[1], topic, owner, self._clock.monotonic())
 
     def _settlement(self, txn: int, committed: bool, participant: Participant) -> Settlement:
@@ -272,8 +274,8 @@ class RunningCoordinator:
         *,
         prepared_s: float = 0.0, visible: bool = False,
     ) -> None:  # fmt: skip
-        """Ends a transaction, as `end` does, without waiting: the object `to` gets the answer later, a TxnState or an
-        error."""
+        """Ends a transaction, as `end` does, but does not wait: the answer (a TxnState or an error) is passed to the
+        object `to` later."""
         intent = End(to, txn.least, verb, owner, participants, prepared_s, visible)
         self._do(self.core.receive(intent, self._clock.monotonic()))
 
@@ -293,8 +295,8 @@ class RunningCoordinator:
         *,
         adopt: bool = False,
     ) -> bool:
-        """Commits the transactions together, as a batch of a sink if `tag` is given. Returns True if the sink has
-        committed this batch before: then this call commits nothing."""
+        """Commits the transactions `txns`, all of them or none; with `tag`, as a batch of a sink. Returns True if the
+        sink has committed this batch before; then this call commits nothing."""
         least = {txn.least: participants for txn, participants in txns.items()}
         sink = (tag.sink_id, tag.query_id, tag.batch) if tag is not None else ("", "", -1)
         found = await self._ask(lambda to: CommitBatch(to, owner, least, *sink, adopt))
@@ -310,8 +312,8 @@ class RunningCoordinator:
         return await self._state(lambda to: AbortByAdmin(to, txn.least))
 
     async def abort_open(self, txn: TxnId, *, only_tell: bool) -> TransactionRow:
-        """Aborts the transaction if it is open. Returns the row of the transaction afterwards. If `only_tell` is True,
-        returns the row and aborts nothing. Raises InvalidRequest if the id was never given to a client."""
+        """Aborts the transaction if it is open, and returns a TransactionRow that describes it afterwards. `only_tell`:
+        aborts nothing, only returns the row. Raises InvalidRequest if the id was never given to a client."""
         if only_tell:
             rows = self.list_transactions(txn, 1)
             if not rows:
@@ -328,9 +330,9 @@ class RunningCoordinator:
     async def prepare_half(
         self, half: TxnId, owner: str, group: str, check_key: str, messages: list[HalfMessage], check_after_s: float
     ) -> TxnState:
-        """Stores a half message. Returns PREPARED, or the outcome of the half message if it was stored before and has
-        one. Raises BackPressure if there is no room, InvalidRequest if a limit is exceeded, TransactionAborted if its
-        id is void."""
+        """Stores a half message. Returns PREPARED; if the same half message was stored before, its outcome if it has
+        one. Raises BackPressure if there are too many half messages; InvalidRequest if a limit is exceeded;
+        TransactionAborted if the id `half` cannot be used any more."""
         return await self._state(
             lambda to: PrepareHalf(to, half.least, owner, group, check_key, messages, check_after_s)
         )
@@ -338,19 +340,20 @@ class RunningCoordinator:
     async def end_half(
         self, half: TxnId, verb: HalfMessageEndVerb, owner: str, check: int = 0, why: str = ""
     ) -> TxnState:
-        """Commits or rolls back a half message, or answers the check of number `check`. Returns the outcome of the half
-        message, or PREPARED if it has none yet. Raises HalfParked, TransactionAborted, TransactionEnded,
-        TransactionForgotten, or the error with which publishing failed."""
+        """Commits a half message, rolls it back, or answers its check number `check`, as `verb` says. Returns the
+        outcome of the half message, or PREPARED if it has none yet. Raises HalfParked, TransactionAborted,
+        TransactionEnded, TransactionForgotten, or the error because of which the messages cannot be published."""
         return await self._state(lambda to: EndHalf(to, half.least, verb, owner, check, why))
 
     async def change_half(self, half: TxnId, verb: HalfMessageChangeVerb) -> None:
         """Changes the state of a half message for an operator, as `verb` says. Raises NotFound if the half message is
-        not known, TransactionEnded if it has the other outcome, or the error with which publishing failed."""
+        not known; TransactionEnded if it has the opposite outcome; or the error because of which its messages cannot be
+        published."""
         await self._ask(lambda to: ChangeHalf(to, half.least, verb))
 
     async def watch_halves(self, owner: str, group: str) -> AsyncGenerator[AskAboutHalfMessage, None]:
-        """Makes the caller a member of the group, and yields the checks of half messages that the member must answer,
-        until the generator is closed. Raises NotOwner if the coordinator moves to another broker."""
+        """Makes the caller a member of the group, and yields the checks that it must answer, until the generator is
+        closed. Raises NotOwner if the coordinator moves to another broker."""
         with self._halves.connect_member() as member:
             try:
                 await self._ask(lambda to: WatchHalves(to, member, owner, group))
@@ -365,7 +368,8 @@ class RunningCoordinator:
         return self.core.halves.list_half_message_rows(now, half.least if half is not None else None, group, limit)
 
     def half_message_counts(self) -> dict[str, int]:
-        """Returns the numbers of open and parked half messages and their bytes, and counters since the take-over."""
+        """Returns the numbers of open and of parked half messages, the bytes of the open ones, and counters since the
+        take-over."""
         return {**self.core.halves.counters, **self.core.halves.statistics()}
 
     def _published(self, each: PublishHalfMessage, listed: list[Participant]) -> None:
@@ -381,7 +385,7 @@ class RunningCoordinator:
         return self.core.table.transaction_rows(self._clock.monotonic(), txn.least if txn is not None else None, limit)
 
     def statistics(self) -> dict[str, int]:
-        """Returns the gauges of the coordinator and of the settlements that it sends, and counters since the
+        """Returns the present numbers of transactions and of settlements that are being sent, and counters since the
         take-over."""
         counters = self.core.table.counters
         return {
@@ -391,7 +395,7 @@ class RunningCoordinator:
         }  # fmt: skip
 
     def aborts_by_reason(self) -> dict[str, int]:
-        """Returns the number of aborts since the take-over, by reason."""
+        """Returns how many transactions were aborted since the take-over, by reason."""
         return {reason.name.lower(): self.core.table.counters.aborted.get(reason, 0) for reason in AbortReason}
 
     def duration_histogram(self) -> tuple[Sequence[int], float]:
@@ -449,8 +453,8 @@ class RunningCoordinator:
 
     # ------------------------------------------------------------------ writing
     def _write(self) -> None:
-        """Appends all records that were decided, in one append. Called in the turn after the first decision, and when
-        the last append is durable."""
+        """Appends all decided records to the ledger, in one append. Called in the turn of the event loop after the
+        first decision, and again when an append is durable."""
         if self._is_stopped:
             return
         append = self.core.decisions.take_next_append()
@@ -480,7 +484,8 @@ class RunningCoordinator:
             self._fail(error)
 
     async def _append(self, append: AppendRecords, failed: MagnetarError | None) -> None:
-        """Appends where a ledger must be created first, or where the append of these records failed with `failed`."""
+        """Appends records if that needs more than the open ledger: a new ledger must be created first, or `failed` is
+        the error of an earlier append of the same records."""
         try:
             await self.log.append(append.records, self.core.state, failed)
         except MagnetarError as error:
@@ -499,7 +504,7 @@ class RunningCoordinator:
             self._write()
 
     def _fail(self, error: BaseException) -> None:
-        """Ends the epoch after an internal error, like after an append of unknown outcome."""
+        """Ends the epoch after an internal error, as after an append whose outcome is unknown."""
         _LOG.error("coordinator %d fails", self.number, exc_info=error)
         self._start_ending(self._abandon_epoch(InternalError(f"coordinator {self.number} fails: {error}")))
 
@@ -517,7 +522,8 @@ class RunningCoordinator:
         return self.core.decisions.has_ended
 
     async def is_owner(self) -> bool:
-        """Returns True if the metadata says that no other broker has taken the coordinator over."""
+        """Returns True if the metadata says that this broker still runs the coordinator: no other broker has taken it
+        over."""
         return await self.log.is_owner()
 
     def _start_ending(self, work: Any) -> None:
@@ -527,8 +533,8 @@ class RunningCoordinator:
         self._ending = asyncio.get_running_loop().create_task(work, name=f"end of coordinator {self.number}")
 
     async def close(self) -> None:
-        """Closes the coordinator and hands its open transactions over to the next owner. If this fails, the next owner
-        recovers the coordinator as after a crash."""
+        """Closes the coordinator, and hands its open transactions over to the next owner. If that fails, the next owner
+        recovers the coordinator as after a crash; its open transactions are aborted then."""
         self._start_ending(self._close())
         assert self._ending is not None, "it is ending"
         await asyncio.shield(self._ending)

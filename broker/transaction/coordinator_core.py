@@ -100,13 +100,14 @@ HANDOVER_RECORD_ITEMS_MAX = 500
 
 
 class Coordinator:
-    """The core of one epoch of a transaction coordinator. `state`: the state that was read from the coordinator's
-    ledger. After the start only this object applies records to `state`."""
+    """The core of a transaction coordinator, in one epoch. `state`: the state that was read from the coordinator's
+    ledger. From then on only this object applies records to `state`."""
 
     def __init__(
         self, number: int, epoch: int, state: CoordinatorState, limits: Limits, now: float, gap: Callable[[], int]
     ) -> None:
-        """Begins an epoch. `gap` returns the random number of ids to leave out before the next block."""
+        """Begins an epoch. `gap`: returns a random number: so many ids are left out before the next ids are given, so
+        that ids cannot be guessed."""
         self.state = state
         self.table = TransactionTable(
             number, epoch, state, limits, lambda half, owner: self.halves.has_other_owner(half, owner)
@@ -121,8 +122,8 @@ class Coordinator:
 
     # ------------------------------------------------------------------ intents
     def start(self, now: float) -> list[Effect]:
-        """Resumes the transactions of earlier epochs. Returns the first effects, which send the outcomes that those
-        epochs decided."""
+        """Resumes the transactions of earlier epochs. Returns the first effects: send the outcomes that those epochs
+        decided."""
         for handed in self.state.handed:
             if handed.epoch == self.table.epoch - 1:
                 self._take_handed(handed, now)
@@ -145,7 +146,8 @@ class Coordinator:
             self.table.add_lease(txns, owned, now)
 
     def receive(self, intent: Intent, now: float) -> list[Effect]:
-        """Decides the intent and returns the effects. A result is an Answer, at once or after a later call."""
+        """Decides about the intent, and returns the effects. The answer to the intent is among these effects, or among
+        the effects of a later call."""
         if self.decisions.has_ended:
             return [Answer(intent.request, NotOwner(f"coordinator {self.table.number} is moving; look it up again"))]
         self._receive(intent, now)
@@ -229,7 +231,7 @@ class Coordinator:
 
     # ------------------------------------------------------------------ what is durable
     def on_appended(self, number: int, now: float) -> list[Effect]:
-        """Fact: the records of append `number` are durable. Applies the records to the state, and returns the
+        """Called when the records of append `number` are durable. Applies them to the state, and returns the
         effects."""
         decisions = self.decisions.take_durable_decisions(number)
         self.table.counters.records += len(decisions)
@@ -238,7 +240,7 @@ class Coordinator:
         return self.decisions.take_effects()
 
     def on_settled(self, txn: int, topic: str) -> list[Effect]:
-        """Fact: the topic has stored the outcome of the transaction. Returns the effects. A repeated call does
+        """Called when the topic has stored the outcome of the transaction. Returns the effects. A repeated call does
         nothing."""
         self.outcomes.on_settled(txn, topic)
         return self.decisions.take_effects()
@@ -296,8 +298,8 @@ class Coordinator:
 
     # ------------------------------------------------------------------ time
     def tick(self, now: float) -> list[Effect]:
-        """Aborts transactions whose deadline has passed, and discards old outcomes. Returns the effects. Must be called
-        about once a second."""
+        """Aborts the transactions whose deadline has passed, and discards old outcomes. Returns the effects. The driver
+        must call this method about once a second."""
         if self.decisions.has_ended:
             return []
         while self.table.deadlines and self.table.deadlines[0][0] <= now:
@@ -332,8 +334,8 @@ class Coordinator:
 
     # ------------------------------------------------------------------ the end of the epoch
     def end_epoch(self) -> list[Effect]:
-        """Ends the epoch. Answers every waiting request with OutcomeUnknown or NotOwner, without an outcome: the next
-        epoch reads the outcome from the ledger. Returns the effects."""
+        """Ends the epoch, and returns the effects. Answers every waiting request with OutcomeUnknown or NotOwner: the
+        next epoch reads from the ledger what was decided."""
         self.decisions.has_ended = True
         waiting: list[Intent] = [intent for live in self.table.live.values() for intent in live.waiting_intents]
         undecided = (*self.decisions.gathered, *self.decisions.writing)
@@ -356,8 +358,8 @@ class Coordinator:
         return self.decisions.take_effects()
 
     def make_next_epoch_records(self, now: float) -> list[AnyRecord]:
-        """Returns the records that hand the coordinator's state over to its next epoch. `has_ended` must be True, and
-        no append may be in flight. The coordinator must decide nothing after this call."""
+        """Returns the records that hand this epoch's open transactions and leases over to the next epoch. `has_ended`
+        must be True, and no append may be in flight. The coordinator must decide nothing after this call."""
         assert self.decisions.has_ended, "nothing is decided after a hand-over"
         assert not [*self.decisions.writing, *self.decisions.gathered], "nothing is in doubt at a hand-over"
         opened = [
@@ -381,8 +383,8 @@ class Coordinator:
     # ------------------------------------------------------------------ views
     @property
     def is_idle(self) -> bool:
-        """Returns True if no broker needs to load the coordinator before a client asks: no transaction is open,
-        prepared or unsettled, and no half message must be checked."""
+        """Returns True if the coordinator has nothing to do until a client asks: no transaction is open, prepared or
+        unsettled, and no half message must be checked. Then no broker needs to load it."""
         table = self.table
         open_ = table.live or table.unused or table.ending or self.state.unsettled or self.state.prepared
         return not open_ and self.state.halves.is_idle
@@ -400,7 +402,7 @@ class Coordinator:
         }
 
     def check(self) -> None:
-        """Raises AssertionError if an invariant is broken."""
+        """Raises AssertionError if an invariant is broken. The messages of the assertions are the invariants."""
         self.state.check()
         self.halves.check()
         own = {txn for txn in (*self.table.live, *self.table.unused) if txn >> COUNTER_BITS == self.table.epoch}

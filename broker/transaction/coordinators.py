@@ -57,8 +57,8 @@ ASSIGN_TOPIC = TopicName.parse("persistent://pulsar/system/transaction_coordinat
 
 
 def coordinator_topic(number: int) -> TopicName:
-    """Returns the partition of ASSIGN_TOPIC with the number of the coordinator. The owner of this partition owns the
-    coordinator."""
+    """Returns the partition of the system topic ASSIGN_TOPIC with the number of the coordinator. The broker that owns
+    this partition owns the coordinator."""
     return ASSIGN_TOPIC.with_partition(number)
 
 
@@ -87,9 +87,9 @@ def coordinator_limits(config: BrokerConfig) -> Limits:
 
 
 class TransactionCoordinators:
-    """The transaction coordinators that this broker runs, during one ownership session. `is_settled`: a function that
-    returns True if the broker knows which bundles it owns; before that this broker becomes the owner of no
-    coordinator."""
+    """The transaction coordinators that this broker runs, and look-ups of the owners of the others. One object for each
+    ownership session. `is_settled`: a function that returns True when the broker knows which bundles it owns; before
+    that it becomes the owner of no coordinator."""
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, ledgers: LedgerClient, ownership: Ownership,
@@ -113,8 +113,8 @@ class TransactionCoordinators:
 
     # ------------------------------------------------------------------ finding
     async def ensure_coordinator_count(self) -> int:
-        """Returns the number of coordinators of the cluster. The first call in the cluster stores the number; it never
-        changes after that."""
+        """Returns the number of coordinators of the cluster. The first call in the cluster stores the number, which
+        never changes after that."""
         if not self._count:
             wanted = self._config.transaction_coordinators
             found = await update_record(
@@ -126,12 +126,14 @@ class TransactionCoordinators:
         return self._count
 
     async def read_coordinator_count(self) -> int:
-        """Returns the number of coordinators of the cluster, as `ensure_coordinator_count` does, but stores nothing."""
+        """Returns the number of coordinators of the cluster, as `ensure_coordinator_count` does, but does not store
+        it."""
         fixed = await get_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord)
         return fixed[0].coordinators if fixed is not None else self._config.transaction_coordinators
 
     async def read_coordinator_owners(self) -> list[str]:
-        """Returns the name of the broker that owns each coordinator, or "" if it has no owner. Changes nothing."""
+        """Returns, for each coordinator by number, the name of the broker that owns it; "" if no broker does. Changes
+        nothing."""
         found = []
         for number in range(await self.read_coordinator_count()):
             owner = await get_record(self._metadata, owner_record_path(number), OwnerRecord)
@@ -140,16 +142,16 @@ class TransactionCoordinators:
 
     async def has_been_loaded(self, number: int) -> bool:
         """Returns True if any broker has ever loaded the coordinator with this number. Changes nothing. Raises NotFound
-        if `number` is too large."""
+        if there is no coordinator with this number."""
         count = await self.read_coordinator_count()
         if number >= count:
             raise NotFound(f"there is no coordinator {number}; there are {count} of them")
         return number in self._loaded or await self._metadata.get(paths.coordinator(number)) is not None
 
     async def find_owner(self, number: int) -> BrokerRecord:
-        """Returns the broker that owns the coordinator; if the coordinator has no owner, this broker becomes the owner.
-        Raises NotFound if there is no coordinator with this number, Unavailable while this broker may not own
-        coordinators."""
+        """Returns the broker that owns the coordinator. If no broker owns it, makes this broker the owner. Raises
+        NotFound if there is no coordinator with this number; Unavailable if this broker must not become the owner of
+        coordinators now."""
         await self._check_number(number)
         if number in self._loaded:
             return self._ownership.me
@@ -167,9 +169,8 @@ class TransactionCoordinators:
         return self._loaded.get(number)
 
     async def load_owned_coordinator(self, number: int) -> RunningCoordinator:
-        """Returns the coordinator with this number, which this broker must own, after loading it if necessary. Raises
-        NotOwner if another broker owns the coordinator; the field `owner` of the error is the endpoint of that
-        broker."""
+        """Returns the coordinator with this number. Loads it first, if necessary. Raises NotOwner if another broker
+        owns the coordinator; the field `owner` of the error is the endpoint of that broker."""
         found = self._loaded.get(number)
         if found is not None:
             return found
@@ -243,8 +244,8 @@ class TransactionCoordinators:
         self, number: int, here: Callable[[RunningCoordinator], Awaitable[Answer]],
         there: Callable[[str], Awaitable[Answer]],
     ) -> Answer:  # fmt: skip
-        """Asks a coordinator by `load_owned_coordinator`, or by `there` with the endpoint of the broker that owns
-        it."""
+        """Asks a coordinator: calls `here` if this broker owns it (and loads it first, if necessary), else `there` with
+        the endpoint of the owner. Returns the answer."""
         running = self._loaded.get(number)
         if running is not None:
             return await here(running)
@@ -270,7 +271,8 @@ class TransactionCoordinators:
 
     # ------------------------------------------------------------------ upkeep
     async def load_unowned_coordinators(self) -> None:
-        """Loads the coordinators that have no owner, except those that were closed with no work left."""
+        """Loads the coordinators that no broker owns, except those that had nothing left to do when they were
+        closed."""
         if not self._is_settled() or self._closed:
             return
         for name in await self._metadata.children(paths.COORDINATORS):
@@ -294,8 +296,8 @@ class TransactionCoordinators:
         return found is not None and not found[0].idle
 
     async def abandon_coordinators_taken_over(self) -> None:
-        """Called in a new metadata session: stops those coordinators at once that another broker took over while there
-        was no session."""
+        """Called when a new metadata session begins. Stops at once those coordinators that another broker took over
+        while this broker had no session."""
         for running in list(self._loaded.values()):
             if not self._ownership.is_owned(owner_record_path(running.number)) or not await running.is_owner():
                 await running.abandon_epoch(NotOwner(f"coordinator {running.number} was taken over; look it up again"))
@@ -307,21 +309,21 @@ class TransactionCoordinators:
     # ------------------------------------------------------------------ ending
     async def unload_coordinator(self, path: str) -> None:
         """Closes the coordinator whose owner record is at `path`, if this broker runs it. The caller must give up the
-        ownership afterwards."""
+        ownership after this call."""
         for running in self.loaded_coordinators:
             if owner_record_path(running.number) == path:
                 await running.close()
                 self._remove_running(running)
 
     async def close(self) -> None:
-        """Closes all coordinators. The caller must give up the ownership of the coordinators afterwards."""
+        """Closes all coordinators. The caller must give up the ownership of the coordinators after this call."""
         self._closed = True
         await self._loading.wait_idle()
         await asyncio.gather(*[running.close() for running in self.loaded_coordinators])
         await self.peers.close()
 
     async def abandon_all(self, error: MagnetarError) -> None:
-        """Stops all coordinators at once, without handing their transactions over: other brokers may own the
+        """Stops all coordinators at once. Their transactions are not handed over, because other brokers may own the
         coordinators already."""
         self._closed = True
         await asyncio.gather(*[running.abandon_epoch(error) for running in self.loaded_coordinators])

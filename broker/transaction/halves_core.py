@@ -105,7 +105,7 @@ NOTES = 24
 
 
 class Phase(enum.Enum):
-    """The phases of a half message that has no outcome."""
+    """The phases of a half message that has no outcome yet."""
 
     STORING = "storing"
     WAITING = "waiting"
@@ -127,12 +127,12 @@ _SHOWN = {
 
 
 class IntentQueuedUntilDurable(Exception):
-    """Raised if an intent cannot be answered before a record in flight is durable. The intent was queued, and is
-    handled when the record is durable."""
+    """Raised if an intent cannot be answered yet, because a record about its transaction is being written. The intent
+    is queued, and is handled when the record is durable."""
 
 
 class OpenHalfMessage(msgspec.Struct):
-    """A half message without an outcome, with its phase and its checks."""
+    """A half message without an outcome: its stored record, its phase, and the state of its checks."""
 
     record: HalfMessageStored
     age_counted_from: float  # its age is counted from here
@@ -155,14 +155,14 @@ class OpenHalfMessage(msgspec.Struct):
 
 
 class HalfMessageChecksOfMember(msgspec.Struct):
-    """The half messages whose checks one member of a group must answer now: at most one check of each."""
+    """The half messages about which one member of a group was asked and has not answered yet."""
 
     asked: set[int] = msgspec.field(default_factory=set)
 
 
 class HalfMessageGroup(msgspec.Struct):
-    """The half messages and the members of one group. A group is named by a role and a name, and exists while it has
-    half messages or members."""
+    """The half messages and the connected members of one group. A group is identified by a role and a name. It exists
+    while it has half messages or members."""
 
     halves: int = 0
     # the next one to ask comes first
@@ -171,7 +171,7 @@ class HalfMessageGroup(msgspec.Struct):
 
 
 class HalfMessages:
-    """Decides about the half messages of one coordinator: stores, checks, publishes and rolls back."""
+    """Decides about the half messages of one coordinator: when they are stored, checked, published or rolled back."""
 
     def __init__(
         self, state: StoredHalfMessages, limits: HalfMessageLimits, coordinator: Coordinator, epoch: int, now: float
@@ -193,7 +193,7 @@ class HalfMessages:
         self._noted = now
 
     def start(self, now: float) -> None:
-        """Resumes the half messages that earlier epochs stored; the pauses before their checks begin anew."""
+        """Resumes the half messages that earlier epochs stored. The time until the next check of each begins anew."""
         for record in self._state.open.values():
             half = OpenHalfMessage(record, now - record.age_s, Phase.PARKED if record.parked else Phase.WAITING)
             self._add(half)
@@ -204,7 +204,7 @@ class HalfMessages:
 
     # ------------------------------------------------------------------ intents
     def receive(self, intent: HalfIntent, now: float) -> None:
-        """Handles an intent about a half message: to store, end, change or watch half messages."""
+        """Handles an intent about a half message: store it, end it, change it, or join a group that answers checks."""
         match intent:
             case PrepareHalf():
                 self._prepare(intent, now)
@@ -227,8 +227,8 @@ class HalfMessages:
 
     def find_half_state(self, half: int, intent: Intent, owner: str | None) -> TxnState | None:
         """Returns the state of a half message; None if `half` is not the id of a half message. Raises InvalidRequest if
-        another role prepared it, IntentQueuedUntilDurable while the half message is being decided: then `intent` is
-        handled later."""
+        another role prepared it; IntentQueuedUntilDurable while a decision about it is being written (`intent` is then
+        handled later)."""
         self._table.check_owner(half, owner)
         found = self._halves.get(half)
         if found is None:
@@ -304,9 +304,10 @@ class HalfMessages:
         self._decided(half, intent, is_commit=intent.verb is HalfMessageEndVerb.COMMIT, now=now)
 
     def _ended_as(self, intent: EndHalf, now: float) -> TxnState:
-        """Returns the answer to an EndHalf of a half message that is not open. A rollback of an id that was not used
-        yet makes the id void. Raises TransactionAborted for a commit after a rollback, TransactionEnded for a rollback
-        after a commit, TransactionForgotten if the outcome is not known any more."""
+        """Returns the answer to an intent to end a half message that is not open: its outcome. If the id was never used
+        and the intent is a rollback, makes the id void, so that it cannot be used later. Raises TransactionAborted for
+        a commit after a rollback; TransactionEnded for a rollback after a commit; TransactionForgotten if the outcome
+        is not known any more."""
         self._coordinator.check_half_message_id(intent.half)
         outcome = self._state.find_half_message_outcome(intent.half)
         if outcome is None:
@@ -376,14 +377,16 @@ class HalfMessages:
 
     # ------------------------------------------------------------------ publishing
     def _publish(self, half: OpenHalfMessage, now: float) -> None:
-        """Publishes the half in a new transaction. Raises NotOwner if this epoch has no ids left, and ends."""
+        """Publishes the half message in a new transaction. Raises NotOwner if this epoch has no transaction ids left;
+        the epoch then ends."""
         half.txn = self._coordinator.begin_for_half(half.record.owner, PUBLISH_S, now)
         half.phase = Phase.PUBLISHING
         self._coordinator.decisions.effects.append(PublishHalfMessage(half.record.half, half.txn, half.record.messages))
 
     def on_published(self, half: int, txn: int, listed: Sequence[Participant], now: float) -> None:
-        """Fact: the messages of the half message are published in the transaction `txn`. Commits that transaction, and
-        with it the half message."""
+        """Called when the messages of the half message are published in the transaction `txn`. Commits this
+        transaction, and with it the half message. `listed`: the topics, each with the number and the last position of
+        its entries."""
         found = self._halves.get(half)
         if found is None or found.phase is not Phase.PUBLISHING or found.txn != txn:
             self._coordinator.abort_for_half(txn, now)
@@ -396,8 +399,8 @@ class HalfMessages:
         found.phase = Phase.COMMITTING
 
     def on_not_published(self, half: int, txn: int, error: MagnetarError, now: float) -> None:
-        """Fact: publishing the half message in the transaction `txn` failed with `error`. Aborts that transaction; the
-        half message is published again later, or is parked."""
+        """Called when publishing the half message in the transaction `txn` has failed with `error`. Aborts this
+        transaction. The half message is published again later, or is parked, so that an operator must decide."""
         self._coordinator.abort_for_half(txn, now)
         found = self._halves.get(half)
         if found is not None and found.phase is Phase.PUBLISHING and found.txn == txn:
@@ -425,7 +428,7 @@ class HalfMessages:
             self._resolved(half, now)
 
     def _refuse(self, half: OpenHalfMessage, error: MagnetarError) -> None:
-        """Answers the intents that wait for the commit with `error`; the other waiting intents are not answered."""
+        """Answers the waiting requests to commit the half message with `error`. The other requests continue to wait."""
         later, half.waiting_intents = half.waiting_intents, []
         for intent in later:
             if isinstance(intent, EndHalf | ChangeHalf) and intent.verb == HalfMessageEndVerb.COMMIT:
@@ -448,8 +451,8 @@ class HalfMessages:
         self._ask(key, now)
 
     def remove_member(self, member: object, now: float) -> None:
-        """Removes a member that has disconnected from its group. The half messages whose checks it had not answered
-        wait for another check."""
+        """Removes a member that has disconnected. The half messages about which it was asked and did not answer wait
+        for another check."""
         key = self._group_of.pop(member, None)
         if key is None:
             return
@@ -470,7 +473,8 @@ class HalfMessages:
         self._discard_group(key)
 
     def _ask(self, key: tuple[str, str], now: float) -> None:
-        """Asks a member about each half of the group that is ready, until no member has room for another check."""
+        """Asks the members of the group `key` about its half messages that are ready for a check, until no member has
+        room for another check."""
         group = self._groups.get(key)
         while group is not None and group.ready:
             half = self._halves[next(iter(group.ready))]
@@ -493,8 +497,7 @@ class HalfMessages:
             ))  # fmt: skip
 
     def _undecided(self, half: OpenHalfMessage, intent: EndHalf, now: float) -> None:
-        """Handles the answer UNKNOWN or FAILED of the member that was asked: parks the half, or checks it again
-        later."""
+        """Handles the answer UNKNOWN or FAILED to a check: parks the half message, or checks it again later."""
         self._leave(half)
         if intent.verb is HalfMessageEndVerb.FAILED:
             half.why = f"a check failed: {intent.why}"[:WHY_MAX]
@@ -510,8 +513,8 @@ class HalfMessages:
         self._ask(half.half_group_key, now)
 
     def _leave(self, half: OpenHalfMessage) -> None:
-        """Ends the check of the half message: it is removed from the member that was asked, or from those that wait for
-        a member."""
+        """Ends the check of the half message: removes it from the half messages that its member was asked about, or
+        from those that wait for a member."""
         group = self._groups[half.half_group_key]
         group.ready.pop(half.record.half, None)
         if half.phase is Phase.ASKED and (member := group.members.get(half.member)) is not None:
@@ -526,8 +529,8 @@ class HalfMessages:
         return min(self._limits.pause_s_max, doubled)
 
     def _make_ready(self, half: OpenHalfMessage, now: float, *, ask: bool = True) -> None:
-        """Makes the half message ready for a check by the next member with room. Until there is one, only its age is
-        counted."""
+        """Makes the half message ready to be checked by the next member that has room. While there is no such member,
+        only its age grows."""
         self._groups[half.half_group_key].ready[half.record.half] = None
         self._arm(half, half.age_counted_from + self._limits.open_s)
         if ask:
@@ -543,7 +546,7 @@ class HalfMessages:
 
     # ------------------------------------------------------------------ what is durable
     def on_record_durable(self, record: HalfRecord, now: float) -> None:
-        """Fact: this record of a half message is durable. Goes on with the half message."""
+        """Called when a record about a half message is durable. Does the next step with this half message."""
         match record:
             case HalfMessageStored():
                 half = self._halves[record.half]
@@ -576,8 +579,8 @@ class HalfMessages:
             self._resolved(half, now)
 
     def remove_half_message(self, number: int, how: str, now: float) -> None:
-        """Removes a half message whose outcome `how` ("committed" or "rolled_back") is durable. Answers the requests
-        that wait for the outcome."""
+        """Removes a half message whose outcome is durable, and answers the requests that wait for this outcome.
+        `number`: its id; `how`: "committed" or "rolled_back"."""
         half = self._halves.pop(number)
         self.counters[how] += 1
         self._groups[half.half_group_key].halves -= 1
@@ -612,8 +615,8 @@ class HalfMessages:
         heapq.heappush(self._due, (half.due, half.record.half))
 
     def tick(self, now: float) -> None:
-        """Handles what is due: starts checks, ends the checks that were not answered in time, parks half messages that
-        were not decided in time, publishes again after a failure, and discards old outcomes."""
+        """Does what is due: starts checks; ends checks that were not answered in time; parks half messages that were
+        not decided in time; publishes again after a failure; discards old outcomes."""
         while self._due and self._due[0][0] <= now:
             due, number = heapq.heappop(self._due)
             half = self._halves.get(number)
@@ -646,13 +649,13 @@ class HalfMessages:
                     self._publish(half, now)
 
     def _expire_outcomes(self, now: float) -> None:
-        """Discards outcomes that are older than `retention_s`, or up to an eighth more."""
+        """Discards the outcomes that are older than `retention_s` seconds; some stay up to an eighth longer."""
         kept_s = self._limits.retention_s * (1 + 1 / MARKS)
         while self._ended and now - self._ended[0][0] >= kept_s:
             self._coordinator.decisions.defer_record(HalfMessageOutcomesDiscarded(self._ended.popleft()[1].serialize()))
 
     def make_half_message_age_records(self, now: float) -> list[HalfMessageAgeRecorded]:
-        """Returns records that store the present age of each half message that waits for a check, or is being
+        """Returns records that store the present age of each half message that waits for a check or is being
         checked."""
         return [
             HalfMessageAgeRecorded(number, half.record.unknown, now - half.age_counted_from, "")
@@ -661,7 +664,7 @@ class HalfMessages:
 
     # ------------------------------------------------------------------ the end of the epoch
     def take_waiting_intents(self) -> list[Intent]:
-        """Removes the intents that wait for an outcome from all half messages, and returns them."""
+        """Removes all intents that wait for the outcomes of half messages, and returns them."""
         waiting = [intent for half in self._halves.values() for intent in half.waiting_intents]
         for half in self._halves.values():
             half.waiting_intents = []
@@ -669,8 +672,8 @@ class HalfMessages:
 
     @property
     def publishing_txns(self) -> set[int]:
-        """Returns the ids of the transactions in which half messages are being published. These transactions end with
-        this epoch."""
+        """Returns the ids of the transactions in which half messages are being published. The next epoch aborts these
+        transactions."""
         return {half.txn for half in self._halves.values() if half.phase is Phase.PUBLISHING and half.txn}
 
     # ------------------------------------------------------------------ views
@@ -679,8 +682,8 @@ class HalfMessages:
         return {"open": len(self._halves) - parked, "parked": parked, "bytes": self._state.size_bytes}
 
     def list_half_message_rows(self, now: float, half: int | None, group: str, limit: int) -> list[HalfMessageRow]:
-        """Returns up to `limit` half messages, the oldest first. If `half` is given, only this half message; else if
-        `group` is not empty, only the half messages of this group."""
+        """Returns descriptions of up to `limit` half messages, the oldest first. `half`: only this half message; else,
+        if `group` is not empty, only those of this group."""
         if half is not None:
             chosen = [each for each in (self._halves.get(half),) if each is not None]
         else:
@@ -697,7 +700,7 @@ class HalfMessages:
         )  # fmt: skip
 
     def check(self) -> None:
-        """Raises AssertionError if an invariant is broken."""
+        """Raises AssertionError if an invariant is broken. The messages of the assertions are the invariants."""
         storing = {number for number, half in self._halves.items() if half.phase is Phase.STORING}
         assert self._halves.keys() - storing == self._state.open.keys(), "what is open is durable, or on its way"
         asked = {

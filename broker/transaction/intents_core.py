@@ -29,8 +29,8 @@ class EndVerb(enum.IntEnum):
 
 
 class AbortReason(enum.Enum):
-    """The reasons why a coordinator aborts a transaction. They are the field `reason` of TransactionAborted, and the
-    label of the metric."""
+    """The reasons why a coordinator aborts a transaction. They are shown in the field `reason` of TransactionAborted,
+    and as a label of a metric."""
 
     CLIENT = "client"
     TIMEOUT = "timeout"
@@ -45,7 +45,8 @@ class AbortReason(enum.Enum):
 
 # ---------------------------------------------------------------------------------- intents
 class Begin(msgspec.Struct, frozen=True):
-    """Intent: begin `count` transactions. The answer is a BeginAnswer."""
+    """Intent: begin `count` transactions. The answer is a BeginAnswer. `name`: the name under which they begin, "" for
+    none; `holder`: which holder of the name the client is, 0 to become the next holder."""
 
     request: object
     owner: str
@@ -60,7 +61,7 @@ class Begin(msgspec.Struct, frozen=True):
 
 class Join(msgspec.Struct, frozen=True):
     """Intent: make `topic` a participant of the transaction. If `topic` is empty, only start the timeout of the
-    transaction. `owner`: the role that writes in the transaction at the topic; None: the topic itself asks."""
+    transaction. `owner`: the role that writes in the transaction; None: the topic itself asks."""
 
     request: object
     txn: int
@@ -81,7 +82,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 class CommitBatch(msgspec.Struct, frozen=True):
-    """Intent: commit the transactions of a batch together. An empty `sink_id`: the transactions belong to no sink."""
+    """Intent: commit the transactions of a batch together. `sink_id` empty: they belong to no sink."""
 
     request: object
     owner: str
@@ -108,15 +109,16 @@ class AbortByAdmin(msgspec.Struct, frozen=True):
 
 
 class AbortOpen(msgspec.Struct, frozen=True):
-    """Intent: abort an open transaction because one of its topics is deleted by force. The answer is the row of the
-    transaction. A prepared transaction is not aborted: its client was promised that it can commit."""
+    """Intent: abort an open transaction, because one of its topics is deleted by force. The answer is a TransactionRow.
+    A prepared transaction is not aborted, because its client was told that it can commit."""
 
     request: object
     txn: int
 
 
 class RemoveParticipant(msgspec.Struct, frozen=True):
-    """Intent: remove a participant that cannot store the outcome, so that the transaction no longer waits for it."""
+    """Intent: remove a topic that cannot store the outcome of the transaction, so that the transaction no longer waits
+    for it."""
 
     request: object
     txn: int
@@ -173,7 +175,7 @@ class ChangeHalf(msgspec.Struct, frozen=True):
 
 
 class WatchHalves(msgspec.Struct, frozen=True):
-    """Intent: make a process a member of the group. Checks of half messages are sent to the member until
+    """Intent: add a process as a member of the group. Checks of half messages are sent to the member until
     `HalfMessages.remove_member` is called."""
 
     request: object
@@ -188,8 +190,8 @@ Intent = Begin | Join | End | CommitBatch | GetStatus | AbortByAdmin | AbortOpen
 
 # ---------------------------------------------------------------------------------- effects
 class BeginAnswer(NamedTuple):
-    """The answer to Begin: consecutive transaction ids, from `first` on. `already`: the batch of the sink is committed
-    already, so no ids were given."""
+    """The answer to Begin: `ids` consecutive transaction ids, beginning at `first`. `already`: True if the batch of the
+    sink is committed already; then no ids were given."""
 
     first: int
     ids: int
@@ -199,8 +201,8 @@ class BeginAnswer(NamedTuple):
 
 
 class TransactionRow(NamedTuple):
-    """A transaction, as it is shown to administrators. `waiting`: its participants; after the end of the transaction
-    only those that have not stored the outcome."""
+    """A description of a transaction for administrators. `waiting`: its participants; after its end, only those that
+    have not stored the outcome."""
 
     txn: int
     state: TxnState
@@ -226,7 +228,7 @@ class Answer(NamedTuple):
 
 
 class SendOutcome(NamedTuple):
-    """Effect: send the outcome of the transaction to the participant, repeatedly until the participant has stored it;
+    """Effect: send the outcome of the transaction to the participant, again and again until it has stored the outcome;
     then call `on_settled`."""
 
     txn: int
@@ -235,14 +237,14 @@ class SendOutcome(NamedTuple):
 
 
 class AbandonEpoch(NamedTuple):
-    """Effect: end the coordinator at this broker. The next epoch continues its transactions."""
+    """Effect: stop the coordinator at this broker. Its next epoch continues its transactions. `why`: the reason."""
 
     why: str
 
 
 class AskAboutHalfMessage(NamedTuple):
-    """Effect: ask the member for the outcome of the half message. The member must answer within `answer_s` seconds, by
-    an EndHalf with the number `check`."""
+    """Effect: ask the member whether the half message must be committed. The member must answer within `answer_s`
+    seconds, by an EndHalf with the number `check`."""
 
     member: object
     half: int
@@ -321,8 +323,9 @@ LASTED_S = (0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 1500.
 
 
 class Counters(msgspec.Struct):
-    """Counters of a coordinator since its take-over. `durations`: a histogram, by the bounds LASTED_S, of the time from
-    the first use of an id to the outcome of the transaction; the last count is of longer times."""
+    """Counters of a coordinator since its take-over. `durations`: a histogram of the time from the first use of a
+    transaction id to the outcome of the transaction. Its bounds are LASTED_S (seconds); the last count is of longer
+    times."""
 
     begun: int = 0
     committed: int = 0
@@ -333,7 +336,8 @@ class Counters(msgspec.Struct):
     durations_sum_s: float = 0.0  # of all together
 
     def count_ended_transaction(self, lasted_s: float) -> None:
-        """Counts a transaction that got its outcome `lasted_s` seconds after the first use of its id."""
+        """Counts a transaction that has got its outcome. `lasted_s`: the time in seconds from the first use of its id
+        to the outcome."""
         self.durations[bisect_left(LASTED_S, lasted_s)] += 1
         self.durations_sum_s += lasted_s
 
@@ -349,7 +353,7 @@ class HalfMessagePhase(enum.IntEnum):
 
 
 class HalfMessageRow(NamedTuple):
-    """A half message, as it is shown to administrators."""
+    """A description of a half message for administrators."""
 
     half: int
     phase: HalfMessagePhase

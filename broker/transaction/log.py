@@ -8,12 +8,12 @@
 
 **Take-over** is the order of `TAKE_OVER` and nothing else:
 
-    read_coordinator_claim       the claim, the epoch and the ledger
-    recover_ledger   its writer is fenced for good, and all that was confirmed is read
-    store_coordinator_claim     compare-and-set against what was read: the next epoch, and a claim that no other owner
-    has; then
-                     it is noted that this coordinator has begun: without its record it is not taken over any more
-    check_taken_over_by_other nothing is answered before
+    read_coordinator_claim       reads the claim, the epoch and the id of the ledger
+    recover_ledger               fences the former writer of the ledger for good, and reads all that was confirmed
+    store_coordinator_claim      stores the next epoch, and a claim that no other owner has, if the record has not
+                                 changed since it was read. Then stores that this coordinator has begun: if its record
+                                 is missing later, it is not taken over any more
+    check_taken_over_by_other    no request is answered before this step
 
 What the former owner confirmed is in the ledger that was recovered: the claim succeeds only if the record still names
 that ledger. The former owner can confirm nothing after the fence, and name no other ledger after the claim.
@@ -84,7 +84,7 @@ _DECODER = msgspec.json.Decoder(list[AnyRecord])
 
 
 class DamagedCoordinatorLedger(ValueError):
-    """Raised if bytes are not an entry of a coordinator's ledger, or if a ledger does not belong to a coordinator."""
+    """Raised if an entry of a coordinator's ledger is damaged, or if a ledger does not belong to a coordinator."""
 
 
 class CoordinatorEntry(NamedTuple):
@@ -95,14 +95,13 @@ class CoordinatorEntry(NamedTuple):
 
 
 def encode_records(records: Iterable[AnyRecord], first: int) -> list[bytes]:
-    """Returns the ledger entries that contain these records. The first entry is encoded for the entry id `first`."""
+    """Returns the ledger entries that store these records. `first`: the entry id that the first of them will get."""
     bodies = _bodies(records)
     return [_entry(RECORDS, first + number, body) for number, body in enumerate(bodies)]
 
 
 def encode_snapshot(records: Iterable[AnyRecord]) -> list[bytes]:
-    """Returns the ledger entries that contain these records as a snapshot. A ledger of a coordinator begins with a
-    snapshot."""
+    """Returns the ledger entries that store these records as a snapshot, with which a coordinator's ledger begins."""
     bodies = _bodies(records) or [b"[]"]
     last = len(bodies) - 1
     return [_entry(SNAPSHOT_END if number == last else SNAPSHOT, number, body) for number, body in enumerate(bodies)]
@@ -127,8 +126,9 @@ def _entry(kind: int, number: int, body: bytes) -> bytes:
 
 
 def decode_coordinator_entry(entry: bytes, number: int, where: str) -> CoordinatorEntry:
-    """Returns the decoded entry with the entry id `number`. `where`: the name of the ledger in error texts. Raises
-    DamagedCoordinatorLedger if the entry is damaged, NewerFormat if a later version wrote it."""
+    """Decodes an entry of a coordinator's ledger and returns it. `number`: its entry id; `where`: the name of the
+    ledger, for error texts. Raises DamagedCoordinatorLedger if the entry is damaged; NewerFormat if a later version
+    wrote it."""
     if len(entry) < HEAD_BYTES:
         raise DamagedCoordinatorLedger(f"{where}: entry {number} of {len(entry)} bytes is too short")
     magic, version, kind, found = _HEAD.unpack_from(entry)
@@ -149,7 +149,7 @@ def decode_coordinator_entry(entry: bytes, number: int, where: str) -> Coordinat
 _LOG = logging.getLogger("magnetar.broker.transactions")
 
 ROLL = ("create", "append", "name", "delete")
-"""Steps of a roll, in their order."""
+"""The steps of a roll (a switch to a new ledger), in their order."""
 
 ROLL_BYTES = 16 << 20
 """Size in bytes after which a ledger is rolled, if that is more than twice its snapshot: a take-over reads it all."""
@@ -168,8 +168,8 @@ class CoordinatorFenced(NotOwner):
 
 
 class CoordinatorLog:
-    """The ledger in which one owner of a coordinator stores records. `give_up_s`: for how many seconds failing ledgers
-    are replaced by new ones before the epoch ends."""
+    """The ledger in which the owner of a coordinator stores its records. If a ledger fails, it is replaced by a new
+    one. `give_up_s`: for how many seconds that is tried before the epoch ends."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: TopicStateLedgers, number: int, give_up_s: float
@@ -194,15 +194,16 @@ class CoordinatorLog:
 
     # ------------------------------------------------------------------ take-over
     async def take_over(self) -> tuple[CoordinatorState, int]:
-        """Takes the coordinator over. Returns its state and the epoch of this owner. Raises CoordinatorFenced if
-        another broker took it over first, DataLost if the metadata record or the ledger is lost or damaged; after
-        DataLost this owner has claimed nothing."""
+        """Takes the coordinator over. Returns its state, and the epoch of this owner. Raises CoordinatorFenced if
+        another broker took it over first; DataLost if its metadata record or its ledger is lost or damaged (then this
+        owner has claimed nothing)."""
         for step in TAKE_OVER:
             await step(self)
         return self._state, self.epoch
 
     async def read_coordinator_claim(self) -> None:
-        """Step of a take-over: reads the record of the coordinator in the metadata."""
+        """Step of a take-over: reads the record of the coordinator, with the claim of its former owner, from the
+        metadata."""
         self._found = await self._metadata.get(self._path)
         if self._found is None:
             fixed = await get_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord)
@@ -215,7 +216,8 @@ class CoordinatorLog:
             raise DataLost(f"the record of coordinator {self.number} is damaged: {error}{_WHAT_TO_DO}") from error
 
     async def recover_ledger(self) -> None:
-        """Step of a take-over: fences the ledger of the former owner and reads the state from its records."""
+        """Step of a take-over: fences and recovers the ledger of the former owner, and reads the state from its
+        records."""
         ledger_id = self._record.ledger_id
         if ledger_id < 0:
             return
@@ -251,7 +253,7 @@ class CoordinatorLog:
         return node is not None and self._found is not None and node.value == self._found.value
 
     async def store_coordinator_claim(self) -> None:
-        """Step of a take-over: stores the claim of this owner in the metadata, with the next epoch."""
+        """Step of a take-over: stores the claim of this owner, and the next epoch, in the metadata."""
         if self._record.epoch >= (1 << EPOCH_BITS) - 1:
             raise DataLost(f"coordinator {self.number} has no epochs any more; its ids are used up")
         claim = self._world.rng.randbytes(8).hex()
@@ -263,9 +265,9 @@ class CoordinatorLog:
         self.epoch = after.epoch
 
     async def _record_begun(self) -> None:
-        """Stores in the metadata that the coordinator has begun, so that from now on a missing record is known to be
-        lost: a coordinator that began anew would answer "aborted" for committed transactions, and give ids a second
-        time. A crash before this leaves the coordinator's record, and the next owner stores it."""
+        """Stores in the metadata that the coordinator has begun. If its own record is missing later, it is known to be
+        lost. (A coordinator that began anew would answer "aborted" for committed transactions, and give ids a second
+        time.) After a crash before this step, the next owner does it."""
 
         def noted(fixed: TransactionsRecord | None) -> TransactionsRecord | None:
             if fixed is None or self.number in fixed.begun:
@@ -275,17 +277,18 @@ class CoordinatorLog:
         await update_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord, noted)
 
     async def check_taken_over_by_other(self) -> None:
-        """Step of a take-over: ends the take-over. No request is answered before this step."""
+        """The last step of a take-over: drops what was read for it. Requests may be answered from now on, and not
+        before."""
         self._found = None
 
     async def is_owner(self) -> bool:
-        """Returns True if the record in the metadata is still the record that this owner wrote last."""
+        """Returns True if the record in the metadata is still the one that this owner wrote last."""
         node = await self._metadata.get(self._path)
         return node is not None and node.value == self._stored
 
     async def _change(self, record: CoordinatorRecord, *, made: bool = False) -> None:
-        """Replaces the record in the metadata. Raises CoordinatorFenced if another owner wrote it; after other errors
-        it is unknown which record is stored."""
+        """Replaces the record in the metadata. Raises CoordinatorFenced if another owner has changed it. After another
+        error it is unknown which record is stored."""
         value = encode(record, self._path)
         ours = {self._stored, value}
 
@@ -299,15 +302,15 @@ class CoordinatorLog:
 
     @property
     def size_of_current_ledger(self) -> tuple[int, int, int]:
-        """Returns the id of the ledger (-1: there is none), and the number of entries and of bytes that this owner has
+        """Returns the id of the ledger that is being written (-1: none), and how many entries and bytes this owner has
         written to it."""
         return self._record.ledger_id, self._next_entry, self._bytes
 
     # ------------------------------------------------------------------ writing
     def append_nowait(self, records: Sequence[AnyRecord]) -> asyncio.Future[int] | None:
-        """Appends the records without waiting if they fit into one entry and a ledger is open. Returns a future that is
-        done when the records are durable; if the future fails, the caller must call `append` with its error. Returns
-        None if nothing was appended: then the caller must call `append`."""
+        """Appends the records without waiting, if a ledger is open and the records fit into one entry. Returns a future
+        that is done when they are durable; if it fails, the caller must call `append` with its error. Returns None if
+        nothing was appended; then the caller must call `append`, too."""
         if self._writer is None or not self._writer.is_writable or self._is_full:
             return None
         found = encode_records(records, self._next_entry)
@@ -320,9 +323,9 @@ class CoordinatorLog:
     async def append(
         self, records: Sequence[AnyRecord], state: CoordinatorState, failed: MagnetarError | None = None
     ) -> None:
-        """Appends the records; returns when they are durable. `state` must include all records before them, and none of
-        them. `failed`: the error of an earlier append of the same records. If this call raises, it is not known whether
-        the records are durable."""
+        """Appends the records, and returns when they are durable. `state`: the state before these records; `failed`:
+        the error of an earlier append of the same records. If this call raises, it is not known whether the records are
+        durable."""
         clock = self._world.clock
         until = clock.monotonic() + self._give_up_s
         while True:
@@ -381,8 +384,8 @@ class CoordinatorLog:
 
     # ------------------------------------------------------------------ ending
     async def close(self, records: Sequence[AnyRecord], state: CoordinatorState, *, idle: bool) -> None:
-        """Appends the records of the hand-over and closes the ledger. `idle` True: stores in the metadata record that
-        no broker needs to load the coordinator."""
+        """Appends the last records, which hand over to the next epoch, and closes the ledger. `idle`: True if no broker
+        needs to load the coordinator; this is stored in the metadata record."""
         if records:
             await self.append(records, state)
         writer, self._writer = self._writer, None
@@ -392,7 +395,7 @@ class CoordinatorLog:
             await self._change(msgspec.structs.replace(self._record, idle=True))
 
     async def abandon(self) -> None:
-        """Stops writing without a hand-over: the next owner recovers the ledger."""
+        """Stops writing, and hands nothing over: the next owner recovers the ledger."""
         await self._abandon()
 
 

@@ -1,9 +1,8 @@
 """How a transaction gets its outcome: decisions are gathered for one append, and take effect when that is durable.
 
-    Decisions   what is decided and not durable: take_next_append() → take_durable_decisions(number), one append at a
-    time with all
-                that was decided; and the effects of an event, which the coordinator returns
-    Outcomes    aborts, and what a participant is told until it has stored the outcome
+    PendingDecisions   the records that are decided and not durable: `take_next_append` returns all of them as one
+                       append, `take_durable_decisions` takes them when the append is durable; and the effects
+    OutcomeDecider     aborts transactions, and sends outcomes to participants until they have stored them
 
 An abort of an open transaction writes nothing: without a record of a commit it is aborted. An abort of a prepared one,
 and each commit, is a record. coordinator_core.py says what a durable record changes.
@@ -24,14 +23,14 @@ from .state_core import IN_DOUBT, LiveTransaction, Phase, TransactionTable, Unse
 
 
 class Decision(NamedTuple):
-    """A decided record that must be written, and the intent that is answered when the record is durable."""
+    """A record that is decided and must be written, and the intent that is answered when the record is durable."""
 
     record: AnyRecord
     intent: Intent | None = None
 
 
 class PendingDecisions:
-    """The records that are decided and not durable yet, and the effects that the driver has not taken yet."""
+    """The records that are decided and not durable yet, and the effects that the driver has not done yet."""
 
     def __init__(self) -> None:
         self.has_ended = False  # the coordinator gave itself up, or is closing: it answers nothing new
@@ -43,23 +42,22 @@ class PendingDecisions:
 
     # ------------------------------------------------------------------ records
     def decide(self, record: AnyRecord, intent: Intent | None = None) -> None:
-        """Adds a record to the next append; `intent` is answered when the record is durable."""
+        """Adds a record to the next append. When the record is durable, `intent` is answered."""
         self.gathered.append(Decision(record, intent))
 
     def defer_record(self, record: AnyRecord) -> None:
-        """Adds a record whose loss does no harm. The record causes no append: it is written with the next append that
+        """Adds a record whose loss does no harm. It does not cause an append, but is part of the next append that
         another record causes."""
         self.deferred.append(Decision(record))
 
     def append_deferred_records_next(self) -> None:
-        """Adds the deferred records to the next append, because they have waited long enough for an append that another
-        record causes."""
+        """Makes the deferred records cause an append, because they have waited long enough for another record."""
         self.gathered += self.deferred
         self.deferred = []
 
     def take_next_append(self) -> AppendRecords | None:
-        """Returns the next append, with all records that were decided; None if no record was decided, or an append is
-        in flight."""
+        """Returns the next append, with all decided records; None if there is no decided record, or if an append is in
+        flight."""
         if self.writing or not self.gathered:
             return None
         self.writing = [*self.gathered, *self.deferred]
@@ -68,8 +66,8 @@ class PendingDecisions:
         return AppendRecords(self._number, [each.record for each in self.writing])
 
     def take_durable_decisions(self, number: int) -> list[Decision]:
-        """Removes and returns the decisions of append `number`, whose records are durable. After this call the next
-        append may begin."""
+        """Removes and returns the decisions of append `number`, whose records are durable. From now on the next append
+        may begin."""
         assert number == self._number, "one append at a time"
         assert self.writing, "an append has records"
         decisions, self.writing = self.writing, []
@@ -91,44 +89,46 @@ class PendingDecisions:
         self.effects.append(Answer(intent.request, result))
 
     def take_effects(self) -> list[Effect]:
-        """Removes the gathered effects and returns them. The driver must also call this after it has called a method of
-        `halves`."""
+        """Removes the collected effects and returns them. The driver must also call this method after it has called a
+        method of `halves`."""
         effects, self.effects = self.effects, []
         return effects
 
     def abandon_epoch(self, why: str) -> None:
-        """Ends the epoch, and adds the effect that ends the coordinator at this broker. `why`: the reason."""
+        """Ends the epoch: adds the effect that stops the coordinator at this broker. `why`: the reason."""
         self.has_ended = True
         self.effects.append(AbandonEpoch(why))
 
 
 class OutcomeDecider:
-    """Decides the states of transactions: the first use of an id opens a transaction, an abort ends it, and its outcome
-    is sent until each participant has stored the outcome."""
+    """Decides the states of transactions. The first use of an id opens a transaction; a commit or an abort ends it;
+    then its outcome is sent to each participant until all have stored it."""
 
     def __init__(
         self, table: TransactionTable, decisions: PendingDecisions, receive: Callable[[Intent, float], None]
     ) -> None:
-        """`receive` handles an intent, with its time, that waited while a transaction was in doubt."""
+        """`receive`: a function that handles an intent (with the present time) which waited while a transaction was in
+        doubt."""
         self._table = table
         self._decisions = decisions
         self._receive = receive
 
     def receive_queued_intents(self, live: LiveTransaction, now: float) -> None:
-        """Handles the intents that waited while the transaction `live` was in doubt."""
+        """Handles the intents that waited while the transaction `live` was in doubt (a record about it was being
+        written)."""
         intents, live.waiting_intents = live.waiting_intents, []
         self.receive_intents(intents, now)
 
     def receive_intents(self, intents: Iterable[Intent], now: float) -> None:
-        """Handles each of these intents, in order."""
+        """Handles the intents, in this order."""
         for intent in intents:
             self._receive(intent, now)
 
     # ------------------------------------------------------------------ uses and doubt
     def find(self, txn: int, now: float, owner: str | None = None) -> LiveTransaction | UnsettledTransaction | TxnState:
-        """Returns the transaction with this id, or its state if the coordinator has no object for it. If the id was
-        leased and not used, opens the transaction. Raises NotOwner if a later epoch gave the id, InvalidRequest if the
-        id was never given or another role began the transaction."""
+        """Returns the transaction with this id, if it is live or unsettled, else its state. If the id is leased and was
+        not used yet, opens the transaction. Raises NotOwner if the id belongs to a later epoch; InvalidRequest if the
+        id was never given to a client, or another role than `owner` began the transaction."""
         if txn >> COUNTER_BITS > self._table.epoch:
             raise NotOwner(f"coordinator {self._table.number} has a later epoch elsewhere; look it up again")
         self._table.check_owner(txn, owner)
@@ -158,8 +158,8 @@ class OutcomeDecider:
     def find_transaction_not_in_doubt(
         self, txn: int, intent: Intent, now: float, owner: str | None = None
     ) -> LiveTransaction | UnsettledTransaction | TxnState:
-        """Returns the transaction, or its state, as `find` does. Raises IntentQueuedUntilDurable while the transaction
-        is in doubt; then `intent` is handled later."""
+        """Returns the same as `find`. If a record about the transaction is being written (it is in doubt), queues
+        `intent` to be handled later, and raises IntentQueuedUntilDurable."""
         found = self.find(txn, now, owner)
         if isinstance(found, LiveTransaction) and found.phase in IN_DOUBT:
             found.waiting_intents.append(intent)
@@ -168,8 +168,8 @@ class OutcomeDecider:
 
     # ------------------------------------------------------------------ outcomes
     def commit_without_participants(self, live: LiveTransaction, now: float) -> None:
-        """Commits a transaction that has no participants. Its record waits for the next append, because the loss of the
-        record does no harm."""
+        """Commits a transaction that has no participants. Its record is written with the next append, because the loss
+        of this record does no harm."""
         self._table.remove(live)
         record = make_commit_record({live.txn: []}, owner=live.owned.owner)
         self._table.state.apply(record)
@@ -178,7 +178,7 @@ class OutcomeDecider:
         self._table.counters.count_ended_transaction(now - live.began)
 
     def abort(self, live: LiveTransaction, reason: AbortReason, now: float) -> None:
-        """Aborts the transaction `live`, whose phase must be OPEN or PREPARED."""
+        """Aborts the transaction `live`, which must be open or prepared."""
         live.reason = reason
         if live.phase is Phase.PREPARED:
             live.phase = Phase.ABORTING
@@ -194,8 +194,8 @@ class OutcomeDecider:
         self.send_outcome(live.txn, False, live.participants.values(), live.owned, live.began, is_durable=is_durable)
 
     def abort_or_void_id(self, txn: int, reason: AbortReason, now: float) -> None:
-        """Aborts the transaction; if its id was not used yet, makes the id void. Does nothing while the transaction is
-        in doubt."""
+        """Aborts the transaction. If its id is leased and was not used yet, makes the id void, so that it can never be
+        used. Does nothing while the transaction is in doubt."""
         lease = self._table.unused.pop(txn, None)
         if lease is not None:
             self._table.remove_from_indexes(txn, lease.owned)
@@ -206,8 +206,8 @@ class OutcomeDecider:
             self.abort(live, reason, now)
 
     def abort_if_superseded(self, live: LiveTransaction, now: float) -> None:
-        """Aborts the transaction `live` if, while it was in doubt, its name got a later holder or its sink committed
-        the batch."""
+        """Called when the transaction is no longer in doubt: aborts it if meanwhile its name got a later holder, or its
+        sink committed the batch."""
         owned = live.owned
         if live.phase not in (Phase.OPEN, Phase.PREPARED):
             return
@@ -223,8 +223,8 @@ class OutcomeDecider:
         began: float, *,
         is_durable: bool,
     ) -> None:  # fmt: skip
-        """Sends the outcome of the transaction to each topic in `waiting`. If `waiting` is empty, the transaction is
-        settled at once."""
+        """Sends the outcome of the transaction to each topic in `waiting`. If `waiting` is empty, the transaction
+        counts as settled at once."""
         each_waiting = {each.topic: each for each in waiting}
         if not each_waiting:
             if is_durable and txn in self._table.state.unsettled:
@@ -234,7 +234,7 @@ class OutcomeDecider:
         self._decisions.effects += [SendOutcome(txn, is_committed, each) for each in each_waiting.values()]
 
     def on_settled(self, txn: int, topic: str) -> None:
-        """Fact: the topic has stored the outcome of the transaction. A repeated call does nothing."""
+        """Called when the topic has stored the outcome of the transaction. A repeated call does nothing."""
         ending = self._table.ending.get(txn)
         if ending is None or ending.waiting.pop(topic, None) is None or ending.waiting:
             return
@@ -248,7 +248,7 @@ class OutcomeDecider:
             del self._table.ending[txn]
 
     def find_unsettled_participant(self, txn: int, topic: str) -> Participant | None:
-        """Returns the Participant that describes what the topic must still store of a committed transaction; None if
-        the topic has stored the outcome, or if the commit is not durable."""
+        """Returns the Participant of the topic, if the transaction is committed durably and the topic has not stored
+        the outcome yet; else None."""
         ending = self._table.ending.get(txn)
         return ending.waiting.get(topic) if ending is not None and ending.committed and ending.is_durable else None

@@ -7,8 +7,8 @@ Guards: tests/broker/grpc/test_transactions.py.
 Several requests to coordinators that came in one RPC: one wait for all of their answers, without a task for each.
 
     requests = CoordinatorRequests()
-    running.start_end(requests.add_request(), txn, EndVerb.COMMIT, …)    each is sent to the core in this turn
-    results = await requests.wait_answers(timeout_s)           in the order in which they were added
+    running.end_transaction_nowait(requests.add_request(), txn, EndVerb.COMMIT, …)    sent to the core in this turn
+    results = await requests.wait_answers(timeout_s)                    in the order in which they were added
 
 A CoordinatorRequest is the `request` of an intent. Its first answer counts; one without an answer in time gets
 TimedOut: its outcome is unknown. Guard: tests/broker/transaction/test_together.py.
@@ -40,7 +40,8 @@ TIMEOUT_S = 15.0
 ITEMS_MAX = 1_000
 """Most items of one request: about 150 KB."""
 WAITING_MAX = 100_000
-"""Items that wait for one broker; above, a join is refused (BackPressure) and a settlement is repeated later."""
+"""Most items that wait for one broker. If there are more, a join is refused (BackPressure), and a settlement is sent
+later."""
 
 
 class _Queue(NamedTuple):
@@ -50,7 +51,7 @@ class _Queue(NamedTuple):
 
 
 class BrokerPeers:
-    """Sends joins, aborts and settlements of transactions to other brokers."""
+    """Sends requests about transactions to other brokers: joins, aborts, and settlements."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -59,9 +60,9 @@ class BrokerPeers:
         self._tasks = Tasks()
 
     async def join(self, endpoint: str, txn: TxnId, topic: TopicName, owner: str | None = None) -> JoinAnswer:
-        """Sends a join to the broker that owns the coordinator, and returns its answer. Raises the error that the
-        broker answers, such as NotOwner or TransactionForgotten. After ConnectionLost and TimedOut the outcome is
-        unknown."""
+        """Sends a join to the broker at `endpoint`, which owns the coordinator, and returns the answer. Raises the
+        error that this broker answers, such as NotOwner or TransactionForgotten. After ConnectionLost and TimedOut the
+        outcome is unknown."""
         item = wire.JoinItem(txn=wire.TransactionId(most=txn.most, least=txn.least), topic=topic.full, owner=owner)
         reply = await self._ask(endpoint, "Join", item, txn.most)
         if reply.HasField("error"):
@@ -72,8 +73,9 @@ class BrokerPeers:
         return TxnState(reply.state)
 
     async def abort_open(self, endpoint: str, txn: TxnId, *, only_tell: bool) -> ReportedTransaction:
-        """Asks the owner of a coordinator to abort a transaction if it is open. Returns the state of the transaction
-        afterwards; if `only_tell` is True, only asks for the state. Raises the same errors as `join`."""
+        """Asks the broker at `endpoint`, which owns the coordinator, to abort a transaction if it is open. Returns the
+        state of the transaction afterwards. `only_tell`: aborts nothing, only asks for the state. Raises the same
+        errors as `join`."""
         item = wire.AbortOpenItem(txn=wire.TransactionId(most=txn.most, least=txn.least), only_tell=only_tell)
         reply = await self._ask(endpoint, "AbortOpen", item, txn.most)
         if reply.HasField("error"):
@@ -92,8 +94,8 @@ class BrokerPeers:
         return [from_wire(each.error) if each.HasField("error") else None for each in replies]
 
     def _ask(self, endpoint: str, method: str, item: Message, group: int = -1) -> asyncio.Future[Any]:
-        """Queues the item; returns a future of its reply. Items of one `group` and turn are sent in one request. Raises
-        BackPressure if too many wait for that broker."""
+        """Queues the item, and returns a future of its reply. The items that are queued for one `group` in one turn of
+        the event loop are sent in one request. Raises BackPressure if too many items wait for that broker."""
         key = endpoint, method, group
         queue = self._queues.get(key)
         if queue is None:
@@ -106,7 +108,7 @@ class BrokerPeers:
         return answered
 
     async def _work(self, key: tuple[str, str, int]) -> None:
-        """Sends all items of a turn together; several requests may be in flight."""
+        """Sends the queued items of one turn together. Several requests may be in flight."""
         await asyncio.sleep(0)
         items = self._queues.pop(key).items
         for start in range(0, len(items), ITEMS_MAX):
@@ -156,7 +158,8 @@ def encode_settlement(settlement: Settlement, topic: TopicName) -> wire.Settleme
 
 
 def _by_item(reply: wire.SettleReply, count: int) -> list[wire.Done]:
-    """Returns the answers in the order of the items; an item without an answer gets the error ConnectionLost."""
+    """Returns the answers in the order of the items. An item that the reply does not answer gets the error
+    ConnectionLost."""
     lost = wire.Done(error=wire.Error(code=ConnectionLost.code, message="the broker did not answer this settlement"))
     found = {done.request_id: done for done in reply.items}
     return [found.get(number, lost) for number in range(count)]
@@ -187,15 +190,15 @@ TOGETHER = 1_000
 
 
 class SettlementTargets(Protocol):
-    """Delivers settlements to the topics of the cluster, at whichever broker a topic is loaded."""
+    """Delivers settlements (outcomes of transactions) to topics, whichever broker owns a topic."""
 
     async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
         """Sends settlements to the topic. Returns one value for each settlement: None if the topic has stored the
-        outcome or was certainly deleted, else the error. If this call raises, all of the settlements failed."""
+        outcome or is certainly deleted; else the error. If this call raises an error, all of the settlements failed."""
 
 
 class _Waiting(NamedTuple):
-    """The settlements of a topic that are not being sent."""
+    """The settlements for one topic that are not sent yet."""
 
     new: list[Settlement]
     failed: list[Settlement]
@@ -203,8 +206,8 @@ class _Waiting(NamedTuple):
 
 
 class SettlementSender:
-    """Sends outcomes of transactions to topics, repeatedly until each topic has stored the outcome. Calls the function
-    `settled(settlement, topic)` once for each added settlement, when it is stored."""
+    """Sends outcomes of transactions to topics, again and again until each topic has stored them. Then calls the
+    function `settled(settlement, topic)`, once for each settlement."""
 
     def __init__(self, world: World, topics: SettlementTargets, settled: Callable[[Settlement, str], None]) -> None:
         self._world = world
@@ -226,7 +229,8 @@ class SettlementSender:
             waiting.wake.set()
 
     async def _work(self, topic: str) -> None:
-        """Sends what waits for the topic until nothing does. The topic's key is in `_waiting` as long as this runs."""
+        """Sends the waiting settlements of the topic until there are none. While this runs, `_waiting` has an item for
+        the topic."""
         waiting, pause_s, name = self._waiting[topic], PAUSE_S_MIN, TopicName.parse(topic)
         clock, again_at = self._world.clock, 0.0
         while waiting.new or waiting.failed:
@@ -251,7 +255,7 @@ class SettlementSender:
         del self._waiting[topic]
 
     async def _send(self, topic: TopicName, batch: list[Settlement]) -> list[Settlement]:
-        """Sends settlements to a topic; returns those that failed."""
+        """Sends settlements to a topic, and returns those that failed."""
         try:
             async with self._sending:
                 errors = await self._topics.settle(topic, batch)
@@ -272,7 +276,7 @@ class SettlementSender:
 
     @property
     def waiting_topic_count(self) -> int:
-        """Returns the number of topics that have not stored a settlement yet."""
+        """Returns the number of topics that still have to store a settlement."""
         return len(self._waiting)
 
     async def close(self) -> None:
@@ -281,7 +285,7 @@ class SettlementSender:
 
 # ------------------------------------------------------------------------------------ requests of one RPC
 class CoordinatorRequest:
-    """One request to a coordinator, together with its answer when there is one."""
+    """One request to a coordinator. It gets the answer when there is one."""
 
     __slots__ = ("_together", "is_answered", "result")
 
@@ -297,7 +301,7 @@ class CoordinatorRequest:
 
 
 class CoordinatorRequests:
-    """The requests to coordinators that arrived in one RPC."""
+    """The requests to coordinators that arrived in one RPC, so that their answers can be awaited together."""
 
     def __init__(self) -> None:
         self._questions: list[CoordinatorRequest] = []
@@ -316,8 +320,8 @@ class CoordinatorRequests:
             self._all.set_result(None)
 
     async def wait_answers(self, timeout_s: float) -> list[Result]:
-        """Waits for the answers to all requests. Returns the results in the order of the requests; an error is returned
-        as a value. A request without an answer after `timeout_s` seconds gets TimedOut."""
+        """Waits for the answers to all requests, and returns them in the order of the requests. An error is returned,
+        not raised. A request without an answer after `timeout_s` seconds gets TimedOut."""
         if self._left:
             self._all = asyncio.get_running_loop().create_future()
             with contextlib.suppress(TimeoutError):

@@ -28,8 +28,8 @@ import msgspec
 
 
 class Participant(NamedTuple):
-    """A topic of a transaction, with the number of the transaction's entries in the topic and the position of the last
-    one, as the client reports them; -1: not known (broker/common/transactions.py `Settlement`)."""
+    """A topic that takes part in a transaction, with the number of the transaction's entries in this topic and the
+    position of the last one. The client reports both; -1: not known (broker/common/transactions.py `Settlement`)."""
 
     topic: str
     entries: int = -1
@@ -38,7 +38,7 @@ class Participant(NamedTuple):
 
 
 class ParticipantByTopicIndex(NamedTuple):
-    """A Participant as a record stores it: its topic is an index into the list of topics of the record."""
+    """A Participant as a record stores it: with an index into the record's list of topics, in place of the topic."""
 
     topic: int
     entries: int
@@ -47,7 +47,8 @@ class ParticipantByTopicIndex(NamedTuple):
 
 
 class SinkTag(msgspec.Struct, frozen=True, array_like=True):
-    """Identifies a transaction of a sink: one attempt (`run`) of one query to write one of its batches."""
+    """Says to which batch of a sink a transaction belongs: the sink, the query, the number of the batch, and the
+    attempt to write it (`run`)."""
 
     sink_id: str
     query_id: str
@@ -56,7 +57,7 @@ class SinkTag(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransactionOwner(msgspec.Struct, frozen=True, array_like=True):
-    """The role that began a transaction, with the name, the holder and the sink of the transaction."""
+    """The role that began a transaction, and the name, the holder and the sink under which it was begun."""
 
     owner: str  # role that began it
     timeout_s: float
@@ -67,11 +68,12 @@ class TransactionOwner(msgspec.Struct, frozen=True, array_like=True):
 
 
 DISCARDED_BATCH = -1
-"""The batch number that says that the sink is forgotten. (An older version reads it as a sink without a batch.)"""
+"""The batch number in a record which says that the sink is removed. (An older version reads it as a sink without a
+batch.)"""
 
 
 class SinkBatch(msgspec.Struct, frozen=True, array_like=True):
-    """The batch of a sink that was committed last."""
+    """The batch that a sink has committed last."""
 
     sink_id: str
     query_id: str
@@ -81,11 +83,12 @@ class SinkBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """The base class of the records in a coordinator's ledger."""
+    """The base class of the records in a coordinator's ledger. A class whose description begins with "Record:" says
+    what is true from this record on."""
 
 
 class Committed(Record, frozen=True, array_like=True, tag=1):
-    """Record: these transactions are committed, either all of them or none."""
+    """Record: these transactions are committed, all of them together."""
 
     txns: list[tuple[int, list[ParticipantByTopicIndex]]]
     topics: list[str]
@@ -95,8 +98,8 @@ class Committed(Record, frozen=True, array_like=True, tag=1):
 
 
 class Prepared(Record, frozen=True, array_like=True, tag=2):
-    """Record: a transaction is prepared. After a change of the coordinator's owner the transaction stays open, until
-    its deadline."""
+    """Record: a transaction is prepared. It stays open until its deadline, even if the coordinator moves to another
+    broker."""
 
     txn: int
     owned: TransactionOwner
@@ -113,20 +116,20 @@ class Aborted(Record, frozen=True, array_like=True, tag=3):
 
 
 class Done(Record, frozen=True, array_like=True, tag=4):
-    """Record: every participant of these transactions has stored the outcome."""
+    """Record: all participants of these transactions have stored the outcome."""
 
     txns: list[int]
 
 
 class ParticipantDetached(Record, frozen=True, array_like=True, tag=5):
-    """Record: an administrator removed a participant from an ended transaction."""
+    """Record: an administrator removed a topic from an ended transaction, which no longer waits for it."""
 
     txn: int
     topic: str
 
 
 class NameHolderChanged(Record, frozen=True, array_like=True, tag=6):
-    """Record: a name has the new holder `holder`. Earlier holders of the name are fenced."""
+    """Record: a name has the new holder number `holder`. Clients with a lower number may not use the name any more."""
 
     name: str
     holder: int
@@ -142,13 +145,13 @@ class IdleNamesRemoved(Record, frozen=True, array_like=True, tag=7):
 
 
 class OutcomesDiscarded(Record, frozen=True, array_like=True, tag=8):
-    """Record: the outcomes of all transaction ids below `below` are discarded."""
+    """Record: the outcomes of all transactions with an id below `below` are discarded."""
 
     below: int
 
 
 class HandedOverTransaction(NamedTuple):
-    """An open transaction that one epoch hands over to the next one, with the topics that have joined it."""
+    """An open transaction that an epoch hands over to the next epoch, with the topics that have joined it."""
 
     txn: int
     owned: TransactionOwner
@@ -156,15 +159,14 @@ class HandedOverTransaction(NamedTuple):
 
 
 class HandedOverIdLease(NamedTuple):
-    """Transaction ids that one epoch leased to a client and that the client has not used yet. The epoch hands them over
-    to the next one."""
+    """Transaction ids that a client has leased and not used yet, which an epoch hands over to the next epoch."""
 
     txns: list[int]
     owned: TransactionOwner
 
 
 class EpochHandedOver(Record, frozen=True, array_like=True, tag=9):
-    """Record: an epoch ended in order, and hands its open transactions over to the next epoch."""
+    """Record: an epoch has ended in order. The next epoch continues its open transactions and its leases."""
 
     epoch: int
     opened: list[HandedOverTransaction]
@@ -172,7 +174,7 @@ class EpochHandedOver(Record, frozen=True, array_like=True, tag=9):
 
 
 class SettledOutcomesInSnapshot(Record, frozen=True, array_like=True, tag=10):
-    """Record of a snapshot: the outcomes of transactions that every participant has stored."""
+    """Record of a snapshot: the ids of committed transactions whose outcomes all participants have stored."""
 
     high: int  # the ids' upper 31 bits
     committed: bytes  # their lower 32 bits: a portable roaring bitmap
@@ -180,20 +182,20 @@ class SettledOutcomesInSnapshot(Record, frozen=True, array_like=True, tag=10):
 
 
 class LargestHolderNumber(Record, frozen=True, array_like=True, tag=11):
-    """Record of a snapshot: the largest number that any holder of a name has got so far."""
+    """Record of a snapshot: the largest holder number that was given for any name so far."""
 
     holders: int
 
 
 class SinkBatchRecorded(Record, frozen=True, array_like=True, tag=12):
-    """Record: the batch of a sink that was committed last, and for how long the sink was idle."""
+    """Record: which batch a sink has committed last, and for how long the sink was idle."""
 
     sink: SinkBatch
 
 
 class HalfMessage(NamedTuple):
-    """One message of a half message: its topic, and the client-part of an entry (proto/entry.py) that is not published
-    yet."""
+    """One message of a half message: its topic, and the client-part of the entry (proto/entry.py) that is published at
+    the commit."""
 
     topic: str
     entry: bytes
@@ -214,8 +216,7 @@ class HalfMessageStored(Record, frozen=True, array_like=True, tag=13):
 
 
 class HalfMessageAgeRecorded(Record, frozen=True, array_like=True, tag=14):
-    """Record: the present age of a half message, how often a check was answered UNKNOWN, and whether the half message
-    is parked."""
+    """Record: the present age of a half message, how many checks were answered UNKNOWN, and whether it is parked."""
 
     half: int
     unknown: int  # number of answers of UNKNOWN
@@ -230,7 +231,7 @@ class HalfMessageRolledBack(Record, frozen=True, array_like=True, tag=15):
 
 
 class HalfMessageOutcomesInSnapshot(Record, frozen=True, array_like=True, tag=16):
-    """Record of a snapshot: the outcomes of half messages."""
+    """Record of a snapshot: the outcomes of half messages that have ended."""
 
     committed: bytes  # portable roaring bitmaps of 64 bits
     rolled_back: bytes
@@ -258,7 +259,7 @@ AnyRecord = (
 def make_commit_record(
     txns: dict[int, list[Participant]], sink: SinkBatch | None = None, half: int = 0, owner: str = ""
 ) -> Committed:
-    """Returns the record that commits these transactions, together with their participants."""
+    """Returns the record that commits the transactions `txns`. `txns`: for each transaction id, its participants."""
     topics: dict[str, int] = {}
     rows = [
         (txn, [ParticipantByTopicIndex(topics.setdefault(each.topic, len(topics)), *each[1:]) for each in participants])

@@ -73,7 +73,8 @@ from .records_core import (
 
 
 class StoredHalfMessages:
-    """The half messages that are stored in a coordinator's ledger, and the outcomes of those that have ended."""
+    """The half messages that are stored in a coordinator's ledger: the open ones, and the outcomes of those that have
+    ended."""
 
     __slots__ = ("_committed", "_of", "_rolled_back", "open", "size_bytes")
 
@@ -112,7 +113,7 @@ class StoredHalfMessages:
                 assert_never(record)
 
     def add_committed_half_message(self, half: int) -> None:
-        """Removes an open half message, and stores that it is committed."""
+        """Records that the half message is committed. It is not open any more."""
         self._remove(half)
         self._committed.add(half)
 
@@ -123,20 +124,21 @@ class StoredHalfMessages:
             self._of.setdefault(stored.owner, BitMap64()).add(half)
 
     def find_half_message_outcome(self, half: int) -> TxnState | None:
-        """Returns the outcome of the half message, COMMITTED or ABORTED; None if it has none, or is not known."""
+        """Returns the outcome of the half message, COMMITTED or ABORTED; None if it has no outcome, or if the id is not
+        known."""
         if half in self._committed:
             return TxnState.COMMITTED
         return TxnState.ABORTED if half in self._rolled_back else None
 
     def has_other_owner(self, half: int, owner: str) -> bool:
-        """Returns True if the half message has ended, and another role than `owner` prepared it. (Returns False if an
-        earlier version stored it, because that version did not record the role.)"""
+        """Returns True if the half message has ended, and another role than `owner` prepared it. (An earlier version
+        did not store the role; then returns False.)"""
         if self.find_half_message_outcome(half) is None or half in self._of.get(owner, ()):
             return False
         return any(half in ids for ids in self._of.values())
 
     def ended_half_message_ids(self) -> BitMap64:
-        """Returns the ids of the half messages that have an outcome which was not discarded yet."""
+        """Returns the ids of the half messages whose outcomes are still stored."""
         return self._committed | self._rolled_back
 
     @property
@@ -151,7 +153,7 @@ class StoredHalfMessages:
             yield HalfMessageOutcomesInSnapshot(self._committed.serialize(), self._rolled_back.serialize(), owners)
 
     def check(self) -> None:
-        """Raises AssertionError if an invariant is broken."""
+        """Raises AssertionError if an invariant is broken. The messages of the assertions are the invariants."""
         assert not self._committed & self._rolled_back, "a half has at most one outcome"
         assert not any(self.find_half_message_outcome(half) for half in self.open), "an open half has no outcome"
         assert self.size_bytes == sum(map(half_message_size_bytes, self.open.values())), (
@@ -178,15 +180,15 @@ def half_message_size_bytes(half: HalfMessageStored) -> int:
 
 Value = TypeVar("Value")
 Key = tuple[str, str]
-"""A role, and a name of it."""
+"""A role, and a name that this role uses."""
 LOW_BITS = 32
 _LOW = (1 << LOW_BITS) - 1
 Ids = dict[int, BitMap]
-"""Upper bits of ids → a bitmap of their lower ones."""
+"""A set of ids: for each value of the upper bits, a bitmap of the lower bits."""
 
 
 class ValuesByRoleAndName(Generic[Value]):
-    """A map whose key is a role and a name. It also counts the names of each role."""
+    """A map from a role and a name to a value. It counts the names of each role."""
 
     __slots__ = ("_counts", "_values")
 
@@ -195,13 +197,13 @@ class ValuesByRoleAndName(Generic[Value]):
         self._counts: dict[str, int] = {}
 
     def find(self, owner: str, name: str) -> Value | None:
-        """Returns the value that the role `owner` has under the name; else the value of the name that belongs to no
-        role; None if there is neither."""
+        """Returns the value that belongs to the role `owner` and the name; if there is none, the value of this name
+        without a role, which an earlier version stored; else None."""
         found = self._values.get((owner, name))
         return found if found is not None or not owner else self._values.get(("", name))
 
     def key(self, owner: str, name: str) -> Key:
-        """Returns the key under which `find` finds the value: the role and the name, or "" and the name."""
+        """Returns the key of the value that `find` returns: the role and the name, or "" and the name."""
         return (owner, name) if (owner, name) in self._values else ("", name)
 
     def put(self, owner: str, name: str, value: Value) -> None:
@@ -217,8 +219,9 @@ class ValuesByRoleAndName(Generic[Value]):
             del self._counts[owner]
 
     def has_room(self, owner: str, name: str, most: int, most_of_role: int) -> bool:
-        """Returns True if the role `owner` may add `name`: the map contains it already, or the map has fewer than
-        `most` values and the role fewer than `most_of_role`. A caller without a role has no limit per role."""
+        """Returns True if the role `owner` may add `name`. That is so if the map contains it already, or if it has
+        fewer than `most` values, and fewer than `most_of_role` values of this role. Without a role there is no limit
+        per role."""
         if (owner, name) in self._values:
             return True
         return len(self._values) < most and (not owner or self._counts.get(owner, 0) < most_of_role)
@@ -234,8 +237,8 @@ class ValuesByRoleAndName(Generic[Value]):
 
 
 class CommittedIds:
-    """The ids of the committed transactions whose outcomes are not discarded yet. They are stored as bitmaps: one for
-    transactions without a role, one for those of all roles together, and one for each role."""
+    """The ids of the committed transactions whose outcomes are not discarded yet. Stores bitmaps: one for transactions
+    without a role, one for all transactions with a role, and one for each role."""
 
     __slots__ = ("_free", "_of", "_owned")
 
@@ -273,15 +276,16 @@ class CommittedIds:
             self._owned[record.high] = owned
 
     def snapshot(self) -> Iterator[SettledOutcomesInSnapshot]:
-        """Yields the records with which a snapshot stores the ids. Their field `committed` lists the ids of all roles,
-        because an earlier version reads only that field."""
+        """Yields the records that store these ids in a snapshot. Each record lists all ids in the field `committed`,
+        and the ids of each role again, because an earlier version reads only `committed`."""
         for high in dict.fromkeys((*self._free, *self._owned)):
             everything = self._free.get(high, BitMap()) | self._owned.get(high, BitMap())
             owners = {owner: ids[high].serialize() for owner, ids in self._of.items() if high in ids}
             yield SettledOutcomesInSnapshot(high, everything.serialize(), owners)
 
     def ids_by_owner(self) -> dict[str, set[int]]:
-        """Returns the ids of committed transactions, by the role that began them; "": transactions without a role."""
+        """Returns the ids of the committed transactions, by the role that began them. Key "": transactions without a
+        role."""
         found = {"": self._free, **self._of}
         listed = {
             owner: {high << LOW_BITS | low for high, lows in ids.items() for low in lows}
@@ -316,8 +320,8 @@ _NOBODY = TransactionOwner("", 0.0)
 
 
 class UnsettledOutcome(msgspec.Struct):
-    """The outcome of a transaction that is not settled. `waiting`: the participants that may not have stored the
-    outcome yet."""
+    """The outcome of a transaction that is not settled yet. `waiting`: the participants that may not have stored the
+    outcome."""
 
     committed: bool
     waiting: dict[str, Participant]
@@ -325,14 +329,15 @@ class UnsettledOutcome(msgspec.Struct):
 
 
 class NameHolder(msgspec.Struct):
-    """The present holder of a name: the only one that may begin and end transactions under the name."""
+    """The present holder of a name under which transactions are begun. Each client that takes the name over gets the
+    next holder number; only the latest may begin and end transactions under the name."""
 
     holder: int
     idle_s: float  # when the record was written
 
 
 class CoordinatorState:
-    """The durable state of one coordinator, which the records of its ledger produce."""
+    """The durable state of one coordinator. It results from applying the records of its ledger in order."""
 
     __slots__ = (
         "forgotten_below",
@@ -421,8 +426,8 @@ class CoordinatorState:
             self.sinks.put(sink.owner, sink.sink_id, sink)
 
     def snapshot(self) -> Iterator[AnyRecord]:
-        """Yields the records from which the state can be restored. Each record is small, so that the records can be
-        divided among entries."""
+        """Yields records from which the state can be restored. The records are small, so that they can be stored in
+        several entries."""
         yield LargestHolderNumber(self.last_holder)
         yield OutcomesDiscarded(self.forgotten_below)
         for txn, outcome in self.unsettled.items():
@@ -439,7 +444,7 @@ class CoordinatorState:
         yield from self.halves.snapshot()
 
     def check(self) -> None:
-        """Raises AssertionError if an invariant is broken."""
+        """Raises AssertionError if an invariant is broken. The messages of the assertions are the invariants."""
         for txn, outcome in self.unsettled.items():
             assert not outcome.committed or self.is_committed(txn), "an outcome that is not settled is kept"
             assert txn >= self.forgotten_below, "nothing is forgotten that is not done"
@@ -464,7 +469,7 @@ COUNTER_MAX, EPOCH_MAX = (1 << COUNTER_BITS) - 1, (1 << EPOCH_BITS) - 1
 
 
 class Phase(enum.Enum):
-    """The phases of a transaction that has no durable outcome."""
+    """The phases of a transaction that has no durable outcome yet."""
 
     OPEN = "open"
     PREPARING = "preparing"
@@ -478,15 +483,15 @@ IN_DOUBT = (Phase.PREPARING, Phase.COMMITTING, Phase.ABORTING)
 
 
 class IdLease(msgspec.Struct):
-    """A lease of transaction ids that were given to a client together. The ids that the client has not used by the time
-    `until` become void."""
+    """Transaction ids that were given to a client together, in advance. Ids that the client has not used by the time
+    `until` become void: they can never be used."""
 
     owned: TransactionOwner
     until: float
 
 
 class LiveTransaction(msgspec.Struct):
-    """A transaction that is in use and has no outcome."""
+    """A transaction that has begun and has no durable outcome yet."""
 
     txn: int
     owned: TransactionOwner
@@ -499,7 +504,7 @@ class LiveTransaction(msgspec.Struct):
 
 
 class UnsettledTransaction(msgspec.Struct):
-    """A transaction that has an outcome which some participants have not stored yet."""
+    """A transaction that has an outcome, which some of its participants have not stored yet."""
 
     committed: bool
     waiting: dict[str, Participant]
@@ -510,7 +515,8 @@ class UnsettledTransaction(msgspec.Struct):
 
 
 def txn_state_of_table_entry(found: LiveTransaction | UnsettledTransaction | TxnState) -> TxnState:
-    """Returns the state of the transaction that a search in the table has found."""
+    """Returns the state of a transaction. `found`: the result of a search in the TransactionTable, which is an object
+    or the state itself."""
     if isinstance(found, LiveTransaction):
         return TxnState.PREPARED if found.phase is Phase.PREPARED else TxnState.OPEN
     if isinstance(found, UnsettledTransaction):
@@ -526,21 +532,22 @@ GONE_MAX = 100_000
 
 
 class AbortedTransaction(NamedTuple):
-    """The reason and the role of a transaction that was aborted in this epoch."""
+    """Why a transaction was aborted in this epoch, and the role that began it."""
 
     reason: AbortReason
     owner: str
 
 
 class TransactionTable:
-    """The transactions of a coordinator, by id, with the leased ids that are not used yet. `state`: the state that was
-    read from the ledger; from now on only the coordinator applies records to it."""
+    """The transactions of a coordinator by id, and the leased ids that were not used yet. `state`: the state that was
+    read from the ledger; from then on only the coordinator applies records to it."""
 
     def __init__(
         self, number: int, epoch: int, state: CoordinatorState, limits: Limits,
         has_half_of_other: Callable[[int, str], bool],
     ) -> None:  # fmt: skip
-        """`has_half_of_other` returns whether an id is that of a half message that another role prepared."""
+        """`has_half_of_other(id, role)`: a function that returns True if the id belongs to a half message that another
+        role prepared."""
         assert 0 < epoch <= EPOCH_MAX, "an epoch begins with a claim"
         self._has_half_of_other = has_half_of_other
         self.number, self.epoch, self.state, self.limits = number, epoch, state, limits
@@ -595,8 +602,9 @@ class TransactionTable:
         return TxnId(self.number, txn)
 
     def check_owner(self, txn: int, owner: str | None) -> None:
-        """Raises InvalidRequest, the same error as for an id that was never given, if another role than `owner` began
-        the transaction. `owner` None: the caller may see the transactions of every role."""
+        """Raises InvalidRequest if another role than `owner` began the transaction. The error is the same as for an id
+        that was never given, so that the caller learns nothing. `owner` None: the caller may see the transactions of
+        every role."""
         if owner is None:
             return
         began = self._owner_of(txn)
@@ -606,7 +614,7 @@ class TransactionTable:
             raise self.make_unknown_id_error(txn)
 
     def _owner_of(self, txn: int) -> str | None:
-        """Returns the role that began the transaction, or None if no table has the transaction id."""
+        """Returns the role that began the transaction; None if that is not known."""
         found = self.unused.get(txn) or self.live.get(txn) or self.ending.get(txn)
         if found is not None and found.owned is not None:
             return found.owned.owner
@@ -619,20 +627,21 @@ class TransactionTable:
         return InvalidRequest(f"{self.txn_id(txn)} was never given")
 
     def is_sink_batch_committed(self, owned: TransactionOwner) -> bool:
-        """Returns True if the sink of the transaction has committed its batch, or a later one of the same query,
-        already."""
+        """Returns True if the sink of the transaction has committed the transaction's batch, or a later batch of the
+        same query."""
         tag = owned.tag
         sink = self.state.sinks.find(owned.owner, tag.sink_id) if tag is not None else None
         return sink is not None and tag is not None and sink.query_id == tag.query_id and sink.batch >= tag.batch
 
     def check_name_holder(self, owner: str, name: str, holder: int) -> None:
-        """Raises TransactionFenced if the name has another holder than `holder`."""
+        """Raises TransactionFenced if `holder` is not the present holder of the name. Does nothing if `name` is
+        empty."""
         found = self.state.names.find(owner, name) if name else None
         if name and (found is None or found.holder != holder):
             raise TransactionFenced(f"a later holder of {name!r} took over")
 
     def record_abort(self, txn: int, reason: AbortReason, owner: str) -> None:
-        """Counts an aborted transaction, and remembers the reason and the role for later requests."""
+        """Counts an aborted transaction, and stores its reason and its role in memory, for later requests about it."""
         self.counters.aborted[reason] = self.counters.aborted.get(reason, 0) + 1
         self._gone[txn] = AbortedTransaction(reason, owner)
         if len(self._gone) > GONE_MAX:
@@ -646,8 +655,8 @@ class TransactionTable:
         return TransactionForgotten(f"{self.txn_id(txn)} ended more than {self.limits.retention_s:g} s ago")
 
     def why_aborted(self, txn: int) -> MagnetarError:
-        """Returns the error with which a request about an aborted transaction is answered; it contains the reason of
-        the abort."""
+        """Returns the error that answers a request about an aborted transaction. It contains the reason of the abort,
+        or says that the outcome was discarded."""
         if txn < self.state.forgotten_below:
             return self.make_transaction_forgotten_error(txn)
         lost = txn >> COUNTER_BITS < self.epoch
@@ -659,7 +668,8 @@ class TransactionTable:
     # ------------------------------------------------------------------ views
     @property
     def lowest_unsettled_id(self) -> int:
-        """Returns the lowest transaction id that has no outcome, or whose outcome some participant has not stored."""
+        """Returns the lowest transaction id that has no outcome yet, or whose outcome some participant has not
+        stored."""
         return min((self.next_id, *self.unused, *self.live, *self.ending, *self.state.unsettled))
 
     def oldest_open_s(self, now: float) -> float:
@@ -669,12 +679,13 @@ class TransactionTable:
         return now - min(began, default=now)
 
     def find_sink_batch(self, sink_id: str, owner: str = "") -> SinkBatch | None:
-        """Returns the batch that the sink of the role `owner` has committed last; None if it has committed none."""
+        """Returns the batch that the sink `sink_id` of the role `owner` has committed last; None if it has committed
+        none."""
         return self.state.sinks.find(owner, sink_id)
 
     def transaction_rows(self, now: float, txn: int | None, limit: int) -> list[TransactionRow]:
-        """Returns the rows of up to `limit` transactions that are not settled, the oldest first; only the row of `txn`
-        if it is given."""
+        """Returns descriptions of up to `limit` transactions that are not settled, the oldest first. If `txn` is given,
+        describes only this transaction."""
         found = sorted({*self.live, *self.ending}) if txn is None else [txn]
         return [row for each in found[:limit] if (row := self.transaction_row(each, now)) is not None]
 

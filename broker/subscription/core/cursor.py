@@ -15,8 +15,8 @@ Rules (ledger protocol §3.5, invariants 36 and 44)
 - A batch whose size is not known yet (acknowledged after a restart) keeps its bits; `set_batch_size_if_unknown` decides
   when it is read.
 - A redelivery count lasts as long as its entry: it is forgotten when the entry is acknowledged, and by `seek`. With
-  `counts_first` it is that of the first message of the entry that is not acknowledged, as what follows it was not given
-  to a program yet: it lasts as long as that message.
+  `counts_first` the count belongs to the first unacknowledged message of the entry, because no program has received the
+  messages after it yet: the count lasts as long as that message.
 - What is acknowledged in an open transaction is `pending` (core/pending_acks.py): in the backlog, `is_done`, and left
   out by every acknowledgement. The mark does not pass it.
 Guarding tests: tests/broker/subscription/core/test_cursor.py (plain sets),
@@ -57,8 +57,9 @@ _NONE: SortedDict[Position, Any] = SortedDict()
 
 
 class AckHoles:
-    """The holes of a cursor (the acknowledged entries after its mark): one bitmap of entry ids per ledger, and how much
-    memory the bitmaps take. A `Cursor` creates the object with its first hole, because most cursors have none."""
+    """The holes of a cursor (the acknowledged entries after its mark), as one bitmap of entry ids per ledger. Also
+    counts the memory that the bitmaps take. A `Cursor` creates this object with its first hole, because most cursors
+    have none."""
 
     __slots__ = ("_acked", "_sizes", "_unsized", "full")
 
@@ -72,8 +73,8 @@ class AckHoles:
         """Ledgers whose bitmap has changed since it was measured."""
 
     def get_mutable_bitmap(self, ledger_id: int) -> BitMap:
-        """Returns the bitmap of a ledger, which the caller may change. Creates an empty bitmap if the ledger has
-        none."""
+        """Returns the bitmap with the holes of a ledger. The caller may change it. Creates an empty bitmap if the
+        ledger has no holes."""
         holes = self._acked.get(ledger_id)
         if holes is None:
             holes = self._acked[ledger_id] = BitMap()
@@ -81,14 +82,14 @@ class AckHoles:
         return holes
 
     def drop_holes_of_ledger(self, ledger_id: int) -> None:
-        """Removes the holes (acknowledged entries) of a ledger."""
+        """Removes all holes in the ledger."""
         del self._acked[ledger_id]
         self.full.pop(ledger_id, None)
         self._sizes.pop(ledger_id, None)
         self._unsized.discard(ledger_id)
 
     def drop_holes_up_to(self, mark: Position) -> None:
-        """Removes the holes (acknowledged entries) up to and including the position `mark`."""
+        """Removes the holes up to and including the position `mark`."""
         ledger_id, entry_id = mark
         for id_ in [id_ for id_ in self._acked if id_ < ledger_id]:
             self.drop_holes_of_ledger(id_)
@@ -101,20 +102,21 @@ class AckHoles:
 
     @property
     def hole_range_count(self) -> int:
-        """Returns the number of contiguous ranges of acknowledged entries, over all ledgers."""
+        """Returns the number of ranges of consecutive acknowledged entries, over all ledgers."""
         return sum(count_contiguous_ranges(holes) for holes in self._acked.values())
 
     @property
     def memory_bytes(self) -> int:
-        """Returns how many bytes of memory the bitmaps take. Measures again only the bitmaps that have changed."""
+        """Returns how many bytes of memory the bitmaps take. Computes the size again only for the bitmaps that have
+        changed."""
         for ledger_id in self._unsized:
             self._sizes[ledger_id] = bitmap_memory_bytes(self._acked[ledger_id])
         self._unsized.clear()
         return sum(self._sizes.values())
 
     def check(self, mark: Position, following: Position) -> None:
-        """Checks three invariants: every hole is after the mark, no hole begins directly after the mark, and no stored
-        bitmap is empty."""
+        """Raises AssertionError if an invariant is broken: every hole is after the mark `mark`; the entry at
+        `following`, directly after the mark, is no hole; no bitmap is empty."""
         holes = self._acked.get(following[0])
         assert holes is None or following[1] < 0 or following[1] not in holes, "the mark could advance and did not"
         for ledger_id, holes in self._acked.items():
@@ -125,7 +127,7 @@ class AckHoles:
 
 class Cursor:
     """The acknowledgement state of one subscription: the mark, up to which everything is acknowledged, and what is
-    acknowledged or pending after it. Its log is given as a shape (a list of ledgers)."""
+    acknowledged or pending after the mark. *Pending*: acknowledged in a transaction that is still open."""
 
     __slots__ = (
         "_changed", "_holes", "_partial_bytes", "_shape", "acked", "counts", "counts_first", "mark", "partial",
@@ -150,7 +152,7 @@ class Cursor:
 
     @property
     def changed_chunks(self) -> set[ChunkKey]:
-        """Returns the keys of the chunks of the state that have changed since they were stored."""
+        """Returns the keys of the chunks (parts of the stored state) that have changed since they were stored."""
         changed = self._changed
         if changed is None:
             changed = self._changed = set()
@@ -165,8 +167,8 @@ class Cursor:
 
     # ------------------------------------------------------------------ intents
     def ack(self, position: Position) -> bool:
-        """Acknowledges the whole entry. Returns False if the entry was acknowledged already, or if a part of it is
-        pending in a transaction."""
+        """Acknowledges the whole entry. Returns True if the entry was not acknowledged before; False if it was, or if
+        the entry or one of its messages is pending in a transaction."""
         if self.is_acked(position):
             return False
         pending = self.pending
@@ -187,8 +189,8 @@ class Cursor:
         return True
 
     def ack_set(self, ledger_id: int, entries: BitMap) -> BitMap:
-        """Acknowledges many whole entries of one ledger, except those of which a part is pending in a transaction.
-        Returns the entries that were not acknowledged before."""
+        """Acknowledges many whole entries of one ledger, except those that are pending in a transaction, as a whole or
+        in part. Returns the entries that are newly acknowledged."""
         new = entries - self.acked[ledger_id] if ledger_id in self.acked else entries.copy()
         if ledger_id < self.mark[0] or not new:
             return BitMap()
@@ -209,14 +211,14 @@ class Cursor:
         return new
 
     def ack_first_messages(self, position: Position, messages: int, size: int = 0) -> bool:
-        """Acknowledges the first `messages` messages of a batch that has `size` messages (0: not known). Returns True
-        if the entry is then acknowledged as a whole."""
+        """Acknowledges the first `messages` messages of a batch. `size`: the number of messages in the batch (0: not
+        known). Returns True if the whole entry is acknowledged by this call."""
         return self.ack_messages_of_batch(position, (1 << min(messages, BATCH_INDEXES_MAX)) - 1, size)
 
     def ack_messages_of_batch(self, position: Position, bits: int, size: int = 0) -> bool:
         """Acknowledges the messages of a batch whose bits are set in `bits` (bit i: message i), except those that are
-        pending in a transaction. `size`: the number of messages in the batch (0: not known). Returns True if the entry
-        is then acknowledged as a whole."""
+        pending in a transaction. `size`: the number of messages in the batch (0: not known). Returns True if the whole
+        entry is acknowledged by this call."""
         if self.is_acked(position):
             return False
         pending = self.pending
@@ -251,8 +253,8 @@ class Cursor:
         return self.set_batch_size_if_unknown(position, partial.size)
 
     def set_batch_size_if_unknown(self, position: Position, size: int) -> bool:
-        """Sets the number of messages in a batch, if the number was not known before. Returns True if the entry is then
-        acknowledged as a whole, because each of its messages was acknowledged already."""
+        """Sets the number of messages in a batch, after the entry was read. Returns True if the whole entry is
+        acknowledged by this call, because each of its messages was acknowledged already."""
         if self.pending is not None and position in self.pending.parts:
             self.pending.parts[position].size = size
         partial = self.partial.get(position)
@@ -274,8 +276,8 @@ class Cursor:
         return True
 
     def _ack_around(self, position: Position) -> bool:
-        """Acknowledges everything up to `position` except pending entries, and pending batches of unknown size. Returns
-        True if anything changed."""
+        """Acknowledges everything up to `position`, except pending messages and pending batches of unknown size.
+        Returns True if anything changed."""
         version = self.version
         for span in self._shape.spans:
             last = min(span.last_entry, position[1]) if span.ledger_id == position[0] else span.last_entry
@@ -322,15 +324,15 @@ class Cursor:
         return times
 
     def redelivery_count(self, position: Position) -> int:
-        """Returns how many times consumers have given the entry back for redelivery."""
+        """Returns how many times consumers have given the entry back to be redelivered."""
         found: RedeliveryCount = self.counts.get(position, NO_COUNT)
         return found.redeliveries
 
     # ------------------------------------------------------------------ facts
     def adapt_to_log(self) -> None:
-        """Adapts the cursor to the log after a restart: moves the mark into the log if it is outside, removes
-        acknowledgements and redelivery counts of entries that the log does not have, and then moves the mark over the
-        acknowledged entries directly after it."""
+        """Adapts the cursor to the log after a restart: moves the mark to a position in the log if it is outside;
+        removes acknowledgements and redelivery counts of entries that the log does not have; then moves the mark over
+        the acknowledged entries directly after it."""
         shape = self._shape
         self.mark = shape.limit_mark_to_log(self.mark)
         for ledger_id, holes in list(self.acked.items()):
@@ -347,19 +349,19 @@ class Cursor:
         self._advance()
 
     def on_ledger_trimmed(self, ledger_id: int) -> None:
-        """Called when a ledger was deleted whose entries are all acknowledged: removes the holes of this ledger.
-        (`adapt_to_log` does the same after a restart.)"""
+        """Called when a ledger was deleted, all of whose entries are acknowledged: removes the holes in this ledger.
+        (After a restart `adapt_to_log` does this.)"""
         if ledger_id in self.acked:
             self.holes.drop_holes_of_ledger(ledger_id)
 
     def rebase(self, shape: LogShape) -> None:
-        """Replaces the shape of the log (its list of ledgers) by `shape`, which must contain the same entries as the
-        present shape, and may contain older ones."""
+        """Sets the shape of the log. The new shape must contain the same entries as the present one; it may contain
+        older entries in addition."""
         self._shape = shape
 
     def advance(self) -> bool:
-        """Moves the mark forward over the acknowledged entries directly after it, also where the shape no longer has an
-        entry in between (such as an entry of an aborted transaction). Returns True if the mark moved."""
+        """Moves the mark forward over the acknowledged entries directly after it, and over entries that the shape no
+        longer contains (such as entries of aborted transactions). Returns True if the mark moved."""
         before = self.mark
         if self.acked:
             self._advance()
@@ -367,7 +369,7 @@ class Cursor:
         return self.mark != before
 
     def on_stored(self, version: int, mark: Position) -> None:
-        """Called when the state with the version `version` and the mark `mark` is durable."""
+        """Called when a state of the cursor is durable. `version`, `mark`: the version and the mark of that state."""
         assert version <= self.version, "a version was stored that never was"
         if version >= self.persisted:
             self.persisted, self.persisted_mark = version, mark
@@ -375,8 +377,8 @@ class Cursor:
     # ------------------------------------------------------------------ questions
     @property
     def durable_trim_mark(self) -> Position:
-        """Returns the position up to which the subscription needs no entry any more, also after a crash: ledgers up to
-        it may be trimmed. It is the smaller of the mark and the stored mark. The stored mark normally lags the mark,
+        """Returns the position up to which the subscription needs no entry any more, even after a crash. Ledgers up to
+        this position may be trimmed. It is the smaller of the mark and the stored mark: the stored mark normally lags,
         but after a seek backwards it is ahead of the mark until the next write."""
         return min(self.mark, self.persisted_mark)
 
@@ -385,8 +387,8 @@ class Cursor:
         """Returns which part of the log the subscription no longer needs: everything up to `durable_trim_mark`, and the
         later ledgers of which every entry is acknowledged in a stored state.
 
-        Acknowledged entries after the mark only become more (except at a seek, which begins anew), so a ledger that was
-        completely acknowledged in one stored state is so in every later one.
+        A ledger that is completely acknowledged in one stored state is so in every later one, because acknowledgements
+        are never taken back, except by a seek, which starts the whole state again.
         """
         full: dict[int, tuple[int, int]] = {}
         for ledger_id, holes in self.acked.items():
@@ -415,9 +417,8 @@ class Cursor:
         return holes is not None and position[1] in holes
 
     def is_done(self, position: Position) -> bool:
-        """Returns True if the entry must not be dispatched now, because the whole entry or each of its messages is
-        acknowledged, or acknowledged in an open transaction (pending). If that transaction is aborted, the entry can be
-        dispatched again."""
+        """Returns True if the entry must not be delivered now: all of its messages are acknowledged or pending. If a
+        transaction with such a pending acknowledgement is aborted, the entry can be delivered again."""
         if self.is_acked(position):
             return True
         pending = self.pending
@@ -428,14 +429,14 @@ class Cursor:
         )
 
     def acked_or_pending_bits(self, position: Position) -> int:
-        """Returns, as bits (bit i: message i), which messages of a batch are acknowledged or pending in a transaction.
-        Consumers do not get these messages."""
+        """Returns, as bits (bit i: message i), which messages of a batch are acknowledged or pending. Consumers do not
+        receive these messages."""
         partial: PartialBatch | None = self.partial.get(position)
         bits = partial.bits if partial is not None else 0
         return bits if self.pending is None else bits | self.pending.message_bits_at(position)
 
     def _size(self, position: Position) -> int:
-        """Returns the number of messages of a batch of which something is acknowledged or pending; 0 if it is not
+        """Returns the number of messages in a batch that is acknowledged or pending in part; 0 if the number is not
         known."""
         partial: PartialBatch | None = self.partial.get(position)
         if (partial is None or not partial.size) and self.pending is not None:
@@ -443,8 +444,8 @@ class Cursor:
         return partial.size if partial is not None else 0
 
     def batch_size_of(self, position: Position, shown: int) -> int:
-        """Returns the number of messages in a batch; 0 if it is not known. `shown`: how many of its messages were
-        delivered to the consumer at which the batch is outstanding; 0 if the batch is not outstanding."""
+        """Returns the number of messages in a batch; 0 if the number is not known. `shown`: how many of its messages
+        the consumer has received at which the batch is outstanding; 0 if it is outstanding at none."""
         return self._size(position) or (0 if self.acked_or_pending_bits(position) else shown)
 
     @property
@@ -453,12 +454,13 @@ class Cursor:
         return bool(self.partial or (self.pending is not None and self.pending.parts))
 
     def acked_indexes(self, position: Position) -> list[int]:
-        """Returns the batch indexes of the acknowledged messages of a batch that is only partly acknowledged."""
+        """Returns the batch indexes of the messages of an entry that are acknowledged. Empty if no message is
+        acknowledged, or the whole entry is."""
         partial = self.partial.get(position)
         return list(bit_indexes(partial.bits)) if partial is not None else []
 
     def acked_message_count(self, position: Position) -> int:
-        """Returns the number of acknowledged messages of a batch that is only partly acknowledged."""
+        """Returns how many messages of an entry are acknowledged; 0 if none is, or if the whole entry is."""
         partial: PartialBatch | None = self.partial.get(position)
         return partial.bits.bit_count() if partial is not None else 0
 
@@ -477,8 +479,7 @@ class Cursor:
         return position
 
     def next_deliverable(self, position: Position) -> Position:
-        """Returns the first position at or after `position` whose entry is neither acknowledged nor pending as a
-        whole."""
+        """Returns the first position at or after `position` whose entry is not acknowledged or pending as a whole."""
         position = self.next_unacked_position(position)
         if self.pending is None:
             return position
@@ -495,8 +496,8 @@ class Cursor:
         return position
 
     def deliverable_entries_up_to(self, position: Position) -> Iterator[Position]:
-        """Yields, in log order, the entries after the mark and up to and including `position` that are neither
-        acknowledged nor pending."""
+        """Yields, in log order, the positions after the mark and up to and including `position` of which at least one
+        message is neither acknowledged nor pending."""
         at = self.next_deliverable(self.mark)
         while at <= position and self._shape.is_readable(at):
             if not self.is_done(at):
@@ -504,8 +505,8 @@ class Cursor:
             at = self.next_deliverable(self._shape.after(at))
 
     def deliverable_entries_before(self, position: Position) -> Iterator[Position]:
-        """Yields, in reverse log order, the entries from `position` back to the mark that are neither acknowledged nor
-        pending."""
+        """Yields, in reverse log order, the positions from `position` back to the mark of which at least one message is
+        neither acknowledged nor pending."""
         end = max(self.mark, self._shape.start)  # a mark may be before the log: of an empty topic, or a trimmed one
         while position > end:
             if self._shape.is_readable(position) and not self.is_done(position):
@@ -514,7 +515,7 @@ class Cursor:
 
     @property
     def last_hole_position(self) -> Position:
-        """Returns the position of the last acknowledged entry after the mark; the mark if there is none."""
+        """Returns the position of the last entry that is acknowledged as a whole; the mark if no entry after it is."""
         if not self.acked:
             return self.mark
         ledger_id = max(self.acked)
@@ -522,7 +523,7 @@ class Cursor:
 
     @property
     def memory_bytes(self) -> int:
-        """Returns how many bytes of memory the state takes."""
+        """Returns how many bytes of memory the state of this cursor takes."""
         counted: int = COUNT_BYTES * len(self.counts)
         pending = self.pending.memory_bytes if self.pending is not None else 0
         holes = self.holes.memory_bytes if self.acked else 0
@@ -530,7 +531,7 @@ class Cursor:
 
     @property
     def hole_entry_count(self) -> int:
-        """Returns how many entries after the mark are acknowledged."""
+        """Returns how many entries after the mark are acknowledged as a whole."""
         return sum(len(holes) for holes in self.acked.values())
 
     def copy_cursor_state(self) -> CursorState:
@@ -544,8 +545,9 @@ class Cursor:
         )
 
     def check(self) -> None:
-        """Checks three invariants: each hole (an acknowledged range) is after the mark and does not adjoin it, no
-        bitmap is empty, and no entry that is only partly acknowledged counts as acknowledged."""
+        """Raises AssertionError if an invariant is broken: each hole is after the mark and does not adjoin it; no
+        bitmap is empty; no entry counts as partly acknowledged that is acknowledged as a whole; the totals are
+        right."""
         assert self.persisted <= self.version, "more is stored than was ever changed"
         self.holes.check(self.mark, self._shape.after(self.mark))
         for position, partial in self.partial.items():
@@ -578,12 +580,12 @@ class Cursor:
         self.changed_chunks.add(chunk_key_of(ChunkKind.PARTIALS, position))
 
     def _gone(self, partial: PartialBatch) -> None:
-        """Subtracts a partial batch that was dropped from the totals."""
+        """Subtracts the partial batch, which was removed, from the totals."""
         self._partial_bytes -= partial.memory_bytes
         self.partial_messages -= partial.bits.bit_count()
 
     def _discard_state(self, position: Position) -> None:
-        """Drops the partial state and the count of an entry that is done."""
+        """Removes the partial batch and the redelivery count of an entry that is acknowledged as a whole."""
         if self.partial and position in self.partial:
             self._forget_partial(position)
         if self.counts and self.counts.pop(position, None) is not None:

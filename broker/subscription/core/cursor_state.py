@@ -15,14 +15,15 @@ from ....proto.states import TxnId
 from ...log.log_shape_core import run_end as run_end
 
 BATCH_INDEXES_MAX = UNCOMPRESSED_BYTES_MAX // 6
-"""The most messages of an entry (six bytes each): an index above it acknowledges nothing."""
+"""The most messages that an entry can contain (each takes six bytes). A larger batch index acknowledges nothing."""
 PARTIAL_BYTES, COUNT_BYTES = 300, 250
-"""Bytes of one beside its bits: a position, its numbers, and their places in a sorted dictionary."""
+"""Bytes of memory that a partial batch takes in addition to its bits, and that a redelivery count takes: a position,
+numbers, and a place in a sorted dictionary."""
 
 
 class ChunkKind(enum.IntEnum):
-    """The kinds of chunks into which the stored state of a cursor is divided. One chunk covers 2 ** `block_bits`
-    entries of a ledger."""
+    """The kinds of chunks. A chunk is a part of the stored state of a cursor. It covers 2 ** `block_bits` entries of
+    one ledger."""
 
     HOLES = 1
     PARTIALS = 2
@@ -37,8 +38,8 @@ class ChunkKind(enum.IntEnum):
 
 
 class ChunkKey(NamedTuple):
-    """Identifies a chunk of a cursor's stored state: the holes, partial batches, redelivery counts or pending
-    acknowledgements in one block of entries of a ledger. A chunk is always written as a whole."""
+    """Identifies a chunk of a cursor's stored state: its kind, the ledger, and the block of entries. A chunk is always
+    written as a whole."""
 
     kind: ChunkKind
     ledger_id: int
@@ -51,8 +52,7 @@ class ChunkKey(NamedTuple):
 
 
 def chunk_keys_of_holes(ledger_id: int, holes: BitMap) -> Iterator[ChunkKey]:
-    """Yields the keys of all chunks in which the acknowledged entries `holes` of a ledger are stored, from the first
-    one to the last one."""
+    """Yields the keys of the chunks that store the acknowledged entries `holes` of a ledger, in ascending order."""
     bits = ChunkKind.HOLES.block_bits
     for block in range(holes.min() >> bits, (holes.max() >> bits) + 1):
         yield ChunkKey(ChunkKind.HOLES, ledger_id, block)
@@ -64,8 +64,8 @@ def chunk_key_of(kind: ChunkKind, position: Position) -> ChunkKey:
 
 
 class PartialBatch(msgspec.Struct):
-    """A batch of which some messages are acknowledged: those whose bits are set in `bits` (bit i: message i). `size`:
-    the number of messages in the batch; 0: not known."""
+    """A batch of which some messages are acknowledged. `bits`: which of them (bit i: message i); `size`: the number of
+    messages in the batch, 0 if not known."""
 
     bits: int = 0
     size: int = 0
@@ -76,8 +76,8 @@ class PartialBatch(msgspec.Struct):
 
 
 class RedeliveryCount(NamedTuple):
-    """How many times an entry was given back for redelivery. `until_ms`: the time before which it is not delivered
-    again (ms since the epoch; 0: it may be delivered at once)."""
+    """How many times consumers gave an entry back. `until_ms`: the end of the entry's back-off, before which it is not
+    delivered again (ms since the epoch; 0: it may be delivered at once)."""
 
     redeliveries: int
     until_ms: int = 0
@@ -87,11 +87,11 @@ NO_COUNT = RedeliveryCount(0)
 
 
 NOWHERE = Position(-1, -1)
-"""A position before every other one: nothing is there."""
+"""A position before all others, at which no entry exists."""
 
 
 class TxnAcks(msgspec.Struct):
-    """The acknowledgements that one transaction has made at a subscription (core/pending_acks.py)."""
+    """The acknowledgements that one open transaction has made at a subscription (core/pending_acks.py)."""
 
     entries: dict[int, BitMap] = {}  # ledger → whole entries
     parts: dict[Position, PartialBatch] = {}  # some messages of batches
@@ -106,14 +106,14 @@ class TxnAcks(msgspec.Struct):
         return position <= self.up_to or (entries is not None and position[1] in entries)
 
     def message_bits_at(self, position: Position) -> int:
-        """Returns, as bits (bit i: message i), which messages of a batch the transaction has acknowledged, if it has
-        not acknowledged the whole entry."""
+        """Returns, as bits (bit i: message i), which messages of a batch the transaction has acknowledged one by one. 0
+        if it has acknowledged the whole entry, or no message of it."""
         part = self.parts.get(position)
         return part.bits if part is not None else 0
 
     def add(self, position: Position, bits: int = 0, size: int = 0) -> None:
-        """Adds an acknowledgement: of the whole entry if `bits` is 0, else of the messages whose bits are set, in a
-        batch of `size` messages."""
+        """Adds an acknowledgement. `bits`: the acknowledged messages of the batch (bit i: message i), 0 for the whole
+        entry; `size`: the number of messages in the batch, 0 if not known."""
         if not bits:
             self.entries.setdefault(position[0], BitMap()).add(position[1])
         else:
@@ -148,8 +148,7 @@ def chunk_keys_of_pending_acks(acks: TxnAcks) -> Iterator[ChunkKey]:
 
 
 class CursorState(msgspec.Struct):
-    """The state of a cursor as it is stored: all that is needed to continue after a crash
-    (broker/subscription/cursor_format.py)."""
+    """The complete state of a cursor, as it is stored (broker/subscription/cursor_format.py)."""
 
     mark: Position
     acked: dict[int, BitMap] = {}
@@ -163,8 +162,8 @@ class CursorState(msgspec.Struct):
 
 
 def bits_of_indexes(indexes: Iterable[int]) -> int:
-    """Returns an integer in which the bits with the given indexes are set. Ignores indexes that no batch can have. The
-    integer takes one bit of memory for each index up to the largest one."""
+    """Returns an integer in which the bits with the given indexes are set. Ignores indexes that are too large for a
+    batch. The integer takes one bit of memory for each index up to the largest one."""
     kept = [index for index in indexes if 0 <= index < BATCH_INDEXES_MAX]
     if not kept:
         return 0
@@ -189,8 +188,8 @@ def first_clear_bit(bits: int) -> int:
 
 
 def bitmap_memory_bytes(holes: BitMap) -> int:
-    """Returns how many bytes of memory a bitmap takes: its containers as CRoaring stores them (a bitset of 8 KB, two
-    bytes a value, four bytes a run), and the Python object."""
+    """Returns how many bytes of memory a bitmap takes: the containers of CRoaring (8 KB for a bitset, 2 bytes for each
+    value of an array, 4 bytes for each run), and the Python object."""
     figures = holes.get_statistics()
     size = 200 + 16 * int(figures["n_containers"]) + int(figures["n_bytes_array_containers"])
     return size + int(figures["n_bytes_run_containers"]) + int(figures["n_bytes_bitset_containers"])

@@ -1,7 +1,7 @@
 """The buckets of a subscription: what of them is in memory, what is to be read, and which of them are merged.
 
     buckets.add(bucket)                             it is durable and named
-    buckets.head, buckets.advance()                 the earliest key in memory; the next one
+    buckets.earliest_key, buckets.advance()         the earliest key in memory; removes this key
     buckets.take_segment_reads(now_ms)              → segments to read, LOOKAHEAD_MS before they are due; then
                                                     `add_loaded_keys`, or `mark_bucket_lost`
     buckets.merge(keys_max)                         many small ones become one; `merged_ledgers`, then
@@ -42,11 +42,11 @@ from ....proto.names import Position
 
 KEY_BYTES = 20
 SEGMENT_ENTRIES = 2000
-"""Keys of one read: 40 KB, a fifth of a second at 10,000 a second."""
+"""Keys in a segment, which is read at once: 40 KB; a fifth of a second if 10,000 entries become due per second."""
 TIME = 96
-"""Bits of a key after its time."""
+"""How many bits of a key follow its delivery time."""
 NEVER = 1 << 200
-"""Greater than every key."""
+"""A number greater than every key."""
 
 _ENTRY_MASK = (1 << 32) - 1
 _LEDGER_MASK = (1 << 64) - 1
@@ -54,8 +54,9 @@ _NOTHING = BitMap()
 
 
 class DelaySegment(NamedTuple):
-    """A segment of a bucket of delayed entries: the number of its keys, the delivery times of its first and its last
-    key, and the entries of the keys."""
+    """The description of one segment of a bucket. A *bucket* is a stored set of delayed entries; a *segment* is the
+    part of a bucket that is stored in one ledger entry. It has the number of keys, the delivery times of the first and
+    the last key, and the positions of the delayed entries."""
 
     first_ms: int
     last_ms: int
@@ -64,46 +65,46 @@ class DelaySegment(NamedTuple):
 
 
 class UnstoredDelayBucket(NamedTuple):
-    """A bucket of delayed entries that is not stored yet (a draft): the encoded keys of each segment, and a description
-    of each segment for the bucket's directory."""
+    """A bucket of delayed entries that is not stored yet (a draft): for each segment its encoded keys, and the
+    description that the bucket's directory will contain."""
 
     bodies: list[bytes]
     segments: list[DelaySegment]
 
 
 class DelayKeys(msgspec.Struct, eq=False):
-    """A sequence of keys of delayed entries, ascending and encoded as bytes, with a read offset: the keys before
-    `offset` were given out already."""
+    """A sequence of keys of delayed entries, ascending, and encoded as bytes. It is read from the front: the keys
+    before the offset `offset` (bytes) are used already."""
 
     body: bytes
     offset: int = 0
 
     @property
     def head(self) -> int:
-        """Returns the first key that was not given out yet; NEVER if there is none."""
+        """Returns the first key that is not used yet; NEVER if there is none."""
         if self.offset >= len(self.body):
             return NEVER
         return int.from_bytes(self.body[self.offset : self.offset + KEY_BYTES])
 
     def advance(self) -> int:
-        """Marks the first remaining key as given out. Returns the key after it; NEVER if there is none."""
+        """Marks the first unused key as used. Returns the next unused key; NEVER if there is none."""
         self.offset += KEY_BYTES
         return self.head
 
     @property
     def remaining_count(self) -> int:
-        """Returns the number of keys that were not given out yet."""
+        """Returns the number of keys that are not used yet."""
         return (len(self.body) - self.offset) // KEY_BYTES
 
     def remaining_keys(self) -> list[int]:
-        """Returns the keys that were not given out yet, in ascending order."""
+        """Returns the keys that are not used yet, in ascending order."""
         body = self.body
         return [int.from_bytes(body[at : at + KEY_BYTES]) for at in range(self.offset, len(body), KEY_BYTES)]
 
 
 def delay_key_of(position: Position, at_ms: int) -> int:
-    """Returns the key of a delayed entry whose delivery time is `at_ms`. The key is a number that contains the time and
-    the position, so keys sort by time."""
+    """Returns the key of a delayed entry whose delivery time is `at_ms` (ms since the epoch). The key is a number that
+    consists of the time and the position, so that keys are sorted by time."""
     return max(at_ms, 0) << TIME | position[0] << 32 | position[1]
 
 
@@ -113,8 +114,8 @@ def position_of_delay_key(key: int) -> Position:
 
 
 def make_unstored_bucket(keys: Sequence[int], held: Mapping[int, BitMap]) -> UnstoredDelayBucket:
-    """Returns a new bucket, to be stored, with the ascending `keys`. A repeated key is stored once; keys whose entries
-    are no longer in `held` are left out."""
+    """Returns a new bucket that contains the ascending `keys`, and that the caller must store. Leaves out repeated
+    keys, and keys of entries that are not held back any more (not in `held`)."""
     bodies, segments, last = [], [], NEVER
     for start in range(0, len(keys), SEGMENT_ENTRIES):
         part = keys[start : start + SEGMENT_ENTRIES]
@@ -142,8 +143,8 @@ def _entries_of(keys: Sequence[int]) -> dict[int, BitMap]:
 
 
 def encode_entries_by_ledger(entries: Mapping[int, BitMap]) -> bytes:
-    """Returns sets of entry ids of several ledgers as bytes: ( ledger i64 | size u32 | the entry ids as a portable
-    roaring bitmap )*."""
+    """Returns positions, given as a set of entry ids for each ledger, encoded as bytes: ( ledger i64 | size u32 | the
+    entry ids as a portable roaring bitmap )*."""
     parts: list[bytes] = []
     for ledger_id in sorted(entries):
         bitmap = entries[ledger_id]
@@ -154,7 +155,7 @@ def encode_entries_by_ledger(entries: Mapping[int, BitMap]) -> bytes:
 
 
 def decode_entries_by_ledger(places: bytes) -> list[tuple[int, BitMap]]:
-    """Returns the ledgers, each with its set of entry ids, that `encode_entries_by_ledger` has encoded. Raises
+    """Returns the pairs of ledger id and set of entry ids that `encode_entries_by_ledger` has encoded. Raises
     ValueError if the bytes are damaged."""
     result, offset = [], 0
     while offset < len(places):
@@ -171,11 +172,11 @@ def decode_entries_by_ledger(places: bytes) -> list[tuple[int, BitMap]]:
 
 
 LOOKAHEAD_MS = 3_000
-"""Milliseconds before its first entry is due that a segment is in memory: a read may fail a few times."""
+"""A segment is loaded so many milliseconds before its first entry is due, because a read may fail a few times."""
 LOAD_SEGMENTS_MAX = 32
-"""JournalSegments of one bucket that are read at once."""
+"""Most segments of one bucket that are read at once."""
 MERGE_MIN, MERGE_MAX = 16, 64
-"""Buckets that are merged into one."""
+"""How many buckets are merged into one, at least and at most."""
 ROW_BYTES = 200
 
 
@@ -188,8 +189,8 @@ class ReadDelaySegments(NamedTuple):
 
 
 class StoredDelayBucket(msgspec.Struct, eq=False):
-    """A stored bucket of delayed entries, as it is in memory: a description of each of its segments, and which segment
-    is loaded next."""
+    """What is in memory of a stored bucket of delayed entries: a description of each segment, and the number of the
+    segment that is loaded next."""
 
     ledger_id: int
     segments: list[DelaySegment]  # without their places
@@ -201,8 +202,8 @@ class StoredDelayBucket(msgspec.Struct, eq=False):
     @classmethod
     def create(cls, ledger_id: int, segments: list[DelaySegment], places: list[list[tuple[int, BitMap]]],
         next_: int) -> StoredDelayBucket:
-        """Returns a bucket of which the segments from number `next_` on are not loaded yet. `places`: for each segment,
-        its entries by ledger."""
+        """Returns a bucket whose segments from number `next_` on are not loaded yet. `places`: for each segment, the
+        positions of its entries, as pairs of ledger id and set of entry ids."""
         every = [place for of_segment in places for place in of_segment]
         return cls(
             ledger_id, [segment._replace(places=b"") for segment in segments],
@@ -222,8 +223,8 @@ class StoredDelayBucket(msgspec.Struct, eq=False):
 
 
 class DelayBucketIndex(msgspec.Struct):
-    """The stored buckets with delayed entries of one subscription, and those of their keys that are loaded into
-    memory."""
+    """The stored buckets with delayed entries of one subscription, and all keys of delayed entries that are in memory,
+    sorted by delivery time."""
 
     _all: dict[int, StoredDelayBucket] = msgspec.field(default_factory=dict)
     # a heap by key and order
@@ -239,8 +240,7 @@ class DelayBucketIndex(msgspec.Struct):
 
     # ------------------------------------------------------------------ in and out
     def add(self, bucket: StoredDelayBucket) -> None:
-        """Adds a bucket that is durable. The entries in its segments that are not loaded yet must be held back
-        already."""
+        """Adds a bucket that is stored durably. The entries in its unloaded segments must be held back already."""
         self._all[bucket.ledger_id] = bucket
         if bucket.has_more:
             self._wait(bucket)
@@ -248,27 +248,27 @@ class DelayBucketIndex(msgspec.Struct):
             self.remove_bucket(bucket)
 
     def remove_bucket(self, bucket: StoredDelayBucket) -> None:
-        """Removes a bucket that is no longer needed, and its keys. Its ledger may then be deleted:
-        `take_unused_ledgers` returns it."""
+        """Removes a bucket that is no longer needed, and its keys. The next `take_unused_ledgers` returns the ledger of
+        the bucket, which may then be deleted."""
         self._drained.append(bucket.ledger_id)
         self._merging.pop(bucket.ledger_id, None)
         if self._all.pop(bucket.ledger_id, None) is not None:
             self._leave([head for head in self._heads if head[3] is not bucket])
 
     def remove_buckets_up_to(self, mark: Position) -> None:
-        """Removes the buckets whose entries are all at or before the position `mark`. Their ledgers may then be
-        deleted."""
+        """Removes the buckets all of whose entries are at or before the position `mark`. The next `take_unused_ledgers`
+        returns their ledgers."""
         for bucket in [each for each in self._all.values() if each.last <= mark]:
             self.remove_bucket(bucket)
 
     def clear(self) -> None:
-        """Removes all buckets: drops their keys from memory, and lets `take_unused_ledgers` return their ledgers."""
+        """Removes all buckets and all keys. The next `take_unused_ledgers` returns the ledgers of the buckets."""
         self._drained += self._all
         self._all, self._heads, self._waiting, self._merging, self._merges = {}, [], [], {}, []
 
     def take_unused_ledgers(self) -> list[int]:
-        """Returns the ledgers of the buckets that were removed since the last call: they may be deleted. Returns each
-        ledger once."""
+        """Returns the ids of the ledgers whose buckets were removed since the last call. The caller may delete these
+        ledgers. Each id is returned once."""
         drained, self._drained = self._drained, []
         return drained
 
@@ -278,13 +278,13 @@ class DelayBucketIndex(msgspec.Struct):
 
     # ------------------------------------------------------------------ keys in memory
     def add_keys(self, keys: DelayKeys, bucket: StoredDelayBucket | None) -> None:
-        """Adds keys to the keys in memory. `bucket`: the stored bucket that contains the keys; None: they belong to a
-        bucket that is not stored yet."""
+        """Adds keys of delayed entries. `bucket`: the stored bucket that contains the keys; None: a bucket that is not
+        stored yet contains them."""
         self._order += 1
         heappush(self._heads, (keys.head, self._order, keys, bucket))
 
     def remove_keys(self, keys: DelayKeys) -> None:
-        """Removes the sequence of keys `keys`, which `add_keys` has added, from memory."""
+        """Removes the keys `keys`, which were added by `add_keys`."""
         self._leave([head for head in self._heads if head[2] is not keys])
 
     def _leave(self, heads: list[tuple[int, int, DelayKeys, StoredDelayBucket | None]]) -> None:
@@ -294,12 +294,12 @@ class DelayBucketIndex(msgspec.Struct):
 
     @property
     def earliest_key(self) -> int:
-        """Returns the key in memory whose delivery time is the earliest; NEVER if no key is in memory."""
+        """Returns the earliest key in memory; NEVER if no key is in memory."""
         return self._heads[0][0] if self._heads else NEVER
 
     def advance(self) -> None:
-        """Removes the earliest key from memory. If it was the last loaded key of its bucket, schedules the next load of
-        the bucket; if the bucket has no more keys, removes the bucket."""
+        """Removes the earliest key. If that was the last loaded key of its bucket, schedules the load of the bucket's
+        next segment; if the bucket has no more segments, removes the bucket."""
         _, order, keys, bucket = self._heads[0]
         key = keys.advance()
         if key != NEVER:
@@ -330,8 +330,8 @@ class DelayBucketIndex(msgspec.Struct):
         return min(looks, default=None)
 
     def take_segment_reads(self, now_ms: int) -> list[ReadDelaySegments]:
-        """Returns the requests to read segments that have an entry due within LOOKAHEAD_MS, and segments that a merge
-        needs. Returns each request once."""
+        """Returns requests to read segments: those whose first entry is due within LOOKAHEAD_MS after `now_ms`, and
+        those that a merge of buckets needs. Each request is returned once."""
         loads, self._merges = self._merges, []
         while self._waiting and self._waiting[0][0] - LOOKAHEAD_MS <= now_ms:
             _, ledger_id = heappop(self._waiting)
@@ -349,8 +349,8 @@ class DelayBucketIndex(msgspec.Struct):
         return loads
 
     def add_loaded_keys(self, load: ReadDelaySegments, body: bytes) -> list[int]:
-        """Adds the keys of segments that were read, and returns an empty list. If the bucket is being merged, does not
-        add the keys but returns them; they belong to no bucket from then on."""
+        """Adds the keys `body` of segments that were read because of the request `load`, and returns an empty list. If
+        the bucket is being merged, adds nothing, and returns the keys; from then on they belong to no bucket."""
         bucket = self._all.get(load.ledger_id)
         if bucket is None or bucket.next != load.first:
             return []
@@ -361,8 +361,8 @@ class DelayBucketIndex(msgspec.Struct):
         return self._taken(bucket) + keys.remaining_keys()
 
     def mark_bucket_lost(self, ledger_id: int) -> StoredDelayBucket | None:
-        """Marks a bucket as lost, because it cannot be read: its keys that are not in memory will never be loaded.
-        Returns the bucket; None if there is no bucket in this ledger."""
+        """Gives up a bucket that cannot be read: its unloaded keys will never be loaded, and the bucket is removed when
+        its loaded keys are used. Returns the bucket; None if no bucket is stored in this ledger."""
         bucket = self._all.get(ledger_id)
         if bucket is None:
             return None
@@ -374,9 +374,9 @@ class DelayBucketIndex(msgspec.Struct):
 
     # ------------------------------------------------------------------ merging
     def merge(self, keys_max: int) -> list[int]:
-        """Begins to merge the smallest buckets, if at least MERGE_MIN of them contain at most `keys_max` keys together.
-        Returns the keys of these buckets that are in memory, so that they need not be read. From then on these keys
-        belong to no bucket."""
+        """Begins to merge the smallest buckets, if at least MERGE_MIN of them have at most `keys_max` keys together.
+        Returns those of their keys that are in memory; from then on these keys belong to no bucket. The other keys are
+        read by `take_segment_reads`."""
         if len(self._all) < MERGE_MIN or self._merging:
             return []
         rests = {bucket.ledger_id: bucket.unloaded_count for bucket in self._all.values() if not bucket.reading}
@@ -407,14 +407,14 @@ class DelayBucketIndex(msgspec.Struct):
 
     @property
     def merged_ledgers(self) -> frozenset[int]:
-        """Returns the ledgers of the buckets that are being merged, if all of their keys are in memory; until then an
-        empty set."""
+        """Returns the ledgers of the buckets that are being merged, as soon as all of their keys were read; until then
+        an empty set."""
         if not self._merging or any(bucket.reading for bucket in self._merging.values()):
             return frozenset()
         return frozenset(self._merging)
 
     def remove_merged_buckets(self, ledgers: frozenset[int]) -> None:
-        """Removes the buckets in these ledgers, because their keys are now in another bucket."""
+        """Removes the buckets in these ledgers, because another bucket now contains their keys."""
         for bucket in [self._all[each] for each in sorted(ledgers) if each in self._all]:
             self.remove_bucket(bucket)
 
@@ -439,8 +439,8 @@ class DelayBucketIndex(msgspec.Struct):
 
 
 def find_next_segment(draft: UnstoredDelayBucket, given_up: int) -> int:
-    """Returns the number of the first segment of the bucket `draft` that contains a key after the first `given_up`
-    keys, which were given out already."""
+    """Returns the number of the segment of the bucket `draft` that contains the first unused key. `given_up`: how many
+    keys of the bucket, from the first on, are used already."""
     for number, segment in enumerate(draft.segments):
         if given_up < segment.keys:
             return number

@@ -69,7 +69,7 @@ from .delay_buckets import (
 )
 
 FRESH_BYTES = 56
-"""Bytes of a key as a number in a heap."""
+"""Bytes of memory of a key that is in no bucket: a number in a heap."""
 NEAR_MS = 10_000
 GROWTH = 128
 """Share of the held entries, as a divisor, at which sealing begins. To sort and pack a bucket of 80,000 entries takes
@@ -77,8 +77,8 @@ GROWTH = 128
 
 
 class _Memory:
-    """The held entries and the sources of their delivery times: keys in no bucket yet (`fresh`), buckets, and the
-    entries of lost buckets."""
+    """The entries that are held back, and the keys from which their delivery times are known: keys that are in no
+    bucket yet (`fresh`), the keys of buckets, and the entries of buckets that are lost."""
 
     __slots__ = ("buckets", "fresh", "held", "lost")
 
@@ -90,7 +90,7 @@ class _Memory:
 
 
 class DelayIndex:
-    """The delayed entries of one subscription, which are held back until their delivery times."""
+    """The delayed entries of one subscription. Holds each of them back until its delivery time."""
 
     __slots__ = (
         "_draft", "_seal_at", "_used", "count", "cursor", "memory_bytes_max", "seal_entries", "shape",
@@ -109,14 +109,14 @@ class DelayIndex:
 
     @property
     def _memory(self) -> _Memory:
-        """Returns the memory, made with its first use: most subscriptions delay nothing."""
+        """Returns the memory of this index. Creates it on the first use, because most subscriptions delay nothing."""
         if self._used is None:
             self._used = _Memory()
         return self._used
 
     @property
     def delayed_entries(self) -> Mapping[int, BitMap]:
-        """Returns the entries that are held back: for each ledger the set of entry ids."""
+        """Returns the entries that are held back: for each ledger of the topic, a set of entry ids."""
         return self._used.held if self._used is not None else {}
 
     # ------------------------------------------------------------------ intents
@@ -132,7 +132,7 @@ class DelayIndex:
             heappush(memory.fresh, delay_key_of(position, at_ms))
 
     def discard(self, position: Position) -> None:
-        """Stops holding an entry back, because it is acknowledged. It is not returned by `take_due`."""
+        """Stops holding the entry back, because it is acknowledged. The entry will not become due."""
         if self.count and self._discard(position) and not self.count:
             self.clear()
 
@@ -182,14 +182,15 @@ class DelayIndex:
         return bool(self._memory.lost) and not (self._memory.fresh or self._draft or self._memory.buckets)
 
     def clear(self) -> None:
-        """Removes all entries without making them deliverable."""
+        """Removes all entries that are held back. None of them will become due."""
         self._memory.held, self._memory.lost, self.count = {}, {}, 0
         self._memory.fresh, self._seal_at = [], 0
         self._memory.buckets.clear()
 
     # ------------------------------------------------------------------ what is due
     def take_due(self, now_ms: int, limit: int) -> list[Position]:
-        """Removes and returns the entries that are due at `now_ms`, the earliest first, at most `limit` of them."""
+        """Removes the entries that are due at `now_ms` (ms since the epoch), at most `limit` of them, and returns them,
+        the earliest first."""
         found: list[Position] = []
         fresh, buckets, end = self._memory.fresh, self._memory.buckets, (now_ms + 1) << TIME
         while len(found) < limit:
@@ -210,7 +211,7 @@ class DelayIndex:
         return found
 
     def _discard(self, position: Position) -> bool:
-        """Drops the entry. Returns False if it was not held."""
+        """Stops holding the entry back. Returns False if it was not held back."""
         ledger_id, entry_id = position
         every = self._memory.held
         held = every.get(ledger_id)
@@ -223,7 +224,8 @@ class DelayIndex:
         return True
 
     def _found_again(self, limit: int) -> list[Position]:
-        """Removes and returns entries of lost buckets, in log order: they are read from the log."""
+        """Removes and returns up to `limit` held entries in the range of lost buckets, in log order. They are read from
+        the log, which has their delivery times."""
         found: list[Position] = []
         for ledger_id in sorted(self._memory.lost):
             entries = self._memory.lost[ledger_id]
@@ -240,8 +242,8 @@ class DelayIndex:
 
     @property
     def next_due_ms(self) -> int | None:
-        """Returns the time (ms since the epoch) at which an entry becomes due, or a segment must be loaded; None if
-        there is neither."""
+        """Returns the time (ms since the epoch) at which the next entry becomes due, or the next segment of a bucket
+        must be loaded; None if there is neither."""
         if self._memory.lost:
             return 0
         looks = [self._memory.fresh[0] >> TIME if self._memory.fresh else None, self._memory.buckets.next_due_ms]
@@ -250,13 +252,14 @@ class DelayIndex:
     # ------------------------------------------------------------------ sealing
     @property
     def is_full(self) -> bool:
-        """Returns True if the keys take several times the memory budget, because they cannot be stored in buckets. Then
-        no further entry may be held back."""
+        """Returns True if the keys take several times their memory budget, because buckets cannot be stored. Then no
+        further entry may be held back."""
         return len(self._memory.fresh) * FRESH_BYTES > 4 * self.memory_bytes_max
 
     @property
     def must_make_bucket(self) -> bool:
-        """Returns True if there are enough entries in no bucket, so that the caller must call `seal` to store them."""
+        """Returns True if enough entries are in no bucket, or if buckets are to be merged. Then the caller must call
+        `seal`, and store the bucket that it returns."""
         fresh = len(self._memory.fresh)
         over = fresh * FRESH_BYTES > self.memory_bytes_max
         enough = over or fresh >= max(self._seal_entries, self._seal_at)
@@ -267,9 +270,9 @@ class DelayIndex:
         return max(self.seal_entries, self.count // GROWTH)
 
     def seal(self, now_ms: int, *, least: int | None = None) -> UnstoredDelayBucket | None:
-        """Returns a new bucket, to be stored, with the entries that are due far in the future; None if there are fewer
-        than `least` of them. The caller must store the bucket, and then call `on_bucket_stored`, or
-        `on_bucket_store_failed` if storing failed. Only one bucket may be in this state at a time."""
+        """Moves the entries that are due far in the future to a new bucket, and returns the bucket, which the caller
+        must store. Then the caller must call `on_bucket_stored`, or `on_bucket_store_failed`, before it calls `seal`
+        again. Returns None if fewer than `least` entries are due far in the future."""
         assert self._draft is None, "one bucket is sealed at a time"
         fresh, merged = self._memory.fresh, self._memory.buckets.merged_ledgers
         fresh.sort()
@@ -292,8 +295,9 @@ class DelayIndex:
         return draft
 
     def on_bucket_stored(self, ledger_id: int) -> None:
-        """Called when the bucket that `seal` returned is durable in this ledger, and the subscription's record names
-        the ledger: the bucket is used from then on."""
+        """Called when the bucket that `seal` returned is stored durably in the ledger `ledger_id`, and the
+        subscription's record names this ledger. The keys of the bucket leave memory; they are loaded from the ledger
+        when they are almost due."""
         assert self._draft is not None, "a draft was sealed"
         (draft, keys, merged), self._draft, buckets = self._draft, None, self._memory.buckets
         buckets.remove_keys(keys)
@@ -304,7 +308,7 @@ class DelayIndex:
         self._be_fresh(buckets.merge(min(self._seal_entries, self.memory_bytes_max // FRESH_BYTES)))
 
     def on_bucket_store_failed(self) -> None:
-        """Called when the bucket that `seal` returned was not stored: its entries are in no bucket, as before
+        """Called when the bucket that `seal` returned was not stored: its entries are in no bucket again, as before
         `seal`."""
         assert self._draft is not None, "a draft was not sealed"
         (_, keys, _), self._draft = self._draft, None
@@ -312,7 +316,7 @@ class DelayIndex:
         self._be_fresh(keys.remaining_keys())
 
     def _be_fresh(self, keys: list[int]) -> None:
-        """Adds keys that are in no bucket."""
+        """Adds keys that are in no bucket (fresh keys)."""
         if keys:
             self._memory.fresh += keys
             heapify(self._memory.fresh)
@@ -330,8 +334,8 @@ class DelayIndex:
         self._memory.buckets.add(bucket)
 
     def _add(self, ledger_id: int, entries: BitMap) -> bool:
-        """Holds entries of a ledger, except those that are not in the log, acknowledged or pending. Returns False if
-        none is left."""
+        """Holds entries of a ledger back, except those that are not in the log, and those that are acknowledged or
+        pending. Returns False if no entry is left."""
         span = self.shape.find_span_of_ledger(ledger_id)
         if span is None or ledger_id < self.cursor.mark[0]:
             return False
@@ -351,24 +355,24 @@ class DelayIndex:
         return True
 
     def take_segment_reads(self, now_ms: int) -> list[ReadDelaySegments]:
-        """Returns the requests to read segments of buckets that are needed now. Returns each request once."""
+        """Returns requests to read the segments of buckets that are needed now. Each request is returned once."""
         return self._memory.buckets.take_segment_reads(now_ms)
 
     def add_loaded_keys(self, load: ReadDelaySegments, body: bytes) -> None:
-        """Adds the keys of segments that were read because of the request `load`. `body`: the encoded keys."""
+        """Adds the keys of segments that were read because of the request `load`. `body`: the keys, encoded."""
         self._be_fresh(self._memory.buckets.add_loaded_keys(load, body))
 
     def mark_bucket_lost(self, ledger_id: int) -> None:
-        """Marks a bucket as lost, because it cannot be read. The entries that are held back in all ledgers of its
-        entries become due at once, and are read from the log."""
+        """Gives up a bucket that cannot be read. All held entries in the ledgers that the bucket covers become due at
+        once. They are then read from the log, and are held back again if it is too early."""
         bucket = self._memory.buckets.mark_bucket_lost(ledger_id)
         if bucket is not None:
             for place in [each for each in self._memory.held if bucket.first_ledger <= each <= bucket.last[0]]:
                 self._memory.lost[place] = self._memory.lost.get(place, BitMap()) | self._memory.held[place]
 
     def take_unused_ledgers(self) -> list[int]:
-        """Returns the ledgers of the buckets that are no longer needed since the last call: they may be deleted.
-        Returns each ledger once."""
+        """Returns the ids of the ledgers whose buckets were removed since the last call. The caller may delete these
+        ledgers. Each id is returned once."""
         return self._memory.buckets.take_unused_ledgers()
 
     @property
@@ -399,20 +403,20 @@ class DelayIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """Returns how many bytes of memory the keys and buckets take. The bitmaps of the entries that are held back are
-        not counted."""
+        """Returns how many bytes of memory the keys and the descriptions of the buckets take. The bitmaps of the held
+        entries are not counted."""
         if not self.count:
             return 0
         return len(self._memory.fresh) * FRESH_BYTES + self._memory.buckets.memory_bytes
 
     def count_delayed_entries(self, ledger_id: int) -> int:
-        """Returns the number of entries of a ledger of the topic that are held back."""
+        """Returns how many entries of a ledger of the topic are held back."""
         held = self._memory.held.get(ledger_id)
         return len(held) if held is not None else 0
 
     def check(self) -> None:
-        """Checks three invariants: each entry that is held back has a key in memory or in a bucket, the count of these
-        entries is right, and none of them is acknowledged."""
+        """Raises AssertionError if an invariant is broken: each entry that is held back has a key in memory or in a
+        bucket; the count of these entries is right; none of them is acknowledged."""
         held = {Position(ledger_id, each) for ledger_id, entries in self._memory.held.items() for each in entries}
         assert self.count == len(held), "the count of held entries is wrong"
         assert all(self._memory.held.values()), "an empty bitmap is kept"

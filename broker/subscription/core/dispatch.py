@@ -68,8 +68,8 @@ from .redelivery_backoff import BackoffQueue
 
 
 class DispatchLimits(NamedTuple):
-    """The largest numbers of unacknowledged messages, per consumer and per subscription, at which delivery stops; 0: no
-    limit."""
+    """The limits of unacknowledged messages: at most so many of a consumer, and of the subscription. Delivery stops
+    when a limit is reached. 0: no limit."""
 
     unacked_consumer: int
     unacked_subscription: int
@@ -81,20 +81,20 @@ ALL_TIME = 1 << 63
 
 
 class Read(NamedTuple):
-    """A request to read entries of the log from a position on."""
+    """A request to read entries of the log, beginning at a position."""
 
     position: Position
 
 
 class ReplayEntries(NamedTuple):
-    """A request to read entries that wait for redelivery, in the given order."""
+    """A request to read these entries, which wait for redelivery, in this order."""
 
     positions: tuple[Position, ...]
 
 
 class Delivery(NamedTuple):
-    """An entry that is assigned to a consumer, with its redelivery count, and the batch indexes of the messages that
-    the consumer must not see."""
+    """An entry that is assigned to a consumer, with its redelivery count. `acked_indexes`: the batch indexes of the
+    messages in the entry that the consumer must not process, because they are acknowledged or pending."""
 
     member: Member
     entry: Entry
@@ -106,14 +106,15 @@ class Delivery(NamedTuple):
 
 
 REPLAY_ENTRIES_MAX = 200
-"""Entries asked for in one replay: as many as are handed out at once."""
+"""Most entries in one request to read entries that wait for redelivery."""
 _tuple = tuple.__new__
-"""Makes a named tuple in half of the time of its own constructor: of the Position and the Delivery of each entry."""
+"""Makes a named tuple in half of the time that its own constructor takes. Used for each Position and Delivery."""
 
 
 class Dispatcher:
-    """The state machine of one subscription that decides which entry is read next, and which consumer gets it.
-    `tracks`: whether deliveries count as outstanding until they are acknowledged; False for a reader."""
+    """The state machine of one subscription that decides which entry is read next, and which consumer gets it. An entry
+    is *outstanding* from its delivery until it is acknowledged or given back. `tracks`: False for a reader, at which no
+    entry is outstanding."""
 
     __slots__ = (
         "_shape", "chunks", "cursor", "delaying", "delays", "failed", "full", "held", "limits", "members",
@@ -144,22 +145,22 @@ class Dispatcher:
         self.read_position = shape.after(cursor.mark)
 
     def rebase(self, shape: LogShape) -> None:
-        """Uses the log with the given shape from now on, and starts again after the cursor's mark. No consumer may be
-        connected."""
+        """Replaces the log by the log with the shape `shape`. Delivery starts again after the cursor's mark. No
+        consumer may be connected."""
         assert not self.members, "what is outstanding has its place in the old shape"
         self._shape = shape
         self.seek()
 
     def use_longer_log(self, shape: LogShape) -> None:
-        """Uses the log with the given shape from now on. It must have the same entries as the present log up to the
-        read position."""
+        """Replaces the log by the log with the shape `shape`, without starting again. Up to the read position both logs
+        must have the same entries."""
         self._shape = shape
 
     # ------------------------------------------------------------------ consumers
     def set_policy(self, policy: Policy, *, ordered: bool = False) -> None:
-        """Sets the policy of the subscription type, and starts again after the cursor's mark. No consumer may be
-        connected. `ordered`: redelivery keeps the order; an entry that waits for the end of a back-off is delivered in
-        log order without waiting."""
+        """Sets the policy of the subscription type. Delivery starts again after the cursor's mark. No consumer may be
+        connected. `ordered`: True if redelivery must keep the order of messages; entries that wait for the end of a
+        back-off are then delivered again at once, in log order."""
         assert not self.members, "the type changes while no consumer is connected"
         self.policy, self.ordered = policy, ordered
         self.delaying = self.delays is not None and policy.individual
@@ -169,8 +170,8 @@ class Dispatcher:
         self._start_over()
 
     def join(self, member: Member) -> None:
-        """Adds a consumer. The caller must check before that `Policy.why_refused` returns None. If another consumer is
-        no longer the active one because of that, its outstanding entries are delivered again."""
+        """Adds a consumer. The caller must check before that `Policy.why_refused` returns None. If the new consumer
+        takes the place of the active one, the outstanding entries of the former active consumer are delivered again."""
         assert member.id not in self.members, "a consumer joins once"
         self.members[member.id] = member
         deposed = self.policy.add_member(member)
@@ -178,13 +179,13 @@ class Dispatcher:
             self._give_back(deposed, list(deposed.outstanding))
 
     def leave(self, member: Member) -> None:
-        """Removes a consumer. Its outstanding entries wait for redelivery; their redelivery counts do not change."""
+        """Removes a consumer. Its outstanding entries wait for redelivery, but do not count as redelivered."""
         del self.members[member.id]
         self._give_back(member, list(member.outstanding))
         self.policy.remove_member(member)
 
     def remove_all_consumers(self) -> None:
-        """Removes all consumers, and all entries that wait for redelivery. Reading starts again after the cursor's
+        """Removes all consumers, and all entries that wait for redelivery. Delivery starts again after the cursor's
         mark."""
         self._start_over()
         for member in self.members.values():
@@ -208,8 +209,8 @@ class Dispatcher:
 
     # ------------------------------------------------------------------ reading and handing out
     def choose_read(self) -> Read | ReplayEntries | Blocked:
-        """Returns a request for the entries to read next. If no consumer can receive an entry now, returns the reason
-        instead."""
+        """Returns a request for the entries that must be read next; or, if no entry can be delivered now, the reason
+        for that."""
         policy, cursor, position = self.policy, self.cursor, self.read_position
         blocked = why_no_receiver(policy.candidates)
         if blocked is not None or self.full:
@@ -247,7 +248,7 @@ class Dispatcher:
         return _tuple(Read, (position,))
 
     def _leap(self) -> None:
-        """Moves the read position to the next entry that may have to be delivered."""
+        """Moves the read position forward over entries that need not be delivered."""
         cursor, position = self.cursor, self._shape.position_at_or_after(self.read_position)
         if cursor.acked or cursor.pending is not None or position <= cursor.mark:
             position = cursor.next_deliverable(position)
@@ -256,14 +257,14 @@ class Dispatcher:
         self.read_position = position
 
     def why_blocked(self) -> Blocked | None:
-        """Returns the reason why no consumer could receive any entry now; None if one could."""
+        """Returns the reason why no consumer can receive any entry now; None if one can."""
         why = why_no_receiver(self.policy.candidates)
         return Blocked.TOO_MANY_UNACKED if why is None and self.full else why
 
     def assign(self, entries: Sequence[Entry], now_ms: int = ALL_TIME) -> list[Delivery]:
-        """Assigns the entries, which were read from the log, to consumers, in order, until no consumer may get the next
-        one. Returns the deliveries. The entries after that one are read again later. An entry whose delivery time is
-        after `now_ms` is held back."""
+        """Assigns entries that were read from the log to consumers, in the given order. Returns the deliveries. Stops
+        at the first entry that no consumer may get now: it and the following entries are read again later. Holds back
+        the entries whose delivery time is after `now_ms` (ms since the epoch)."""
         deliveries: list[Delivery] = []
         self.parked = []
         if self.read_position <= self.cursor.mark:
@@ -307,8 +308,9 @@ class Dispatcher:
         return deliveries
 
     def _out_of_turn(self, position: Position) -> SkipReason | None:
-        """Returns why an entry is skipped that neither waits for redelivery nor is at the read position; None if it is
-        at the read position, once that passed what no consumer gets."""
+        """Called for an entry that neither waits for redelivery nor is at the read position. First moves the read
+        position over entries that need not be delivered. Returns None if the entry is at the read position then, else
+        the reason why it is not delivered."""
         if position > self.read_position:
             self._leap()
         if position < self.read_position:
@@ -347,8 +349,8 @@ class Dispatcher:
 
     # ------------------------------------------------------------------ acknowledgements, after the cursor's
     def on_acked(self, member: Member | None, position: Position) -> None:
-        """Called when the entry is done (acknowledged or pending): it is no longer outstanding, and is not delivered
-        again. `member`: the consumer that acknowledged it."""
+        """Called when an entry is acknowledged or pending: it is no longer outstanding, and is not delivered again.
+        `member`: the consumer that acknowledged the entry; None: the broker did."""
         if self.failed or self.chunks:
             self._recovered((position,))
         if not (member is not None and self._drop(member, position)) and not any(
@@ -362,9 +364,8 @@ class Dispatcher:
             self.delays.discard(position)
 
     def on_entries_acked(self, member: Member | None, ledger_id: int, entries: BitMap) -> None:
-        """Called when many entries of one ledger are done (acknowledged or pending): they are no longer outstanding,
-        and are not delivered again. The cost grows with the smaller of the two sets: `entries`, and the outstanding
-        entries."""
+        """Called when many entries of one ledger are acknowledged or pending: they are no longer outstanding, and are
+        not delivered again. The cost grows with the smaller of the two sets: `entries`, and the outstanding entries."""
         if self.failed or self.chunks:
             self._recovered(select_positions(self.failed.keys() | self.chunks.keys(), ledger_id, entries))
         if self.delays is not None:
@@ -386,8 +387,8 @@ class Dispatcher:
             self.held.drop(position)
 
     def on_messages_acked(self, member: Member, position: Position, messages: int) -> None:
-        """Called when `messages` messages of a batch that is outstanding at the consumer are done (acknowledged or
-        pending)."""
+        """Called when `messages` more messages of a batch, which is outstanding at the consumer, are acknowledged or
+        pending."""
         held = member.outstanding.get(position)
         if held is not None:
             messages = min(messages, held)
@@ -397,8 +398,8 @@ class Dispatcher:
                 self._give_back(member, (position,))  # what it was shown is done; of the rest others decide
 
     def on_acked_up_to(self, mark: Position) -> None:
-        """Called when all entries up to and including `mark` are done: they are no longer outstanding, and are not
-        delivered again."""
+        """Called when all entries up to and including `mark` are acknowledged or pending: they are no longer
+        outstanding, and are not delivered again."""
         if self.failed or self.chunks:
             self._recovered([each for each in self.failed.keys() | self.chunks.keys() if each <= mark])
         for member in self.members.values():
@@ -414,7 +415,8 @@ class Dispatcher:
         self.read_position = max(self.read_position, self._shape.after(mark))
 
     def _drop(self, member: Member, position: Position) -> bool:
-        """Removes the entry from the member's outstanding ones. Returns False if it is not among them."""
+        """Removes the entry from the outstanding entries of the consumer. Returns False if the entry is not outstanding
+        at this consumer."""
         messages = member.outstanding.pop(position, None)
         if messages is None:
             return False
@@ -424,8 +426,8 @@ class Dispatcher:
         return True
 
     def _unload(self, member: Member, messages: int) -> None:
-        """Subtracts `messages` from the unacknowledged messages of the member and of the subscription. Below half of a
-        limit, delivery resumes."""
+        """Subtracts `messages` from the unacknowledged messages of the consumer and of the subscription. If a limit had
+        stopped delivery, resumes it when at most half of the limit is left."""
         member.unacked -= messages
         self.unacked -= messages
         if member.blocked and member.unacked <= self.limits.unacked_consumer // 2:
@@ -438,8 +440,8 @@ class Dispatcher:
         self, member: Member, positions: Iterable[Position] | None, *, counted: bool = True
     ) -> None:
         """Takes outstanding entries back from a consumer, to deliver them again. `positions`: which entries; None: all
-        that are outstanding at this consumer. Ignores entries that are not outstanding at it. `counted`: adds 1 to
-        their redelivery counts."""
+        entries that are outstanding at this consumer. Ignores entries that are not outstanding at this consumer.
+        `counted`: adds 1 to the redelivery count of each entry."""
         wanted = list(member.outstanding) if positions is None else dict.fromkeys(positions)
         given = [position for position in wanted if position in member.outstanding]
         for position in given:
@@ -448,12 +450,12 @@ class Dispatcher:
         self._give_back(member, given)
 
     def mark_failed(self, member: Member, positions: Iterable[Position]) -> list[Position]:
-        """Marks entries of the consumer as failed, before they are given back; only if the subscription is `ordered`.
-        Each failed entry holds back the entries that follow it; those of them that are outstanding are taken back at
-        once. Returns those of the failed entries that follow no other failed entry.
+        """Marks entries of the consumer as failed. Called only if the subscription is `ordered`, before the consumer
+        gives these entries back. Each failed entry holds back the entries that follow it; those of them that are
+        outstanding are taken back at once. Returns the failed entries that follow no other failed entry.
 
-        Of a chunked message, the last chunk holds back what follows the message. If a part of the message is taken
-        back, all of it is: otherwise its consumer would take the rest for a message without a beginning, and drop it.
+        A chunked message is taken back as a whole: a consumer cannot process a message whose first chunks it has lost.
+        What follows a failed chunked message is held back by its last chunk.
         """
         failed: list[Position] = []
         for position in sorted(positions):
@@ -484,7 +486,8 @@ class Dispatcher:
                 self.policy.on_failed_entry_done(position)
 
     def _give_back(self, member: Member, positions: Iterable[Position]) -> None:
-        """Accepts entries that the member gives back. Entries that are not acknowledged then wait with the policy."""
+        """Takes back entries that the consumer gives back. Those that are neither acknowledged nor held back wait for
+        redelivery."""
         for position in positions:
             self._drop(member, position)
             if self.cursor.is_done(position) or position in self.held:
@@ -493,28 +496,29 @@ class Dispatcher:
                 self.policy.on_entry_returned(position)
 
     def add_entries_due(self, positions: Iterable[Position]) -> None:
-        """Makes delayed entries deliverable, because their delivery time has come. The entries before the read position
-        wait for redelivery from then on; the read position reaches the other entries later."""
+        """Makes delayed entries deliverable, because their delivery time has come. Entries before the read position
+        wait for redelivery from now on; the others are delivered when the read position reaches them."""
         for position in positions:
             if position not in self.held:
                 self._comes_again(position)
 
     def add_entries_released(self, positions: Iterable[Position]) -> None:
-        """Makes entries deliverable that were held back. The entries before the read position wait for redelivery from
-        then on; the read position reaches the other entries later."""
+        """Makes entries deliverable that were held back. Entries before the read position wait for redelivery from now
+        on; the others are delivered when the read position reaches them."""
         for position in positions:
             if self.delays is None or not self.delays.is_delayed(position):
                 self._comes_again(position)
 
     def _comes_again(self, position: Position) -> None:
-        """Lets an entry wait for redelivery if it is before the read position and not done; else it comes with normal
-        reading."""
+        """Makes an entry wait for redelivery, if it is before the read position and neither acknowledged nor pending.
+        Other entries are delivered when the read position reaches them."""
         if position < self.read_position and not self.cursor.is_done(position):
             self.policy.on_entry_returned(position)
 
     def add_entries_of_aborted_acks(self, positions: Iterable[Position]) -> None:
-        """Makes entries deliverable again that an aborted transaction had acknowledged. The entries before the read
-        position wait for redelivery from then on; the read position reaches the other entries later."""
+        """Makes entries deliverable again whose acknowledgements were aborted with their transaction. Entries before
+        the read position wait for redelivery from now on; the others are delivered when the read position reaches
+        them."""
         for position in positions:
             if position not in self.held and not any(position in each.outstanding for each in self.members.values()):
                 self.add_entries_released((position,))
@@ -524,9 +528,10 @@ class Dispatcher:
         return next((each for each in self.members.values() if position in each.outstanding), None)
 
     def move_read_position_back(self, first: Position) -> None:
-        """Moves the read position back to `first`, on subscription types that deliver in log order: all entries from
-        there on that are not acknowledged are read and delivered again. A consumer that got some of them must not
-        acknowledge what it has cumulatively (`Member.must_restart`): that would cover what comes again."""
+        """Moves the read position back to `first`: all unacknowledged entries from there on are delivered again, in log
+        order. Called only on subscription types that deliver in log order. Each consumer that had such entries
+        outstanding must restart (`Member.must_restart`): a cumulative acknowledgement for the first delivery would
+        cover entries that come again."""
         for member in self.members.values():
             for position in [each for each in member.outstanding if each >= first]:
                 self._drop(member, position)
@@ -546,7 +551,7 @@ class Dispatcher:
                 self.delays.discard(position)
 
     def seek(self) -> None:
-        """Starts again after the cursor's mark, because the mark was moved. No entry is outstanding after that."""
+        """Starts delivery again after the cursor's mark, which was moved. No entry is outstanding after this call."""
         self.held.clear()
         self._start_over()
         if self.delays is not None:
@@ -570,13 +575,14 @@ class Dispatcher:
 
     @property
     def progress(self) -> tuple[Position, int, int]:
-        """Returns a tuple that differs after each call of `assign` that delivered an entry or moved the read
-        position."""
+        """Returns a tuple by which a caller detects progress: it differs after each call of `assign` that delivered an
+        entry or moved the read position."""
         return self.read_position, self.policy.waiting.entries, self.policy.waiting_entries_to_read
 
     def check(self) -> None:
-        """Checks three invariants: an entry is outstanding at one consumer at most, no entry is both outstanding and
-        waiting for redelivery, and all of these entries are before the read position."""
+        """Raises AssertionError if an invariant is broken: an entry is outstanding at one consumer at most; no entry is
+        both outstanding and held back or waiting; outstanding entries are before the read position; the counts of
+        messages and permits are right."""
         seen: set[Position] = set()
         for member in self.members.values():
             held = set(member.outstanding)

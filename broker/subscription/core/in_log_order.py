@@ -20,7 +20,7 @@ NOTHING = PositionSet()
 
 
 class LogOrderPolicy:
-    """The common part of the policies of Exclusive, Failover and Shared subscriptions: entries that wait for redelivery
+    """The base class of the policies of Exclusive, Failover and Shared subscriptions. Entries that wait for redelivery
     are delivered in log order."""
 
     is_order_guaranteed: ClassVar = True
@@ -88,13 +88,14 @@ class LogOrderPolicy:
         return self.waiting.entries
 
     def _comes_later(self, position: Position) -> bool:
-        """Returns True if another entry must be delivered before this one. Any waiting entry precedes a new one."""
+        """Returns True if another entry must be delivered before this one: an earlier waiting entry, or a failed entry
+        that holds this one back."""
         return (self.waiting.entries > 0 and self.waiting.first() != position) or (
             self._failed is not NOTHING and self.is_held_back(position)
         )
 
     def _goes_out(self, position: Position, waited: bool) -> None:
-        """Removes the entry from the waiting ones, because it is delivered."""
+        """Called when the entry is delivered: removes it from the waiting entries if it was one (`waited`)."""
         if waited:
             self.waiting.discard(position)
 
@@ -196,7 +197,8 @@ class Failover(LogOrderPolicy):
         self._elect()
 
     def _elect(self) -> Member | None:
-        """Elects the active consumer. Returns the one that was active before, if it is no longer."""
+        """Elects the active consumer. Returns the former active consumer if another one, or none, is active now; else
+        None."""
         before, self.active, self._changed = self.active, self._elected(), True
         self.candidates = () if self.active is None else (self.active,)
         return before if before is not self.active else None

@@ -57,8 +57,8 @@ from .slot_owners import (
 
 
 class KeyShared:
-    """The policy of Key_Shared subscriptions: each key belongs to one consumer, so the messages of a key are delivered
-    in order. Keys are hashed to slots."""
+    """The policy of Key_Shared subscriptions. Each key is hashed to a slot, and each slot is owned by one consumer, so
+    that the messages of a key are delivered to one consumer, in order."""
 
     individual: ClassVar = True
     is_order_guaranteed: ClassVar = True
@@ -115,8 +115,8 @@ class KeyShared:
         self._stale = list(self._in_use)
 
     def rebalance(self, count: int) -> bool:
-        """Checks up to `count` of the slots whose owner may have changed. Returns False if more slots remain to be
-        checked; no entry is delivered before all of them are checked."""
+        """Checks up to `count` of the slots whose owner may have changed. Returns False if more slots must be checked;
+        no entry is delivered before that is done."""
         for number in self._stale[-count:]:
             slot = self._in_use.get(number)
             if slot is None:
@@ -163,8 +163,8 @@ class KeyShared:
         return member
 
     def _stays(self, position: Position, slots: tuple[int, ...], waited: bool, unread: bool) -> Blocked | None:
-        """Makes the entry wait, if there is room. A new entry does not wait if no consumer could get anything after it
-        either. Returns why it does not wait; None if it does."""
+        """Stores the entry as waiting and returns None. If there is no room for it, or if it is a new entry and no
+        consumer could get a later one either, stores nothing and returns the reason."""
         if waited:
             return None
         if not unread:
@@ -184,7 +184,7 @@ class KeyShared:
             return owner
 
     def _taker(self, number: int, position: Position, waited: bool) -> Member | None:
-        """Returns the consumer that gets an entry of this one slot now; None if the entry has to wait."""
+        """Returns the consumer that gets an entry whose only slot is `number`; None if the entry has to wait."""
         slot = self._in_use.get(number)
         if slot is None or self.out_of_order:
             member = self._owned.get(number) or self._owner(number)
@@ -204,13 +204,12 @@ class KeyShared:
         return member
 
     def _taker_of_several(self, slots: tuple[int, ...], position: Position) -> Member | None:
-        """Returns the consumer that gets an entry of these slots now; None if the entry has to wait."""
+        """Returns the consumer that gets an entry with several slots now; None if the entry has to wait."""
         member = self._target_of_several(slots, position)
         return member if member is not None and member.may_receive else None
 
     def _target_of_several(self, slots: tuple[int, ...], position: Position) -> Member | None:
-        """Returns the consumer that receives the entry if the entry's slots do not change. Returns None if no consumer
-        may receive it yet."""
+        """Returns the consumer that may get an entry with several slots; None if no consumer may get it yet."""
         holder: Member | None = None
         if not self.out_of_order:
             for number in slots:
@@ -226,7 +225,7 @@ class KeyShared:
         return holder if holder is not None else self._owner(slots[0])
 
     def _next_able(self) -> Member | None:
-        """Returns the next consumer, in turn, that can take an entry; None if no consumer can."""
+        """Returns the next consumer, in turn, that can receive an entry; None if no consumer can."""
         able = [member for member in self._members.values() if member.may_receive]
         if not able:
             return None
@@ -239,14 +238,15 @@ class KeyShared:
         return self.slots.is_entry_waiting(entry.position, entry.slots)
 
     def next_ready_entries(self, count: int) -> Sequence[Position]:
-        """Returns up to `count` waiting entries that could be assigned to their consumers now. Each slot gets a share
-        of the result, so that a slot with many entries does not delay the others."""
+        """Returns up to `count` waiting entries that could be delivered to their consumers now. Considers all slots
+        evenly, so that a slot with many entries does not delay the others."""
         if self._stale and self.slots.entries:
             self.rebalance(len(self._stale))
         return self.slots.next_ready_entries(count, self._members)
 
     def _target(self, number: int, slot: Slot) -> Member | None:
-        """Returns the consumer that may get the first waiting entry of the slot; None if no consumer may get it yet."""
+        """Returns the consumer that may get the first waiting entry of the slot `number`; None if no consumer may get
+        it yet."""
         if not slot.waiting:
             return None
         if self.slots.mixed:

@@ -1,8 +1,8 @@
 """The slots of Key_Shared that are in use: what is outstanding in each, what waits for it, and which consumer may get
 the first.
 
-    slots.occupy(position, numbers, member)     an entry goes out
-    slots.vacate(positions)                     it is outstanding no more
+    slots.occupy_slots_of_entry(position, numbers, member)     an entry is delivered
+    slots.vacate_slots_of_entries(positions)    these entries are outstanding no more
     slots.add_waiting(position, numbers)        it waits; until `remove_waiting`, or one of `discard…`
     slots.changed[number] = None                the consumer for the first waiting entry is to be found again
     slots.next_ready_entries(count, members)    waiting entries that could go out now
@@ -40,7 +40,8 @@ NOTHING = PositionSet()
 
 
 class Slot:
-    """A slot of keys that is in use: at least one of its entries is outstanding, or waits for its consumer."""
+    """A slot of keys that is in use: at least one entry with a key of this slot is outstanding, or waits for its
+    consumer."""
 
     __slots__ = ("blocked", "draining", "failures", "holder", "outstanding", "ready_for", "waiting")
 
@@ -55,12 +56,12 @@ class Slot:
 
 
     def has_failure_before(self, position: Position) -> bool:
-        """Returns True if an entry of this slot before `position` has failed, and is not acknowledged yet."""
+        """Returns True if an entry of this slot before `position` has failed and is not acknowledged yet."""
         return self.failures is not None and min(self.failures) < position
 
 
 class KeySlots:
-    """The slots of keys that have waiting or outstanding entries. `target(number, slot)`: a function that returns the
+    """The slots of keys that have outstanding or waiting entries. `target(number, slot)`: a function that returns the
     consumer that may get the first waiting entry of the slot; None if no consumer may get it yet."""
 
     def __init__(self, target: Callable[[int, Slot], Member | None]) -> None:
@@ -86,8 +87,8 @@ class KeySlots:
 
     # ------------------------------------------------------------------ outstanding entries
     def occupy_slots_of_entry(self, position: Position, numbers: tuple[int, ...], member: Member) -> None:
-        """Called when the entry is outstanding at the consumer: the entry occupies the slots of its keys from now
-        on."""
+        """Called when an entry is delivered to the consumer. While the entry is outstanding, it occupies the slots
+        `numbers` of its keys."""
         self._held[position] = numbers
         for number in numbers:
             slot = self.of.get(number)
@@ -100,7 +101,7 @@ class KeySlots:
                     self.changed[number] = None
 
     def vacate_slots_of_entries(self, positions: Sequence[Position]) -> None:
-        """Called when entries are no longer outstanding: they no longer occupy the slots of their keys."""
+        """Called when entries are no longer outstanding: they no longer occupy their slots."""
         held, slots = self._held, self.of
         for position in positions:
             for number in held.pop(position, ()):
@@ -116,16 +117,16 @@ class KeySlots:
                         self._forget_slot(number, slot)
 
     def on_entry_returned(self, position: Position) -> None:
-        """Called when an entry is no longer outstanding, and must be delivered again: it waits in the slots of its keys
-        from now on."""
+        """Called when an outstanding entry was given back and must be delivered again: from now on it waits in the
+        slots of its keys."""
         numbers = self._held.get(position, ())
         self.vacate_slots_of_entries((position,))
         self.add_waiting(position, numbers)
 
     # ------------------------------------------------------------------ entries that failed
     def on_entry_failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
-        """Called when an outstanding entry has failed and is about to be given back: the later entries in its slots are
-        held back. Returns those of them that are outstanding."""
+        """Called when an outstanding entry has failed and is about to be given back. The later entries in its slots are
+        held back from now on. Returns the later entries that are outstanding."""
         numbers = self._held.get(position, ())
         self._failed[position] = numbers
         for number in numbers:
@@ -136,7 +137,7 @@ class KeySlots:
         return [each for each, slots in self._held.items() if each > position and not own.isdisjoint(slots)]
 
     def on_failed_entry_done(self, position: Position) -> None:
-        """Called when a failed entry is done: the later entries in its slots are no longer held back because of it."""
+        """Called when a failed entry is acknowledged: it no longer holds back the later entries in its slots."""
         for number in self._failed.pop(position, ()):
             slot = self.of[number]
             del slot.failures[position]  # type: ignore[union-attr]
@@ -260,8 +261,8 @@ class KeySlots:
 
     # ------------------------------------------------------------------ which of them could go out
     def next_ready_entries(self, count: int, members: Mapping[int, Member]) -> Sequence[Position]:
-        """Returns up to `count` waiting entries that could be assigned to their consumers now. Each slot gets a share
-        of the result, so that a slot with many entries does not delay the others."""
+        """Returns up to `count` waiting entries that could be delivered to their consumers now. Considers all slots
+        evenly, so that a slot with many entries does not delay the others."""
         if not self.entries:
             return ()
         while True:
@@ -271,7 +272,8 @@ class KeySlots:
                 return found
 
     def _found(self, count: int, members: Mapping[int, Member]) -> list[Position]:
-        """Returns entries that could be assigned now, in slots whose consumer is known."""
+        """Returns up to `count` waiting entries that could be delivered now. Considers only slots for which it is known
+        which consumer may get their first entry."""
         found: list[Position] = []
         if self.loose and why_no_receiver(members.values()) is None:
             found += self.loose.earliest(count)
@@ -295,8 +297,8 @@ class KeySlots:
             numbers[number] = None
 
     def _add_share(self, positions: list[Position], found: list[Position]) -> None:
-        """Adds to `found` the positions that can go out one after the other: an entry of several slots is checked only
-        when it is the first."""
+        """Adds to `found` the first ones of `positions`, which can be delivered one after the other. Stops before an
+        entry of several slots; if the first position is such an entry, adds only this one."""
         if not self.mixed:
             found += positions
             return
@@ -308,7 +310,7 @@ class KeySlots:
                 return
 
     def _place_changed(self) -> None:
-        """Finds, for some changed slots, the consumer that may get the first waiting entry."""
+        """Finds, for some of the slots that have changed, the consumer that may get the first waiting entry."""
         if not self.changed:
             return
         if self.mixed or len(self.changed) <= CHANGED_SLOTS_AT_ONCE:  # an entry of several slots depends on all of them
@@ -351,15 +353,15 @@ class KeySlots:
         return self._waiting_bytes + len(self.loose) * ENTRY_BYTES
 
     def draining(self) -> list[SlotInHandover]:
-        """Returns the slots that have a new owner, but still have entries outstanding at the old owner."""
+        """Returns the slots that have a new owner, but still have outstanding entries at the old owner."""
         return [
             SlotInHandover(number, slot.outstanding, slot.blocked)
             for number, slot in sorted(self.of.items()) if slot.outstanding and slot.draining
         ]  # fmt: skip
 
     def check(self, outstanding: set[Position]) -> None:
-        """Checks three invariants: slots and entries agree, each slot is in use, and each slot with an entry that can
-        be delivered is in the list of ready slots."""
+        """Raises AssertionError if an invariant is broken: slots and entries agree; each slot is in use; each slot
+        whose first waiting entry can be delivered is listed as ready."""
         assert not NOTHING, "nothing is something"
         assert set(self._held) <= outstanding, "an entry is held without a consumer"
         counts: dict[int, int] = {}

@@ -13,8 +13,7 @@ in the backlog, and delivered to no consumer, whatever its consumer does meanwhi
 
 Rules
 - `judge` comes before anything is changed: a refused request leaves no trace (invariant 81). `add_pending_acks` takes
-its
-  result.
+  its result.
 - A message is pending in one transaction (invariant 77). A client that never repeats a request is told when it is there
   already (`find_repeated_acks`): it was delivered twice, and processed twice. A cumulative acknowledgement is refused
   if it covers anything that is pending in another one; what is acknowledged already in what it covers stays so.
@@ -60,15 +59,15 @@ class AckConflict(enum.Enum):
 
 
 class AckRefused(NamedTuple):
-    """The refusal of acknowledgements in a transaction: the reason, and the first entry to which it applies."""
+    """A refusal of acknowledgements in a transaction: the reason, and the position of the first refused entry."""
 
     why: AckConflict
     position: Position
 
 
 class SettledAcks(NamedTuple):
-    """The acknowledgements that were pending in a transaction until it ended. `shown`: the batches of which consumers
-    could receive some messages meanwhile, because these were neither acknowledged nor pending."""
+    """The acknowledgements that were pending in a transaction until it ended. `shown`: batches of which the transaction
+    had acknowledged only some messages, and which consumers could still receive with their other messages."""
 
     acks: TxnAcks
     shown: frozenset[Position]
@@ -76,11 +75,11 @@ class SettledAcks(NamedTuple):
 
 # ------------------------------------------------------------------------------------------ intents
 def judge(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> TxnAcks | AckRefused:
-    """Returns the part of `wanted` that is not pending in the transaction yet, or the refusal because of which none of
-    it may become pending. Changes nothing.
+    """Checks the acknowledgements `wanted` in a transaction. Returns those of them that are not pending yet, or the
+    refusal of all of them. Changes nothing.
 
-    `named`: the entry that a cumulative acknowledgement names. `wanted.up_to` is the same entry; or it is the entry
-    before, and the first messages of `named` are in `wanted.parts`.
+    `named`: the entry that a cumulative acknowledgement names. If all of this entry is acknowledged, `wanted.up_to` is
+    the same position; else it is the position before, and `wanted.parts` has the acknowledged messages of the entry.
     """
     pending = cursor.pending
     own = pending.of.get(txn, _NOTHING) if pending is not None else _NOTHING
@@ -176,7 +175,7 @@ def _judge_part(
 
 
 def find_repeated_acks(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> AckRefused | None:
-    """Returns a refusal if the transaction has already acknowledged a part of `wanted`; None if it has not."""
+    """Returns a refusal if the transaction has already acknowledged an entry or a message of `wanted`; else None."""
     own = cursor.pending.of.get(txn, _NOTHING) if cursor.pending is not None else _NOTHING
     for ledger_id, entries in wanted.entries.items():
         if ledger_id in own.entries and (both := entries & own.entries[ledger_id]):
@@ -191,7 +190,7 @@ def find_repeated_acks(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> AckRefuse
 
 
 def add_pending_acks(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
-    """Makes the acknowledgements `new`, which `judge` has returned, pending in the transaction."""
+    """Makes the acknowledgements `new`, which `judge` returned, pending in the transaction."""
     if not new:
         return
     if cursor.pending is None:
@@ -212,8 +211,8 @@ def add_pending_acks(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
 
 def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> SettledAcks | None:
     """Applies the end of a transaction to the cursor. If the transaction committed, its pending acknowledgements count.
-    Otherwise they are dropped, and their entries may be delivered again. Returns the acknowledgements that were
-    pending; None if the transaction had none."""
+    If it was aborted, they are dropped, and their entries may be delivered again. Returns the acknowledgements that
+    were pending; None if there were none."""
     pending = cursor.pending
     if pending is None or txn not in pending.of:
         return None
@@ -239,8 +238,8 @@ def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> SettledAcks | None
 
 # ------------------------------------------------------------------------------------------ what an abort frees
 def find_first_redelivered_entry(cursor: Cursor, acks: TxnAcks) -> Position | None:
-    """Returns the position of the first entry that is delivered again because the transaction with the acknowledgements
-    `acks` was aborted; None if no entry is."""
+    """Returns the position of the first entry that must be delivered again, because the transaction that made the
+    acknowledgements `acks` was aborted; None if there is no such entry."""
     firsts = [Position(ledger_id, entries.min()) for ledger_id, entries in acks.entries.items()]
     firsts += acks.parts
     if acks.up_to != NOWHERE and (first := cursor.next_deliverable(cursor.mark)) <= acks.up_to:
@@ -249,8 +248,8 @@ def find_first_redelivered_entry(cursor: Cursor, acks: TxnAcks) -> Position | No
 
 
 def entries_of_aborted_acks(cursor: Cursor, settled: SettledAcks, *, tail: bool) -> Iterator[Position]:
-    """Yields the entries that can be delivered again because their transaction was aborted. `tail`: of a cumulative
-    acknowledgement yields only the last COUNTED_MAX entries."""
+    """Yields the positions of the entries that can be delivered again because their transaction was aborted. `tail`: of
+    a large cumulative acknowledgement, yields only the last COUNTED_MAX entries."""
     acks = settled.acks
     for ledger_id, entries in sorted(acks.entries.items()):
         each = (Position(ledger_id, entry_id) for entry_id in entries)
@@ -268,7 +267,7 @@ _NOTHING = TxnAcks()
 
 
 def find_partly_acked_batches(cursor: Cursor, entries: dict[int, BitMap]) -> list[Position]:
-    """Returns those of the entries that are batches of which some messages are acknowledged or pending."""
+    """Returns the positions of those batches among `entries` of which some messages are acknowledged or pending."""
     found: list[Position] = []
     for ledger_id, each in entries.items():
         if not each:

@@ -23,7 +23,7 @@ TXN_BYTES = 700
 
 
 class PendingAcks:
-    """The pending acknowledgements of one cursor, both by transaction and as the union of all transactions."""
+    """The pending acknowledgements of one cursor: those of each open transaction, and the union of all of them."""
 
     __slots__ = ("_bytes", "_measured", "_part_bytes", "keys_of", "of", "parts", "rows", "up_to", "whole")
 
@@ -42,7 +42,8 @@ class PendingAcks:
 
     # ------------------------------------------------------------------ changes
     def add(self, txn: TxnId, acks: TxnAcks) -> None:
-        """Adds pending acknowledgements to a transaction. None of them may be pending in another transaction."""
+        """Adds acknowledgements to those that are pending in the transaction. None of them may be pending in another
+        transaction."""
         own = self.of.get(txn)
         if own is None:
             own = self.of[txn] = TxnAcks()
@@ -71,7 +72,7 @@ class PendingAcks:
         self._measured[txn] = measured
 
     def take_acks(self, txn: TxnId) -> TxnAcks | None:
-        """Removes and returns the pending acknowledgements of the transaction; None if there are none."""
+        """Removes the pending acknowledgements of the transaction and returns them; None if there are none."""
         own = self.of.pop(txn, None)
         if own is None:
             return None
@@ -96,15 +97,15 @@ class PendingAcks:
 
     # ------------------------------------------------------------------ questions
     def is_pending(self, position: Position) -> bool:
-        """Returns True if the whole entry is pending in a transaction."""
+        """Returns True if the entry is pending as a whole in a transaction."""
         if position <= self.up_to:
             return True
         entries = self.whole.get(position[0])
         return entries is not None and position[1] >= 0 and position[1] in entries
 
     def message_bits_at(self, position: Position) -> int:
-        """Returns, as bits (bit i: message i), which messages of a batch are pending, if the whole entry is not
-        pending."""
+        """Returns, as bits (bit i: message i), which messages of a batch are pending one by one. 0 if the whole entry
+        is pending, or no message of it."""
         part = self.parts.get(position)
         return part.bits if part is not None else 0
 
@@ -116,7 +117,7 @@ class PendingAcks:
         return any(Position(ledger_id, entries.min()) <= mark for ledger_id, entries in self.whole.items())
 
     def without_pending_entries(self, ledger_id: int, entries: BitMap) -> BitMap:
-        """Returns `entries` (of one ledger) without the entries that are pending, as a whole or in part."""
+        """Returns `entries` (entry ids of one ledger) without those that are pending, as a whole or in part."""
         free = entries.copy()
         if ledger_id <= self.up_to[0]:
             end = self.up_to[1] + 1 if ledger_id == self.up_to[0] else 1 << 32
@@ -128,19 +129,20 @@ class PendingAcks:
         return free
 
     def has_pending_among(self, ledger_id: int, entries: BitMap) -> bool:
-        """Returns True if one of `entries` of this ledger may be pending, as a whole or in part."""
+        """Returns True if one of the `entries` of this ledger may be pending, as a whole or in part. (True is possible
+        although none is.)"""
         whole = self.whole.get(ledger_id)
         return (
             bool(self.parts) or ledger_id <= self.up_to[0] or (whole is not None and entries.intersect(whole))
         )
 
     def partial_batches_in(self, ledger_id: int, entries: BitMap) -> list[Position]:
-        """Returns the positions of those of `entries` (of one ledger) that are batches of which some messages are
+        """Returns the positions of those batches among the `entries` of one ledger of which some messages are
         pending."""
         return [each for each in self.parts if each[0] == ledger_id and each[1] in entries] if self.parts else []
 
     def find_transactions(self, position: Position) -> list[TxnId]:
-        """Returns the transactions that have acknowledged a part of the entry or all of it, and those that have
+        """Returns the open transactions that have acknowledged the entry or a message of it, and those that have
         acknowledged anything cumulatively."""
         return [
             txn for txn, acks in self.of.items()
@@ -181,7 +183,7 @@ class PendingAcks:
     def check_disjoint_from_acked(
         self, shape: LogShape, partial: Mapping[Position, PartialBatch], is_acked: Callable[[Position], bool]
     ) -> None:
-        """Checks the invariant that no entry or message is both acknowledged and pending."""
+        """Raises AssertionError if an entry or a message is both acknowledged and pending."""
         self.check()
         assert self.of, "pending acknowledgements without a transaction are kept"
         for ledger_id, entries in self.whole.items():
@@ -193,8 +195,8 @@ class PendingAcks:
         assert self.up_to == NOWHERE or self.up_to >= shape.start, "pending before the log"
 
     def check(self) -> None:
-        """Checks two invariants: each message is pending in one transaction at most, and the union agrees with the
-        transactions."""
+        """Raises AssertionError if an invariant is broken: each message is pending in one transaction at most; the
+        union agrees with the transactions."""
         whole, parts = dict[int, BitMap](), dict[Position, int]()
         for acks in self.of.values():
             assert acks, "a transaction without a pending acknowledgement is kept"

@@ -40,12 +40,12 @@ from .delays import DelayIndex
 from .redelivery_backoff import BackoffQueue
 
 CAUGHT_UP_REASONS = (Blocked.DELAYED, Blocked.HELD, Blocked.CAUGHT_UP)
-"""Reasons that nothing can be read now. An acknowledgement frees nothing: what comes next wakes the subscription by
-itself."""
+"""Reasons which mean that there is no entry to read now. An acknowledgement does not change that; the next entry wakes
+the subscription by itself."""
 
 
 class Entry(Protocol):
-    """A stored entry, with the properties that the dispatcher and the policies need."""
+    """A stored entry, as the dispatcher and the policies see it."""
 
     @property
     def position(self) -> Position: ...
@@ -58,8 +58,8 @@ class Entry(Protocol):
     def size(self) -> int: ...
     @property
     def deliver_at_ms(self) -> int:
-        """Returns the time (ms since the epoch) before which no consumer receives the entry. 0: the entry has no
-        delivery time."""
+        """Returns the delivery time of the entry (ms since the epoch): no consumer may get the entry before. 0: the
+        entry may be delivered at once."""
         ...
 
     @property
@@ -70,7 +70,7 @@ class Entry(Protocol):
 
     @property
     def chunk_of(self) -> str:
-        """Returns the uuid of the large message of which the entry is a chunk; empty if the entry is not a chunk. For
+        """Returns the uuid of the large message to which this chunk belongs; empty if the entry is not a chunk. For
         Shared subscriptions."""
         ...
 
@@ -81,22 +81,23 @@ class Entry(Protocol):
 
 
 class WaitingEntries(Protocol):
-    """The collection of entries that wait with a policy. `entries`: the number of these entries; it is an attribute
-    because it is read for each entry that is delivered."""
+    """The entries that wait for delivery with a policy. `entries`: their number; it is an attribute because it is read
+    for each entry that is delivered."""
 
     @property
     def entries(self) -> int: ...
 
 
 class PolicyOptions:
-    """The options of a consumer that only one subscription type has. A policy with such options defines a subclass."""
+    """The options of a consumer that only one subscription type has. A policy that has such options defines a
+    subclass."""
 
     __slots__ = ()
 
     @property
     def is_order_guaranteed(self) -> bool:
-        """Returns True if messages are delivered to the consumer in the order that its subscription type guarantees by
-        default; False if the consumer permits delivery out of order."""
+        """Returns True if the consumer gets messages in the order that its subscription type guarantees by default;
+        False if the consumer allows delivery out of order."""
         return True
 
     def check(self) -> None:
@@ -110,8 +111,8 @@ DEFAULT_CONFIG = BrokerConfig()
 
 
 class SubscriptionOptions(msgspec.Struct, frozen=True):
-    """The arguments with which a policy is created: the topic, the options of the first consumer, and the broker's
-    settings."""
+    """The arguments from which a subscription type creates its policy: the topic, the options of the first consumer,
+    and settings of the broker."""
 
     topic: str = ""
     partition: int = -1  # -1: the topic has none
@@ -120,8 +121,8 @@ class SubscriptionOptions(msgspec.Struct, frozen=True):
 
 
 class HiddenMessages(NamedTuple):
-    """The messages of a batch that a consumer did not get: `bits` (bit i: message i), and `size`, the number of
-    messages in the batch."""
+    """The messages of a batch that a consumer did not get. `bits`: which messages (bit i: message i); `size`: the
+    number of messages in the batch."""
 
     bits: int
     size: int
@@ -131,7 +132,7 @@ NO_HIDDEN_MESSAGES = HiddenMessages(0, 0)
 
 
 class Member(msgspec.Struct, eq=False):
-    """The state of one consumer in the dispatcher of its subscription: its permits, its outstanding entries and its
+    """The state of one consumer in the dispatcher of its subscription: its permits, its outstanding entries, and
     counters."""
 
     id: int
@@ -160,8 +161,9 @@ class Member(msgspec.Struct, eq=False):
         return self.permits > 0 and not self.paused and not self.blocked
 
     def add_hidden_messages(self, position: Position, bits: int, size: int, mark: Position) -> None:
-        """Stores which messages of a batch the consumer does not get. When the consumer acknowledges the whole entry,
-        these messages are not acknowledged."""
+        """Stores that the consumer does not get the messages `bits` of a batch of `size` messages. If the consumer
+        acknowledges the whole entry later, these messages are not acknowledged by that. Also removes what is stored of
+        entries up to `mark`, if much is stored."""
         if len(self.unshown) >= HIDDEN_BATCHES_MAX:
             self.unshown = {each: kept for each, kept in self.unshown.items() if each > mark}
         self.unshown[position] = HiddenMessages(bits, size)
@@ -178,7 +180,8 @@ class Member(msgspec.Struct, eq=False):
 
 
 class SlotInHandover(NamedTuple):
-    """A slot of keys that has a new owner, but whose entries wait until no entry is outstanding at the old owner."""
+    """A slot of keys that has a new owner, but whose waiting entries are not delivered yet, because entries are
+    outstanding at the old owner."""
 
     slot: int
     outstanding_entries: int
@@ -186,7 +189,7 @@ class SlotInHandover(NamedTuple):
 
 
 class SlotDistribution(NamedTuple):
-    """How a Key_Shared subscription distributes the slots of keys over its consumers. For statistics."""
+    """How a Key_Shared subscription distributes the slots of keys over its consumers. Part of the statistics."""
 
     mode: str
     out_of_order: bool
@@ -196,34 +199,31 @@ class SlotDistribution(NamedTuple):
 
 
 class PolicyStatistics(NamedTuple):
-    """The part of a subscription's statistics that depends on its type: the active consumer, or the distribution of
-    keys."""
+    """The statistics that only one subscription type has: the active consumer, or the distribution of keys."""
 
     active: Member | None = None
     keys: SlotDistribution | None = None
 
 
 class ActiveChanged(NamedTuple):
-    """An event: the consumer `member` has become the active consumer of its subscription, or is no longer the active
-    one."""
+    """Tells that a consumer has become the active consumer of its subscription, or is no longer the active one."""
 
     member: Member
     active: bool
 
 
 class Policy(Protocol):
-    """The rules of a subscription type: decides which consumer may join, and which consumer gets an entry. Each
-    subscription has one; subscription_types.py registers it by type.
+    """The rules of a subscription type. A policy decides which consumer may join, and which consumer gets an entry.
+    Each subscription has a policy; subscription_types.py registers the policies by type.
 
-    A policy stores the positions of the entries that wait: the entries that were given back, and those for which `pick`
-    returned None.
+    A policy also stores which entries wait: those that were given back, and those for which `pick` returned None.
     """
 
     individual: ClassVar[bool]
     """Whether entries are acknowledged one by one, and the limits of unacknowledged messages apply."""
 
     is_order_guaranteed: ClassVar[bool]
-    """Whether entries go out in an order, of all or of each key."""
+    """Whether entries are delivered in order: all of them, or those of each key."""
 
     by_keys: ClassVar[bool]
     """Whether `pick` asks for `Entry.slots`: they are found before, outside the event loop when that is long."""
@@ -231,7 +231,7 @@ class Policy(Protocol):
     def __init__(self, options: SubscriptionOptions) -> None: ...
     def why_incompatible(self, newcomer: Member) -> str | None:
         """Returns why the options of the consumer `newcomer` contradict the options of the connected consumers; None if
-        they agree."""
+        they do not."""
         ...
 
     def why_refused(self, newcomer: Member) -> str | None:
@@ -239,8 +239,8 @@ class Policy(Protocol):
         ...
 
     def add_member(self, member: Member) -> Member | None:
-        """Adds a consumer. If another consumer is no longer the active one because of that, returns that consumer, and
-        the caller gives its outstanding entries back; else returns None."""
+        """Adds a consumer. Returns the former active consumer, if the new one takes its place: then the caller gives
+        back the outstanding entries of the former one. Else returns None."""
         ...
 
     def remove_member(self, member: Member) -> None:
@@ -250,13 +250,13 @@ class Policy(Protocol):
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked | None:
         """Chooses the consumer that gets the entry, and returns it; the entry then counts as outstanding at this
         consumer. Returns None if the policy stores the entry as waiting, so that the caller may continue with the next
-        entry. Otherwise returns the reason why no entry may be assigned now. `waited`: whether the entry was already
-        waiting with the policy."""
+        entry. Otherwise returns the reason why no entry may be assigned now. `waited`: True if the entry was waiting
+        with the policy already."""
         ...
 
     def on_entries_released(self, positions: Sequence[Position]) -> None:
-        """Called when entries are no longer outstanding, and do not wait for redelivery: they are acknowledged, or held
-        back for a back-off."""
+        """Called when entries are no longer outstanding, and do not wait for redelivery now: they are acknowledged, or
+        wait for the end of a back-off."""
         ...
 
     def on_entry_returned(self, position: Position) -> None:
@@ -264,17 +264,17 @@ class Policy(Protocol):
         ...
 
     def on_entry_failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
-        """Called when an outstanding entry has failed and is about to be given back. Until `on_failed_entry_done`, no
-        entry is assigned that follows it in the order that the policy guarantees. Returns the outstanding entries that
-        follow the failed one."""
+        """Called when an outstanding entry has failed and is about to be given back. Until `on_failed_entry_done` is
+        called, no entry is assigned that follows this one in the order that the policy guarantees. Returns those of the
+        `outstanding` entries that follow it."""
         ...
 
     def on_failed_entry_done(self, position: Position) -> None:
-        """Called when a failed entry is done: the entries that follow it are no longer held back because of it."""
+        """Called when a failed entry is acknowledged: it no longer holds back the entries that follow it."""
         ...
 
     def is_held_back(self, position: Position) -> bool:
-        """Returns True if the entry at `position`, and every entry after it, may not be assigned, because an earlier
+        """Returns True if neither the entry at `position` nor any entry after it may be assigned, because an earlier
         entry has failed."""
         ...
 
@@ -290,17 +290,17 @@ class Policy(Protocol):
     def discard_entries_of_ledger(self, ledger_id: int, entries: BitMap) -> None: ...
     def discard_up_to(self, mark: Position) -> None: ...
     def rebalance(self, count: int) -> bool:
-        """Checks up to `count` of the slots whose owner may have changed because a consumer joined or left. Returns
-        False if more slots remain; all of them must be checked before the next entry is assigned."""
+        """Checks up to `count` of the slots whose owner may have changed, because a consumer joined or left. Returns
+        False if more slots must be checked; the next entry must not be assigned before that is done."""
         ...
 
     def clear(self) -> None:
-        """Removes all entries from the policy: none waits and none is outstanding after that."""
+        """Removes all entries from the policy. No entry waits or is outstanding after that."""
         ...
 
     @property
     def candidates(self) -> Collection[Member]:
-        """Returns the consumers of which one may get the next entry."""
+        """Returns the consumers to which the policy may give entries: the active consumer, or all consumers."""
         ...
 
     @property
@@ -312,11 +312,12 @@ class Policy(Protocol):
     def waiting(self) -> WaitingEntries: ...
     @property
     def waiting_entries_to_read(self) -> int:
-        """Returns the number of waiting entries that must be read before it is known which consumer gets them."""
+        """Returns how many waiting entries must be read before it is known which consumer gets them."""
         ...
 
     def take_active_changes(self) -> Sequence[ActiveChanged]:
-        """Returns the changes of the active consumer since the last call. The caller notifies the consumers of them."""
+        """Returns who has become the active consumer, and who no longer is, since the last call. The caller notifies
+        these consumers."""
         ...
 
     def statistics(self) -> PolicyStatistics: ...
@@ -324,7 +325,7 @@ class Policy(Protocol):
 
 
 class SkipReason(enum.Enum):
-    """The reasons why an entry that was read is not given to the policy, and so is not delivered now."""
+    """The reasons why an entry that was read is not delivered now."""
 
     PASSED = "it is outstanding, or done"
     NOT_ITS_TURN = "another entry comes first: it is read again"
@@ -341,9 +342,9 @@ Filter = Callable[[Entry, bool], SkipReason | None]
 def make_delivery_filters(
     cursor: Cursor, policy: Policy, held: BackoffQueue, delays: DelayIndex | None, first: Position, new: Position
 ) -> list[Filter]:
-    """Returns the filters that can reject one of the entries from position `first` on. A filter is a function that
-    returns why an entry must not be delivered now, or None. `new`: the read position; entries from it on cannot wait
-    for redelivery. `delays`: None if the subscription type does not delay messages."""
+    """Returns the filters that can reject an entry at or after the position `first`. A filter is a function that
+    returns the reason why an entry must not be delivered now, or None. `new`: the read position; only entries before it
+    can wait for redelivery. `delays`: None if the subscription type does not delay messages."""
     filters: list[Filter] = []
     if cursor.partial or first < new or first <= cursor.last_hole_position:
         filters.append(partial(_acknowledged, cursor, policy))
@@ -396,8 +397,8 @@ def _delayed(delays: DelayIndex, entry: Entry, waited: bool) -> SkipReason | Non
 
 
 class Chunk(NamedTuple):
-    """A chunk of a large message: its position in the log, its number, and the number of chunks of its message
-    (`of`)."""
+    """A chunk of a large message: its position in the log, its number (`number`, from 0), and the number of chunks of
+    the message (`of`)."""
 
     position: Position
     number: int
@@ -405,8 +406,8 @@ class Chunk(NamedTuple):
 
 
 class MessageChunkRun(NamedTuple):
-    """A run of chunks in the log that a consumer puts together to one message. `chunks`: the position of each chunk, in
-    order; `places`: these positions, and those of entries that repeat a chunk; `whole`: whether no chunk is missing."""
+    """Consecutive chunks in the log from which a consumer makes one message. `chunks`: the positions of these chunks,
+    in order; `places`: the same positions, and those of repeated chunks; `whole`: True if no chunk is missing."""
 
     chunks: Sequence[Position]
     places: Sequence[Position]
@@ -414,7 +415,8 @@ class MessageChunkRun(NamedTuple):
 
 
 def find_chunk_runs(found: Iterable[Chunk]) -> list[MessageChunkRun]:
-    """Returns the runs of chunks, in log order. `found`: all entries with the same message uuid, in log order."""
+    """Divides the chunks `found` into runs, each of which is one copy of the message, complete or not. Returns the runs
+    in log order. `found`: all chunks with the same message uuid, in log order."""
     runs: list[MessageChunkRun] = []
     chunks: list[Position] = []
     places: list[Position] = []
@@ -436,8 +438,8 @@ def find_chunk_runs(found: Iterable[Chunk]) -> list[MessageChunkRun]:
 
 
 def find_chunk_run_at(found: Iterable[Chunk], position: Position) -> tuple[MessageChunkRun, bool]:
-    """Returns the run of chunks that contains the entry at `position`, and whether it is the last run. `found`: as for
-    `find_chunk_runs`."""
+    """Returns the run of chunks that contains the entry at `position`, and True if it is the last run. `found`: all
+    chunks with the same message uuid, in log order."""
     runs = find_chunk_runs(found)
     at = next(number for number, run in enumerate(runs) if position in run.places)
     return runs[at], at == len(runs) - 1

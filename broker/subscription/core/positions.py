@@ -24,7 +24,7 @@ from .cursor import Cursor
 from .cursor_state import ChunkKey, ChunkKind, chunk_key_of, chunk_keys_of_holes
 
 FEW_MAX = 16
-"""Most positions in a list: it is as large as a bitmap then, and still fast to search."""
+"""Most positions that are kept in a list. Such a list is as large as a bitmap, and still fast to search."""
 SET_BYTES = 200
 """Bytes of the set itself, with its list."""
 FEW_BYTES = 110
@@ -189,7 +189,7 @@ class PositionSet:
 
 
 def select_positions(positions: Collection[Position], ledger_id: int, entries: BitMap) -> list[Position]:
-    """Returns those of `positions` whose ledger is `ledger_id` and whose entry id is in `entries`."""
+    """Returns those of `positions` that are in the ledger `ledger_id` and whose entry id is in `entries`."""
     if len(positions) <= len(entries):
         return [each for each in positions if each[0] == ledger_id and each[1] in entries]
     return [each for each in (Position(ledger_id, entry_id) for entry_id in entries) if each in positions]
@@ -214,7 +214,7 @@ LIVE_BYTES_MIN = 4 << 20
 
 
 class LedgerEndReason(enum.Enum):
-    """The reasons why a cursor ledger is ended, so that the next write goes to a new ledger."""
+    """The reasons why a cursor ledger ends, so that the next write goes to a new ledger."""
 
     ENTRIES = "it holds as many entries as it may"
     BYTES = "it holds as many bytes as it may"
@@ -222,8 +222,8 @@ class LedgerEndReason(enum.Enum):
 
 
 class CursorLedgerBounds(msgspec.Struct, frozen=True):
-    """The limits at which a cursor ledger is ended: its largest number of entries, its largest size in bytes, and the
-    smallest share of its bytes that must still be valid."""
+    """The limits of a cursor ledger: its largest number of entries, its largest size in bytes, and the smallest share
+    of its bytes that must still be valid. When a limit is exceeded, the next write goes to a new ledger."""
 
     entries: int
     size_bytes: int
@@ -231,7 +231,7 @@ class CursorLedgerBounds(msgspec.Struct, frozen=True):
 
 
 class CursorWrite(NamedTuple):
-    """One write of a cursor's state to its ledger: the entries to append, and the chunks of the state that they
+    """One write of a cursor's state to its ledger: the entries to append, and the chunks (parts of the state) that they
     contain."""
 
     entries: list[bytes]
@@ -242,7 +242,7 @@ class CursorWrite(NamedTuple):
 
 
 class CursorWritePlanner:
-    """Plans the writes of a cursor to one cursor ledger, and tracks which chunks of the ledger are valid."""
+    """Plans the writes of a cursor to one cursor ledger, and knows which chunks in the ledger are valid."""
 
     __slots__ = ("_bytes", "_entries", "_live_bytes", "_rows")
 
@@ -253,8 +253,9 @@ class CursorWritePlanner:
         self._live_bytes = 0
 
     def plan_write(self, cursor: Cursor, sequence: int) -> CursorWrite:
-        """Returns the next write. The caller must make it, and then call `on_write_confirmed` or `on_write_failed`. The
-        first write to a ledger contains the whole state. `sequence`: the number of the write."""
+        """Returns the next write, with the chunks that have changed. The first write to a ledger contains the whole
+        state. The caller must make the write, and then call `on_write_confirmed` or `on_write_failed`. `sequence`: the
+        number of the write."""
         valid = list(chunk_keys_of_cursor(cursor))
         wanted = [key for key in valid if key in cursor.changed_chunks or key not in self._rows]
         cursor.changed_chunks.clear()
@@ -277,7 +278,8 @@ class CursorWritePlanner:
 
     @staticmethod
     def on_write_failed(write: CursorWrite, cursor: Cursor) -> None:
-        """Called when it is certain that the write will never be stored: its chunks become part of the next write."""
+        """Called when it is certain that the write will never be stored: its chunks are contained in the next write
+        again."""
         cursor.changed_chunks.update(write.chunks)
 
     def why_ledger_ends(self, bounds: CursorLedgerBounds) -> LedgerEndReason | None:
@@ -292,7 +294,7 @@ class CursorWritePlanner:
 
 
 def chunk_keys_of_cursor(cursor: Cursor) -> Iterator[ChunkKey]:
-    """Yields the keys of all chunks in which the state of a cursor is stored. The mark is not part of a chunk."""
+    """Yields the keys of all chunks that store the state of a cursor. (No chunk contains the mark.)"""
     for ledger_id, holes in sorted(cursor.acked.items()):
         yield from chunk_keys_of_holes(ledger_id, holes)
     for kind, positions in ((ChunkKind.PARTIALS, cursor.partial), (ChunkKind.COUNTS, cursor.counts)):

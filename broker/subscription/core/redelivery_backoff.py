@@ -1,5 +1,6 @@
 """Entries that were given back and are not to be delivered yet, or never: the back-off ladder, and dead letters.
-    policy.is_dead(times), policy.wait_ms(times) # a dead letter, or delivered again after a wait
+    policy.is_dead_letter(times)                 # must it go to the dead-letter topic?
+    policy.backoff_ms(times)                     # for how long it waits before it is delivered again
     held.add(position, until_ms)                 # until_ms None: it becomes a dead letter
     held.take_due(now_ms)                        # these may be delivered again
 A message is delivered 1 + max_redeliver_count times. The cursor keeps the count and the time and stores them, so that
@@ -46,8 +47,8 @@ SUFFIX = "-DLQ"
 
 
 class DeadLetterPolicy(msgspec.Struct, frozen=True):
-    """The policy for entries that consumers have given back: how long each waits before it is delivered again, and when
-    it is moved to the dead-letter topic."""
+    """What happens to entries that consumers give back: how long each waits until it is delivered again (its back-off),
+    and when it is moved to the dead-letter topic."""
 
     max_redeliver_count: int  # 0: none
     topic: str
@@ -57,20 +58,20 @@ class DeadLetterPolicy(msgspec.Struct, frozen=True):
         return self.max_redeliver_count > 0
 
     def is_dead_letter(self, times: int) -> bool:
-        """Returns True if an entry that was given back `times` times must go to the dead-letter topic, because it was
-        delivered as often as allowed."""
+        """Returns True if an entry that was given back `times` times has been delivered as often as allowed, so that it
+        must be moved to the dead-letter topic."""
         return times > self.max_redeliver_count
 
     def backoff_ms(self, times: int) -> int:
-        """Returns how long (in ms) an entry waits for its next delivery after it was given back `times` times. The last
-        step of the policy's list of back-offs is repeated."""
+        """Returns for how many ms an entry waits before its next delivery, after it was given back `times` times. After
+        the last step of the policy's list of back-offs, that step is repeated."""
         if not self.backoff_s:
             return 0
         return int(1000 * self.backoff_s[min(times, len(self.backoff_s)) - 1])
 
     def for_subscription(self, topic: TopicName, subscription: str) -> DeadLetterPolicy:
-        """Returns the policy that is in force for the subscription. On a topic that is itself a dead-letter topic, this
-        policy moves no entries: otherwise they would circulate for ever."""
+        """Returns the policy that the subscription uses. If the topic is itself a dead-letter topic, this is a policy
+        that moves no entries, because they would circulate for ever."""
         if not self:
             return self
         its_own = not self.topic and topic.base.local.endswith(SUFFIX)
@@ -85,9 +86,8 @@ NO_LETTERS = DeadLetterPolicy(0, "", ())
 
 
 def merge_dead_letter_policy(applied: AppliedPolicies, properties: Mapping[str, str]) -> DeadLetterPolicy:
-    """Returns the dead-letter policy of a subscription. Each value is taken from the subscription's properties; if it
-    is not set there, from the topic, the namespace, or the broker. A property that cannot be parsed counts as not
-    set."""
+    """Returns the dead-letter policy of a subscription. Each value is taken from the properties of the subscription; if
+    it is not set there or cannot be parsed, from the policies of the topic (`applied`)."""
     count, ladder = applied.dead_letter_max_redeliver_count, applied.dead_letter_backoff_s
     own_count, own_ladder = properties.get(MAX_COUNT, ""), properties.get(LADDER, "")
     if (own := parse_number(own_count)) is not None:
@@ -103,8 +103,8 @@ _NONE: SortedSet[tuple[int, Position]] = SortedSet()
 
 
 class BackoffQueue:
-    """The entries of a subscription that are not delivered now, because they wait for the end of a back-off, or to be
-    published to the dead-letter topic."""
+    """The entries of a subscription that are held back: they wait for the end of a back-off, or to be published to the
+    dead-letter topic."""
 
     __slots__ = ("_due", "until")
 
@@ -124,11 +124,11 @@ class BackoffQueue:
     def restore(
         self, counts: Mapping[Position, RedeliveryCount], policy: DeadLetterPolicy, now_ms: int
     ) -> list[Position]:
-        """Fills the queue after a restart from stored redelivery counts. Returns the entries that must be published to
-        the dead-letter topic.
+        """Fills the queue after a restart from the stored redelivery counts. Returns the entries that must be published
+        to the dead-letter topic.
 
-        `until_ms` of a count was set by the clock of another broker, which may be hours ahead: no entry waits longer
-        than the back-off of `policy`, counted from `now_ms`.
+        An entry waits at most as long as the back-off of `policy`, counted from `now_ms`: its `until_ms` was set by the
+        clock of another broker, which may be hours ahead.
         """
         dead = []
         for position, count in counts.items():
@@ -140,8 +140,8 @@ class BackoffQueue:
         return dead
 
     def add(self, position: Position, until_ms: int | None) -> None:
-        """Holds the entry back until `until_ms` (ms since the epoch). If `until_ms` is None, holds it back until it is
-        published to the dead-letter topic."""
+        """Holds the entry back until `until_ms` (ms since the epoch). None: until it is published to the dead-letter
+        topic."""
         self.drop(position)
         self.until[position] = until_ms
         if until_ms is not None:
@@ -150,7 +150,7 @@ class BackoffQueue:
             self._due.add((until_ms, position))
 
     def drop(self, position: Position) -> None:
-        """Removes the entry from the queue, if the queue contains it."""
+        """Removes the entry from the queue. Does nothing if the queue does not contain it."""
         until_ms = self.until.pop(position, None)
         if until_ms is not None:
             self._due.discard((until_ms, position))
@@ -227,12 +227,13 @@ REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID = "REAL_TOPIC", "REAL_SUBSCRIPT
 REDELIVERY_COUNT, REASON = "REDELIVERY_COUNT", "DEAD_LETTER_REASON"
 
 _OF_ITS_TOPIC = ("deliver_at_time", "highest_sequence_id", "txnid_most_bits", "txnid_least_bits")
-"""Fields that say nothing in another topic. `schema_version` is made one of that topic by who publishes there."""
+"""Fields that are not copied, because they have no meaning in another topic. (The internal producer, which publishes
+the copy, sets a `schema_version` of that topic.)"""
 
 
 class DeadLetterOrigin(NamedTuple):
-    """Where a dead letter comes from: topic, subscription and entry, the entry's redelivery count, and the largest
-    allowed count."""
+    """The origin of a dead letter: the topic, the subscription and the position of the entry, its redelivery count, and
+    the largest allowed count."""
 
     topic: TopicName
     subscription: str
@@ -242,7 +243,8 @@ class DeadLetterOrigin(NamedTuple):
 
     @property
     def producer_name(self) -> str:
-        """Returns the producer name with which the dead letter is published; it is different for each source entry."""
+        """Returns the producer name under which the dead letters of this entry are published. Each source entry has
+        another name, so that deduplication recognises a repeated dead letter."""
         ledger_id, entry_id = self.position
         return f"{self.topic.local}-{self.topic.partition}-{self.subscription}-DLQ-{ledger_id}-{entry_id}"
 
@@ -253,9 +255,9 @@ class DeadLetterOrigin(NamedTuple):
 
 
 def make_dead_letters(source: DeadLetterOrigin, entry: Buffer, done: frozenset[int], now_ms: int) -> list[bytes]:
-    """Returns the dead letters that are made from an entry, as client-parts, in order: one for each of its messages
-    whose batch index is not in `done` (the acknowledged messages). If the messages cannot be separated (the entry is
-    encrypted, damaged, or a chunk), returns one dead letter."""
+    """Makes the dead letters of an entry, and returns them in order, as client-parts: one for each message whose batch
+    index is not in `done` (the acknowledged messages). If the messages cannot be separated, because the entry is
+    encrypted, damaged, or a chunk, returns one dead letter."""
     reason = source.reason
     try:
         body = split_broker_part(entry)[2]
@@ -288,7 +290,7 @@ def make_chunk_dead_letter(source: DeadLetterOrigin, entry: Buffer, now_ms: int)
 
 
 def _as_it_is(source: DeadLetterOrigin, header: EntryHeader, payload: bytes, now_ms: int, *, uuid: str = "") -> bytes:
-    """Returns a dead letter whose payload is not taken apart: ciphertext, or a chunk."""
+    """Returns a dead letter with the unchanged payload of its entry: encrypted bytes, or a chunk."""
     metadata = copy_message_metadata(header, header.metadata, as_it_is=True)
     if uuid:
         metadata.uuid = uuid
@@ -296,9 +298,9 @@ def _as_it_is(source: DeadLetterOrigin, header: EntryHeader, payload: bytes, now
 
 
 def copy_message_metadata(header: EntryHeader, fields: MessageFields, *, as_it_is: bool = False) -> MessageMetadata:
-    """Returns the metadata that the message keeps. The version of its schema is a number of its topic: whoever
-    publishes the letter replaces it (broker/node/internal_producer.py `InternalProducer.publish_copies`). `as_it_is`:
-    the payload stays compressed, as it is encrypted."""
+    """Returns the metadata of the copied message. It keeps the schema version of its own topic, which
+    `InternalProducer.publish_copies` (broker/node/internal_producer.py) later replaces. `as_it_is`: the payload is
+    copied unchanged (it is encrypted), so it stays compressed."""
     metadata = MessageMetadata()
     if isinstance(fields, MessageMetadata):
         metadata.CopyFrom(header.metadata)
@@ -319,8 +321,8 @@ def copy_message_metadata(header: EntryHeader, fields: MessageFields, *, as_it_i
 def _addressed(
     source: DeadLetterOrigin, index: int, metadata: MessageMetadata, now_ms: int, reason: str
 ) -> MessageMetadata:
-    """Returns the metadata with the producer name and sequence id of the letter, and with properties that name its
-    origin."""
+    """Returns the metadata with the producer name and the sequence id of the dead letter, and with properties that name
+    its origin."""
     ledger_id, entry_id = source.position
     metadata.producer_name = source.producer_name
     metadata.sequence_id = max(0, index)

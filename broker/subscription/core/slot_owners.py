@@ -29,8 +29,8 @@ RANGES_MAX = 1000
 
 
 class KeySharedOptions(PolicyOptions, msgspec.Struct, frozen=True):
-    """The options of a consumer of a Key_Shared subscription. All connected consumers must have the same options,
-    except for the ranges of slots."""
+    """The options of a consumer of a Key_Shared subscription. All connected consumers must have the same options; only
+    their ranges of slots differ."""
 
     sticky: bool = False  # the consumers request their ranges
     out_of_order: bool = False  # allow_out_of_order_delivery
@@ -49,12 +49,14 @@ DEFAULTS = KeySharedOptions()
 
 
 def to_key_shared_options(asked: PolicyOptions) -> KeySharedOptions:
-    """Returns the options of a consumer for Key_Shared, from its options for any type."""
+    """Returns the options of a consumer for Key_Shared. `asked`: the options that the consumer sent, possibly of
+    another subscription type."""
     return asked if isinstance(asked, KeySharedOptions) else DEFAULTS
 
 
 class SlotOwners(Protocol):
-    """Assigns each slot of keys to the consumer that owns it. Each mode of Key_Shared has an implementation."""
+    """Assigns each slot of keys to the consumer that owns it. There is one implementation for each way to assign
+    slots."""
 
     def why_refused(self, newcomer: Member) -> str | None: ...
     def join(self, member: Member) -> None: ...

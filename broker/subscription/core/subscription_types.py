@@ -17,7 +17,8 @@ from .policy import Policy
 
 
 class SubscriptionType(msgspec.Struct, frozen=True):
-    """A registered subscription type, such as Shared: its name, its number and its policy."""
+    """A subscription type, such as Shared, as it is registered: its name, its number in the protocol, and its
+    policy."""
 
     number: int
     name: str
@@ -25,7 +26,7 @@ class SubscriptionType(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """Returns the name of the type as users write it: "Key_Shared"."""
+        """Returns the name of the type as users write it, such as "Key_Shared"."""
         return subscription_types.title(self.name)
 
 
