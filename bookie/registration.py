@@ -250,12 +250,12 @@ class JournalPositionRecorder:
         self._identity = mine
         self._on_first = on_first
         self.noted = JournalPosition(0, 0)
-        """Position up to which the metadata knows that the journal is synced, from this process."""
+        """The latest journal position that this process has stored in the metadata."""
         self._held: list[Callable[[], None]] = []
         self._due = asyncio.Event()
         self._noting = asyncio.Lock()
         self.went_back = False
-        """The metadata forgot what this process stored in it."""
+        """Whether the metadata has lost a position that this process stored in it."""
 
     def defer_answer(self, answer: Callable[[], None]) -> None:
         """Queues the function `answer`, which sends answers to clients. The next successful `store_position` calls all
