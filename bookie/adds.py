@@ -56,14 +56,15 @@ from .store.store import Store
 
 
 REQUEST_BYTES = 1024
-"""Memory of a waiting request, about: the object, its head, its callback, its journal record."""
+"""Approximate memory, in bytes, of a waiting request besides its frames: the object, its head, its callback and its
+journal record."""
 
 SHARE = 0.5
 
 
 class RequestBudget:
-    """Bounds the memory for requests that wait for an answer: the bytes of all of them together, and the bytes of the
-    requests of each connection."""
+    """Bounds the memory of the requests that wait for an answer. One bound is for all requests together, another for
+    the requests of each connection."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -71,8 +72,8 @@ class RequestBudget:
         self.bytes = 0
 
     def reserve(self, connection: Hashable, size: int) -> bool:
-        """Reserves `size` bytes for a request. Returns False, and reserves nothing, if the reservation would exceed a
-        bound. If no other request waits, the reservation always succeeds."""
+        """Reserves `size` bytes for a request. Returns True if that succeeds; returns False, and reserves nothing, if a
+        bound would be exceeded. If no other request waits, always succeeds."""
         own = self._by_connection.get(connection, 0) + size
         if self.bytes and (self.bytes + size > self._bytes_max or own > SHARE * self._bytes_max):
             return False
@@ -95,7 +96,7 @@ class RequestBudget:
 
 
 def request_memory_bytes(request: Request) -> int:
-    """Returns how many bytes of memory the request occupies while it waits for its answer."""
+    """Returns how many bytes of memory the request occupies, approximately, while it waits for its answer."""
     return REQUEST_BYTES + len(request.head) + sum(map(len, request.frames))
 
 
@@ -103,17 +104,18 @@ def request_memory_bytes(request: Request) -> int:
 
 
 CONNECTION_SHARE = 0.75
-"""Share of the bound that one connection may have, so that there is room for another one."""
+"""The largest share of a queue's memory bound that the adds of one connection may occupy, so that other connections
+find room too."""
 REQUESTS_MAX = 32_768
-"""Requests that were admitted and not yet answered: 32 MiB for Python."""
+"""The largest number of add requests that are admitted and not yet answered. They occupy about 32 MiB of memory."""
 
 
 class AddBatch:
     """A verified ADD or ADD_MANY request, from its arrival until it is answered.
 
-    `statuses` has OK or BAD_REQUEST for each entry of an ADD_MANY; it is None for an ADD, whose entry is good.
-    `entries` are the good entries, `size` is the sum of their bytes, `lac` the largest last-add-confirmed among them.
-    """
+    `statuses` has OK or BAD_REQUEST for each entry of an ADD_MANY; None for an ADD, whose only entry is good. `entries`
+    are the entries that passed the verification, `size` is the sum of their bytes, `lac` is the largest
+    last-add-confirmed among them."""
 
     __slots__ = ("came", "entries", "entry", "key", "lac", "ledger", "recovery", "request", "size", "statuses")
 
@@ -134,16 +136,16 @@ class AddBatch:
 
 
 Intent = AddBatch | Callable[[bool], None]
-"""An item that waits for the journal: a request of adds, or a call with True once it is durable, False if it found no
-room."""
+"""An item that waits for the journal: a request of adds, or a function. The function is called with True when the
+item's record is durable, with False if the journal had no room for it."""
 SEAL_BYTES = 1 << 20
-"""Size of the groups in which the adds of a turn are sealed, about: a group is never split, and larger blocks sync
-slower."""
+"""When the adds that one turn of the event loop has collected reach this size in bytes, they are sealed at once. The
+journal never splits a sealed group, and larger blocks take longer to sync."""
 
 
 class LoopTurnAdds:
-    """The requests to add entries that one turn of the event loop collected, in order, and their bytes. `seal` writes
-    them as one group to the journal."""
+    """Collects the items that wait for the journal (mostly add requests) during one turn of the event loop, in order.
+    `bytes` is the sum of the sizes of their entries. Calling `seal` writes the items to the journal as one group."""
 
     __slots__ = ("bytes", "seal", "turn")
 
@@ -153,7 +155,7 @@ class LoopTurnAdds:
         self.seal = seal
 
     def take_all(self) -> list[Intent]:
-        """Removes and returns all requests to add entries that this turn of the event loop collected, in order."""
+        """Removes and returns all collected items, in the order in which they were added."""
         turn, self.turn, self.bytes = self.turn, [], 0
         return turn
 
@@ -165,7 +167,8 @@ class _Queue:
         self._by_connection: dict[Hashable, int] = {}
 
     def has_room_for(self, batch: AddBatch, bytes_max: int) -> bool:
-        """Returns whether the queue has room for the batch; an empty queue takes any batch."""
+        """Returns whether the batch fits into the queue's bound `bytes_max` and its connection's share of it. An empty
+        queue has room for any batch."""
         size = batch.size + REQUEST_BYTES
         own = self._by_connection.get(batch.request.connection, 0)
         if not self.batches:
@@ -191,8 +194,9 @@ class _Queue:
 
 
 class AddRequests:
-    """Admits the ADD and ADD_MANY requests of a bookie. The service must call `on_request` for each request, and
-    `admit_held_adds` when the store may have room again. `pressure` makes the sockets read slowly."""
+    """Handles the ADD and ADD_MANY requests of a bookie: passes them to the store and answers them. The service must
+    call `on_request` for each request, and `admit_held_adds` when the store may have room again. Calls `pressure(True)`
+    when the sockets should read slowly, `pressure(False)` when they may read normally."""
 
     def __init__(
         self, store: Store, clock: Clock, intents: LoopTurnAdds,
@@ -220,7 +224,8 @@ class AddRequests:
 
     # ------------------------------------------------------------------------------------ requests
     def on_request(self, request: Request, head: RequestHead, came: float) -> None:
-        """Handles an ADD or ADD_MANY request: admits the request, holds it until there is room, or refuses it."""
+        """Handles an ADD or ADD_MANY request: passes the request to the store, holds it in a queue until the store has
+        room, or answers it with an error. `came`: when the request arrived, in seconds of the monotonic clock."""
         try:
             batch = self._open(request, head, came)
         except ValueError:
@@ -241,8 +246,8 @@ class AddRequests:
             self._admit(batch)
 
     def on_plain_add(self, request: Request, ledger: int, entry: int, key: bytes, came: float) -> None:
-        """Handles an ADD request without flags. The result is the same as that of `on_request`, but this path is
-        faster, because most requests are ADDs without flags."""
+        """Handles an ADD request without flags. Does the same as `on_request`, but faster, because most requests are
+        ADDs without flags."""
         opened = verify_add(ledger, entry, request.frames, self._entry_bytes_max)
         if opened is None:
             self._refuse_whole(request, Op.ADD, ledger, entry, came)
@@ -270,7 +275,8 @@ class AddRequests:
         return AddBatch(request, came, head.ledger, head.entry, head.key, recovery, None, [stored], stored[2], lac)
 
     def _admit(self, batch: AddBatch) -> None:
-        """Passes the batch to the store; holds or refuses the batch if the store does not admit it."""
+        """Passes the batch to the store. If the store has no room, queues the batch; if the store does not accept it,
+        answers it with the store's status."""
         if self._in_flight >= REQUESTS_MAX:
             self._enqueue(batch)
             return
@@ -290,8 +296,8 @@ class AddRequests:
             self._refuse(batch, status)
 
     def answer_journaled_adds(self, intents: Sequence[Intent], ok: bool) -> None:
-        """Answers the requests of a sealed journal group, in the order of their arrival. `ok` True: the records of the
-        group are durable; False: the journal had no room for them."""
+        """Answers the requests of one journal group, in the order of their arrival. `ok` True: the journal has made the
+        group's records durable; False: the disk had no room for them, so the adds are refused with READ_ONLY."""
         now, waits, sizes = self._clock.monotonic(), list[float](), list[float]()
         for each in intents:
             if self.closed:
@@ -318,7 +324,8 @@ class AddRequests:
 
     # ------------------------------------------------------------------------------------ what waits
     def _enqueue(self, batch: AddBatch) -> None:
-        """Queues the batch until there is room; refuses it if the queue is full or waiting would not help."""
+        """Queues the batch until the store has room. Answers it with READ_ONLY or BUSY if the queue is full, or if
+        waiting would not help."""
         queue = self._held_recovery if batch.recovery else self._held
         if self._store.is_flush_blocked and not batch.recovery:
             self._refuse(batch, Status.READ_ONLY)
@@ -329,9 +336,9 @@ class AddRequests:
             self._press()
 
     def admit_held_adds(self) -> None:
-        """Admits the held ADD requests in order while there is room, those of recoveries first. If the disk is full,
-        refuses the held ADD requests of clients (READ_ONLY). If no file descriptor is free, refuses all held ADD
-        requests (BUSY)."""
+        """Passes the held requests to the store, in order, as long as the store has room; requests of recoveries go
+        first. Then, if the disk is full, answers the held requests of clients with READ_ONLY; if no file descriptor is
+        free, answers all held requests with BUSY."""
         if not (self._held.batches or self._held_recovery.batches or self._pressed):
             return
         for queue in (self._held_recovery, self._held):
@@ -356,19 +363,19 @@ class AddRequests:
 
     @property
     def held_adds_and_bytes(self) -> tuple[int, int]:
-        """Returns (number of held ADD requests, their bytes together)."""
+        """Returns (number of held add requests, their total size in bytes)."""
         queues = (self._held, self._held_recovery)
         return sum(len(queue.batches) for queue in queues), sum(queue.bytes for queue in queues)
 
     def close(self) -> None:
-        """Drops the held ADD requests. After this call no ADD request gets an answer, not even one whose entries are
+        """Drops the held add requests. After this call no add request is answered, not even a request whose entries are
         being written."""
         self.closed = True
         self._held, self._held_recovery = _Queue(), _Queue()
 
     # ------------------------------------------------------------------------------------ answers
     def _refuse(self, batch: AddBatch, status: Status) -> None:
-        """Answers the batch with `status` for each entry that was not refused before."""
+        """Answers the batch: `status` for each entry that passed the verification, BAD_REQUEST for the others."""
         statuses = batch.statuses
         if statuses is None:
             self._refuse_whole(batch.request, Op.ADD, batch.ledger, batch.entry, batch.came, status)
@@ -381,7 +388,7 @@ class AddRequests:
     def _refuse_whole(
         self, request: Request, op: Op, ledger: int, entry: int, came: float, status: Status = Status.BAD_REQUEST
     ) -> None:
-        """Answers with `status` and no status for each entry: for an ADD, or a request that cannot be parsed."""
+        """Answers a request with one `status` for the whole request: an ADD, or a request that cannot be decoded."""
         if self.closed:
             return
         self.refused[status] += 1
@@ -389,7 +396,7 @@ class AddRequests:
         request.reply(AnswerHead(op, status, ledger, entry, -1, 0).encode())
 
     def _answer(self, batch: AddBatch) -> None:
-        """Answers a batch of which some or all entries are refused."""
+        """Answers an ADD_MANY with the status of each of its entries, and counts the refused entries."""
         statuses = batch.statuses
         if self.closed or statuses is None:
             return

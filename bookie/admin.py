@@ -90,13 +90,13 @@ _LOG = logging.getLogger("magnetar.bookie.admin")
 LOOKUPS_AT_ONCE = 16
 LOOKUPS_MAX = 2000
 BLOCKED_MAX = 1000
-"""Ledgers in limbo that are named in an answer."""
+"""The largest number of ledgers in limbo that an answer names."""
 
 CHANGES = frozenset({"gc-start", "accept-loss", "repair-enable", "depart"})
-"""Verbs that are Unauthorized from another machine where no keys say who asks."""
+"""Verbs that change something. If no keys identify the callers, these verbs are Unauthorized from another machine."""
 
 ADMINISTRATORS = ("broker", "operator")
-"""Roles of members that may ask."""
+"""The roles of cluster members that may send admin requests."""
 
 Json = dict[str, object]
 Options = Mapping[str, object]
@@ -104,9 +104,8 @@ Verb = Callable[[Options], Awaitable[Json]]
 
 
 class BookieAdmin:
-    """Answers the admin requests that operators send to a bookie. `BookieService` calls `answer` (its `on_admin`).
-    `metadata` returns the current metadata session.
-    """
+    """Answers the admin requests that operators send to a bookie. `BookieService` calls `answer` for each of them.
+    Calling `metadata` returns the current metadata session."""
 
     def __init__(
         self, bookie_id: str, store: Store, upkeep: DiskMonitor, collector: GarbageCollector, limbo: LimboRestorer,
@@ -133,12 +132,13 @@ class BookieAdmin:
         }
 
     def add(self, verbs: Mapping[str, Verb]) -> None:
-        """Registers admin verbs that another part of the bookie answers."""
+        """Adds admin verbs that another object handles: `verbs` has the function that answers each verb, by the verb's
+        name."""
         self._verbs |= verbs
 
     async def answer(self, request: bytes, sender: Principal = LOCAL, local: bool = True) -> bytes:
-        """Answers one admin request. `local` True: the request was sent from this machine. Raises ValueError if the
-        request is not a JSON object with a verb."""
+        """Answers one admin request: returns the JSON of the verb's result, or of its error. `local` True: the request
+        was sent from this machine. Raises ValueError if the request is not a JSON object with a verb."""
         try:
             asked = msgspec.json.decode(request, type=dict[str, object])
             verb = asked.pop("verb")
@@ -158,8 +158,8 @@ class BookieAdmin:
         return msgspec.json.encode(answer)
 
     async def close(self) -> None:
-        """Cancels a garbage collection that an operator started. Work that is not committed is left as after a crash.
-        """
+        """Cancels the garbage collection that an operator started, if one is running. What it has not committed has no
+        effect, as after a crash."""
         await self._runs.close()
 
     # ------------------------------------------------------------------------------------ verbs
@@ -242,7 +242,8 @@ class BookieAdmin:
         return self._scrubber.describe()
 
     async def _owners(self, ledgers: Sequence[int]) -> dict[int, Json]:
-        """Returns for each ledger its properties in the metadata, or that its record does not exist any more."""
+        """Returns for each ledger the properties and the state of its record in the metadata, or `deleted` if it has no
+        record."""
         metadata = self._metadata()
 
         async def owner(ledger: int) -> Json:
@@ -291,13 +292,13 @@ def _log(plan: LogPlan, owners: Mapping[int, Json]) -> Json:
 
 
 def _check_administers(sender: Principal, verb: object) -> None:
-    """Raises Unauthorized if `sender` may not use this verb."""
+    """Raises Unauthorized if `sender` is neither an operator nor a broker."""
     if sender.kind is not PrincipalKind.MEMBER or sender.name.partition("/")[0] not in ADMINISTRATORS:
         raise Unauthorized(f"{sender} may not ask for {verb!r}: an operator or a broker may")
 
 
 class _ManualRuns:
-    """The garbage collections that operators start, one at a time, and the result of the last one."""
+    """The garbage collections that operators start. Runs one at a time, and keeps the result of the last one."""
 
     def __init__(self, collector: GarbageCollector, clock: Clock) -> None:
         self._collector = collector
@@ -358,13 +359,14 @@ T = TypeVar("T")
 READS_AT_ONCE = 32
 LIMIT = 1000
 SAMPLE = 500
-"""Marked ledgers whose records are read for an estimate."""
+"""The number of ledgers with a repair mark whose records are read to estimate the bytes that are left to copy."""
 FRESH_MS = 15_000
-"""Age of a worker's progress, in ms, above which the worker is idle or gone."""
+"""The age of a repair worker's progress record, in ms, above which the worker counts as idle or gone."""
 
 
 class RepairAdmin:
-    """Answers the admin verbs about ledgers and their copies. `metadata` returns the current metadata session."""
+    """Answers the admin verbs about ledgers, their copies and their repair. Calling `metadata` returns the current
+    metadata session."""
 
     def __init__(self, metadata: Callable[[], MetadataStore], clock: Clock) -> None:
         self._session = metadata
@@ -538,7 +540,7 @@ class RepairAdmin:
 
 
 async def _in_parts(ledgers: Sequence[int], read: Callable[[int], Awaitable[T]]) -> list[T]:
-    """Returns `read(ledger)` of each ledger, with `READS_AT_ONCE` reads at a time."""
+    """Calls `read(ledger)` for each ledger, `READS_AT_ONCE` at a time; returns the results in order."""
     found: list[T] = []
     for at in range(0, len(ledgers), READS_AT_ONCE):
         found += await asyncio.gather(*map(read, ledgers[at : at + READS_AT_ONCE]))
@@ -546,7 +548,8 @@ async def _in_parts(ledgers: Sequence[int], read: Callable[[int], Awaitable[T]])
 
 
 def _share(record: LedgerRecord, bookies: set[str]) -> int:
-    """Returns about how many bytes of a closed ledger are on these bookies, assuming fragments of equal size."""
+    """Returns about how many bytes of a closed ledger are on these bookies. Assumes that all fragments have the same
+    size."""
     slots = sum(bookie in bookies for fragment in record.fragments for bookie in fragment.bookies)
     copies = record.ensemble_size * len(record.fragments)
     return record.length * record.write_quorum * slots // copies

@@ -61,29 +61,30 @@ from .store.store import Store
 _LOG = logging.getLogger("magnetar.bookie.node")
 
 ALIVE_S = 2.0
-"""Seconds to wait for an answer of the process that is registered already."""
+"""Seconds to wait for an answer of the process that is already registered as this bookie."""
 
 ATTEMPTS_MAX = 10
 FREE_DRIFT = 0.05
-"""Share of the whole disk: when the free space has changed by so much, the bookie registers again."""
+"""When the free space has changed by more than this share of the whole disk, the bookie writes its registration
+again."""
 FREE_AGE_S = 60.0
-"""Seconds after which operators see the new free space: one commit a minute of a bookie that is written to."""
+"""After this many seconds the bookie writes its registration again if the free space has changed at all, so that
+operators see it. A bookie that gets adds makes one such commit a minute."""
 
 NewSession = Callable[[], Awaitable[MetadataStore]]
 
 
 class Registration:
-    """Registers a bookie in the metadata. The caller must close `metadata`. When that session is lost, `new_session`
-    opens another one; without `new_session` the bookie then stays unregistered."""
+    """Registers a bookie in the metadata, so that clients find it. The caller must close `metadata`. When that session
+    is lost, `new_session` opens another one; if `new_session` is None, the bookie then stays unregistered."""
 
     def __init__(
         self, metadata: MetadataStore, new_session: NewSession | None, retry_s: float,
         record: Callable[[], Awaitable[records.BookieRecord]],
         trust: Callable[[MetadataStore], Awaitable[None]], clock: Clock,
     ) -> None:  # fmt: skip
-        """Creates the object and registers nothing yet. `trust` raises if the metadata is older than what the bookie
-        has seen of it (seen.py).
-        """
+        """Creates the object; `register` then registers the bookie. `record` makes the record to register. `trust`
+        raises InvalidConfiguration if the metadata is older than the bookie has seen it (seen.py)."""
         self._trust = trust
         self._clock = clock
         self.metadata = metadata  # of the present session
@@ -97,8 +98,8 @@ class Registration:
         self._sessions_ended = 0
 
     async def check_only_process(self, world: World, bookie: UUID) -> None:
-        """Raises Busy if another process already serves as this bookie. Must be called before the process changes
-        anything in the directory."""
+        """Raises Busy if another process serves as the bookie with this uuid now. Must be called before this process
+        changes anything in the data directory."""
         found = await get_record(self.metadata, paths.bookie(str(bookie)), records.BookieRecord)
         if found is None:
             return
@@ -119,16 +120,15 @@ class Registration:
         )  # fmt: skip
 
     async def is_replaced(self) -> bool:
-        """Returns whether another process has replaced the registration node of this process by its own node."""
+        """Returns whether the bookie's registration node in the metadata is now that of another process."""
         if self._said is None:
             return False
         found = await get_record(self.metadata, paths.bookie(self._said.bookie), records.BookieRecord)
         return found is not None and found[0].process not in ("", self._said.process)
 
     async def register(self) -> None:
-        """Writes the node that registers the bookie. Raises InvalidConfiguration if the bookie's cookie record was
-        deleted, or the metadata is older than what the bookie has seen of it.
-        """
+        """Writes the ephemeral node that registers the bookie. Raises InvalidConfiguration if an operator has deleted
+        the bookie, or if the metadata is older than the bookie has seen it."""
         await self._trust(self.metadata)
         record = await self._record()
         path, cookie = paths.bookie(record.bookie), paths.cookie(record.bookie)
@@ -152,16 +152,16 @@ class Registration:
         return self._said is not None and not self._lost
 
     async def unregister(self) -> None:
-        """Deletes the registration of the bookie. No client chooses the bookie for a new ledger until the bookie
-        registers again."""
+        """Deletes the bookie's registration node. Clients choose the bookie for no new ledger until it registers
+        again."""
         if self._said is not None:
             with contextlib.suppress(NotFound):
                 await self.metadata.delete(paths.bookie(self._said.bookie))
             self._said = None
 
     def is_current(self, *, read_only: bool, free_bytes: int) -> bool:
-        """Returns True if the registered node already has these values. The free bytes, by which clients choose
-        bookies, may differ by `FREE_DRIFT` until the node is older than `FREE_AGE_S`."""
+        """Returns whether the registered record has these values. A change of the free bytes by less than `FREE_DRIFT`
+        does not count until the record is older than `FREE_AGE_S`."""
         said = self._said
         if said is None or said.read_only != read_only:
             return False
@@ -172,8 +172,8 @@ class Registration:
         return {"metadata_sessions_ended": self._sessions_ended}
 
     async def run(self) -> None:
-        """Keeps the bookie registered until the task is cancelled: when the metadata session is lost, registers the
-        bookie again in a new session. Returns if there is no `new_session`."""
+        """Keeps the bookie registered until the task is cancelled: when the metadata session is lost, opens a new
+        session and registers the bookie in it. Returns when the session is lost if there is no `new_session`."""
         while True:
             await self.metadata.wait_session_lost()
             self._lost = True
@@ -201,7 +201,8 @@ class Registration:
                 await asyncio.sleep(self._retry_s)
 
     async def close(self) -> None:
-        """Deletes the registration node if the metadata can be reached."""
+        """Deletes the bookie's registration node if the metadata can be reached. Otherwise the node stays until the
+        session expires."""
         try:
             if self._own_session:
                 await self.metadata.close()
@@ -229,14 +230,17 @@ class Registration:
 
 
 NOTE_S = 1.0
-"""Seconds. Each note is one commit of the metadata, for all of its adds."""
+"""Seconds between two writes of the journal position to the metadata. Each write is one commit, whatever the number of
+adds."""
 END_S = 2.0
-"""Seconds for the note at an orderly end: the metadata may be gone before the bookie."""
+"""The longest time, in seconds, for the last write of the journal position at an orderly stop: the metadata may have
+stopped before."""
 
 
 class JournalPositionRecorder:
-    """Stores in the metadata the position up to which the bookie's journal is synced. Until the position is stored for
-    the first time, answers to clients wait (`defer_answer`). Calls `on_first` when answers need not wait any more."""
+    """Records in the metadata up to which position the bookie's journal is synced, so that a directory that was rolled
+    back is noticed. Until the first position of this process is stored, answers to clients wait (`defer_answer`). Calls
+    `on_first` when answers need not wait any more."""
 
     def __init__(
         self, store: Store, metadata: Callable[[], MetadataStore], mine: BookieIdentity, on_first: Callable[[], None]
@@ -246,22 +250,22 @@ class JournalPositionRecorder:
         self._identity = mine
         self._on_first = on_first
         self.noted = JournalPosition(0, 0)
-        """Position up to which the metadata knows that the journal is synced, from this process."""
+        """The latest journal position that this process has stored in the metadata."""
         self._held: list[Callable[[], None]] = []
         self._due = asyncio.Event()
         self._noting = asyncio.Lock()
         self.went_back = False
-        """The metadata forgot what this process stored in it."""
+        """Whether the metadata has lost a position that this process stored in it."""
 
     def defer_answer(self, answer: Callable[[], None]) -> None:
-        """Queues `answer`, which is called after the next successful `store_position`; queued answers are called in
-        order. The entries that `answer` confirms must already be synced."""
+        """Queues the function `answer`, which sends answers to clients. The next successful `store_position` calls all
+        queued functions, in order. The entries that `answer` confirms must already be synced."""
         self._held.append(answer)
         self._due.set()
 
     async def store_position(self) -> None:
-        """Stores the journal position in the metadata if it has changed, then calls the deferred answers. If the
-        metadata raises an error, raises the same error and changes nothing."""
+        """Stores the present journal position in the metadata if it has changed, then calls the functions that
+        `defer_answer` has queued. Raises the errors of the metadata; then the functions stay queued."""
         async with self._noting:
             position = self._store.journal_position
             if position != self.noted:
@@ -277,7 +281,7 @@ class JournalPositionRecorder:
                 answer()
 
     async def run(self) -> None:
-        """Stores the journal position periodically, and at once when answers wait for it, until the task is
+        """Stores the journal position every NOTE_S seconds, and at once when answers wait for it, until the task is
         cancelled."""
         while True:
             try:
@@ -292,7 +296,7 @@ class JournalPositionRecorder:
                 _LOG.warning("up to where the journal is synced is not noted: %s", error)
 
     async def close(self) -> None:
-        """Stores the journal position a last time, if the metadata answers in time."""
+        """Stores the journal position a last time. Gives up after END_S seconds."""
         try:
             async with asyncio.timeout(END_S):
                 await self.store_position()
@@ -302,14 +306,15 @@ class JournalPositionRecorder:
 
 FLOOR_BYTES = 256 << 20
 SMALL_SHARE = 0.05
-"""Share of the disk that a floor which is not set has at most; else it is FLOOR_BYTES."""
+"""If no smallest number of free bytes is set, it is FLOOR_BYTES, but at most this share of the disk."""
 LEAVES_SHARE = 1.1
-"""Free space at which a full bookie takes adds again, as a multiple of the floor: at 1.0 it would change state at each
-check."""
+"""A full bookie takes adds again when its free space is above its smallest number of free bytes, times this factor.
+With 1.0 the state could change at each check."""
 
 
 class DiskState(enum.Enum):
-    """The state of a bookie's disk, by how full it is, from WRITABLE to NO_ROOM."""
+    """The state of a bookie's disk, from WRITABLE (enough room) to NO_ROOM (a write found the disk full). The bookie is
+    read-only when the disk is FULL or has NO_ROOM."""
 
     WRITABLE = "writable"
     TIGHT = "tight"
@@ -322,8 +327,7 @@ class DiskState(enum.Enum):
 
 
 class DiskLimits(NamedTuple):
-    """The limits by which `decide_disk_state` decides the state of a disk: shares of the disk's size, and numbers of
-    bytes."""
+    """The limits by which `decide_disk_state` decides: used shares of the disk, and a smallest number of free bytes."""
 
     full_share: float
     low_water_share: float
@@ -331,7 +335,8 @@ class DiskLimits(NamedTuple):
     free_bytes_min: int  # -1: not set
 
     def compute_free_bytes_min(self, total: int) -> int:
-        """Returns the limit of free bytes for a disk of `total` bytes: with fewer free bytes, the disk is FULL."""
+        """Returns the smallest number of free bytes for a disk of `total` bytes. With fewer free bytes the disk is
+        FULL."""
         return self.free_bytes_min if self.free_bytes_min >= 0 else min(FLOOR_BYTES, int(total * SMALL_SHARE))
 
 
@@ -347,8 +352,8 @@ class DiskUsage(NamedTuple):
 
 
 def decide_disk_state(usage: DiskUsage, limits: DiskLimits, was: DiskState, *, no_room: bool) -> DiskState:
-    """Returns the present state of the disk. `was`: the state of the disk before this call. `no_room`: a write found no
-    room and no write has succeeded since, or the disk reserve is missing."""
+    """Returns the state of a disk with this usage. `was`: its state before. `no_room`: the last write found the disk
+    full, or the disk reserve is missing."""
     floor = limits.compute_free_bytes_min(usage.total) * (LEAVES_SHARE if was.is_read_only else 1.0)
     if no_room:
         return DiskState.NO_ROOM
@@ -360,11 +365,11 @@ def decide_disk_state(usage: DiskUsage, limits: DiskLimits, was: DiskState, *, n
 
 
 class DiskMonitor:
-    """Owns `state`, the state of the bookie's disk, and checks the disk periodically.
+    """Checks a bookie's disk periodically and keeps its `state`.
 
-    Passes each change of the state to `on_read_only` at once, and to the bookie's registration when the metadata
-    answers. Calls `note` at each check, so that the caller can compare other facts with the metadata.
-    """
+    After each check calls `on_read_only` with whether the bookie is read-only, and writes the bookie's registration if
+    it is out of date. Also calls `note` after each check, so that the caller can compare other facts with the
+    metadata."""
 
     def __init__(
         self, store: Store, registration: Registration, limits: DiskLimits, interval_s: float,
@@ -387,8 +392,8 @@ class DiskMonitor:
         return self.departing or self.state.is_read_only
 
     def set_bookie_departing(self, departing: bool) -> None:
-        """Sets whether an operator has ordered to move all copies off this bookie. While that order is in force, the
-        bookie is read-only."""
+        """Sets whether the bookie is departing (an operator has ordered to move all copies off it). A departing bookie
+        is read-only."""
         if departing is not self.departing:
             how = "departing: it takes no new ledgers" if departing else "not departing any more"
             _LOG.warning("the bookie is %s", how)
@@ -396,18 +401,18 @@ class DiskMonitor:
         self._on_read_only(self.is_read_only)
 
     def on_no_space(self) -> None:
-        """Called when a write found no room: makes the bookie refuse adds of clients from now on, and starts a check of
-        the disk."""
+        """Called when a write found the disk full: makes the bookie refuse the adds of clients at once, and requests a
+        check of the disk."""
         self._become(DiskState.NO_ROOM)
         self.request_check()
 
     def request_check(self) -> None:
-        """Makes `run` check the disk and update the registration now instead of after the interval."""
+        """Makes `run` check the disk and the registration now instead of at the end of the interval."""
         self._asked.set()
 
     async def check_disk(self) -> None:
-        """Checks the disk and sets `state`. If there is room on the disk, first repeats the write that found no room,
-        and fills the disk reserve."""
+        """Checks the disk and sets `state`. First, if there may be room again, repeats the write that found the disk
+        full, and fills the disk reserve."""
         limits = self._limits
         limit = limits.low_water_share if self.state.is_read_only else limits.full_share
         no_room = not await self._store.room.ensure_room(limit)
@@ -423,7 +428,7 @@ class DiskMonitor:
         self._on_read_only(self.is_read_only)
 
     def _floor_told(self, usage: DiskUsage) -> str:
-        """Returns a text for the log if fewer bytes are free than the floor; else ""."""
+        """Returns a text for the log if the disk has fewer free bytes than its limit; otherwise ""."""
         floor = self._limits.compute_free_bytes_min(usage.total)
         if usage.free >= floor:
             return ""
@@ -432,7 +437,8 @@ class DiskMonitor:
         return f", fewer than the {floor} of {why}: read-only{never}"
 
     async def run(self) -> None:
-        """Checks the disk and updates the bookie's registration at each interval, until the task is cancelled."""
+        """Checks the disk, and writes the bookie's registration if it is out of date, at each interval until the task
+        is cancelled."""
         while True:
             try:
                 async with asyncio.timeout(self._interval_s):

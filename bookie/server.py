@@ -101,8 +101,9 @@ class BookieConfig(msgspec.Struct, frozen=True):
 
 
 class Bookie:
-    """A bookie process: its store, its service and its background work. The caller must close `metadata`. When that
-    session is lost, `new_session` opens another one; without `new_session` the bookie then stays unregistered."""
+    """A bookie process: its store, its service and its background work. Made by `Bookie.start`. The caller must close
+    `metadata`. When that session is lost, `new_session` opens another one; if `new_session` is None, the bookie then
+    stays unregistered."""
 
     def __init__(
         self, world: World, config: BookieConfig, metadata: MetadataStore, new_session: NewSession | None = None
@@ -136,7 +137,8 @@ class Bookie:
     async def start(
         cls, world: World, config: BookieConfig, metadata: MetadataStore, new_session: NewSession | None = None
     ) -> Bookie:
-        """Starts a bookie and returns it. The bookie then serves requests and is registered."""
+        """Starts a bookie and returns it when it serves requests and is registered. Raises a MagnetarError if the
+        bookie may not start with its directory, such as Busy, InvalidConfiguration, NewerFormat or ReadOnly."""
         bookie = cls(world, config, metadata, new_session)
         await bookie._start()
         return bookie
@@ -267,8 +269,8 @@ class Bookie:
         return error if isinstance(error, NewerFormat) else InvalidConfiguration(str(error))
 
     async def close(self) -> None:
-        """Stops the bookie in order. The stop completes even if the caller is cancelled; a second caller waits until
-        the first stop has ended."""
+        """Stops the bookie and releases its directory. The stop completes even if the caller is cancelled; a second
+        caller waits until the stop has ended."""
         if self._ending is None:
             self._ending = asyncio.create_task(self._shut_down(), name="bookie-close")
         await run_to_end(self._ending)
@@ -298,7 +300,7 @@ class Bookie:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Returns the endpoint at which other processes reach the bookie."""
+        """Returns the endpoint (host and port) at which other processes reach the bookie."""
         found = self._serving.endpoint
         return Endpoint(self._config.advertised_host or found.host, found.port)
 
@@ -319,9 +321,9 @@ class Bookie:
         return {name: value for part in parts for name, value in part.statistics().items()} | own
 
     def why_not_ready(self) -> list[str]:
-        """Returns the reason why the bookie does not serve all of its data; empty: it serves all of it. A read-only
-        bookie serves reads and therefore counts as ready. The journal was replayed before `start` returned, so a
-        running bookie is never unready because of a replay."""
+        """Returns the reasons why the bookie does not serve all of its data, as texts; an empty list: the bookie is
+        ready. A read-only bookie serves reads and counts as ready. A bookie whose `start` has returned has replayed its
+        journal."""
         reasons = []
         if not self._registration.is_registered:
             reasons.append(f"bookie {self.id} is not registered in the metadata now")
@@ -371,14 +373,13 @@ class Bookie:
         self._upkeep.set_bookie_departing(await self._registration.metadata.get(paths.departing(self.id)) is not None)
 
     def _highest(self) -> int:
-        """Returns the largest ledger id that this bookie knows, also by a tombstone."""
+        """Returns the largest ledger id that this bookie knows, including deleted ledgers; -1 if there is none."""
         facts = self._store.descriptors
         return max(facts.highest, max((last for _, last in facts.tombstones), default=-1))
 
     async def _trust(self, metadata: MetadataStore) -> None:
-        """Raises InvalidConfiguration if the metadata is older than what the bookie has seen of it; then nothing is
-        deleted until a restart.
-        """
+        """Raises InvalidConfiguration if the metadata is older than the bookie has seen it. After that no data is
+        deleted until a restart."""
         try:
             await self._memory.check_metadata_not_older(metadata)
         except InvalidConfiguration:
@@ -418,4 +419,4 @@ SHARES = (
     MemoryShare("repair", "bookie.repair.batches_at_once", BATCH_MEMORY_BYTES, 8, 1, 6,
     "batches of copies that are made"),
 )  # fmt: skip
-"""A weight is in about the mebibytes of a bookie that has 128."""
+"""The weights are about the mebibytes of each part in a bookie that has 128 MiB."""

@@ -86,17 +86,17 @@ from .store.store import Store
 
 LOOKUPS_MAX = 32
 LOOKUP_TIMEOUT_S = 5.0
-"""Seconds that a request waits at most; a longer one is BUSY. As long as a writer waits for an add
+"""Seconds to wait for the metadata; then the request is answered with BUSY. A writer waits as long for an add
 (`LedgerConfig.add_timeout_s`) before it counts the bookie as failed."""
 
 Parked = tuple[Request, RequestHead, float]
-"""A request, its head, and when it arrived."""
+"""(request, its head, time of its arrival in seconds of the monotonic clock)."""
 
 
 class RequestsOfUnknownLedgers:
-    """Holds requests for ledgers that are unknown to this bookie, and reads the records of these ledgers in the
-    metadata. If a record permits a request, calls `record_key_of_metadata(ledger, key)` and then `again` with the held
-    requests of the ledger; otherwise calls `refuse`."""
+    """Holds requests for ledgers that this bookie does not know, and reads the records of these ledgers in the
+    metadata. If a record has the key of the requests, calls `record_key_of_metadata(ledger, key)` and then `again` with
+    these requests; otherwise calls `refuse` for each of them."""
 
     def __init__(
         self, metadata: Callable[[], MetadataStore], record_key_of_metadata: Callable[[int, bytes], None],
@@ -115,8 +115,8 @@ class RequestsOfUnknownLedgers:
         self.lookups = 0
 
     def add_request(self, request: Request, head: RequestHead, came: float) -> None:
-        """Holds the request until the record of its ledger has been read. Refuses the request with BUSY if too many
-        requests are held."""
+        """Holds the request until the record of its ledger has been read. Refuses the request with BUSY if the held
+        requests need too much memory. `came`: the time of its arrival."""
         size = request_memory_bytes(request)
         if not self._waiting.reserve(request.connection, size):
             self._refuse(request, head, Status.BUSY)
@@ -150,7 +150,8 @@ class RequestsOfUnknownLedgers:
         self._settle(ledger, key, status)
 
     async def _key_of(self, ledger: int) -> bytes | None:
-        """Returns the key in the ledger's record. None: any key is accepted. b"": no key is accepted."""
+        """Returns the key in the ledger's record in the metadata. Returns b"", which no request has, if there is no
+        record; None, which accepts any key, if the metadata has no counter of ledger ids either."""
         metadata = self._metadata()
         found = await get_record(metadata, paths.ledger(ledger), LedgerRecord)
         if found is not None:
@@ -177,7 +178,7 @@ class RequestsOfUnknownLedgers:
             self._again(fine)
 
     async def close(self) -> None:
-        """Cancels the reads of ledger records in the metadata. The held requests get no answer."""
+        """Cancels the reads of ledger records and drops the held requests, which get no answer."""
         self._closed = True
         await self._lookups.close()
         self._parked.clear()
@@ -189,33 +190,32 @@ class RequestsOfUnknownLedgers:
 _LOG = logging.getLogger("magnetar.bookie.requests")
 
 OnAdmin = Callable[[bytes, Principal, bool], Awaitable[bytes]]
-"""(request, who sent it, whether it comes from this machine) → the answer."""
+"""A function that gets (an admin request, its sender, whether it was sent from this machine) and returns the answer."""
 
 ADMIN_MAX = 4
-"""ADMIN requests at a time: an operator and a script or two."""
+"""The largest number of ADMIN requests at a time: those of an operator and of a script or two."""
 
 FENCES_PART, LACS_PART = 2, 8
-"""Divisors of `held_bytes_max`: the parts for fences and for LACs. Each takes about 1 KiB (adds.py): 16,000 fences
-with the default, as when brokers take over the topics of another one."""
+"""`held_bytes_max` divided by these numbers is the memory for waiting fences and for waiting LACs. Each request takes
+about 1 KiB (adds.py), so 16,000 fences fit with the default, as when brokers take over the topics of another one."""
 HELD_PARTS = 4
-"""Multiple of `held_bytes_max` that requests hold together: adds of clients, adds of recoverers and first requests of
-ledgers once each, fences, LACs and reads less than once."""
+"""All waiting requests together may take this multiple of `held_bytes_max`: adds of clients, adds of recoveries and
+first requests of ledgers once each; fences, LACs and reads less than once together."""
 READS_PART = 8
-"""Divisor of `held_bytes_max`: the part for reads that wait for room, 8,000 with the default, of which one connection
-has half."""
+"""`held_bytes_max` divided by this number is the memory for reads that wait: 8,000 reads with the default. One
+connection may have half of them."""
 READ_WAIT_S = 2.5
-"""Seconds that a read waits, below the time-outs of readers and recoverers: work for a sender that gave up delays the
-others."""
+"""The longest time, in seconds, that a read waits before it starts. It is shorter than the time-outs of readers and
+recoveries: a read for a sender that has given up would only delay the others."""
 READ_BYTES_MIN = 64 << 10
-"""Least bytes that a read counts, however little was asked for: its entry may be long."""
+"""A read counts with at least this number of bytes, however few were requested, because its entry may be long."""
 
 class BookieService:
-    """Answers the requests of clients to a bookie: the socket calls `serve` with requests. Owns the requests that wait;
-    after `close` no request is answered.
+    """Answers the requests that clients send to a bookie: the socket calls `serve` with them. Owns the requests that
+    wait for an answer; after `close` no request is answered.
 
-    With `metadata`, a ledger that is unknown to this bookie may only begin if the metadata has the ledger's record.
-    `slow_down` makes the sockets read slowly (True) or normally (False).
-    """
+    With `metadata`, a ledger that this bookie does not know may begin only if the metadata has a record of it. Calls
+    `slow_down(True)` when the sockets should read slowly, `slow_down(False)` when they may read normally."""
 
     def __init__(
         self, store: Store, clock: Clock, *, entry_bytes_max: int, held_bytes_max: int, reads_max: int,
@@ -305,19 +305,20 @@ class BookieService:
                 self._start_admin(request, head)
 
     def _handle_parked(self, parked: list[Parked]) -> None:
-        """Handles parked requests again, because their ledger was introduced."""
+        """Handles held requests again, because their ledger's key is known now."""
         if not self._closed:
             for request, head, came in parked:
                 self._handle(request, head, came)
             self._seal()
 
     def _seal(self) -> None:
-        """Seals the intents of this turn, if there are any."""
+        """Seals all items that this turn of the event loop has collected for the journal, if there are any."""
         if self._intents.turn:
             self._store.seal(partial(self._sealed, self._intents.take_all()))
 
     def _sealed(self, turn: list[Intent], ok: bool) -> None:
-        """Handles the end of a seal. `ok`: all intents of the turn are durable; False: there was no room for them."""
+        """Called when the journal is done with a group. `ok`: all items of the group are durable; False: the disk had
+        no room for them."""
         if self._closed:
             return
         if self.defer_answer is not None:
@@ -332,7 +333,7 @@ class BookieService:
         self.on_store_has_room()
 
     def on_store_has_room(self) -> None:
-        """Called when the store may have room again: admits ADD requests that were held."""
+        """Called when the store may have room again: passes held add requests to the store."""
         if not self._closed:
             self.adds.admit_held_adds()
             self._seal()
@@ -355,7 +356,8 @@ class BookieService:
             self._park_or_refuse(request, head, came, status)
 
     def _fenced(self, request: Request, head: RequestHead, came: float, size: int, ok: bool) -> None:
-        """Answers a request with FENCE after its fence was sealed; UNKNOWN if the fence is not durable."""
+        """Answers a request with the flag FENCE when the journal is done with its record. Answers UNKNOWN if the fence
+        is not durable."""
         self._fences.release(request.connection, size)
         if not (ok and self._store.is_fence_durable(head.ledger)):
             self._refuse(request, head, Status.UNKNOWN)
@@ -385,16 +387,16 @@ class BookieService:
         _answer(request, head, Status.OK if ok else Status.UNKNOWN)
 
     def _is_opened(self, request: Request, head: RequestHead, came: float) -> bool:
-        """Returns whether the request has the ledger's key. If not, the request is answered here, or held until the
-        metadata is read.
-        """
+        """Returns whether the request has the ledger's key. If not, answers the request with an error, or holds it
+        until the ledger's record in the metadata is read."""
         status = self._store.keys.judge_read(head.ledger, head.key)
         if status is not Status.OK:
             self._park_or_refuse(request, head, came, status)
         return status is Status.OK
 
     def _park_or_refuse(self, request: Request, head: RequestHead, came: float, status: Status) -> None:
-        """Parks a request of a ledger that is unknown here; refuses any other with `status`."""
+        """Holds the request if its ledger is unknown here (NO_SUCH_LEDGER) and the metadata can be asked; otherwise
+        answers it with `status`."""
         if status is Status.NO_SUCH_LEDGER and self.newcomers is not None:
             self.newcomers.add_request(request, head, came)
         else:
@@ -428,7 +430,7 @@ class BookieService:
             self._start_read(request, head, came)
 
     def _has_room(self, head: RequestHead) -> bool:
-        """Returns whether one more read of the disk may start."""
+        """Returns whether the bounds allow to start this read of the disk now."""
         size = self._read_size(head)
         return len(self._reads) < self._reads_max and (
             not self._reads_bytes or self._reads_bytes + size <= self._reads_bytes_max
@@ -438,18 +440,16 @@ class BookieService:
         return 0 if head.op is Op.HELD else max(READ_BYTES_MIN, min(head.bytes_max, self._read_bytes_max))
 
     def _wait_for_room(self, request: Request, head: RequestHead, came: float) -> None:
-        """Queues a read until it may start, in the order of arrival. Answers BUSY if too much waits, of this connection
-        or in all.
-        """
+        """Queues a read until the bounds allow to start it; queued reads start in the order of arrival. Answers BUSY if
+        the queue has no room for it."""
         if self._waiting_reads.reserve(request.connection, request_memory_bytes(request)):
             self._queued.append((request, head, came))
         else:
             self._refuse(request, head, Status.BUSY)
 
     def _read_ended(self, _: object) -> None:
-        """Starts reads that waited. One that waited longer than READ_WAIT_S is refused, because its sender gives up
-        soon.
-        """
+        """Called when a read has ended: starts reads from the queue. Answers BUSY to a read that has waited longer than
+        READ_WAIT_S, because its sender gives up soon."""
         while self._queued and not self._closed:
             request, head, came = self._queued[0]
             late = self._clock.monotonic() - came > READ_WAIT_S
@@ -471,7 +471,7 @@ class BookieService:
         task.add_done_callback(self._read_ended)
 
     def _start_held(self, request: Request, head: RequestHead) -> None:
-        """Starts or queues the search that answers HELD."""
+        """Handles a HELD request: starts the search for the stored entries, or queues it."""
         if _is_no_read(head) or head.count > ENTRIES_MAX:
             self._refuse(request, head, Status.BAD_REQUEST)
         elif self._queued or not self._has_room(head):
@@ -511,9 +511,8 @@ class BookieService:
             self._admins.spawn(self._do_admin(request, head, sender), "bookie-admin")
 
     async def _do_admin(self, request: Request, head: RequestHead, sender: Principal) -> None:
-        """Answers an admin request. A ValueError of the verb is the caller's fault; any other error is a bug, and must
-        not end the service.
-        """
+        """Answers an admin request. A ValueError is answered with BAD_REQUEST, any other error with UNKNOWN, so that a
+        bug of a verb does not end the service."""
         try:
             answer = await self.on_admin(bytes(request.frames[0]), sender, request.is_local)
         except ValueError as error:
@@ -526,8 +525,8 @@ class BookieService:
             _answer(request, head, Status.OK, entries=(answer,))
 
     async def close(self) -> None:
-        """Closes the service: no request is answered any more. Cancels admin requests, and waits for the reads that are
-        in progress."""
+        """Closes the service: no request is answered any more. Cancels admin requests, and waits until the reads that
+        were started have ended."""
         self._closed = True
         self.adds.close()
         await self._admins.close()
@@ -563,7 +562,7 @@ class BookieService:
 
 
 def _is_no_read(head: RequestHead) -> bool:
-    """Returns whether the request is no valid READ: its entry, ledger or count is out of range."""
+    """Returns whether the entry, the ledger or the count of a READ is out of range."""
     return head.count < 1 or head.entry < 0 or head.ledger < 0
 
 
@@ -572,7 +571,7 @@ def _unknown(request: Request, head: RequestHead, came: float) -> None:
 
 
 async def _no_verbs(request: bytes, sender: Principal, local: bool) -> bytes:
-    """Answers ADMIN in a service without admin verbs."""
+    """Handles admin requests in a service that has no admin verbs: raises ValueError."""
     raise ValueError("this bookie takes no admin requests")
 
 

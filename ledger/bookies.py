@@ -58,18 +58,19 @@ from .placement_core import (
 )
 
 Ranges = tuple[tuple[int, int], ...]
-"""Ranges of entry ids, each (first, last), ascending."""
+"""Ranges of entry ids, as (first, last) pairs in ascending order."""
 
 RANGES_MAX = 20_000
-"""Most ranges in a record: 840 kB, as a metadata value has at most 1 MiB. Further ones are reported when these are
-repaired."""
+"""The largest number of ranges in a damage report: 840 kB, because a metadata value has at most 1 MiB. Further ranges
+are reported when these are repaired."""
 WAITING_MAX = 1000
 KNOWN_MAX = 10_000
-"""Most entries that are remembered, about 200 bytes each. More damage is a dead disk, which the bookie itself finds."""
+"""The largest number of damaged entries that are remembered, at about 200 bytes each. If there are more, the bookie's
+disk is dead, and the bookie finds that itself."""
 
 
 def subtract_ranges(ranges: Ranges, others: Ranges) -> Ranges:
-    """Returns the entries that are in `ranges` but in none of `others`, as ascending ranges."""
+    """Returns the entries that are in `ranges` and not in `others`, as ascending ranges."""
     gaps = union_ranges(others, ())
     left: list[tuple[int, int]] = []
     at = 0
@@ -89,7 +90,7 @@ def subtract_ranges(ranges: Ranges, others: Ranges) -> Ranges:
 
 
 def union_ranges(ranges: Ranges, others: Ranges) -> Ranges:
-    """Returns the union of `ranges` and `others` as ascending ranges that neither overlap nor touch."""
+    """Returns the entries that are in `ranges` or in `others`, as ascending ranges that neither overlap nor touch."""
     both: list[tuple[int, int]] = []
     for first, last in sorted((*ranges, *others)):
         if both and first <= both[-1][1] + 1:
@@ -102,9 +103,9 @@ def union_ranges(ranges: Ranges, others: Ranges) -> Ranges:
 async def store_damage_report(
     metadata: MetadataStore, ledger: int, bookie: str, now: Ranges, before: Ranges = ()
 ) -> Ranges:
-    """Changes a bookie's damage report for a ledger in the metadata: removes the ranges `before`, which the caller
-    added earlier, and adds the ranges `now`. Ranges that other processes added stay. Returns the stored ranges, at most
-    RANGES_MAX."""
+    """Changes the damage report of a ledger's copy at a bookie, in the metadata: adds the ranges `now`, and removes the
+    ranges `before`, which the caller added earlier. Ranges that other processes added stay. Returns the ranges that are
+    stored afterwards, at most RANGES_MAX."""
     path = paths.damaged_copies_of_bookie(ledger, bookie)
     while True:
         found = await get_record(metadata, path, DamagedEntriesRecord)
@@ -124,8 +125,8 @@ async def store_damage_report(
 
 
 class DamageReports:
-    """Stores reports of damaged copies that the readers and the recoveries of one client find. `dropped` counts the
-    entries that were not queued because the queue was full."""
+    """Stores in the metadata which copies of entries a client's readers and recoveries found damaged. `dropped` is the
+    number of entries that were not reported because the queue was full."""
 
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
@@ -137,7 +138,8 @@ class DamageReports:
         self.dropped = 0
 
     def add(self, ledger: int, bookie: str, entry: int) -> None:
-        """Queues a damage report: the bookie sent bytes that are not this entry."""
+        """Queues a report that the bookie sent damaged or wrong bytes for this entry. Does nothing if that was reported
+        before."""
         if self._closed or (ledger, bookie, entry) in self._told:
             return
         if len(self._told) >= KNOWN_MAX or sum(map(len, self._waiting.values())) >= WAITING_MAX:
@@ -160,8 +162,7 @@ class DamageReports:
                     self._told.pop((ledger, bookie, entry), None)
 
     async def wait_reports_written(self) -> None:
-        """Waits until every damage report that was queued before this call has been written, or was given up after
-        errors."""
+        """Waits until every report that was queued before this call is stored, or has failed."""
         await self._tasks.drain()
 
     async def close(self) -> None:
@@ -172,18 +173,18 @@ class DamageReports:
 _LOG = logging.getLogger("magnetar.ledger")
 
 CONNECTED_MAX = 16
-"""Bookies to which a process connects before it needs them; the first connection costs most."""
+"""The largest number of bookies to which a process connects before it needs them: the first connection takes
+longest."""
 PAUSE_PART = 4
-"""The pause before a busy bookie is asked again grows to this fraction (1 / PAUSE_PART) of the timeout."""
+"""The pause before a busy bookie is asked again grows up to the timeout divided by this number."""
 
 
 class Bookies:
-    """All bookies as one `LedgerClient` knows them: their registrations, connections, quarantine, racks and damage
-    reports.
+    """The bookies of the cluster as one `LedgerClient` knows them: follows their registrations, connects to them,
+    chooses among them, and records which of them failed lately.
 
     A bookie is named by its uuid as text. All methods must be called from one event loop. `close` ends the watch of the
-    registrations and every connection.
-    """
+    registrations and closes the connections."""
 
     def __init__(self, world: World, metadata: MetadataStore, config: LedgerConfig) -> None:
         self._world = world
@@ -210,8 +211,8 @@ class Bookies:
         self._closing = Tasks()  # of peers that were replaced
 
     async def wait_bookies_listed(self) -> None:
-        """Waits until the bookies have been listed once. Raises the error that ended the watch of the registrations,
-        such as SessionExpired; raises Unavailable after `close`."""
+        """Waits until the registered bookies have been listed for the first time. Raises Unavailable after `close`. If
+        the watch of the registrations has ended, raises its error, such as SessionExpired."""
         if self._closed:
             raise Unavailable("this ledger client is closed")
         if self._follower is None:
@@ -223,8 +224,8 @@ class Bookies:
 
     # ------------------------------------------------------------------------------ reaching
     async def connect(self) -> None:
-        """Connects to registered bookies, to CONNECTED_MAX at most, so that the first ledgers need not wait for
-        connections. A bookie that does not answer is skipped, and left to the requests that need it."""
+        """Connects to up to CONNECTED_MAX registered bookies, so that the first ledgers need not wait for connections.
+        Ignores bookies that do not answer."""
         some, timeout_s = sorted(self._available)[:CONNECTED_MAX], self._config.add_timeout_s
         await asyncio.gather(
             *(self.request(each, encode_ping(), timeout_s=timeout_s) for each in some), return_exceptions=True
@@ -233,19 +234,18 @@ class Bookies:
     def request(
         self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float
     ) -> asyncio.Future[Reply]:
-        """Sends a request to a bookie; returns a future of the reply (see `Peer.request`). Raises no error itself: if
+        """Sends a request to a bookie. Returns a future of the reply (see `Peer.request`). Raises no error itself: if
         the bookie was never registered, the future fails with Unavailable."""
         return self.peers[bookie].request(head, frames, timeout_s=timeout_s)
 
     async def ask(
         self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float, busy_s: float = 0.0
     ) -> tuple[AnswerHead, Sequence[Buffer]] | None:
-        """Sends a request to a bookie and returns its answer. Returns None if no answer arrives within `timeout_s`, or
-        the answer cannot be decoded: then it is unknown what the bookie did.
+        """Sends a request to a bookie and returns (head of the answer, its frames). Returns None if no answer arrives
+        within `timeout_s`, or if it cannot be decoded: then it is unknown what the bookie did.
 
-        A bookie that answers BUSY did nothing; it is asked again, with growing pauses, until the time is over. Each
-        BUSY proves that the bookie is alive, so the timeout starts again, for up to `busy_s` in all.
-        """
+        If the bookie answers BUSY, it did nothing, and is asked again after a pause that grows. Each BUSY proves that
+        the bookie is alive, so the timeout starts again, for up to `busy_s` seconds in all."""
         clock = self._world.clock.monotonic
         began, pause_s = clock(), self._config.retry_s
         deadline = began + timeout_s
@@ -267,26 +267,25 @@ class Bookies:
             pause_s = min(2 * pause_s, timeout_s / PAUSE_PART)
 
     def record_failure(self, bookie: str) -> None:
-        """Records that the bookie failed. For a while, the bookie is chosen last for ensembles, and reads ask it
-        last."""
+        """Records that the bookie failed: for a while, other bookies are preferred for ensembles and for reads."""
         self._quarantine.record_failure(bookie, self._world.clock.monotonic())
         self.record_bookie_fault(bookie, BookieFaultKind.FAILED)
 
     def record_bookie_fault(self, bookie: str, kind: BookieFaultKind) -> None:
-        """Records a fault `kind` of the bookie in answering a read. For a while, reads ask this bookie last
-        (placement_core.py)."""
+        """Records that the bookie answered a read badly, in the way of `kind`: for a while, reads ask other bookies
+        first (placement_core.py)."""
         self._trouble.record_bookie_fault(bookie, kind, self._world.clock.monotonic())
 
     def record_damage(self, bookie: str, ledger: int, entry: int) -> None:
-        """Records that the bookie sent bytes that are not the requested entry. For a while, reads ask this bookie last;
-        the damage is also reported in the metadata (`DamageReports`)."""
+        """Records that the bookie sent damaged or wrong bytes for the entry: for a while, reads ask other bookies
+        first. Also reports the damage in the metadata (`DamageReports`)."""
         _LOG.error("ledger %d, entry %d: wrong bytes from bookie %s", ledger, entry, bookie)
         self.record_bookie_fault(bookie, BookieFaultKind.DAMAGED)
         self.damage.add(ledger, bookie, entry)
 
     def fault_weights(self) -> dict[str, float]:
-        """Returns the weight of the recent faults of each bookie (placement_core.py). Leaves out bookies without recent
-        faults."""
+        """Returns the weight of each bookie's recent faults, by bookie (placement_core.py). A bookie with a larger
+        weight is asked later. Leaves out bookies without recent faults."""
         return self._trouble.fault_weights(self._world.clock.monotonic())
 
     def is_quarantined(self, bookie: str) -> bool:
@@ -297,8 +296,8 @@ class Bookies:
 
     # ------------------------------------------------------------------------------ choosing
     async def count_healthy_bookies(self, wanted: int) -> int:
-        """Returns the number of writable bookies that did not fail lately. If there are fewer than `wanted`, first
-        reads the list of bookies again."""
+        """Returns the number of writable bookies that have not failed lately. If there are fewer than `wanted`, lists
+        the bookies again before."""
         if self._well() < wanted:
             await self.refresh_bookie_list()
         return self._well()
@@ -310,8 +309,8 @@ class Bookies:
         return self._quarantine.has_failed_lately(bookie, self._world.clock.monotonic())
 
     async def choose_bookies_after_listing(self, count: int, *, write_quorum: int | None = None) -> list[str]:
-        """Chooses bookies like `choose`. If there are too few bookies, lists them again and retries, because the watch
-        may lag."""
+        """Chooses bookies like `choose`. If there are too few, lists the bookies again and chooses once more, because
+        the watch may lag."""
         try:
             return self.choose(count, write_quorum=write_quorum)
         except NotEnoughBookies:
@@ -319,34 +318,31 @@ class Bookies:
             return self.choose(count, write_quorum=write_quorum)
 
     def choose(self, count: int, exclude: Collection[str] = (), *, write_quorum: int | None = None) -> list[str]:
-        """Returns `count` distinct writable bookies for copies. Raises NotEnoughBookies, with the fields `wanted` and
-        `read_available`.
+        """Chooses `count` distinct writable bookies for copies and returns them. Raises NotEnoughBookies, with the
+        fields `wanted` and `available`.
 
-        With `write_quorum` (for a new ledger) the minimum of racks applies. Without `write_quorum`, the new copies are
-        in addition to those at the bookies in `exclude`, and other racks than theirs are preferred.
-        """
+        With `write_quorum`, for a new ledger, every write set must cover the smallest number of racks. Without
+        `write_quorum`, the bookies in `exclude` have copies already; they are not chosen, and other racks than theirs
+        are preferred."""
         there = sorted(each for each in exclude if each in self._available and not self._failed_lately(each))
         beside = {count + slot: self.find_rack(bookie) for slot, bookie in enumerate(there)}
         return self._placed(count, exclude, beside, write_quorum)
 
     def replace(self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int) -> dict[int, str]:
-        """Returns a replacement bookie for each of `slots` of the ensemble. If there are too few bookies, returns
-        replacements for the first slots only.
+        """Chooses a replacement for the bookie in each of `slots` of the ensemble. Returns slot → bookie; only for the
+        first slots, or for none, if there are too few bookies.
 
-        Never chooses a bookie that failed lately, which would be no better than the bookie to be replaced. Takes the
-        racks of the other slots into account.
-        """
+        Never chooses a bookie that failed lately. Prefers racks that the other slots do not have."""
         failed = [each for each in self.quarantined_bookies() if self._failed_lately(each)]
         return self._replaced(ensemble, slots, write_quorum, [*ensemble, *failed])
 
     def choose_replacements_for_gone(
         self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, gone: Collection[str]
     ) -> dict[int, str]:
-        """Returns replacements like `replace`, for copies of final entries whose bookies in `slots` are lost or
-        leaving.
+        """Chooses replacements like `replace`, for copies of entries that are final, because the bookies in `slots` are
+        lost or leaving. Returns slot → bookie.
 
-        Also chooses bookies that failed lately, but last. Never chooses a bookie of `gone` or of `limbo_bookies`.
-        """
+        Prefers bookies that have not failed lately. Never chooses a bookie of `gone` or of `limbo_bookies`."""
         return self._replaced(ensemble, slots, write_quorum, [*ensemble, *gone, *self.limbo_bookies])
 
     def _replaced(
@@ -400,21 +396,21 @@ class Bookies:
         self._racks_short = short
 
     def find_rack(self, bookie: str) -> str:
-        """Returns the rack of a bookie: the last known rack if the bookie is not registered now, UNKNOWN_RACK if it
-        never was."""
+        """Returns the rack of a bookie: the one that an operator assigned, otherwise the one in its last registration.
+        Returns UNKNOWN_RACK if the bookie was never registered."""
         last = self._last.get(bookie)
         return self._racks.get(bookie) or (UNKNOWN_RACK if last is None else last.rack)
 
     @property
     def limbo_bookies(self) -> frozenset[str]:
-        """Returns the bookies that must get no copies of older ledgers, because they lost data and are restoring it
-        (BookieRecord.limbo)."""
+        """Returns the bookies in limbo (BookieRecord.limbo): they lost data and restore it, so they must get no copies
+        of older ledgers."""
         return frozenset(bookie for bookie, record in self._available.items() if record.limbo)
 
     @property
     def fenced_upto(self) -> int:
-        """Returns the largest ledger id up to which some bookie refuses adds because it once lost data
-        (BookieRecord.fenced_upto); -1: no bookie does."""
+        """Returns the largest ledger id up to which some bookie refuses adds, because it once lost data
+        (BookieRecord.fenced_upto); -1 if no bookie does."""
         return max((record.fenced_upto for record in self._available.values()), default=-1)
 
     # ------------------------------------------------------------------------------ the table
@@ -438,7 +434,8 @@ class Bookies:
                 await asyncio.sleep(self._config.retry_s)
 
     async def refresh_bookie_list(self) -> None:
-        """Lists the bookies again now, because the watch may lag. Concurrent callers share one listing."""
+        """Lists the registered bookies again now, because the watch may lag. Callers at the same time share one
+        listing."""
         listings = self._listings
         async with self._looking:
             if self._listings == listings:
@@ -487,8 +484,7 @@ class Bookies:
         self._available[bookie] = self._last[bookie] = record
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Returns for each bookie the counters of its connection and of its faults (`reads_slow`, …:
-        placement_core.py)."""
+        """Returns the counters of each bookie's connection and of its faults, by bookie."""
         return {
             bookie: {**peer.statistics(), **{f"reads_{kind.value}": count for kind, count in self._counts(bookie)}}
             for bookie, peer in self.peers.items()
@@ -508,7 +504,7 @@ class Bookies:
 
 
 class _Unregistered:
-    """A peer that stands for a bookie that has never registered. Each request to it fails with Unavailable."""
+    """Stands for a bookie that was never registered: each request to it fails with Unavailable."""
 
     def __init__(self, bookie: str) -> None:
         self._error = Unavailable(f"bookie {bookie} is not registered", bookie=bookie)
@@ -525,7 +521,7 @@ class _Unregistered:
 
 
 class _Peers(dict[str, Peer]):
-    """The peers by bookie; for a bookie that never registered, an `_Unregistered`."""
+    """The connections by bookie; an `_Unregistered` for a bookie that was never registered."""
 
     def __missing__(self, bookie: str) -> _Unregistered:
         return _Unregistered(bookie)

@@ -74,16 +74,17 @@ from .writer_core import Striping
 
 
 PAGE_IDS = 4096
-"""Ids per page: a page in which every second id is deleted has 50 kB of JSON; a block of ids is a part of one page."""
+"""The number of ledger ids for which one record has the deleted ones. If every second id is deleted, the record has 50
+kB of JSON. A block of ids is a part of one page."""
 ATTEMPTS_MAX = 20
 PAUSE_S = 0.01
 DELETED_AT_ONCE = 512
-"""Most ledgers that are deleted in one commit: half of the operations that it may have."""
+"""The largest number of ledgers that one commit deletes: half of the operations that a commit may have."""
 
 
 async def find_deleted_ledgers(store: MetadataStore, ledgers: Iterable[int]) -> BitMap64:
-    """Returns those of the given ledgers that the metadata records as deleted. Raises DamagedRecord, and the errors of
-    the metadata."""
+    """Returns those of `ledgers` whose deletion the metadata records. Raises DamagedRecord, and the errors of the
+    metadata."""
     deleted = BitMap64()
     asked = BitMap64(ledgers)
     for page, ids in _paged(asked):
@@ -93,8 +94,8 @@ async def find_deleted_ledgers(store: MetadataStore, ledgers: Iterable[int]) -> 
 
 
 async def record_deletions(store: MetadataStore, ledgers: Iterable[int]) -> None:
-    """Records in the metadata, for ever, that the owner of these ledgers has deleted them. Idempotent. After an error
-    of the metadata the outcome is unknown."""
+    """Records in the metadata, for ever, that the owner of these ledgers has deleted them. May be repeated. After an
+    error of the metadata the outcome is unknown."""
     for page, ids in _paged(ledgers):
 
         def noted(record: DeletedLedgersRecord | None, page: int = page, ids: list[int] = ids) -> DeletedLedgersRecord:
@@ -104,9 +105,9 @@ async def record_deletions(store: MetadataStore, ledgers: Iterable[int]) -> None
 
 
 async def make_deletion_operations(store: MetadataStore, ledgers: Iterable[int]) -> list[Operation]:
-    """Returns operations that record the deletion of these ledgers like `record_deletions`; the caller must commit
-    them, and may do so together with other operations. That commit raises BadVersion if another process changed the
-    same DeletedLedgersRecord meanwhile."""
+    """Returns the operations that record the deletion of these ledgers, like `record_deletions`. The caller must commit
+    them, alone or with other operations. The commit raises BadVersion if another process has changed the same records
+    meanwhile."""
     operations: list[Operation] = []
     for page, ids in _paged(ledgers):
         path = paths.deleted_ledgers(page)
@@ -117,8 +118,8 @@ async def make_deletion_operations(store: MetadataStore, ledgers: Iterable[int])
 
 
 async def commit_ledger_deletions(store: MetadataStore, ledgers: Sequence[int], owner: Sequence[Operation]) -> None:
-    """Commits the operations `owner`, which delete the record that names the `ledgers`. Records in the same commit that
-    these ledgers are deleted, so that their deletion can be completed after a crash. Raises the errors of the commit;
+    """Commits the operations `owner`, which delete the record that lists `ledgers`, and records in the same commit that
+    these ledgers are deleted. So their deletion can be completed after a crash. Raises the errors of the commit;
     BadVersion if an operation of `owner` conflicts."""
     own = {operation.path for operation in owner}
     for attempt in range(ATTEMPTS_MAX):
@@ -132,8 +133,8 @@ async def commit_ledger_deletions(store: MetadataStore, ledgers: Sequence[int], 
 
 
 async def delete_ledgers(store: MetadataStore, ledgers: Iterable[int]) -> None:
-    """Records that these ledgers are deleted, like `record_deletions`, then deletes their records in the metadata.
-    Idempotent, also for a ledger whose record does not exist."""
+    """Deletes these ledgers: records their deletion, like `record_deletions`, then deletes their records in the
+    metadata. May be repeated, also for ledgers that have no record any more."""
     ordered = sorted(ledgers)
     await record_deletions(store, ordered)
     for at in range(0, len(ordered), DELETED_AT_ONCE):
@@ -168,25 +169,25 @@ def _with(record: DeletedLedgersRecord | None, page: int, ledgers: Sequence[int]
 _LOG = logging.getLogger("magnetar.ledger")
 
 IDS_LAST_S, IDS_MAX = 1.0, 1024
-"""If a block of ids is used up within this time, the next one is twice as large, up to IDS_MAX: else a client that
-creates hundreds of ledgers a second would spend half of its time on the counter. The rest of a block is lost at a stop,
-out of 2^63."""
+"""If a block of ids is used up within IDS_LAST_S seconds, the next one is twice as large, up to IDS_MAX. Otherwise a
+client that creates hundreds of ledgers a second would spend half of its time on the counter. The unused rest of a block
+is lost at a stop, which does no harm: there are 2^63 ids."""
 WRITERS_MIN = 16
-"""How many ended writers may be kept before they are dropped: dropping them iterates over every open writer."""
+"""The number of ended writers that may be kept before they are dropped, because dropping them walks over all open
+writers."""
 
 __all__ = ["LedgerClient", "LedgerEnd"]
 
 
 class LedgerIdTaken(AlreadyExists):
-    """Raised when another process has created a ledger with this id. The caller must use another id."""
+    """Raised when another process has already created a ledger with this id. The caller must try another id."""
 
 
 class LedgerClient:
     """Creates, opens, recovers and deletes ledgers (see the module's docstring).
 
     `world` provides the clock, random numbers and the network. The caller must close `metadata`. `close` closes
-    everything that this client opened.
-    """
+    everything that this client opened."""
 
     def __init__(self, world: World, metadata: MetadataStore, config: LedgerConfig | None = None) -> None:
         self._world = world
@@ -203,8 +204,8 @@ class LedgerClient:
         self._looked_at = 0  # number of open writers when the ended ones were dropped last
 
     async def connect(self) -> None:
-        """Lists the bookies and connects to them, so that the first ledger need not wait for connections. Raises the
-        errors of the metadata."""
+        """Lists the bookies and connects to them, so that the first ledger need not wait for that. Raises the errors of
+        the metadata."""
         await self._bookies.wait_bookies_listed()
         await self._bookies.connect()
 
@@ -213,13 +214,12 @@ class LedgerClient:
         properties: Mapping[str, str] | None = None, shrink: StripingReduction = StripingReduction.NOTHING,
         above: int = -1,
     ) -> LedgerWriter:  # fmt: skip
-        """Creates a ledger on writable bookies; its id is larger than `above`, an id from the same counter.
+        """Creates a ledger on writable bookies and returns its writer. The ledger's id is larger than `above`. Sizes
+        and quorums that are None are those of the configuration.
 
-        Raises InvalidConfiguration, NotEnoughBookies, or the metadata's errors. `shrink`: what to reduce when fewer
-        bookies are healthy than the ensemble needs (`reduce_striping`). The ack quorum is never reduced, so a
-        confirmed entry always has as many synced copies. The ledger's record has the ensemble size and quorums that
-        were chosen.
-        """
+        `shrink`: what to reduce if fewer bookies are healthy than the ensemble needs (`reduce_striping`). The ack
+        quorum is never reduced, so a confirmed entry always has as many synced copies. Raises InvalidConfiguration,
+        NotEnoughBookies, or the errors of the metadata."""
         while True:
             record = await self.draft_record(
                 ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum, properties=properties,
@@ -237,8 +237,8 @@ class LedgerClient:
         properties: Mapping[str, str] | None = None, shrink: StripingReduction = StripingReduction.NOTHING,
         above: int = -1,
     ) -> LedgerRecord:  # fmt: skip
-        """Returns the record of a new ledger as `create` would store it, on chosen bookies. Stores nothing. The
-        ledger's id is larger than `above`. Raises the same errors as `create`."""
+        """Chooses an id and bookies for a new ledger, as `create` does, and returns the ledger's record. Stores
+        nothing. Parameters and errors are those of `create`."""
         config = self._config
         shape = striping(
             config.ensemble_size if ensemble_size is None else ensemble_size,
@@ -257,9 +257,9 @@ class LedgerClient:
         )  # fmt: skip
 
     def make_creation_update(self, draft: LedgerRecord) -> NodeUpdate:
-        """Returns the change that creates the ledger of `draft_record` (none → OPEN), which the caller commits, alone
-        or together with other changes. The transform of the change raises LedgerIdTaken if another process has created
-        a ledger with this id: then the caller must call `draft_record` again."""
+        """Returns the change of the metadata that creates the ledger of `draft`, a record made by `draft_record`. The
+        caller must commit it with `update_nodes`, alone or together with other changes. That raises LedgerIdTaken if
+        another process has created a ledger with this id: then the caller must call `draft_record` again."""
         path = paths.ledger(draft.ledger_id)
 
         def transform(node: VersionedValue | None) -> bytes | None:
@@ -271,8 +271,8 @@ class LedgerClient:
         return NodeUpdate(path, transform, absent=True)
 
     def make_writer(self, record: LedgerRecord) -> LedgerWriter:
-        """Returns the only writer of a ledger whose record was made by `draft_record`. The ledger's
-        `make_creation_update` must have been committed."""
+        """Returns the writer of a new ledger. Its record must be made by `draft_record`, and its `make_creation_update`
+        must be committed."""
         writer = LedgerWriter(record, self._bookies, self._metadata, self._config)
         self._remember(writer)
         return writer
@@ -280,7 +280,8 @@ class LedgerClient:
     async def check_enough_bookies(
         self, wanted: Striping, *, shrink: StripingReduction = StripingReduction.NOTHING
     ) -> None:
-        """Raises NotEnoughBookies if too few bookies are available now to create a ledger with this replication."""
+        """Raises NotEnoughBookies if a ledger with the striping `wanted` could not be created now, because there are
+        too few bookies. `shrink` as in `create`."""
         await self._bookies.wait_bookies_listed()
         if shrink is not StripingReduction.NOTHING:
             wanted = reduce_striping(wanted, await self._bookies.count_healthy_bookies(wanted.ensemble_size), shrink)
@@ -303,11 +304,10 @@ class LedgerClient:
         return fitting
 
     async def open(self, ledger_id: int) -> LedgerReader:
-        """Returns a reader of the ledger. The reader reads up to the end of a CLOSED ledger, otherwise up to the
-        largest last-add-confirmed (LAC) that a bookie reports.
+        """Opens a ledger for reading and returns a reader. The reader reads up to the end of a CLOSED ledger; otherwise
+        up to the largest last-add-confirmed (LAC) that a bookie reports. Fences nothing.
 
-        Raises LedgerNotFound, Unavailable.
-        """
+        Raises LedgerNotFound, Unavailable."""
         await self._bookies.wait_bookies_listed()
         reader = LedgerReader(await self.read_record(ledger_id), self._bookies, self._metadata, self._config)
         await reader.refresh()
@@ -318,13 +318,12 @@ class LedgerClient:
         return self._bookies
 
     def make_reader(self, record: LedgerRecord) -> LedgerReader:
-        """Returns a reader of those entries of the ledger that the record alone proves to be stored. Sends no
-        request."""
+        """Returns a reader of the entries that are certainly stored by the ledger's record alone. Sends no request."""
         return LedgerReader(record, self._bookies, self._metadata, self._config)
 
     def make_local_reader(self, writer: LedgerWriter) -> LedgerReader:
-        """Returns a reader for the ledger of `writer`, a writer in this process. The reader reads up to the writer's
-        last-add-confirmed (LAC) and sends no request to learn it."""
+        """Returns a reader of the ledger that `writer`, in this process, is writing. It reads up to the writer's
+        last-add-confirmed (LAC), and needs no request to learn it."""
         reader = LedgerReader(
             writer.record, self._bookies, self._metadata, self._config, confirmed=lambda: writer.last_confirmed
         )
@@ -332,18 +331,17 @@ class LedgerClient:
         return reader
 
     async def recover(self, ledger_id: int) -> LedgerReader:
-        """Recovers a ledger: fences its writer, wherever the writer runs, and closes the ledger so that it contains
-        every confirmed entry. Returns a reader.
+        """Recovers a ledger: fences its writer, wherever that runs, and closes the ledger with every confirmed entry in
+        it. Returns a reader.
 
         Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies if too few bookies answer: then the ledger stays
-        IN_RECOVERY, and the caller may try again.
-        """
+        IN_RECOVERY, and the caller may try again."""
         return (await self._recover(ledger_id, joined=False))[0]
 
     async def recover_until_close(self, ledger_id: int) -> tuple[LedgerReader, NodeUpdate | None]:
-        """Recovers a ledger like `recover`, but leaves the close to the caller, who must commit the returned change;
-        None: the ledger is closed already. The returned reader is valid only after that commit. The errors of the
-        change are those of `RecoveryResult` in ledger/recovery.py."""
+        """Recovers a ledger like `recover`, but does not close it. Returns (reader, change of the metadata that closes
+        the ledger; None: it is closed already). The caller must commit the change; only then the reader is valid. The
+        errors of the change are those of `RecoveryResult` in ledger/recovery.py."""
         return await self._recover(ledger_id, joined=True)
 
     async def _recover(self, ledger_id: int, *, joined: bool) -> tuple[LedgerReader, NodeUpdate | None]:
@@ -353,15 +351,16 @@ class LedgerClient:
 
     def make_lost_entries_search(self, record: LedgerRecord, *, force: bool = False) -> LostEntriesSearch:
         """Returns a search for the entries of the ledger that are certainly lost (lost.py). Sends no request yet.
-        `force`: bookies that do not answer count as forgotten."""
+        `force`: treats bookies that do not answer as if an operator had deleted them."""
         return LostEntriesSearch(record, self._bookies, self._metadata, self._config, force=force)
 
     async def read_record(self, ledger_id: int) -> LedgerRecord:
         return await records.read_record(self._metadata, ledger_id)
 
     async def delete(self, *ledger_ids: int) -> None:
-        """Deletes the ledgers for ever. Idempotent, even if a ledger has no record. After an error of the metadata the
-        outcome is unknown: the caller must delete the ledgers again. Concurrent calls share their commits."""
+        """Deletes ledgers for ever. May be repeated, also for ledgers that have no record any more. After an error of
+        the metadata the outcome is unknown: the caller must call this again. Calls at the same time share their
+        commits."""
         self._unwanted.update(ledger_ids)
         async with self._deleting:
             if not self._unwanted.isdisjoint(ledger_ids):
@@ -370,19 +369,19 @@ class LedgerClient:
                 self._unwanted -= some
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Returns the counters for each bookie, as `Bookies.statistics` does."""
+        """Returns the counters of each bookie, by bookie, as `Bookies.statistics` does."""
         return self._bookies.statistics()
 
     async def close(self) -> None:
-        """Abandons all writers that are not closed (their ledgers stay OPEN until a recovery) and closes the
-        connections."""
+        """Abandons all open writers (their ledgers stay OPEN until a recovery) and closes the connections."""
         for writer in self._writers.values():
             await writer.abandon()
         await self._bookies.close()
 
     # ------------------------------------------------------------------------------ creating
     async def _next_id(self, above: int) -> int:
-        """Returns the next id that is larger than `above`, and than every id up to which some bookie refuses adds."""
+        """Returns the next free ledger id. It is larger than `above`, and than every id up to which some bookie refuses
+        adds."""
         while True:
             while self._ids and self._ids[0] <= max(above, self._bookies.fenced_upto):
                 self._ids.popleft()
@@ -393,7 +392,8 @@ class LedgerClient:
                     self._ids.extend(await self._take_ids())
 
     async def _take_ids(self) -> range:
-        """Allocates the next block of ids, of twice the size if the last one lasted less than IDS_LAST_S."""
+        """Allocates the next block of ledger ids and returns it. It is twice as large as the last block if that was
+        used up within IDS_LAST_S seconds."""
         now, least = self._world.clock.monotonic(), self._config.ids_block
         soon = now - self._taken_at < IDS_LAST_S
         self._block, self._taken_at = min(2 * self._block, max(least, IDS_MAX)) if soon and self._block else least, now

@@ -81,39 +81,42 @@ from .writer_core import (
 _LOG = logging.getLogger("magnetar.ledger")
 
 ENTRY_BYTES_MAX = (5 << 20) + (64 << 10)
-"""The largest message (5 MiB) and the headers of client and broker; a bookie accepts a little more."""
+"""The largest payload of an entry, in bytes: a message of 5 MiB, with the headers of client and broker. Bookies accept
+a little more."""
 
 _OPEN = WriterState.OPEN
 """`WriterState.OPEN` as a name of the module: reading a member of an enum costs as much as a call, for each answer."""
 _WATCH_TICKS = 4
-"""Checks of the watchdog per `quorum_timeout_s`: an append waits at most a quarter longer than that time."""
+"""The number of checks in `quorum_timeout_s`. An append that gets no quorum ends at most a quarter later than that
+time."""
 
 
 class LedgerEnd(NamedTuple):
-    """The end of a closed ledger: `last_entry` is -1 if it is empty; `length` is in payload bytes."""
+    """The end of a closed ledger: the id of its last entry (-1: the ledger is empty), and its length in payload
+    bytes."""
 
     last_entry: int
     length: int
 
 
 class AppendListener(Protocol):
-    """Receives the outcomes of the entries that `LedgerWriter.push` appended. The methods of a listener must not
-    raise."""
+    """The interface of an object that is told the outcomes of the entries that were appended with `LedgerWriter.push`.
+    Its methods must not raise errors."""
 
     def on_appended(self, writer: LedgerWriter, last_entry: int) -> None:
-        """Called when every entry up to `last_entry` is confirmed. Calls come in entry order; all entries that are
-        confirmed at the same moment cause one call."""
+        """Called when all entries up to `last_entry` are confirmed. The calls come in the order of the entries; entries
+        that are confirmed at the same moment cause one call."""
         ...
 
     def on_append_failed(self, writer: LedgerWriter) -> None:
-        """Called when an entry appended by `push` will not be confirmed. The end of the ledger that
-        `LedgerWriter.close` returns says whether the entry is stored."""
+        """Called when an entry that was appended with `push` will not be confirmed. It may be stored: the end that
+        `LedgerWriter.close` returns says whether it is."""
         ...
 
 
 class LedgerWriter:
-    """The only writer of an OPEN ledger, made by `LedgerClient.create`. It must be used in the event loop that made it.
-    """
+    """Appends entries to an OPEN ledger; a ledger has one writer. Made by `LedgerClient.create`. Must be used in the
+    event loop in which it was made."""
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig
@@ -148,7 +151,8 @@ class LedgerWriter:
 
     @property
     def record(self) -> LedgerRecord:
-        """Returns the ledger's record with the committed ensembles. The record does not contain the ledger's end."""
+        """Returns the ledger's record with the ensembles that are stored in the metadata, but without the ledger's
+        end."""
         return self._record
 
     @property
@@ -157,7 +161,7 @@ class LedgerWriter:
 
     @property
     def confirmed_bytes(self) -> int:
-        """Returns the payload bytes of all confirmed entries."""
+        """Returns the total payload bytes of all confirmed entries."""
         return self.adds.length_confirmed
 
     @property
@@ -170,13 +174,13 @@ class LedgerWriter:
 
     @property
     def is_writable(self) -> bool:
-        """Returns whether appends are accepted. False once the ledger is ending, or after a failure has poisoned the
-        writer; then every append fails at once."""
+        """Returns whether the writer accepts appends. It does not while the ledger is being closed, and after a failure
+        that ended the writer (state POISONED): then every append fails at once."""
         return self._core.state is WriterState.OPEN or self._core.accepts_appends
 
     @property
     def has_room(self) -> bool:
-        """Returns True if the next append is within the bounds of this ledger and within the memory bound of all
+        """Returns whether the next append is within the bounds of this ledger and within the memory bound of all
         ledgers together."""
         adds = self.adds
         return (
@@ -188,7 +192,8 @@ class LedgerWriter:
 
     @property
     def is_short_of_bookies(self) -> bool:
-        """Returns whether a failed bookie of the ensemble could not be replaced. New entries then get fewer copies."""
+        """Returns whether a bookie of the ensemble failed and could not be replaced. New entries then get fewer
+        copies."""
         return bool(self.adds.failed)
 
     @property
@@ -196,8 +201,9 @@ class LedgerWriter:
         return self._core.state
 
     def append(self, *frames: Buffer, tail: PayloadTailChecksum | None = None) -> asyncio.Future[int]:
-        """Appends the frames as one entry; returns a future of the entry's id. Raises no error itself: the future gets
-        the errors of the module docstring. `tail`: the known checksum of the end of a payload that is in one frame."""
+        """Appends the frames, one after the other, as one entry. Returns a future of the entry's id. Raises no error
+        itself: the future gets the errors in the module's docstring. `tail`: the known checksum of the end of a payload
+        that is in one frame."""
         future: asyncio.Future[int] = self._loop.create_future()
         try:
             self.push(PendingAppendWithFuture(frames, sum(map(len, frames)), future, tail))
@@ -206,9 +212,8 @@ class LedgerWriter:
         return future
 
     def push(self, payload: PendingAppend) -> None:
-        """Appends a payload like `append`, but reports the outcome to the `listener`. Raises MessageTooLarge,
-        LedgerClosed, and BackPressure if a bound of this ledger, or the memory bound of all ledgers together, is
-        exceeded."""
+        """Appends an entry like `append`, but tells the outcome to the `listener`. Raises MessageTooLarge,
+        LedgerClosed, or BackPressure if the bounds of this ledger or the memory bound of all ledgers leave no room."""
         assert self.listener is not None or isinstance(payload, PendingAppendWithFuture), (
             "the listener is told the outcome"
         )
@@ -235,12 +240,12 @@ class LedgerWriter:
             self._watch()
 
     def late_bookie_answers(self) -> Sequence[LateBookieAnswer]:
-        """Returns the latest answers of bookies that took longer than `late_s`."""
+        """Returns the latest answers of bookies that took longer than `late_s` seconds."""
         return self._sender.late or ()
 
     async def wait_room(self) -> None:
-        """Waits until an append is within the bounds, or until the writer accepts no appends any more (then the next
-        append fails)."""
+        """Waits until there is room for an append (`has_room`), or until the writer accepts no appends any more; then
+        the next append fails."""
         memory = self._bookies.memory
         try:
             while self.is_writable and not self.has_room:
@@ -258,18 +263,17 @@ class LedgerWriter:
             self._room = None
 
     def add_ensemble_change_listener(self, tell: Callable[[LedgerRecord], None]) -> None:
-        """Registers a listener: after each change of the ensemble, `tell` is called with the new record, before any
+        """Registers a function. It is called with the ledger's new record after each change of the ensemble, before any
         entry is confirmed by the new ensemble."""
         self._on_changed.append(tell)
 
     async def close(self) -> LedgerEnd:
-        """Closes the ledger after the pending entries, and returns the ledger's end. Idempotent. Takes at most about
-        `add_timeout_s` + `close_timeout_s`.
+        """Waits for the pending entries, closes the ledger, and returns its end. May be called again. Takes at most
+        about `add_timeout_s` + `close_timeout_s`.
 
-        Raises LedgerFenced while another client recovers the ledger or if the ledger was deleted (the caller may call
-        `close` again later), OutcomeUnknown if the metadata did not answer. If another client closed the ledger,
-        returns the end that is stored.
-        """
+        Raises LedgerFenced if another client is recovering the ledger or the ledger was deleted (the caller may call
+        `close` again later), OutcomeUnknown if the metadata did not answer. If another client has closed the ledger,
+        returns the end that is stored."""
         self._run(self._core.close())
         await self._finished.wait()
         if self._core.end is None:
@@ -278,7 +282,7 @@ class LedgerWriter:
         return LedgerEnd(self._core.end.last_entry, self._core.end.length)
 
     async def abandon(self) -> None:
-        """Stops the writer at once: pending entries fail with OutcomeUnknown, and the ledger stays OPEN until another
+        """Stops the writer at once. Pending entries fail with OutcomeUnknown. The ledger stays OPEN until another
         client recovers it."""
         running = [task for task in (self._change_task, self._end_task) if task is not None and not task.done()]
         for task in running:
@@ -295,14 +299,14 @@ class LedgerWriter:
         self._stop_watching()
 
     async def wait_finished(self) -> None:
-        """Waits until the ledger has ended or a failure has poisoned the writer, for any reason. The caller must then
-        call `close`."""
+        """Waits until the writer has ended for any reason: the ledger is closed, or a failure has ended the writer. The
+        caller must then call `close`."""
         await self._finished.wait()
 
     # ------------------------------------------------------------------------------ effects
     def _acked(self, adds: Sequence[PendingAppend], place: tuple[int, str]) -> None:
-        """Handles adds that the bookie has stored: confirms those that have their quorum now. While the ledger is open
-        they have no other effects, so the core need not be asked."""
+        """Handles an answer: the bookie in this (slot, bookie) has stored these entries. Confirms the entries that have
+        their ack quorum now."""
         if self._core.state is not _OPEN:
             self._learn(AddsAcked([add.entry for add in adds], *place))
             return
@@ -355,8 +359,8 @@ class LedgerWriter:
                 self.listener.on_append_failed(self)
 
     def _take_future(self, add: PendingAppend) -> asyncio.Future[int] | None:
-        """Removes and returns the future that receives the outcome of the add. Returns None if a listener receives the
-        outcome."""
+        """Returns the future that gets the outcome of the entry; None if the listener is told the outcome. Must be
+        called once for each entry, because it also counts the entry as done."""
         self._bytes -= add.size
         if not isinstance(add, PendingAppendWithFuture):
             return None
@@ -378,7 +382,7 @@ class LedgerWriter:
 
     # ------------------------------------------------------------------------------ the ensemble
     async def _change_ensemble(self, change: ChangeEnsemble) -> None:
-        """Replaces the failed bookies in the metadata, and gives the result to the core as a fact."""
+        """Replaces failed bookies of the ensemble in the metadata, and gives the outcome to the core as a fact."""
         fact: ChangeFact = EnsembleChangeUnknown()
         try:
             others = await self._others(change)
@@ -404,8 +408,8 @@ class LedgerWriter:
         return EnsembleChanged(last.bookies)
 
     async def _others(self, change: ChangeEnsemble) -> dict[int, str]:
-        """Returns a replacement for each failed slot; for fewer slots, or none, if there are too few healthy
-        bookies."""
+        """Chooses a replacement for each failed slot. Returns slot → bookie; for fewer slots, or none, if there are too
+        few healthy bookies."""
         others = self._choose(change)
         if len(others) < len(change.failed):
             try:
@@ -424,7 +428,8 @@ class LedgerWriter:
 
     # ------------------------------------------------------------------------------ the end
     async def _store_end(self, close: CloseLedger) -> None:
-        """Stores the end, or reads the stored one, and gives the result to the core as a fact."""
+        """Stores the ledger's end in the metadata, or reads the end that is stored already, and gives the outcome to
+        the core as a fact."""
         fact: Fact = LedgerCloseUnknown()
         try:
             outcome = await store_transition(
@@ -450,8 +455,8 @@ class LedgerWriter:
 
     # ------------------------------------------------------------------------------ time
     def _watch(self) -> None:
-        """Checks by a timer that the first pending entry changes: poisons the handle if one stays the first for longer
-        than `quorum_timeout_s`. One timer serves all entries."""
+        """Checks at intervals whether the oldest pending entry is still the same. If it is for longer than
+        `quorum_timeout_s`, the writer ends (state POISONED). One timer serves all entries."""
         self._watchdog = None
         if not len(self.adds):
             self._watched = (-1, 0)
@@ -465,14 +470,14 @@ class LedgerWriter:
         self._watchdog = self._loop.call_later(self._config.quorum_timeout_s / _WATCH_TICKS, self._watch)
 
     def _stop_watching(self) -> None:
-        """Cancels the timer: a pending one would keep the handle in memory until it is due."""
+        """Cancels the timer of `_watch`, which would keep this object in memory."""
         if self._watchdog is not None:
             self._watchdog.cancel()
             self._watchdog = None
 
     def _send_lac(self) -> None:
-        """Sends the LAC to the bookies by WRITE_LAC: else they know only that before the last entry, and readers in
-        other processes could not read this one."""
+        """Sends the last-add-confirmed (LAC) to the bookies by WRITE_LAC. They know only the LAC in the header of the
+        last entry, which is smaller, and readers in other processes could not read the last entry."""
         if self._core.state is WriterState.OPEN:
             head = RequestHead(Op.WRITE_LAC, Flags.NONE, self.ledger_id, self.adds.lac, 0, 0, self._record.key)
             for bookie in self.adds.ensemble:

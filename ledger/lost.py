@@ -50,7 +50,7 @@ Decide = Callable[[LedgerRecord | None], Transition]
 
 
 async def read_record(store: MetadataStore, ledger_id: int) -> LedgerRecord:
-    """Reads the record of a ledger. Raises LedgerNotFound."""
+    """Reads the record of a ledger in the metadata and returns it. Raises LedgerNotFound."""
     found = await get_record(store, paths.ledger(ledger_id), LedgerRecord)
     if found is None:
         raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger=ledger_id)
@@ -60,8 +60,9 @@ async def read_record(store: MetadataStore, ledger_id: int) -> LedgerRecord:
 async def store_transition(
     store: MetadataStore, ledger_id: int, decide: Decide, *, timeout_s: float
 ) -> AlreadyStored | TransitionRefused:
-    """Makes a transition of a ledger's record: applies `decide` to the stored record and stores the result. Returns the
-    outcome. Raises the metadata's errors: then it is unknown whether the transition happened."""
+    """Changes a ledger's record: calls `decide` with the stored record and stores the record that it returns; repeats
+    that if another process changes the record meanwhile. Returns the outcome: the stored record, or why the change was
+    refused. Raises the metadata's errors: then it is unknown whether the change was stored."""
     path = paths.ledger(ledger_id)
     answer: Transition | None = None  # of the last attempt: what it wrote, or found, is stored
 
@@ -80,15 +81,15 @@ async def store_transition(
 
 _CERTAIN = (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER)
 _AT_ONCE = 32
-"""Entries that are asked for at a time, each by its own request."""
+"""The number of entries that are requested at a time, each by a request of its own."""
 
 Run = tuple[int, int]
-"""A range of entries: (first entry, last entry)."""
+"""A run of entries: (first entry, last entry)."""
 
 
 class LostEntriesReport(NamedTuple):
-    """The entries of a closed ledger that no bookie is known to have: `lost` are certainly lost, `unknown` may still
-    exist. `silent`: the bookies that did not answer, or whose answer was not certain."""
+    """The entries of a closed ledger that no bookie is known to have: the entries in `lost` are certainly lost, those
+    in `unknown` may still exist. `silent` are the bookies that did not answer, or whose answer was not certain."""
 
     lost: list[Run]
     unknown: list[Run]
@@ -96,8 +97,8 @@ class LostEntriesReport(NamedTuple):
 
 
 class LostEntriesSearch:
-    """Searches for the entries of one ledger that are certainly lost. `force`: bookies that do not answer count as
-    forgotten, so that their copies count as lost."""
+    """Searches for the entries of one ledger that are certainly lost: every bookie that should have them lacks them, or
+    was deleted by an operator (`magnetar bookies forget`). `force`: treats bookies that do not answer as deleted."""
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig, *,
@@ -114,7 +115,8 @@ class LostEntriesSearch:
         self._empty: set[str] = set()  # bookies that have nothing of the ledger
 
     async def _learn(self, bookies: Iterable[str] = ()) -> None:
-        """Reads from the metadata which of these bookies, or of all in the record, were forgotten."""
+        """Reads from the metadata which of these bookies (none given: of all bookies of the ledger) were deleted by an
+        operator."""
         await self._bookies.wait_bookies_listed()
         every = {each for fragment in self.record.fragments for each in fragment.bookies}
         for bookie in bookies or every:
@@ -122,7 +124,8 @@ class LostEntriesSearch:
                 self._forgotten.add(bookie)
 
     def _lacks(self, bookie: str) -> bool | None:
-        """Whether a bookie that does not answer lacks its entries: True if forgotten or forced, None if unknown."""
+        """Decides about a bookie that does not answer: returns True if its copies count as lost, None if they may still
+        exist."""
         if bookie in self._forgotten:
             return True
         if self._force:
@@ -136,8 +139,8 @@ class LostEntriesSearch:
 
     # ------------------------------------------------------------------------------ a closed one
     async def find_lost_entries(self) -> LostEntriesReport:
-        """Returns the lost and the unknown entries of the ledger, which must be CLOSED. Raises no error if bookies do
-        not answer: these bookies are in `silent` of the report."""
+        """Asks the bookies for all entries of the ledger, which must be CLOSED, and returns the lost and the unknown
+        ones. Bookies that do not answer cause no error: the report names them in `silent`."""
         assert self.record.state == CLOSED, "entries of an open ledger are not lost"
         await self._learn()
         lost: list[Run] = []
@@ -153,8 +156,8 @@ class LostEntriesSearch:
         return LostEntriesReport(lost, unknown, sorted(self._silent))
 
     async def is_lost(self, entry: int) -> bool:
-        """Returns whether an entry that could not be read is certainly lost; False if the ledger is not CLOSED. Raises
-        the metadata's errors."""
+        """Returns whether an entry that could not be read is certainly lost. Returns False if the ledger is not CLOSED,
+        or if that is not certain. Raises the metadata's errors."""
         if self.record.state != CLOSED:
             return False
         fragment = find_fragment_of_entry(self.record, entry)[0]
@@ -162,8 +165,8 @@ class LostEntriesSearch:
         return bool(self._forgotten) and await self._is_lost(entry) is True
 
     async def _not_held(self, first: int, last: int) -> list[int]:
-        """Returns the entries that no bookie of their ensemble reports as held. They may still exist: each must be
-        asked for."""
+        """Returns those of the entries `first … last` that no bookie reports to have. They may still exist, so each of
+        them must be requested."""
         left = set(range(first, last + 1))
         begins = {first, *(part.first_entry for part in self.record.fragments if first <= part.first_entry <= last)}
         bookies = {each for entry in begins for each in find_fragment_of_entry(self.record, entry)[0].bookies}
@@ -179,7 +182,7 @@ class LostEntriesSearch:
         return sorted(left)
 
     async def _is_lost(self, entry: int) -> bool | None:
-        """Returns whether the entry is lost, or None if that cannot be decided."""
+        """Returns True if the entry is lost, False if a bookie has it, None if that cannot be decided."""
         fragment = find_fragment_of_entry(self.record, entry)[0]
         slots = striping_of_record(self.record).write_set(entry)
         verdicts = await asyncio.gather(*(self._lacks_entry(fragment.bookies[slot], entry) for slot in slots))
@@ -207,16 +210,16 @@ class LostEntriesSearch:
 
     # ------------------------------------------------------------------------------ one that cannot be recovered
     async def is_beyond_recovery(self) -> bool:
-        """Returns whether the last fragment of the ledger can never be fenced, because operators have forgotten too
-        many of its bookies."""
+        """Returns whether the ledger can never be recovered, because operators have deleted too many bookies of its
+        last fragment to fence it."""
         bookies = self.record.fragments[-1].bookies
         await self._learn(bookies)
         gone = {slot for slot, bookie in enumerate(bookies) if bookie in self._forgotten}
         return self.record.state != CLOSED and not striping_of_record(self.record).is_fence_complete(gone)
 
     async def close_ledger(self) -> LedgerRecord:
-        """Closes a ledger that is IN_RECOVERY (see the module's docstring); returns its record. Raises LedgerNotFound,
-        and Unavailable if a bookie that does not answer may have more entries."""
+        """Closes a ledger that is IN_RECOVERY and cannot be recovered (see the module's docstring). Returns its record.
+        Raises LedgerNotFound, and Unavailable if a bookie that does not answer may have more entries."""
         await self._learn()
         last_fragment = self.record.fragments[-1]
         known = last_fragment.first_entry - 1

@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 LOOK_BYTES = 64 << 10
-"""Bytes that a waiting ledger is expected to append: as many ledgers are woken at once as there is room for."""
+"""The number of bytes that a waiting ledger is expected to append. So many ledgers are woken at once as there is room
+for."""
 
 
 class AppendMemory:
-    """Bounds the memory of the entries that a `LedgerClient` is appending. The entries of one turn of the event loop
-    may exceed the limit."""
+    """Bounds the memory of the entries that a `LedgerClient` is appending to all its ledgers. Within one turn of the
+    event loop the bound may be exceeded."""
 
     __slots__ = ("held", "limit", "waiting")
 
@@ -34,7 +35,7 @@ class AppendMemory:
         return self.held < self.limit
 
     def add_waiter(self, look: Callable[[], None]) -> None:
-        """Registers `look`, which is called once, as soon as there is room for an append."""
+        """Registers the function `look`. It is called once, when there is room for an append again."""
         self.waiting.setdefault(look)
 
     def remove_waiter(self, look: Callable[[], None]) -> None:
@@ -46,8 +47,8 @@ class AppendMemory:
             self.notify_waiters()
 
     def notify_waiters(self) -> None:
-        """Calls the registered callbacks of waiting writers, in order, as long as there is room. Must be called after
-        `held` was reduced."""
+        """Calls the functions that `add_waiter` registered, the oldest first, as long as there is room for more
+        appends. Must be called after `held` was reduced."""
         room = self.limit - self.held
         while self.waiting and (room > 0 or not self.held):  # if nothing is held, no later release tells the rest
             look = next(iter(self.waiting))

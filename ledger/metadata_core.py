@@ -30,7 +30,7 @@ from .writer_core import Striping
 
 
 class TransitionRefusal(enum.Enum):
-    """The reason why a transition of a ledger's record is not allowed."""
+    """The reason why a change of a ledger's record is not allowed."""
 
     FENCED = "another client is recovering the ledger"
     ENDED = "the ledger is closed"
@@ -41,21 +41,20 @@ class TransitionRefusal(enum.Enum):
 
 
 class RecordToStore(msgspec.Struct, frozen=True):
-    """The outcome of a transition that must be written: `record`, which the caller stores by compare-and-set on the
-    version that was read."""
+    """Result of a transition: the caller must store `record`, by compare-and-set on the version that it has read."""
 
     record: LedgerRecord
 
 
 class AlreadyStored(msgspec.Struct, frozen=True):
-    """The outcome of a transition that has nothing to write: the stored `record` already is the result of the
-    transition."""
+    """Result of a transition: nothing must be stored. The stored `record` is already what the transition would make of
+    it, or the ledger has ended in another way that counts."""
 
     record: LedgerRecord
 
 
 class TransitionRefused(msgspec.Struct, frozen=True):
-    """The outcome of a transition that is not allowed, for this `reason`. The caller must give up the transition."""
+    """Result of a transition: it is not allowed, for this `reason`. The caller must give it up."""
 
     reason: TransitionRefusal
 
@@ -67,7 +66,7 @@ def new_record(
     ledger_id: int, striping: Striping, ensemble: Sequence[str], *, key: bytes, token: str, created_ms: int,
     properties: Mapping[str, str],
 ) -> LedgerRecord:  # fmt: skip
-    """Returns the record of an OPEN ledger with its first fragment. The bookies of `ensemble` must be distinct."""
+    """Returns the record of a new OPEN ledger with one fragment on these bookies, which must be distinct."""
     assert len(ensemble) == striping.ensemble_size, "an ensemble has one bookie per slot"
     assert len(set(ensemble)) == len(ensemble), "the bookies of an ensemble are distinct"
     return LedgerRecord(
@@ -89,8 +88,8 @@ def striping(ensemble_size: int, write_quorum: int, ack_quorum: int) -> Striping
 
 
 def find_fragment_of_entry(record: LedgerRecord, entry: int) -> tuple[Fragment, int]:
-    """Returns the fragment that contains `entry`, and the last entry that this fragment may contain (-1: no end). It is
-    the last fragment that begins at or before `entry`."""
+    """Returns (fragment that contains the entry, last entry that this fragment may contain). The last entry is -1 for
+    the last fragment."""
     at = bisect_right(record.fragments, entry, key=lambda fragment: fragment.first_entry) - 1
     assert at >= 0, "the first fragment of a ledger begins at entry 0"
     end = record.fragments[at + 1].first_entry - 1 if at + 1 < len(record.fragments) else -1
@@ -98,21 +97,20 @@ def find_fragment_of_entry(record: LedgerRecord, entry: int) -> tuple[Fragment, 
 
 
 def create_record(current: LedgerRecord | None, mine: LedgerRecord) -> Transition | None:
-    """Makes the transition none → OPEN with the record `mine`. Returns None if another process has created a ledger
-    with this id. When a create is retried, the token in the record shows that the existing record is the caller's own
-    (§1.1)."""
+    """Decides the creation of a ledger (none → OPEN). `current`: the stored record, None if there is none; `mine`: the
+    record to create. Returns None if another process has created a ledger with this id. If `current` has the token of
+    `mine`, an earlier attempt of the caller has created it (§1.1)."""
     if current is None:
         return RecordToStore(mine)
     return AlreadyStored(current) if current.token == mine.token else None
 
 
 def close_by_writer(current: LedgerRecord | None, last_entry: int, length: int) -> Transition:
-    """Makes the transition OPEN → CLOSED of a ledger's record, at the writer's LAC (last add confirmed), never at its
-    LAP (last add pushed) (M18).
+    """Decides the close by the ledger's writer (OPEN → CLOSED), at its LAC (last add confirmed), never at its LAP (last
+    add pushed) (M18). `current`: the stored record, None if there is none.
 
-    Returns `AlreadyStored` with another end if a recoverer has closed the ledger: that end is the valid one. Returns
-    `TransitionRefused(FENCED)` if a recovery is running.
-    """
+    Returns `AlreadyStored` if a recoverer has closed the ledger: its end is the valid one, even if it differs. Returns
+    `TransitionRefused(FENCED)` if a recovery is running."""
     if current is None:
         return TransitionRefused(TransitionRefusal.DELETED)
     if current.state == OPEN:
@@ -123,13 +121,13 @@ def close_by_writer(current: LedgerRecord | None, last_entry: int, length: int) 
 def change_ensemble(
     current: LedgerRecord | None, first_entry: int, failed: Sequence[tuple[int, str]], others: Mapping[int, str]
 ) -> Transition:
-    """Makes the transition OPEN → OPEN, by the writer alone: from `first_entry` (its LAC + 1) on, `others[slot]`
-    replaces the failed bookie.
+    """Decides a change of the ensemble by the ledger's writer (OPEN → OPEN): from `first_entry` (its LAC + 1) on, the
+    bookies `others[slot]` replace the failed ones. `current`: the stored record, None if there is none.
 
-    A slot changes only while the failed bookie is still in it. So the writer's own earlier write is `AlreadyStored`,
-    and the stored ensemble is the one to use. `others` is the same in every attempt, so that an attempt that is still
-    on its way cannot write anything else. The new fragment replaces one that begins at the same entry.
-    """
+    A slot changes only while the failed bookie is still in it. So if an earlier attempt was stored, the result is
+    `AlreadyStored`, and the stored ensemble is the one to use. `others` must be the same in every attempt, so that an
+    attempt that is still on its way cannot store anything else. The new fragment replaces one that begins at the same
+    entry."""
     if current is None:
         return TransitionRefused(TransitionRefusal.DELETED)
     if current.state != OPEN:
@@ -149,8 +147,9 @@ def change_ensemble(
 
 
 def start_recovery(current: LedgerRecord | None) -> Transition:
-    """Makes the transition OPEN → IN_RECOVERY of a ledger's record. Returns `AlreadyStored` if the record is
-    IN_RECOVERY (the caller takes part in that recovery) or CLOSED (nothing needs to be recovered)."""
+    """Decides the begin of a recovery (OPEN → IN_RECOVERY). `current`: the stored record, None if there is none.
+    Returns `AlreadyStored` if the ledger is IN_RECOVERY (the caller takes part in that recovery) or CLOSED (nothing is
+    to be recovered)."""
     if current is None:
         return TransitionRefused(TransitionRefusal.DELETED)
     if current.state == OPEN:
@@ -162,13 +161,11 @@ def close_recovered_ledger(
     current: LedgerRecord | None, snapshot: Sequence[Fragment], fragments: Sequence[Fragment],
     last_entry: int, length: int,
 ) -> Transition:  # fmt: skip
-    """Makes the transition IN_RECOVERY → CLOSED of a ledger's record, with the recovered end and, only now, with the
-    ensembles that the recovery changed in memory (M03).
+    """Decides the close by a recovery (IN_RECOVERY → CLOSED), with the end that was found and, only now, with the
+    ensembles that the recovery changed in memory (M03). `current`: the stored record, None if there is none.
 
-    `snapshot`: the fragments as they were read when the recovery began; the last of them must still be the last (§1.2).
-    Returns `AlreadyStored` if a concurrent recoverer has closed the ledger: the stored end is the valid one, not the
-    caller's.
-    """
+    `snapshot`: the fragments as they were when the recovery began; the stored record must still have the same last
+    fragment (§1.2). Returns `AlreadyStored` if another recoverer has closed the ledger: its end is the valid one."""
     if current is None:
         return TransitionRefused(TransitionRefusal.DELETED)
     if current.state == CLOSED:
@@ -185,12 +182,11 @@ def close_recovered_ledger(
 
 
 def replace_bookie_in_fragment(current: LedgerRecord | None, first_entry: int, old: str, new: str) -> Transition:
-    """Puts the bookie `new` in the place of `old` in one *final* fragment of a ledger's record, in any state of the
-    ledger. `new` must already have all the copies.
+    """Decides that the bookie `new` takes the place of `old` in one *final* fragment of a ledger, which may be in any
+    state. `new` must already have all the copies. `current`: the stored record, None if there is none.
 
-    Final means: the ledger is CLOSED, or the fragment is not the last (M21). Returns `AlreadyStored` if `new` is in the
-    fragment and `old` is not: then an earlier write of the caller or of another worker did the same.
-    """
+    Final means: the ledger is CLOSED, or the fragment is not the last one (M21). Returns `AlreadyStored` if `new` is in
+    the fragment and `old` is not: an earlier attempt, or another worker, has stored the same."""
     if current is None:
         return TransitionRefused(TransitionRefusal.DELETED)
     at = next((i for i, each in enumerate(current.fragments) if each.first_entry == first_entry), -1)
@@ -211,7 +207,7 @@ def replace_bookie_in_fragment(current: LedgerRecord | None, first_entry: int, o
 
 
 def check_record(record: LedgerRecord) -> None:
-    """Checks the invariants of a ledger's record (docs/design/invariants.md: invariant 2)."""
+    """Checks the invariants of a ledger's record (docs/design/invariants.md, invariant 2)."""
     keys = [fragment.first_entry for fragment in record.fragments]
     assert keys[:1] == [0], "the first fragment begins at entry 0"
     assert all(a < b for a, b in pairwise(keys)), "fragment keys strictly increase"

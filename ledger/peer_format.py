@@ -71,20 +71,21 @@ from ..runtime.files import Buffer
 VERSION = PEER.version
 ENTRY_HEADER = struct.Struct(">qqqqI")
 ENTRY_LAC = struct.Struct(">16xq")
-"""Reads only the LAC from an entry's header."""
+"""Unpacks only the last-add-confirmed (LAC) from the header of a stored entry."""
 CHECKED_BYTES = ENTRY_HEADER.size - 4
-"""Bytes of the header that its checksum covers."""
+"""The number of header bytes that the header's checksum covers, besides the payload."""
 _REQUEST = struct.Struct(">BBHqqII20s")
 _ANSWER = struct.Struct(">BBHqqqI")
 ANSWER_BYTES = _ANSWER.size
 KEY_BYTES = 20
 NO_KEY = bytes(KEY_BYTES)
 ADMIN_BYTES_MAX = 64 << 10
-"""Most bytes of the JSON of an ADMIN request; a verb and its options have some hundred bytes."""
+"""The largest JSON of an ADMIN request, in bytes. A verb with its options has some hundred bytes."""
 
 
 class Op(enum.IntEnum):
-    """The operations of a request to a bookie. The table in the module's docstring has their frames and answers."""
+    """The operation of a request to a bookie. The table in the module's docstring describes the requests and their
+    answers."""
 
     ADD = 1
     READ = 2
@@ -97,8 +98,7 @@ class Op(enum.IntEnum):
 
 
 class Flags(enum.IntFlag):
-    """The flags in the head of a request to a bookie. FENCE is used with READ and READ_LAC, RECOVERY with ADD and
-    ADD_MANY."""
+    """The flags of a request to a bookie. FENCE is for READ and READ_LAC, RECOVERY is for ADD and ADD_MANY."""
 
     NONE = 0
     FENCE = 1
@@ -109,18 +109,19 @@ _FLAGS = int(Flags.FENCE | Flags.RECOVERY)
 _FLAGS_OF = tuple(Flags(value) for value in range(_FLAGS + 1))
 FENCING = tuple(each for each in _FLAGS_OF if Flags.FENCE in each)
 RECOVERING = tuple(each for each in _FLAGS_OF if Flags.RECOVERY in each)
-"""For `flags in FENCING`: that is a comparison or two, while an operator of a Flag is several calls."""
+"""All flags that contain RECOVERY; FENCING has all that contain FENCE. `flags in FENCING` costs a comparison or two, an
+operator of a Flag several calls."""
 _OP_OF = {int(op): op for op in Op}
 _ADD = int(Op.ADD)
 _ADD_HEAD = struct.pack(">BBH", VERSION, _ADD, 0)
 ADDED = _ADD_HEAD
-"""The first bytes of the head of most answers: OK to an ADD."""
+"""The first bytes in the head of most answers: status OK to an ADD."""
 _ADD_MANY = int(Op.ADD_MANY)
 
 
 class Status(enum.IntEnum):
-    """The status in the answer of a bookie. Only NO_SUCH_LEDGER and NO_SUCH_ENTRY are votes that an entry does not
-    exist."""
+    """The status in a bookie's answer. Only NO_SUCH_LEDGER and NO_SUCH_ENTRY count as proof that the bookie does not
+    have an entry."""
 
     OK = 0
     NO_SUCH_LEDGER = 1
@@ -134,15 +135,15 @@ class Status(enum.IntEnum):
 
 
 STATUS_OF = {int(status): status for status in Status}
-"""Status by its number: for every add, a dictionary is several times as fast as calling the Enum."""
+"""The statuses by their number. A dictionary is several times as fast as calling the Enum, which matters for every
+add."""
 
 
 class RequestHead(NamedTuple):
-    """The head of a request to a bookie. `count` is a number of entries, `bytes_max` bounds the payload bytes of an
-    answer to READ, `key` is the ledger's key of 20 bytes.
+    """The head of a request to a bookie. `count` is the number of entries, `bytes_max` bounds the payload bytes of the
+    answer to a READ, `key` is the ledger's key (20 bytes).
 
-    Fields that an operation does not use are 0; `ledger` and `entry` are then -1.
-    """
+    Fields that an operation does not use are 0; unused `ledger` and `entry` are -1."""
 
     op: Op
     flags: Flags
@@ -156,13 +157,13 @@ class RequestHead(NamedTuple):
         return _REQUEST.pack(VERSION, self.op, self.flags, *self[2:])
 
     def __repr__(self) -> str:
-        """Leaves the key out, because a repr may reach a log."""
+        """Returns a text without the key, because a repr may be logged."""
         return f"RequestHead({self.op!r}, {self.flags!r}, ledger={self.ledger}, entry={self.entry}, count={self.count})"
 
 
 class AnswerHead(NamedTuple):
-    """The head of a bookie's answer. `lac` is the last-add-confirmed, -1 if unknown; `count` is the number of entries,
-    or of runs in an answer to HELD."""
+    """The head of a bookie's answer. `lac` is the ledger's last-add-confirmed, -1: unknown. `count` is the number of
+    entries; in the answer to HELD the number of runs."""
 
     op: Op
     status: Status
@@ -176,24 +177,26 @@ class AnswerHead(NamedTuple):
 
 
 def encode_add(ledger: int, entry: int, key: bytes, flags: Flags = Flags.NONE) -> bytes:
-    """Encodes the head of an ADD request for the hot path. Returns the same bytes as `RequestHead(Op.ADD, …)` and its
-    `encode`, at a fifth of the cost."""
+    """Encodes the head of an ADD request and returns its bytes. Does the same as `RequestHead(Op.ADD, …).encode()` in a
+    fifth of the time."""
     return _REQUEST.pack(VERSION, _ADD, flags, ledger, entry, 0, 0, key)
 
 
 pack_add = partial(_REQUEST.pack, VERSION, _ADD, int(Flags.NONE))
-"""Called with (ledger, entry, 0, 0, key): the same as `encode_add` without flags, with one call less per add."""
+"""Called with (ledger, entry, 0, 0, key): returns the same as `encode_add` without flags, with one call less."""
 pack_added = partial(_ANSWER.pack, VERSION, _ADD, int(Status.OK))
-"""Called with (ledger, entry, -1, 0): the same as `AnswerHead(Op.ADD, Status.OK, …).encode()`, with fewer calls."""
+"""Called with (ledger, entry, -1, 0): returns the same as `AnswerHead(Op.ADD, Status.OK, …).encode()`, with fewer
+calls."""
 
 
 def encode_add_many(ledger: int, entry: int, count: int, key: bytes, flags: Flags = Flags.NONE) -> bytes:
-    """Encodes the head of an ADD_MANY with `count` entries; `entry` is the id of the first one."""
+    """Encodes the head of an ADD_MANY request with `count` entries and returns its bytes. `entry` is the id of the
+    first entry."""
     return _REQUEST.pack(VERSION, _ADD_MANY, flags, ledger, entry, count, 0, key)
 
 
 def encode_admin() -> bytes:
-    """Encodes the head of an ADMIN request. The request's only frame is JSON."""
+    """Encodes the head of an ADMIN request and returns its bytes. The request's only frame is JSON."""
     return RequestHead(Op.ADMIN, Flags.NONE, -1, -1, 0, 0, NO_KEY).encode()
 
 
@@ -202,8 +205,8 @@ def encode_ping() -> bytes:
 
 
 def parse_plain_add(head: bytes) -> tuple[int, int, bytes] | None:
-    """Returns (ledger, entry, key) if `head` is the head of an ADD request without flags, as most requests are;
-    otherwise returns None."""
+    """Returns (ledger, entry, key) if `head` is the head of an ADD request without flags, as most requests are. Returns
+    None for any other request."""
     if len(head) != _REQUEST.size or not head.startswith(_ADD_HEAD):
         return None
     _, _, _, ledger, entry, _, _, key = _REQUEST.unpack(head)
@@ -236,9 +239,9 @@ def decode_answer(head: bytes) -> AnswerHead:
 
 
 def extend_checksum(before: bytes, header: bytes, payload_bytes: int) -> int:
-    """Returns the CRC32C of some bytes followed by a stored entry. `before` is the CRC32C of these bytes; the entry has
-    the header `header`, which must be verified. The result is computed from the header's checksum, without reading the
-    payload."""
+    """Returns the CRC32C of some bytes followed by a stored entry, without reading the entry's payload. `before` is the
+    CRC32C of these bytes. `header` is the header of the entry, which must be verified; its checksum is used instead of
+    the payload."""
     known = crc32c(before + header) ^ crc32c(header[:CHECKED_BYTES])  # what the header's own checksum began with goes
     return combine_checksums(known, int.from_bytes(header[CHECKED_BYTES:]), payload_bytes)
 
@@ -260,7 +263,7 @@ def extend_checksum(before: bytes, header: bytes, payload_bytes: int) -> int:
 
 
 ENTRIES_MAX = 1 << 16
-"""Most entries that one HELD asks about: the answer has half a megabyte at most."""
+"""The largest number of entries that one HELD request asks about. Its answer then has half a megabyte at most."""
 
 _RUN = struct.Struct(">qq")
 
@@ -270,8 +273,8 @@ def encode_runs(runs: Iterable[tuple[int, int]]) -> bytes:
 
 
 def decode_stored_runs(answer: AnswerHead, frames: Sequence[Buffer], first: int, last: int) -> list[tuple[int, int]]:
-    """Returns the runs (first, last) of entries that the bookie has within `first … last`. Raises ValueError if
-    `answer` is not the answer to that request."""
+    """Decodes the answer to a HELD request. Returns (first, last) of each run of entries that the bookie has, among
+    those requested (`first … last`). Raises ValueError if this is no valid answer to that request."""
     if answer.op is not Op.HELD or answer.status is not Status.OK:
         raise ValueError(f"an answer to {answer.op.name}, {answer.status.name}")
     if len(frames) != 1 or len(frames[0]) != answer.count * _RUN.size:
@@ -286,27 +289,28 @@ def decode_stored_runs(answer: AnswerHead, frames: Sequence[Buffer], first: int,
 
 
 ADDS_MAX = 4096
-"""Most entries of one request: a table of 160 KiB."""
+"""The largest number of entries in one ADD_MANY request. Its table then has 160 KiB."""
 
 RUN_BYTES_MAX = 1 << 20
-"""A frame with several payloads ends when it reaches about this size in bytes."""
+"""A frame with several payloads ends when it has reached this size in bytes."""
 
 JOINED_BYTES_MAX = 32 << 10
-"""Largest payload, in bytes, that shares a frame with others: copying it costs less than another part of a message."""
+"""The largest payload, in bytes, that shares a frame with others. Copying it costs less than one more part of a
+message."""
 
 _ROW = struct.Struct(">IqqqqI")
 _SIZE = struct.Struct(">I")
 assert _ROW.size == _SIZE.size + ENTRY_HEADER.size
 
 Stored = tuple[bytes, ...]
-"""A stored entry as its 36-byte header and the payload in one piece; an empty payload is left out."""
+"""A stored entry: its 36-byte header, then its payload in one piece; an empty payload is left out."""
 
 Entry = tuple[int, Stored, int]
-"""(entry id, stored, size of header and payload)."""
+"""(entry id, stored entry, size of its header and payload in bytes)."""
 
 
 class VerifiedAdds(NamedTuple):
-    """The result of `verify_adds`: `statuses[i]` is OK or BAD_REQUEST for entry i of the request; `entries` are the
+    """The result of `verify_adds`. `statuses[i]` is OK or BAD_REQUEST for entry i of the request; `entries` are the
     entries with status OK, in order."""
 
     statuses: bytearray
@@ -316,8 +320,8 @@ class VerifiedAdds(NamedTuple):
 
 
 def encode_adds(sealed: Iterable[tuple[bytes, Sequence[Buffer], int]]) -> list[Buffer]:
-    """Returns the frames of an ADD_MANY request. `sealed` has for each entry its header, the frames of its payload, and
-    their size in bytes."""
+    """Encodes the frames of an ADD_MANY request and returns them. `sealed` has for each entry its header, the frames of
+    its payload, and the size of the payload in bytes."""
     rows: list[bytes] = []
     frames: list[Buffer] = [b""]
     run: list[Buffer] = []
@@ -341,8 +345,8 @@ def encode_adds(sealed: Iterable[tuple[bytes, Sequence[Buffer], int]]) -> list[B
 
 
 def verify_adds(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int) -> VerifiedAdds:
-    """Decodes an ADD_MANY request and verifies every entry. Raises ValueError if the frames do not match the head. A
-    payload is copied at most once."""
+    """Decodes an ADD_MANY request and verifies every entry. Returns the status of each entry, and the good entries.
+    Raises ValueError if the frames do not match the head. Copies a payload at most once."""
     count = head.count
     if not 1 <= count <= ADDS_MAX:
         raise ValueError(f"{count} entries in one request; 1 to {ADDS_MAX} are allowed")
@@ -389,8 +393,8 @@ def verify_adds(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: in
 
 
 def verify_add(ledger: int, entry: int, frames: Sequence[Buffer], entry_bytes_max: int) -> tuple[Entry, int] | None:
-    """Returns the entry of an ADD request, and the last-add-confirmed (LAC) in the entry's header. Returns None if
-    anything is invalid. The joined frames of the request are the stored entry."""
+    """Decodes and verifies an ADD request, whose joined frames are the stored entry. Returns (entry, last-add-confirmed
+    in its header); None if anything is invalid."""
     size = 0
     for frame in frames:
         size += len(frame)
@@ -411,14 +415,14 @@ def verify_add(ledger: int, entry: int, frames: Sequence[Buffer], entry_bytes_ma
 
 
 def encode_add_statuses(ledger: int, entry: int, statuses: bytes | bytearray) -> tuple[bytes, tuple[bytes]]:
-    """Returns the head and the frames of the answer to an ADD_MANY request: one status for each entry. `ledger` and
-    `entry` are those in the head of the request."""
+    """Encodes the answer to an ADD_MANY request, with one status for each entry. Returns (head, frames). `ledger` and
+    `entry` are those of the request."""
     return AnswerHead(Op.ADD_MANY, Status.OK, ledger, entry, -1, len(statuses)).encode(), (bytes(statuses),)
 
 
 def decode_add_statuses(answer: AnswerHead, frames: Sequence[Buffer], count: int) -> list[Status]:
-    """Returns the status of each of the `count` entries of an ADD_MANY request. Raises ValueError if `answer` is not
-    the answer to that request."""
+    """Decodes the answer to an ADD_MANY request with `count` entries. Returns the status of each entry. Raises
+    ValueError if this is no valid answer to that request."""
     if answer.op is not Op.ADD_MANY:
         raise ValueError(f"an answer to {answer.op.name}")
     if answer.status is not Status.OK:

@@ -43,11 +43,13 @@ import msgspec
 from .writer_core import Striping
 
 WEIGHT_RATIO_MAX = 3.0
-"""Largest weight, as a multiple of the median: BookKeeper's bookieMaxWeightMultipleForWeightBasedPlacement."""
+"""The largest weight of a bookie, as a multiple of the median: BookKeeper's
+bookieMaxWeightMultipleForWeightBasedPlacement."""
 STEPS_MAX = 5_000
-"""Most steps of the search for racks: a few milliseconds. All arrangements of six bookies are 1,956 steps."""
+"""The largest number of steps of the search for racks, which takes a few milliseconds. Trying all arrangements of six
+bookies takes 1,956 steps."""
 UNKNOWN_RACK = ""
-"""The rack of a bookie that never registered: it counts as no rack."""
+"""The rack of a bookie that was never registered. It counts as no rack."""
 
 
 class RandomSource(Protocol):
@@ -68,8 +70,8 @@ class BookieCandidate(msgspec.Struct, frozen=True):
 
 
 class RackRule(msgspec.Struct, frozen=True):
-    """The rule about racks: the number of racks that every write set must cover. `enforce`: choose no bookies if the
-    rule cannot be kept."""
+    """The rule about racks: every write set must cover `racks_min` racks. `enforce`: whether no bookies are chosen if
+    that is impossible; otherwise the rule is a preference."""
 
     racks_min: int = 1
     enforce: bool = False
@@ -83,8 +85,8 @@ class PlacementFailure(enum.Enum):
 
 
 class ChosenBookies(msgspec.Struct, frozen=True):
-    """The result of `choose_bookies`: the bookies for the open slots, in slot order. `racks_short`: whether some write
-    set covers fewer racks than the rule wants."""
+    """The result of `choose_bookies`: one bookie for each open slot, in the order of the slots. `racks_short`: whether
+    some write set covers fewer racks than the rule wants."""
 
     bookies: tuple[str, ...]
     racks_short: bool = False
@@ -94,11 +96,11 @@ def choose_bookies(
     candidates: Sequence[BookieCandidate], count: int, *, rng: RandomSource, existing: Mapping[int, str] | None = None,
     write_quorum: int | None = None, rule: RackRule | None = None,
 ) -> ChosenBookies | PlacementFailure:  # fmt: skip
-    """Chooses bookies for the `count` slots of an ensemble that are not in `existing` (slot → rack), the lowest slot
-    first.
+    """Chooses bookies for the `count` open slots of an ensemble, randomly, weighted by free space. `existing` has the
+    racks of the other slots (slot → rack); the open slots are those that it does not name. Returns one bookie for each
+    open slot, the lowest slot first, or the reason why none could be chosen.
 
-    The ensemble has `count` + `existing` slots. Without `write_quorum`, every entry is stored at all of them.
-    """
+    The ensemble has `count` + `existing` slots. Without `write_quorum`, every slot stores every entry."""
     if count == len(candidates) == 1 and not existing:
         return ChosenBookies((candidates[0].bookie,))
     existing = existing or {}
@@ -121,7 +123,7 @@ def choose_bookies(
 
 
 def draw_in_weighted_order(candidates: Sequence[BookieCandidate], rng: RandomSource) -> list[BookieCandidate]:
-    """Returns all candidates in a random order. They are drawn one after the other, with probabilities by their weights
+    """Returns all candidates in a random order. A candidate with a larger weight is more likely to come early
     (Efraimidis and Spirakis)."""
     weights = compute_candidate_weights(candidates)
     drawn = [(-math.log(1.0 - rng.random()) / weights[each.bookie], each.bookie, each) for each in candidates]
@@ -130,8 +132,8 @@ def draw_in_weighted_order(candidates: Sequence[BookieCandidate], rng: RandomSou
 
 
 def compute_candidate_weights(candidates: Sequence[BookieCandidate]) -> dict[str, float]:
-    """Returns bookie → weight for all candidates, by their free bytes. Each weight is above 0 and at most
-    WEIGHT_RATIO_MAX; the median is 1."""
+    """Returns the weight of each candidate, by bookie. The weights are proportional to the free bytes; the median is 1,
+    the largest is WEIGHT_RATIO_MAX."""
     known = [each.free_bytes for each in candidates if each.free_bytes > 0]
     if not known:
         return {each.bookie: 1.0 for each in candidates}
@@ -143,7 +145,8 @@ def compute_candidate_weights(candidates: Sequence[BookieCandidate]) -> dict[str
 
 
 class _Puzzle:
-    """The racks of an ensemble with open slots, filled slot by slot."""
+    """The search for bookies for the open slots of an ensemble such that every write set covers enough racks. Fills
+    slot by slot."""
 
     def __init__(self, striping: Striping, existing: Mapping[int, str], racks_min: int) -> None:
         self._size = striping.ensemble_size
@@ -159,14 +162,14 @@ class _Puzzle:
         self._steps = 0
 
     def solve(self, pool: Sequence[BookieCandidate]) -> tuple[str, ...] | None:
-        """Returns bookies for the open slots with which every write set covers the minimum of racks; None: no such
-        choice was found within STEPS_MAX steps."""
+        """Returns bookies for the open slots such that every write set covers the smallest number of racks. Returns
+        None if no such choice was found in STEPS_MAX steps."""
         self._steps = STEPS_MAX
         chosen: list[BookieCandidate] = []
         return tuple(each.bookie for each in chosen) if self._possible() and self._fill(pool, chosen) else None
 
     def spread(self, pool: Sequence[BookieCandidate]) -> tuple[str, ...]:
-        """Returns the best bookie for each open slot, chosen one after the other, without a minimum of racks."""
+        """Returns the best bookie for each open slot, slot by slot, without a smallest number of racks."""
         racks, left, chosen = self._racks, list(pool), []
         self._racks = dict(racks)
         for slot in self._open:
@@ -199,7 +202,8 @@ class _Puzzle:
         return False
 
     def _possible(self) -> bool:
-        """Whether each write set could still cover its racks, if every open slot got a bookie on a new rack."""
+        """Returns whether each write set could still cover enough racks if every open slot got a bookie on a new
+        rack."""
         if self._racks_min <= 1:
             return True
         for each in self._sets:
@@ -222,8 +226,8 @@ class _Trouble(msgspec.Struct):
 
 
 class BookieQuarantine:
-    """The bookies that failed lately, and how often each of them failed. `now` is in seconds of any clock that does not
-    go back."""
+    """Records which bookies failed lately, and for how long new ensembles should avoid each of them. `now` is in
+    seconds of a clock that does not go back."""
 
     def __init__(self, base_s: float, max_s: float) -> None:
         self._base_s = base_s
@@ -240,7 +244,7 @@ class BookieQuarantine:
         trouble.failed_at = now
 
     def on_restarted(self, bookie: str, now: float) -> None:
-        """Called when a bookie has restarted: ends the bookie's quarantine. Its earlier failures still count."""
+        """Called when a bookie has restarted: ends its quarantine. Its next failure still counts as a repeated one."""
         trouble = self._troubles.get(bookie)
         if trouble is not None:
             trouble.failed_at = min(trouble.failed_at, now - trouble.length_s)
@@ -250,8 +254,8 @@ class BookieQuarantine:
         return trouble is not None and now < trouble.failed_at + trouble.length_s
 
     def has_failed_lately(self, bookie: str, now: float) -> bool:
-        """Returns whether the bookie failed within the last `base_s`, however long its quarantine lasts. Such a bookie
-        counts as down and may be replaced."""
+        """Returns whether the bookie failed within the last `base_s` seconds, even if its quarantine lasts longer. Such
+        a bookie counts as down and may be replaced."""
         trouble = self._troubles.get(bookie)
         return trouble is not None and now < trouble.failed_at + self._base_s
 
@@ -261,8 +265,8 @@ class BookieQuarantine:
 
 # ------------------------------------------------------------------------------------------ shape
 class StripingReduction(enum.Enum):
-    """What a new ledger may reduce while too few bookies are healthy: nothing, the ensemble size, or also the write
-    quorum."""
+    """What a new ledger may have less of while too few bookies are healthy: nothing, bookies in its ensemble, or also
+    copies of an entry."""
 
     NOTHING = "nothing: it waits"
     BOOKIES = "bookies: E down to Qw, every entry has all its copies"
@@ -270,8 +274,9 @@ class StripingReduction(enum.Enum):
 
 
 def reduce_striping(wanted: Striping, well: int, shrink: StripingReduction) -> Striping:
-    """Returns the largest striping within `wanted` for which `well` healthy bookies suffice. Returns `wanted` itself if
-    the bookies suffice for it, or if they suffice for no striping that `shrink` allows."""
+    """Returns the striping for a new ledger when `well` bookies are healthy: `wanted`, reduced as far as necessary and
+    as far as `shrink` allows. Returns `wanted` itself if there are enough bookies, or too few even for the smallest
+    striping allowed."""
     least = wanted.ensemble_size
     if shrink is not StripingReduction.NOTHING:
         least = wanted.write_quorum if shrink is StripingReduction.BOOKIES else wanted.ack_quorum
@@ -296,7 +301,7 @@ FORGET = 0.25
 
 
 class BookieFaultKind(enum.Enum):
-    """The kind of a bookie's fault. WEIGHTS has the weight of each kind."""
+    """The kind of a bookie's fault in answering a read. WEIGHTS has the weight of each kind."""
 
     FAILED = "failed"
     SLOW = "slow"
@@ -307,8 +312,8 @@ WEIGHTS = {BookieFaultKind.FAILED: 1.0, BookieFaultKind.SLOW: 0.5, BookieFaultKi
 
 
 class BookieHealth:
-    """The recent faults of bookies, as one weight for each bookie. `now` is in seconds of any clock that does not go
-    back."""
+    """Records the recent faults of bookies as one weight for each bookie, which halves at intervals. `now` is in
+    seconds of a clock that does not go back."""
 
     def __init__(self, half_life_s: float) -> None:
         self._half_life_s = half_life_s
@@ -321,12 +326,12 @@ class BookieHealth:
         counts[kind] += 1
 
     def reset_weight(self, bookie: str) -> None:
-        """Drops the weight of a bookie that has restarted. The `counts` of its faults stay."""
+        """Sets the weight of a bookie to 0, because it has restarted. The `counts` of its faults stay."""
         self._weights.pop(bookie, None)
 
     def fault_weights(self, now: float) -> dict[str, float]:
-        """Returns the weight of each bookie with recent faults (at least FORGET). A bookie with a larger weight is
-        asked later."""
+        """Returns the weight of each bookie that had faults recently (at least FORGET), by bookie. Reads ask a bookie
+        with a larger weight later."""
         found = {bookie: self._weight(bookie, now) for bookie in self._weights}
         self._weights = {bookie: self._weights[bookie] for bookie, weight in found.items() if weight >= FORGET}
         return {bookie: weight for bookie, weight in found.items() if weight >= FORGET}

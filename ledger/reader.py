@@ -47,14 +47,14 @@ _LOG = logging.getLogger("magnetar.ledger")
 
 
 class LedgerEntry(NamedTuple):
-    """An entry as it was appended: its id in the ledger, and its frames joined."""
+    """An entry of a ledger as it was appended: its id, and its payload in one piece."""
 
     entry_id: int
     payload: Buffer
 
 
 class LedgerReader:
-    """Reads the entries of one ledger. Made by `LedgerClient.open` or `recover`. A reader owns no connection and need
+    """Reads the entries of one ledger. Made by `LedgerClient.open` or `recover`. Has no connections of its own and need
     not be closed."""
 
     def __init__(
@@ -85,24 +85,24 @@ class LedgerReader:
 
     @property
     def last_entry(self) -> int:
-        """Returns the id of the last entry that may be read: the ledger's last entry if `is_closed`, otherwise the
-        largest entry that is known to be confirmed."""
+        """Returns the id of the last entry that may be read now: the last entry of a closed ledger, otherwise the
+        largest entry that is known to be confirmed; -1 if there is none."""
         if self._confirmed is not None:
             self._bound.advance_lac(self._confirmed())
         return self._bound.last_entry
 
     async def read(self, first: int, last: int, bytes_max: int | None = None) -> list[LedgerEntry]:
-        """Returns consecutive entries from `first` on, in order: at least one, up to `last` or about `bytes_max`, and
-        fewer where a stripe ends.
+        """Reads consecutive entries from `first` on and returns them in order: at least one, at most up to `last`, and
+        about `bytes_max` bytes. Returns fewer at the end of a run of entries that one bookie has.
 
-        Raises InvalidRequest if the range is not within 0 … last_entry; DataLost, Unavailable.
-        """
+        Raises InvalidRequest if the range is not within 0 … last_entry, DataLost if every replica is certain not to
+        have the first entry, Unavailable if it cannot be read now."""
         entries = await self.read_stored(first, last, bytes_max)
         return [LedgerEntry(entry.entry, entry.payload) for entry in entries]
 
     async def read_stored(self, first: int, last: int, bytes_max: int | None = None) -> list[StoredCopy]:
-        """Reads entries like `read`, and returns them with the stored header of each entry, for a worker that stores
-        the entries at other bookies."""
+        """Reads entries like `read`, and returns them with the fields of their stored headers, so that the caller can
+        store the same entries at other bookies."""
         if not 0 <= first <= last <= self.last_entry:
             raise InvalidRequest(
                 f"ledger {self.ledger_id}: entries {first} to {last} are not within 0 to {self.last_entry}",
@@ -124,19 +124,18 @@ class LedgerReader:
         return answer.entries
 
     async def _is_lost(self, entry: int) -> bool:
-        """Whether the entry is certainly lost: replicas that do not answer were forgotten, and the others lack it."""
+        """Returns whether the entry is certainly lost: the bookies that do not answer were deleted by an operator, and
+        the others lack the entry."""
         try:
             return await LostEntriesSearch(self._record, self._bookies, self._metadata, self._config).is_lost(entry)
         except MagnetarError:
             return False  # it is not known
 
     async def refresh(self) -> int:
-        """Reads the ledger's record again and, unless the ledger is CLOSED, the largest last-add-confirmed (LAC) that a
-        bookie reports. Returns `last_entry`.
+        """Reads the ledger's record again. If the ledger is not CLOSED, also asks its bookies for the largest
+        last-add-confirmed (LAC). Returns the new `last_entry`. Never fences the ledger.
 
-        Raises Unavailable if the ledger is not closed and no bookie of the last fragment answers. Never fences the
-        ledger.
-        """
+        Raises Unavailable if the ledger is not closed and no bookie of its last fragment answers."""
         if not self.is_closed:
             await self._learn_record()
         if not self.is_closed:
@@ -203,7 +202,8 @@ class LedgerReader:
         return ReadFailed(ask.bookie)
 
     async def _ask_lac(self, bookie: str) -> int | None:
-        """Returns the LAC that the bookie knows; -1: it does not know the ledger; None: it did not answer."""
+        """Returns the last-add-confirmed (LAC) that the bookie knows; -1 if it does not know the ledger; None if it did
+        not answer."""
         found = await self._bookies.ask(bookie, self._head(Op.READ_LAC, -1), timeout_s=self._config.read_timeout_s)
         if found is None:
             return None
@@ -221,7 +221,7 @@ class LedgerReader:
         self.apply_record(await records.read_record(self._metadata, self.ledger_id))
 
     def apply_record(self, record: LedgerRecord) -> None:
-        """Makes the reader use a newer record of the ledger, with another ensemble or with the ledger's end."""
+        """Makes the reader use a newer record of the ledger, which may have another ensemble or the ledger's end."""
         assert self._record.state != CLOSED or record.state == CLOSED, "a closed ledger stays closed"
         self._record = record
         self._bound.apply_record(record)
@@ -235,7 +235,7 @@ class LedgerReader:
 
 
 async def _cancel(asked: dict[asyncio.Task[Fact], None]) -> None:
-    """Cancels requests whose answers are not needed any more."""
+    """Cancels the requests that have no answer yet, and waits until they have ended."""
     if asked:
         for task in asked:
             task.cancel()

@@ -46,8 +46,8 @@ _CRC = struct.Struct(">I")
 
 
 class StoredCopy(NamedTuple):
-    """A verified copy of an entry: its id, the last-add-confirmed (LAC) in its header, `length` (the ledger's payload
-    bytes up to and including this entry), and its payload."""
+    """A verified copy of an entry: its id, the last-add-confirmed (LAC) in its header, its payload, and `length`, the
+    payload bytes of the ledger up to and including this entry."""
 
     entry: int
     lac: int
@@ -56,7 +56,7 @@ class StoredCopy(NamedTuple):
 
 
 class PayloadTailChecksum(NamedTuple):
-    """The checksum of the end of a payload: `checksum` is the verified CRC32C of its last `size` bytes, so that these
+    """The known checksum of the end of a payload: `checksum` is the CRC32C of its last `size` bytes. With it these
     bytes need not be read again."""
 
     checksum: int
@@ -64,9 +64,9 @@ class PayloadTailChecksum(NamedTuple):
 
 
 class PendingAppend(PendingAdd):
-    """An entry that is being appended, from its append to its outcome: its `frames`, which must never change, and their
-    `size` in bytes. `tail`: the known checksum of the end of a payload that is in one frame. `header`: the header of
-    the stored entry, empty until the entry is sealed."""
+    """An entry that is being appended, until its outcome is known. `frames` are its payload and must never change;
+    `size` is their size in bytes. `tail`: the known checksum of the end of the payload, if it is in one frame.
+    `header`: the header of the stored entry; empty until the entry is first sent."""
 
     __slots__ = ("frames", "header", "size", "tail")
 
@@ -80,8 +80,8 @@ class PendingAppend(PendingAdd):
 def encode_header(
     ledger: int, entry: int, lac: int, length: int, frames: Sequence[Buffer], tail: PayloadTailChecksum | None = None
 ) -> bytes:
-    """Returns the 36-byte header of a stored entry with the payload `frames`, which are not copied. If a long `tail` is
-    given, its bytes are not read again: its known checksum is combined with that of the other bytes."""
+    """Encodes the header (36 bytes) of a stored entry with the payload `frames`, and returns it. If `tail` is given and
+    long, uses its checksum instead of reading these bytes again."""
     facts = _FACTS.pack(ledger, entry, lac, length)
     if tail is not None and tail.size >= JOINED_BYTES_MIN:
         [payload] = frames
@@ -93,8 +93,8 @@ def encode_header(
 
 
 def verify_entry(stored: Buffer, ledger: int, entry: int) -> StoredCopy | None:
-    """Verifies the bytes `stored` and returns the entry in them. Returns None if the bytes are damaged or belong to
-    another entry: then they count as no answer."""
+    """Verifies the stored entry in `stored` and returns it. Returns None if the bytes are damaged or are another entry;
+    then they must count as no answer."""
     if len(stored) < ENTRY_HEADER.size:
         return None
     found_ledger, found_entry, lac, length, crc = ENTRY_HEADER.unpack_from(stored)
@@ -110,14 +110,14 @@ def verify_entry(stored: Buffer, ledger: int, entry: int) -> StoredCopy | None:
 
 
 class ReadFailure(enum.Enum):
-    """The reason why a read of entries failed. LOST is an alarm (see the module's docstring)."""
+    """The reason why a read failed. LOST is an alarm (see the module's docstring)."""
 
     LOST = "every replica is certain that it does not have the entry"
     UNAVAILABLE = "no replica gave the entry, and not all are certain"
 
 
 class SendReadToBookie(NamedTuple):
-    """Effect: send a READ of `count` entries from `entry` on, of about `bytes_max`, to `bookie`."""
+    """Effect: send a READ to `bookie`, for `count` entries from `entry` on, of about `bytes_max` bytes."""
 
     bookie: str
     entry: int
@@ -126,38 +126,39 @@ class SendReadToBookie(NamedTuple):
 
 
 class EntriesRead(NamedTuple):
-    """Fact: the bookie answered with these stored entries, which are not verified yet."""
+    """Fact: the bookie answered the read with these stored entries, which are not verified yet."""
 
     bookie: str
     frames: Sequence[Buffer]
 
 
 class EntryMissing(NamedTuple):
-    """Fact: the bookie is certain that it does not have the first requested entry."""
+    """Fact: the bookie is certain that it does not have the first entry of the read."""
 
     bookie: str
 
 
 class ReadFailed(NamedTuple):
-    """Fact: the bookie did not answer the read, or answered with an error that does not say whether the bookie has the
+    """Fact: the bookie did not answer the read, or answered with an error that does not say whether it has the
     entry."""
 
     bookie: str
 
 
 class SpeculativeReadDue(NamedTuple):
-    """Fact: no bookie answered within the time after which the read also asks another bookie."""
+    """Fact: the bookies that were asked have not answered for some time, so the read may ask another one."""
 
 
 class FinishRead(NamedTuple):
-    """Effect: end the read with these entries: at least one, in order, without a gap from the first requested entry."""
+    """Effect: end the read with these entries: at least one, in order and without a gap, from the first entry of the
+    read on."""
 
     entries: list[StoredCopy]
 
 
 class FailRead(NamedTuple):
-    """Effect: end the read with a failure, because no bookie sent the first requested entry. `asked` are the bookies,
-    in the order in which they were asked."""
+    """Effect: end the read with a failure, because no bookie sent its first entry. `asked` are the bookies that were
+    asked, in order."""
 
     why: ReadFailure
     asked: tuple[str, ...]
@@ -171,14 +172,16 @@ _NO_TROUBLE: Mapping[str, float] = MappingProxyType({})
 
 
 class EntryRangeRead:
-    """The core of one read of the entries `first` to `last`: decides which bookie to ask next. The read returns at
-    least one entry, up to about `bytes_max`. `last` must not exceed the reader's bound."""
+    """The core of one read of the entries `first … last`: decides which bookie to ask next, and when the read ends. The
+    result has at least one entry, and about `bytes_max` bytes. The caller must make sure that the reader may read up to
+    `last`."""
 
     def __init__(
         self, record: LedgerRecord, first: int, last: int, bytes_max: int, trouble: Mapping[str, float] = _NO_TROUBLE,
         prefer: int = 0,
     ) -> None:  # fmt: skip
-        """Begins a read. `trouble`: the weight of each bookie's recent trouble; the larger, the later it is asked."""
+        """Begins a read. `trouble`: the weight of each bookie's recent faults; a bookie with a larger weight is asked
+        later. `prefer`: of equal slots, the one to ask first."""
         assert 0 <= first <= last, "a range has at least one entry"
         fragment, fragment_end = find_fragment_of_entry(record, first)
         striping = striping_of_record(record)
@@ -216,12 +219,11 @@ class EntryRangeRead:
 
     @property
     def may_read_speculatively(self) -> bool:
-        """Returns whether the driver may ask another bookie while the bookies asked so far do not answer."""
+        """Returns whether another bookie can be asked while the bookies asked so far have not answered."""
         return bool(self._to_ask)
 
     def receive(self, fact: Fact) -> Effect | None:
-        """Handles a fact. Returns the next effect; None if the driver must wait for the requests that are in
-        progress."""
+        """Handles a fact. Returns the effect to carry out next; None if the driver must wait for answers."""
         assert not self._finished, "a read that is finished gets no more answers"
         if isinstance(fact, SpeculativeReadDue):
             if not self._to_ask:
@@ -268,12 +270,11 @@ class EntryRangeRead:
 
 
 class ReadableEntryBound:
-    """The entry up to which a reader may read. The bound never decreases, and is the *end* of the ledger only if the
-    ledger is CLOSED (M22).
+    """The last entry that a reader may read. It never decreases. It is the *end* of the ledger only if the ledger is
+    CLOSED (M22).
 
-    Before the close it is a lower bound: `max(known LAC, first entry of the last fragment - 1)`. For an open ledger, -1
-    means "nothing known yet", never "empty".
-    """
+    Before that it is a lower bound: the largest last-add-confirmed (LAC) known, or the last entry before the last
+    fragment. For an open ledger -1 means "nothing known yet", never "empty"."""
 
     __slots__ = ("closed", "last_entry")
 

@@ -53,18 +53,16 @@ _ENTRY_BYTES_MAX = (1 << 32) - 1
 
 
 class ClosedByAnotherRecoverer(Unavailable):
-    """Raised when another recoverer has closed the ledger with another end. The other end is the valid one: the caller
-    must recover the ledger again."""
+    """Raised when another client has recovered and closed the ledger, with another end. That end is the valid one: the
+    caller must call `recover` again."""
 
 
 class RecoveryResult(NamedTuple):
-    """The result of a recovery. `last`: the last entry of the ledger, if this recovery read it. `end`: the change with
-    which the caller must close the ledger (None: the ledger is closed); `record` is the ledger's record after that
-    change.
+    """The result of a recovery. `last`: the last entry of the ledger, if this recovery read it. `end`: the change of
+    the metadata that closes the ledger, which the caller must commit (None: the ledger is closed already). `record`:
+    the ledger's record, as it is after that change.
 
-    The transform of `end` raises ClosedByAnotherRecoverer, or Unavailable if the stored record does not allow the
-    close.
-    """
+    Committing `end` raises ClosedByAnotherRecoverer, or Unavailable if the stored record does not allow the close."""
 
     record: LedgerRecord
     last: StoredCopy | None = None
@@ -74,12 +72,11 @@ class RecoveryResult(NamedTuple):
 async def recover(
     ledger_id: int, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig, *, joined: bool = False
 ) -> RecoveryResult:
-    """Recovers a ledger, also one that another client has closed; the result has its CLOSED record. With `joined` the
-    caller must close the ledger by committing `RecoveryResult.end`.
+    """Recovers a ledger and closes it; does nothing if it is CLOSED already. Returns its closed record. With `joined`,
+    leaves the close to the caller, who must commit `RecoveryResult.end`.
 
-    Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies if too few bookies answer: then nothing is decided,
-    and the caller may try again.
-    """
+    Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies if too few bookies answer, OutcomeUnknown if the
+    metadata does not answer the close: then the caller may try again."""
     outcome = await store_transition(
         metadata, ledger_id, transitions.start_recovery, timeout_s=config.close_timeout_s
     )
@@ -91,7 +88,8 @@ async def recover(
 
 
 class _Attempt:
-    """One attempt of a recovery: a core, and the tasks that carry out its effects; each task returns a fact."""
+    """One attempt to recover a ledger: drives the core. Each effect is a task, and the task's result is the next
+    fact."""
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig, *, joined: bool
@@ -163,8 +161,8 @@ class _Attempt:
         ).encode()
 
     async def _ask(self, bookie: str, head: bytes) -> tuple[AnswerHead, Sequence[Buffer]] | None:
-        """Asks a bookie. Waits long for one that is busy, as when brokers take over the topics of another one: starting
-        the recovery again would only send it more requests."""
+        """Sends a request to a bookie and returns its answer, None if there is none. Waits long for a busy bookie, as
+        when brokers take over the topics of another one: to start the recovery again would only send more requests."""
         config = self._config
         return await self._bookies.ask(bookie, head, timeout_s=config.fence_timeout_s, busy_s=config.close_timeout_s)
 
@@ -177,8 +175,8 @@ class _Attempt:
         return FenceFailed(effect.slot)
 
     async def _read(self, effect: SendRead) -> Fact:
-        """Reads an entry for a vote: only OK with undamaged bytes is a positive vote, only a definite miss is a
-        negative one (M05, M06)."""
+        """Asks a bookie for an entry, as its vote. Only an undamaged copy is a vote for the entry, and only a certain
+        miss is a vote against it (M05, M06)."""
         found = await self._ask(effect.bookie, self._head(Op.READ, effect.entry))
         if found is not None and found[0].status is Status.OK and found[1]:
             stored = verify_entry(found[1][0], self._record.ledger_id, effect.entry)
@@ -200,8 +198,8 @@ class _Attempt:
         return AddFailed(stored.entry, effect.slot, effect.bookie)
 
     def _last(self, record: LedgerRecord) -> StoredCopy | None:
-        """Returns the last entry of the closed ledger if this recovery read it, else None: another recoverer may have
-        closed it with another end."""
+        """Returns the last entry of the closed ledger if this recovery has read it. Returns None otherwise, for example
+        if another recoverer has closed the ledger with another end."""
         last = self._core.last_copy
         return last if last is not None and last.entry == record.last_entry else None
 

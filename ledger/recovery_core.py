@@ -59,8 +59,8 @@ from .writer_core import AddAcked, AddFailed, PendingAdds, PendingAddWithPayload
 
 
 class EntryVerdict(enum.Enum):
-    """The verdict that the votes of bookies give on an entry. UNKNOWN: every slot has answered, and the votes prove
-    nothing."""
+    """The verdict whether an entry exists, by the votes of bookies. WAITING: more votes may come. POSITIVE: it exists.
+    NEGATIVE: it was never confirmed. UNKNOWN: all bookies have answered, and the votes prove nothing."""
 
     WAITING = enum.auto()
     POSITIVE = enum.auto()
@@ -69,7 +69,7 @@ class EntryVerdict(enum.Enum):
 
 
 class EntryVotes:
-    """The votes of bookies on whether one entry exists. `of`: the slots of the entry's write set."""
+    """The votes of the bookies of one write set on whether an entry exists. `of`: the slots of the write set."""
 
     __slots__ = ("answered", "found", "missing", "of")
 
@@ -80,15 +80,15 @@ class EntryVotes:
         self.found: StoredCopy | None = None
 
     def verdict(self, misses_for_negative: int) -> EntryVerdict:
-        """Returns the verdict on an entry after LAC0, the largest last-add-confirmed that the fenced bookies reported.
-        `misses_for_negative` certain misses prove that the entry was never confirmed."""
+        """Returns the verdict on an entry after LAC0 (the largest last-add-confirmed that the fenced bookies reported).
+        `misses_for_negative`: how many certain misses prove that the entry was never confirmed."""
         if self.found is None and len(self.missing) >= misses_for_negative:
             return EntryVerdict.NEGATIVE
         return self.judge_confirmed_entry()
 
     def judge_confirmed_entry(self) -> EntryVerdict:
-        """Returns the verdict on an entry up to LAC0, the largest last-add-confirmed that the fenced bookies reported.
-        Such an entry is certainly stored: misses prove nothing, so the verdict is never NEGATIVE."""
+        """Returns the verdict on an entry up to LAC0 (the largest last-add-confirmed that the fenced bookies reported).
+        Such an entry was confirmed, so misses prove nothing, and the verdict is never NEGATIVE."""
         if self.found is not None:
             return EntryVerdict.POSITIVE
         return EntryVerdict.UNKNOWN if len(self.answered) == len(self.of) else EntryVerdict.WAITING
@@ -98,11 +98,11 @@ class EntryVotes:
 
 
 Choose = Callable[[Sequence[str]], str | None]
-"""Returns a writable bookie that is not among the given ones, or None."""
+"""A function that gets bookies and returns a writable bookie that is not among them; None if there is none."""
 
 
 class RecoveryState(enum.Enum):
-    """The states of a recovery, by the table in the module docstring. NEW is the state before `start`."""
+    """The states of a recovery, by the table in the module's docstring. NEW: before `start`."""
 
     NEW = enum.auto()
     FENCING = enum.auto()
@@ -116,7 +116,8 @@ _WITHOUT_LAC0 = (RecoveryState.NEW, RecoveryState.FENCING, RecoveryState.ABORTED
 
 
 class RecoveryFailure(enum.Enum):
-    """The reason why a recovery gave up. The ledger stays IN_RECOVERY, and the recovery may be tried again later."""
+    """The reason why an attempt to recover a ledger failed. The ledger stays IN_RECOVERY, and another attempt may be
+    made later."""
 
     NOT_FENCED = "too few bookies of the last fragment answered to the fence"
     UNDECIDED = "an entry is neither found nor proven absent: too few bookies could answer"
@@ -125,14 +126,14 @@ class RecoveryFailure(enum.Enum):
 
 
 class SendFence(NamedTuple):
-    """Effect: send READ_LAC with FENCE to the bookie in `slot`."""
+    """Effect: fence the ledger at the bookie in `slot`, by a READ_LAC with the flag FENCE."""
 
     slot: int
     bookie: str
 
 
 class SendRead(NamedTuple):
-    """Effect: send READ with FENCE for `entry` to the bookie in `slot`."""
+    """Effect: read `entry` from the bookie in `slot`, by a READ with the flag FENCE."""
 
     entry: int
     slot: int
@@ -140,7 +141,8 @@ class SendRead(NamedTuple):
 
 
 class CloseRecoveredLedger(NamedTuple):
-    """Effect: change the record from IN_RECOVERY to CLOSED; the result is the fact RecordClosed or CloseRefused."""
+    """Effect: close the ledger, by changing its record from IN_RECOVERY to CLOSED. The next fact is RecordClosed or
+    CloseRefused."""
 
     last_entry: int
     length: int
@@ -148,23 +150,22 @@ class CloseRecoveredLedger(NamedTuple):
 
 
 class ReportRecoveryFailure(NamedTuple):
-    """Effect: report to the caller that the recovery gave up, and why. `entry` is the entry that could not be decided;
-    -1: none."""
+    """Effect: tell the caller that the recovery failed, and why. `entry` is the entry that could not be decided; -1:
+    none."""
 
     why: RecoveryFailure
     entry: int
 
 
 class FinishRecovery(NamedTuple):
-    """Effect: end the recovery; the ledger is CLOSED with `record`, which another recoverer may have written."""
+    """Effect: tell the caller that the ledger is CLOSED with this `record`. Another recoverer may have written it."""
 
     record: LedgerRecord
 
 
 class LedgerFencedAtBookie(NamedTuple):
-    """Fact: the bookie has durably fenced the ledger. `lac` is -1 if the bookie knows no LAC, or does not have the
-    ledger. `last` is the largest entry that the bookie has; -1: it has no entry; None: the bookie's answer does not
-    say. `last` is only a hint and no vote on an entry."""
+    """Fact: the bookie in `slot` has fenced the ledger durably. `lac`: the last-add-confirmed that it knows; -1: none.
+    `last`: the largest entry that it has; -1: none; None: its answer does not say. `last` is a hint and no vote."""
 
     slot: int
     lac: int
@@ -172,14 +173,14 @@ class LedgerFencedAtBookie(NamedTuple):
 
 
 class FenceFailed(NamedTuple):
-    """Fact: the bookie did not answer the fence, or answered with an error. It stays unknown whether its slot is
-    fenced."""
+    """Fact: the bookie did not answer the fence, or answered with an error. Whether the ledger is fenced there is
+    unknown."""
 
     slot: int
 
 
 class EntryFound(NamedTuple):
-    """Fact: the bookie sent an undamaged copy of the requested entry. This is a positive vote."""
+    """Fact: the bookie sent an undamaged copy of the entry. This is a vote that the entry exists."""
 
     entry: int
     slot: int
@@ -187,8 +188,8 @@ class EntryFound(NamedTuple):
 
 
 class EntryMissing(NamedTuple):
-    """Fact: the bookie has fenced the ledger and is certain that it does not have the requested entry (NO_SUCH_ENTRY,
-    NO_SUCH_LEDGER). This is a negative vote."""
+    """Fact: the bookie has fenced the ledger and is certain that it does not have the entry (NO_SUCH_ENTRY,
+    NO_SUCH_LEDGER). This is a vote that the entry does not exist."""
 
     entry: int
     slot: int
@@ -203,13 +204,13 @@ class ReadFailed(NamedTuple):
 
 
 class RecordClosed(NamedTuple):
-    """Fact: the ledger's record is CLOSED, by this attempt or by another recoverer."""
+    """Fact: the ledger's record is CLOSED. This attempt or another recoverer has closed it."""
 
     record: LedgerRecord
 
 
 class CloseRefused(NamedTuple):
-    """Fact: the record does not allow the close: it has another last fragment, or was deleted."""
+    """Fact: the ledger's record does not allow the close: its last fragment has changed, or it was deleted."""
 
 
 Fact = (
@@ -229,8 +230,8 @@ Effect = SendFence | SendRead | SendAdd[
 
 
 class Recovery:
-    """The core of one attempt to recover a ledger. `choose` returns replacements for bookies that fail while entries
-    are written back; at most `batch` entries are read or written back at a time."""
+    """The core of one attempt to recover a ledger. Calling `choose` returns a bookie in place of one that fails while
+    entries are written back. At most `batch` entries are read or written back at a time."""
 
     def __init__(self, record: LedgerRecord, choose: Choose, *, batch: int = 32) -> None:
         assert record.state == IN_RECOVERY, "recovery begins after the record is IN_RECOVERY"
@@ -303,13 +304,14 @@ class Recovery:
         return self._read_more()
 
     def _lower_bound(self) -> int:
-        """Returns the entry up to which all are certainly stored: the largest LAC reported, at least the last entry of
-        the earlier fragments (M02, #2615)."""
+        """Returns the last entry that is certainly stored, with all before it: the largest LAC that a bookie reported,
+        or the entry before the last fragment (M02, #2615)."""
         return max([*self._lacs, self._last.first_entry - 1])
 
     # ------------------------------------------------------------------------------ reading
     def _replica(self, entry: int, slot: int) -> str:
-        """Returns the bookie to ask: that of the snapshot, never one that recovery added (M04)."""
+        """Returns the bookie to ask for the entry: the one in this slot when the recovery began, never one that the
+        recovery added (M04)."""
         return find_fragment_of_entry(self.snapshot, entry)[0].bookies[slot]
 
     def _read_more(self) -> list[Effect]:
@@ -322,7 +324,7 @@ class Recovery:
         return reads
 
     def _can_be_there(self) -> bool:
-        """Whether the next entry must be read: it can exist, or is the first one that can be absent."""
+        """Returns whether the next entry must be read: it may exist, or it is the first one that may be absent."""
         known = [-1 if last is None else last for last in self._lasts]
         return None in self._lasts or self._next_read <= max(*known, self._next_decided - 1) + 1
 
@@ -338,7 +340,8 @@ class Recovery:
         return self._go_on()
 
     def _go_on(self) -> Sequence[Effect]:
-        """Decides entries in order, reads more, and closes when the end is known and every entry is stored."""
+        """Decides entries in order, writes back those that exist, and reads more. Closes the ledger when its end is
+        known and every entry is stored."""
         effects: list[Effect] = []
         while self.end is None and (votes := self._votes.get(self._next_decided)) is not None:
             entry = self._next_decided
@@ -380,8 +383,8 @@ class Recovery:
         return [*self._replace_failed(), *self._sends(self._adds.add_with_sends(PendingAddWithPayload(stored), size))]
 
     def _sends(self, sends: Sequence[SendAdd[PendingAddWithPayload[StoredCopy]]]) -> list[Effect]:
-        """Returns the sends with LAC0 in the header: what this attempt writes back counts only when *this* attempt
-        closes the ledger."""
+        """Returns these sends with LAC0 as the last-add-confirmed: what this attempt writes back counts only if *this*
+        attempt closes the ledger."""
         return [send._replace(lac=self.lac0) for send in sends]
 
     def _acked(self, fact: AddAcked) -> Sequence[Effect]:
@@ -394,8 +397,8 @@ class Recovery:
         return [*(self._replace_failed() if len(self._adds) else ()), *self._go_on()]
 
     def _replace_failed(self) -> list[Effect]:
-        """Replaces failed bookies as far as possible; returns the effects that send the new ones the entries that are
-        not stored yet."""
+        """Replaces failed bookies of the ensemble, as far as there are others. Returns the effects that send the
+        entries that are not stored yet to the new bookies."""
         ensemble = list(self._adds.ensemble)
         for slot in sorted(self._adds.failed):
             ensemble[slot] = self._choose([*ensemble, *self._failed]) or ensemble[slot]
@@ -406,7 +409,7 @@ class Recovery:
         return self._sends(sends)
 
     def _remember(self, ensemble: tuple[str, ...]) -> None:
-        """Adds the ensemble to `fragments`; it applies from LAC + 1, the first entry that is not stored yet."""
+        """Adds the ensemble to `fragments`, from the first entry on that is not stored yet."""
         start = self._adds.lac + 1
         assert start >= self.fragments[-1].first_entry, "a change never begins before the last fragment"
         if start == self.fragments[-1].first_entry:
@@ -422,8 +425,8 @@ class Recovery:
         return [CloseRecoveredLedger(self.end, self._length, tuple(self.fragments))]
 
     def _find_length(self) -> Sequence[Effect]:
-        """Finds the ledger's length when LAC0 is its end and no bookie has LAC0: reads earlier entries, one at a time,
-        until one is found."""
+        """Finds the ledger's length in bytes when its last entry is LAC0 and no bookie has that entry: reads earlier
+        entries, one at a time, until one is found."""
         assert self.end == self.lac0, "what was written back has a length"
         if not self._is_lac0_lost:
             return self._abort(RecoveryFailure.UNDECIDED, self.lac0)

@@ -44,19 +44,20 @@ from .reader_core import PayloadTailChecksum, PendingAppend, encode_header
 from .writer_core import AddFailed, AddRefused, AddsAcked, EntryOutcome, SendAdd
 
 REQUEST_BYTES_MAX = 1 << 20
-"""A request ends with the entry with which its payloads reach this size. A bookie's journal block has the same size."""
+"""A request ends with the entry with which its payloads reach this size, in bytes. A journal block of a bookie has the
+same size."""
 
 
 ROOM_S = 0.005
-"""Seconds from the first sign that a busy bookie has room until the refused entries are sent again: if they are refused
-again, that is little compared with what a bookie stores in that time."""
+"""Seconds from the first sign that a busy bookie has room until the entries that it refused are sent again. If it
+refuses them again, that costs little compared with what it stores in this time."""
 
 LATE_MAX = 64
-"""Late answers of a ledger that are kept."""
+"""The largest number of late answers that are kept of a ledger."""
 
 
 class PendingAppendWithFuture(PendingAppend):
-    """An entry that is being appended; its outcome becomes the result of a future."""
+    """An entry that is being appended, and the future that gets its outcome."""
 
     __slots__ = ("future",)
 
@@ -73,15 +74,15 @@ class PendingAppendWithFuture(PendingAppend):
 
 Fact = AddsAcked | AddFailed | AddRefused
 _Place = tuple[int, str]
-"""(slot, bookie)"""
+"""(slot of the ensemble, bookie)."""
 
 
 class SentAddRequest(InProcessRequest):
-    """A request to a bookie, from when it is sent to its answer (`runtime.network.AnswerListener`).
+    """An add request that was sent to a bookie and is not answered yet (a `runtime.network.AnswerListener`).
 
-    The copies of a request to several bookies count once in memory, at the `first` of them: its `copies` is the number
-    of those without an answer. `tries`: how often the request was repeated after `retry_s`. `sent_s`: when it was sent
-    first, on the monotonic clock; 0 without `late_s`."""
+    The copies of a request to several bookies share their memory: it counts once, at the `first` copy, whose `copies`
+    is the number of copies without an answer. `tries`: how often the request was repeated after `retry_s`. `sent_s`:
+    when it was sent first, in seconds of the monotonic clock; 0 if `late_s` is not set."""
 
     __slots__ = ("adds", "bytes", "copies", "first", "place", "sender", "sent_s", "tries")
 
@@ -100,8 +101,8 @@ class SentAddRequest(InProcessRequest):
         self.tries = tries
 
     def release(self) -> None:
-        """Releases the memory that the request occupies. Must be called exactly once: when the request has an answer,
-        or when it is certain that no answer will arrive."""
+        """Releases the memory that the request takes. Must be called exactly once: when the request is answered, or
+        when no answer can arrive any more."""
         sender, first = self.sender, self.first or self
         sender.unanswered_bytes -= self.bytes
         first.copies -= 1
@@ -142,8 +143,8 @@ class SentAddRequest(InProcessRequest):
 
 
 class LateBookieAnswer(NamedTuple):
-    """An answer to adds that arrived later than `late_s`: the bookie has stored the entries `first_entry` to
-    `last_entry`. Times are on the monotonic clock."""
+    """An answer to adds that took longer than `late_s`: the bookie has stored the entries `first_entry … last_entry`.
+    Times are in seconds of the monotonic clock."""
 
     bookie: str
     first_entry: int
@@ -153,7 +154,7 @@ class LateBookieAnswer(NamedTuple):
 
 
 class _Busy:
-    """Requests that a bookie refused as BUSY, until they are sent again."""
+    """The requests that a bookie answered with BUSY, until they are sent again."""
 
     __slots__ = ("is_soon", "requests", "timer")
 
@@ -164,16 +165,17 @@ class _Busy:
 
 
 class AddSender:
-    """Sends the adds of one ledger to bookies and passes the answers to `receive` (see the module's docstring)."""
+    """Sends the entries of one ledger to bookies, repeats what busy bookies refuse, and passes the outcomes on (see the
+    module's docstring)."""
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, config: LedgerConfig,
         acked: Callable[[list[PendingAppend], _Place], None], receive: Callable[[Fact], None],
         failed: Callable[[str, object], None],
     ) -> None:  # fmt: skip
-        """Makes a sender. `acked` gets the adds that a bookie has stored, all of an answer at once. `failed(bookie,
-        why)` is called before `receive` gets the AddFailed of a bookie that did not answer, or answered with an
-        error."""
+        """Makes a sender. `acked` is called with the entries that a bookie has stored, once for each answer. `receive`
+        is called with every other outcome as a fact. `failed(bookie, why)` is called before `receive` gets the
+        AddFailed of a bookie that did not answer or answered with an error."""
         self._ledger = record.ledger_id
         self._key = record.key
         self._bookies = bookies
@@ -192,7 +194,7 @@ class AddSender:
         self._closed = False
 
     def send(self, add: PendingAppend, lac: int) -> None:
-        """Queues a new entry for each bookie in `add.sent`, with the last-add-confirmed `lac` in its header."""
+        """Queues a new entry for each bookie in `add.sent`. `lac` is the last-add-confirmed for the entry's header."""
         waiting = self._waiting
         add.header = encode_header(self._ledger, add.entry, lac, add.length, add.frames, add.tail)
         if not add.sent:  # all its bookies failed: it is sent to those that replace them
@@ -208,15 +210,15 @@ class AddSender:
                 waiting[place] = [add]
 
     def send_to_replacement(self, effect: SendAdd[PendingAppend]) -> None:
-        """Queues an entry for the bookie that replaces a failed bookie."""
+        """Queues an entry for the bookie that has replaced a failed one."""
         add, slot, bookie, _ = effect
         if not self._waiting:
             self._loop.call_soon(self._flush)
         self._waiting.setdefault((slot, bookie), []).append(add)
 
     def close(self) -> None:
-        """Stops sending, because the ledger has ended. No entry is sent or sent again afterwards, because the entries
-        may be appended to another ledger."""
+        """Stops sending, because the ledger has ended. No entry is sent after this, because the same entries may be
+        appended to another ledger."""
         self._closed = True
 
     # ------------------------------------------------------------------------------ requests
@@ -245,7 +247,7 @@ class AddSender:
         self._waiting_bytes = 0
 
     def _encode(self, adds: Sequence[PendingAppend]) -> tuple[bytes, Sequence[Buffer], int]:
-        """Returns the head of a request with these adds, its frames, and the size of these."""
+        """Encodes a request with these entries. Returns (head, frames, size of the frames in bytes)."""
         first = adds[0]
         if len(adds) == 1:
             frames: Sequence[Buffer] = (first.header, *first.frames)
@@ -261,8 +263,8 @@ class AddSender:
 
     # ------------------------------------------------------------------------------ answers
     def apply_entry_statuses(self, sent: SentAddRequest, statuses: list[Status]) -> None:
-        """Handles an answer that has a status for each entry: first the entries that were stored, then those with
-        errors, then those with BUSY, which are sent again."""
+        """Handles an answer with a status for each entry: reports the stored entries first, then the failed ones, and
+        sends those with BUSY again later."""
         place, adds = sent.place, sent.adds
         by_status: dict[Status, list[PendingAppend]] = {}
         for add, status in zip(adds, statuses, strict=True):
@@ -309,7 +311,7 @@ class AddSender:
             busy.requests.append((SentAddRequest(self, place, adds, size, 1, None, tries, sent_s), head, frames))
 
     def record_answer_if_late(self, sent: SentAddRequest, stored: Sequence[PendingAppend]) -> None:
-        """Records that the bookie has stored these adds, if its answer to the request came later than `late_s`."""
+        """Records the answer of a bookie that has stored these entries, if it came later than `late_s`."""
         now_s = self._bookies.now()
         if now_s - sent.sent_s > self.late_s:
             if self.late is None:
@@ -317,7 +319,8 @@ class AddSender:
             self.late.append(LateBookieAnswer(sent.place[1], stored[0].entry, stored[-1].entry, sent.sent_s, now_s))
 
     def on_bookie_has_room(self, place: _Place) -> None:
-        """Called when a bookie has stored an entry: soon repeats the requests that the bookie refused with BUSY."""
+        """Called when a busy bookie has stored an entry: makes the requests that it answered with BUSY be sent again
+        soon."""
         busy = self.busy.get(place)
         if busy is not None and not busy.is_soon:
             busy.is_soon = True
@@ -338,7 +341,8 @@ _REFUSED = {Status.FENCED: EntryOutcome.FENCED, Status.UNAUTHORIZED: EntryOutcom
 
 
 def _statuses(head: bytes, frames: Sequence[Buffer], count: int) -> list[Status]:
-    """Returns the status of each add in an answer. Raises ValueError if this is no answer to `count` adds."""
+    """Returns the status of each entry in an answer. Raises ValueError if this is no valid answer to a request with
+    `count` entries."""
     answer = decode_answer(head)
     if count == 1 and answer.op is Op.ADD:
         return [answer.status]
@@ -346,7 +350,7 @@ def _statuses(head: bytes, frames: Sequence[Buffer], count: int) -> list[Status]
 
 
 def _parts(adds: list[PendingAppend]) -> list[list[PendingAppend]]:
-    """Returns `adds` in parts, each of at most about REQUEST_BYTES_MAX and ADDS_MAX entries."""
+    """Splits `adds` into parts for one request each, of about REQUEST_BYTES_MAX bytes and at most ADDS_MAX entries."""
     parts: list[list[PendingAppend]] = []
     begin = size = 0
     for at, add in enumerate(adds, 1):

@@ -81,8 +81,8 @@ from ..proto.errors import InvalidConfiguration
 
 
 class Striping:
-    """The ensemble size E, the write quorum Qw and the ack quorum Qa of a ledger. Immutable. Raises
-    InvalidConfiguration unless E >= Qw >= Qa >= 1."""
+    """How the entries of a ledger are spread over bookies: its ensemble size E, write quorum Qw and ack quorum Qa.
+    Immutable. Raises InvalidConfiguration unless E >= Qw >= Qa >= 1."""
 
     __slots__ = ("ack_quorum", "ensemble_size", "write_quorum", "write_sets")
 
@@ -104,27 +104,28 @@ class Striping:
         return self.write_sets[entry % self.ensemble_size]
 
     def is_fence_complete(self, unknown: Collection[int]) -> bool:
-        """Returns whether the fence of the ledger is complete: no add can be acknowledged any more, even if the bookies
-        of the slots `unknown` did not get the fence (§1.7)."""
+        """Returns whether the ledger is fenced, even if the bookies in the slots `unknown` did not get the fence: no
+        set of Qa bookies that could acknowledge an add is left (§1.7)."""
         return all(
             sum(slot in unknown for slot in write_set) < self.ack_quorum for write_set in self.write_sets
         )
 
     def is_writable(self, failed: Collection[int]) -> bool:
-        """Returns whether every write set has at least Qa slots (the ack quorum) that are not in `failed`."""
+        """Returns whether entries can still be confirmed when the slots `failed` do not answer: every write set has at
+        least Qa other slots."""
         return all(
             sum(slot not in failed for slot in write_set) >= self.ack_quorum for write_set in self.write_sets
         )
 
     @property
     def count_misses_proving_absence(self) -> int:
-        """Returns how many bookies must certainly lack an entry to prove that it was never acknowledged: fewer than Qa
-        slots are then left (§1.8)."""
+        """Returns how many bookies of a write set must certainly lack an entry to prove that it was never confirmed (Qw
+        - Qa + 1): fewer than Qa could have it then (§1.8)."""
         return self.write_quorum - self.ack_quorum + 1
 
     def run_length(self, entry: int, slot: int) -> int:
-        """Returns how many consecutive entries, from `entry` on, are stored at `slot`; 0 if `entry` itself is not. If E
-        = Qw, returns 1 << 62, because every slot stores all entries."""
+        """Returns how many consecutive entries, from `entry` on, are stored at `slot`; 0 if `entry` itself is not.
+        Returns 1 << 62 if every slot stores all entries (E = Qw)."""
         offset = (slot - entry) % self.ensemble_size
         if offset >= self.write_quorum:
             return 0
@@ -138,13 +139,11 @@ P = TypeVar("P")
 
 
 class PendingAdd:
-    """An entry that is being added and is not confirmed, made by the driver. Its fields are set when it is added to a
-    ledger; it may be added to another ledger after the first has ended. `length` is the ledger's payload bytes up to
-    and including this entry.
+    """An entry that is being added to a ledger and is not confirmed. The driver makes it; `PendingAdds.add` sets its
+    fields. It may be added to another ledger after the first one has ended.
 
-    `acks` are the slots whose bookies have synced the entry; `sent` maps each slot to the bookie to which the entry was
-    sent.
-    """
+    `length` is the ledger's payload bytes up to and including this entry. `acks` are the slots whose bookies have
+    synced the entry; `sent` has the bookie to which it was sent, by slot."""
 
     __slots__ = ("acks", "entry", "length", "sent")
     entry: int
@@ -157,7 +156,7 @@ A = TypeVar("A", bound=PendingAdd)
 
 
 class PendingAddWithPayload(PendingAdd, Generic[P]):
-    """A pending entry with a payload of any type."""
+    """A pending entry that carries a payload of type P."""
 
     __slots__ = ("payload",)
 
@@ -184,7 +183,7 @@ class AddAcked(NamedTuple):
 
 
 class AddsAcked(NamedTuple):
-    """Fact: the bookie has synced these entries. Equivalent to an `AddAcked` for each of them."""
+    """Fact: the bookie in this slot has synced these entries. The same as an `AddAcked` for each of them."""
 
     entries: Sequence[int]
     slot: int
@@ -192,8 +191,8 @@ class AddsAcked(NamedTuple):
 
 
 class AddFailed(NamedTuple):
-    """Fact: an add failed at a bookie: the bookie did not answer in time, answered with an error, or has another uuid,
-    or the connection broke."""
+    """Fact: the entry was not stored at a bookie: the bookie did not answer in time, answered with an error, or is
+    another one than expected, or the connection broke."""
 
     entry: int
     slot: int
@@ -201,12 +200,12 @@ class AddFailed(NamedTuple):
 
 
 class PendingAdds(Generic[A]):
-    """The entries of one ledger that were sent to bookies and are not confirmed, in order.
+    """The entries of one ledger that were sent to bookies and are not confirmed, in order. Counts the acks of bookies
+    and decides which entries are confirmed.
 
     `lac` (last add confirmed) and `lap` (last add pushed) are entry ids, -1: none. `length` is the ledger's payload
     bytes up to LAP, `length_confirmed` those up to LAC. `failed` has the slots whose bookie failed and was not
-    replaced; new entries are not sent to these slots.
-    """
+    replaced; new entries are not sent to these slots. While `frozen`, no entry is confirmed."""
 
     def __init__(self, striping: Striping, ensemble: Sequence[str], *, lac: int = -1, length: int = 0) -> None:
         self.striping = striping
@@ -222,8 +221,8 @@ class PendingAdds(Generic[A]):
         return len(self._adds)
 
     def add(self, add: A, size: int) -> None:
-        """Adds the next entry, of `size` payload bytes, and sets the entry's fields. `sent` gets those slots of the
-        write set whose bookie has not failed."""
+        """Adds the next entry, of `size` payload bytes, and sets its fields. `add.sent` gets the bookies of its write
+        set, without failed ones."""
         entry = add.entry = self.lap = self.lap + 1
         add.length = self.length = self.length + size
         self._adds[entry] = add
@@ -234,16 +233,16 @@ class PendingAdds(Generic[A]):
                 add.sent[slot] = ensemble[slot]
 
     def add_with_sends(self, add: A, size: int) -> list[SendAdd[A]]:
-        """Adds the next entry, like `add`. Returns the effects that send the entry to bookies, one for each slot."""
+        """Adds the next entry, like `add`. Returns the effects that send it, one for each bookie."""
         self.add(add, size)
         return [SendAdd(add, slot, bookie, self.lac) for slot, bookie in add.sent.items()]
 
     def ack(self, fact: AddAcked) -> list[A]:
-        """Counts an ack of one entry. Returns the entries that this ack confirms, in order."""
+        """Counts an ack of one entry. Returns the entries that are confirmed now, in order."""
         return self.count_acks(AddsAcked((fact.entry,), fact.slot, fact.bookie))
 
     def count_acks(self, fact: AddsAcked) -> list[A]:
-        """Counts the acks of several entries. Returns the entries that these acks confirm, in order."""
+        """Counts an ack of each of several entries. Returns the entries that are confirmed now, in order."""
         entries, slot, bookie = fact
         if self.ensemble[slot] != bookie:
             return []
@@ -255,8 +254,9 @@ class PendingAdds(Generic[A]):
         return self.take_confirmed()
 
     def count_acks_of_adds(self, adds: Sequence[A], slot: int, bookie: str) -> list[A]:
-        """Counts an ack by `bookie` in `slot` for each of `adds`, like `count_acks`. The adds must have been added to
-        this object; adds that are confirmed already do no harm. Returns the adds that are confirmed now, in order."""
+        """Counts an ack by `bookie` in `slot` for each of `adds`, like `count_acks`. All of them must have been added
+        to this object; it does no harm if some are confirmed already. Returns the entries that are confirmed now, in
+        order."""
         if self.ensemble[slot] != bookie:
             return []
         for add in adds:
@@ -264,7 +264,8 @@ class PendingAdds(Generic[A]):
         return self.take_confirmed()
 
     def take_confirmed(self) -> list[A]:
-        """Removes and returns, in order, the first entries that have the ack quorum Qa; no entry while `frozen`."""
+        """Removes and returns the entries that are confirmed now: from the oldest pending one on, as long as each has
+        the ack quorum Qa. Returns none while `frozen`."""
         confirmed: list[A] = []
         if self.frozen:
             return confirmed
@@ -276,8 +277,9 @@ class PendingAdds(Generic[A]):
         return confirmed
 
     def replace_ensemble(self, ensemble: Sequence[str]) -> list[SendAdd[A]]:
-        """Installs another ensemble: drops the acks of replaced bookies, and returns the effects that send entries to
-        the new bookies. The caller must call `take_confirmed` afterwards."""
+        """Makes `ensemble` the ensemble of all pending entries: drops the acks of bookies that were replaced, and
+        returns the effects that send these entries to the new bookies. The caller must call `take_confirmed`
+        afterwards."""
         assert len(ensemble) == len(self.ensemble), "an ensemble keeps its size"
         self.failed = {slot for slot in self.failed if ensemble[slot] == self.ensemble[slot]}
         self.ensemble = tuple(ensemble)
@@ -292,15 +294,15 @@ class PendingAdds(Generic[A]):
         return sends
 
     def mark_failed(self, slot: int, bookie: str) -> bool:
-        """Marks the bookie in `slot` as failed. Returns False, and marks nothing, if another bookie is in that slot."""
+        """Marks the slot as failed if `bookie` is in it. Returns whether it is."""
         if self.ensemble[slot] != bookie:
             return False
         self.failed.add(slot)
         return True
 
     def is_unconfirmable(self, entry: int) -> bool:
-        """Returns whether a pending entry cannot reach the ack quorum Qa: too many slots of its write set failed
-        without an ack."""
+        """Returns whether the pending entry can never be confirmed with this ensemble: fewer than Qa slots of its write
+        set have acknowledged it or have not failed."""
         add = self._adds[entry]
         possible = sum(slot in add.acks or slot not in self.failed for slot in self.striping.write_set(entry))
         return possible < self._ack_quorum
@@ -315,7 +317,7 @@ class PendingAdds(Generic[A]):
 
     @property
     def can_confirm(self) -> bool:
-        """Returns whether any entry can still reach the ack quorum Qa: no write set has lost too many slots."""
+        """Returns whether new entries can be confirmed: every write set has at least Qa slots that have not failed."""
         return not self.failed or self.striping.is_writable(self.failed)
 
     def take_all(self) -> list[A]:
@@ -345,7 +347,7 @@ class PendingAdds(Generic[A]):
 
 
 class WriterState(enum.Enum):
-    """The states of a ledger's writer, by the table in the module docstring."""
+    """The states of a ledger's writer, by the table in the module's docstring."""
 
     OPEN = enum.auto()
     CHANGING = enum.auto()
@@ -362,7 +364,7 @@ _ENDING = (WriterState.CLOSING, WriterState.POISONED, WriterState.CLOSED)
 
 
 class EntryOutcome(enum.Enum):
-    """The outcome of an entry that was not confirmed; also the reason why a writer accepts no more appends."""
+    """The outcome of an entry that was not confirmed. Also the reason why a writer accepts no appends any more."""
 
     NOT_STORED = "the ledger was closed before this entry"
     FENCED = "another client is recovering or has closed the ledger"
@@ -371,49 +373,50 @@ class EntryOutcome(enum.Enum):
 
 
 class AddRefused(NamedTuple):
-    """Fact: a bookie answered an add with FENCED or UNAUTHORIZED. Such an answer never changes the ensemble."""
+    """Fact: a bookie answered an add with FENCED or UNAUTHORIZED. This never changes the ensemble."""
 
     why: EntryOutcome
 
 
 class QuorumTimedOut(NamedTuple):
-    """Fact: the pending entry `entry` was the oldest unconfirmed entry for longer than the driver allows."""
+    """Fact: `entry` has been the oldest pending entry for too long, without an ack quorum."""
 
     entry: int
 
 
 class EnsembleChanged(NamedTuple):
-    """Fact: the stored record has a last fragment that begins at the requested entry and has these bookies."""
+    """Fact: the change of the ensemble is stored. The last fragment in the record begins at the requested entry and has
+    these bookies."""
 
     ensemble: tuple[str, ...]
 
 
 class NoReplacementFound(NamedTuple):
-    """Fact: no replacement for any failed bookie was found; certainly nothing was written."""
+    """Fact: there is no bookie to replace a failed one. Nothing was stored."""
 
 
 class EnsembleChangeRefused(NamedTuple):
-    """Fact: the ensemble cannot be changed, because the record is not OPEN any more: IN_RECOVERY, CLOSED, or deleted.
-    """
+    """Fact: the ensemble cannot be changed, because the record is not OPEN any more: it is IN_RECOVERY, CLOSED or
+    deleted."""
 
 
 class EnsembleChangeUnknown(NamedTuple):
-    """Fact: the metadata did not answer in time, so that it is unknown whether the new ensemble is written."""
+    """Fact: the metadata did not answer in time, so it is unknown whether the new ensemble is stored."""
 
 
 class LedgerEnded(NamedTuple):
-    """Fact: the stored record of the ledger is CLOSED; this writer or another client has closed it."""
+    """Fact: the ledger's record is CLOSED, with this end. This writer or another client has closed it."""
 
     last_entry: int
     length: int
 
 
 class LedgerCloseRefused(NamedTuple):
-    """Fact: the writer cannot close the ledger, because its record is IN_RECOVERY or does not exist."""
+    """Fact: the writer cannot close the ledger, because its record is IN_RECOVERY or was deleted."""
 
 
 class LedgerCloseUnknown(NamedTuple):
-    """Fact: the metadata did not answer, so that it is unknown whether the ledger is closed."""
+    """Fact: the metadata did not answer, so it is unknown whether the ledger is closed."""
 
 
 ChangeFact = EnsembleChanged | NoReplacementFound | EnsembleChangeRefused | EnsembleChangeUnknown
@@ -424,36 +427,33 @@ Fact = (
 
 
 class ConfirmEntries(NamedTuple, Generic[A]):
-    """Effect: report to the ledger's owner that an entry is stored. Entries are reported in order, each of them
-    once."""
+    """Effect: tell the ledger's owner that an entry is confirmed. Each entry is reported once, in order."""
 
     add: A
 
 
 class FailEntries(NamedTuple, Generic[A]):
-    """Effect: report to the ledger's owner that an entry was not confirmed, and why. Entries are reported in order,
-    each of them once."""
+    """Effect: tell the ledger's owner that an entry was not confirmed, and why. Each entry is reported once, in
+    order."""
 
     add: A
     why: EntryOutcome
 
 
 class ChangeEnsemble(NamedTuple):
-    """Effect: from `first_entry` on, replace the bookies of these (slot, bookie) pairs, as many as possible; the result
-    is a ChangeFact.
+    """Effect: from `first_entry` on, replace the bookies in `failed`, (slot, bookie) pairs, or as many of them as
+    possible. The next fact is a ChangeFact.
 
-    The writer requests one change at a time. The replacements are chosen before anything is written, and stay the same
-    in every attempt.
-    """
+    The writer requests one change at a time. The driver chooses the replacements before it stores anything, and keeps
+    them in every attempt."""
 
     first_entry: int
     failed: tuple[tuple[int, str], ...]
 
 
 class CloseLedger(NamedTuple):
-    """Effect: change the record from OPEN to CLOSED with this end; the result is LedgerEnded, LedgerCloseRefused or
-    LedgerCloseUnknown.
-    """
+    """Effect: close the ledger with this end, by changing its record from OPEN to CLOSED. The next fact is LedgerEnded,
+    LedgerCloseRefused or LedgerCloseUnknown."""
 
     last_entry: int
     length: int
@@ -464,11 +464,11 @@ Effect = SendAdd[A] | ConfirmEntries[A] | FailEntries[A] | ChangeEnsemble | Clos
 
 class Writer(Generic[A]):
     """The core of the writer of one ledger. The intents (`append`, `close`, `abandon`) and the facts (`receive`) return
-    effects.
+    the effects to carry out.
 
-    `adds` are the pending entries, `why` the reason why the writer is poisoned, `end` the stored end of the ledger once
-    it is CLOSED. The writer makes at most `changes_max` ensemble changes.
-    """
+    `adds` are the pending entries. `why` is the reason why the writer is poisoned (accepts no appends after a failure).
+    `end` is the stored end of the ledger, once it is CLOSED. The writer changes the ensemble at most `changes_max`
+    times."""
 
     def __init__(self, striping: Striping, ensemble: Sequence[str], *, changes_max: int = 1) -> None:
         self.state = WriterState.OPEN
@@ -483,8 +483,8 @@ class Writer(Generic[A]):
 
     # ------------------------------------------------------------------------------ intents
     def append(self, add: A, size: int) -> list[SendAdd[A]]:
-        """Adds the next entry, of `size` payload bytes. Returns the effects that send the entry to bookies.
-        `accepts_appends` must be true."""
+        """Adds the next entry, of `size` payload bytes. Returns the effects that send it to bookies. May be called only
+        while `accepts_appends`."""
         assert self.state is WriterState.OPEN or self.accepts_appends, "only an open writer appends"
         return self.adds.add_with_sends(add, size)
 
@@ -493,8 +493,8 @@ class Writer(Generic[A]):
         return self.state is WriterState.OPEN or self.state is WriterState.CHANGING
 
     def close(self) -> Sequence[Effect[A]]:
-        """Closes the ledger after all entries that can still be confirmed. If the writer is POISONED, asks the metadata
-        again for the ledger's end."""
+        """Begins to close the ledger, after all entries that can still be confirmed. If the writer is POISONED, asks
+        the metadata for the ledger's end again."""
         if self.state is WriterState.OPEN:
             return self._drain_out()
         if self.state is WriterState.CHANGING:
@@ -502,7 +502,7 @@ class Writer(Generic[A]):
         return self._closing() if self.state is WriterState.POISONED else ()
 
     def abandon(self) -> Sequence[Effect[A]]:
-        """Stops the writer at once: pending entries end with the outcome UNKNOWN, and the ledger stays OPEN until
+        """Stops the writer at once: the outcome of the pending entries is UNKNOWN, and the ledger stays OPEN until
         another client recovers it."""
         return () if self.state in (WriterState.CLOSED, WriterState.POISONED) else self._poison(EntryOutcome.UNKNOWN)
 
@@ -574,8 +574,8 @@ class Writer(Generic[A]):
         return self._thaw()
 
     def _thaw(self) -> Sequence[Effect[A]]:
-        """Ends the freeze in the one step of §1.4: drops acks of replaced bookies, returns what to send to the new
-        ones, and only then confirms entries."""
+        """Ends the freeze after a change of the ensemble, in the one step of §1.4: first drops the acks of replaced
+        bookies, then sends entries to the new ones, and only then confirms entries."""
         effects: list[Effect[A]] = []
         if self._committed is not None:
             effects += self.adds.replace_ensemble(self._committed)
@@ -592,7 +592,7 @@ class Writer(Generic[A]):
         return self._drained()
 
     def _drained(self) -> Sequence[Effect[A]]:
-        """Makes the transition DRAINING → CLOSING if no further entry can be confirmed in order."""
+        """Goes from DRAINING to CLOSING when no further entry can be confirmed."""
         if self.state is WriterState.DRAINING and (not len(self.adds) or self.adds.is_head_unconfirmable):
             return self._closing()
         return ()

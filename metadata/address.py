@@ -20,12 +20,13 @@ SCHEME = "zk://"
 PORT = 2181
 ROOT = "/magnetar"
 JUTE_MAXBUFFER = (1 << 20) - 1
-"""Largest request to a ZooKeeper, by its own default: it closes the connection of a client that sends a larger one."""
+"""The largest request to ZooKeeper, in bytes, by ZooKeeper's default. A server closes the connection of a client that
+sends a larger one."""
 
 
 class ZookeeperAccess(NamedTuple):
-    """The TLS files and the credentials with which a process connects to ZooKeeper. If credentials are set, only this
-    identity can access the nodes that the process creates."""
+    """The TLS files and the credentials with which a process connects to ZooKeeper. If ZooKeeper can authenticate the
+    process, only this identity may access the nodes that the process creates."""
 
     ca: str = ""  # PEM file of the authority of ZooKeeper's certificates; empty: in clear
     certificate: str = ""  # PEM files of the client certificate, where ZooKeeper asks for one
@@ -34,12 +35,12 @@ class ZookeeperAccess(NamedTuple):
 
     @property
     def is_authenticated(self) -> bool:
-        """Returns whether ZooKeeper can authenticate this process."""
+        """Returns whether the process shows an identity to ZooKeeper: credentials or a client certificate."""
         return self.credentials is not None or bool(self.certificate)
 
 
 class ZookeeperAddress(NamedTuple):
-    """A ZooKeeper ensemble, and the znode below which the metadata tree is stored."""
+    """The servers of a ZooKeeper ensemble, and the path of the znode below which the metadata tree is stored."""
 
     servers: tuple[Endpoint, ...]
     root: str = ROOT
@@ -58,7 +59,7 @@ Address = Endpoint | ZookeeperAddress
 
 
 def parse(text: str) -> Address:
-    """Parses the text of a metadata address and returns the address. Raises ValueError, whose text describes the
+    """Parses a metadata address, as operators write it, and returns it. Raises ValueError; its text describes the
     mistake."""
     if not text.startswith(SCHEME):
         return Endpoint.parse(text)

@@ -31,7 +31,7 @@ from .tree_core import Commit
 
 
 class BackupContents(NamedTuple):
-    """Those contents of a backup of the metadata that bookies can compare with their own data."""
+    """What a backup of the metadata contains, as far as bookies can compare it with their own data."""
 
     revision: int
     highest: int  # ledger id that was allocated, 0: none
@@ -41,8 +41,9 @@ class BackupContents(NamedTuple):
 
 
 def inspect_backup(path: str, known: frozenset[int] | None = None) -> BackupContents:
-    """Returns the contents of the backup at `path`. Neither changes nor locks the file. `known`: the ledgers of another
-    copy; None: no ledger is looked at. Raises NotFound, DataLost, InvalidConfiguration or Busy."""
+    """Reads the backup at `path` and returns its contents. Neither changes nor locks the file. `known`: the ledgers of
+    another copy, with which it is compared; None: no comparison. Raises NotFound, DataLost, InvalidConfiguration or
+    Busy."""
     if not os.path.exists(path):
         raise NotFound(f"{path}: there is no such file", path=path)
     scratch = f"{path}.looked-at"
@@ -73,7 +74,8 @@ def _contents(tree: MetadataTree, known: frozenset[int] | None) -> BackupContent
 
 
 def _count_by_topic(tree: MetadataTree, ledgers: Iterable[int]) -> dict[str, int]:
-    """Returns how many of the ledgers each topic has, with those of its subscriptions. "" has those of no topic."""
+    """Returns how many of these ledgers belong to each topic, including those of its subscriptions; "" counts the
+    ledgers of no topic."""
     found = Counter[str]()
     for path, node in tree.get_nodes([paths.ledger(each) for each in sorted(ledgers)]).items():
         try:
@@ -89,7 +91,8 @@ def _next_id(tree: MetadataTree) -> int:
 
 
 def restore_backup(backup: str, target: str, least_id: int, token: str) -> str:
-    """Replaces the metadata file `target` by the copy `backup`. Returns the name to which the old file was renamed, ""
+    """Replaces the metadata file `target` by a copy of the file `backup`. Makes sure that the ids up to `least_id` are
+    not allocated again, and begins an incarnation named `token`. Returns the name to which the old file was renamed; ""
     if there was none. Raises Busy if the metadata service is running."""
     check_service_stopped(target)
     scratch = f"{target}.restoring"
@@ -110,7 +113,7 @@ def restore_backup(backup: str, target: str, least_id: int, token: str) -> str:
 
 
 def check_service_stopped(target: str) -> None:
-    """Raises Busy if a running metadata service has the file `target` open."""
+    """Raises Busy if a metadata service has the file `target` open."""
     if not os.path.exists(target):
         return
     sql = sqlite3.connect(target, isolation_level=None, timeout=0)
@@ -127,7 +130,7 @@ def check_service_stopped(target: str) -> None:
 
 
 def _set_aside(target: str) -> str:
-    """Renames the file and its write-ahead log; returns the new name, "" if there was no file."""
+    """Renames the metadata file and the files that belong to it. Returns the new name; "" if there was no file."""
     if not os.path.exists(target):
         if os.path.exists(target + ENDING):
             os.remove(target + ENDING)  # the file that it was of is lost
@@ -143,7 +146,7 @@ def _set_aside(target: str) -> str:
 
 
 def _copy(source: str, to: str) -> None:
-    """Copies the file and its write-ahead log."""
+    """Copies the metadata file `source` and its write-ahead log to the path `to`."""
     remove_store_files(to)
     create_private_file(to)
     shutil.copyfile(source, to)
@@ -153,7 +156,8 @@ def _copy(source: str, to: str) -> None:
 
 
 def remove_store_files(path: str) -> None:
-    """Removes the metadata file, its write-ahead log and its file with the answered revision, as far as they exist."""
+    """Deletes the metadata file at `path` and the files that belong to it (the write-ahead log and the file with the
+    answered revision), if they exist."""
     for end in ("", "-wal", "-shm", ENDING):
         if os.path.exists(path + end):
             os.remove(path + end)

@@ -37,7 +37,7 @@ from .store import ABSENT, ANY, Delete, MetadataStore, Put, WatchReset, get_reco
 LOOK_EVERY_S = 0.25
 RETRY_S = 0.5
 LEAVE_S = 30.0
-"""Seconds that the connections of a process are served whose key is gone."""
+"""When the key of a process is deleted, its open connections are served for this many seconds more."""
 
 _LOG = logging.getLogger("magnetar.members")
 
@@ -45,8 +45,9 @@ OpenSession = Callable[[], Awaitable[MetadataStore]]
 
 
 class Members:
-    """The table of the cluster's members and their public keys. The peer server of this process uses it to decide which
-    callers it admits (`runtime.peer.keys.PeerGate`)."""
+    """The members of a secured cluster: writes the public key of this process to the metadata, and knows the keys of
+    the others. The peer server of this process asks `admit` which callers may connect
+    (`runtime.peer.keys.PeerGate`)."""
 
     def __init__(self, world: World, open_session: OpenSession, role: str, name: str) -> None:
         self.keys = world.network.new_keys()
@@ -64,8 +65,9 @@ class Members:
 
     @classmethod
     async def start(cls, world: World, open_session: OpenSession, role: str, name: str) -> Members:
-        """Starts the table. Returns it when this process's key is written and the keys of the other members are read.
-        Raises the errors of the first metadata session."""
+        """Writes this process's key to the metadata, reads the keys of the other members, and returns the object, which
+        then follows changes. `role` and `name` are those of this process. Raises the errors of the first metadata
+        session."""
         members = cls(world, open_session, role, name)
         try:
             await members._open_keyed()
@@ -76,28 +78,27 @@ class Members:
         return members
 
     def with_member_keys(self, world: World) -> World:
-        """Returns a copy of `world` whose network uses these keys for connections to peers. The certificates of a
-        member network are kept."""
+        """Returns a copy of `world` whose network proves this process's key to peers, and asks for theirs. If the
+        network has certificates, it keeps them."""
         network = world.network
         if not isinstance(network, MemberNetwork):
             network = MemberNetwork(network, OPEN, NOTHING)
         return replace(world, network=network.with_peer_keys(PeerServerKeys(self.keys, self)))
 
     async def read_record(self, path: str, cls: type[records.R]) -> records.R | None:
-        """Returns the record of class `cls` at `path`, or None if there is none; reads it in the session that has this
-        process's key.
-        """
+        """Returns the record of class `cls` at `path`, read in this process's own session; None if there is no record.
+        Raises Unavailable if there is no session."""
         found = await get_record(self._living(), path, cls)
         return None if found is None else found[0]
 
     def keys_of(self, role: str) -> list[str]:
-        """Returns the public keys of the processes with this role, as far as this process knows them."""
+        """Returns the public keys of the members with this role, as far as this process knows them."""
         return sorted(key for key, each in self._known.items() if each.name.startswith(f"{role}/"))
 
     # ------------------------------------------------------------------------------ the gate
     async def admit(self, key: str) -> bool:
-        """Returns whether the key belongs to a member. Raises Unavailable if the key is not among the known ones and
-        the metadata does not answer."""
+        """Returns whether the public key belongs to a member. If the key is unknown, lists the members again first.
+        Raises Unavailable if the metadata does not answer that."""
         if key not in self._known:
             try:
                 await self._list_again()
@@ -113,14 +114,14 @@ class Members:
         return principal if self._clock.monotonic() < until else None
 
     def _left(self, keys: Iterable[str]) -> None:
-        """Keeps the principals of members that have left, so that their connections are served for LEAVE_S."""
+        """Records that the members with these keys have left. Their connections are served for LEAVE_S seconds more."""
         now = self._clock.monotonic()
         self._gone = {key: left for key, left in self._gone.items() if now < left[1]}
         for key in keys:
             self._gone[key] = self._known[key], now + LEAVE_S
 
     async def _list_again(self) -> None:
-        """Lists the members again, once for all callers that wait, and at most every LOOK_EVERY_S."""
+        """Lists the members again: once for all callers that wait, and at most once in LOOK_EVERY_S seconds."""
         looks = self._looks
         async with self._looking:
             if self._looks != looks:
@@ -134,13 +135,13 @@ class Members:
 
     # ------------------------------------------------------------------------------ the table
     def _living(self) -> MetadataStore:
-        """Returns the current session. Raises Unavailable if there is none."""
+        """Returns the current metadata session. Raises Unavailable if there is none."""
         if self._session is None:
             raise Unavailable("there is no metadata session")
         return self._session
 
     async def _open_keyed(self) -> None:
-        """Opens a session, writes this process's key in it, and lists the members."""
+        """Opens a metadata session, writes this process's key in it, and lists the members."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -151,9 +152,8 @@ class Members:
         await self._list(self._session)
 
     async def _follow(self) -> None:
-        """Keeps the table current until cancelled. A watch that breaks leads to a new listing, a lost session to
-        another session.
-        """
+        """Follows changes of the members until the task is cancelled. Lists them again when the watch breaks, and opens
+        another session when the session is lost."""
         while True:
             session = self._living()
             watching = asyncio.ensure_future(self._watch(session))
@@ -206,9 +206,8 @@ class Members:
             self._known[key] = principal
 
     async def _read(self, session: MetadataStore, role: str, key: str) -> Principal | None:
-        """Returns the member with this key; None if there is none, or its record does not match its path. The role in
-        the path counts, because writing there requires that role.
-        """
+        """Returns the member with this role and key; None if there is none, or if the record does not match its path.
+        The role in the path counts, because only processes with this role may write there."""
         path = paths.member(role, key)
         try:
             found = await get_record(session, path, records.MemberRecord)
@@ -224,7 +223,7 @@ class Members:
         return Principal(f"{record.role}/{record.name}", PrincipalKind.MEMBER, "key")
 
     async def close(self) -> None:
-        """Leaves the cluster: ends the metadata session, with which this process's key is deleted."""
+        """Leaves the cluster: ends the metadata session, and with it deletes this process's key."""
         await self._background.close()
         session, self._session = self._session, None
         if session is not None:

@@ -68,7 +68,7 @@ TOPICS = "/topics"
 CURSORS = "/cursors"
 POLICIES = "/policies"
 BROKER_POLICIES = "/policies/@brokers"
-"""Path that no tenant has: `encode_segment` encodes an @."""
+"""A path that belongs to no tenant, because `encode_segment` encodes an @."""
 GRANTS = "/grants"
 SCHEMAS = "/schemas"
 TRANSACTIONS = "/transactions/settings"
@@ -77,8 +77,8 @@ COORDINATORS = "/transactions/coordinators"
 
 @lru_cache(maxsize=4096)
 def encode_segment(name: str) -> str:
-    """Encodes any text as one segment of a path; `decode_segment` is the inverse. Also encodes the texts "." and "..",
-    which are not allowed as segments."""
+    """Encodes any text as one segment of a metadata path, and returns it. `decode_segment` does the reverse. Also
+    encodes the texts "." and "..", which are not allowed as segments."""
     encoded = quote(name, safe="-=:.,;_~ ")
     return encoded.replace(".", "%2E") if encoded in (".", "..") else encoded
 
@@ -92,8 +92,8 @@ def ledger(ledger_id: int) -> str:
 
 
 def ledger_id(segment_: str) -> int:
-    """Returns the ledger id that is encoded in a segment of a path. Raises ValueError if `ledger` does not make such a
-    segment."""
+    """Returns the ledger id that is written in a segment of a path. Raises ValueError if the segment is not one that
+    `ledger` makes."""
     if len(segment_) != 20 or not segment_.isascii() or not segment_.isdigit():
         raise ValueError(f"{segment_!r} is no ledger id of 20 digits")
     return int(segment_)

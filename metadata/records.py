@@ -33,15 +33,15 @@ _HEAD = struct.Struct(">2sBBI")
 MAGIC = b"MR"
 VERSION = METADATA_RECORD.version
 BODY_ALONE = 1
-"""The version whose checksum does not cover the path."""
+"""The version of a record whose checksum does not cover the record's path."""
 
 CLUSTER_FORMAT = 2
-"""The format of the cluster that this Magnetar can write, besides the one before."""
+"""The latest cluster format that this Magnetar can read and write. It also knows the format before."""
 
 
 class Feature(enum.Enum):
-    """A feature that only processes of a certain cluster format understand. The value of a member is that format, and a
-    description of the feature."""
+    """Something that can be written to the metadata only if all processes of the cluster understand it. The value of a
+    member is the cluster format that includes the feature, and a description."""
 
     RECORD_OF_PATH = (2, "records with the path in their checksum (version 2)")
     SKIPPED_LOSSES = (2, "TopicRecord.lost, which an older broker drops when it writes the record")
@@ -49,15 +49,15 @@ class Feature(enum.Enum):
 
 
 class _Written:
-    """The format that this process writes, once `set_written_format` was called."""
+    """The cluster format in which this process writes; `settled`: whether `set_written_format` was called."""
 
     format = CLUSTER_FORMAT
     settled = False
 
 
 def may_write_feature(feature: Feature) -> bool:
-    """Returns whether this process may write data that uses the feature, which older processes do not understand. False
-    before `magnetar cluster finish-upgrade`."""
+    """Returns whether this process may use the feature in what it writes. Returns False before `magnetar cluster
+    finish-upgrade`, because older processes of the cluster do not understand the feature."""
     return _Written.format >= feature.value[0]
 
 
@@ -67,13 +67,12 @@ def written_format() -> int:
 
 
 def set_written_format(found: int) -> None:
-    """Sets the format in which this process writes to the format of its cluster. Only the first call in the process has
-    an effect, that of its first session. Raises NewerFormat if the cluster's format is later than this Magnetar's.
+    """Sets the format in which this process writes to `found`, the format of its cluster. Only the first call in a
+    process has an effect. Raises NewerFormat if the cluster has a later format than this Magnetar knows.
 
-    If the cluster's format is raised while a process runs, the process continues to write the old format until its next
-    start: all other processes read both formats, and a value that the process compares with a value that it wrote is
-    never of another version.
-    """
+    If the cluster's format is raised while a process runs, the process writes the old format until its next start. All
+    other processes read both formats, and the process never meets two versions of a value that it compares with its
+    own."""
     if found > CLUSTER_FORMAT:
         text = f"the cluster has format {found}; Magnetar {PRODUCT} reads up to {CLUSTER_FORMAT}: upgrade this process"
         raise NewerFormat(text, version=found, known=CLUSTER_FORMAT)
@@ -82,11 +81,10 @@ def set_written_format(found: int) -> None:
 
 
 class DamagedRecord(DataLost, ValueError):
-    """Raised when the bytes of a metadata node are not a record of the class that its path requires. (On the wire:
+    """Raised when the bytes of a metadata node are not a record of the class that belongs to its path. (On the wire:
     DataLost.)
 
-    `str` of the error says what is wrong; its message, which callers get, also says what to do.
-    """
+    `str` of the error says what is wrong; its message, which callers get, also says what to do."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what}: what this record decides is not known; restore the metadata from a copy that has it")
@@ -97,7 +95,8 @@ class DamagedRecord(DataLost, ValueError):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """The base class of all records that are stored as values of metadata nodes. `_KINDS` numbers the classes."""
+    """The base class of all metadata records: the values of metadata nodes. `kind` is the number of the class in the
+    stored bytes."""
 
     kind: ClassVar[int] = 0
 
@@ -114,7 +113,7 @@ class ClusterRecord(Record, frozen=True, kw_only=True):
 
 
 class CounterRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of a counter: the next free id. All smaller ids are allocated."""
+    """The metadata record of a counter of ids: `next` is the next free id. All smaller ids are allocated."""
 
     kind = 2
     next: int
@@ -126,16 +125,16 @@ CLOSED = "closed"
 
 
 class Fragment(msgspec.Struct, frozen=True, array_like=True):
-    """A fragment of a ledger: the entries from `first_entry` on, up to the next fragment, and the ensemble of bookies
-    that store them."""
+    """A fragment of a ledger: the entries from `first_entry` on, up to the next fragment, are stored on these bookies
+    (the ensemble)."""
 
     first_entry: int
     bookies: tuple[str, ...]  # uuids; slot i is bookies[i]
 
 
 class LedgerRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of a ledger (ledger protocol §1.1). `last_entry` and `length` are valid only if the ledger is
-    CLOSED."""
+    """The metadata record of a ledger (ledger protocol §1.1). `last_entry` and `length` (in payload bytes) are valid
+    only if the ledger is CLOSED."""
 
     kind = 3
     ledger_id: int
@@ -152,13 +151,13 @@ class LedgerRecord(Record, frozen=True, kw_only=True):
     properties: dict[str, str] = {}  # the ledger's owner: {"topic": …} or {"cursor": …, "topic": …}
 
     def __repr__(self) -> str:
-        """Returns a text without the key, because logs show it."""
+        """Returns a text without the key, because a repr may be logged."""
         shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "key")
         return f"LedgerRecord({', '.join(shown)})"
 
 
 class DeletedLedgersRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of deleted ledgers: those ids of one page of ledger ids whose owners deleted the ledgers
+    """The metadata record of the deleted ledgers among the ids of one page: those that their owners deleted
     (ledger/client.py)."""
 
     kind = 29
@@ -167,8 +166,8 @@ class DeletedLedgersRecord(Record, frozen=True, kw_only=True):
 
 
 class CookieRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of a bookie's data directory. A directory that is older than this record was rolled back
-    (bookie/store/identity.py)."""
+    """The metadata record of a bookie and its data directory. By it a start notices that the directory was rolled back
+    to an older state (bookie/store/identity.py)."""
 
     kind = 4
     bookie: str  # uuid
@@ -180,7 +179,7 @@ class CookieRecord(Record, frozen=True, kw_only=True):
 
 
 class BookieRecord(Record, frozen=True, kw_only=True):
-    """The metadata record that registers a running bookie."""
+    """The metadata record of a running bookie: its registration, by which clients find it."""
 
     kind = 5
     bookie: str
@@ -198,14 +197,14 @@ class BookieRecord(Record, frozen=True, kw_only=True):
 
 
 class RacksRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of the racks that an operator assigned to bookies."""
+    """The metadata record of the racks that an operator has assigned to bookies."""
 
     kind = 14
     racks: dict[str, str] = {}  # bookie's uuid → rack; overrides the one it registered with
 
 
 class BrokerRecord(Record, frozen=True, kw_only=True):
-    """The metadata record that registers a running broker."""
+    """The metadata record of a running broker: its registration, by which clients and other brokers find it."""
 
     kind = 6
     name: str
@@ -222,8 +221,8 @@ class BrokerRecord(Record, frozen=True, kw_only=True):
 
 
 class DrainRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of an operator's order that a broker gives all its topics to other brokers (drain). The
-    record outlives the broker's process."""
+    """The metadata record of an operator's order to drain a broker: the broker must give all its topics to other
+    brokers. The order stays in force when the broker restarts."""
 
     kind = 30
     broker: str
@@ -232,7 +231,7 @@ class DrainRecord(Record, frozen=True, kw_only=True):
 
 
 class OwnerRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of a bundle's owner: the broker that serves the bundle, or that is assigned to take it
+    """The metadata record of a bundle's owner: the broker that serves the bundle, or that was assigned to take it
     over."""
 
     kind = 7
@@ -242,7 +241,7 @@ class OwnerRecord(Record, frozen=True, kw_only=True):
 
 
 class TenantRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of a tenant: its admin roles and other settings."""
+    """The metadata record of a tenant: its admin roles, and the clusters in which it may be used."""
 
     kind = 8
     admin_roles: tuple[str, ...] = ()
@@ -250,8 +249,8 @@ class TenantRecord(Record, frozen=True, kw_only=True):
 
 
 class NamespaceRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of a namespace: how its topics are made and distributed among brokers. The policies of the
-    namespace are in a PoliciesRecord."""
+    """The metadata record of a namespace: how its topics are created, and into how many bundles they are divided. The
+    policies of the namespace are in a PoliciesRecord."""
 
     kind = 9
     bundles: int = 4
@@ -261,8 +260,8 @@ class NamespaceRecord(Record, frozen=True, kw_only=True):
 
 
 class PoliciesRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of policies: those that a namespace or a topic sets itself (proto/policies.py), with the
-    notes of its users; or those that override the settings of all brokers."""
+    """The metadata record of the policies and properties that a namespace or a topic sets itself (proto/policies.py);
+    or of those settings that an operator changed for all brokers."""
 
     kind = 60
     policies: Policies = Policies()
@@ -270,7 +269,8 @@ class PoliciesRecord(Record, frozen=True, kw_only=True):
 
 
 class GrantsRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of the permissions that roles have in a namespace (broker/access/table_core.py)."""
+    """The metadata record of the permissions of roles in a namespace, on its topics and on its subscriptions
+    (broker/access/table_core.py)."""
 
     kind = 61
     roles: dict[str, tuple[str, ...]] = {}  # role → actions
@@ -280,7 +280,7 @@ class GrantsRecord(Record, frozen=True, kw_only=True):
 
 
 class SchemaEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of a topic's schema, in the list of all versions."""
+    """A version of a topic's schema, as the list of all versions has it; its definition is in a SchemaRecord."""
 
     version: int
     fingerprint: bytes  # of equal definitions: equal (broker/cluster/schema_core.py)
@@ -290,7 +290,8 @@ class SchemaEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchemaListRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of all versions of a topic's schema, in order. A version number is used only once."""
+    """The metadata record of the list of all versions of a topic's schema, in order. `next` is the number of the next
+    version; no number is used twice."""
 
     kind = 64
     next: int = 0
@@ -298,7 +299,7 @@ class SchemaListRecord(Record, frozen=True, kw_only=True):
 
 
 class SchemaRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of the definition of one version of a schema, which never changes."""
+    """The metadata record of one version of a topic's schema, with its definition. It never changes."""
 
     kind = 65
     type: int  # proto/schema.py `SchemaType`
@@ -308,8 +309,8 @@ class SchemaRecord(Record, frozen=True, kw_only=True):
 
 
 class PartitionedRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of a partitioned topic. `created_ms` is the topic's incarnation; 0 if an older version of
-    this software made the topic."""
+    """The metadata record of a partitioned topic. `created_ms` tells a topic from an earlier one of the same name; 0:
+    an older Magnetar made the topic."""
 
     kind = 10
     partitions: int
@@ -317,7 +318,7 @@ class PartitionedRecord(Record, frozen=True, kw_only=True):
 
 
 class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
-    """One ledger in a topic's list of ledgers."""
+    """A ledger in the list of a topic's ledgers, with the indexes of its messages."""
 
     ledger_id: int
     first_index: int  # index of its first message
@@ -329,8 +330,8 @@ class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeduplicationStateLocation(msgspec.Struct, frozen=True, kw_only=True):
-    """The place where a topic's deduplication state is stored: the last snapshot in the ledger `ledger_id`; without
-    that ledger, the state follows from the topic's log after the mark."""
+    """Where a topic's deduplication state is stored: in the last snapshot in the ledger `ledger_id`. If that is -1, the
+    state is made anew from the topic's log after the mark."""
 
     mark_ledger: int  # position at which the ledger's first snapshot was taken
     mark_entry: int
@@ -338,8 +339,8 @@ class DeduplicationStateLocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransactionOutcomesLocation(msgspec.Struct, frozen=True, kw_only=True):
-    """The place where the outcomes of a topic's transactions are stored: the last snapshot in the ledger `ledger_id`;
-    without that ledger, the outcomes follow from the topic's log after the mark."""
+    """Where the outcomes of a topic's transactions are stored: in the last snapshot in the ledger `ledger_id`. If that
+    is -1, they are read from the topic's log after the mark."""
 
     mark_ledger: int  # no entry of a transaction is before it; or the position of the ledger's first snapshot
     mark_entry: int
@@ -347,8 +348,8 @@ class TransactionOutcomesLocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compacted(msgspec.Struct, frozen=True, kw_only=True):
-    """The compacted form of a topic, up to and including its horizon: the ledger that contains it, and its counts
-    (broker/log/compaction.py)."""
+    """The compacted form of a topic's messages, up to and including the horizon: the ledger that contains it, and its
+    counts (broker/log/compaction.py)."""
 
     ledger_id: int
     horizon_ledger: int
@@ -361,7 +362,7 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LostRange(msgspec.Struct, frozen=True, kw_only=True):
-    """A range of entries of a topic that every replica has lost, and that an operator made readers skip
+    """A range of entries of a topic that every replica has lost. An operator has ordered that readers skip it
     (broker/log/managed_ledger.py)."""
 
     ledger_id: int
@@ -374,7 +375,8 @@ class LostRange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of a topic, or of one partition: the list of its ledgers."""
+    """The metadata record of a topic without partitions, or of one partition: the list of its ledgers, and its
+    state."""
 
     kind = 11
     ledgers: tuple[TopicLedger, ...] = ()
@@ -392,8 +394,7 @@ class TopicRecord(Record, frozen=True, kw_only=True):
 
 
 class DelayBucket(msgspec.Struct, frozen=True, kw_only=True):
-    """A closed ledger that contains the delivery times of delayed entries of a subscription
-    (broker/subscription/delays.py)."""
+    """A closed ledger with the delivery times of delayed entries of a subscription (broker/subscription/delays.py)."""
 
     ledger_id: int
     entries: int
@@ -401,8 +402,8 @@ class DelayBucket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CursorRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of a subscription's state. The state is the snapshot in this record; if there is none, the
-    last snapshot in the ledger `ledger_id`; otherwise the position in this record."""
+    """The metadata record of a subscription's state. The state is the `snapshot` in this record; if that is empty, the
+    last snapshot in the ledger `ledger_id`; without that ledger, the mark-delete position in this record."""
 
     kind = 12
     ledger_id: int = -1
@@ -416,8 +417,8 @@ class CursorRecord(Record, frozen=True, kw_only=True):
 
 
 class DamagedEntriesRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of a bookie's damage report: entries of a ledger whose copy at this bookie is damaged. Repair
-    replaces the copy (bookie/maintenance/scrub.py)."""
+    """The metadata record of a damage report: which entries of a ledger are damaged at this bookie. A repair replaces
+    its copies (bookie/maintenance/scrub.py)."""
 
     kind = 13
     ledger_id: int
@@ -426,8 +427,8 @@ class DamagedEntriesRecord(Record, frozen=True, kw_only=True):
 
 
 class UnderReplicatedRecord(Record, frozen=True, kw_only=True):
-    """The repair mark of a ledger: the metadata record that the ledger lacks copies, and the result of the attempts to
-    make them (bookie/maintenance/repair_core.py)."""
+    """The metadata record of a ledger's repair mark: the ledger lacks copies, or its recovery has not ended. Also has
+    the result of the last attempt to repair it (bookie/maintenance/repair_core.py)."""
 
     kind = 20
     ledger_id: int
@@ -441,14 +442,14 @@ class UnderReplicatedRecord(Record, frozen=True, kw_only=True):
 
 
 class RepairSettingsRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of the setting whether the cluster repairs ledgers automatically."""
+    """The metadata record of the cluster's switch for auto-recovery."""
 
     kind = 21
     enabled: bool = True  # False: auditor and workers pause, and missing copies stay missing
 
 
 class AuditorRecord(Record, frozen=True, kw_only=True):
-    """The metadata record that names the process which is the auditor of the cluster."""
+    """The metadata record of the cluster's auditor: the process that was elected to mark ledgers for repair."""
 
     kind = 22
     name: str
@@ -457,7 +458,7 @@ class AuditorRecord(Record, frozen=True, kw_only=True):
 
 
 class RepairLockRecord(Record, frozen=True, kw_only=True):
-    """The metadata record that locks a ledger for its repair. It names the worker that repairs the ledger."""
+    """The metadata record of the lock on a ledger: it names the worker that repairs the ledger now."""
 
     kind = 23
     worker: str
@@ -465,7 +466,7 @@ class RepairLockRecord(Record, frozen=True, kw_only=True):
 
 
 class RepairWorkerRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of a repair worker's progress: its work since its start, as of `updated_ms`."""
+    """The metadata record of a repair worker's progress: what it has done since its start, as of `updated_ms`."""
 
     kind = 24
     name: str
@@ -480,8 +481,8 @@ class RepairWorkerRecord(Record, frozen=True, kw_only=True):
 
 
 class DepartingRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of an operator's order to move every copy off a bookie, which is alive (decommission) or dead
-    (recover)."""
+    """The metadata record of an operator's order to move all copies away from a bookie, whether the bookie is running
+    (decommission) or lost (recover)."""
 
     kind = 25
     bookie: str
@@ -490,8 +491,8 @@ class DepartingRecord(Record, frozen=True, kw_only=True):
 
 
 class MemberRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of a member of a secured cluster: one of the cluster's processes, or an operator's
-    command."""
+    """The metadata record of a member of a secured cluster, with its public key. A member is a process of the cluster,
+    or an operator's command."""
 
     kind = 63
     role: str  # "broker", "bookie" or "operator", as in its path
@@ -500,7 +501,7 @@ class MemberRecord(Record, frozen=True, kw_only=True):
 
 
 class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
-    """A period in which one process of the metadata service has the file of the metadata tree open."""
+    """A period during which one process of the metadata service had the metadata file open."""
 
     number: int  # one more than that of the incarnation before
     token: str  # random
@@ -509,8 +510,8 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransactionsRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of the number of transaction coordinators, and of the coordinators that have a record. The
-    cluster's first transaction fixes the number, because a transaction id contains the number of its coordinator."""
+    """The metadata record of the transaction coordinators: their number, and which of them have a record. The number is
+    fixed by the cluster's first transaction, because each transaction id contains the number of its coordinator."""
 
     kind = 27
     coordinators: int
@@ -518,7 +519,8 @@ class TransactionsRecord(Record, frozen=True, kw_only=True):
 
 
 class CoordinatorRecord(Record, frozen=True, kw_only=True):
-    """The metadata record of one transaction coordinator (broker/transaction/log.py)."""
+    """The metadata record of one transaction coordinator: its epoch, its owner's claim, and the ledger with its state
+    (broker/transaction/log.py)."""
 
     kind = 28
     epoch: int = 0  # grows with each claim; it is in the ids, so none is given twice
@@ -528,8 +530,8 @@ class CoordinatorRecord(Record, frozen=True, kw_only=True):
 
 
 class IncarnationsRecord(Record, frozen=True, kw_only=True):
-    """The record of the incarnations of the metadata file, the latest last. The store makes this record; no client
-    writes it."""
+    """The record of the incarnations of the metadata file, the latest one last. The metadata service makes it; no
+    client writes it."""
 
     kind = 26
     incarnations: tuple[Incarnation, ...] = ()
@@ -557,12 +559,13 @@ PLACES: dict[type[Record], Callable[[Any], str]] = {
     DepartingRecord: lambda record: paths.departing(record.bookie),
     DrainRecord: lambda record: paths.draining(record.broker),
 }
-"""The only path at which a record of the class is read: that of the ledger, bookie or broker that it names."""
+"""For each class of record that names its own path: the function that returns the path. A record of the class is valid
+at this path only."""
 
 
 def encode(record: Record, path: str, *, cluster_format: int | None = None) -> bytes:
-    """Returns the encoded `record`, the bytes of the node at `path`, in the format `cluster_format`; without it, in the
-    format that this process writes."""
+    """Encodes `record` for the node at `path` and returns its bytes. Uses the format `cluster_format`; without it, the
+    format in which this process writes."""
     body = msgspec.json.encode(record)
     written = _Written.format if cluster_format is None else cluster_format
     if written < Feature.RECORD_OF_PATH.value[0]:
@@ -571,7 +574,8 @@ def encode(record: Record, path: str, *, cluster_format: int | None = None) -> b
 
 
 def decode(data: bytes, cls: type[R], path: str) -> R:
-    """Returns the record of class `cls` in the node at `path`. Raises DamagedRecord, which names the path."""
+    """Decodes the bytes of the node at `path` and returns the record, which must be of class `cls`. Raises
+    DamagedRecord, which names the path."""
     if len(data) < _HEAD.size:
         raise DamagedRecord(f"{path}: {len(data)} bytes are too few for a record")
     magic, version, kind, crc = _HEAD.unpack_from(data)
@@ -598,7 +602,7 @@ def decode(data: bytes, cls: type[R], path: str) -> R:
 
 
 def decode_any(data: bytes, path: str) -> Record:
-    """Returns the record in the node at `path`, of any record class. Raises DamagedRecord."""
+    """Decodes the bytes of the node at `path` and returns the record, of any class. Raises DamagedRecord."""
     cls = _KINDS.get(data[3]) if len(data) >= _HEAD.size else Record
     if cls is None:
         raise DamagedRecord(f"{path}: {data[3]} is no kind of a record")

@@ -74,8 +74,8 @@ def _to_wire(operation: Operation) -> wire.Operation:
 
 
 def parse_operations(request: wire.CommitRequest) -> list[Operation]:
-    """Returns the operations of a commit request. Raises InvalidRequest for a kind of operation that this version does
-    not know."""
+    """Returns the operations of a commit request. Raises InvalidRequest if this version does not know the kind of an
+    operation."""
     return [_from_wire(operation) for operation in request.operations]
 
 
@@ -90,8 +90,8 @@ def _from_wire(operation: wire.Operation) -> Operation:
 
 
 def encode_watch_events(watch_id: int, news: Sequence[NodeChanged] | WatchReset, revision: int) -> wire.SessionReply:
-    """Returns one reply with the changes `news` for a watch. The reply tells the client that the watch has seen every
-    change up to `revision`."""
+    """Returns the reply that tells a client the changes `news` for one of its watches. After it the client knows that
+    the watch has received all changes up to `revision`."""
     if isinstance(news, WatchReset):
         events = wire.WatchEvents(watch_id=watch_id, revision=revision, reset=True)
     else:
@@ -114,13 +114,13 @@ def parse_events(message: wire.WatchEvents) -> list[NodeChanged | WatchReset]:
 
 
 async def connect_metadata(world: World, endpoint: Endpoint, timeout_s: float = 10.0) -> RemoteStore:
-    """Connects to a metadata service and returns a store with an open session. Tries for `timeout_s`, then raises
-    Unavailable. Raises WrongProtocol and similar errors at once."""
+    """Connects to the metadata service at `endpoint` and returns a store with an open session. Tries for `timeout_s`
+    seconds, then raises Unavailable. Raises errors at once if retrying cannot help, such as WrongProtocol."""
     return await RemoteStore(world, endpoint, timeout_s).start_or_close()
 
 
 class _Watch:
-    """The changes that a watch has received and its reader has not read yet."""
+    """The changes that a watch has received and its reader has not taken yet."""
 
     def __init__(self, prefix: str, revision: int) -> None:
         self.prefix = prefix
@@ -139,7 +139,7 @@ class _Watch:
 
 
 class RemoteStore(SessionStore):
-    """A client's session with a metadata service over gRPC. Made by `connect_metadata`."""
+    """A client's session with a metadata service, over gRPC. Made by `connect_metadata`."""
 
     def __init__(self, world: World, endpoint: Endpoint, timeout_s: float) -> None:
         self._world = world
@@ -159,14 +159,15 @@ class RemoteStore(SessionStore):
 
     # -------------------------------------------------------------------------------------------- the session
     async def start(self) -> None:
-        """Opens the session. Raises Unavailable if that does not succeed within the timeout."""
+        """Opens the session. Raises Unavailable if that does not succeed within the session's timeout, or the error
+        that makes retrying useless."""
         self._start_keeper()
         await self._settled.wait()
         if self._state is SessionState.LOST:
             raise self._failure or self._why
 
     async def _keep(self) -> None:
-        """Opens one stream after the other, until the session is lost or closed."""
+        """Keeps a stream to the service open, one after the other, until the session is lost or closed."""
         pause_s = PAUSE_S_MIN
         while True:
             failure = await self._attend()
@@ -189,7 +190,7 @@ class RemoteStore(SessionStore):
         return self._closing or isinstance(failure, SessionExpired) or (not self._session and not failure.retryable)
 
     async def _attend(self) -> MagnetarError:
-        """Opens a stream and reads it to its end; returns why it ended."""
+        """Opens a stream and reads it until it ends. Returns the error that ended it."""
         stream: Stream[wire.SessionRequest, wire.SessionReply] | None = None
         pinging: asyncio.Task[None] | None = None
         try:
@@ -242,9 +243,8 @@ class RemoteStore(SessionStore):
             await stream.send(wire.SessionRequest(ping=self._ping_number))
 
     async def _read(self, stream: Stream[wire.SessionRequest, wire.SessionReply]) -> NoReturn:
-        """Reads replies, and raises when two pings in a row get no answer: then this connection is dead, at least in
-        one direction.
-        """
+        """Reads replies from the stream. Raises TimeoutError if two pings in a row get no answer: then this connection
+        is dead, at least in one direction."""
         while True:
             async with asyncio.timeout(self._left_s(self._answered + self._timeout_s * 2 / 3)):
                 self._on_replies(await stream.receive())
@@ -265,7 +265,7 @@ class RemoteStore(SessionStore):
                     raise InternalError(f"{self._endpoint} sent {kind} in an open session")
 
     def _ponged(self, number: int) -> None:
-        """Handles the answer to a ping: the session lives."""
+        """Called when a ping was answered: extends the session's deadline."""
         while self._pings and self._pings[0][0] <= number:
             self._answered = self._clock.monotonic()
             self._extend_deadline(self._pings.popleft()[1])
@@ -289,7 +289,7 @@ class RemoteStore(SessionStore):
         return self._session
 
     async def close(self) -> None:
-        """Ends the session at the server if the server can be reached; otherwise the session expires at the server."""
+        """Ends the session at the service if it can be reached; otherwise the session expires there."""
         if self._keeper is None or self._closing:
             await self._channel.close()
             return
@@ -371,8 +371,9 @@ def _watch_request(watch_id: int, watch: _Watch) -> wire.SessionRequest:
 
 
 async def connect_address(world: World, address: Address, timeout_s: float = 10.0) -> MetadataStore:
-    """Opens a metadata store at `address` and returns it. Tries for `timeout_s`, then raises Unavailable. Raises an
-    error at once if retrying cannot help (kazoo is missing, wrong protocol)."""
+    """Opens a session with the metadata at `address` (a metadata service or ZooKeeper) and returns the store. Tries for
+    `timeout_s` seconds, then raises Unavailable. Raises errors at once if retrying cannot help (kazoo is missing, wrong
+    protocol)."""
     if isinstance(address, Endpoint):
 
         return await connect_metadata(world, address, timeout_s)

@@ -41,20 +41,21 @@ from .tree_core import check_prefix, is_at_or_below, may_role_write
 
 TIMEOUT_S_MIN, TIMEOUT_S_MAX = 0.1, 600.0
 WATCHES_MAX = 1024
-"""Watches of one session."""
+"""The largest number of watches of one session."""
 SESSIONS_OF_ADDRESS_MAX = 1024
-"""Most sessions of an address: a process has one or two; more are BackPressure. Sessions are rows of the file, and last
-for minutes."""
+"""The largest number of sessions from one address; more get BackPressure. A process has one or two. Sessions are rows
+of the metadata file, and last for minutes."""
 WATCHES_OF_ADDRESS_MAX = 4096
-"""Most watches of an address: each is checked after every commit, which takes about a microsecond."""
+"""The largest number of watches from one address. Each is checked after every commit, which takes about a
+microsecond."""
 OPEN_TIMEOUT_S = 10.0
-"""Seconds by which a stream has to send `open`, or is ended."""
+"""A stream on which the client has not sent `open` within this many seconds is ended."""
 
 SessionStream = Stream[wire.SessionReply, wire.SessionRequest]
 
 
 class MetadataServer:
-    """A running metadata service: a store, and the listener at which clients reach it."""
+    """A running metadata service: the store of a metadata file, and the listener at which clients connect."""
 
     def __init__(self, store: SqliteStore, serving: RunningServer, memory: CallerMemory) -> None:
         self._store = store
@@ -66,9 +67,9 @@ class MetadataServer:
         cls, world: World, endpoint: Endpoint, path: str, memory_bytes: int = sys.maxsize,
         service: type[MetadataService] | None = None,
     ) -> MetadataServer:  # fmt: skip
-        """Starts a metadata service and returns it. `path` is the SQLite file; `memory_bytes` bounds the memory that
-        clients may use (`CallerMemory`); `service` replaces MetadataService as the handler. Raises Busy if the port or
-        the file is in use, and the errors of SqliteStore.open."""
+        """Starts a metadata service at `endpoint` and returns it. `path` is the SQLite file. `memory_bytes` bounds the
+        memory that clients may use (`CallerMemory`). `service` handles the requests instead of MetadataService. Raises
+        Busy if the port or the file is in use, and the errors of SqliteStore.open."""
         store = await SqliteStore.open(world, path)
         try:
             memory = CallerMemory(memory_bytes)
@@ -85,7 +86,7 @@ class MetadataServer:
 
     @property
     def store(self) -> SqliteStore:
-        """Returns the store. This process can open sessions in it."""
+        """Returns the store, in which this process can open sessions of its own."""
         return self._store
 
     def statistics(self) -> dict[str, int]:
@@ -96,14 +97,14 @@ class MetadataServer:
         return self._store.last_backup_ms
 
     async def close(self) -> None:
-        """Ends the streams of clients, then closes the store. The sessions of clients do not end: they continue at the
-        next start."""
+        """Ends the connections of clients, then closes the store. The sessions of clients do not end: they go on after
+        the next start."""
         await self._serving.close()
         await self._store.close()
 
 
 class MetadataService:
-    """Handles the requests of the service `Metadata` of proto/wire.proto."""
+    """Answers the requests of the gRPC service `Metadata` of proto/wire.proto."""
 
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
@@ -180,9 +181,7 @@ class MetadataService:
         return session, timeout_s
 
     def _check_room(self, address: str) -> None:
-        """Raises BackPressure if the address has too many sessions. At the limit it first drops sessions that have
-        ended.
-        """
+        """Raises BackPressure if the address has as many sessions as it may have."""
         if self._count(address) >= SESSIONS_OF_ADDRESS_MAX:
             self._addresses = {each: at for each, at in self._addresses.items() if self._store.has_session(each)}
         if self._count(address) >= SESSIONS_OF_ADDRESS_MAX:
@@ -196,7 +195,8 @@ class MetadataService:
 
 
 def _check_rights(principal: Principal, operations: Sequence[Operation]) -> None:
-    """Raises Unauthorized if a member writes where its role may not. Without certificates nothing is checked."""
+    """Raises Unauthorized if the caller is a member whose role may not write one of the nodes. If the service uses no
+    certificates, checks nothing."""
     if principal.kind is PrincipalKind.LOCAL:
         return
     role = principal.name.partition("/")[0] if principal.kind is PrincipalKind.MEMBER else ""
@@ -207,9 +207,8 @@ def _check_rights(principal: Principal, operations: Sequence[Operation]) -> None
 
 
 class _Attachment:
-    """A session's stream at the server: reads requests, and has a task for each watch. When one of its tasks ends, the
-    stream ends.
-    """
+    """The server's end of a session's stream: reads the client's requests, and has a task for each watch. The stream
+    ends when one of its tasks fails."""
 
     def __init__(
         self, store: SqliteStore, session: str, stream: SessionStream, address: str, watching: Counter[str]
@@ -300,9 +299,8 @@ class _Attachment:
             task.cancel()
 
     async def _follow(self, watch_id: int, prefix: str, after_revision: int) -> None:
-        """Sends the changes for one watch until cancelled. Reading and queueing are one step, so that `_seen` is never
-        ahead of what was sent.
-        """
+        """Sends the changes for one watch until the task is cancelled. Reading the history and queueing the reply are
+        one step, so `_seen` never exceeds what was sent."""
         history = self._store.history
         seen = after_revision
         while True:  # also without news of its own: `_seen` tells the client from where on it may go on elsewhere
@@ -322,23 +320,23 @@ class _Attachment:
 class MembersOnlyService(MetadataService):
     """The metadata service during a restore (cli/storage/metadata_copies.py): it serves `/members` only.
 
-    Bookies take an operator's requests by its key in `/members`. While the metadata is restored its service is stopped,
-    so the command that restores serves a scratch copy at the service's address until the bookies have answered. To the
-    processes of the cluster this service differs from a stopped one in one point: each may show its key.
+    A bookie admits an operator's command by the command's key in `/members`. While the metadata is restored, its
+    service is stopped. So the command that restores serves a scratch copy at the service's address, until the bookies
+    have answered. For the processes of the cluster this service differs from a stopped one in one point: each can write
+    its key.
 
     | request | answer |
     |---|---|
-    | read, list or write at `/members` | as ever: a member's certificate is needed, which writes its own role's keys |
-    | read `/cluster` | as it is in the copy. It is how a client asks for the tree's revision |
-    | any other read or write, a backup | Unavailable: as without a service. Who asks asks again |
+    | read, list or write at `/members` | as usual: a writer has a member's certificate, and writes keys of its role |
+    | read `/cluster` | as it is in the copy. A client reads it to learn the tree's revision |
+    | any other read or write, a backup | Unavailable, as without a service: the client tries again |
     | a new session | opened; it ends with the command |
-    | a session of the stopped service | Unavailable: whether it goes on is not known here |
-    | a watch | has the changes of the scratch copy: keys of members |
+    | a session of the stopped service | Unavailable: this service does not know whether the session goes on |
+    | a watch | gets the changes of the scratch copy: keys of members |
 
-    So nothing is registered, owned, created or deleted by what is said here, and no bookie compares the scratch copy
-    with the metadata that it saw. The scratch copy is deleted with the command. Guarded by
-    tests/metadata/test_members_only.py, tests/security/test_secured_restore.py.
-    """
+    So nothing is registered, owned, created or deleted through this service, and no bookie compares the scratch copy
+    with the metadata that it has seen. The scratch copy is deleted when the command ends. Guarded by
+    tests/metadata/test_members_only.py, tests/security/test_secured_restore.py."""
 
     async def get(self, request: wire.GetRequest, context: CallContext) -> wire.GetReply:
         _check(request.path, paths.CLUSTER)
@@ -369,7 +367,7 @@ def _check(path: str, *others: str) -> None:
 
 
 def _away(what: str) -> Unavailable:
-    """Returns the error for what this service does not do during a restore."""
+    """Returns the error for a request that this service does not answer during a restore."""
     return Unavailable(f"{what}: the metadata is being restored, and only its members are known meanwhile")
 
 

@@ -36,21 +36,22 @@ from .store import MetadataStore, NodeChanged, Operation, VersionedValue, WatchR
 
 CALL_TIMEOUT_S = 10.0
 MARGIN_SHARE = 0.05
-"""The share of the timeout by which the holder gives its session up earlier than the service. Clocks that differ by 2 %
-and a late timer of the loop do not change the order."""
+"""The client gives its session up earlier than the service, by this share of the timeout. So clocks that differ by 2 %,
+or a late timer, do not change the order."""
 CLOSE_TIMEOUT_S = 2.0
 PAUSE_S_MIN, PAUSE_S_MAX = 0.02, 0.5
-"""Seconds between two attempts, growing."""
+"""The first and the longest pause, in seconds, between two attempts. Each pause is longer than the one before."""
 PAUSE_S_LAST = 0.001
-"""Seconds between attempts shortly before a deadline: clocks round, and a pause of what is left may never reach it."""
+"""The shortest pause, in seconds, before a deadline: clocks are rounded, so a pause of exactly the time that is left
+may end before the deadline."""
 WATCH_QUEUE_MAX = 10_000
-"""Changes that a watch keeps until its reader takes them; more become one Reset."""
+"""The largest number of changes that a watch keeps for its reader. More are replaced by one WatchReset."""
 
 T = TypeVar("T")
 
 
 class SessionState(enum.Enum):
-    """The state of a metadata session, as far as its client knows."""
+    """The state of a metadata session, as far as its client knows. LOST: it has expired, or was closed."""
 
     CONNECTING = "connecting"
     CONNECTED = "connected"
@@ -58,8 +59,8 @@ class SessionState(enum.Enum):
 
 
 class SessionStore(MetadataStore):
-    """The base class of a client's session with a metadata service: tracks the session's deadline and loss, and makes
-    calls wait for a connection."""
+    """The base class of a client's session with a metadata service. Decides when the session is lost, and makes calls
+    wait while there is no connection."""
 
     def __init__(self, service: str, clock: Clock) -> None:
         self._service = service  # which, and where: for errors
@@ -84,12 +85,13 @@ class SessionStore(MetadataStore):
 
     # -------------------------------------------------------------------------------------------- its deadline
     def _extend_deadline(self, sent: float) -> None:
-        """Moves the deadline, because the service answered a request that was sent at `sent`."""
+        """Moves the session's deadline, because the service has answered a request. `sent`: when the request was
+        sent."""
         self._deadline = sent + self._timeout_s * (1 - MARGIN_SHARE)
         self._alarm.set_if_earlier(self._deadline)
 
     def _ring(self) -> None:
-        """Handles the alarm: the session is lost if its deadline has passed."""
+        """Called at the session's deadline: if the deadline was not moved meanwhile, the session is lost."""
         if self._left_s(self._deadline) > 0:  # a sign of life has moved it meanwhile
             self._alarm.set_if_earlier(self._deadline)
         else:
@@ -97,7 +99,7 @@ class SessionStore(MetadataStore):
 
     # -------------------------------------------------------------------------------------------- its end
     def _end_session(self, failure: MagnetarError) -> None:
-        """Ends the session: it is lost because of `failure`, or closed. Idempotent."""
+        """Ends the session: it is lost because of `failure`, or its owner has closed it. May be called again."""
         if self._state is SessionState.LOST:
             return
         self._state = SessionState.LOST
@@ -112,14 +114,14 @@ class SessionStore(MetadataStore):
 
     @abstractmethod
     def _on_lost(self, failure: MagnetarError) -> None:
-        """Handles a session that was lost, not closed."""
+        """Called when the session was lost because of `failure`, not closed."""
 
     @abstractmethod
     def _end_watches(self) -> None: ...
 
     # -------------------------------------------------------------------------------------------- its beginning
     async def start_or_close(self) -> Self:
-        """Opens the session and returns the store. If this fails, closes the store and raises the error."""
+        """Opens the session and returns this store. If that fails, closes the store and raises the error."""
         try:
             await self.start()
         except BaseException:
@@ -129,7 +131,7 @@ class SessionStore(MetadataStore):
 
     @abstractmethod
     async def start(self) -> None:
-        """Opens the session. Raises Unavailable if that does not succeed within the timeout."""
+        """Opens the session. Raises Unavailable if that does not succeed within the session's timeout."""
 
     def _start_keeper(self) -> None:
         self._keeper = self._tasks.spawn(self._keep(), "metadata-session")
@@ -137,12 +139,11 @@ class SessionStore(MetadataStore):
 
     @abstractmethod
     async def _keep(self) -> None:
-        """Keeps the session connected, and renews it, until it is lost or closed."""
+        """Keeps the session connected and alive until it is lost or closed."""
 
     def _kept(self, keeper: asyncio.Task[None]) -> None:
-        """Called when the task that keeps the session has ended. Without that task there are no signs of life, so the
-        session is lost.
-        """
+        """Called when the task of `_keep` has ended. If the session was not closed, it is lost, because nothing keeps
+        it alive any more."""
         if keeper.cancelled() and not self._closing:
             self._end_session(InternalError("the task that keeps the metadata session was cancelled"))
         elif not keeper.cancelled() and (fault := keeper.exception()) is not None:
@@ -153,13 +154,12 @@ class SessionStore(MetadataStore):
         return self._clock.monotonic() + CALL_TIMEOUT_S
 
     def _left_s(self, end: float) -> float:
-        """Returns the seconds until `end`, a time of the clock; negative afterwards."""
+        """Returns the seconds until the time `end` of the monotonic clock; negative if it has passed."""
         return end - self._clock.monotonic()
 
     async def _wait_connected(self, end: float) -> None:
-        """Waits for a connection. Raises Unavailable if there is none by `end`, SessionExpired if the session is lost
-        or closed.
-        """
+        """Waits until there is a connection. Raises Unavailable if there is none at the time `end`, SessionExpired if
+        the session is lost or closed."""
         try:
             async with asyncio.timeout(self._left_s(end)):
                 await self._settled.wait()
@@ -174,7 +174,8 @@ class SessionStore(MetadataStore):
             raise SessionExpired(self._why.message, **self._why.fields)
 
     async def _repeat_read(self, ask: Callable[[float], Awaitable[T]]) -> T:
-        """Calls `ask`, a read, with its deadline, again and again until it is answered or the deadline has passed."""
+        """Calls `ask`, which reads, with the deadline of the read. Repeats that until it is answered or the deadline
+        has passed. Returns the answer."""
         end = self._deadline_of_call()
         pause_s = PAUSE_S_MIN
         while True:
@@ -205,8 +206,8 @@ class SessionStore(MetadataStore):
 
 
 class MetadataResponsiveness:
-    """Records how fast and how reliably the metadata has answered this process, over all its sessions; used for metrics
-    and for reports to operators."""
+    """Records how fast and how reliably the metadata answers this process, over all its sessions, for metrics and
+    reports to operators."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -219,8 +220,8 @@ class MetadataResponsiveness:
         self._answered_s = self._clock.monotonic()
 
     def on_failure(self, error: MagnetarError) -> None:
-        """Called when a call raised `error`. Counts the error as a failure, unless it is a refusal (such as
-        BadVersion), which counts as an answer."""
+        """Called when a call to the metadata raised `error`. Counts it as a failure if the metadata did not answer. A
+        refusal such as BadVersion counts as an answer."""
         if not error.definite or isinstance(error, Unavailable | SessionExpired):
             self.failures += 1
         else:
@@ -231,13 +232,13 @@ class MetadataResponsiveness:
 
     @property
     def silent_s(self) -> float:
-        """Returns for how many seconds the metadata has not answered. A broker asks for it each second."""
+        """Returns for how many seconds the metadata has not answered this process."""
         return max(0.0, self._clock.monotonic() - self._answered_s)
 
 
 class ReconnectingStore(MetadataStore):
-    """A metadata store that outlives its sessions. It uses one session at a time; its owner replaces a session that is
-    lost."""
+    """A metadata store that outlives its sessions. It uses one session at a time. When that is lost, its owner must
+    give it another one (`set_session`); meanwhile calls wait."""
 
     def __init__(self, session: MetadataStore, use: MetadataResponsiveness) -> None:
         self._session: MetadataStore = session
@@ -248,21 +249,20 @@ class ReconnectingStore(MetadataStore):
 
     # -------------------------------------------------------------------------------------------- its owner's
     def suspend(self) -> None:
-        """Called when the session is lost: makes all calls wait until `set_session` gives the store the next
-        session."""
+        """Called when the session is lost: makes all calls wait until `set_session` is called."""
         if self._lost is not self._session:
             self.use.sessions_ended += 1
         self._lost = self._session
         self._changed.clear()
 
     def set_session(self, session: MetadataStore) -> None:
-        """Gives the store a new session. Calls that wait for a session continue with it."""
+        """Sets the session to use from now on. Calls that wait for a session go on with it."""
         self._session = session
         self._changed.set()
 
     def stop_reconnecting(self) -> None:
-        """Ends the store, because there will be no further session. Every call raises SessionExpired, also a call that
-        is waiting."""
+        """Says that there will be no further session. From now on every call raises SessionExpired, including calls
+        that wait."""
         self._ended = True
         self._changed.set()
 
@@ -272,9 +272,8 @@ class ReconnectingStore(MetadataStore):
 
     # -------------------------------------------------------------------------------------------- calls
     async def _living(self) -> MetadataStore:
-        """Returns the current session, and waits for the next one after a loss. Raises Unavailable or SessionExpired if
-        there is none.
-        """
+        """Returns the current session; after a loss waits for the next one. Raises Unavailable if none comes in time,
+        SessionExpired if none will come."""
         if self.is_suspended and not self._ended:
             try:
                 async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -287,7 +286,7 @@ class ReconnectingStore(MetadataStore):
         return self._session
 
     def _on_loss(self, session: MetadataStore) -> None:
-        """Suspends the store, because a call found out about the loss before the owner did."""
+        """Called when a call has found the session lost before the owner did: suspends the store."""
         if session is self._session and not self._ended:
             self.suspend()
 

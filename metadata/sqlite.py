@@ -49,11 +49,13 @@ MEMORY = ":memory:"
 _CLOSED = "the metadata store is closed"
 WAITING_MAX = 10_000
 BATCH_MAX = 1_000
-"""Jobs of one transaction: about 10 ms of SQLite's time, which bounds the wait of the reads in between."""
+"""The largest number of jobs in one transaction of SQLite. This takes about 10 ms, for which reads wait."""
 KNOWN_AT_ONCE = 100
-"""Reads of known nodes between two turns of the loop: with what their callers make of them, half a millisecond."""
+"""The number of reads from the cache after which the event loop gets a turn. With what their callers do, they take half
+a millisecond."""
 END_RETRY_S = 1.0
-"""Pause before the ephemerals of a session are deleted again, after the disk had no room for the deletion."""
+"""Seconds to wait before the ephemeral nodes of an ended session are deleted again, if the disk had no room for the
+deletion."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
@@ -61,7 +63,7 @@ R = TypeVar("R")
 
 
 class _Watch:
-    """A waiting watch: nothing below its prefix has changed up to the revision `seen`."""
+    """A watch that waits for a change at or below its prefix. There was none up to the revision `seen`."""
 
     __slots__ = ("news", "prefix", "seen")
 
@@ -72,8 +74,8 @@ class _Watch:
 
 
 class SqliteStore:
-    """The metadata tree in one SQLite file, for many sessions. Made by `open`. Each user in this process opens a
-    session with `new_session`."""
+    """Stores the metadata tree in one SQLite file, for the sessions of many clients. Made by `open`. A user in the same
+    process opens a session with `new_session`."""
 
     def __init__(self, world: World, tree: MetadataTree, worker: Worker, sessions: list[tuple[str, float]]) -> None:
         self._world = world
@@ -104,8 +106,8 @@ class SqliteStore:
 
     @classmethod
     async def open(cls, world: World, path: str) -> Self:
-        """Opens the file and returns the store. Deletes the ephemeral nodes of the former process. Raises Busy,
-        DataLost, InvalidConfiguration or Unavailable."""
+        """Opens the metadata file at `path` and returns the store. Deletes the ephemeral nodes of local sessions that
+        ended with the former process. Raises Busy, DataLost, InvalidConfiguration or Unavailable."""
         if path != MEMORY:
             world.files.make_directories(str(PurePath(path).parent))
         worker = world.workers.start("metadata")
@@ -120,8 +122,8 @@ class SqliteStore:
             raise
 
     async def close(self) -> None:
-        """Waits for the queued jobs, then closes the file. The sessions of this process end; their ephemeral nodes are
-        deleted when the file is opened again, or earlier."""
+        """Waits for the queued jobs, then closes the file. Ends the sessions of this process; their ephemeral nodes are
+        deleted, at the latest when the file is opened again."""
         if self.closed:
             return
         self.closed = True
@@ -158,11 +160,10 @@ class SqliteStore:
         return node
 
     async def back_up(self, name: str) -> tuple[str, int, int]:
-        """Writes a copy of the metadata beside the file, named `name`, or after its revision if no name is given.
-        Returns (path, revision, size in bytes). Commits wait until the copy is written.
+        """Writes a copy of the metadata beside the metadata file. `name` is the name of the copy; "": its revision
+        makes the name. Returns (path of the copy, its revision, its size in bytes). Commits wait meanwhile.
 
-        Raises InvalidRequest, AlreadyExists, or Unavailable if the disk is full.
-        """
+        Raises InvalidRequest, AlreadyExists, or Unavailable if the disk is full."""
         if self._tree.path == MEMORY:
             raise InvalidRequest("this metadata is in memory alone")
         name = name or f"metadata-{self.history.revision}.backup"
@@ -178,7 +179,7 @@ class SqliteStore:
         return await self._ask(partial(self._tree.children, path))
 
     def _ask(self, read: str | Callable[[], R]) -> asyncio.Future[R]:
-        """Queues a read (a path: of that node); returns its future."""
+        """Queues a read and returns a future of its result. A text as `read` means: the node at this path."""
         if self.closed:
             raise Unavailable(_CLOSED)
         future: asyncio.Future[R] = self._loop.create_future()
@@ -188,7 +189,7 @@ class SqliteStore:
         return future
 
     def _read(self) -> None:
-        """Gives all waiting reads to the worker."""
+        """Gives the waiting reads to the worker, as one batch."""
         asked, self._asked = self._asked[:BATCH_MAX], self._asked[BATCH_MAX:]
         self._reading = bool(asked)
         if asked:
@@ -202,7 +203,7 @@ class SqliteStore:
         self, asked: list[tuple[str | Callable[[], Any], asyncio.Future[Any]]],
         done: asyncio.Future[list[tuple[Any, Exception | None]]],
     ) -> None:  # fmt: skip
-        """Answers the callers of a batch of reads, and starts the next batch."""
+        """Called when a batch of reads is done: answers their callers, and starts the next batch."""
         for (read, future), (answer, error) in zip(asked, done.result(), strict=True):
             if isinstance(error, DiskFailed):
                 error = self._die(error)
@@ -217,17 +218,17 @@ class SqliteStore:
         self._read()
 
     def _die(self, error: DiskFailed) -> InternalError:
-        """Ends the process, because the file cannot be trusted any more."""
+        """Ends the process, because the content of the disk is unknown. Returns an error for tests, in which the
+        process goes on."""
         self._world.files.die(str(error))
         return InternalError(str(error))  # where `die` returns (tests), the outcome is unknown
 
     # -------------------------------------------------------------------------------------------- writing
     async def commit(self, operations: Sequence[Operation], session: str) -> TreeJobResult:
-        """Commits all operations or none; they are durable when this returns. With "" as `session`, ephemerals are
-        refused.
+        """Commits all operations or none; they are durable when this returns. `session` owns the ephemeral nodes that
+        they write; "": none may be ephemeral. Returns the new versions and the new revision.
 
-        Raises BadVersion, SessionExpired, Unavailable, or an error that is the caller's fault (tree_core.py).
-        """
+        Raises BadVersion, SessionExpired, Unavailable, or an error that is the caller's fault (tree_core.py)."""
         check_operations(operations)
         if session:
             if session not in self._sessions.open_ones:
@@ -248,7 +249,7 @@ class SqliteStore:
         return future
 
     def _write(self) -> None:
-        """Gives all waiting jobs to the worker, as one batch."""
+        """Gives the waiting jobs to the worker, as one batch."""
         batch, self._waiting = self._waiting[:BATCH_MAX], self._waiting[BATCH_MAX:]
         self._writing = bool(batch)
         if batch:
@@ -261,7 +262,7 @@ class SqliteStore:
         batch: list[tuple[Job, asyncio.Future[TreeJobResult]]],
         outcomes: asyncio.Future[list[TreeJobResult | MagnetarError]],
     ) -> None:
-        """Notifies the watches, answers the callers, and writes the next batch."""
+        """Called when a batch of jobs is done: notifies watches, answers the callers, and starts the next batch."""
         error = outcomes.exception()
         if isinstance(error, DiskFailed):
             error = self._die(error)
@@ -292,10 +293,8 @@ class SqliteStore:
             self._commits += 1
 
     def _refresh_known(self, operations: Sequence[Operation], versions: Sequence[int]) -> None:
-        """Updates the known nodes after a commit: a caller that changes a node usually reads it before the next change.
-        A node that is created becomes known too: a topic is opened then, and a bookie asks for the record of a new
-        ledger.
-        """
+        """Updates the cache of nodes after a commit, because a caller that changes a node usually reads it before its
+        next change. Also caches created nodes: they are usually read soon."""
         for operation, version in zip(operations, versions, strict=True):
             made = version == 0 and isinstance(operation, Put)
             if isinstance(operation, Check) or not (made or operation.path in self._known.nodes):
@@ -308,7 +307,8 @@ class SqliteStore:
     # -------------------------------------------------------------------------------------------- watching
     async def wait_change(self, after_revision: int, session: str, prefix: str = "/") -> int:
         """Waits until a node at or below `prefix` has changed after the revision `after_revision`. Returns a revision
-        up to which no node there has changed. Raises SessionExpired if the session or the store ends first."""
+        up to which there was no such change; `history` has those after it. Raises SessionExpired if the session or the
+        store ends first."""
         watch = _Watch(prefix, after_revision)
         while not self.history.changes_since(prefix, watch.seen):
             watch.seen = self.history.revision
@@ -322,7 +322,7 @@ class SqliteStore:
         return watch.seen
 
     def _notify_watches(self) -> None:
-        """Wakes the watches below whose prefix something has changed; most commits concern few watches."""
+        """Wakes the waiting watches for which something has changed. Most commits concern few of them."""
         for watch in self._watches:
             if not self.history.changes_since(watch.prefix, watch.seen):
                 watch.seen = self.history.revision
@@ -330,15 +330,15 @@ class SqliteStore:
                 watch.news.set_result(None)
 
     def _wake_watches(self) -> None:
-        """Wakes all watches, because a session or the store has ended."""
+        """Wakes all waiting watches, because a session or the store has ended."""
         for watch in self._watches:
             if not watch.news.done():
                 watch.news.set_result(None)
 
     # -------------------------------------------------------------------------------------------- sessions
     def new_session(self, timeout_s: float = 10.0) -> LocalSession:
-        """Returns a new session for a user in this process. The session lasts until `close`, or until `timeout_s` after
-        `LocalSession.abandon`."""
+        """Opens a session for a user in this process and returns it. The session lasts until `close`; after
+        `LocalSession.abandon`, for `timeout_s` seconds more."""
         if self.closed:
             raise Unavailable(_CLOSED)
         session = f"local-{self._world.rng.randbytes(12).hex()}"
@@ -346,31 +346,31 @@ class SqliteStore:
         return LocalSession(self, session)
 
     async def open_session(self, timeout_s: float) -> str:
-        """Opens a durable session and returns its id. The session expires unless `touch_session` is called
-        regularly."""
+        """Opens a durable session, which survives a restart of this process, and returns its id. The session expires
+        unless `touch_session` is called at least every `timeout_s` seconds."""
         session = self._world.rng.randbytes(16).hex()
         await self._queue(OpenSession(session, timeout_s))
         self._add_session(session, timeout_s, self._clock.monotonic())
         return session
 
     def touch_session(self, session: str) -> float:
-        """Prolongs the session, because its user has shown that it is alive. Returns the session's timeout in seconds.
+        """Extends the session, because its client has shown that it is alive. Returns the session's timeout in seconds.
         Raises SessionExpired."""
         return self._sessions.touch(session, self._clock.monotonic())
 
     def abandon_session(self, session: str) -> None:
-        """Makes the session expire after its timeout, because its user left without ending it."""
+        """Makes the session expire after its timeout, because its user is gone and has not ended it."""
         self._sessions.abandon(session, self._clock.monotonic())
         self._set_alarm()
 
     async def end_session(self, session: str) -> None:
-        """Ends a session. Its ephemeral nodes are deleted when this returns. Does nothing if the session has already
-        ended."""
+        """Ends a session; its ephemeral nodes are deleted when this returns. Does nothing if the session has ended
+        already."""
         if self._sessions.close(session) and not self.closed:
             await self._on_session_ended(session)
 
     async def wait_session_ended(self, session: str) -> None:
-        """Waits until the session ends, for any reason."""
+        """Waits until the session has ended, for any reason. Returns at once if there is no such session."""
         if session in self._sessions and not self.closed:
             await self._lost[session].wait()
 
@@ -390,15 +390,14 @@ class SqliteStore:
         self._set_alarm()
 
     def _on_session_ended(self, session: str) -> asyncio.Future[TreeJobResult]:
-        """Handles the end of a session: wakes the callers that wait for it, and deletes its ephemeral nodes."""
+        """Called when a session has ended: wakes the callers that wait for that, and deletes its ephemeral nodes."""
         self._lost.pop(session).set()
         self._wake_watches()  # the session's own watches find that it has ended
         return self._delete_ephemerals(session)
 
     def _delete_ephemerals(self, session: str) -> asyncio.Future[TreeJobResult]:
-        """Deletes the session's ephemerals, and repeats that until it succeeds: an ephemeral that outlived its session
-        would name a dead owner for ever.
-        """
+        """Deletes the ephemeral nodes of an ended session, and repeats that until it succeeds: a node that outlived its
+        session would name a dead owner for ever."""
         ending = self._queue(EndSession(session))
         ending.add_done_callback(lambda ended: self._delete_again(session, ended))
         return ending
@@ -425,7 +424,7 @@ class SqliteStore:
 
 
 def _read_all(tree: MetadataTree, reads: Sequence[str | Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
-    """Returns for each read its answer, or its error. All nodes are read together."""
+    """Does all reads. Returns for each of them (result, error), one of which is None. Reads all nodes together."""
     paths = [read for read in reads if isinstance(read, str)]
     nodes, failed = _outcome(lambda: tree.get_nodes(paths)) if len(paths) > 1 else ({}, None)
     answers: list[tuple[Any, Exception | None]] = []
@@ -447,7 +446,7 @@ def _outcome(read: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 
 class LocalSession(MetadataStore):
-    """A session with the metadata store for one user in the same process."""
+    """The session of a user in the same process as the metadata store."""
 
     def __init__(self, store: SqliteStore, session: str) -> None:
         self._store = store
@@ -498,7 +497,8 @@ class LocalSession(MetadataStore):
         await self._store.wait_session_ended(self._session)
 
     def abandon(self) -> None:
-        """Leaves the session without ending it, like a user that crashed: the session expires after its timeout."""
+        """Stops using the session without ending it, like a user that crashed: the session expires after its
+        timeout."""
         self._store.abandon_session(self._session)
 
     async def close(self) -> None:

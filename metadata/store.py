@@ -44,23 +44,24 @@ from .records import (
 )  # fmt: skip
 
 ABSENT = -1
-"""Expected version: the node must not exist."""
+"""As an expected version: the node must not exist."""
 ANY = -2
-"""Expected version: any, or none."""
+"""As an expected version: the node may have any version, or may not exist."""
 
 VALUE_BYTES_MAX = 1 << 20
-"""Largest value of a node, as in ZooKeeper."""
+"""The largest value of a node, in bytes, as in ZooKeeper."""
 
 
 class VersionedValue(msgspec.Struct, frozen=True, gc=False):
-    """The value of a metadata node, and the node's version."""
+    """The value of a metadata node, and the version of the node."""
 
     value: bytes
     version: int
 
 
 class Put(msgspec.Struct, frozen=True):
-    """Operation of a commit: write a node. The commit fails if the node does not have the expected version."""
+    """Operation of a commit: write a node. The commit fails if the node does not have the expected version.
+    `ephemeral`: the node is deleted when the session ends."""
 
     path: str
     value: bytes
@@ -76,8 +77,7 @@ class Delete(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """Operation of a commit: compare the version of a node, and change nothing. The commit fails if the node does not
-    have the expected version."""
+    """Operation of a commit: change nothing, but let the commit fail if the node does not have the expected version."""
 
     path: str
     expected: int
@@ -87,7 +87,7 @@ Operation = Put | Delete | Check
 
 
 class NodeChanged(msgspec.Struct, frozen=True):
-    """A change of a metadata node, made by the commit that produced `revision` of the tree."""
+    """A change of a metadata node: a commit that made the revision `revision` of the tree has written or deleted it."""
 
     path: str
     version: int  # -1: deleted
@@ -95,55 +95,55 @@ class NodeChanged(msgspec.Struct, frozen=True):
 
 
 class WatchReset(msgspec.Struct, frozen=True):
-    """Yielded by a watch that has missed changes up to `revision`. The reader of the watch must list the nodes again,
-    and watch after that revision."""
+    """Says that a watch has missed changes up to `revision`. Its reader must list the nodes again, and watch from this
+    revision on."""
 
     revision: int
 
 
 class MetadataStore(Protocol):
-    """A client's session with the metadata tree. The module's docstring states what its callers may rely on."""
+    """A client's session with the metadata tree. The module's docstring says what its callers may rely on."""
 
     async def get(self, path: str) -> VersionedValue | None: ...
     async def children(self, path: str) -> list[str]:
-        """Returns the names of the direct children (segments, not paths), sorted: all of them, or an error.
+        """Returns the names of all direct children of a node (segments, not paths), sorted.
 
-        Linearizable, as `get` is: it sees every commit that was answered to any client before the call. A bookie
-        deletes the ledgers that are not listed, so a store that may read an older state (ZooKeeper) syncs first.
-        """
+        Linearizable, as `get` is: the result includes every commit that was answered to any client before the call. A
+        bookie deletes the ledgers that are not listed, so a store that could read an older state (ZooKeeper) syncs
+        first."""
         ...
 
     async def commit(self, operations: Sequence[Operation]) -> list[int]:
-        """Commits all operations or none. Returns the new version of each operation's node (-1 for a delete). Raises
-        BadVersion, and does nothing, if a node does not have the expected version.
-        """
+        """Commits all operations or none. Returns the new version of each operation's node (-1: deleted). Raises
+        BadVersion, and changes nothing, if a node does not have the expected version."""
         ...
 
     async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
-        """Writes a node in a commit of its own; returns the node's new version. Raises the errors of `commit`."""
+        """Writes one node, in a commit of its own. Returns the node's new version. Raises the errors of `commit`."""
         return (await self.commit([Put(path, value, expected, ephemeral)]))[0]
 
     async def delete(self, path: str, expected: int = ANY) -> None:
-        """Deletes a node in a commit of its own. Raises the errors of `commit`."""
+        """Deletes one node, in a commit of its own. Raises the errors of `commit`."""
         await self.commit([Delete(path, expected)])
 
     async def revision(self) -> int: ...
 
     def watch(self, prefix: str, after_revision: int) -> AsyncIterator[NodeChanged | WatchReset]:
-        """Yields all changes after `after_revision` of the node `prefix` and of every node below it."""
+        """Yields all changes of the node `prefix`, and of all nodes below it, after the revision `after_revision`."""
         ...
 
     @property
     def session_id(self) -> str: ...
     async def wait_session_lost(self) -> None: ...
     async def close(self) -> None:
-        """Ends the session at once. Its ephemeral nodes are deleted."""
+        """Ends the session at once; its ephemeral nodes are deleted."""
         ...
 
 
 T = TypeVar("T")
 Transform = Callable[[VersionedValue | None], bytes | None]
-"""Current node → new value; None: no change. An exception ends the update. Must recognise its own earlier write."""
+"""A function that gets the current node (None: there is none) and returns its new value; None: no change. If it raises
+an error, the update ends. It must recognise a value that an earlier attempt has written."""
 Update = Callable[[MetadataStore, str, Transform], Awaitable[VersionedValue | None]]
 
 
@@ -164,25 +164,25 @@ _LOG = logging.getLogger("magnetar.metadata")
 R = TypeVar("R", bound=Record)
 
 PATHS_MAX = 1000
-"""Paths and reasons, about 300 bytes each."""
+"""The largest number of paths that are kept, at about 300 bytes each."""
 
 
 class UnreadableRecords:
-    """The metadata records that this process cannot read now, by path. Each of them is logged once and counted."""
+    """Records which metadata records this process could not read, by path. Logs each of them once, and counts them."""
 
     def __init__(self) -> None:
         self.paths: dict[str, str] = {}  # path → why
         self.skipped = 0
 
     def skip(self, path: str, error: DamagedRecord) -> None:
-        """Counts and logs a record that the caller skips, because reading it raised `error`."""
+        """Records that the record at `path` cannot be read, because of `error`. The caller skips it."""
         self.skipped += 1
         if path not in self.paths and len(self.paths) < PATHS_MAX:
             _LOG.error("skipped, because it cannot be read here: %s", error)
             self.paths[path] = str(error)
 
     def remove(self, path: str) -> None:
-        """Removes the path of a record that was deleted or can be read again."""
+        """Drops the path, because its record was deleted or can be read again."""
         self.paths.pop(path, None)
 
     def statistics(self) -> dict[str, int]:
@@ -193,8 +193,8 @@ UNREADABLE = UnreadableRecords()
 
 
 async def get_readable_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
-    """Returns the record at `path` and its version. Returns None if there is no record, or if this process cannot read
-    it; a record that cannot be read is logged and counted."""
+    """Returns (record at `path`, its version). Returns None if there is no record, or if it cannot be read here; that
+    is logged and counted (`UNREADABLE`)."""
     node = await store.get(path)
     if node is None:
         UNREADABLE.remove(path)
@@ -209,8 +209,8 @@ async def get_readable_record(store: MetadataStore, path: str, cls: type[R]) -> 
 
 
 def ledger_id_of(path: str) -> int | None:
-    """Returns the ledger id in a node's path. If the last segment is not the name of a ledger, logs and counts the path
-    and returns None."""
+    """Returns the ledger id at the end of a node's path. If there is none, logs and counts that (`UNREADABLE`) and
+    returns None."""
     try:
         return paths.ledger_id(path.rpartition("/")[2])
     except ValueError as error:
@@ -219,8 +219,8 @@ def ledger_id_of(path: str) -> int | None:
 
 
 def parse_ledger_ids(folder: str, names: list[str]) -> list[int]:
-    """Returns the ledger ids in `names`, the listing of `folder`. Logs and counts names that are not those of
-    ledgers."""
+    """Returns the ledger ids in `names`, the names of the nodes below `folder`. Names that are no ledger ids are
+    skipped, logged and counted."""
     return [ledger for name in names if (ledger := ledger_id_of(f"{folder}/{name}")) is not None]
 
 
@@ -248,17 +248,17 @@ def parse_ledger_ids(folder: str, names: list[str]) -> list[int]:
 ATTEMPTS_MAX = 100
 DEADLINE_S = 30.0
 PART_OPERATIONS = 500
-"""Operations of a part: half of what a commit may have; with the longest names still below what ZooKeeper takes in one
-(1 MiB)."""
+"""The number of operations in one part: half of what a commit may have. Even with the longest names a part stays below
+the 1 MiB that ZooKeeper accepts."""
 CONFLICT_PAUSE_S_MAX = 0.05
-"""Longest pause after a conflict. It means that another writer made progress, so the pause starts near zero and grows
-only to spread them."""
+"""The longest pause, in seconds, after a conflict. In a conflict another writer was faster, so the pause begins near
+zero, and grows only to spread the writers."""
 TROUBLE_PAUSE_S_MAX = 1.0
 
 
 class NodeUpdate(NamedTuple):
-    """A change of the node at `path`, to be made by `update_nodes`. `absent`: the node probably does not exist, so the
-    first attempt does not read it."""
+    """A change of the node at `path` for `update_nodes`: `transform` returns the new value. `absent`: the node probably
+    does not exist, so the first attempt does not read it."""
 
     path: str
     transform: Transform
@@ -269,7 +269,8 @@ async def update_node(
     store: MetadataStore, path: str, transform: Transform, *,
     deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX, absent: bool = False,
 ) -> VersionedValue | None:  # fmt: skip
-    """Updates one node, as `update_nodes` does for several."""
+    """Changes one node by `transform`, as `update_nodes` changes several. Returns the node as it is afterwards (None:
+    there is none). Raises the same errors."""
     changes = (NodeUpdate(path, transform, absent),)
     return (await update_nodes(store, changes, deadline_s=deadline_s, attempts_max=attempts_max))[0]
 
@@ -278,13 +279,12 @@ async def update_nodes(
     store: MetadataStore, changes: Sequence[NodeUpdate], *,
     deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX,
 ) -> list[VersionedValue | None]:  # fmt: skip
-    """Reads the nodes and writes the values that each `transform` returns, all or nothing, with retries. Returns the
-    nodes afterwards, unchanged if there was nothing to write.
+    """Changes several nodes, all or none: reads them, calls the `transform` of each, and commits the new values;
+    repeats that after conflicts and failures. Returns the nodes as they are afterwards (None: there is none).
 
-    Raises what a transform raises, and at once SessionExpired and errors that are the caller's fault. After the last
-    attempt raises its error (BadVersion, Unavailable, TimedOut), or OutcomeUnknown if an earlier attempt may have been
-    written.
-    """
+    Raises the errors of a transform, and at once SessionExpired and errors that are the caller's fault. When attempts
+    or time run out, raises the last error (BadVersion, Unavailable, TimedOut); or OutcomeUnknown if an earlier attempt
+    may have been stored."""
     last: MagnetarError | None = None  # what ended the last attempt; None: it is in progress
     unknown = writing = False  # unknown: an attempt that ended may have been written
     try:
@@ -324,15 +324,15 @@ async def update_nodes(
 
 
 class _GaveUp(Exception):
-    """Carries the error of a transform past the retries."""
+    """Carries the error of a transform out of the retries."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 def _transformed(changes: Sequence[NodeUpdate], found: Sequence[VersionedValue | None]) -> list[bytes | None] | None:
-    """Returns the bytes to write to each node. None in the list: that node stays unchanged. None in place of the list:
-    all nodes stay unchanged."""
+    """Calls the transform of each change. Returns the value to write to each node (None: no change); returns None if no
+    node changes."""
     values: list[bytes | None] = []
     stay = True
     try:
@@ -365,16 +365,15 @@ def _pause_s(attempt: int, error: MagnetarError) -> float:
 
 # ------------------------------------------------------------------------------------------ many nodes
 async def commit_in_parts(store: MetadataStore, operations: Sequence[Operation]) -> None:
-    """Commits the operations in order, in as many commits as necessary. A crash may leave only the first commits done.
-    For callers with any number of operations, which one commit may not allow (metadata/tree_core.py
-    `OPERATIONS_MAX`)."""
+    """Commits the operations in order, in as many commits as necessary, for callers that may have more of them than one
+    commit allows (metadata/tree_core.py `OPERATIONS_MAX`). After a crash only the first commits may be done."""
     for at in range(0, len(operations), PART_OPERATIONS):
         await store.commit(operations[at : at + PART_OPERATIONS])
 
 
 async def create_if_absent(store: MetadataStore, puts: Sequence[Put]) -> None:
-    """Creates these nodes in parts; each Put must expect `ABSENT`. A node that exists already stays as it is. The call
-    may be repeated."""
+    """Creates these nodes, in parts; a node that exists already stays as it is. Each Put must expect `ABSENT`. May be
+    repeated."""
     for at in range(0, len(puts), PART_OPERATIONS):
         part = puts[at : at + PART_OPERATIONS]
         try:
@@ -387,28 +386,30 @@ async def create_if_absent(store: MetadataStore, puts: Sequence[Put]) -> None:
 
 # ------------------------------------------------------------------------------------------ typed records
 async def get_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
-    """Returns the record at `path` and its version; None if there is none. Raises DamagedRecord."""
+    """Returns (record at `path`, its version); None if there is no record. Raises DamagedRecord."""
     found = await store.get(path)
     return None if found is None else (decode(found.value, cls, path), found.version)
 
 
 def put_operation(path: str, record: Record, expected: int = ANY) -> Put:
-    """Returns the Put operation that writes `record`, to be used as a part of a commit."""
+    """Returns the operation of a commit that writes `record` at `path`."""
     return Put(path, encode(record, path), expected)
 
 
 async def put_record(
     store: MetadataStore, path: str, record: Record, expected: int = ANY, *, ephemeral: bool = False
 ) -> int:
-    """Writes a record; returns its new version."""
+    """Writes `record` at `path`, in a commit of its own. Returns the node's new version. Raises the errors of
+    `MetadataStore.commit`."""
     return await store.put(path, encode(record, path), expected, ephemeral=ephemeral)
 
 
 async def update_record(
     store: MetadataStore, path: str, cls: type[R], change: Callable[[R | None], R | None]
 ) -> tuple[R, int] | None:
-    """Updates a record, as `update_node` updates a node: `change` returns the new record, or None for no change.
-    Returns the record and its version afterwards."""
+    """Changes a record, as `update_node` changes a node: `change` gets the current record (None: there is none) and
+    returns the new one (None: no change). Returns (record, version) as they are afterwards; None if there is no
+    record."""
 
     def transform(current: VersionedValue | None) -> bytes | None:
         record = change(None if current is None else decode(current.value, cls, path))
@@ -419,11 +420,10 @@ async def update_record(
 
 
 async def allocate_ids(store: MetadataStore, count: int, path: str = paths.LEDGER_IDS) -> range:
-    """Allocates `count` ids that no other caller gets. If the outcome is unknown, the ids are wasted: no id is
-    allocated twice.
+    """Allocates `count` consecutive ids that no other caller gets, and returns them. If the outcome of an attempt is
+    unknown, its ids are wasted: no id is allocated twice.
 
-    Ids begin at 1, so that a 0 on the wire is an unset field.
-    """
+    Ids begin at 1, so that a 0 on the wire is an unset field."""
     assert count >= 1
 
     def beyond(counter: CounterRecord | None) -> CounterRecord:
@@ -435,14 +435,14 @@ async def allocate_ids(store: MetadataStore, count: int, path: str = paths.LEDGE
 
 
 async def ensure_id_counter(store: MetadataStore, path: str = paths.LEDGER_IDS) -> None:
-    """Creates the counter of ledger ids if it does not exist. Once the counter exists, a bookie begins no ledger that
-    has no record in the metadata (bookie/service.py)."""
+    """Creates the counter of ledger ids if it does not exist. Once it exists, bookies accept a new ledger only if the
+    metadata has its record (bookie/service.py)."""
     await update_record(store, path, CounterRecord, lambda counter: counter or CounterRecord(next=1))
 
 
 async def ensure_cluster(store: MetadataStore, rng: random.Random) -> ClusterRecord:
-    """Returns the cluster's record. If this is the first process of the cluster, creates the record, with a random
-    instance id."""
+    """Returns the cluster's record. Creates it, with a random instance id, if this is the first process of the
+    cluster."""
     instance = rng.randbytes(16).hex()
 
     def once(cluster: ClusterRecord | None) -> ClusterRecord | None:
@@ -454,25 +454,23 @@ async def ensure_cluster(store: MetadataStore, rng: random.Random) -> ClusterRec
 
 
 async def read_cluster_format(store: MetadataStore) -> int:
-    """Returns the format of the cluster. If no bookie has created the cluster so far, returns the format of this
-    Magnetar."""
+    """Returns the format of the cluster; if the cluster has no record yet, the format of this Magnetar."""
     found = await get_record(store, paths.CLUSTER, ClusterRecord)
     return CLUSTER_FORMAT if found is None else found[0].format
 
 
 async def adopt_cluster_format(store: MetadataStore) -> None:
     """Makes this process write in the format of its cluster (metadata/records.py `set_written_format`). Each process
-    calls this with each of its sessions before it writes."""
+    calls this in each new session, before it writes."""
     set_written_format(await read_cluster_format(store))
 
 
 async def finish_upgrade(store: MetadataStore, *, dry_run: bool = False) -> tuple[int, int, list[str]]:
     """Raises the format of the cluster to that of this Magnetar, unless a registered broker or bookie is older. Returns
-    the format before and after, and the older processes. `dry_run`: nothing is written.
+    (format before, format afterwards, names of the older processes). `dry_run`: writes nothing.
 
-    The record is written in the new format, so that an older bookie does not start any more. A process that registers
-    while this runs may be missed; it was told then, by what it reads, that it is too old.
-    """
+    The cluster's record is written in the new format, so that an older bookie cannot start any more. A process that
+    registers at the same moment may be missed; it has read then that it is too old."""
     unsaid = "of a version that does not say it"
     older: list[str] = []
     for name in await store.children(paths.BROKERS):

@@ -53,11 +53,12 @@ from .tree_core import Commit, CommitBatch, Row, TreeJobResult, paths_of_commits
 APPLICATION_ID = 0x4D414754  # "MAGT": the magic of the file
 FORMAT = METADATA_FILE.version
 INCARNATIONS_MAX = 256
-"""Most incarnations that are kept: a process that was away for more restarts of the metadata is not told about them."""
+"""The largest number of incarnations that are kept. A process that missed more restarts of the metadata is not told
+about the oldest ones."""
 NOTE_MAGIC = b"MGTA"
 ENDING = "-answered"
 BACKED_UP = "-backed-up"
-"""Of an empty file, whose time is that of the last copy."""
+"""The ending of the name of an empty file; its modification time is that of the last backup."""
 _NOTE = struct.Struct(">4sQ")
 _NOTE_SUM = struct.Struct(">I")
 _RESTORE = "; restore it from the newest copy: 'magnetar metadata restore'"
@@ -87,7 +88,7 @@ _GET_ALL = f"SELECT json_group_array(json_array(path, hex(value), version, sessi
 _VERSIONS = f"SELECT json_group_object(path, json_array(version, revision)) {_AMONG}"
 _DELETE = "DELETE FROM node WHERE path IN (SELECT value FROM json_each(?))"
 ROWS_AT_ONCE = (64, 8, 1)
-"""Nodes that one statement writes: few lengths, so that the statements stay prepared."""
+"""The numbers of nodes that one statement can write. They are few, so that the statements stay prepared."""
 _PUT = {
     rows: f"""
 INSERT INTO node VALUES {", ".join(["(?, ?, ?, ?, ?)"] * rows)} ON CONFLICT(path) DO UPDATE
@@ -96,12 +97,12 @@ SET value = excluded.value, version = excluded.version, revision = excluded.revi
     for rows in ROWS_AT_ONCE
 }
 READ_AT_ONCE = 64
-"""Nodes that one statement reads: as text they may have 128 MiB, and usually have 20 KiB."""
+"""The number of nodes that one statement reads. As text they may have 128 MiB, and usually have 20 KiB."""
 
 
 class DiskFailed(Exception):
     """Raised when SQLite could not write or sync the metadata file, or found it damaged. The content of the disk is
-    then unknown."""
+    unknown then."""
 
 
 class Node(msgspec.Struct, frozen=True, gc=False):
@@ -113,14 +114,14 @@ class Node(msgspec.Struct, frozen=True, gc=False):
 
 
 class OpenSession(msgspec.Struct, frozen=True):
-    """Job for the tree: store a session durably, so that it outlives the process."""
+    """Job for the tree: store a session durably, so that it survives a restart of the process."""
 
     session: str
     timeout_s: float
 
 
 class EndSession(msgspec.Struct, frozen=True):
-    """Job for the tree: delete the session and its ephemeral nodes."""
+    """Job for the tree: delete a session and its ephemeral nodes."""
 
     session: str
 
@@ -129,15 +130,15 @@ Job = Commit | OpenSession | EndSession
 
 
 class MetadataTree:
-    """The tables of the metadata file, and the transactions that change them. All calls must come from one thread."""
+    """The metadata file: its tables, and the transactions that change them. All methods must be called in one
+    thread."""
 
     def __init__(self, path: str, token: str = "", *, keeps_ephemerals: bool = False) -> None:
-        """Opens the file, creates it if it is missing, and checks it; `token` names this incarnation.
+        """Opens the metadata file, creates it if it is missing, and checks it. `token` is the name of this incarnation;
+        "": a tool opens the file, which begins no incarnation and writes no AnsweredRevisionFile.
 
-        "": a tool opens the file, and nothing is noted (AnsweredRevisionFile). `keeps_ephemerals`: do not delete the
-        ephemerals of sessions that ended with the former process. Raises Busy, DataLost, InvalidConfiguration or
-        Unavailable.
-        """
+        `keeps_ephemerals`: keeps the ephemeral nodes of sessions that ended with the former process, which are deleted
+        otherwise. Raises Busy, DataLost, InvalidConfiguration or Unavailable."""
         self.path = path
         self._token = token
         self._keeps_ephemerals = keeps_ephemerals
@@ -187,14 +188,14 @@ class MetadataTree:
         self._write_revision()
 
     def begin_incarnation(self, token: str, *, restored: bool) -> None:
-        """Begins a new incarnation of the metadata file: adds its record, within the open transaction."""
+        """Begins a new incarnation of the metadata file, as a part of the open transaction."""
         number = (self._one("SELECT max(number) FROM incarnation") or 0) + 1
         self._sql.execute("INSERT INTO incarnation VALUES (?, ?, ?, ?)", (number, token, self.revision, int(restored)))
         self._sql.execute("DELETE FROM incarnation WHERE number <= ?", (number - INCARNATIONS_MAX,))
 
     def mark_restored(self, token: str) -> None:
-        """Marks this file as a backup that replaced a newer metadata file: ends all sessions, and begins a new
-        incarnation."""
+        """Marks this file as a backup that replaces another metadata file: ends all sessions, and begins an incarnation
+        that says so."""
         with _disk(self.path):
             self._sql.execute("BEGIN IMMEDIATE")
             self._sql.execute("DELETE FROM node WHERE session IS NOT NULL")
@@ -219,9 +220,8 @@ class MetadataTree:
         return set(_SUMS) <= {row[1] for row in self._sql.execute("PRAGMA table_info(state)")}
 
     def _check_sum(self) -> int:
-        """Returns the sum of all rows. Raises DataLost if it is not the stored one; none is stored if a version without
-        sums wrote last.
-        """
+        """Returns the checksum over all rows. Raises DataLost if the file has another one stored. A file written by a
+        version without sums has none."""
         total = self._sum()
         wanted = self._one("SELECT total FROM state WHERE summed = revision") if self._has_sums() else None
         if wanted not in (None, total):
@@ -234,20 +234,20 @@ class MetadataTree:
         return sum(checksum_of_row(path, version, revision) for path, version, revision in rows) & _SUM_MASK
 
     def _store_sum(self) -> None:
-        """Stores the revision and the sum, within the open transaction."""
+        """Stores the revision and the checksum over all rows, as a part of the open transaction."""
         self._sql.execute(_MARK, (self.revision, self._total))
 
     def _update_sum(self, path: str, before: Sequence[int] | None, after: Row | None) -> None:
-        """Updates the sum for a node: subtracts its old version and revision, and adds its new row; None means that
-        there is none.
-        """
+        """Updates the checksum for a change of one node. `before`: its old version and revision; `after`: its new row;
+        None: there is none."""
         if before is not None:
             self._total = (self._total - checksum_of_row(path, *before)) & _SUM_MASK
         if after is not None:
             self._total = (self._total + checksum_of_row(path, after[2], after[3])) & _SUM_MASK
 
     def _check_answered(self, revision: int) -> None:
-        """Raises DataLost if changes after `revision` were answered already."""
+        """Raises DataLost if a revision later than `revision` was answered to a client: then the file has lost
+        changes."""
         answered = -1 if self._answered is None else self._answered.read()
         if answered > revision:
             what = f"is of revision {revision}" if revision >= 0 else "is empty"
@@ -258,9 +258,8 @@ class MetadataTree:
             )  # fmt: skip
 
     def _write_revision(self) -> None:
-        """Writes the revision into the note beside the file; only then may a durable change be answered. Raises
-        DiskFailed.
-        """
+        """Writes the revision to the AnsweredRevisionFile, which must precede the answers to clients. Raises
+        DiskFailed."""
         try:
             if self._answered is not None:
                 self._answered.write(self.revision)
@@ -302,7 +301,7 @@ class MetadataTree:
             return [segment for (segment,) in self._sql.execute(query, (first, low, high))]
 
     def incarnations(self) -> bytes:
-        """Returns the encoded IncarnationsRecord of the file, the latest incarnation last."""
+        """Returns the encoded IncarnationsRecord of the file, with the latest incarnation last."""
         with _disk(self.path):
             rows = self._sql.execute("SELECT number, token, revision, restored FROM incarnation ORDER BY number")
             found = [Incarnation(number=n, token=t, revision=r, restored=bool(back)) for n, t, r, back in rows]
@@ -320,19 +319,18 @@ class MetadataTree:
             return self._sql.execute("SELECT id, timeout_s FROM session ORDER BY id").fetchall()
 
     def last_backup_ms(self) -> int:
-        """Returns the time of the last copy that `back_up` made of this file, in milliseconds since the epoch; 0: there
-        was none. The time is stored in a file beside this one, because the copies may be moved elsewhere."""
+        """Returns when `back_up` made the last copy of this file, in milliseconds since the epoch; 0: never. The time
+        is that of a file beside this one, because the copies may be moved elsewhere."""
         try:
             return os.stat(self.path + BACKED_UP).st_mtime_ns // 1_000_000
         except OSError:
             return 0
 
     def back_up(self, path: str) -> tuple[int, int]:
-        """Writes a complete, synced copy of the metadata to `path`; returns its revision and its size in bytes. Raises
-        AlreadyExists if `path` exists.
+        """Writes a complete, synced copy of the metadata to `path`. Returns (revision, size in bytes) of the copy.
+        Raises AlreadyExists if `path` exists.
 
-        The copy is one step of SQLite's backup: no write happens meanwhile, because this thread does all writes.
-        """
+        The copy is one step of SQLite's backup. No write happens meanwhile, because this thread does all writes."""
         if os.path.exists(path):
             raise AlreadyExists(f"{path} exists already; give another name", path=path)
         partial = path + ".partial"
@@ -354,8 +352,8 @@ class MetadataTree:
 
     # -------------------------------------------------------------------------------------------- writing
     def apply(self, jobs: Sequence[Job]) -> list[TreeJobResult | MagnetarError]:
-        """Executes the jobs in one durable transaction. Returns the outcome of each job, in order. Raises Unavailable
-        (then nothing was done) or DiskFailed."""
+        """Does the jobs in order, in one durable transaction. Returns the outcome of each job. Raises Unavailable (then
+        nothing was done) or DiskFailed."""
         revision, total = self.revision, self._total
         try:
             with _disk(self.path):
@@ -403,7 +401,7 @@ class MetadataTree:
         return outcomes
 
     def _versions(self, paths: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """Returns (version, revision) of each path that exists."""
+        """Returns (version, revision) of each node that exists, by path."""
         rows = self._one(_VERSIONS, msgspec.json.encode(paths).decode())
         found: dict[str, tuple[int, int]] = msgspec.json.decode(rows)
         return found
@@ -433,23 +431,23 @@ class MetadataTree:
 
 
 class AnsweredRevisionFile:
-    """The revision that the metadata file had when a change was last answered, stored in a small file beside it. Its
-    methods raise OSError.
+    """Stores which revision of the metadata file was answered to clients last, in a small file beside it. By it a start
+    notices that the metadata file lost changes. The methods raise OSError.
 
         <file>-answered    magic "MGTA", revision (8 bytes), CRC-32 of both
 
-    Rule. A write-ahead log that lost its end, a file that is empty or gone, an older copy in the place of a newer one:
-    to SQLite each is a whole file, of an earlier moment. So the note is written after every durable transaction, before
-    that is answered, and a start on a file of an earlier revision is refused. It is not synced, and costs no time: it
-    is never ahead of the file, and after a power loss it may be seconds older, which proves less and nothing false. A
-    note that cannot be read says nothing. A restore sets it aside with its file (backup.py).
-    """
+    Rule. To SQLite each of these is a valid file of an earlier moment: a file whose write-ahead log lost its end, an
+    empty or a missing file, an older copy in the place of a newer one. So the revision is written after every durable
+    transaction, before its changes are answered, and a start on a file with an earlier revision is refused. The
+    revision is not synced, and costs no time: it is never later than that of the metadata file, and after a power loss
+    it may be some seconds older, which proves less and nothing false. A damaged file proves nothing. A restore renames
+    it together with its metadata file (backup.py)."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path + ENDING, os.O_RDWR | os.O_CREAT, 0o600)
 
     def read(self) -> int:
-        """Returns the revision that is stored in the file; -1 if there is none."""
+        """Returns the stored revision; -1 if there is none, or if the file is damaged."""
         data = os.pread(self._file, _NOTE.size + _NOTE_SUM.size, 0)
         if len(data) < _NOTE.size + _NOTE_SUM.size:
             return -1
@@ -466,14 +464,14 @@ class AnsweredRevisionFile:
 
 
 def checksum_of_row(path: str, version: int, revision: int) -> int:
-    """Returns the checksum of a node's row in the table of nodes. A revision is written only once, so an older or a
-    newer row of the same node has another checksum. The node's value has a checksum of its own."""
+    """Returns the checksum of a node's row in the table of nodes. No two rows of a node have the same revision, so an
+    older row has another checksum. It does not cover the value, which has a checksum of its own."""
     return int.from_bytes(blake2b(f"{path} {version} {revision}".encode(), digest_size=8).digest()) & _SUM_MASK
 
 
 def create_private_file(path: str) -> None:
-    """Creates the file if it is missing, and makes it readable only for its owner, because it contains the keys of
-    ledgers, and grants. SQLite gives the same mode to its write-ahead log. Raises OSError."""
+    """Creates the file if it is missing, and makes it readable for its owner only, because the metadata has the keys of
+    ledgers and grants. SQLite gives its write-ahead log the same mode. Raises OSError."""
     if path == ":memory:":
         return
     opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -485,7 +483,7 @@ def create_private_file(path: str) -> None:
 
 
 def sync_file(path: str) -> None:
-    """Syncs the file or directory at `path`."""
+    """Syncs the file or the directory at `path` to the disk. Raises OSError."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -503,14 +501,15 @@ def _cannot_open(path: str, error: sqlite3.Error) -> MagnetarError:
 
 
 def _primary(error: sqlite3.Error) -> int:
-    """Returns SQLite's primary result code, which is the low byte of an extended one."""
+    """Returns SQLite's primary result code of an error: the low byte of the extended code."""
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     return code & 0xFF
 
 
 @contextlib.contextmanager
 def _disk(path: str) -> Iterator[None]:
-    """Translates SQLite's errors that concern the disk."""
+    """Context manager that translates SQLite's errors: Unavailable if the disk is full or no file can be opened,
+    DiskFailed otherwise."""
     try:
         yield
     except sqlite3.Error as error:

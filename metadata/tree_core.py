@@ -20,16 +20,16 @@ from . import paths
 from .store import ABSENT, ANY, VALUE_BYTES_MAX, Check, Delete, NodeChanged, Operation, Put, WatchReset
 
 PATH_BYTES_MAX = 4096
-"""Most bytes of a path: several times the length of a percent-encoded topic name and subscription name."""
+"""The longest path, in bytes: several times the length of an encoded topic name with a subscription name."""
 OPERATIONS_MAX = 1024
 COMMIT_BYTES_MAX = 8 << 20
-"""Most bytes of a commit: half of the largest gRPC message, so that a permitted commit also fits into a request."""
+"""The largest commit, in bytes: half of the largest gRPC message, so that a commit also fits into a request."""
 
 _PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f]+)+")
 
 
 def check_path(path: str) -> None:
-    """Raises InvalidName if `path` is not a valid path."""
+    """Raises InvalidName if `path` is not a valid path of a metadata node."""
     if _PATH.fullmatch(path) is None:
         raise InvalidName(f"{path!r} is not a metadata path such as '/a/b'", path=ascii(path))
     try:
@@ -41,19 +41,18 @@ def check_path(path: str) -> None:
 
 
 def check_prefix(prefix: str) -> None:
-    """Raises InvalidName if `prefix` is neither a valid path nor "/"."""
+    """Raises InvalidName if `prefix` is neither "/" nor a valid path of a metadata node."""
     if prefix != "/":
         check_path(prefix)
 
 
 def is_at_or_below(prefix: str, path: str) -> bool:
-    """Returns whether `path` is `prefix` itself or below it, at any depth."""
+    """Returns whether `path` is `prefix` itself, or is below it at any depth."""
     return prefix == "/" or path == prefix or path.startswith(prefix + "/")
 
 
 def check_operations(operations: Sequence[Operation]) -> None:
-    """Raises InvalidName, InvalidRequest or MessageTooLarge if the operations cannot be committed together in one
-    commit."""
+    """Raises InvalidName, InvalidRequest or MessageTooLarge if these operations may not be committed together."""
     if not 1 <= len(operations) <= OPERATIONS_MAX:
         raise InvalidRequest(f"a commit of {len(operations)} operations; 1 to {OPERATIONS_MAX} are allowed")
     size = 0
@@ -81,8 +80,8 @@ def _too_large(put: Put) -> MessageTooLarge:
 
 
 def check_version(path: str, expected: int, found: int) -> None:
-    """Compares the version `found` of a node with the version `expected`. Raises NodeExists, NoNode or BadVersion, with
-    the path and both versions, if they differ."""
+    """Compares a node's version `found` with the version `expected` by an operation. If they differ, raises NodeExists,
+    NoNode or BadVersion, with the path and both versions."""
     if expected in (ANY, found):
         return
     facts = {"path": path, "expected": expected, "found": found}
@@ -110,8 +109,8 @@ _NOT_OF_BROKERS = (paths.COOKIES, paths.BOOKIES)
 
 
 def may_role_write(role: str, path: str, *, lasting: bool = True) -> bool:
-    """Returns whether a member of the cluster with this role may write the node at `path`. Only "broker", "bookie" and
-    "operator" may write. `lasting`: whether the node is not ephemeral."""
+    """Returns whether a member of the cluster with this role ("broker", "bookie" or "operator") may write the node at
+    `path`. `lasting`: the node is not ephemeral."""
     if _is_in(path, paths.MEMBERS):
         return role in _ROLES and path.startswith(paths.member(role, "")) and not lasting
     match role:
@@ -142,15 +141,16 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """Job for the tree: commit the operations. The ephemeral nodes that they write belong to `session`."""
+    """Job for the tree: commit these operations, all or none. The ephemeral nodes that they write belong to
+    `session`."""
 
     operations: Sequence[Operation]
     session: str
 
 
 class TreeJobResult(msgspec.Struct, frozen=True):
-    """The result of a job for the tree. `revision` is the revision of the tree after the job; every Commit increments
-    it."""
+    """The result of a job for the tree: the new version of each operation's node, the changes, and the revision of the
+    tree afterwards. Each Commit makes a new revision."""
 
     versions: list[int]
     revision: int
@@ -158,12 +158,12 @@ class TreeJobResult(msgspec.Struct, frozen=True):
 
 
 Row = tuple[str, bytes, int, int, str | None]
-"""The row of a node: path, value, version, revision, owner of an ephemeral."""
+"""The row of a node in the file: path, value, version, revision, session (None: the node is not ephemeral)."""
 
 
 class CommitBatch:
-    """A batch of commits that are written together. `revision` is the revision of the tree after the commits that were
-    added."""
+    """A batch of commits that are written together. `nodes` are the nodes to write, `revision` is the revision of the
+    tree after the commits that were added."""
 
     def __init__(self, versions: Mapping[str, int], revision: int) -> None:
         self.revision = revision
@@ -172,7 +172,7 @@ class CommitBatch:
 
     def add(self, commit: Commit) -> TreeJobResult | BadVersion:
         """Adds a commit to the batch and returns its result. If a node does not have the expected version, adds nothing
-        of the commit and returns BadVersion."""
+        and returns BadVersion."""
         done, nodes = TreeJobResult([], self.revision + 1), dict[str, Row | None]()
         try:
             for operation in commit.operations:
@@ -184,7 +184,7 @@ class CommitBatch:
         return done
 
     def _operate(self, operation: Operation, session: str, nodes: dict[str, Row | None], done: TreeJobResult) -> int:
-        """Applies an operation; returns the node's new version."""
+        """Applies one operation to `nodes` and returns the node's new version. Raises BadVersion."""
         path = operation.path
         written = nodes if path in nodes else self.nodes
         if path in written:
@@ -210,7 +210,7 @@ class CommitBatch:
 
 
 def paths_of_commits(commits: Sequence[Commit]) -> Iterator[str]:
-    """Yields the paths of all nodes that the commits name, each path once."""
+    """Yields the path of each node that the commits name, each path once."""
     return iter({operation.path: None for commit in commits for operation in commit.operations})
 
 
@@ -226,14 +226,16 @@ def paths_of_commits(commits: Sequence[Commit]) -> Iterator[str]:
 
 
 CHANGES_MAX = 10_000
-"""Most changes that are kept: about 2 MB; a watcher that lags by 10,000 changes reads a new list faster."""
+"""The largest number of changes that are kept, about 2 MB. A watch that lags by 10,000 changes is faster with a new
+list of the nodes."""
 
 
 class ChangeHistory:
-    """The latest changes of one metadata tree, at most `changes_max` of them; watches read from it."""
+    """The latest changes of the metadata tree, from which watches read. Keeps at most `changes_max` changes."""
 
     def __init__(self, revision: int, changes_max: int = CHANGES_MAX) -> None:
-        """Begins without changes at `revision`: a watch from an earlier revision gets a Reset."""
+        """Makes a history without changes that begins at `revision`. A watch from an earlier revision gets a
+        WatchReset."""
         assert changes_max >= 1
         self.revision = revision
         self.floor = revision
@@ -244,7 +246,7 @@ class ChangeHistory:
         return len(self._changes)
 
     def append(self, revision: int, changes: Sequence[NodeChanged]) -> None:
-        """Adds the next revision of the tree with all changes of this revision; there may be none."""
+        """Adds the next revision of the tree, with all its changes; there may be none."""
         assert revision == self.revision + 1, f"revision {revision} after {self.revision}"
         self.revision = revision
         self._changes.extend(changes)
@@ -254,8 +256,8 @@ class ChangeHistory:
                 self._changes.popleft()
 
     def changes_since(self, prefix: str, after_revision: int) -> list[NodeChanged] | WatchReset:
-        """Returns the changes of the nodes at or below `prefix` after the revision `after_revision`, up to
-        `self.revision`. Returns a WatchReset if the history does not have all these changes any more."""
+        """Returns the changes of the nodes at or below `prefix` after the revision `after_revision`, in order. Returns
+        a WatchReset if the history does not have all of them any more."""
         if not self.floor <= after_revision <= self.revision:
             return WatchReset(self.revision)
         news: list[NodeChanged] = []
@@ -289,7 +291,7 @@ class ChangeHistory:
 KNOWN_BYTES_MAX = 2 << 20
 KNOWN_VALUE_BYTES_MAX = 64 << 10
 NODE_BYTES = 300
-"""Memory of a node besides its path and value."""
+"""Approximate memory of a cached node besides its path and value, in bytes."""
 
 
 class CachedNode(Protocol):
@@ -303,8 +305,8 @@ N = TypeVar("N", bound=CachedNode)
 
 
 class NodeCache(Generic[N]):
-    """A cache of the metadata nodes that were read last, by path. The value None says that the node does not exist.
-    Uses at most `bytes_max` bytes."""
+    """A cache of the metadata nodes that were read last, by path, of at most `bytes_max` bytes. Also caches that a node
+    does not exist, as the value None."""
 
     def __init__(self, bytes_max: int = KNOWN_BYTES_MAX) -> None:
         self.bytes = 0
@@ -312,13 +314,14 @@ class NodeCache(Generic[N]):
         self._bytes_max = bytes_max
 
     def get(self, path: str) -> N | None:
-        """Returns the cached node; None if the tree has no such node. Raises KeyError if the path is not cached."""
+        """Returns the cached node; None if the tree has no such node. Raises KeyError if the cache does not have the
+        path."""
         node = self.nodes.pop(path)
         self.nodes[path] = node
         return node
 
     def add(self, path: str, node: N | None) -> None:
-        """Caches the node at `path`; None: there is no such node. The node must be as it is now in the tree."""
+        """Caches the node at `path` (None: the tree has no such node). It must be the present state of the tree."""
         if path in self.nodes:
             self.discard(path)
         if node is not None and len(node.value) > KNOWN_VALUE_BYTES_MAX:
@@ -329,7 +332,7 @@ class NodeCache(Generic[N]):
             self.discard(next(iter(self.nodes)))
 
     def discard(self, path: str) -> None:
-        """Removes a path from the cache, if it is there."""
+        """Removes the path from the cache, if the cache has it."""
         if path in self.nodes:
             self.bytes -= _size(path, self.nodes.pop(path))
 
@@ -367,7 +370,8 @@ def _size(path: str, node: CachedNode | None) -> int:
 
 
 LATE_S = 1.0
-"""Seconds by which a timer is late when the process was stopped: a healthy event loop runs it within milliseconds."""
+"""If a timer is late by more than this, in seconds, the process was stopped for a while: a healthy event loop runs it
+within milliseconds."""
 
 
 class _Session(msgspec.Struct):
@@ -376,8 +380,8 @@ class _Session(msgspec.Struct):
 
 
 class Sessions:
-    """The open sessions of a metadata service, with their deadlines. Every `now` is the caller's monotonic clock, in
-    seconds."""
+    """The open sessions of a metadata service, and their deadlines. Every `now` is a time of the caller's monotonic
+    clock, in seconds."""
 
     def __init__(self) -> None:
         self.open_ones: dict[str, _Session] = {}
@@ -392,14 +396,14 @@ class Sessions:
         return list(self.open_ones)
 
     def open(self, session: str, timeout_s: float, now: float | None) -> None:
-        """Adds a session that expires `timeout_s` after `now`. Without `now`, the session does not expire."""
+        """Adds a session that expires `timeout_s` seconds after `now`; if `now` is None, it does not expire."""
         assert session, "a session has a name"
         assert session not in self.open_ones, f"session {session!r} is opened twice"
         assert timeout_s > 0
         self.open_ones[session] = _Session(timeout_s, None if now is None else now + timeout_s)
 
     def touch(self, session: str, now: float) -> float:
-        """Prolongs the session, because its user has shown that it is alive. Returns the session's timeout in seconds.
+        """Extends the session, because its client has shown that it is alive. Returns the session's timeout in seconds.
         Raises SessionExpired."""
         found = self.get(session)
         if found.deadline is not None:
@@ -407,7 +411,7 @@ class Sessions:
         return found.timeout_s
 
     def abandon(self, session: str, now: float) -> None:
-        """Makes the session expire after its timeout, counted from `now`, because its user left without ending it."""
+        """Makes the session expire one timeout after `now`, because its user is gone and has not ended it."""
         if session in self.open_ones:
             found = self.open_ones[session]
             found.deadline = now + found.timeout_s
@@ -420,7 +424,7 @@ class Sessions:
         return found
 
     def close(self, session: str) -> bool:
-        """Ends the session. Returns whether the session was open."""
+        """Ends the session. Returns whether it was open."""
         return self.open_ones.pop(session, None) is not None
 
     def next_deadline(self) -> float | None:
@@ -429,9 +433,8 @@ class Sessions:
     def expire(self, now: float) -> list[str]:
         """Removes the sessions whose deadline has passed. Returns their ids, in the order in which they were opened.
 
-        If this check comes much too late (LATE_S), this process itself was stopped: then every session gets more time,
-        and none is removed.
-        """
+        If this call comes much too late (LATE_S), this process itself was stopped. Then it removes no session, and
+        gives all of them more time."""
         first = self.next_deadline()
         if first is None or now < first:
             return []
@@ -444,7 +447,7 @@ class Sessions:
         return ended
 
     def _excuse(self, late_s: float) -> None:
-        """Moves all deadlines, because this process could not receive signs of life."""
+        """Moves all deadlines, because this process was stopped and could not receive signs of life."""
         for state in self.open_ones.values():
             if state.deadline is not None:
                 state.deadline += late_s + state.timeout_s

@@ -37,11 +37,12 @@ from .tree_core import check_version
 
 VALUE = "="
 RETYPED_VERSION_MAX = 500
-"""Most versions of a node that is written anew with another kind: each version is a step of the transaction. Only
-liveness records change their kind, and their versions stay small."""
+"""The highest version of a node that can change between lasting and ephemeral: each version is a step of the
+transaction. Only the nodes of running processes do so, and their versions stay small."""
 
 _FORBIDDEN = re.compile("^[=]|[\\\\\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
-"""ZooKeeper checks Java chars: a character beyond the basic plane is a pair of surrogates, which it forbids."""
+"""Matches what ZooKeeper forbids in names. It checks Java chars: a character beyond the basic plane is a pair of
+surrogates, which it forbids."""
 _ESCAPED = re.compile(r"\\([0-9a-f]+);")
 
 
@@ -55,26 +56,27 @@ def _unescape(segment: str) -> str:
 
 
 def folder(prefix: str) -> str:
-    """Returns the path of the znode that is the folder of all keys below `prefix`; "" for the prefix "/"."""
+    """Returns the path of the folder znode below which the znodes of all nodes below `prefix` are; "" for the prefix
+    "/"."""
     return "" if prefix == "/" else "/".join(map(_escape, prefix.split("/")))
 
 
 def znode_of_value(path: str) -> str:
-    """Returns the path of the znode that contains the value of the key `path`."""
+    """Returns the path of the znode that contains the value of the metadata node at `path`."""
     above, _, last = path.rpartition("/")
     return f"{folder(above) if above else ''}/{VALUE}{_escape(last)}"
 
 
 def folders_of_key(path: str) -> list[str]:
-    """Returns the paths of the folders that must exist before the value of a key can be stored, the outermost folder
+    """Returns the paths of the folder znodes that must exist before the node at `path` can be written, the outermost
     first."""
     parts = folder(path.rpartition("/")[0] or "/").split("/")
     return ["/".join(parts[:end]) for end in range(2, len(parts) + 1)]
 
 
 def key_of_znode(znode: str) -> str | None:
-    """Returns the key whose value the znode contains. Returns None if the znode is a folder. The inverse of
-    `znode_of_value`."""
+    """Returns the path of the metadata node whose value the znode contains; None if the znode is a folder. The inverse
+    of `znode_of_value`."""
     above, _, last = znode.rpartition("/")
     if not last.startswith(VALUE):
         return None
@@ -82,8 +84,8 @@ def key_of_znode(znode: str) -> str | None:
 
 
 class FolderContent(NamedTuple):
-    """The content of a folder: the names that have a value, and the names below which there are further keys; both
-    sorted."""
+    """The content of a folder znode: the names of metadata nodes that have a value, and the names below which there may
+    be further nodes. Both are sorted."""
 
     values: list[str]
     below: list[str]  # segments that have a folder, which may be empty
@@ -96,7 +98,7 @@ class FolderContent(NamedTuple):
 
 # -------------------------------------------------------------------------------------------- commits
 class NodeRead(NamedTuple):
-    """A metadata node as it was read from ZooKeeper."""
+    """The version and the owner of a metadata node, as they were read from ZooKeeper."""
 
     version: int
     owner: int  # the session of an ephemeral; 0: lasting
@@ -113,7 +115,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """Step of a ZooKeeper transaction: write the znode if it has this version."""
+    """Step of a ZooKeeper transaction: write the znode; fail if it does not have this version."""
 
     path: str
     value: bytes
@@ -122,7 +124,7 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Step of a ZooKeeper transaction: delete the znode if it has this version."""
+    """Step of a ZooKeeper transaction: delete the znode; fail if it does not have this version."""
 
     path: str
     version: int
@@ -130,7 +132,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class CheckZnodeVersion:
-    """Step of a ZooKeeper transaction: fail if the znode does not have this version."""
+    """Step of a ZooKeeper transaction: change nothing, but fail if the znode does not have this version."""
 
     path: str
     version: int
@@ -140,16 +142,16 @@ Step = Create | Set | Remove | CheckZnodeVersion
 
 
 class CommitPlan(NamedTuple):
-    """The plan of a commit: the steps of its ZooKeeper transaction, and the versions that are returned to the caller of
-    the commit."""
+    """How to do a commit: the steps of its ZooKeeper transaction, and the versions to return to its caller."""
 
     steps: list[Step]  # empty: nothing to do
     versions: list[int]  # the answer to the commit
 
 
 def plan_commit(operations: Sequence[Operation], found: Mapping[str, NodeRead | None], session: int) -> CommitPlan:
-    """Returns the plan of a commit. `found`: the nodes that were read at the paths of the commit. Raises BadVersion if
-    a node does not have the expected version."""
+    """Plans the ZooKeeper transaction of a commit and returns the plan. `found`: the nodes as they were read at the
+    paths of the operations (None: no node). `session`: the session that owns ephemeral nodes. Raises BadVersion if a
+    node does not have the expected version."""
     nodes = dict(found)
     steps: list[Step] = []
     absences: dict[str, None] = {}  # paths whose steps depend only on the node's absence
@@ -197,13 +199,14 @@ def _put(steps: list[Step], put: Put, node: NodeRead | None, session: int) -> No
 
 # -------------------------------------------------------------------------------------------- size
 STEP_BYTES = 64
-"""Bytes of a step in ZooKeeper's form, besides path and value: lengths, kind, the open ACL (at most 56)."""
+"""The size of a step in ZooKeeper's encoding, in bytes, besides path and value: lengths, kind, and the open access list
+(at most 56)."""
 MULTI_BYTES = 64
 
 
 def size_bytes(steps: Sequence[Step], root_bytes: int) -> int:
     """Returns a lower bound of the transaction's size on the wire, in bytes. `root_bytes` is the length of the path of
-    the root znode, below which the tree is stored."""
+    the tree's root znode."""
     size = MULTI_BYTES
     for step in steps:
         size += STEP_BYTES + root_bytes + len(znode_of_value(step.path).encode())

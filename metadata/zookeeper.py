@@ -73,9 +73,9 @@ HANDSHAKE_S = 5.0
 
 
 async def test_tls_connection(address: ZookeeperAddress) -> None:
-    """Tests a TLS connection to the first ZooKeeper server that can be reached; returns without an error if none can be
-    reached. Raises UntrustedServer if the server is not trusted, WrongProtocol if it does not speak TLS at this
-    address, InvalidConfiguration if the TLS files cannot be used."""
+    """Tries a TLS connection to the first ZooKeeper server that can be reached; does nothing if there is none. Raises
+    UntrustedServer if the server's certificate is not trusted, WrongProtocol if the server does not speak TLS at this
+    port, InvalidConfiguration if the TLS files cannot be used."""
     access = address.access
     try:
         context = ssl.create_default_context(cafile=access.ca)
@@ -113,11 +113,12 @@ async def test_tls_connection(address: ZookeeperAddress) -> None:
 
 
 LOOKED_AT_ONCE = 200
-"""Znodes that are read together; a prefix has a few hundred at most (bookies, damaged or missing ledgers)."""
+"""The number of znodes that are read at the same time. A prefix has a few hundred at most (bookies, damaged or missing
+ledgers)."""
 
 
 class TreeWatch:
-    """One watch of the tree, and the changes that it has received and its reader has not read yet."""
+    """One watch of the metadata tree. `queue` has the changes that it has received and its reader has not taken yet."""
 
     def __init__(self, prefix: str, seen: int) -> None:
         self.prefix = prefix
@@ -129,7 +130,7 @@ class TreeWatch:
         self.news = asyncio.Event()
 
     def reset(self) -> None:
-        """Begins to attach the watch to the current connection again. Forgets the known versions of nodes."""
+        """Called before the watch is attached to the current connection: drops the versions of nodes that it knows."""
         self.attached, self.calm = False, True
         self.versions.clear()
 
@@ -146,8 +147,8 @@ class TreeWatch:
             self._queue_change(NodeChanged(path, version, revision))
 
     def end_watch_reset(self, youngest: int, now: int) -> None:
-        """Ends `reset`: from now on the watch receives every change after revision `now`. `youngest` is the revision of
-        the latest change that was read."""
+        """Called when the watch is attached: it receives every change after the revision `now`. `youngest` is the
+        revision of the latest change below its prefix. If changes may have been missed, queues a WatchReset."""
         self.attached = True
         if not (self.calm and youngest <= self.seen <= now):
             self._queue_change(WatchReset(now))
@@ -168,7 +169,7 @@ class TreeWatch:
 
 
 class SessionWatches:
-    """All watches of one ZooKeeper session."""
+    """All watches of one ZooKeeper session. Attaches them to ZooKeeper again after each loss of the connection."""
 
     def __init__(self, line: Callable[[], ZooKeeperConnection], root: str) -> None:
         self._line = line
@@ -178,7 +179,8 @@ class SessionWatches:
         self._connection = 0
 
     def on_event(self, event: Event) -> None:
-        """Called for each watch event, in the order in which events and answers arrive on the connection."""
+        """Called for each watch event of ZooKeeper, in the order in which events and answers arrive: passes it to the
+        watches that it concerns."""
         if event.kind == EventKind.CHILD or not event.path.startswith(self._root + "/"):
             return
         path = znodes.key_of_znode(event.path[len(self._root) :])
@@ -200,8 +202,8 @@ class SessionWatches:
     async def follow(
         self, prefix: str, after: int, ready: Callable[[], Awaitable[None]]
     ) -> AsyncIterator[NodeChanged | WatchReset]:
-        """Yields the changes of the nodes at or below `prefix` after revision `after`, until the caller stops. Awaits
-        `ready` before each attempt to attach the watch; `ready` may raise SessionExpired."""
+        """Yields the changes of the nodes at or below `prefix` after the revision `after`, until the caller stops.
+        Awaits `ready` before each attempt to attach the watch; `ready` may raise SessionExpired."""
         self._number += 1
         number, watch = self._number, TreeWatch(prefix, after)
         self._watches[number] = watch
@@ -226,9 +228,8 @@ class SessionWatches:
         return [folder] if prefix == "/" else [folder, self._root + znodes.znode_of_value(prefix)]
 
     async def _attach(self, watch: TreeWatch) -> None:
-        """Attaches a watch; `watch.attached` says whether that succeeded. If the connection broke, the caller tries
-        again with the next one.
-        """
+        """Attaches a watch to the current connection; `watch.attached` says whether that succeeded. If the connection
+        broke, the caller tries again with the next one."""
         connection = self._connection
         watch.reset()
         try:
@@ -243,7 +244,7 @@ class SessionWatches:
 
 
 class _VersionReader:
-    """Reads all versions below a prefix into its watch, and finds the revision of the latest change."""
+    """Reads the versions of all nodes below a prefix into its watch, and finds the revision of the latest change."""
 
     def __init__(self, line: ZooKeeperConnection, root: str, watch: TreeWatch) -> None:
         self._line = line
@@ -287,9 +288,8 @@ class _VersionReader:
         return True
 
     async def _above(self, prefix: str) -> None:
-        """Finds out from the pzxid of the nearest existing folder when a node that does not exist may have been
-        deleted.
-        """
+        """Called when a node does not exist: finds the revision of its possible deletion, in the pzxid of the nearest
+        folder that exists."""
         for folder in reversed(["", *znodes.folders_of_key(prefix)]):
             stat = (await self._line.exists(self._root + folder)).value
             if stat is not None:
@@ -303,13 +303,13 @@ class _VersionReader:
 _LOG = logging.getLogger("magnetar.metadata.zookeeper")
 
 ASKED_AT_ONCE = 200
-"""Znodes of a listing that are requested together."""
+"""The number of znodes of a listing that are requested at the same time."""
 
 T = TypeVar("T")
 
 
 async def connect_zookeeper(world: World, address: ZookeeperAddress, timeout_s: float = 10.0) -> ZookeeperStore:
-    """Connects to ZooKeeper and returns a store with an open session. Tries for `timeout_s`, then raises Unavailable.
+    """Opens a session with ZooKeeper and returns the store. Tries for `timeout_s` seconds, then raises Unavailable.
     Raises Unauthorized at once."""
     if address.access.ca:
         await test_tls_connection(address)
@@ -317,7 +317,7 @@ async def connect_zookeeper(world: World, address: ZookeeperAddress, timeout_s: 
 
 
 class ZookeeperStore(SessionStore):
-    """A session with a ZooKeeper ensemble that stores the metadata tree. Made by `connect_zookeeper`."""
+    """A session with a ZooKeeper ensemble in which the metadata tree is stored. Made by `connect_zookeeper`."""
 
     def __init__(self, world: World, address: ZookeeperAddress, timeout_s: float) -> None:
         super().__init__(f"ZooKeeper at {address}", world.clock)
@@ -332,9 +332,8 @@ class ZookeeperStore(SessionStore):
 
     # -------------------------------------------------------------------------------------------- the session
     async def start(self) -> None:
-        """Opens the session. Raises Unavailable if that does not succeed within the timeout, Unauthorized if this
-        process may not access the root znode.
-        """
+        """Opens the session. Raises Unavailable if that does not succeed within the session's timeout, Unauthorized if
+        this process may not access the tree's root znode."""
         self._start_keeper()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeout_s):
@@ -346,7 +345,8 @@ class ZookeeperStore(SessionStore):
             await self._check_access_list()
 
     async def _check_access_list(self) -> None:
-        """Logs, for a tree that was created earlier, what an operator must type if others may read and write it."""
+        """Checks the access list of a tree that exists already. If others may read or write it, logs the command by
+        which an operator changes that."""
         found = (await self._read(partial(self._line.read_acl, self._address.root), fresh=True)).value[0]
         if any(each.id.scheme == "world" for each in found):
             _LOG.warning(
@@ -362,7 +362,7 @@ class ZookeeperStore(SessionStore):
                     await self._read(partial(self._line.create, znode), fresh=False)
 
     async def _keep(self) -> None:
-        """Requests signs of life, until the session is lost."""
+        """Asks ZooKeeper for signs of life until the session is lost."""
         unanswered = 0
         while self._state is not SessionState.LOST:
             sent = self._clock.monotonic()
@@ -438,8 +438,8 @@ class ZookeeperStore(SessionStore):
         return VersionedValue(value, stat.version)
 
     async def children(self, path: str) -> list[str]:
-        """Returns the names of the direct children that exist. The names with values are listed all at one moment; the
-        other names are checked a moment later."""
+        """Returns the names of the direct children that exist, sorted. The children with a value are listed at one
+        moment; the others are checked a moment later."""
         check_prefix(path)
         listed = await self._list(path, fresh=True)
         there = set(listed.values)
@@ -448,7 +448,8 @@ class ZookeeperStore(SessionStore):
         return sorted(listed.values + [segment for segment, any_ in zip(doubtful, holds, strict=True) if any_])
 
     async def _has_values(self, prefix: str) -> bool:
-        """Returns whether a key below the prefix has a value. A folder may be empty until ZooKeeper deletes it."""
+        """Returns whether any node below `prefix` has a value. A folder znode may be empty for some time until
+        ZooKeeper deletes it."""
         listed = await self._list(prefix, fresh=False)
         if listed.values:
             return True
@@ -472,9 +473,8 @@ class ZookeeperStore(SessionStore):
         return self._address.root + znodes.znode_of_value(path)
 
     async def _read(self, ask: Callable[[], Awaitable[T]], *, fresh: bool) -> T:
-        """Repeats a read until it is answered or its deadline has passed. `fresh`: reads the latest state; else that of
-        the connected server.
-        """
+        """Repeats the read `ask` until it is answered or its deadline has passed. `fresh`: reads the latest state of
+        the tree; otherwise that of the connected server, which may lag."""
 
         async def once(end: float) -> T:
             return await (self._read_fresh(ask, end) if fresh else self._within(ask(), end))
@@ -482,11 +482,11 @@ class ZookeeperStore(SessionStore):
         return await self._repeat_read(once)
 
     async def _read_fresh(self, ask: Callable[[], Awaitable[T]], end: float) -> T:
-        """Reads after a sync on the same connection, where the server handles the read after the sync.
+        """Reads the latest state: sends a sync and then the read on the same connection, so that the server handles the
+        read after the sync.
 
-        Kazoo's thread may drop the connection between the two: the read then uses the next one, to a server that may
-        lag. So the answer counts only if the sync was answered and the connection is still the same.
-        """
+        Kazoo's thread may drop the connection between the two; then the read uses the next one, to a server that may
+        lag. So the answer counts only if the sync was answered and the connection is still the same."""
         connection, synced = self._line.connection_number, self._line.sync(self._address.root)
         answer: T | NoZnode
         try:
@@ -529,9 +529,8 @@ class ZookeeperStore(SessionStore):
         raise Unavailable(f"{operations[0].path}: other writers changed it at every attempt; try again")
 
     async def _plan(self, operations: Sequence[Operation], *, fresh: bool) -> znodes.CommitPlan:
-        """Returns the plan of a commit. If it has no steps, or the versions refuse the commit, it was made from a fresh
-        read.
-        """
+        """Plans a commit by the versions of its nodes. If the plan has no steps, or a version refuses the commit, makes
+        it again from the latest state."""
         try:
             plan = znodes.plan_commit(operations, await self._found(operations, fresh=fresh), self._line.session)
         except BadVersion:
@@ -572,7 +571,7 @@ class ZookeeperStore(SessionStore):
         return self._watches.follow(prefix, after_revision, self._ready)
 
     async def _ready(self) -> None:
-        """Waits for a connection, as long as the session is not lost."""
+        """Waits until there is a connection. Raises SessionExpired if the session is lost."""
         await self._settled.wait()
         self._check_session()
 
@@ -582,7 +581,7 @@ def _below(prefix: str, segment: str) -> str:
 
 
 async def _in_turns(items: Sequence[str], ask: Callable[[str], Awaitable[bool]]) -> list[bool]:
-    """Returns the answer for each item, with at most ASKED_AT_ONCE requests at a time."""
+    """Calls `ask` for each item, for at most ASKED_AT_ONCE items at a time. Returns the answers in order."""
     answers: list[bool] = []
     for start in range(0, len(items), ASKED_AT_ONCE):
         answers += await asyncio.gather(*[ask(item) for item in items[start : start + ASKED_AT_ONCE]])

@@ -76,7 +76,7 @@ ANY_WATCH = 3  # WatcherType.Any
 
 @dataclass(frozen=True, slots=True)
 class AddWatch:
-    """Request to ZooKeeper: begin a persistent recursive watch on a znode."""
+    """Request to ZooKeeper: watch a znode and all znodes below it, until the connection ends."""
 
     path: str
     type: ClassVar[int] = 106
@@ -91,7 +91,7 @@ class AddWatch:
 
 @dataclass(frozen=True, slots=True)
 class RemoveWatches:
-    """Request to ZooKeeper: end the watches on a znode."""
+    """Request to ZooKeeper: end this connection's watches on a znode."""
 
     path: str
     type: ClassVar[int] = 18
@@ -106,7 +106,8 @@ class RemoveWatches:
 
 @dataclass(frozen=True, slots=True)
 class CreateFolder:
-    """Request to ZooKeeper: create a container znode, with an access list."""
+    """Request to ZooKeeper: create a folder (a container znode, which ZooKeeper deletes when it stays empty), with an
+    access list."""
 
     path: str
     acl: Any
@@ -122,8 +123,8 @@ class CreateFolder:
 
 @dataclass(frozen=True, slots=True)
 class MultiRequest:
-    """Request to ZooKeeper: execute a transaction of several steps. The answer has the error code of each step, 0 for a
-    step that succeeded."""
+    """Request to ZooKeeper: do a transaction of several steps, all or none. The answer is the error code of each step
+    (0: it succeeded)."""
 
     requests: tuple[Any, ...]
     type: ClassVar[int] = 14
@@ -157,10 +158,10 @@ _KAZOO_LOG = logging.getLogger("magnetar.kazoo")
 _KAZOO_LOG.setLevel(logging.ERROR)  # it warns at each attempt to connect; metadata/zookeeper.py logs the outcome
 
 HANDSHAKE_TIMEOUT_S = 5.0
-"""Seconds that a handshake may take: a server that is starting may drop the request that opens a session; kazoo would
-wait a session timeout for it."""
+"""The longest time, in seconds, for a handshake. A server that is starting may drop the request that opens a session,
+and kazoo would wait for it for a whole session timeout."""
 WAITING_MAX = 10_000
-"""Requests without an answer."""
+"""The largest number of requests without an answer."""
 
 
 class ConnectionState(enum.Enum):
@@ -172,7 +173,7 @@ class ConnectionState(enum.Enum):
 
 
 class EventKind(enum.IntEnum):
-    """The kind of a watch event. The numbers are ZooKeeper's."""
+    """The kind of a watch event, with ZooKeeper's numbers."""
 
     CREATED = 1
     DELETED = 2
@@ -181,15 +182,15 @@ class EventKind(enum.IntEnum):
 
 
 class NoZnode(Exception):
-    """Raised when the znode does not exist."""
+    """Raised when the znode of a request does not exist."""
 
 
 class ZnodeExists(Exception):
-    """Raised when the znode exists already."""
+    """Raised when the znode that a request creates exists already."""
 
 
 class TransactionRefused(Exception):
-    """Raised when a step of a transaction failed; nothing was done."""
+    """Raised when a step of a transaction failed. Nothing was done then."""
 
     def __init__(self, *, missing: bool) -> None:
         super().__init__()
@@ -198,7 +199,7 @@ class TransactionRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A watch event: a change of a znode that ZooKeeper reports to a watch."""
+    """A watch event: ZooKeeper tells that a watched znode has changed."""
 
     kind: int
     path: str
@@ -206,7 +207,7 @@ class Event:
 
 
 class Answer(NamedTuple):
-    """ZooKeeper's answer to a request."""
+    """ZooKeeper's answer to a request, and its zxid (ZooKeeper's number of the transaction)."""
 
     value: Any
     zxid: int  # of the server's tree when it answered
@@ -214,7 +215,7 @@ class Answer(NamedTuple):
 
 # ------------------------------------------------------------------------------------------ kazoo, adapted
 class _Threadless(SequentialThreadingHandler):  # type: ignore[misc]
-    """A handler of kazoo without its callback threads, which this program does not use."""
+    """Kazoo's handler without its threads for callbacks, which this program does not use."""
 
     def start(self) -> None:
         self._running = True
@@ -224,7 +225,8 @@ class _Threadless(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc]
-    """Exposes what kazoo keeps internal: the session's real timeout, and each event with its zxid."""
+    """Kazoo's connection, which also shows what kazoo keeps internal: the session's real timeout, and each event with
+    its zxid."""
 
     on_event: Callable[[Event], None]
     clock: Clock
@@ -253,7 +255,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
 
 
 class _Hidden(str):
-    """A secret in a request, which kazoo would log."""
+    """A secret in a request. Its repr is hidden, because kazoo would log it."""
 
     __slots__ = ()
 
@@ -262,9 +264,8 @@ class _Hidden(str):
 
 
 def _access_list(access: ZookeeperAccess, credentials: str | None) -> Any:
-    """Returns the access list for nodes that are created. With only a certificate it admits the identity of that
-    certificate, so all processes must share one.
-    """
+    """Returns the access list for znodes that are created. With only a certificate it admits the identity of the
+    certificate, so all processes of the cluster must share one."""
     if credentials is not None:
         user, _, password = credentials.partition(":")
         return [make_digest_acl(user, password, all=True)]
@@ -288,8 +289,8 @@ class _Reply:
 
 
 class ZooKeeperConnection:
-    """The connection of one ZooKeeper session. `on_state` and `on_event` are called in the event loop, in the order in
-    which events and answers arrive."""
+    """The connection of one ZooKeeper session, by the library kazoo. Calls `on_state` and `on_event` in the event loop,
+    in the order in which events and answers arrive."""
 
     def __init__(
         self, hosts: str, timeout_s: float, clock: Clock, access: ZookeeperAccess,
@@ -319,22 +320,22 @@ class ZooKeeperConnection:
 
     @property
     def timeout_s(self) -> float:
-        """Returns the session timeout that the server granted, in seconds; 0 before the first handshake."""
+        """Returns the session timeout, in seconds, that the server granted; 0 before the first handshake."""
         return float(self._connection.timeout_s)
 
     @property
     def connection_number(self) -> int:
-        """Returns the number of the current connection, which changes with each handshake. A request and an answer that
-        saw the same number used the same connection."""
+        """Returns the number of the present connection; each handshake makes a new one. If a request and its answer saw
+        the same number, they used the same connection."""
         return int(self._connection.number)
 
     @property
     def last_handshake_s(self) -> float:
-        """Returns the time at which the last handshake that ZooKeeper answered was sent, in seconds of the clock."""
+        """Returns when the last answered handshake was sent, in seconds of the clock."""
         return float(self._connection.greeted)
 
     def _listen(self, state: str) -> None:
-        """Handles a change of state; runs in kazoo's thread."""
+        """Called by kazoo, in its thread, when the state of the connection has changed."""
         if state == KazooState.CONNECTED:
             self.session = self.client._session_id
             self.call_on_loop(self._on_state, ConnectionState.CONNECTED)
@@ -349,14 +350,14 @@ class ZooKeeperConnection:
             self._loop.call_soon_threadsafe(function, *args)
 
     def _heard(self, event: Event) -> None:
-        """Passes an event to `on_event`, with the latest zxid."""
+        """Passes a watch event to `on_event`, and records its zxid as the latest one."""
         self.zxid = max(self.zxid, event.zxid)
         self._on_event(event)
 
     # -------------------------------------------------------------------------------------------- asking
     def request(self, request: Any, then: Callable[[Answer], None] | None = None) -> asyncio.Future[Answer]:
         """Sends a request. Returns a future of the answer, which fails with NoZnode, ZnodeExists or a MagnetarError.
-        Calls `then` with the answer; these calls come in order with watch events."""
+        Also calls `then` with the answer, in the same order as answers and watch events arrive."""
         future: asyncio.Future[Answer] = self._loop.create_future()
         if self._waiting >= WAITING_MAX:
             future.set_exception(BackPressure(f"{self._waiting} requests wait for ZooKeeper"))
@@ -388,15 +389,15 @@ class ZooKeeperConnection:
         return future
 
     def get(self, path: str) -> asyncio.Future[Answer]:
-        """Reads a znode. Returns its value and its stat (ZooKeeper's version and time fields)."""
+        """Reads a znode. Returns a future of (value, stat); the stat has ZooKeeper's version and times."""
         return self.request(GetData(path, None))
 
     def exists(self, path: str, then: Callable[[Answer], None] | None = None) -> asyncio.Future[Answer]:
-        """Reads the stat of a znode. The answer is None if the znode does not exist."""
+        """Reads the stat of a znode. The value of the answer is None if the znode does not exist."""
         return self.request(Exists(path, None), then)
 
     def children(self, path: str) -> asyncio.Future[Answer]:
-        """Returns (names of the direct children, stat) of a znode."""
+        """Lists the direct children of a znode. Returns a future of (names, stat of the znode)."""
         return self.request(GetChildren2(path, None))
 
     def sync(self, path: str) -> asyncio.Future[Answer]:
@@ -409,11 +410,11 @@ class ZooKeeperConnection:
         return self.request(CreateFolder(path, self._acl))
 
     def read_acl(self, path: str) -> asyncio.Future[Answer]:
-        """Returns (access list, stat) of a znode."""
+        """Reads the access list of a znode. Returns a future of (access list, stat)."""
         return self.request(GetACL(path))
 
     def watch(self, path: str) -> asyncio.Future[Answer]:
-        """Begins to watch the znode and every znode below it. Events arrive after the answer to this request, until the
+        """Begins to watch a znode and all znodes below it. Events arrive from the answer to this request on, until the
         connection ends."""
         return self.request(AddWatch(path))
 
@@ -421,8 +422,8 @@ class ZooKeeperConnection:
         self.request(RemoveWatches(path))
 
     async def commit(self, root: str, steps: Sequence[znodes.Step]) -> int:
-        """Sends a transaction. Returns its zxid (ZooKeeper's transaction id), or a later zxid. Raises
-        TransactionRefused if a step failed and nothing was done."""
+        """Sends a transaction of these steps and waits for its answer. Returns its zxid (ZooKeeper's number of the
+        transaction), or a later one. Raises TransactionRefused if a step failed; nothing was done then."""
         answer = await self.request(MultiRequest(tuple(_request(root, step, self._acl) for step in steps)))
         failed = [code for code in answer.value if code not in (0, zk.RolledBackError.code, _NEVER_TRIED)]
         if zk.NoAuthError.code in failed:
@@ -435,12 +436,12 @@ class ZooKeeperConnection:
 
     # -------------------------------------------------------------------------------------------- ending
     def reconnect(self) -> None:
-        """Closes the current connection. The library kazoo then connects again."""
+        """Closes the present connection; kazoo then connects again."""
         self._push(_CONNECTION_DROP)
 
     def disconnect(self, *, farewell: bool) -> None:
-        """Ends the connection for good; the state LOST follows. With `farewell`, ends the session at the server if the
-        server can be reached; otherwise the session expires."""
+        """Ends the connection for good; after that the state is LOST. `farewell`: also ends the session, if the server
+        can be reached; otherwise the session expires."""
         self.client._stopped.set()
         self._push(CloseInstance if farewell else _CONNECTION_DROP)
 
@@ -450,8 +451,8 @@ class ZooKeeperConnection:
             self._connection._write_sock.send(b"\0")
 
     def release(self) -> None:
-        """Frees the resources of the library kazoo. Must be called after the state LOST; does nothing while kazoo's
-        thread still uses them to connect to a server."""
+        """Frees kazoo's resources. Must be called in the state LOST. Does nothing while kazoo's thread still uses them
+        to connect."""
         if self._connection.connection_stopped.is_set():
             self.client.close()
 

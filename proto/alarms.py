@@ -12,23 +12,24 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 BUSY = 0.85
-"""Share of its time above which an event loop has no room for a burst."""
+"""An event loop that is busy for more than this share of its time has no room for a burst."""
 DISK_FREE = 0.15
-"""Share of a bookie's disk; at 5 % it is read-only."""
+"""If less than this share of a bookie's disk is free, there is an alarm. At 5 % the bookie is read-only."""
 OLD_S = 3600.0
-"""Age of a message that is not acknowledged from which a topic is shown as old."""
+"""If the oldest message of a topic is unacknowledged for longer than this, in seconds, there is an alarm."""
 TOKEN_SOON_MS, TOKEN_NOW_MS = 14 * 86_400_000, 86_400_000
-"""Left of a broker's own token: from when it is shown, and from when it needs somebody."""
+"""When a broker's own token ends within TOKEN_SOON_MS, there is an alarm; within TOKEN_NOW_MS an operator must act."""
 WORST = 5
-"""Topics with the oldest messages of which an alarm is made."""
+"""The largest number of topics with old messages for which there is an alarm."""
 
 
 NEW_TOKEN = "magnetar security token create --folder DIR --role broker --days 90 --out DIR/broker.token --replace"
 
 
 class Alarm(NamedTuple):
-    """An alarm: a condition of the cluster that an operator should look at. `needed` False: the alarm can wait, and is
-    no reason for exit code 1. `code`: the code of the check that raises the alarm (docs/operations.md)."""
+    """An alarm: something in the cluster that an operator should look at, and the command that helps. `needed`: an
+    operator must act; False: it can wait, and the exit code is not 1. `code`: the code of the check
+    (docs/operations.md)."""
 
     text: str
     command: str
@@ -40,14 +41,13 @@ def find_alarms(
     brokers: Sequence[Mapping[str, Any]], silent: Sequence[str], bookies: Sequence[Mapping[str, Any]],
     oldest: Sequence[Mapping[str, Any]], now_ms: int, refusing: Collection[str] = (),
 ) -> list[Alarm]:  # fmt: skip
-    """Returns all alarms of a cluster except those of repair, the urgent ones first.
+    """Returns all alarms of a cluster except those of repair; those that need an operator come first.
 
     Each of `brokers` has the fields `broker`, `busy` (None: not known), `degraded`, `tokenEndsMs` (0: no end) and
-    `full`, its topics that take no publishes; each of `bookies` has `bookie`, `state`, `freeBytes` and `totalBytes`,
+    `full`, the topics that accept no publishes. Each of `bookies` has `bookie`, `state`, `freeBytes` and `totalBytes`,
     and if they are known `ledgers` and `gcRefused`. Of `oldest`, topics with their `name` and `oldest_ms`, the first
-    WORST are considered. `refusing`: those of `silent` that refused the own token or
-    certificate of the broker that was asked.
-    """
+    WORST are considered. `silent` are the brokers that did not answer; `refusing` are those of them that refused the
+    own token or certificate of the broker that was asked."""
     found = []
     for name in silent:
         text, helps = f"Broker {name} is registered and does not answer.", "magnetar brokers list"
@@ -113,8 +113,9 @@ def _alarms_of_bookie(bookie: Mapping[str, Any]) -> Iterable[Alarm]:
 
 
 def find_metadata_alarms(away_ms: int, now_ms: int, service_url: str = "") -> list[Alarm]:
-    """Returns the alarm that the metadata does not answer; this alarm comes before all others. `away_ms`: the time at
-    which the metadata answered last; 0: the metadata answers. `service_url`: of the broker that was asked."""
+    """Returns the alarm that the metadata does not answer; none if it answers. It comes before all other alarms.
+    `away_ms`: when the metadata answered last, in ms since the epoch; 0: it answers. `service_url`: the URL of the
+    broker that was asked."""
     if not away_ms:
         return []
     since = datetime.fromtimestamp(away_ms / 1000, UTC)
@@ -126,8 +127,9 @@ def find_metadata_alarms(away_ms: int, now_ms: int, service_url: str = "") -> li
 
 
 def _health_command(service_url: str) -> str:
-    """Returns the command that asks a broker whether it is ready, and why not: at the usual port of its REST interface,
-    because its health address is not known. Without a URL, the command asks where it does by default."""
+    """Returns the command that asks the broker at `service_url` whether it is ready, and why not. The command names the
+    usual port of the REST interface, because the broker's health address is not known. Without a URL it names no
+    address."""
     parts = urlsplit(service_url)
     host = parts.hostname or ""
     if not host:
@@ -140,10 +142,9 @@ def _health_command(service_url: str) -> str:
 def find_repair_alarms(
     repair: Mapping[str, Any] | None, why: str = "", *, refused: bool = False, unlisted: str = ""
 ) -> list[Alarm]:  # fmt: skip
-    """Returns the alarms about repair. `repair` is the answer of a bookie to `repair-status`; None: no bookie
-    answered. `why`: the reason; `refused`: the caller is not one whom bookies answer, which is no fault of the cluster.
-    `unlisted`: why the bookies that ledgers name are not known, so that none is found to be unregistered.
-    """
+    """Returns the alarms about repair. `repair` is a bookie's answer to `repair-status`; None: no bookie answered, and
+    `why` says why. `refused`: bookies do not answer this caller, which is no fault of the cluster. `unlisted`: why it
+    is not known which bookies the ledgers name."""
     found = list[Alarm]()
     if unlisted:
         text = f"Whether ledgers name bookies that are not registered is not known: {unlisted}."
@@ -165,7 +166,7 @@ def find_repair_alarms(
 
 
 def format_age(seconds: float) -> str:
-    """Returns a duration as text in its largest unit, such as "3 h"."""
+    """Returns a duration in seconds as text, rounded down in its largest unit, such as "3 h"."""
     for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{int(seconds // size)} {name}"
@@ -173,5 +174,5 @@ def format_age(seconds: float) -> str:
 
 
 def format_count(number: int, what: str) -> str:
-    """Returns text with a number and what it counts, such as "2 ledgers"."""
+    """Returns a number with the word for what it counts, such as "2 ledgers"."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -21,10 +21,10 @@ from .schema import Compatibility
 from .states import TITLES
 
 QuotaPolicy = Literal["producer_request_hold", "producer_exception", "consumer_backlog_eviction"]
-"""The reaction when the backlog quota is reached (Pulsar A17)."""
+"""What happens when the backlog quota is reached (Pulsar A17)."""
 
 InactiveMode = Literal["delete_when_no_subscriptions", "delete_when_subscriptions_caught_up"]
-"""The condition under which a topic without producers and consumers counts as inactive (Pulsar T6)."""
+"""When a topic without producers and consumers counts as inactive (Pulsar T6)."""
 
 if TYPE_CHECKING:
     TypeTitle = str
@@ -37,8 +37,8 @@ Unlimited = Annotated[int, Meta(ge=-1)]
 
 
 class AppliedPolicies(msgspec.Struct, frozen=True):
-    """All policies that are in force for a topic, after those of the namespace and the broker are merged. Code that
-    decides by a policy must read the value anew each time."""
+    """The policies that are in force for a topic: for each field the value of the topic, otherwise of the namespace,
+    otherwise of the broker. Code that decides by a policy must read it anew each time, because it may change."""
 
     retention_minutes: Unlimited = 0  # acknowledged data is kept so long; -1: for ever, 0: not at all; costs disk
     retention_mib: Unlimited = 0  # … and up to so much of each topic; -1: without limit, 0: not at all

@@ -27,15 +27,15 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Checksum(Protocol):
-    """The type of a checksum function: the function returns the CRC32C of a buffer, as a continuation of the CRC32C of
-    the bytes before that buffer."""
+    """The type of the checksum function. It returns the CRC32C of `data`; with `crc`, the CRC32C of earlier bytes, that
+    of the earlier bytes followed by `data`."""
 
     def __call__(self, data: Buffer, crc: int = 0, /) -> int: ...
 
 
 def _function() -> Checksum:
-    """Returns the function of the C module without importing the package around it, which reads its own version: that
-    takes 20 ms of each start."""
+    """Returns the checksum function of the package crc32c. Loads only its C module, because importing the package takes
+    20 ms of each start."""
     package = importlib.util.find_spec("crc32c")
     if package is None:
         raise ImportError("the package crc32c is missing", name="crc32c")
@@ -50,7 +50,7 @@ def _function() -> Checksum:
 crc32c = _function()
 
 JOINED_BYTES_MIN = 32 << 10
-"""Bytes below it are read again: that is as fast, and simpler."""
+"""A part with fewer bytes is read again instead of combining checksums: that is as fast, and simpler."""
 
 _P, _ONE, _ALL = 0x82F63B78, 1 << 31, (1 << 32) - 1
 _DIGIT = 12
@@ -59,7 +59,7 @@ _TEXT = int.from_bytes(b"0" * 63)
 
 
 def _times(a: int, b: int) -> int:
-    """Returns the product a·b of two polynomials modulo CRC32C's, bit by bit."""
+    """Returns the product of the polynomials `a` and `b` modulo CRC32C's polynomial."""
     product = 0
     for bit in range(31, -1, -1):
         if a >> bit & 1:
@@ -69,7 +69,7 @@ def _times(a: int, b: int) -> int:
 
 
 def _power(exponent: int) -> int:
-    """Returns the polynomial x^exponent modulo CRC32C's."""
+    """Returns the polynomial x^exponent modulo CRC32C's polynomial."""
     found, square = _ONE, _ONE >> 1
     while exponent:
         if exponent & 1:
@@ -84,7 +84,7 @@ def _spread(a: int) -> int:
 
 
 class _Shifts(dict[int, int]):
-    """Factors by digit, spread: one moves a polynomial by so many units of bytes."""
+    """The factors that shift a polynomial by `digit` units of `unit` bytes, by digit, in the form of `_spread`."""
 
     def __init__(self, unit: int) -> None:
         self._unit = unit
@@ -98,12 +98,13 @@ _BACK = _power((1 << 31) - 1 - 32)
 """The power x^(-32): the order of x is 2^31 - 1."""
 _LOW, _HIGH = _Shifts(1), _Shifts(1 << _DIGIT)
 JOINED_BYTES_MAX = 1 << 2 * _DIGIT
-"""Sizes below which the powers are kept: those of all of them take less than 1 MB."""
+"""Checksums can be combined for parts with fewer bytes. The factors for all sizes below it take less than 1 MB of
+memory."""
 
 
 def combine_checksums(first: int, second: int, size: int) -> int:
-    """Returns the checksum of two adjacent parts of data. `first` and `second` are the checksums of the two parts; the
-    second part has `size` bytes."""
+    """Returns the CRC32C of two adjacent parts of data, from the CRC32C of each. `size` is the number of bytes of the
+    second part."""
     assert 0 <= size < JOINED_BYTES_MAX, f"a part of {size} bytes"
     for digit, shifts in ((size & (1 << _DIGIT) - 1, _LOW), (size >> _DIGIT, _HIGH)):
         if digit:

@@ -18,11 +18,12 @@ from typing import NamedTuple
 from .errors import CorruptEntry
 
 UNCOMPRESSED_BYTES_MAX = 64 << 20
-"""Largest uncompressed entry: a dozen times the largest entry, so that an attack costs no more than a burst."""
+"""The largest uncompressed payload, in bytes: a dozen times the largest entry, so that an attack costs no more than a
+burst."""
 
 
 class Compression(IntEnum):
-    """The compression codec of a payload. The numbers are those of `CompressionType` in proto/entry.proto."""
+    """The compression codec of a payload, with the numbers of `CompressionType` in proto/entry.proto."""
 
     NONE = 0
     LZ4 = 1
@@ -32,8 +33,8 @@ class Compression(IntEnum):
 
 
 def _unzip_into(payload: bytes, output: bytearray | mmap) -> int:
-    """Decompresses into `output`; returns the number of bytes. Accepts a stream without an end, because Java's client
-    flushes its streams and does not end them."""
+    """Decompresses a zlib stream into `output`. Returns the number of bytes found, which may be too large for `output`.
+    The stream may have no end, because Java's client does not write it."""
     stream = zlib.decompressobj()
     found = stream.decompress(payload, len(output) + 1)  # one byte more shows that there is more
     size = min(len(found), len(output))
@@ -48,7 +49,8 @@ class _Codecs(NamedTuple):
 
 @cache
 def _codecs() -> _Codecs:
-    """Loads the library at the first compressed payload: it takes 2 MB, and most processes do not need it."""
+    """Loads the compression library and returns its functions. It is loaded at the first compressed payload, because it
+    takes 2 MB and most processes do not need it."""
     import cramjam
 
     return _Codecs(
@@ -68,14 +70,15 @@ def _codecs() -> _Codecs:
 
 
 def compress(kind: int, payload: bytes) -> bytes:
-    """Compresses a payload with the codec `kind`. With NONE an empty payload stays empty; with any other codec it does
-    not. `decompress` reverses every codec."""
+    """Compresses the payload with the codec `kind` and returns the result. An empty payload stays empty only with
+    NONE."""
     return payload if kind == Compression.NONE else bytes(_codecs().compress[kind](payload))  # type: ignore[call-overload]
 
 
 def decompress(kind: int, payload: bytes, declared: int, *, limit: int = UNCOMPRESSED_BYTES_MAX) -> bytes:
-    """Returns the decompressed payload; with the codec NONE, the payload unchanged. Raises CorruptEntry if the
-    decompressed payload does not have exactly `declared` bytes, or if `declared` is above `limit`."""
+    """Decompresses the payload with the codec `kind` and returns the result. Raises CorruptEntry if the result does not
+    have exactly `declared` bytes, or if `declared` is above `limit`. With NONE returns the payload unchanged, and
+    checks nothing."""
     if kind == Compression.NONE:
         return payload
     _check(kind, declared, limit)
@@ -87,9 +90,10 @@ def decompress(kind: int, payload: bytes, declared: int, *, limit: int = UNCOMPR
 
 
 def decompress_to_mapping(kind: int, payload: bytes, declared: int) -> mmap:
-    """Decompresses a payload into a new anonymous memory mapping. Used by threads beside an event loop: the memory is
-    neither zeroed nor copied while Python's interpreter lock is held, which would take 60 ms for 64 MiB. The codecs run
-    without the lock. `declared`, the uncompressed size in bytes, must not be 0."""
+    """Decompresses the payload with the codec `kind` into a new anonymous memory mapping and returns it. Raises
+    CorruptEntry like `decompress`. `declared`, the uncompressed size in bytes, must not be 0. For threads beside an
+    event loop: the memory is neither zeroed nor copied while Python's interpreter lock is held, which would take 60 ms
+    for 64 MiB."""
     _check(kind, declared, UNCOMPRESSED_BYTES_MAX)
     output = mmap(-1, declared)
     try:
@@ -118,8 +122,8 @@ def _into(kind: int, payload: bytes, output: bytearray | mmap) -> None:
 
 
 def _nothing(kind: int, payload: bytes) -> bytes:
-    """Returns the empty payload. Raises CorruptEntry if `payload` is not the compressed form of an empty one. Needed
-    because codecs refuse an empty output buffer."""
+    """Returns the empty payload. Raises CorruptEntry if `payload` is not the compressed form of an empty one. The
+    codecs cannot do this, because they refuse an empty output."""
     if payload not in (b"", compress(kind, b"")):
         raise CorruptEntry(f"{Compression(kind).name} payload of {len(payload)} bytes declares to be empty")
     return b""

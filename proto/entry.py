@@ -53,20 +53,23 @@ from .errors import CorruptEntry
 
 Buffer = bytes | bytearray | memoryview
 MessageFields = MessageMetadata | SingleMessageMetadata
-"""Both describe one message: key, properties, event time, null value. They are shared: do not change them."""
+"""The metadata of one message, alone or in a batch: key, properties, event time, null value. Messages may share one
+object, so it must not be changed."""
 Encrypt = Callable[[MessageMetadata, bytes], bytes]
-"""The ciphertext of a payload; says in the metadata how it is decrypted."""
+"""A function that gets (metadata, payload) and returns the encrypted payload. It also writes to the metadata how the
+payload is decrypted."""
 
 ENTRY_BYTES_MAX = 5 << 20
-"""`max_message_size` of Pulsar: the largest client-part that a broker accepts."""
+"""The largest client-part, in bytes, that a broker accepts: Pulsar's `max_message_size`."""
 
 PROPERTIES_LONG = 1000
-"""Properties of a message from which on reading them takes milliseconds."""
+"""From this number of properties on, reading those of one message takes milliseconds."""
 KEYS_MAX = 1000
-"""Most keys for which the payload of an entry is encrypted: all of them are looked at."""
+"""The largest number of keys for which an entry's payload may be encrypted, because all of them are read."""
 
 METADATA_CACHE_SIZE = 4096
-"""Bound of each cache of metadata: distinct payload sizes on one side, distinct metadata bytes on the other."""
+"""The largest number of items in each cache of metadata: of payload sizes when encoding, of metadata bytes when
+decoding."""
 
 MAGIC_CLIENT = b"\x0e\x01"
 MAGIC_BROKER = b"\x0e\x02"
@@ -74,17 +77,17 @@ _U32 = Struct(">I")
 _HEAD = Struct(">2sII")
 _BROKER_HEAD = Struct(">2sI")
 CHECKED_FROM = 6
-"""Offset in a client-part at which the checksum begins to count: magic and checksum come before."""
+"""The checksum of a client-part covers the bytes from this offset on, which follow the magic and the checksum."""
 ENTRY_HEAD_BYTES = _HEAD.size
-"""Bytes before the metadata of a client-part."""
+"""The number of bytes before the metadata in a client-part."""
 _ITEM_BYTES_MIN = 6  # u32 size and a SingleMessageMetadata with only its payload_size
 _BROKER_METADATA_BYTES_MAX = 1 << 16
 
 
 class EntryHeader:
-    """The header of a client-part: `metadata` is the whole MessageMetadata; `payload_offset` counts from the start of
-    the entry. `checksum` is the one in the entry, of all bytes from CHECKED_FROM on; `uncompressed_size`: the size that
-    the payload must have when decompressed, 0 if it is not compressed."""
+    """The header of an entry's client-part. `metadata` is its MessageMetadata. `payload_offset` is counted from the
+    start of the entry. `checksum` is the one written in the entry, of all bytes from CHECKED_FROM on.
+    `uncompressed_size` is the size of the payload after decompression; 0: it is not compressed."""
 
     __slots__ = ("batched", "checksum", "metadata", "num_messages", "payload_offset", "uncompressed_size")
 
@@ -115,7 +118,8 @@ class EntryHeader:
 
 # --------------------------------------------------------------------------------------------- encoding
 class _PlainPrefixes(dict[int, bytes]):
-    """`u32 size | SingleMessageMetadata` of a message that has only a payload, by the size of the payload."""
+    """The bytes before the payload of a batched message that has only a payload (`u32 size | SingleMessageMetadata`),
+    by the size of the payload."""
 
     def __missing__(self, payload_size: int) -> bytes:
         encoded = SingleMessageMetadata(payload_size=payload_size).SerializeToString()
@@ -127,19 +131,20 @@ class _PlainPrefixes(dict[int, bytes]):
 
 
 PLAIN_PREFIXES = _PlainPrefixes()
-"""`PLAIN_PREFIXES[len(payload)]` is the prefix of a plain item: one dictionary look-up a message."""
+"""`PLAIN_PREFIXES[len(payload)]` is the prefix of a batched message that has only a payload: one look-up for each
+message."""
 
 
 def encode_item_prefix(metadata: SingleMessageMetadata) -> bytes:
-    """Returns the bytes that precede the payload of one message in a batch. They encode the message's `metadata` (key,
-    properties, event time, …), whose `payload_size` must be set."""
+    """Encodes the bytes before the payload of one message in a batch: the message's own `metadata` (key, properties,
+    event time, …). Its `payload_size` must be set."""
     encoded = metadata.SerializeToString()
     return _U32.pack(len(encoded)) + encoded
 
 
 def encode_plain_items(payloads: Iterable[bytes]) -> list[bytes]:
-    """Returns the prefixes and the payloads of batched messages without metadata, alternating, as `encode_batch`
-    expects them."""
+    """Encodes messages that have only a payload, as items of a batch: returns the prefix and the payload of each
+    message, alternating, as `encode_batch` expects them."""
     prefixes = PLAIN_PREFIXES
     parts: list[bytes] = []
     append = parts.append
@@ -152,12 +157,11 @@ def encode_plain_items(payloads: Iterable[bytes]) -> list[bytes]:
 def encode_batch(
     metadata: MessageMetadata, items: Sequence[bytes], count: int, encrypt: Encrypt | None = None
 ) -> bytes:
-    """Encodes the client-part of a batch of `count` messages; `items` are the prefix and the payload of each message,
-    alternating. Each payload is copied once.
+    """Encodes the client-part of a batch of `count` messages and returns it. `items` are the prefix and the payload of
+    each message, alternating. Compresses by `metadata.compression`, then encrypts. Each payload is copied once.
 
-    The caller sets producer_name, sequence_id, publish_time and `compression` in `metadata`; this function sets what
-    describes the batch (num_messages_in_batch, uncompressed_size, and highest_sequence_id unless it is set).
-    """
+    The caller sets producer_name, sequence_id, publish_time and `compression` in `metadata`. This function sets the
+    fields about the batch (num_messages_in_batch, uncompressed_size, and highest_sequence_id unless it is set)."""
     assert count > 0, "a batch has at least one message"
     metadata.num_messages_in_batch = count
     if not metadata.highest_sequence_id:
@@ -170,9 +174,9 @@ def encode_batch(
 
 
 def encode_entry(metadata: MessageMetadata, payload: bytes, encrypt: Encrypt | None = None) -> bytes:
-    """Encodes the client-part of an entry: its metadata and its payload (one message, or the joined items of a batch).
-    Compresses the payload by `metadata.compression`, then encrypts it. An encrypted entry always gets
-    `uncompressed_size`, because Go's client needs this field even without compression."""
+    """Encodes the client-part of an entry and returns it: its metadata and its payload (one message, or the joined
+    items of a batch). Compresses the payload by `metadata.compression`, then encrypts it. An encrypted entry always
+    gets `uncompressed_size`, because Go's client needs this field even without compression."""
     if metadata.compression or encrypt is not None:
         metadata.uncompressed_size = len(payload)
     if metadata.compression:
@@ -183,49 +187,50 @@ def encode_entry(metadata: MessageMetadata, payload: bytes, encrypt: Encrypt | N
 
 
 def encode_client_part(metadata: MessageMetadata, payload: bytes) -> bytes:
-    """Returns the client-part of an entry. Its payload, or chunk of a payload, must already be compressed and encrypted
-    as `metadata` declares."""
+    """Encodes the client-part of an entry and returns it. The payload must already be compressed and encrypted as
+    `metadata` says."""
     return join_client_part(metadata.SerializeToString(), payload)
 
 
 def join_client_part(metadata: bytes, payload: bytes) -> bytes:
-    """Returns the client-part of an entry like `encode_client_part`, but from metadata that is already encoded."""
+    """Makes the client-part of an entry like `encode_client_part`, from metadata that is already encoded."""
     size = _U32.pack(len(metadata))
     checksum = crc32c(payload, crc32c(size + metadata))
     return b"".join((MAGIC_CLIENT, _U32.pack(checksum), size, metadata, payload))
 
 
 def with_schema_version(entry: bytes, version: bytes) -> bytes:
-    """Returns a copy of the client-part `entry` in which `version` replaces the version of the topic's schema."""
+    """Returns a copy of the client-part `entry` in which the schema version in the metadata is replaced by
+    `version`."""
     header = parse_header(entry, verify=False)
     header.metadata.schema_version = version
     return encode_client_part(header.metadata, entry[header.payload_offset :])
 
 
 def encode_broker_part(index: int, timestamp_ms: int) -> bytes:
-    """Returns the broker-part of an entry, which precedes the client-part. `index` is the index of the entry's last
-    message."""
+    """Encodes the broker-part of an entry, which the broker puts before the client-part. `index` is the index of the
+    entry's last message; `timestamp_ms` is the broker's time."""
     encoded = BrokerEntryMetadata(broker_timestamp=timestamp_ms, index=index).SerializeToString()
     return MAGIC_BROKER + _U32.pack(len(encoded)) + encoded
 
 
 # --------------------------------------------------------------------------------------------- decoding
 def split_broker_part(entry: Buffer) -> tuple[int, int, memoryview]:
-    """Splits a stored entry into its two parts. Returns (index of the last message, broker timestamp, client-part).
-    Returns (-1, 0, entry) if the entry has no broker-part."""
+    """Splits a stored entry into its two parts. Returns (index of its last message, the broker's time in ms,
+    client-part). Returns (-1, 0, entry) if there is no broker-part."""
     index, timestamp_ms, start = parse_broker_part(entry)
     return index, timestamp_ms, memoryview(entry)[start:]
 
 
 def strip_broker_part(entry: Buffer) -> memoryview:
-    """Returns the client-part of a stored entry, which may have a broker-part or not. Neither checks nor parses
-    anything else."""
+    """Returns the client-part of a stored entry, whether it has a broker-part or not. Verifies nothing else."""
     start = 6 + _U32.unpack_from(entry, 2)[0] if entry[:2] == MAGIC_BROKER else 0
     return memoryview(entry)[start:]
 
 
 def parse_broker_part(entry: Buffer) -> tuple[int, int, int]:
-    """Returns (index of the last message, broker timestamp, offset of the client-part)."""
+    """Parses the broker-part of a stored entry. Returns (index of its last message, the broker's time in ms, offset of
+    the client-part)."""
     if entry[:2] != MAGIC_BROKER:
         return -1, 0, 0
     if len(entry) < 6:
@@ -241,7 +246,7 @@ def parse_broker_part(entry: Buffer) -> tuple[int, int, int]:
 
 
 class StoredEntryHead(NamedTuple):
-    """The fields that a broker reads from the head of a stored entry."""
+    """The fields that a broker needs from the head of a stored entry."""
 
     last_index: int  # -1: unknown
     timestamp_ms: int  # of the broker
@@ -250,8 +255,8 @@ class StoredEntryHead(NamedTuple):
 
 
 def parse_stored_head(entry: Buffer) -> StoredEntryHead:
-    """Parses the head of a stored entry without verifying the entry's checksum. The checksum was verified when the
-    entry was published, and the ledger's own checksum has protected the bytes since."""
+    """Parses the head of a stored entry and returns its fields. Does not verify the entry's checksum: that was done
+    when the entry was published, and the ledger's own checksum has protected the bytes since."""
     index, timestamp_ms, start = -1, 0, 0
     try:
         magic, size = _BROKER_HEAD.unpack_from(entry)
@@ -270,9 +275,9 @@ def parse_stored_head(entry: Buffer) -> StoredEntryHead:
 
 
 def count_declared_messages(entry: Buffer) -> int:
-    """Returns the number of messages that the head of a stored entry declares, whether this number is right or not; 1
-    if the head declares none. The broker charges this number of permits and the consumer returns them
-    (client/core/redelivery.py), so both must read it from the same bytes."""
+    """Returns the number of messages that the head of a stored entry declares, right or wrong; 1 if it declares none.
+    The broker takes this number of permits from a consumer, which returns as many (client/core/redelivery.py), so both
+    must read the same bytes."""
     try:
         metadata = parse_stored_head(entry).metadata
     except CorruptEntry:
@@ -281,8 +286,8 @@ def count_declared_messages(entry: Buffer) -> int:
 
 
 def has_valid_checksum(entry: Buffer) -> bool:
-    """Returns whether the entry's checksum is right, so that its bytes are those that were published. An intact entry
-    that cannot be parsed was already malformed when it was published."""
+    """Returns whether the entry's checksum is right, so that its bytes are those that were published. If such an entry
+    cannot be parsed, it was already wrong when it was published."""
     try:
         start = parse_broker_part(entry)[2]
         magic, checksum, _ = _HEAD.unpack_from(entry, start)
@@ -294,7 +299,7 @@ def has_valid_checksum(entry: Buffer) -> bool:
 
 def sequence_id_of(entry: Buffer) -> int | None:
     """Returns the sequence id of a client-part that the broker refuses, even if other parts of it are invalid. Returns
-    None if the client-part has no sequence id."""
+    None if it has none."""
     try:
         metadata = parse_stored_head(entry).metadata
     except CorruptEntry:
@@ -303,24 +308,25 @@ def sequence_id_of(entry: Buffer) -> int | None:
 
 
 def parse_entry(entry: Buffer) -> tuple[int, EntryHeader]:
-    """Parses an entry and verifies its checksum. Returns (index of the entry's last message, header); the index is -1
-    if the entry has no broker-part."""
+    """Parses an entry and verifies its checksum. Returns (index of its last message, header). The index is -1 if the
+    entry has no broker-part. Raises CorruptEntry."""
     index, _, start = parse_broker_part(entry)
     return index, EntryHeader(*parse_checked_head(entry, start))
 
 
 def parse_header(entry: Buffer, start: int = -1, *, verify: bool = True) -> EntryHeader:
-    """Parses the header of an entry, which may have a broker-part or not. `start`: the offset of the client-part; -1:
-    the offset is unknown. `verify`: whether to verify the CRC32C, which reads the whole entry."""
+    """Parses the header of an entry, with or without a broker-part, and returns it. `start`: the offset of the
+    client-part; -1: unknown. `verify`: also verifies the checksum, which reads the whole entry. Raises CorruptEntry."""
     return EntryHeader(*parse_checked_head(entry, start, verify=verify))
 
 
 def parse_checked_head(entry: Buffer, start: int = -1, *, verify: bool = True) -> tuple[MessageMetadata, int, int, int]:
-    """Parses the fields of an `EntryHeader`, like `parse_header`. Raises CorruptEntry also for contradictions: names
-    that are not text, or more messages than the payload can contain.
+    """Parses an entry's header like `parse_header`. Returns (metadata, offset of the payload, checksum, uncompressed
+    size). Raises CorruptEntry also for contradictions: names that are not text, or more messages than the payload can
+    contain.
 
-    Strings that are not UTF-8 come out of protobuf as bytes: Any, because compiled code insists on the declared type.
-    """
+    Strings that are not UTF-8 come out of protobuf as bytes: Any, because compiled code insists on the declared
+    type."""
     metadata: Any
     if start < 0:
         start = parse_broker_part(entry)[2] if entry[:2] == MAGIC_BROKER else 0
@@ -373,49 +379,49 @@ def _check_keys(metadata: Any) -> None:
 
 
 def _read_key(fields: Any) -> None:
-    """Replaces a key that is not UTF-8, as the module says; `fields` was parsed just now."""
+    """Replaces a key that is not UTF-8 in `fields`, which were parsed just now, as the module's docstring says."""
     key = fields.partition_key
     if not isinstance(key, str):
         fields.partition_key, fields.partition_key_b64_encoded = base64.b64encode(key).decode(), True
 
 
 def decode_properties(fields: Any) -> dict[str, str]:
-    """Returns the properties of one message (MessageFields) as text. If a name appears twice, its last value counts."""
+    """Returns the properties of one message as text. If a name appears several times, its last value counts."""
     return {decode_text(pair.key): decode_text(pair.value) for pair in fields.properties}
 
 
 def decode_text(value: Any) -> str:
-    """Returns a string field of a message as text. Protobuf returns a field that is not UTF-8 as bytes; these bytes are
-    converted."""
+    """Returns a string field of a message as text. Protobuf returns a field that is not UTF-8 as bytes; the invalid
+    ones are replaced."""
     found: str = value if isinstance(value, str) else value.decode("utf-8", "replace")
     return found
 
 
 def decode_payload(header: EntryHeader, entry: Buffer) -> bytes:
-    """Returns the decompressed payload of an entry: the payload of its only message, or all items of its batch one
-    after the other."""
+    """Decompresses the payload of an entry and returns it: the payload of its message, or all items of its batch, one
+    after the other. Raises CorruptEntry."""
     payload, kind = bytes(entry[header.payload_offset :]), header.metadata.compression
     return decompress(kind, payload, header.metadata.uncompressed_size) if kind else payload
 
 
 def decode_batch(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields, bytes]]:
-    """Returns the messages of an entry, which may be a batch or not, as (metadata, payload) pairs. Messages with equal
-    metadata share one metadata object, which the caller must not change."""
+    """Decodes the messages of an entry, whether it is a batch or not. Returns (metadata, payload) of each message.
+    Messages with equal metadata may share one object, which must not be changed. Raises CorruptEntry."""
     return list(zip(*decode_columns(header, entry), strict=True))
 
 
 def decode_for_inspection(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields, bytes]]:
-    """Returns the messages of an entry for an inspection, as (metadata, payload) pairs. An encrypted entry is returned
-    as one message with its ciphertext. A chunk is returned as one message with its part of the payload, which stays
-    compressed, because the payload is compressed as a whole."""
+    """Decodes the messages of an entry for an inspection. Returns (metadata, payload) of each message. An encrypted
+    entry is one message with its encrypted payload. A chunk is one message with its part of the payload, which stays
+    compressed, because only the whole payload can be decompressed."""
     if header.metadata.encryption_param or header.metadata.num_chunks_from_msg > 1:
         return [(header.metadata, bytes(entry[header.payload_offset :]))]
     return decode_batch(header, entry)
 
 
 def decode_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes]]:
-    """Decodes an entry into two lists: the metadata of all messages, and their payloads. This saves the garbage
-    collector an object for each message."""
+    """Decodes the messages of an entry into two lists: the metadata of all messages, and their payloads. This saves the
+    garbage collector an object for each message. Raises CorruptEntry."""
     fields, payloads = decode_columns_lazily(header, entry)
     return fields, payloads if isinstance(payloads, list) else payloads.copy_all()
 
@@ -423,7 +429,7 @@ def decode_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFiel
 def decode_columns_lazily(header: EntryHeader, entry: Buffer) -> tuple[
     list[MessageFields], list[bytes] | EqualLengthPayloads
 ]:
-    """Decodes an entry like `decode_columns`, but copies payloads of equal length out of the entry only when they are
+    """Decodes an entry like `decode_columns`. If all payloads have the same length, copies each of them only when it is
     read."""
     if not header.batched:
         return [header.metadata], [decode_payload(header, entry)]
@@ -461,7 +467,7 @@ def decode_columns_lazily(header: EntryHeader, entry: Buffer) -> tuple[
 
 
 class EqualLengthPayloads:
-    """The payloads of a batch whose messages all have equal metadata, and therefore payloads of equal length. Each
+    """The payloads of a batch whose messages have equal metadata, so that their payloads have the same length. Each
     payload is copied out of the entry when it is read."""
 
     __slots__ = ("_first", "_items", "_size", "_step")
@@ -482,9 +488,9 @@ class EqualLengthPayloads:
 
 
 def _alike(items: bytes, offset: int, count: int) -> tuple[SingleMessageMetadata, EqualLengthPayloads | None]:
-    """Returns the metadata that all `count` items share, and their payloads, if the items have equal heads; else None
-    for the payloads. Records of a fixed size cost a quarter this way. Raises errors that `decode_columns` turns into
-    CorruptEntry."""
+    """Decodes `count` items whose heads are equal. Returns (their common metadata, their payloads); None in place of
+    the payloads if the heads differ. Records of a fixed size cost a quarter this way. Raises errors that
+    `decode_columns` turns into CorruptEntry."""
     head = items[offset : offset + 4 + _U32.unpack_from(items, offset)[0]]
     single, size, length = _HEADS[head]
     step = length + size
@@ -497,13 +503,12 @@ def _alike(items: bytes, offset: int, count: int) -> tuple[SingleMessageMetadata
 
 
 def find_distinct_keys(metadata: MessageMetadata, payload_offset: int, entry: Buffer) -> list[bytes]:
-    """Returns the distinct keys of the entry's messages, in the order of the messages; a message without a key adds
-    none.
+    """Returns the keys of the entry's messages, each key once, in the order of the messages. A message without a key
+    adds none.
 
-    The ordering key takes precedence over the key. In a batch the metadata of each message is read; the batch's own
-    metadata describes only its first message. Payloads are copied only to decompress them. Chunks of a message without
-    a key have its uuid as the key.
-    """
+    The ordering key takes precedence over the key. In a batch the metadata of each message is read, because that of the
+    batch describes only its first message. Payloads are copied only to decompress them. The chunks of a message without
+    a key have its uuid as their key."""
     if not metadata.HasField("num_messages_in_batch"):
         key = key_of_single_message(metadata)
         return [] if key is None else [key]
@@ -516,7 +521,7 @@ def find_distinct_keys(metadata: MessageMetadata, payload_offset: int, entry: Bu
 
 
 def collect_item_keys(payload: bytes | mmap, offset: int, count: int, found: dict[bytes, None]) -> int:
-    """Adds to `found` the keys of the next `count` items of a batch; the first item begins at `offset` of the payload.
+    """Adds the keys of the next `count` items of a batch to `found`. The first item begins at `offset` of the payload.
     Returns the offset after these items."""
     heads, size_at, end = _HEADS, _U32.unpack_from, len(payload)
     try:
@@ -535,8 +540,8 @@ def collect_item_keys(payload: bytes | mmap, offset: int, count: int, found: dic
 
 
 def key_of_single_message(metadata: MessageMetadata) -> bytes | None:
-    """Returns the key of the only message of an entry that is not a batch; None if the message has no key. A chunk of a
-    message without a key has the message's uuid as its key."""
+    """Returns the key of an entry that is not a batch; None if its message has no key. The chunks of a message without
+    a key have its uuid as their key."""
     key = routing_key(metadata)
     if key is None and metadata.num_chunks_from_msg > 1:
         key = chunk_uuid(metadata).encode()  # the chunks of a message belong together
@@ -544,14 +549,14 @@ def key_of_single_message(metadata: MessageMetadata) -> bytes | None:
 
 
 def chunk_uuid(metadata: Any) -> str:
-    """Returns the uuid of the chunked message to which a chunk belongs. In an old entry the uuid may not be UTF-8,
+    """Returns the uuid of the chunked message to which a chunk belongs, as text. In an old entry it may not be UTF-8,
     because brokers once did not check it."""
     return decode_text(metadata.uuid)
 
 
 def routing_key(fields: Any) -> bytes | None:
-    """Returns the key by which a Key_Shared subscription orders the message; None if the message has no key. `fields`
-    may contain text that was not checked (`parse_stored_head`)."""
+    """Returns the key by which a Key_Shared subscription chooses the consumer of a message; None if the message has no
+    key. `fields` may contain text that was not checked (`parse_stored_head`)."""
     if fields.HasField("ordering_key"):
         ordering_key: bytes = fields.ordering_key
         return ordering_key
@@ -569,8 +574,8 @@ def routing_key(fields: Any) -> bytes | None:
 
 
 class _Heads(dict[bytes, tuple[SingleMessageMetadata, int, int]]):
-    """The parsed heads of items, because most messages of a producer share one head: length and bytes of the metadata →
-    (parsed metadata, payload_size, length of both)."""
+    """The parsed heads of batch items, by their bytes: (metadata, size of the payload, length of the head). Cached,
+    because most messages of a producer have the same head."""
 
     def __missing__(self, head: bytes) -> tuple[SingleMessageMetadata, int, int]:
         metadata = SingleMessageMetadata.FromString(head[4:])
@@ -586,6 +591,6 @@ class _Heads(dict[bytes, tuple[SingleMessageMetadata, int, int]]):
 
 
 ALIKE_FROM = 8
-"""Messages of a batch that are looked at together; for fewer it is not worth it."""
+"""From this number of messages on, a batch is tested for equal heads. For fewer messages that does not pay."""
 _CACHED_BYTES_MAX = 260
 _HEADS = _Heads()

@@ -18,10 +18,9 @@ _BY_CODE: dict[int, type[MagnetarError]] = {}
 class MagnetarError(Exception):
     """Base of every error that Magnetar raises on purpose.
 
-    `code` identifies the class on the wire; `definite`: the operation certainly did not happen;
-    `retryable`: the same request may succeed later, at the same or another server.
-    `fields` are the facts of the case, as text, and are sent with it.
-    """
+    `code` identifies the class on the wire; `definite`: the operation certainly did not happen; `retryable`: the same
+    request may succeed later, at the same or another server. `fields` are the facts of the case, as text, and are sent
+    with it."""
 
     code: ClassVar[int] = 1
     definite: ClassVar[bool] = False
@@ -43,14 +42,16 @@ _BY_CODE[1] = MagnetarError
 
 
 SAYS_LAST = "says_last"
-"""The field of an error with which a broker closes a consumer and waits for its last acknowledgements."""
+"""The name of a field. A broker sets it in the error with which it closes a consumer, if it still waits for that
+consumer's last acknowledgements."""
 MESSAGE_MAX, FIELD_MAX, FIELDS_MAX = 1500, 300, 10
-"""Characters and number: an error is sent in a trailer, of which gRPC takes 8 KB, and may quote the request."""
+"""The longest message, the longest field, in characters, and the largest number of fields of an error that is sent. An
+error may quote the request, and gRPC allows 8 KB for it."""
 
 
 def to_wire(error: BaseException) -> wire.Error:
-    """Returns the wire form of an exception. An exception that is not a MagnetarError becomes InternalError with the
-    exception's type and text."""
+    """Returns the wire form of an exception. An exception that is no MagnetarError becomes an InternalError with its
+    type and text."""
     if not isinstance(error, MagnetarError):
         error = InternalError(f"{type(error).__name__}: {error}")
     fields = {name: _short(value, FIELD_MAX) for name, value in list(error.fields.items())[:FIELDS_MAX]}
@@ -62,7 +63,8 @@ def _short(text: str, limit: int) -> str:
 
 
 def from_wire(message: wire.Error) -> MagnetarError:
-    """Returns the exception for an error from the wire. An unknown code becomes a plain MagnetarError."""
+    """Returns the exception of an error from the wire. If this version does not know its code, returns a plain
+    MagnetarError."""
     error = _BY_CODE.get(message.code, MagnetarError)(message.message)
     error.fields = dict(message.fields)
     return error
@@ -301,7 +303,7 @@ class NotOwner(Unavailable):
 
 
 class NotEnoughBookies(Unavailable):
-    """Fewer writable bookies than the ensemble needs; fields `wanted`, `read_available`."""
+    """Fewer writable bookies than the ensemble needs; fields `wanted`, `available`."""
 
     code = 42
 

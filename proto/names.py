@@ -37,11 +37,12 @@ from . import wire_pb2 as wire
 from .errors import InvalidName
 
 STICKY_SLOTS = 65535
-"""The last slot; the first one is 1."""
+"""The last slot of Key_Shared; the first one is 1."""
 
 
 def key_hash(key: str | bytes) -> int:
-    """Returns the hash of a key. Raises UnicodeEncodeError if the key has a lone surrogate, which would crash mmh3."""
+    """Returns the hash of a message's key, from 0 to 2^31 - 1, by which its partition is chosen. Raises
+    UnicodeEncodeError if the key has a lone surrogate, which would crash mmh3."""
     return mmh3.hash(key.encode() if isinstance(key, str) else key, 0, False) & 0x7FFFFFFF
 
 
@@ -51,17 +52,17 @@ def partition_of(key: str | bytes, partitions: int) -> int:
 
 
 def sticky_slot(key: str | bytes) -> int:
-    """Returns the slot, 1 … 65535, to which Key_Shared assigns a key. Raises UnicodeEncodeError if the key has a lone
-    surrogate, like `key_hash`."""
+    """Returns the slot, 1 … 65535, of a message's key. Key_Shared assigns slots to consumers. Raises UnicodeEncodeError
+    if the key has a lone surrogate, like `key_hash`."""
     return mmh3.hash(key.encode() if isinstance(key, str) else key, 0, False) & STICKY_SLOTS or 1
 
 
 ROLE_CHARACTERS_MAX = 256
 NAME_BYTES_MAX = 255
-"""Most bytes of each part of a name, usual for file systems and ZooKeeper; it keeps metadata paths short."""
+"""The longest part of a name, in bytes, as is usual for file systems and ZooKeeper. It keeps metadata paths short."""
 
 TEXT_MAX = 4 * NAME_BYTES_MAX + 20
-"""Bound of a whole name, in characters; a longer one is neither parsed nor quoted."""
+"""The longest whole name, in characters. A longer one is neither parsed nor quoted."""
 
 LONG_MAX = (1 << 63) - 1
 
@@ -69,7 +70,7 @@ _SCHEMES = ("non-persistent://", "persistent://")  # by `persistent`
 _STRICT = re.compile(r"[-=:.\w]+\Z")
 _PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,8})\Z", re.DOTALL)
 _DIGITS = re.compile(r"[\d\u00b2\u00b3\u00b9\u2070-\u2089]+\Z")
-"""Digits of any script, and those above and below the line."""
+"""Matches digits of any script, including superscript and subscript ones."""
 _TEXT_ID = re.compile(r"(-?\d{1,19}):(-?\d{1,19})(?::(-?\d{1,9}))?(?::(-?\d{1,9}))?\Z")
 
 
@@ -109,8 +110,8 @@ def check_tenant_name(text: str) -> str:
 
 
 def check_namespace_name(text: str) -> str:
-    """Returns the name of a namespace (without its tenant) unchanged. Raises InvalidName if the name breaks the
-    rules."""
+    """Returns the local name of a namespace (without its tenant) unchanged. Raises InvalidName if it breaks the rules
+    of names."""
     return _check_strict("namespace", text)
 
 
@@ -119,8 +120,8 @@ def check_subscription_name(text: str) -> str:
 
 
 def check_producer_name(text: str) -> str:
-    """Returns the name of a producer unchanged. Raises InvalidName if it is not printable text. Most characters are
-    allowed, because Pulsar's Java client names its producers of dead letters after topics."""
+    """Returns the name of a producer unchanged. Raises InvalidName if it is too long or not printable text. Most
+    characters are allowed, because Pulsar's Java client names its producers of dead letters after topics."""
     _check_size("producer", text)
     if not text or not text.isprintable() or text != text.strip():
         raise InvalidName(f"producer name {text!r} must be printable text, and not empty", name=repr(text))
@@ -132,7 +133,8 @@ def is_valid_role(text: str) -> bool:
 
 
 def check_role(text: str) -> str:
-    """Returns the name of a role unchanged. Raises InvalidName if it is not printable text of a permitted length."""
+    """Returns the name of a role unchanged. Raises InvalidName if it is not printable text, or has too many
+    characters."""
     if not is_valid_role(text):
         raise InvalidName(f"a role is printable text of 1 to {ROLE_CHARACTERS_MAX} characters, not {text[:40]!r}")
     return text
@@ -140,7 +142,7 @@ def check_role(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class NamespaceName:
-    """The name of a namespace: its tenant and its local name."""
+    """The name of a namespace: `tenant/namespace`."""
 
     tenant: str
     namespace: str
@@ -159,12 +161,11 @@ class NamespaceName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TopicName:
-    """The name of a topic or of a partition. `local` is the last part without the partition suffix; `partition` is -1
-    for a whole topic.
+    """The name of a topic, or of one partition of a topic. `local` is its last part, without the suffix of a partition;
+    `partition` is the number of the partition, -1: the name is that of the whole topic.
 
-    `full` is the name with the scheme. `stored_local` is the last part as it is stored and listed, with the partition
-    suffix. Both are computed once, because opening a topic uses them a dozen times.
-    """
+    `full` is the whole name with its scheme. `stored_local` is the last part with the suffix of the partition, as it is
+    stored and listed. Both are computed once, because opening a topic uses them a dozen times."""
 
     tenant: str
     namespace: str
@@ -197,7 +198,8 @@ class TopicName:
 
     @property
     def base(self) -> TopicName:
-        """Returns the partitioned topic to which this partition belongs; the topic itself if it is not a partition."""
+        """Returns the name of the topic to which this partition belongs; the name itself if it is not that of a
+        partition."""
         return self if self.partition < 0 else replace(self, partition=-1)
 
     @property
@@ -233,8 +235,8 @@ def _topic_parts(text: str) -> tuple[bool, tuple[str, str, str]]:
 
 
 class Position(NamedTuple):
-    """The position of an entry in a topic: its ledger and its entry id. Positions are ordered as tuples: by ledger,
-    then by entry."""
+    """The place of an entry in a topic: its ledger id and its entry id. Positions are ordered by ledger, then by
+    entry."""
 
     ledger_id: int
     entry_id: int
@@ -244,7 +246,7 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """Parses a position from the text that `str` returns."""
+        """Parses a position from text in the form of `str`, such as "3:14"."""
         ledger_id, _, entry_id = text.partition(":")
         return cls(int(ledger_id), int(entry_id))
 
@@ -255,7 +257,8 @@ LATEST = Position(LONG_MAX, LONG_MAX)
 
 @dataclass(frozen=True, slots=True)
 class MessageId:
-    """The id of a message: the position of its entry, its partition, and its index in the batch."""
+    """The id of a message: the position of its entry, its partition (-1: none), and its index in the batch (-1: no
+    batch)."""
 
     ledger_id: int
     entry_id: int
@@ -264,7 +267,8 @@ class MessageId:
 
     @classmethod
     def parse(cls, text: str) -> MessageId:
-        """Parses a message id from the text `ledger:entry[:partition[:batch]]`, `earliest` or `latest`."""
+        """Parses a message id from the text `ledger:entry[:partition[:batch]]`, `earliest` or `latest`. Raises
+        InvalidName."""
         if text in ("earliest", "latest"):
             return cls(*(EARLIEST if text == "earliest" else LATEST))
         found = _TEXT_ID.match(text)
@@ -313,10 +317,10 @@ class MessageId:
 
 
 DIGITS_MAX = 19
-"""Digits of a number below 2^63."""
+"""The largest number of digits of a number below 2^63."""
 
 
 def parse_number(text: str) -> int | None:
-    """Parses a number of ASCII digits. Returns None if the text is not such a number, or has more than DIGITS_MAX
-    digits."""
+    """Parses a whole number of ASCII digits and returns it. Returns None if the text is anything else, or has more than
+    DIGITS_MAX digits."""
     return int(text) if len(text) <= DIGITS_MAX and text.isascii() and text.isdigit() else None

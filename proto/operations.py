@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class Permission(Enum):
-    """The permission that the caller of an operation must have."""
+    """The permission that an operation requires of its caller. The values describe it."""
 
     OPERATE = "a super user"
     MANAGE = "an administrator of the tenant, or a super user"
@@ -53,8 +53,7 @@ class Permission(Enum):
 
 
 class PermissionScope(Enum):
-    """The kind of object for which a permission is required, such as a topic. A field of the request names the
-    object."""
+    """The kind of object on which a permission is required, such as a topic."""
 
     NOTHING = "the cluster"
     TENANT = "tenant"
@@ -64,7 +63,8 @@ class PermissionScope(Enum):
 
 
 class PermissionRule(NamedTuple):
-    """The permission that a request requires of its caller, and the field of the request that names the object."""
+    """The permission that an operation requires of its caller, the kind of object on which it is required, and the
+    field of the request that names the object."""
 
     permission: Permission
     on: PermissionScope = PermissionScope.NOTHING
@@ -81,8 +81,8 @@ class AnsweringBroker(Enum):
 
 
 class RequestField(NamedTuple):
-    """A field of an operation's request. It is a keyword of the client's method, an option of the command line's verb,
-    and a parameter of the REST route's query."""
+    """A field of an operation's request. It becomes a keyword of the client's method, an option of the command line's
+    verb, and a query parameter of the REST route."""
 
     name: str
     kind: type[bool] | type[int] | type[str]  # its default is that of the type
@@ -90,7 +90,7 @@ class RequestField(NamedTuple):
 
 
 class PathPart(NamedTuple):
-    """A variable name in the path of a REST route; its value becomes a field of the request."""
+    """A variable part in the path of a REST route. Its value becomes the field `field` of the request."""
 
     name: str
     field: str
@@ -99,9 +99,9 @@ class PathPart(NamedTuple):
 
 
 class HttpRoute(NamedTuple):
-    """A REST route of an operation, below the path of the topic, namespace or tenant that the operation is about, or a
-    path of its own. In `path`, {N} and {T} are the paths of a namespace and of a topic, {S} is the path of a
-    subscription."""
+    """A REST route of an operation: its method, its path and its documentation. The path is below that of the topic,
+    namespace or tenant, or a path of its own. In `path`, {N}, {T} and {S} stand for the paths of a namespace, a topic
+    and a subscription."""
 
     method: str
     path: str
@@ -115,8 +115,8 @@ class HttpRoute(NamedTuple):
 
 
 class CliVerb(NamedTuple):
-    """The command line verb of an operation. In the printed text, `{place}` is the full name of the topic, or the
-    namespace or tenant, and `{subscription}` is the value of the option -s."""
+    """The verb of an operation on the command line, with its help and what it prints. In the printed text `{place}`
+    stands for the full name of the topic, namespace or tenant, and `{subscription}` for the value of the option -s."""
 
     words: str  # "topics trim"
     line: str  # of the group's help
@@ -128,8 +128,8 @@ class CliVerb(NamedTuple):
 
 
 class Operation(NamedTuple, Generic[T]):
-    """One administrative operation: a row of the table of operations, from which client methods, REST routes and
-    command line verbs are made. T is the type of the answer."""
+    """One administrative operation: a row of the table of operations. Client methods, REST routes and command line
+    verbs are made from it. T is the type of its answer."""
 
     name: str
     rule: PermissionRule
@@ -166,7 +166,7 @@ PLACE = PermissionRule(Permission.MANAGE, PermissionScope.PLACE)
 
 
 def _topic(name: str, rule: PermissionRule, **faces: Any) -> Operation[Any]:
-    """Returns an operation that the owner of the topic answers."""
+    """Returns an operation on a topic, which the topic's owner answers."""
     return Operation(name, rule, AnsweringBroker.OWNER, **faces)
 
 
@@ -513,12 +513,12 @@ _OF_CLIENTS = {
     "GetMessage": "tuple[StoredMessage, ...]", "ExamineMessages": "tuple[StoredMessage, ...]",
     "PeekMessages": "tuple[StoredMessage, ...]",
 }  # fmt: skip
-"""Answers of types that a client has and a broker has not."""
+"""The types of answers, by operation, that only the client's library has."""
 
 
 # ------------------------------------------------------------------------------------ the table
 OPERATIONS: dict[str, Operation[Any]] = {}
-"""Every row by its name, in the order of this file."""
+"""All operations by their names, in the order of this file."""
 ANSWERS: dict[str, str] = {}
 
 
@@ -538,8 +538,8 @@ del _row, _hint, _variable
 
 @cache
 def answer_of(name: str, **of_clients: Any) -> Any:
-    """Returns the type of the answer of the operation `name`. `of_clients`: the types that the caller uses for
-    StoredMessage and MessageId."""
+    """Returns the type of the answer of the operation `name`. `of_clients`: the caller's own types for StoredMessage
+    and MessageId."""
     from . import states as transactions
     from . import statistics
 

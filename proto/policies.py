@@ -32,7 +32,7 @@ NAMESPACES, TOPICS = "namespaces", "topics"
 
 
 class Field(NamedTuple):
-    """One field of `Policies`, with the option of the command line that sets it."""
+    """One field of `Policies`, and the command line options that set it."""
 
     name: str  # of proto/policies.py
     kind: str  # of CONVERTERS (cli/admin/policies.py), or "on/off", or choices with | between
@@ -41,8 +41,8 @@ class Field(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """The names of a policy in Pulsar's REST interface. A policy of one field has a number or a boolean as its body.
-    For a policy whose body has another form, `SHAPES` of broker/rest/policies.py has the functions that convert it."""
+    """The names of a policy in Pulsar's REST interface. The body of a policy with one field is a number or a boolean.
+    If the body has another form, `SHAPES` of broker/rest/policies.py has the functions that convert it."""
 
     namespace: str  # last part of the path; empty: namespaces have none
     topic: str
@@ -54,7 +54,8 @@ class Rest(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """One policy: a row of the table `POLICIES`, with its fields, its command line options and its REST names."""
+    """One policy: a row of the table `POLICIES`, with its fields, its help, and its names on the command line and in
+    REST."""
 
     name: str  # set-NAME for topics
     fields: tuple[Field, ...]  # that are set together
@@ -229,16 +230,18 @@ POLICIES: tuple[Policy, ...] = (
 
 
 LADDERS_MAX = 100
-"""Bound of the steps of a back-off ladder; RocketMQ's preset has 16."""
+"""The largest number of steps of a back-off ladder (the waits before the 1st, 2nd, … redelivery). RocketMQ's preset has
+16."""
 
 
 NAMES: tuple[str, ...] = Policies.__struct_fields__
 OF_NAMESPACES: tuple[str, ...] = ("max_topics",)
-"""Policies that a topic cannot have."""
+"""The policies that only a namespace can have."""
 PROPERTIES_MAX, PROPERTIES_BYTES_MAX = 1000, 64 << 10
-"""Most keys of the properties of a namespace or a topic, and bytes of all keys and values together."""
+"""The largest number of properties of a namespace or a topic, and the largest size of all their names and values
+together, in bytes."""
 RETENTIONS = (("retention_minutes", "retention_mib"), ("unsubscribed_minutes", "unsubscribed_mib"))
-"""A time and a size, which are set together."""
+"""The pairs of fields, a time and a size, that must be set together."""
 _SIGNED = {name for pair in RETENTIONS for name in pair}
 _INT_MAX = 1 << 62
 
@@ -248,13 +251,13 @@ def encode(policies: Policies) -> str:
 
 
 class _Earlier(Policies, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=False):
-    """Policies as earlier versions wrote them: the size of a quota was in MiB."""
+    """The policies as earlier versions wrote them, with the size of the backlog quota in MiB."""
 
     backlog_quota_mib: int | None = None
 
 
 def decode(text: str) -> Policies:
-    """Decodes policies from JSON text. Raises InvalidRequest if the text is not valid."""
+    """Decodes the policies of one level from JSON. Raises InvalidRequest if the text is not valid."""
     try:
         if '"backlog_quota_mib"' not in text:
             return msgspec.json.decode(text or "{}", type=Policies)
@@ -268,14 +271,14 @@ def decode(text: str) -> Policies:
 
 
 def merge_policies(below: Policies, above: Policies) -> Policies:
-    """Returns policies that have each field that `above` sets, and the other fields of `below`."""
+    """Returns the policies with the fields that `above` sets, and the other fields of `below`."""
     given = {name: value for name in NAMES if (value := getattr(above, name)) is not None}
     return msgspec.structs.replace(below, **given)
 
 
 def fill_retention(policies: Policies) -> Policies:
-    """Returns a copy of the policies in which both parts of retention are set. If only the time is set, the size
-    becomes unlimited, and the other way round."""
+    """Returns a copy of the policies in which time and size of each retention are both set, or neither. If only one of
+    them is set and is not 0, the other becomes unlimited; if it is 0, the other becomes 0."""
     found = policies
     for pair in RETENTIONS:
         minutes, mib = (getattr(policies, name) for name in pair)
@@ -287,13 +290,13 @@ def fill_retention(policies: Policies) -> Policies:
 
 
 def without(policies: Policies, *names: str) -> Policies:
-    """Returns a copy of the policies without the fields `names`; these fields are then inherited."""
+    """Returns a copy of the policies in which the fields `names` are not set, so that they are inherited."""
     return msgspec.structs.replace(policies, **dict.fromkeys(names))
 
 
 def check_properties(properties: dict[str, str]) -> dict[str, str]:
-    """Returns the properties unchanged. Raises InvalidRequest if a property's name is empty, or if there are more
-    properties than an object may have."""
+    """Returns the properties unchanged. Raises InvalidRequest if a name is empty, or if they are too many or too large
+    together."""
     size = sum(len(key.encode()) + len(value.encode()) for key, value in properties.items())
     if "" in properties:
         raise InvalidRequest("a property has a key: KEY=VALUE")
@@ -304,8 +307,8 @@ def check_properties(properties: dict[str, str]) -> dict[str, str]:
 
 
 def check(policies: Policies) -> Policies:
-    """Returns the policies unchanged. Raises InvalidRequest if a field has an invalid value, or if two fields
-    contradict each other."""
+    """Returns the policies unchanged. Raises InvalidRequest if a field has an invalid value, or if fields contradict
+    each other."""
     for name in NAMES:
         value = getattr(policies, name)
         if isinstance(value, int) and not (-1 if name in _SIGNED else 0) <= value < _INT_MAX:

@@ -24,8 +24,8 @@ def _table(names: Mapping[str, str | Callable[[Any], Any]]) -> Table:
 
 
 def pick(table: Table, found: object, names: str) -> dict[str, Any]:
-    """Returns the fields `names` (a text with spaces) of a statistics object as a dictionary, in this order. `table`
-    has the function that converts each field."""
+    """Returns a dictionary of some fields of a statistics object. `names` are the fields' names in JSON, separated by
+    spaces; the dictionary has them in this order. `table` has the function that gets each of them from the object."""
     return {name: table[name](found) for name in names.split()}
 
 
@@ -89,7 +89,7 @@ def optional(place: object, none: str | None = None) -> str | None:
 
 
 def transaction_to_json(found: TransactionStats) -> dict[str, Any]:
-    """Returns the statistics of a transaction in their JSON form."""
+    """Returns the JSON form of a transaction's statistics."""
     return {
         "txn": str(found.txn), "state": found.state.name, "owner": found.owner, "address": found.address,
         "name": found.name, "sink": found.sink.sink_id, "ageMs": found.age_ms, "remainingMs": found.remaining_ms,
@@ -98,8 +98,8 @@ def transaction_to_json(found: TransactionStats) -> dict[str, Any]:
 
 
 def topic_transaction_to_json(found: TransactionHere, none: str | None = None) -> dict[str, Any]:
-    """Returns the JSON form of the part of a transaction at one topic, and of the acknowledgements there that wait for
-    the transaction's end. `none`: the text for a missing position."""
+    """Returns the JSON form of a transaction's part at one topic: its entries, and the acknowledgements that wait for
+    its end. `none`: the text for a position that is None."""
     subscriptions = found.subscriptions
     pending = {each.name: {"entries": each.entries, "upTo": optional(each.up_to, none)} for each in subscriptions}
     return {
@@ -109,7 +109,7 @@ def topic_transaction_to_json(found: TransactionHere, none: str | None = None) -
 
 
 def half_message_to_json(found: HalfStats) -> dict[str, Any]:
-    """Returns the statistics of a half message in their JSON form."""
+    """Returns the JSON form of a half message's statistics."""
     return {
         "half": str(found.half), "state": found.state.name, "owner": found.owner, "group": found.group,
         "checkKey": found.check_key, "ageMs": found.age_ms, "unknown": found.unknown, "members": found.members,
@@ -118,7 +118,7 @@ def half_message_to_json(found: HalfStats) -> dict[str, Any]:
 
 
 def coordinator_to_json(number: int, found: CoordinatorTransactions) -> dict[str, Any]:
-    """Returns the statistics of transaction coordinator `number` in their JSON form."""
+    """Returns the JSON form of the statistics of transaction coordinator number `number`."""
     return {
         "coordinator": number, "epoch": found.epoch, "open": found.open, "prepared": found.prepared,
         "unsettled": found.unsettled, "committed": found.committed, "aborted": found.aborted,
@@ -126,8 +126,8 @@ def coordinator_to_json(number: int, found: CoordinatorTransactions) -> dict[str
 
 
 def make_table_row(form: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the JSON object `form` as one row of a table that the command line prints: with times in seconds, lists
-    as text, and names as the command line writes them."""
+    """Returns the JSON object `form` as a row of a table that the command line prints: names in snake case, times in
+    seconds, lists as text."""
     return {
         re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name).replace("_ms", "_s"): round(value / 1000, 1)
         if name.endswith("Ms") else ", ".join(value) if isinstance(value, list) else value

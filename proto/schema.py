@@ -19,13 +19,13 @@ from .errors import InvalidSchema
 
 DEFINITION_BYTES_MAX = 512 << 10
 NONE_LENGTH = 0xFFFFFFFF
-"""Length that marks a half of KEY_VALUE without a definition."""
+"""The length that stands for a missing definition of the key or the value in a KEY_VALUE schema."""
 _U32 = struct.Struct(">I")
 _VERSION = struct.Struct(">Q")
 
 
 class SchemaType(IntEnum):
-    """The type of a schema; the numbers are Pulsar's."""
+    """The type of a schema, with Pulsar's numbers."""
 
     NONE = 0
     STRING = 1
@@ -53,12 +53,11 @@ class SchemaType(IntEnum):
 
 
 AVRO_LIKE = (SchemaType.AVRO, SchemaType.JSON, SchemaType.PROTOBUF)
-"""Types whose definition is an Avro schema."""
+"""The schema types whose definition is an Avro schema."""
 
 
 class Compatibility(StrEnum):
-    """The rule of compatibility that a new schema of a topic must keep with the registered ones. The rules are Pulsar's
-    strategies."""
+    """The rule by which a new schema of a topic must be compatible with the registered ones, as Pulsar's strategies."""
 
     ALWAYS_INCOMPATIBLE = "always_incompatible"
     ALWAYS_COMPATIBLE = "always_compatible"
@@ -71,13 +70,13 @@ class Compatibility(StrEnum):
 
     @property
     def transitive(self) -> bool:
-        """Returns whether the new schema must be compatible with all versions, not only with the newest."""
+        """Returns whether a new schema must be compatible with all versions, not only with the newest one."""
         return self.value.endswith("_transitive")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaInfo:
-    """A schema: its type, the definition in the format of that type, a name, and properties (free text)."""
+    """A schema: its type, its definition in the format of that type, its name, and its properties (free text)."""
 
     type: SchemaType
     data: bytes = b""
@@ -87,7 +86,7 @@ class SchemaInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaVersion:
-    """A version of a topic's schema, as the registry stores it."""
+    """A version of a topic's schema in the registry."""
 
     version: int
     info: SchemaInfo
@@ -97,7 +96,7 @@ class SchemaVersion:
 
 
 class KeyValuePair(NamedTuple):
-    """The two schemas of a KEY_VALUE schema: of the key and of the value."""
+    """The schema of the key and the schema of the value of a KEY_VALUE schema."""
 
     key: SchemaInfo
     value: SchemaInfo
@@ -117,24 +116,24 @@ def parse_type(text: str) -> SchemaType:
 
 
 BYTES_VERSION = b"\xff" * 8
-"""The version of no schema. Go's client marks with a version whatever it writes by a schema, bytes too, and asks for it
-when it reads."""
+"""The version that stands for no schema. Go's client sends a version with every message that it writes with a schema,
+also of bytes, and asks for this version when it reads."""
 
 
 def encode_version(version: int | None) -> bytes:
-    """Encodes the version of a schema. None (no version) becomes empty bytes."""
+    """Encodes the version of a schema as 8 bytes; None (no version) as empty bytes."""
     return b"" if version is None else _VERSION.pack(version)
 
 
 def decode_version(data: bytes) -> int | None:
-    """Returns the schema version in the first 8 bytes of `data`; None if there are fewer bytes. Pulsar before 2.4 wrote
-    64 bytes."""
+    """Decodes the version of a schema from the first 8 bytes of `data`, of which Pulsar before 2.4 wrote 64. Returns
+    None if there are fewer than 8."""
     return _VERSION.unpack_from(data)[0] if len(data) >= _VERSION.size else None
 
 
 # ------------------------------------------------------------------ KEY_VALUE
 def split_key_value(info: SchemaInfo) -> KeyValuePair:
-    """Returns the two schemas, of the key and of the value, that the KEY_VALUE schema `info` contains. Raises
+    """Returns the schema of the key and the schema of the value that the KEY_VALUE schema `info` contains. Raises
     InvalidSchema."""
     key, at = _half(info.data, 0)
     value, end = _half(info.data, at)
@@ -170,8 +169,8 @@ def _properties(info: SchemaInfo, half: str) -> dict[str, str]:
 
 
 def join_key_value(key: SchemaInfo, value: SchemaInfo, *, separated: bool = False) -> SchemaInfo:
-    """Returns the KEY_VALUE schema made of the schemas `key` and `value`. `separated`: the key is stored as the key of
-    the message, not as a part of the payload."""
+    """Returns the KEY_VALUE schema of the schemas `key` and `value`. `separated`: the key is stored as the message's
+    key; otherwise it is a part of the payload."""
     properties = {"kv.encoding.type": "SEPARATED" if separated else "INLINE"}
     for half, info in (("key", key), ("value", value)):
         properties[f"{half}.schema.name"] = info.name
@@ -183,8 +182,8 @@ def join_key_value(key: SchemaInfo, value: SchemaInfo, *, separated: bool = Fals
 
 # ------------------------------------------------------------------ as operators write it
 def definition_text(info: SchemaInfo) -> str:
-    """Returns the definition of a schema as text. The definition of a KEY_VALUE schema is JSON with `key` and `value`,
-    as in pulsar-admin."""
+    """Returns the definition of a schema as text. That of a KEY_VALUE schema is JSON with `key` and `value`, as in
+    pulsar-admin. Raises InvalidSchema."""
     if info.type is not SchemaType.KEY_VALUE:
         return info.data.decode(errors="replace")
     halves = {half: _told(each.data) for half, each in zip(("key", "value"), split_key_value(info), strict=True)}
@@ -199,8 +198,8 @@ def _told(data: bytes) -> object:
 
 
 def parse_info(type_: str, text: str, properties: dict[str, str], name: str = "") -> SchemaInfo:
-    """Returns the schema with these parts, in the form in which `definition_text` returns them and operators write
-    them: {"type": …, "schema": text, "properties": …}. Raises InvalidSchema."""
+    """Makes a schema from the parts that operators write: {"type": …, "schema": text, "properties": …}. `text` has the
+    form that `definition_text` returns. Raises InvalidSchema."""
     kind, data = parse_type(type_), text.encode()
     if kind is SchemaType.KEY_VALUE:
         try:

@@ -32,7 +32,7 @@ from .names import Position, partition_of
 
 
 NUMBERS: dict[str, int] = dict(wire.Subscribe.Type.items())
-"""Name on the wire → number."""
+"""The number of each subscription type on the wire, by its name."""
 
 
 def title(name: str) -> str:
@@ -56,7 +56,7 @@ class _Words(StrEnum):
 
     @classmethod
     def reasons(cls) -> Iterator[Self]:
-        """Yields the members that a server may report."""
+        """Yields the members that a server may report: all except the empty one and UNKNOWN."""
         return (each for each in cls if each not in ("", "unknown"))
 
 
@@ -89,8 +89,8 @@ class KeyDistribution(_Words):
 
 
 class Blocked(_Words):
-    """The reason why no consumer of a subscription gets the next message. NO: there is no such reason, and a consumer
-    gets the message."""
+    """The reason why no consumer of a subscription gets a message now. NO: there is no reason, and a consumer gets the
+    next message."""
 
     NO = ""
     NO_CONSUMER = "no consumer is connected"
@@ -112,8 +112,8 @@ class Blocked(_Words):
 
 
 class BacklogQuotaState(_Words):
-    """How a topic reacts to a backlog above its quota. NOT_REACHED: the backlog is not above the quota, or there is no
-    quota."""
+    """What happens at a topic because its backlog has reached the quota. NOT_REACHED: the backlog is below the quota,
+    or there is none."""
 
     NOT_REACHED = ""
     HOLD = "producers wait: the backlog quota is reached"
@@ -136,7 +136,7 @@ class TopicState(_Words):
 
 
 class LedgerState(_Words):
-    """The state of a ledger. OPEN: the broker that owns the ledger's topic writes to it."""
+    """The state of a ledger of a topic. OPEN: the topic's owner still writes to it."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -144,8 +144,8 @@ class LedgerState(_Words):
 
 
 class LedgerStays(_Words):
-    """The reason why a ledger of a topic is not deleted. If several reasons hold, it is the first of them in this
-    order. NO: the next trim deletes the ledger."""
+    """The reason why a ledger of a topic is kept: the first one in this order that applies. NO: the next trim deletes
+    the ledger."""
 
     NO = ""
     OPEN = "it is the last of the list, or it is written"
@@ -161,7 +161,7 @@ class LedgerStays(_Words):
 
 
 class CompactionState(_Words):
-    """The state of the last compaction of a topic, by Pulsar's names."""
+    """The state of a topic's last compaction, by Pulsar's names."""
 
     NOT_RUN = "NOT_RUN"
     RUNNING = "RUNNING"
@@ -178,12 +178,12 @@ class CompactionState(_Words):
 
 
 ENTRY_COST_BYTES = 1024
-"""The cost of a publish, besides its length, in a producer's credit: it bounds small entries (8,000 of 1 KiB with
-16 MiB)."""
+"""What each publish costs of a producer's credit, besides its length in bytes. This also bounds the number of small
+entries: 8,000 of 1 KiB with 16 MiB."""
 
 
 class AccessMode(enum.IntEnum):
-    """A producer's access to its topic: shared, exclusive, exclusive after a wait, or exclusive at once."""
+    """How a producer wants to access its topic: together with others, alone, alone after a wait, or alone at once."""
 
     SHARED = 0
     EXCLUSIVE = 1
@@ -192,34 +192,35 @@ class AccessMode(enum.IntEnum):
 
 
 class InitialPosition(enum.IntEnum):
-    """The position at which a new subscription begins."""
+    """Where a new subscription begins: after the last message, or at the first one."""
 
     LATEST = 0
     EARLIEST = 1
 
 
 class RedeliveryOrder(enum.IntEnum):
-    """Which messages may be delivered while a failed message waits for its redelivery: any message, or only messages
-    with another key."""
+    """Which other messages may be delivered while a failed message waits for its redelivery: any, or only those with
+    another key."""
 
     ANY = 0
     KEY = 1
 
 
 class KeySharedMode(enum.IntEnum):
-    """How the slots of keys are assigned to consumers in Key_Shared: the broker divides them, or each consumer names
-    its own slots."""
+    """Who assigns the slots of keys to the consumers of a Key_Shared subscription: the broker divides them, or each
+    consumer names its own."""
 
     AUTO_SPLIT = 0
     STICKY = 1
 
 
 class AckedEntry(NamedTuple):
-    """An acknowledgement of a whole entry, or of some messages of a batch."""
+    """An acknowledgement of a whole entry, or of some messages of a batch (`bits`)."""
 
     position: Position
     bits: int = 0
-    """Bit i is message i of the entry; 0: the whole entry. Of a cumulative acknowledgement the highest bit counts."""
+    """If bit i is set, message i of the entry is acknowledged. 0: the whole entry. In a cumulative acknowledgement only
+    the highest bit counts."""
 
 
 class EntrySet(NamedTuple):
@@ -227,12 +228,12 @@ class EntrySet(NamedTuple):
 
     ledger_id: int
     entries: bytes
-    """Entry ids as a portable roaring bitmap."""
+    """The entry ids, as a portable roaring bitmap."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastMessage:
-    """The last message of a topic, as a subscription sees it, and the position of that subscription."""
+    """The last message of a topic that a subscription may receive, and the subscription's mark-delete position."""
 
     position: Position  # of its entry; (-1, -1): the topic is empty
     batch_index: int  # -1: its entry is no batch
@@ -245,8 +246,8 @@ E = TypeVar("E", bound=enum.IntEnum)
 
 
 def enum_from_number(kind: type[E], value: int, what: str) -> E:
-    """Returns the member of the enum `kind` with the number `value`. Raises InvalidRequest if there is no such member;
-    `what` names the value in the error text."""
+    """Returns the member of the enum `kind` with the number `value`. Raises InvalidRequest if there is none; its text
+    calls the value `what`."""
     try:
         return kind(value)
     except ValueError:
@@ -272,46 +273,47 @@ _TEXT = re.compile(r"\(?(\d{1,4}),\s?(\d{1,19})\)?\Z")
 
 
 class TxnState(enum.IntEnum):
-    """The state of a transaction, as its coordinator reports it. The numbers are those of proto/wire.proto."""
+    """The state of a transaction at its coordinator, with the numbers of proto/wire.proto."""
 
     OPEN = 0
     PREPARED = 1
-    """Durable: it survives its coordinator and its client, until its deadline; it ends by a commit or an abort."""
+    """The transaction is durable: until its deadline it survives its coordinator and its client. It ends with a commit
+    or an abort."""
     COMMITTED = 2
     ABORTED = 3
 
 
 class Isolation(enum.IntEnum):
-    """Which messages a consumer receives: only committed messages, or all stored messages, including those of open and
-    aborted transactions."""
+    """Which messages a consumer receives. READ_COMMITTED: the messages of committed transactions, and those outside of
+    transactions. READ_UNCOMMITTED: all stored messages, also those of open and aborted transactions."""
 
     READ_COMMITTED = 0
     READ_UNCOMMITTED = 1
 
 
 class TxnId(NamedTuple):
-    """The id of a transaction, as two numbers (Pulsar's most and least bits)."""
+    """The id of a transaction: two numbers, Pulsar's most and least significant bits."""
 
     most: int
     least: int
 
     @classmethod
     def of(cls, coordinator: int, epoch: int, counter: int) -> TxnId:
-        """Returns the id that is made of the coordinator's number, its epoch and a counter. Does not check that each
-        number fits into its bits of the id: the coordinator must ensure that."""
+        """Returns the transaction id with this coordinator number, epoch and counter. The caller must make sure that
+        each number fits into its bits of the id."""
         return cls(coordinator, epoch << COUNTER_BITS | counter)
 
     @classmethod
     def from_numbers(cls, most: int, least: int) -> TxnId:
-        """Returns the transaction id with these two numbers. Raises InvalidRequest if they cannot be a transaction id
-        of this cluster."""
+        """Returns the transaction id with these two numbers. Raises InvalidRequest if no transaction of a cluster can
+        have them."""
         if not (0 <= most < COORDINATORS_MAX and 0 <= least < 1 << (COUNTER_BITS + EPOCH_BITS)):
             raise InvalidRequest(f"({most},{least}) is no transaction id")
         return cls(most, least)
 
     @classmethod
     def parse(cls, text: str) -> TxnId:
-        """Parses a transaction id from text. Raises InvalidRequest if the text is not a transaction id."""
+        """Parses a transaction id from text such as "(3,1099511627781)". Raises InvalidRequest."""
         found = _TEXT.match(text)
         if found is None:
             raise InvalidRequest(f"{text[:100]!r} is no transaction id; one looks like (3,1099511627781)")
@@ -319,17 +321,17 @@ class TxnId(NamedTuple):
 
     @property
     def coordinator(self) -> int:
-        """Returns the number of the transaction's coordinator."""
+        """Returns the number of the coordinator of the transaction."""
         return self.most
 
     @property
     def epoch(self) -> int:
-        """Returns the epoch of the coordinator when the transaction began."""
+        """Returns the coordinator's epoch when the transaction began."""
         return self.least >> COUNTER_BITS
 
     @property
     def counter(self) -> int:
-        """Returns the number of the transaction within the epoch, from 0."""
+        """Returns the number of the transaction within its epoch, from 0."""
         return self.least & (1 << COUNTER_BITS) - 1
 
     def __str__(self) -> str:
@@ -337,11 +339,12 @@ class TxnId(NamedTuple):
 
 
 def coordinator_of(name: str, coordinators: int) -> int:
-    """Returns the number of the coordinator that is responsible for the transactions of `name`, the name of a holder or
-    of a sink."""
+    """Returns the number of the coordinator for the transactions of `name`, which names a holder (a program's
+    transactions) or a sink. `coordinators`: the number of coordinators."""
     return partition_of(name, coordinators)
 
 
 HALF_MESSAGES_MAX = 100
 HALF_BYTES_MAX = 256 << 10
-"""Encoded bytes of all messages of a half: it is one request, of which a broker takes 512 KiB (runtime/network.py)."""
+"""The largest encoded size, in bytes, of all messages of a half message. They are one request, and a broker accepts 512
+KiB (runtime/network.py)."""

@@ -44,7 +44,7 @@ __all__ = (
 # ------------------------------------------------------------------------------------ tenants and namespaces
 @dataclass(frozen=True, slots=True)
 class TenantInfo:
-    """A tenant's settings."""
+    """A tenant and its settings."""
 
     name: str
     admin_roles: tuple[str, ...] = ()  # may do everything in the tenant
@@ -53,7 +53,7 @@ class TenantInfo:
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """The permissions that are granted at a namespace, or at a topic (then only `roles` is set)."""
+    """The permissions that roles have on a namespace, or on a topic (then only `roles` is set)."""
 
     roles: Mapping[str, tuple[str, ...]]  # role → actions, such as "produce", "consume"
     subscriptions: Mapping[str, tuple[str, ...]]  # name → the only roles that may use it
@@ -62,7 +62,7 @@ class Permissions:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceInfo:
-    """The settings of a namespace: how its topics are created, and into how many bundles they are divided."""
+    """A namespace and its settings: how its topics are created, and into how many bundles they are divided."""
 
     name: str  # tenant/namespace
     bundles: int = 0  # hash ranges that brokers own; at creation 0: the broker's default
@@ -73,7 +73,7 @@ class NamespaceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Unloaded:
-    """The result of an unload: the numbers of topics and of bundles that brokers have unloaded."""
+    """The result of an unload: how many topics and bundles brokers have unloaded."""
 
     topics: int
     bundles: int
@@ -82,7 +82,7 @@ class Unloaded:
 # ------------------------------------------------------------------------------------ topics
 @dataclass(frozen=True, slots=True)
 class ProducerStats:
-    """The statistics of a connected producer. `last_sequence_id` is -1 if nothing was published."""
+    """The statistics of a connected producer. `last_sequence_id` is -1 if the producer has published nothing."""
 
     name: str
     address: str
@@ -93,7 +93,7 @@ class ProducerStats:
 
 @dataclass(frozen=True, slots=True)
 class SlotRange:
-    """A range of the slots 0 … 65535, to which Key_Shared hashes keys. Both ends are included."""
+    """A range of the slots 0 … 65535 to which Key_Shared maps keys. Both ends are included."""
 
     first: int
     last: int
@@ -117,7 +117,7 @@ class ConsumerStats:
 
 @dataclass(frozen=True, slots=True)
 class DrainingSlot:
-    """A slot of keys that is about to move to another consumer: it moves as soon as its delivered messages are
+    """A slot of keys that will move to another consumer. It moves when the messages already delivered are
     acknowledged."""
 
     slot: int
@@ -127,17 +127,17 @@ class DrainingSlot:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionStats:
-    """The statistics of a subscription of one partition."""
+    """The statistics of a subscription at one partition."""
 
     name: str
     type: SubscriptionType
     durable: bool
     backlog: int
-    """Messages that are not acknowledged. `precise` is exact; else a batch that is acknowledged as a whole, after
-    `mark_delete`, counts as one message less."""
+    """The number of messages that are not acknowledged. It is exact if `precise` statistics were asked for. Otherwise
+    an acknowledged batch after `mark_delete` counts as one message less."""
     backlog_bytes: int
-    """Bytes, about, of what is stored after `mark_delete`: also what is acknowledged there, and what is aborted. The
-    backlog quota bounds it."""
+    """Approximate size of everything that is stored after `mark_delete`, including what is acknowledged there or was
+    aborted. The backlog quota bounds it."""
     oldest_ms: int  # when the oldest message of the backlog was published; 0: none, or its bookies did not say soon
     unacked: int  # messages that are delivered and not acknowledged
     mark_delete: Position  # everything up to it is acknowledged
@@ -162,8 +162,8 @@ class SubscriptionStats:
 
 @dataclass(frozen=True, slots=True)
 class TopicTransactions:
-    """The transactions of a topic that had at least one. `last_stable`: consumers of committed messages do not receive
-    messages after this position."""
+    """The transactions of a topic that has had at least one. `last_stable`: consumers of committed messages receive no
+    message after this position."""
 
     last_stable: Position
     stable_index: int  # one past its last message
@@ -188,8 +188,8 @@ class NamespaceStats:
 
 @dataclass(frozen=True, slots=True)
 class TopicStats:
-    """The statistics of a topic without partitions, or of one partition. Rates are those of the last minute, in
-    messages and bytes per second."""
+    """The statistics of a topic without partitions, or of one partition. Rates are averages of the last minute, in
+    messages or bytes per second."""
 
     name: str
     owner: str  # HOST:PORT of its broker
@@ -234,8 +234,8 @@ class LedgerStats:
 
 @dataclass(frozen=True, slots=True)
 class TopicInternalStats:
-    """The statistics of the log of a topic (of one partition). `replication` is "E/Qw/Qa" (ensemble size, write quorum,
-    ack quorum) of the ledger that is being written."""
+    """The statistics of the log of a topic (of one partition). `replication` is "E/Qw/Qa", the ensemble size, write
+    quorum and ack quorum of the ledger that is being written."""
 
     state: TopicState
     ledgers: tuple[LedgerStats, ...]
@@ -249,8 +249,8 @@ class TopicInternalStats:
 
 @dataclass(frozen=True, slots=True)
 class TopicOffsets:
-    """The indexes of the messages in one partition: `earliest_index` is the index of the first stored message,
-    `end_index` is one after the index of the last message."""
+    """The range of message indexes in one partition: `earliest_index` is the index of the first stored message,
+    `end_index` is one more than the index of the last message."""
 
     earliest_index: int
     end_index: int
@@ -263,7 +263,8 @@ class TopicOffsets:
 
 @dataclass(frozen=True, slots=True)
 class CompactionStatus:
-    """The status of the last compaction of a topic (of one partition), and the compacted ledger that is read now."""
+    """The status of the last compaction of a topic (of one partition), and the compacted ledger from which readers read
+    now."""
 
     state: CompactionState
     step: str  # where it is, or where it failed
@@ -295,7 +296,7 @@ class LostRange:
 
 @dataclass(frozen=True, slots=True)
 class LostOfSubscription:
-    """The number of lost messages that a durable subscription had not acknowledged and will not receive."""
+    """How many lost messages a durable subscription had not acknowledged, and will not receive."""
 
     name: str
     messages: int  # that it had not acknowledged; -1: it is not known how many
@@ -303,7 +304,8 @@ class LostOfSubscription:
 
 @dataclass(frozen=True, slots=True)
 class SkippedLost:
-    """The result of `skip_lost`: the ranges of lost entries that readers now skip. No ranges: nothing is lost."""
+    """The result of `skip_lost`: the ranges of lost entries that readers skip now, and the durable subscriptions
+    concerned. No ranges: nothing is lost."""
 
     ranges: tuple[LostRange, ...]
     subscriptions: tuple[LostOfSubscription, ...]
@@ -311,7 +313,7 @@ class SkippedLost:
 
 @dataclass(frozen=True, slots=True)
 class BacklogAnalysis:
-    """The backlog of a subscription of one partition, counted message by message."""
+    """The backlog of a subscription at one partition, counted message by message."""
 
     entries: int
     messages: int
@@ -323,8 +325,7 @@ class BacklogAnalysis:
 # ------------------------------------------------------------------------------------ schemas
 @dataclass(frozen=True, slots=True)
 class TopicSchema:
-    """A version of a topic's schema. `deleted`: the version is only used to decode messages that were written with
-    it."""
+    """A version of a topic's schema. `deleted`: it is only used to decode messages that were written with it."""
 
     version: int
     schema: SchemaInfo
@@ -335,8 +336,8 @@ class TopicSchema:
 
 @dataclass(frozen=True, slots=True)
 class SchemaTest:
-    """The result of a test whether a schema could be registered. `refused`: the reason why not; empty: the schema could
-    be registered. `compatibility`: the rule that was applied."""
+    """The result of a test whether a schema could be registered. `refused`: the reason why not; empty: it could.
+    `compatibility`: the rule that was applied."""
 
     refused: str
     compatibility: Compatibility
@@ -345,8 +346,8 @@ class SchemaTest:
 # ------------------------------------------------------------------------------------ the cluster
 @dataclass(frozen=True, slots=True)
 class BrokerInfo:
-    """A registered broker. `topics`: the number of loaded topics that the broker reports. `bundles`: the number of
-    bundles and transaction coordinators that it owns; None: the broker did not answer."""
+    """A registered broker. `topics`: how many topics it has loaded. `bundles`: how many bundles and transaction
+    coordinators it owns. None: the broker did not answer."""
 
     name: str
     endpoint: str  # HOST:PORT
@@ -357,8 +358,8 @@ class BrokerInfo:
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
-    """A loaded topic in a list of topics. It is made without a read, so its backlog is approximate. Rates are those
-    between the last two walks of its broker over all topics."""
+    """A loaded topic, as a row of a list of topics. Its backlog is approximate, because no entry is read for it. Rates
+    are averages between the last two times at which its broker counted all topics."""
 
     name: str
     owner: str  # HOST:PORT of its broker
@@ -376,7 +377,7 @@ class TopicRow:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceSums:
-    """The totals of the loaded topics of a namespace at one broker. An empty `name`: the totals of all namespaces."""
+    """The totals of a namespace's loaded topics at one broker. An empty `name`: of all namespaces."""
 
     name: str
     topics: int
@@ -393,8 +394,8 @@ class NamespaceSums:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSummary:
-    """A broker with its totals, and three lists of at most 50 topics: those with the most traffic, with the largest
-    backlog, and with the oldest message."""
+    """A broker with its totals, and its topics with the most traffic, with the largest backlog, and with the oldest
+    message (at most 50 of each)."""
 
     name: str
     endpoint: str  # HOST:PORT
@@ -414,9 +415,8 @@ class BrokerSummary:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSummary:
-    """The summaries of all brokers that answered within a second; the names of the other brokers are in `silent`. While
-    the metadata does not answer, the lists of brokers and bookies are the last ones that the broker which was asked has
-    read."""
+    """The summaries of all brokers that answered within a second; `silent` names the others. While the metadata does
+    not answer, the brokers and bookies are those that the answering broker has read last."""
 
     brokers: tuple[BrokerSummary, ...]
     silent: tuple[str, ...]
@@ -427,8 +427,8 @@ class ClusterSummary:
 
 @dataclass(frozen=True, slots=True)
 class TopicPage:
-    """One page of the list of loaded topics of all brokers. The brokers that did not answer within a second are in
-    `silent`."""
+    """One page of the list of loaded topics of all brokers. `silent` names the brokers that did not answer within a
+    second."""
 
     topics: tuple[TopicRow, ...]
     next: str  # the next page is `after` it; empty: there is none
@@ -438,9 +438,9 @@ class TopicPage:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSetting:
-    """A setting that is in force at a broker. `source` says where its value comes from: default, file, environment,
-    option (or a share of `memory_bytes`), or dynamic: the value was changed for all brokers while they run. `dynamic`:
-    whether the setting can be changed in this way."""
+    """A setting of a broker and its value. `source` says where the value comes from: default, file, environment, option
+    (or a share of `memory_bytes`), or dynamic (changed for all brokers while they run). `dynamic`: whether the setting
+    can be changed in that way."""
 
     name: str
     value: str
@@ -450,8 +450,8 @@ class BrokerSetting:
 
 @dataclass(frozen=True, slots=True)
 class BrokerDescription:
-    """The description that a broker gives of itself to an operator: its clock, its limit of open files, and the
-    settings in force; if asked for, also where each of its tasks waits, and a page of its metrics."""
+    """What a broker tells an operator about itself: its clock, its limit of open files, and its settings; if asked for,
+    also where each of its tasks waits, and its metrics."""
 
     name: str
     version: str
@@ -464,8 +464,8 @@ class BrokerDescription:
 
 @dataclass(frozen=True, slots=True)
 class WhyStuck:
-    """The reasons why a subscription of one partition makes no progress, as sentences: what the subscription waits for,
-    and what would end the wait. `stuck` is False if the subscription has delivered everything, or is delivering."""
+    """Why a subscription of one partition makes no progress, in sentences: what it waits for, and what would end the
+    wait. `stuck` is False if it makes progress, or has delivered everything."""
 
     stuck: bool
     blocked: Blocked
@@ -474,8 +474,8 @@ class WhyStuck:
 
 @dataclass(frozen=True, slots=True)
 class KeptLedger:
-    """A ledger of a topic, with the reason why it is kept. `subscriptions`: the subscriptions that have not
-    acknowledged all messages of the ledger."""
+    """A ledger of a topic, and the reason why it is kept. `subscriptions`: those that have not acknowledged all of its
+    messages."""
 
     ledger_id: int
     bytes: int
@@ -487,16 +487,16 @@ class KeptLedger:
 
 @dataclass(frozen=True, slots=True)
 class WhyKept:
-    """The ledgers of one partition, the oldest first, each with the reason why the ledger is kept."""
+    """The ledgers of one partition, the oldest first, each with the reason why it is kept."""
 
     ledgers: tuple[KeptLedger, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CursorBucket:
-    """A run of entries that follow each other in the log, and how many of them a subscription has acknowledged,
-    acknowledged in an open transaction, or delayed. `first_index` is approximately the index of the first message:
-    messages are assumed to be spread evenly within a ledger."""
+    """Consecutive entries of a topic's log, and how many of them a subscription has acknowledged, has acknowledged in
+    an open transaction, or will get later (delayed). `first_index` is approximate: it assumes that messages are spread
+    evenly within a ledger."""
 
     first: Position
     first_index: int
@@ -508,7 +508,7 @@ class CursorBucket:
 
 @dataclass(frozen=True, slots=True)
 class CursorGap:
-    """A run of entries of one ledger that are not acknowledged, before an entry that is acknowledged."""
+    """Consecutive entries of one ledger that are not acknowledged although a later entry is."""
 
     first: Position
     entries: int
@@ -518,8 +518,8 @@ class CursorGap:
 
 @dataclass(frozen=True, slots=True)
 class CursorShape:
-    """Which entries after `mark_delete` a subscription of one partition has acknowledged: at most 1,000 buckets of
-    about equally many entries, and the ten largest gaps. `end`: the last entry."""
+    """Which entries after `mark_delete` a subscription of one partition has acknowledged: at most 1,000 buckets with
+    about the same number of entries, and the ten largest gaps. `end`: the last entry of the log."""
 
     mark_delete: Position
     end: Position
@@ -529,8 +529,8 @@ class CursorShape:
 
 @dataclass(frozen=True, slots=True)
 class LedgerCopies:
-    """A ledger of a topic, and the bookies that should have its copies. If the ledger is not closed, `entries` and
-    `bytes` count only the confirmed entries."""
+    """A ledger of a topic, and the bookies that should have its copies. If the ledger is open, `entries` and `bytes`
+    count only confirmed entries."""
 
     ledger_id: int
     state: LedgerState
@@ -545,7 +545,7 @@ class LedgerCopies:
 
 @dataclass(frozen=True, slots=True)
 class MetadataNode:
-    """A node of the metadata, and a page of the names below it. Keys and tokens in `record` are blanked."""
+    """A node of the metadata tree, and a page of the names below it. Keys and tokens in `record` are hidden."""
 
     path: str
     kind: str  # class of its record; empty: the path is only a folder
@@ -558,7 +558,7 @@ class MetadataNode:
 
 @dataclass(frozen=True, slots=True)
 class ConnectedRole:
-    """A credential (role) with which producers and consumers are connected to a broker."""
+    """A credential with which producers and consumers are connected to a broker, and its role."""
 
     role: str  # empty: without security
     kind: str  # client, member, local or anonymous
@@ -571,7 +571,7 @@ class ConnectedRole:
 
 @dataclass(frozen=True, slots=True)
 class RefusedCaller:
-    """A caller to whom a broker denied an operation, and how often in the last period of the broker's audit log."""
+    """A caller to whom a broker denied operations, and how often it did so in the last period of its audit log."""
 
     caller: str
     refusals: int
@@ -579,8 +579,8 @@ class RefusedCaller:
 
 @dataclass(frozen=True, slots=True)
 class SecurityDescription:
-    """The callers that are connected to the broker that was asked, and the callers to whom it denied an operation; the
-    callers with the most refusals come first."""
+    """Who is connected to the broker that was asked, and to whom it denied operations, the callers with the most
+    refusals first."""
 
     broker: str
     roles: tuple[ConnectedRole, ...]
@@ -589,7 +589,7 @@ class SecurityDescription:
 
 @dataclass(frozen=True, slots=True)
 class BookieInfo:
-    """A registered bookie, as its registration describes it."""
+    """A bookie, as its registration in the metadata describes it."""
 
     id: str  # UUID
     endpoint: str  # HOST:PORT
@@ -601,7 +601,8 @@ class BookieInfo:
 
 @dataclass(frozen=True, slots=True)
 class OrphanLedger:
-    """A ledger to which no topic and no cursor refers. `subscription` is empty if it was a ledger of a topic."""
+    """A ledger that no topic and no cursor refers to any more. `subscription` is empty if it was a ledger of a
+    topic."""
 
     ledger_id: int
     topic: str
@@ -613,8 +614,8 @@ class OrphanLedger:
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """The result of a search for orphaned ledgers. `orphans`: the ledgers to which no topic and no cursor refers;
-    `missing`: the ledgers that a topic lists although they were deleted."""
+    """The result of a search for orphaned ledgers. `orphans`: the ledgers that no topic and no cursor refers to;
+    `missing`: the ledgers that a topic refers to although they were deleted."""
 
     orphans: tuple[OrphanLedger, ...]
     missing: tuple[OrphanLedger, ...]
@@ -622,7 +623,7 @@ class Orphans:
 
 @dataclass(frozen=True, slots=True)
 class SinkOfTransaction:
-    """The batch of a sink that a transaction writes. All fields are empty if the transaction has no sink."""
+    """The batch of a sink (the writer of a query) that a transaction writes. All fields are empty if there is none."""
 
     sink_id: str
     query_id: str
@@ -633,7 +634,7 @@ class SinkOfTransaction:
 
 @dataclass(frozen=True, slots=True)
 class TransactionStats:
-    """A transaction as its coordinator knows it."""
+    """A transaction, as its coordinator knows it."""
 
     txn: TxnId
     state: TxnState
@@ -650,8 +651,8 @@ class TransactionStats:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorTransactions:
-    """The transactions of one coordinator, the oldest first. `committed` and `aborted` count transactions since the
-    last take-over of the coordinator by a broker."""
+    """The transactions of one coordinator, the oldest first. `committed` and `aborted` are counted since a broker last
+    took the coordinator over."""
 
     items: tuple[TransactionStats, ...]
     open: int
@@ -670,7 +671,7 @@ class CoordinatorTransactions:
 
 
 class HalfState(IntEnum):
-    """The state of a half message that is not decided yet. ENDING: the record of its end is being written."""
+    """The state of a half message that has not ended. ENDING: its end is being stored."""
 
     WAITING = 0
     ASKED = 1
@@ -680,7 +681,8 @@ class HalfState(IntEnum):
 
 
 class HalfDecision(IntEnum):
-    """An operator's decision about a half message: to commit it, roll it back, park it or revive it."""
+    """An operator's decision about a half message: commit it, roll it back, park it (no program is asked any more), or
+    revive it."""
 
     COMMIT = 0
     ROLLBACK = 1
@@ -690,7 +692,7 @@ class HalfDecision(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class HalfStats:
-    """An undecided half message, as its coordinator knows it."""
+    """A half message that has not ended, as its coordinator knows it."""
 
     half: TxnId
     state: HalfState
@@ -717,7 +719,7 @@ class CoordinatorHalves:
 
 @dataclass(frozen=True, slots=True)
 class PendingOfTransaction:
-    """The acknowledgements in a transaction, for one subscription."""
+    """What a transaction has acknowledged for one subscription. It counts when the transaction is committed."""
 
     name: str
     entries: int  # a cumulative acknowledgement counts as one
@@ -726,8 +728,7 @@ class PendingOfTransaction:
 
 @dataclass(frozen=True, slots=True)
 class TransactionHere:
-    """The part of a transaction at one topic, and the acknowledgements at that topic that wait for the end of the
-    transaction."""
+    """The part of a transaction at one topic: its entries, and the acknowledgements that wait for its end."""
 
     known: bool  # it has not ended there
     first: Position | None  # its first entry

@@ -30,13 +30,13 @@ from .statistics import NamespaceInfo
 M = TypeVar("M", bound=Message)
 
 _PLAIN = frozenset((bool, bytes, float, int, str))
-"""Types of values that a message has as they are."""
+"""The types of values that a message stores unchanged."""
 
 
 # ------------------------------------------------------------------------------------ to messages
 def request_of(kind: type[M], arguments: Mapping[str, object], name: str = "") -> M:
-    """Returns a request message of class `kind` with these arguments. Raises InvalidRequest, with the `name` of the
-    operation, if a value does not fit its field."""
+    """Makes a request message of class `kind` from these arguments and returns it. Raises InvalidRequest, whose text
+    names the operation `name`, if a value does not fit its field."""
     known = kind.DESCRIPTOR.fields_by_name
     given: dict[str, object] = {}
     for argument, value in arguments.items():
@@ -50,8 +50,8 @@ def request_of(kind: type[M], arguments: Mapping[str, object], name: str = "") -
 
 
 def make_reply_message(kind: type[Message], value: object, field: str = "") -> Message:
-    """Returns a reply message of class `kind` with a handler's result `value`. `field`: the field that gets the result,
-    if the reply has several fields."""
+    """Makes a reply message of class `kind` from a handler's result `value` and returns it. `field`: the field of the
+    reply for the result; empty: the first field, or, if `value` is a dataclass, the whole reply."""
     if isinstance(value, Message):
         return value
     if value is None:
@@ -64,7 +64,7 @@ def make_reply_message(kind: type[Message], value: object, field: str = "") -> M
 
 
 def _plain(value: Any) -> Any:
-    """Converts a value to what the constructor of a message accepts."""
+    """Converts a value to the form that the constructor of a message accepts."""
     if type(value) in _PLAIN or isinstance(value, Enum):
         return value
     if isinstance(value, SchemaInfo):
@@ -92,7 +92,7 @@ def _plain(value: Any) -> Any:
 
 @cache
 def _reader_of(kind: type) -> tuple[tuple[tuple[str, Any, bool], ...], Callable[[Any], tuple[Any, ...]]]:
-    """Returns the shape of a dataclass, and the function that reads all fields of one at once."""
+    """Returns (fields of the dataclass, as `_shape_of` does; function that reads all of them from an object)."""
     shape = _shape_of(kind)
     names = [name for name, _, _ in shape]
     return shape, attrgetter(*names) if len(names) > 1 else lambda value: tuple(getattr(value, name) for name in names)
@@ -102,15 +102,16 @@ def _reader_of(kind: type) -> tuple[tuple[tuple[str, Any, bool], ...], Callable[
 def convert_reply(
     kind: Any, reply: Message, field: str = "", made: Mapping[Any, Callable[[Any], Any]] | None = None
 ) -> Any:
-    """Converts a reply message to a value of type `kind` and returns it. `made`: functions that make the caller's own
-    types from their messages."""
+    """Converts a reply message to a value of type `kind` and returns it. `field`: the field of the reply with the
+    value; empty: the first one, or the whole reply. `made`: functions that convert messages to the caller's own types,
+    by type."""
     if not (is_dataclass(kind) or kind in (None, NoneType) or kind in (made or {})):
         return _value(kind, getattr(reply, field or reply.DESCRIPTOR.fields[0].name))
     return (made or {}).get(kind, lambda found: _value(kind, found))(reply)
 
 
 def _value(kind: Any, found: Any) -> Any:
-    """Converts `found`, a message or a field of one, to type `kind`."""
+    """Converts `found`, a message or a field of a message, to a value of type `kind`."""
     if kind in _PLAIN and type(found) is kind:
         return found
     make = _MAKERS.get((kind, type(found)))
@@ -146,12 +147,12 @@ def _value(kind: Any, found: Any) -> Any:
 
 
 _MAKERS: dict[tuple[Any, type], Callable[[Any], Any]] = {}
-"""By dataclass and class of message: what makes one of the other."""
+"""The functions that convert a message to a dataclass, by (dataclass, class of the message)."""
 
 
 def _make_maker(kind: Any, found: Any) -> Callable[[Any], Any]:
-    """Returns the function that makes a dataclass of such messages. Most fields are taken as they are, all at once: a
-    list of thousands of topics has a hundred fields of each. A field of a message has one type in all of them."""
+    """Returns a function that converts messages of the class of `found` to the dataclass `kind`. It reads all fields at
+    once, because a list of thousands of topics has a hundred fields for each."""
     shape = _shape_of(kind)
     read = attrgetter(*(name for name, _, _ in shape), "DESCRIPTOR")  # of one name it would make no tuple
     others = [
@@ -169,7 +170,7 @@ def _make_maker(kind: Any, found: Any) -> Callable[[Any], Any]:
 
 
 def _converter(hint: Any) -> Callable[[Any], Any]:
-    """Returns the function that converts fields to type `hint`, as `_value` does, but decides once how."""
+    """Returns a function that converts a field to type `hint`, as `_value` does, but faster for many fields."""
     kind = get_args(hint)[0] if get_origin(hint) is UnionType else hint
     if kind is Position:
         return lambda found: Position(found.ledger_id, found.entry_id)
@@ -184,7 +185,7 @@ def _converter(hint: Any) -> Callable[[Any], Any]:
 
 @cache
 def _shape_of(kind: type) -> tuple[tuple[str, Any, bool], ...]:
-    """Returns (name, type, whether its message may be absent) of each field of a dataclass, in their order."""
+    """Returns (name, type, whether it may be None) of each field of a dataclass, in order."""
     return tuple((name, hint, _is_optional(hint)) for name, hint in field_types(kind))
 
 
@@ -195,6 +196,6 @@ def _is_optional(hint: Any) -> bool:
 
 @cache
 def field_types(kind: type) -> tuple[tuple[str, Any], ...]:
-    """Returns (name, type) of each field of a dataclass."""
+    """Returns (name, type) of each field of a dataclass, in order."""
     hints = get_type_hints(kind)
     return tuple((each.name, hints[each.name]) for each in fields(kind))

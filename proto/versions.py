@@ -19,7 +19,7 @@ PRODUCT = "0.1.0"
 
 
 class Format(NamedTuple):
-    """A row of the table of formats: the name of a format, its version, and the magic of its files."""
+    """A row of the table of formats: a format's name, its version, and the magic of its files."""
 
     name: str
     version: int
@@ -53,7 +53,8 @@ STORAGE = (
 
 
 def newer_format_text(form: Format, found: int, where: str) -> str:
-    """Returns the error text that says that a later Magnetar wrote the data at `where`."""
+    """Returns the error text that says that a later Magnetar wrote the data at `where`, with version `found` of the
+    format."""
     return (
         f"{where}: {form.name} of format version {found}; Magnetar {PRODUCT} reads up to {form.version}. "
         "A later Magnetar wrote it: upgrade this one to that version or a later one"
@@ -61,7 +62,8 @@ def newer_format_text(form: Format, found: int, where: str) -> str:
 
 
 def check_format(form: Format, found: int, where: str) -> None:
-    """Raises NewerFormat if a later Magnetar wrote the data at `where` (a path, or a ledger and its topic)."""
+    """Raises NewerFormat if the version `found` is later than this Magnetar knows. `where` names the data in the error
+    text: a path, or a ledger and its topic."""
     if found > form.version:
         from .errors import NewerFormat
 
@@ -69,7 +71,7 @@ def check_format(form: Format, found: int, where: str) -> None:
 
 
 def is_compiled() -> bool:
-    """Returns whether the modules of the data path are compiled to C (the list of them is in setup.py)."""
+    """Returns whether the modules of the data path are compiled to C (setup.py has their list)."""
     found = find_spec("magnetar.proto.checksum")
     return found is not None and not str(found.origin).endswith(".py")
 
@@ -79,7 +81,7 @@ def build_kind() -> str:
 
 
 def version_text() -> str:
-    """Returns the output of `magnetar --version`."""
+    """Returns the text that `magnetar --version` prints."""
 
     def listed(forms: tuple[Format, ...]) -> str:
         return ", ".join(f"{form.name} {form.version}" for form in forms)

@@ -43,13 +43,12 @@ class EntryIds(NamedTuple):
 
 
 def encode_records(stored: Sequence[tuple[bytes, ...]]) -> tuple[list[int], Iterator[tuple[bytes, ...]]]:
-    """Returns the sizes of the records for these stored entries, and an iterator over the bytes to write for each
-    record.
+    """Encodes the entry log's records of these stored entries. Returns the sizes of the records in bytes, and an
+    iterator over the buffers of each record.
 
-    `stored` has each entry in one or more buffers, the entry's header in the first buffer; the caller must have
+    `stored` has each entry as one or more buffers, the entry's header in the first buffer; the caller must have
     verified all entries. The records are encoded column by column: a flush has a million entries, and a call for each
-    entry would cost four times as much. The checksums are computed when the iterator is read.
-    """
+    entry would cost four times as much. The checksums are computed while the iterator is read."""
     columns = list(zip_longest(*stored, fillvalue=b""))
     lengths = list(map(len, columns[0]))
     for column in columns[1:]:
@@ -75,7 +74,7 @@ def _record_crc(length: int, stored: tuple[bytes, ...]) -> int:
 
 
 def decode_record_if_intact(data: bytes, start: int, end: int) -> bytes | None:
-    """Decodes the record data[start:end] of an entry log and returns its stored entry. Returns None if the record is
+    """Decodes the entry log's record data[start:end] and returns the stored entry in it. Returns None if the record is
     damaged."""
     stored = data[start + RECORD_HEADER_BYTES : end]
     if end - start < RECORD_HEADER_BYTES or end > len(data):
@@ -115,9 +114,8 @@ def decode_entries_if_intact(data: bytes | memoryview, offsets: Sequence[int], l
 
 
 def decode_record_size(data: bytes, start: int) -> int:
-    """Returns the size in bytes of the record at `start`, with its header, according to its length field; 0 if `data`
-    ends within the header.
-    """
+    """Returns the size in bytes, with the header, of the record that begins at `start`, as the record's length field
+    says. Returns 0 if `data` ends within the header."""
     if len(data) - start < RECORD_HEADER_BYTES:
         return 0
     return RECORD_HEADER_BYTES + int(_HEAD.unpack_from(data, start)[0])
@@ -139,8 +137,8 @@ def verify_record_at(data: bytes, start: int) -> tuple[int, int, int] | None:
 
 
 def entry_ids(stored: bytes) -> EntryIds | None:
-    """Returns the ledger id and the entry id of a stored entry. Returns None if the stored entry is too short to have
-    them."""
+    """Returns the ledger id and the entry id from the header of a stored entry; None if the bytes are too short for a
+    header."""
     if len(stored) < ENTRY_HEADER.size:
         return None
     return EntryIds(*ENTRY_HEADER.unpack_from(stored)[:2])

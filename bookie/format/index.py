@@ -48,11 +48,10 @@ _HEAD_WORDS = HEAD_BYTES // 4
 
 
 class Extent(NamedTuple):
-    """A run of records of one ledger at log[start : start + length], in ascending entry order.
+    """The head of an extent: a run of records of one ledger at log[start : start + length], in ascending entry order.
 
     `first` and `last` are the smallest and the largest entry id; `entries` is the number of records; `table_crc` is the
-    checksum of the extent's table.
-    """
+    checksum of the extent's table."""
 
     ledger: int
     first: int
@@ -68,16 +67,17 @@ class Extent(NamedTuple):
 
 
 class ExtentTable(NamedTuple):
-    """The table of an extent: the entry ids of its records and their places in the log. Record i is entry first +
-    deltas[i], at log[start + offsets[i] : start + offsets[i + 1]]."""
+    """The table of an extent: which entries the extent's records contain, and where the records are in the log. Record
+    i contains the entry `first + deltas[i]` and is at log[start + offsets[i] : start + offsets[i + 1]]; `first` and
+    `start` are fields of the extent."""
 
     deltas: array[int]
     offsets: array[int]
 
 
 class IndexGroupHeader(NamedTuple):
-    """The header of an index group: the number of the group's extents, the bytes of all their tables, and the checksum
-    of the header and the extent heads."""
+    """The header of a group of extents in an index file: the number of extents, the size of all their tables in bytes,
+    and the checksum of the header and the extent heads."""
 
     extents: int
     tables_bytes: int
@@ -89,8 +89,8 @@ class IndexGroupHeader(NamedTuple):
 
 
 def encode_extent(ledger: int, entries: Sequence[int], offsets: Sequence[int], start: int) -> tuple[Extent, bytes]:
-    """Returns the extent that contains these ascending `entries`, and the encoded bytes of its table. `offsets` are the
-    offsets of the records relative to `start`, with one more element: the end of the last record."""
+    """Makes an extent of the ascending `entries`. Returns the extent and the encoded bytes of its table. `offsets` are
+    the offsets of the records relative to `start`, followed by the end of the last record."""
     first = entries[0]
     table = _words([entry - first for entry in entries]) + _words(offsets)
     return Extent(ledger, first, entries[-1], len(entries), offsets[-1], start, crc32c(table)), table
@@ -108,8 +108,8 @@ def encode_index_group(extents: Sequence[Extent], tables: Sequence[bytes]) -> by
 
 
 def decode_group_header_if_intact(data: bytes) -> IndexGroupHeader | None:
-    """Decodes the group header at the start of `data`. Returns None if the bytes are not a group header. The caller
-    must compare the header's checksum later, because it also covers the extent heads."""
+    """Decodes the group header at the start of `data`. Returns None if the bytes are not a group header. Does not
+    verify the header's checksum, which also covers the extent heads: the caller must do that."""
     if len(data) < GROUP_HEADER_BYTES:
         return None
     magic, extents, tables_bytes = _GROUP.unpack_from(data)
@@ -119,14 +119,14 @@ def decode_group_header_if_intact(data: bytes) -> IndexGroupHeader | None:
 
 
 def checksum_group_header(data: bytes) -> int:
-    """Returns the checksum of the group header in `data`. The caller must continue this checksum with the bytes of the
-    extent heads."""
+    """Returns the CRC32C of the group header at the start of `data`, without its checksum field. The caller must
+    continue this CRC with the bytes of the extent heads."""
     return crc32c(data[: _GROUP.size])
 
 
 def decode_extents_if_intact(header: IndexGroupHeader, data: bytes) -> list[Extent] | None:
-    """Decodes the extents of a group from `data`, the bytes of the group's header and heads. Returns None if the
-    checksum of these bytes is wrong."""
+    """Decodes the extents of a group from `data`, the bytes of the group's header and extent heads. Returns None if
+    these bytes are damaged."""
     heads = data[GROUP_HEADER_BYTES : GROUP_HEADER_BYTES + header.extent_heads_bytes]
     if len(heads) != header.extent_heads_bytes or crc32c(data[: _GROUP.size], heads) != header.crc:
         return None
@@ -137,14 +137,14 @@ def decode_extents_if_intact(header: IndexGroupHeader, data: bytes) -> list[Exte
 
 
 def decode_extent_heads(heads: Buffer) -> Iterator[Extent]:
-    """Yields the extents that are encoded in `heads`. The caller must have compared the checksum of these bytes
-    before."""
+    """Yields the extents that are encoded in `heads`. Verifies nothing: the caller must have verified the checksum of
+    these bytes."""
     return map(Extent._make, _HEAD.iter_unpack(heads))
 
 
 def find_ledger_extents(heads: Buffer, ledger: int, tables_offset: int) -> list[tuple[Extent, int]]:
-    """Returns the extents of `ledger` among the encoded `heads`, each with the offset of its table in the index file.
-    `tables_offset` is the offset of the table of the first head."""
+    """Returns the extents of `ledger` among the encoded extent heads `heads`, each with the offset of its table in the
+    index file. `tables_offset` is the offset of the table that belongs to the first head."""
     found: list[tuple[Extent, int]] = []
     for head in _HEAD.iter_unpack(heads):  # of other ledgers, mostly: no object for each
         if head[0] == ledger:
@@ -154,8 +154,8 @@ def find_ledger_extents(heads: Buffer, ledger: int, tables_offset: int) -> list[
 
 
 class ExtentHeadColumns(NamedTuple):
-    """The ledger ids and the numbers of entries of all extent heads of a group, as two arrays, because an object for
-    each head would cost too much. `reach` is the largest end offset of any of these extents."""
+    """The extent heads of one group as two arrays: the ledger ids, and the numbers of entries. An object for each head
+    would need too much memory. `reach` is the largest offset in the log at which any of these extents ends."""
 
     ledgers: array[int]
     entries: array[int]
@@ -176,7 +176,7 @@ def decode_head_columns(heads: bytes) -> ExtentHeadColumns:
 
 
 def decode_table_if_intact(extent: Extent, data: bytes) -> ExtentTable | None:
-    """Decodes the table of `extent` from `data`. Returns None if the table is damaged."""
+    """Decodes the table of `extent` from the bytes `data`. Returns None if the table is damaged."""
     if len(data) != extent.table_bytes or crc32c(data) != extent.table_crc:
         return None
     words = array("I", data)

@@ -71,7 +71,8 @@ Buffer = bytes | bytearray | memoryview
 
 
 class DamagedFile(Exception):
-    """Raised when the bytes at `offset` of the file `path` differ from those that were written there."""
+    """Raised when bytes of a file are damaged: the bytes at `offset` of the file `path` are not those that were written
+    there."""
 
     def __init__(self, path: str, offset: int, reason: str) -> None:
         super().__init__(f"{path}: damaged at offset {offset}: {reason}")
@@ -81,16 +82,15 @@ class DamagedFile(Exception):
 
 
 class ForeignFile(DamagedFile):
-    """Raised when a file is undamaged but belongs to another bookie, because an operator mixed up directories. The
-    bookie cannot repair this."""
+    """Raised when a file is undamaged but belongs to another bookie, for example because an operator mixed up two
+    directories."""
 
 
 class FileHeader(NamedTuple):
     """The 64-byte header of a file: the magic of the file's format, the bookie's uuid (16 bytes), and the file's
     number.
 
-    `a` and `b` are two numbers whose meaning depends on the file's format.
-    """
+    `a` and `b` are two more numbers; the file's format defines their meaning."""
 
     magic: bytes
     uuid: bytes
@@ -100,7 +100,7 @@ class FileHeader(NamedTuple):
 
 
 def crc32c(*buffers: Buffer) -> int:
-    """Returns the CRC32C of the concatenation of all given buffers."""
+    """Returns the CRC32C of all given buffers, one after the other."""
     crc = 0
     for buffer in buffers:
         crc = checksum.crc32c(buffer, crc)
@@ -108,7 +108,7 @@ def crc32c(*buffers: Buffer) -> int:
 
 
 def continue_crc32c(crc: int, data: bytes) -> int:
-    """Returns the CRC32C of earlier bytes followed by `data`. `crc` is the CRC32C of the earlier bytes alone."""
+    """Returns the CRC32C of some earlier bytes followed by `data`. `crc` is the CRC32C of the earlier bytes."""
     return checksum.crc32c(data, crc)
 
 
@@ -118,8 +118,8 @@ def encode_file_header(header: FileHeader) -> bytes:
 
 
 def decode_file_header(data: bytes, magic: bytes, uuid: bytes, number: int, path: str) -> FileHeader:
-    """Returns the file header that is encoded in `data`. Raises DamagedFile, ForeignFile or NewerFormat if it is not
-    the header of file `number` of the bookie `uuid`."""
+    """Decodes a file header and returns it. Raises DamagedFile, ForeignFile or NewerFormat if `data` is not the header
+    of file `number` of the bookie `uuid` with this `magic`. `path` is named in the error text."""
     if len(data) < FILE_HEADER_BYTES:
         raise DamagedFile(path, 0, f"{len(data)} bytes are too few for a file header")
     head = data[: _HEADER.size]
@@ -151,7 +151,7 @@ _RECORD = struct.Struct(">IBqqI")
 RECORD_HEADER_BYTES = 4 + _BODY.size
 HEADER_COPY_OFFSET = 2048
 RECORD_BYTES_MAX = 8 << 20
-"""Longest payload of a record: an entry of 5 MiB and what brokers put in front of it."""
+"""The longest payload of a record, in bytes: an entry of 5 MiB, and the bytes that brokers put before it."""
 
 
 class RecordType(enum.IntEnum):
@@ -165,8 +165,8 @@ class RecordType(enum.IntEnum):
 
 
 class JournalRecord(NamedTuple):
-    """A record of the journal. `entry` is -1 for record types without an entry. `payload` of an ADD record is the
-    stored entry."""
+    """A record of the journal. `entry` is -1 if the record's type has no entry id. The `payload` of an ADD record is
+    the stored entry."""
 
     type: RecordType
     ledger: int
@@ -175,8 +175,8 @@ class JournalRecord(NamedTuple):
 
 
 class BlockRecords(NamedTuple):
-    """The records of a journal block, as one array for each field: a replay reads millions of records, and an object
-    for each record would cost more than its CRC."""
+    """The records of a journal block, as one array for each field. A replay reads millions of records, and an object
+    for each record would cost more time than the record's checksum."""
 
     types: tuple[int, ...]
     ledgers: tuple[int, ...]
@@ -188,12 +188,11 @@ class BlockRecords(NamedTuple):
 
 
 class BlockHeader(NamedTuple):
-    """The header of a journal block: the id of the journal, the number of the block in its file, and the number of
-    bytes of the file that were synced when the block was made.
+    """The header of a journal block: the id of the journal, the number of the block in its file, and how many bytes of
+    the file were synced when the block was made.
 
-    `records` and `length` are the number and the bytes of the records in the block; `records_crc` is the CRC32C of the
-    CRCs of these records.
-    """
+    `records` and `length` are the number of records in the block and their total bytes; `records_crc` is the CRC32C of
+    the CRCs of these records."""
 
     journal: int
     sequence: int
@@ -218,8 +217,8 @@ def padded_size(size: int) -> int:
 
 
 def encode_record(kind: RecordType, ledger: int, entry: int, payload: Sequence[Buffer] = ()) -> tuple[bytes, int]:
-    """Returns the header of a journal record with this payload, and the size of the whole record. The caller must write
-    the payload's buffers after the header; this function does not copy them."""
+    """Encodes the header of a journal record. Returns the header, and the size in bytes of the whole record. The
+    payload is not copied: the caller must write its buffers after the header."""
     length = 0
     for buffer in payload:
         length += len(buffer)
@@ -231,13 +230,12 @@ def encode_record(kind: RecordType, ledger: int, entry: int, payload: Sequence[B
 def encode_adds(
     ledger: int, entries: Sequence[tuple[int, Sequence[Buffer], int]], headers: list[bytes], buffers: list[Buffer]
 ) -> int:
-    """Encodes an ADD record for each of the entries (id, stored, bytes), which the caller must have verified. Appends
-    the record headers to `headers`, and all buffers to be written to `buffers`. Returns the size in bytes of all
-    records together.
+    """Encodes an ADD record for each entry, given as (entry id, stored entry, size in bytes). The caller must have
+    verified the entries. Appends the record headers to `headers`, and all buffers to be written to `buffers`. Returns
+    the total size of the records in bytes.
 
     The first buffer of an entry, which has the entry's header, is joined to the record header. This halves the number
-    of buffers.
-    """
+    of buffers."""
     total = 0
     for entry, stored, size in entries:
         assert size <= RECORD_BYTES_MAX, f"journal record of {size} bytes"
@@ -259,27 +257,28 @@ def encode_adds(
 def encode_block_header(
     salt: int, journal: int, sequence: int, offset: int, synced_upto: int, record_headers: Sequence[bytes], length: int
 ) -> bytes:
-    """Returns the header of a block that begins at `offset` of the file. The records of the block have these
-    `record_headers`, and `length` bytes together."""
+    """Encodes the header of a block that begins at `offset` of the journal file and returns its bytes. `record_headers`
+    are the headers of the block's records, `length` is the total size of these records in bytes."""
     records_crc = crc32c(b"".join([header[:4] for header in record_headers]))
     head = _BLOCK.pack(BLOCK_MAGIC, journal, sequence, synced_upto, len(record_headers), length, records_crc)
     return head + _CRC.pack(crc32c(_SEED.pack(salt, offset), head))
 
 
 def encode_block_prefix(journal: int) -> bytes:
-    """Returns the first 12 bytes of every block of this journal."""
+    """Returns the first 12 bytes of every block of the journal with the id `journal`."""
     return struct.pack(">IQ", BLOCK_MAGIC, journal)
 
 
 def encode_first_block(header: bytes) -> bytes:
-    """Returns the first 4096 bytes of a journal: its file header, twice."""
+    """Returns the first 4096 bytes of a journal file: the encoded file `header`, twice, so that one damaged copy does
+    no harm."""
     half = header + bytes(HEADER_COPY_OFFSET - len(header))
     return half + half
 
 
 def decode_block_header_if_intact(data: bytes, salt: int, journal: int, offset: int) -> BlockHeader | None:
-    """Decodes the block header at the start of `data`; these bytes were read at `offset` of the file. Returns None if
-    there is no valid header, or if the header is from an earlier use of the file."""
+    """Decodes a block header from `data`, bytes that were read at `offset` of the file. Returns None if they are not a
+    valid block header, or if the header is left from an earlier use of the file."""
     if len(data) < BLOCK_HEADER_BYTES:
         return None
     magic, *rest = _BLOCK.unpack_from(data)
@@ -291,8 +290,8 @@ def decode_block_header_if_intact(data: bytes, salt: int, journal: int, offset: 
 
 
 def decode_records_if_intact(header: BlockHeader, data: bytes, offset: int = 0) -> BlockRecords | None:
-    """Decodes the records of the block with this header; the records begin at `offset` of `data`. Returns None if any
-    record is damaged."""
+    """Decodes the records of the block with the given header. The records begin at `offset` of `data`. Returns None if
+    any record is damaged."""
     limit = offset + header.length
     if len(data) < limit:
         return None

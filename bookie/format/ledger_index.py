@@ -61,7 +61,7 @@ class LedgerIndexRecordKind(enum.IntEnum):
 
 class LedgerState(NamedTuple):
     """The record of a ledger in the ledger index: whether the ledger is fenced, its master key (20 bytes), its largest
-    last-add-confirmed (LAC), and the largest entry id stored (-1: none)."""
+    known last-add-confirmed (LAC), and the largest entry id stored here (-1: none)."""
 
     ledger: int
     fenced: bool
@@ -70,21 +70,21 @@ class LedgerState(NamedTuple):
     last: int
 
     def __repr__(self) -> str:
-        """Returns a text without the key, because a repr may reach a log."""
+        """Returns a text without the master key, because a repr may be logged."""
         return f"LedgerState({self.ledger}, fenced={self.fenced}, lac={self.lac}, last={self.last})"
 
 
 class Tombstone(NamedTuple):
-    """The durable record that the ledgers `first … last` were deleted: none of their entries can be read any more, and
-    their disk space may be reused."""
+    """The durable record that the ledgers `first … last` are deleted: their entries cannot be read any more, and their
+    disk space may be freed."""
 
     first: int
     last: int
 
 
 class QuarantinedEntries(NamedTuple):
-    """The record that this bookie's only copy of some entries is damaged. A read of such an entry that finds no good
-    copy is answered with UNKNOWN, never with "no such entry"."""
+    """The durable record that this bookie's copy of some entries is damaged. If a read of such an entry finds no good
+    copy, the answer is UNKNOWN, never "no such entry"."""
 
     ledger: int
     first: int
@@ -92,7 +92,7 @@ class QuarantinedEntries(NamedTuple):
 
 
 class QuarantineEnded(NamedTuple):
-    """The record that the quarantine of some entries has ended, because a good copy of each of them was stored
+    """The durable record that some entries are not quarantined any more, because this bookie has good copies of them
     again."""
 
     ledger: int
@@ -101,17 +101,17 @@ class QuarantineEnded(NamedTuple):
 
 
 class LimboChange(NamedTuple):
-    """The record that limbo, the state of a bookie that may have lost data, begins or ends. `entered` True: limbo
-    begins, because entries of ledgers up to `upto` may be lost. `entered` False: limbo ends, because all lost entries
-    were restored."""
+    """The durable record that limbo (the state of a bookie that may have lost data) begins or ends. `entered` True:
+    limbo begins, because entries of ledgers up to `upto` may be lost. `entered` False: limbo ends, because all lost
+    entries were restored or given up."""
 
     upto: int
     entered: bool
 
 
 class DrainedEntryLog(NamedTuple):
-    """The record that all living entries of an entry log were copied to another log. Readers do not need the drained
-    log, and a start of the bookie removes its files."""
+    """The durable record that all living entries of an entry log were copied to another log (the log is drained). No
+    reader needs the log any more, and a start of the bookie removes its files."""
 
     log: int
 
@@ -144,8 +144,8 @@ def encode(record: State) -> bytes:
 
 
 def decode_record_if_intact(data: Buffer, offset: int = 0) -> State | None:
-    """Decodes the record of the ledger index that begins at `offset` of `data`. Returns None if the record is damaged,
-    cut off, or of an unknown type."""
+    """Decodes the record of the ledger index that begins at `offset` of `data` and returns it. Returns None if the
+    record is damaged, cut off, or of an unknown type."""
     body = bytes(data[offset + _CRC.size : offset + RECORD_BYTES])
     if len(body) != _BODY.size or crc32c(body) != _CRC.unpack_from(data, offset)[0]:
         return None
@@ -167,8 +167,8 @@ def decode_record_if_intact(data: Buffer, offset: int = 0) -> State | None:
 
 
 def decode_all(data: bytes, path: str) -> Iterator[State]:
-    """Yields all records of a ledger index file whose bytes are `data`. The caller must have cut `data` at the end that
-    the checkpoint mark names, and must check the file header itself. Raises DamagedFile if a record is damaged."""
+    """Yields all records of a ledger index file with the content `data`. The caller must have verified the file header,
+    and must have cut `data` at the end that the checkpoint mark names. Raises DamagedFile if a record is damaged."""
     for offset in range(FILE_HEADER_BYTES, len(data), RECORD_BYTES):
         record = decode_record_if_intact(data, offset)
         if record is None:

@@ -39,8 +39,8 @@ MARK_BYTES = FILE_HEADER_BYTES + _BODY.size + _CRC.size
 
 
 class OpenLogEnds(NamedTuple):
-    """An entry log that is being written: its number, and how many bytes of its log file and of its index file are
-    committed. Number 0: no log is open."""
+    """An entry log that is being written: its number, and the committed lengths, in bytes, of its log file and its
+    index file. Number 0: no log is open."""
 
     number: int
     log_end: int
@@ -51,8 +51,8 @@ class CheckpointMark(NamedTuple):
     """The commit point of a bookie's store: how many bytes of the journal, of the entry logs, of their indexes and of
     the ledger index are committed.
 
-    `log` and the ends beside it are those of the hot log, which gets new entries. Log number 0: no such log is open.
-    """
+    `log` and the ends after it belong to the hot log, which gets new entries; the cold log gets the entries that
+    compaction moves. Log number 0: no such log is open."""
 
     journal: int
     offset: int
@@ -86,8 +86,8 @@ class CheckpointMark(NamedTuple):
 
     @property
     def position(self) -> tuple[int, int]:
-        """Returns (journal id, offset) of the position before which the journal is not needed any more. This position
-        never decreases."""
+        """Returns (journal id, offset): the journal before this position is not needed any more. The position never
+        decreases."""
         return self.journal, self.offset
 
 
@@ -97,8 +97,8 @@ def encode_mark(mark: CheckpointMark, uuid: bytes, count: int) -> bytes:
 
 
 def decode_mark(data: bytes, uuid: bytes, path: str) -> tuple[CheckpointMark, int]:
-    """Returns the checkpoint mark that is encoded in `data`, and the number of marks that the store has written so far.
-    Raises DamagedFile or NewerFormat."""
+    """Decodes a checkpoint mark. Returns the mark, and how many marks the store has written so far. Raises DamagedFile
+    or NewerFormat; `path` is named in the error text."""
     count = int.from_bytes(data[28:36], "big")
     decode_file_header(data, MAGIC, uuid, count, path)
     known = {FILE_HEADER_BYTES + body.size + _CRC.size: body for body in (_BODY, _BODY_WITHOUT_COLD)}
@@ -134,8 +134,8 @@ def encode_checked_json(magic: bytes, note: object) -> bytes:
 
 
 def decode_checked_json(data: bytes, magic: bytes, kind: type[N], path: str) -> N:
-    """Decodes a small JSON file that has a magic and a checksum, and returns its content as an object of class `kind`.
-    Raises DamagedFile or NewerFormat; `path` is named in the error text."""
+    """Decodes the content of a small file of JSON that has a magic and a checksum, and returns an object of class
+    `kind`. Raises DamagedFile or NewerFormat; `path` is named in the error text."""
     if len(data) < _HEAD.size:
         raise DamagedFile(path, 0, f"{len(data)} bytes are too few for a {kind.__name__.lower()}")
     found, version, length = _HEAD.unpack_from(data)
@@ -165,8 +165,8 @@ COOKIE_MAGIC = b"MGN-COOK"
 
 
 class Cookie(msgspec.Struct, frozen=True):
-    """The content of a cookie file, which says to whom a data directory belongs: the bookie's uuid as text, the
-    cluster's instance, the bookie's directories, and the number of completed starts."""
+    """The content of a cookie file, which says to which bookie and cluster a data directory belongs: the bookie's uuid
+    as text, the cluster's instance id, the bookie's directories, and the number of completed starts."""
 
     bookie: str
     instance: str
@@ -179,6 +179,5 @@ def encode_cookie(cookie: Cookie) -> bytes:
 
 
 def decode_cookie(data: bytes, path: str) -> Cookie:
-    """Returns the cookie that is encoded in `data`. Raises DamagedFile or NewerFormat; `path` is named in the error
-    text."""
+    """Decodes the content of a cookie file. Raises DamagedFile or NewerFormat; `path` is named in the error text."""
     return decode_checked_json(data, COOKIE_MAGIC, Cookie, path)

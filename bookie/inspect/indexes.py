@@ -51,7 +51,8 @@ _RECORDS_BYTES = WINDOW_BYTES // RECORD_BYTES * RECORD_BYTES
 
 
 class IndexedLedger(NamedTuple):
-    """The record of a ledger in the ledger index, without the ledger's secret key."""
+    """The record of a ledger in the ledger index, without the ledger's secret key. `lac` is the last-add-confirmed;
+    `last` is the largest entry id stored here, -1: none."""
 
     ledger: int
     fenced: bool
@@ -60,8 +61,8 @@ class IndexedLedger(NamedTuple):
 
 
 class LedgerIndexOverview(NamedTuple):
-    """An overview of a store's ledger index: the facts in it (such as tombstones), the ledgers that have a descriptor,
-    and the damage that was found in the index."""
+    """An overview of a store's ledger index: its facts (such as tombstones), the ids of the ledgers that have a record
+    and are not deleted, and the damage that was found in the index."""
 
     facts: StateLog
     ledgers: BitMap64  # those that have a descriptor
@@ -98,7 +99,8 @@ def read_index_overview(snapshot: Snapshot) -> LedgerIndexOverview:
 def walk_ledgers(
     snapshot: Snapshot, seen: LedgerIndexOverview, start: int = 0, stop: int | None = None
 ) -> Iterator[IndexedLedger]:
-    """Yields the last record of each ledger with `start` ≤ id < `stop`, in ascending order of ledger ids."""
+    """Yields the latest record of each ledger of `seen` with `start` ≤ id < `stop`, in ascending order of ledger ids.
+    `stop` None: no upper limit."""
     opened = _open(snapshot)
     if isinstance(opened, Damage):
         return
@@ -116,7 +118,8 @@ def walk_ledgers(
 
 
 def _open(snapshot: Snapshot) -> tuple[ReadableFile, int] | Damage:
-    """Returns the file that the mark names, and its end; without a mark the newest generation, to its end."""
+    """Opens the ledger index. Returns the file that the checkpoint mark names, and the file's committed end. Without a
+    mark returns the newest file of the index and its size."""
     for _ in range(_TRIES):
         generation, end = _named(snapshot)
         path = snapshot.path(LEDGERS, index_file_name(generation))
@@ -134,7 +137,8 @@ def _named(snapshot: Snapshot) -> tuple[int, int | None]:
 
 
 def _records(snapshot: Snapshot, file: ReadableFile, end: int) -> Iterator[State | Damage]:
-    """Yields the records in the order of the file, and a Damage in the place of each damaged one."""
+    """Yields the records of the ledger index in the order of the file, and a Damage in the place of each damaged
+    record."""
     generation = int(file.path.rpartition("/")[2].removesuffix(SUFFIX))
     header = read_header_or_damage(snapshot, file, LEDGER_INDEX_MAGIC, generation)
     if isinstance(header, Damage):
@@ -156,8 +160,8 @@ assert _HEAD.size == HEAD_BYTES
 
 
 class IndexGroup(NamedTuple):
-    """A group of extents in the index file of an entry log: those that one flush of the memtable wrote, or that one
-    compaction moved."""
+    """A group of extents in the index file of an entry log. One flush of the memtable, or one compaction, wrote these
+    extents."""
 
     log: int
     offset: int
@@ -179,8 +183,8 @@ def index_path(snapshot: Snapshot, log: int) -> str:
 
 
 class IndexFile:
-    """An open index file of an entry log. `groups` yields the groups of the file, `extents` the extents of one
-    group."""
+    """An open index file of an entry log. `groups` yields the groups of the file, `extents` yields the extents of one
+    group, `table` reads the table of one extent."""
 
     def __init__(self, snapshot: Snapshot, log: int, file: ReadableFile) -> None:
         self.snapshot = snapshot
@@ -210,7 +214,7 @@ class IndexFile:
             yield Damage(self.file.path, offset, f"the file ends here and should be {self.end} bytes long")
 
     def _group(self, offset: int) -> IndexGroup | None:
-        """Returns the group at `offset`; None if its heads do not match the checksum."""
+        """Returns the group of extents at `offset`; None if no valid group begins there."""
         data = self.file.pread(GROUP_HEADER_BYTES, offset)
         header = index.decode_group_header_if_intact(data)
         if header is None:
@@ -232,15 +236,15 @@ class IndexFile:
         return None
 
     def _heads(self, group: IndexGroup, piece_bytes: int = _PIECE_BYTES) -> Iterator[bytes]:
-        """Yields the bytes of a group's heads, piece by piece."""
+        """Yields the bytes of the group's extent heads, in parts of `piece_bytes`."""
         start = group.offset + GROUP_HEADER_BYTES
         end = start + group.header.extent_heads_bytes
         for at in range(start, end, piece_bytes):
             yield self.file.pread(min(piece_bytes, end - at), at)
 
     def extents(self, group: IndexGroup, pieces: int = 1) -> Iterator[ExtentLocation]:
-        """Yields the extents of a group in the order of the index. `pieces` is the number of groups that the caller
-        reads at the same time; these groups share the memory bound."""
+        """Yields the extents of a group, each with its location, in the order of the index. `pieces` is the number of
+        groups that the caller reads at the same time; these groups share one memory bound."""
         piece_bytes = max(_PIECE_BYTES // HEAD_BYTES // pieces, _HEADS_MIN) * HEAD_BYTES
         offset = group.offset + GROUP_HEADER_BYTES + group.header.extent_heads_bytes
         for piece in self._heads(group, piece_bytes):
@@ -250,8 +254,8 @@ class IndexFile:
                 offset += extent.table_bytes
 
     def table(self, place: ExtentLocation) -> ExtentTable | Damage:
-        """Returns the table of an extent, or a Damage if the table is damaged. Reads a bad table a second time before
-        reporting damage, because the scrubber may be rewriting that table in place."""
+        """Reads the table of an extent and returns it; returns a Damage if the table is damaged. Reads a damaged table
+        a second time first, because the scrubber may just be rewriting it."""
         for _ in range(2):
             data = self.file.pread(place.extent.table_bytes, place.table_offset)
             found = index.decode_table_if_intact(place.extent, data)
@@ -273,7 +277,8 @@ def open_index(snapshot: Snapshot, log: int) -> IndexFile | Damage | RemovedFile
 
 
 def walk_log_extents(snapshot: Snapshot, log: int) -> Iterator[ExtentLocation | Damage | RemovedFile]:
-    """Yields all extents of a log, in the order of its index."""
+    """Yields all extents of a log, each with its location, in the order of the log's index. Yields a Damage for each
+    damaged part of the index, or a RemovedFile if the bookie has removed the log."""
     opened = open_index(snapshot, log)
     if not isinstance(opened, IndexFile):
         yield opened

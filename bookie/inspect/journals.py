@@ -46,7 +46,7 @@ _MAGIC = BLOCK_MAGIC.to_bytes(4, "big")
 
 
 class Block(NamedTuple):
-    """A valid block of a journal: its place in the file, its header and its records."""
+    """A valid block of a journal: the journal's number, the block's offset in the file, its header and its records."""
 
     journal: int
     offset: int
@@ -58,7 +58,7 @@ class Block(NamedTuple):
         return self.offset + self.header.padded_bytes
 
     def records_with_offsets(self) -> Iterator[tuple[int, JournalRecord]]:
-        """Yields each record of the block with the record's offset in the file."""
+        """Yields (offset in the journal file, record) for each record of the block."""
         offset = self.offset + BLOCK_HEADER_BYTES
         for record in self.records:
             yield offset, record
@@ -66,15 +66,16 @@ class Block(NamedTuple):
 
 
 class TornTail(NamedTuple):
-    """The bytes of a journal after its last valid block. No entry in these bytes was acknowledged, and the next start
-    of the bookie ignores them."""
+    """The bytes of a journal from `offset` on, where an unfinished write left an incomplete block. No entry in these
+    bytes was acknowledged, and the next start of the bookie ignores them."""
 
     path: str
     offset: int
 
 
 class OpenedJournalFile(NamedTuple):
-    """The first item that `walk_journal` yields: the opened journal file and its header."""
+    """The opened journal file: its path, its size in bytes, and its header. `walk_journal` yields this item before the
+    file's blocks."""
 
     path: str
     bytes: int
@@ -89,8 +90,8 @@ def list_journal_numbers(snapshot: Snapshot) -> list[int]:
 
 
 def list_spare_journal_names(snapshot: Snapshot) -> list[str]:
-    """Returns the names of the spare journal files: recycled files that wait for reuse, and the file that is being
-    filled with zeros, if any."""
+    """Returns the names of the spare journal files: the files that wait to become the next journal, and a file that is
+    still being filled with zeros."""
     path = snapshot.path(JOURNAL)
     if not snapshot.files.exists(path):
         return []
@@ -98,8 +99,8 @@ def list_spare_journal_names(snapshot: Snapshot) -> list[str]:
 
 
 def find_missing_journals(snapshot: Snapshot) -> Iterator[Damage]:
-    """Yields a Damage for each journal file that does not exist although the checkpoint mark, or the numbers of the
-    other journal files, require it."""
+    """Yields a Damage for each journal file that should exist and does not: the journal that the checkpoint mark names,
+    and each later one up to the latest journal."""
     if snapshot.mark is None or not snapshot.mark.journal:
         return
     there = list_journal_numbers(snapshot)
@@ -112,8 +113,9 @@ def find_missing_journals(snapshot: Snapshot) -> Iterator[Damage]:
 
 
 def walk_journal(snapshot: Snapshot, number: int, start: int = 0) -> Iterator[Found]:
-    """Yields the content of journal `number`: first the opened file, then its blocks, from the first block that begins
-    at or after the offset `start`."""
+    """Yields the content of journal `number`: first an OpenedJournalFile, then the blocks, from the first block at or
+    after the offset `start`. Yields a Damage for each damaged part, a TornTail if the last write was not finished, and
+    a RemovedFile if the bookie has removed the file."""
     path = snapshot.path(JOURNAL, journal_name(number))
     file = open_file(snapshot, path)
     if file is None:
@@ -135,9 +137,8 @@ def walk_journal(snapshot: Snapshot, number: int, start: int = 0) -> Iterator[Fo
 
 
 def _header(snapshot: Snapshot, file: ReadableFile, number: int) -> tuple[FileHeader | None, Damage | None]:
-    """Returns the header from a copy that is whole (None if neither is), and the damage of the first copy that is not
-    (None if both are).
-    """
+    """Reads both copies of the journal's header. Returns the header from an undamaged copy (None if both are damaged),
+    and the damage of the first damaged copy (None if both are undamaged)."""
     first, second = (read_header_or_damage(snapshot, file, MAGIC, number, offset) for offset in (0, HEADER_COPY_OFFSET))
     if isinstance(first, Damage):
         return None if isinstance(second, Damage) else second, first
@@ -174,8 +175,9 @@ def _block(file: ReadableFile, header: FileHeader, offset: int) -> Block | None:
 def _judge(
     snapshot: Snapshot, file: ReadableFile, header: FileHeader, bad: int
 ) -> tuple[Damage | TornTail | RemovedFile | None, int | None]:
-    """Returns what is wrong with the bad block, and where the walk over the journal continues: at the next block, at
-    `bad` if the block is whole now, or None if the walk ends here."""
+    """Judges a bad block. Returns (what is wrong with the block, offset at which the walk over the journal continues).
+    The offset is that of the next valid block; `bad` itself if the block has become valid meanwhile; None if the walk
+    ends here."""
     begun = _block_header(file, header, bad)
     durable = _durable_end(snapshot, header.number)
     synced = durable is not None and durable > bad
@@ -194,7 +196,8 @@ def _judge(
 
 
 def _durable_end(snapshot: Snapshot, number: int) -> int | None:
-    """Returns up to which offset the journal was synced, by the header of the next journal; None if that is unknown."""
+    """Returns the offset up to which the journal was synced, as the header of the next journal says; None if that is
+    unknown."""
     file = open_file(snapshot, snapshot.path(JOURNAL, journal_name(number + 1)))
     if file is None:
         return None
@@ -206,9 +209,8 @@ def _durable_end(snapshot: Snapshot, number: int) -> int | None:
 
 
 def _next_block(file: ReadableFile, header: FileHeader, start: int, bad: int) -> int | None:
-    """Returns the offset of the next valid block header of this use of the file. None if there is none, or if no such
-    block was made after the block at `bad` was synced.
-    """
+    """Returns the offset of the first valid block header at or after `start` whose block was made when the block at
+    `bad` was already synced. Returns None if there is no such header. `bad` -1: any valid block header counts."""
     first: int | None = None
     for base, data in read_file_in_parts(file, start, file.size()):
         at = data.find(_MAGIC)

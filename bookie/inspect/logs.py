@@ -46,7 +46,8 @@ _RECORD = re.compile(rb"(?=\x00(?!\x00\x00[\x00-\x23])[\x00-\x80].{6}[\x00-\x7f]
 
 
 class LoggedEntry(NamedTuple):
-    """A record of an entry log: its place in the log, the ids of its entry, and the entry's last-add-confirmed."""
+    """A record of an entry log: its location in the log, the ledger id and entry id of the entry in it, and the entry's
+    last-add-confirmed."""
 
     log: int
     offset: int  # of the record
@@ -57,7 +58,8 @@ class LoggedEntry(NamedTuple):
 
 
 class OpenedLogFile(NamedTuple):
-    """The first item that `walk_log` yields: the opened file of the log."""
+    """The opened file of an entry log: its path, its size, and the end of its committed part, in bytes. `walk_log`
+    yields this item before the log's records."""
 
     path: str
     bytes: int
@@ -72,12 +74,11 @@ def log_path(snapshot: Snapshot, log: int) -> str:
 
 
 def classify_missing_log(snapshot: Snapshot, log: int) -> Damage | RemovedFile:
-    """Returns RemovedFile if the bookie itself removed this missing log, otherwise Damage.
+    """Returns RemovedFile if the bookie itself removed this missing entry log, otherwise Damage.
 
     A log without living entries is deleted before its index, so its index may still exist. This function does not see
     tombstones that are only in the journal: until the next checkpoint, a log that was removed because of them counts as
-    Damage.
-    """
+    Damage."""
     path, index = log_path(snapshot, log), index_path(snapshot, log)
     if not snapshot.is_committed(log) or not snapshot.files.exists(index):
         return RemovedFile(path)
@@ -93,8 +94,8 @@ def classify_missing_log(snapshot: Snapshot, log: int) -> Damage | RemovedFile:
 
 
 def walk_log(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Found]:
-    """Yields the content of a log: first the opened file, then its records from the offset `start` on. `start` must be
-    the offset of a record; otherwise a Damage is yielded first."""
+    """Yields the content of an entry log: first an OpenedLogFile, then the records from the offset `start` on. Yields a
+    Damage for each damaged part. `start` must be the offset of a record; otherwise the next item is a Damage."""
     path = log_path(snapshot, log)
     file = open_file(snapshot, path)
     if file is None:
@@ -112,7 +113,7 @@ def walk_log(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator
 
 
 def _end_offset(snapshot: Snapshot, log: int) -> int | None:
-    """Returns the length that the log must have; None if that is unknown."""
+    """Returns the length in bytes that the log must have; None if that is unknown."""
     ends = snapshot.committed_ends_of_log(log)
     if ends is not None:
         return ends[0]
@@ -192,8 +193,8 @@ class _Walk:
 
 
 class EntryCopy(NamedTuple):
-    """A copy of an entry, and the place of the copy. `damage` says what is wrong with the copy; None: the checksums and
-    ids of the copy are right."""
+    """A copy of an entry in a log or a journal, and the location of the copy. `damage` says what is wrong with the
+    copy; None: the copy is good."""
 
     entry: int
     kind: str  # "log" or "journal"
@@ -205,7 +206,8 @@ class EntryCopy(NamedTuple):
 
 
 def walk_ledger_extents(snapshot: Snapshot, ledger: int) -> Iterator[ExtentLocation | Damage | RemovedFile]:
-    """Yields the extents of a ledger in all logs, and any damage found in the logs' indexes."""
+    """Yields the extents of a ledger in all logs, each with its location. Yields a Damage for each damaged part of a
+    log's index, and a RemovedFile for each log that the bookie has removed."""
     for log in indexes.list_log_numbers(snapshot):
         for found in indexes.walk_log_extents(snapshot, log):
             if not isinstance(found, ExtentLocation) or found.extent.ledger == ledger:
@@ -215,8 +217,8 @@ def walk_ledger_extents(snapshot: Snapshot, ledger: int) -> Iterator[ExtentLocat
 def find_log_copies(
     snapshot: Snapshot, places: list[ExtentLocation], entry: int | None = None
 ) -> Iterator[EntryCopy | Damage | RemovedFile]:
-    """Yields the copies of entries in these extents of one ledger, in entry order within each extent. If `entry` is
-    given, yields only copies of that entry."""
+    """Yields the copies of entries in the extents `places` of one ledger, extent by extent, in entry order. With
+    `entry`, yields only the copies of that entry. Yields a Damage or a RemovedFile where copies cannot be read."""
     for place in sorted(places, key=lambda place: (place.extent.first, place.log)):
         if entry is None or place.extent.first <= entry <= place.extent.last:
             yield from _in_extent(snapshot, place, entry)
@@ -264,8 +266,8 @@ def _copy(file: ReadableFile, place: ExtentLocation, entry: int, offset: int, si
 def find_journal_copies(
     snapshot: Snapshot, ledger: int, entry: int | None = None
 ) -> Iterator[EntryCopy | Damage | RemovedFile]:
-    """Yields the copies of entries in the journal after the checkpoint mark. The last checkpoint has not written these
-    entries to a log."""
+    """Yields the copies of a ledger's entries in the journal after the checkpoint mark: entries that no finished
+    checkpoint has written to a log. With `entry`, yields only the copies of that entry."""
     for found in _blocks_after_mark(snapshot):
         if isinstance(found, Damage | RemovedFile):
             yield found
@@ -277,7 +279,7 @@ def find_journal_copies(
 
 
 def read_journal_record_types(snapshot: Snapshot, ledger: int) -> Iterator[str]:
-    """Yields the type of each record of the ledger in the journal after the checkpoint mark."""
+    """Yields the name of the type of each journal record after the checkpoint mark that concerns the ledger."""
     for found in _blocks_after_mark(snapshot):
         if isinstance(found, journals.Block):
             for record in found.records:

@@ -59,7 +59,7 @@ PAGE_BYTES = 4096
 
 
 class ReadableFile(Protocol):
-    """The interface of a file that is opened for an inspection."""
+    """The interface of a file that is open for reading during an inspection."""
 
     @property
     def path(self) -> str: ...
@@ -69,14 +69,14 @@ class ReadableFile(Protocol):
 
 
 class RemovedFile(NamedTuple):
-    """A file that a running bookie removed or reused while it was being inspected."""
+    """Says that the running bookie removed or reused a file while it was being inspected. This is no damage."""
 
     path: str
 
 
 class Snapshot(NamedTuple):
-    """A bookie's directory at one moment: its cookie, its checkpoint mark, and the damage that was found in these
-    two."""
+    """A bookie's data directory as it was at one moment: its cookie, its checkpoint mark, and the damage that was found
+    in these two."""
 
     files: Files
     directory: str
@@ -91,25 +91,27 @@ class Snapshot(NamedTuple):
         return join_path(self.directory, *names)
 
     def committed_ends_of_log(self, log: int) -> tuple[int, int] | None:
-        """Returns (end of the log, end of its index), in bytes, of the committed part of a log that is being written.
-        Returns None if the log is complete: then its files are committed up to their ends."""
+        """Returns (end of the log file, end of its index file), the committed lengths in bytes of a log that is being
+        written. Returns None for any other log: its files are committed up to their ends."""
         return None if self.mark is None else ends_of_open_logs(self.mark).get(log)
 
     def is_committed(self, log: int) -> bool:
-        """Returns whether a finished checkpoint includes the log. If not, an unfinished checkpoint made the log."""
+        """Returns whether a finished checkpoint includes the log. If not, an unfinished checkpoint created the log, and
+        the log does not count."""
         return self.mark is None or log <= self.mark.last_log
 
 
 def ends_of_open_logs(mark: CheckpointMark) -> dict[int, tuple[int, int]]:
-    """Returns, for each entry log that is being written, up to which offset its log file and its index file are
-    committed according to the checkpoint mark `mark`."""
+    """Returns (committed end of the log file, committed end of the index file), in bytes, of each entry log that is
+    being written according to `mark`, by the number of the log."""
     return {
         each.number: (each.log_end, each.index_end) for each in (mark.hot_open_log, mark.cold_open_log) if each.number
     }
 
 
 def take_snapshot(files: Files, directory: str) -> Snapshot:
-    """Returns a snapshot of a bookie's directory. Raises NotFound if it is not the directory of a bookie."""
+    """Reads the cookie and the checkpoint mark of a bookie's data directory and returns a snapshot of the directory.
+    Raises NotFound if the directory does not belong to a bookie."""
     if not files.exists(directory):
         raise NotFound(f"there is no directory {directory}")
     names = files.list_directory(directory)
@@ -144,7 +146,8 @@ def _cookie(files: Files, path: str, damages: list[Damage]) -> Cookie | None:
 
 
 def _mark(files: Files, path: str, uuid: bytes, damages: list[Damage]) -> tuple[CheckpointMark | None, int, bytes]:
-    """Returns (mark, number of marks written, uuid). The uuid is the mark's if that of the cookie is unknown."""
+    """Reads the checkpoint mark. Returns (mark, number of marks written so far, the bookie's uuid). The uuid is that of
+    the mark if `uuid`, that of the cookie, is empty."""
     if not files.exists(path):
         damages.append(Damage(path, 0, "the mark is missing"))
         return None, 0, uuid
@@ -217,9 +220,9 @@ def open_file(snapshot: Snapshot, path: str) -> ReadableFile | None:
 def read_header_or_damage(
     snapshot: Snapshot, file: ReadableFile, magic: bytes, number: int, offset: int = 0
 ) -> FileHeader | Damage:
-    """Reads and verifies the header of the file. Returns the header, or a Damage that says what is wrong. If the
-    store's uuid is unknown, accepts any uuid. Raises InvalidRequest if the format of the file is newer than this
-    Magnetar."""
+    """Reads and verifies the header of a file. Returns the header, or a Damage that says what is wrong with it. Accepts
+    any bookie's header if the snapshot has no uuid. Raises InvalidRequest if the file has a newer format than this
+    Magnetar knows."""
     data = file.pread(FILE_HEADER_BYTES, offset)
     uuid = snapshot.uuid if any(snapshot.uuid) else data[12:28]
     try:
@@ -231,8 +234,8 @@ def read_header_or_damage(
 
 
 def list_file_numbers(snapshot: Snapshot, folder: str, suffixes: tuple[str, ...]) -> list[int]:
-    """Returns, in ascending order, the numbers in the names of the files in a directory of the store. Ignores files
-    with other names."""
+    """Returns the numbers in the names of the files in `folder` that have one of these suffixes, in ascending order.
+    Ignores files whose names are not numbers."""
     path = snapshot.path(folder)
     if not snapshot.files.exists(path):
         return []
@@ -243,8 +246,8 @@ def list_file_numbers(snapshot: Snapshot, folder: str, suffixes: tuple[str, ...]
 def read_file_in_parts(
     file: ReadableFile, start: int, end: int, size: int = WINDOW_BYTES
 ) -> Iterator[tuple[int, bytes]]:
-    """Yields (offset, bytes) of consecutive parts of the file from `start` to `end`, `size` bytes each. Stops at the
-    end of the file."""
+    """Yields (offset, bytes) of consecutive parts of the file, from `start` to `end` or to the end of the file. Each
+    part has `size` bytes, the last one may have fewer."""
     while start < end:
         data = file.pread(min(size, end - start), start)
         if not data:

@@ -34,7 +34,7 @@ HOLDERS_MAX = 20
 
 
 class LedgerLogUsage(NamedTuple):
-    """A ledger with data in an entry log: how many bytes it has there, and whether these bytes are live."""
+    """How many bytes a ledger has in an entry log, and whether these bytes are live (the ledger is not deleted)."""
 
     ledger: int
     bytes: int
@@ -42,7 +42,7 @@ class LedgerLogUsage(NamedTuple):
 
 
 class LogSummary(NamedTuple):
-    """The summary of an entry log: its state, its size, and how much of it is live."""
+    """The summary of an entry log: its state, its size, the bytes of live data in it, and its damage."""
 
     log: int
     state: str  # open (checkpoints write to it), cold (compaction does), closed, drained, not committed
@@ -72,7 +72,8 @@ class JournalSummary(NamedTuple):
 
 
 class StoreSummary(NamedTuple):
-    """The summary of a bookie's store: its logs, its journals, and the counts of its ledger index."""
+    """The summary of a bookie's store: its entry logs, its journals, and the numbers of ledgers, tombstones and other
+    facts in its ledger index."""
 
     directory: str
     logs: list[LogSummary]
@@ -97,8 +98,8 @@ class StoreSummary(NamedTuple):
 
 
 def summarize_log(snapshot: Snapshot, log: int, facts: StateLog) -> LogSummary | RemovedFile:
-    """Returns the summary of a log. Computes it from the extent heads in the log's index; does not read the log
-    itself."""
+    """Returns the summary of an entry log, or RemovedFile if the bookie has removed the log. Reads only the log's
+    index. `facts` says which ledgers are deleted."""
     size = _size(snapshot, logs.log_path(snapshot, log))
     damages: list[Damage] = []
     if size is None:
@@ -165,7 +166,8 @@ class _Sums:
 
 
 def _weight(holder: LedgerLogUsage) -> tuple[bool, int]:
-    """Returns the sort key for the holders to show: live ledgers first, because they keep the log, then by bytes."""
+    """Returns a sort key for the ledgers to show: live ledgers before deleted ledgers, because they keep the log; then
+    by size."""
     return holder.live, holder.bytes
 
 
@@ -182,7 +184,7 @@ def _merged(opened: IndexFile, damages: list[Damage], sums: _Sums) -> Iterator[E
 
 
 def summarize_journal(snapshot: Snapshot, number: int) -> JournalSummary | RemovedFile:
-    """Returns the summary of a journal file. Reads the whole file."""
+    """Reads a whole journal file and returns its summary; returns RemovedFile if the bookie has removed the file."""
     end, size, damages = ALIGNMENT, 0, list[Damage]()
     for found in journals.walk_journal(snapshot, number):
         match found:
@@ -198,8 +200,8 @@ def summarize_journal(snapshot: Snapshot, number: int) -> JournalSummary | Remov
 
 
 def summarize_store(snapshot: Snapshot, advance: Callable[[int], None] = lambda files: None) -> StoreSummary:
-    """Returns the summary of the whole store. Reads the journals, and the extent heads of all indexes. Calls `advance`
-    with the number of files that are finished."""
+    """Returns the summary of the whole store. Reads the journals and the indexes of all entry logs. Calls `advance`
+    with the number of files that are done."""
     seen = ledgers.read_index_overview(snapshot)
     of_logs: list[LogSummary | RemovedFile] = []
     for number in indexes.list_log_numbers(snapshot):
@@ -235,7 +237,7 @@ def _size(snapshot: Snapshot, path: str) -> int | None:
 
 
 def _other_bytes(snapshot: Snapshot) -> int:
-    """Returns the bytes of all files that are neither log nor journal nor ledger index."""
+    """Returns the total size in bytes of all files that are neither an entry log nor a journal nor the ledger index."""
     total = 0
     for name in snapshot.files.list_directory(snapshot.directory):
         if name not in (ENTRIES, JOURNAL, LEDGERS):
@@ -283,7 +285,7 @@ HATCH = (
 
 
 class Piece(NamedTuple):
-    """A part of a bar in the picture of a store: its kind, its size in bytes, and its title."""
+    """A coloured part of a bar in the HTML picture of a store: its kind, its size in bytes, and its title."""
 
     kind: str
     bytes: int
@@ -428,7 +430,8 @@ def _ledgers(logs: list[LogSummary]) -> Iterator[str]:
 
 
 def _bar(label: str, pieces: list[Piece], largest: int, mark: int | None = None) -> str:
-    """Returns a bar of the pieces, one after the other; `largest` bytes are the whole width."""
+    """Returns the HTML of a bar that shows the pieces one after the other; a size of `largest` bytes fills the whole
+    width."""
     scale = WIDTH / largest if largest else 0.0
     said = "; ".join(piece.title for piece in pieces if piece.bytes)
     parts = [

@@ -70,15 +70,15 @@ MAGIC = b"MGN-GCOL"
 
 
 class LastCompactionTimes(msgspec.Struct, frozen=True):
-    """The wall-clock times of the last minor and the last major compaction, in ms."""
+    """The times of day at which the last minor and the last major compaction ran, in ms since the epoch."""
 
     minor_ms: int
     major_ms: int
 
 
 class CompactionSchedule:
-    """Decides when a minor and a major compaction are due. The times of the last compactions are stored in a file of
-    the data directory."""
+    """Decides when a minor and a major compaction of the entry logs are due. Stores the times of the last compactions
+    in a file of the data directory."""
 
     def __init__(self, world: World, directory: str, pass_s: float, minor_s: float, major_s: float) -> None:
         self._world = world
@@ -111,7 +111,8 @@ class CompactionSchedule:
         return now >= self._minor_due, now >= self._major_due
 
     async def record_compaction_run(self, *, minor: bool, major: bool) -> None:
-        """Records that these kinds of compaction ran now. The interval of each of them begins again."""
+        """Records, durably, that a minor or a major compaction (or both) has just run. The interval until the next one
+        begins again."""
         if not minor and not major:
             return
         now, wall_ms = self._world.clock.monotonic(), self._world.clock.wall_ms()
@@ -148,19 +149,19 @@ class CompactionSchedule:
 
 
 DELETED_SHARE_MAX = 0.5
-"""Share of the ledgers here. When more of them were deleted, they wait for `doubt_s`."""
+"""If more than this share of the bookie's ledgers was deleted, their data is kept for `doubt_s` instead of
+`grace_s`."""
 DELETED_MIN = 10
-"""Fewest deleted ledgers to which a share applies: of few ledgers any number is a large share."""
+"""DELETED_SHARE_MAX applies from this number of deleted ledgers on: of few ledgers any number is a large share."""
 NAMED_MAX = 5
-"""Unexplained ledgers that the log names."""
+"""The largest number of unexplained ledgers that a log message names."""
 _PART = 4096
 _READS_MAX = 64
-"""Reads of the metadata at a time."""
+"""The largest number of metadata reads at a time."""
 
 
 class GarbageRefusal(enum.Enum):
-    """The reason why a pass of the garbage collector does not delete the data of ledgers that are missing from the
-    metadata."""
+    """The reason why a pass of the garbage collector keeps the data of ledgers that have no record in the metadata."""
 
     LIMBO = "the store may have lost entries and is being repaired"
     UNEXPLAINED = "the metadata has no record of them, and none of their deletion"
@@ -168,15 +169,15 @@ class GarbageRefusal(enum.Enum):
 
 
 class GracePeriod(NamedTuple):
-    """The number of seconds for which a ledger must be missing from the metadata before the bookie deletes the ledger's
-    data: `grace_s`, or `doubt_s` if unusually many ledgers are missing."""
+    """How many seconds a ledger must be dead before the bookie deletes its data: `grace_s`, or `doubt_s` if unusually
+    many ledgers were deleted."""
 
     grace_s: float
     doubt_s: float  # when more than DELETED_SHARE_MAX of the ledgers were deleted
 
 
 class GarbageProgress(NamedTuple):
-    """The progress of a garbage collection, as its status shows it."""
+    """The progress of a running garbage collection, for its status."""
 
     phase: str  # "metadata", "plan", "delete", "compact", "done"
     logs_done: int
@@ -186,8 +187,8 @@ class GarbageProgress(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """A moment by the monotonic and by the wall clock, so that a jump of one of them does not shorten the grace period.
-    """
+    """A moment, by the monotonic clock and by the time of day. The grace period is measured by both clocks, so that a
+    jump of one of them does not shorten it."""
 
     monotonic_s: float
     wall_ms: int
@@ -214,14 +215,13 @@ OnProgress = Callable[[GarbageProgress], None]
 
 
 class GarbageCollector:
-    """The garbage collector of a bookie. `metadata` returns the current metadata session; `may_compact_major` is asked
-    before each major compaction.
+    """Deletes the data of a bookie's dead ledgers and frees their disk space. Calling `metadata` returns the current
+    metadata session. A major compaction that is due runs only if `may_compact_major` returns True.
 
-    `went_back` returns whether the metadata lost something that this process stored in it (identity.py); only a restart
-    resets that. While `disk_is_full`, each pass compacts every log from which space can be freed
+    `went_back` returns whether the metadata has lost something that this process stored in it; then no data is deleted
+    until a restart. While `disk_is_full` returns True, each pass compacts every log from which space can be freed
     (`CompactionPolicy.full_share`): a bookie with half-dead logs must not stay read-only until the next major
-    compaction, or for ever.
-    """
+    compaction, or for ever."""
 
     def __init__(
         self, store: Store, clock: Clock, metadata: Callable[[], MetadataStore], instance: str, patience: GracePeriod,
@@ -246,20 +246,19 @@ class GarbageCollector:
 
     # ------------------------------------------------------------------------------------ intents
     async def plan(self, *, major: bool = True) -> list[LogPlan]:
-        """Returns the action that compaction would now choose for each log, according to the tombstones. Changes
-        nothing."""
+        """Returns for each entry log the action that a compaction would take now, and its reason. Changes nothing."""
         return await self._store.compactor.plan(self._policy, major=major)
 
     async def run_pass(
         self, *, force: bool = False, minor: bool = True, major: bool = False, roll: bool = False,
         on_progress: OnProgress = lambda progress: None,
     ) -> GarbageResult:  # fmt: skip
-        """Makes one pass: compares the ledgers with the metadata, deletes dead ledgers, and compacts if asked. Raises
-        Busy while another pass runs.
+        """Makes one pass: compares the bookie's ledgers with the metadata, deletes dead ledgers, and compacts entry
+        logs if `minor` or `major` is true. Returns what was deleted and compacted.
 
-        `force`: also deletes the ledgers that only conditions 3 and 4 exclude. `roll`: first closes open logs that have
-        few living entries, so that they are compacted too. Raises the errors of the metadata; nothing was deleted then.
-        """
+        `force`: also deletes ledgers that only conditions 3 and 4 of the module's docstring protect. `roll`: first
+        closes open logs that have few living entries, so that they can be compacted. Raises Busy while another pass
+        runs, and the errors of the metadata; then nothing was deleted."""
         if self._running:
             raise Busy("garbage collection is running already; ask for its status")
         self._running = True
@@ -288,8 +287,8 @@ class GarbageCollector:
         }  # fmt: skip
 
     async def run_forever(self) -> None:
-        """Runs a garbage collection pass at each interval, until the task is cancelled. The first pass begins one
-        interval after the start, because clients that waited for the bookie are served first."""
+        """Makes a pass at each interval, until the task is cancelled. The first pass begins one interval after the
+        start, because clients that waited for the bookie are served first."""
         await asyncio.sleep(self._schedule.pass_s)
         await self._schedule.load()
         while True:
@@ -310,9 +309,8 @@ class GarbageCollector:
 
     # ------------------------------------------------------------------------------------ the pass
     async def _delete_dead(self, force: bool) -> tuple[int, GarbageRefusal | None, list[int]]:
-        """Deletes the dead ledgers. Returns (number of ledgers whose grace period runs, why some missing ledgers are
-        kept, the deleted ledgers).
-        """
+        """Deletes the dead ledgers. Returns (number of ledgers whose grace period still runs, reason why other missing
+        ledgers are kept or None, ids of the deleted ledgers)."""
         store, metadata = self._store, self._metadata()
         if store.descriptors.limbo_upto >= 0:
             self._suspects = {}
@@ -348,8 +346,8 @@ class GarbageCollector:
         return len(self._suspects), left, dead
 
     def _refusal(self, missing: BitMap64, deleted: BitMap64) -> GarbageRefusal | None:
-        """Returns the reason why some of the missing ledgers are kept, or None if all of them may be deleted. Logs the
-        reason if it differs from the last one."""
+        """Returns the reason why some of the ledgers `missing` from the metadata are kept; None if all of them may be
+        deleted. Logs the reason if it is new."""
         unexplained = missing - deleted
         refused, kept = (GarbageRefusal.UNEXPLAINED, unexplained) if unexplained else (None, missing)
         if missing and self._went_back():
@@ -364,7 +362,8 @@ class GarbageCollector:
         return refused
 
     def _local(self) -> BitMap64:
-        """Returns every ledger of this bookie without a tombstone, also those of which only entries are left."""
+        """Returns the ids of all ledgers of this bookie that have no tombstone, including those of which only entries
+        in logs are left."""
         store = self._store
         local = store.descriptors.ledger_ids()
         for number in store.index.logs():
@@ -374,7 +373,8 @@ class GarbageCollector:
         return local
 
     def _since(self, ledger: int, now: _Seen) -> _Seen:
-        """Returns when the ledger was first seen dead; `now` if the wall clock was set back to before that."""
+        """Returns the moment at which the ledger was first seen dead. Returns `now` if the time of day was set back
+        since then."""
         since = self._suspects.get(ledger, now)
         return since if since.wall_ms <= now.wall_ms else now
 
@@ -388,9 +388,8 @@ class GarbageCollector:
 
 
 async def _ids(names: list[str]) -> BitMap64:
-    """Returns the ledger ids in these node names. Pauses between parts, because a million names at once would delay
-    adds.
-    """
+    """Returns the ledger ids in the node names `names`. Pauses between parts, because a million names at once would
+    delay adds."""
     found = BitMap64()
     for at in range(0, len(names), _PART):
         found.update(parse_ledger_ids(paths.LEDGERS, names[at : at + _PART]))
@@ -399,7 +398,7 @@ async def _ids(names: list[str]) -> BitMap64:
 
 
 async def _confirmed(metadata: MetadataStore, ledgers: list[int]) -> list[int]:
-    """Reads the record of each of `ledgers`, and returns the ledgers that have no record in the metadata."""
+    """Reads the record of each of `ledgers` in the metadata. Returns the ledgers that have no record."""
     gone: list[int] = []
     for at in range(0, len(ledgers), _READS_MAX):
         asked = ledgers[at : at + _READS_MAX]

@@ -43,7 +43,7 @@ _LOG = logging.getLogger("magnetar.bookie.repair")
 R = TypeVar("R", bound=Record)
 
 DROP_S = 2.0
-"""Seconds that deleting a node may take."""
+"""The longest time, in seconds, that the deletion of an own node may take."""
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -53,18 +53,19 @@ async def read_ledger(store: MetadataStore, ledger_id: int) -> LedgerRecord | No
 
 
 async def read_repair_mark(store: MetadataStore, ledger_id: int) -> tuple[UnderReplicatedRecord, int] | None:
-    """Returns the repair mark of a ledger and its version; None if the ledger has no mark."""
+    """Returns (repair mark of the ledger, version of the mark's node); None if the ledger has no mark."""
     return await get_record(store, paths.under_replicated(ledger_id), UnderReplicatedRecord)
 
 
 async def list_ledgers(store: MetadataStore, folder: str) -> list[int]:
-    """Returns, in ascending order, the ids of the ledgers that have a node in this folder of the metadata. Ignores
-    nodes whose names are not ledger ids."""
+    """Returns, in ascending order, the ids of the ledgers that have a node in `folder` of the metadata. Ignores nodes
+    whose names are not ledger ids."""
     return sorted(parse_ledger_ids(folder, await store.children(folder)))
 
 
 async def list_registered_bookies(store: MetadataStore) -> dict[str, BookieRecord]:
-    """Returns the registered bookies. A bookie whose record cannot be read counts as registered and read-only."""
+    """Returns the records of all registered bookies, by bookie. A bookie whose record cannot be read counts as
+    registered and read-only."""
     found: dict[str, BookieRecord] = {}
     for name in await store.children(paths.BOOKIES):
         node = await store.get(paths.bookie(name))
@@ -79,8 +80,9 @@ async def list_registered_bookies(store: MetadataStore) -> dict[str, BookieRecor
 
 
 async def list_departing_bookies(store: MetadataStore) -> dict[str, DepartingRecord]:
-    """Returns the departing bookies: those that an operator ordered to move all copies away from. A bookie whose record
-    cannot be read counts as departing, because its node exists, but its cookie is never deleted."""
+    """Returns the records of the departing bookies, by bookie: an operator has ordered to move all copies away from
+    them. A bookie whose record cannot be read counts as departing, because its node exists; its cookie is then never
+    deleted."""
     found: dict[str, DepartingRecord] = {}
     for name in await store.children(paths.DEPARTING):
         path = paths.departing(name)
@@ -93,7 +95,7 @@ async def list_departing_bookies(store: MetadataStore) -> dict[str, DepartingRec
 
 
 async def list_damage_reports(store: MetadataStore, ledger_id: int) -> dict[str, DamagedEntriesRecord]:
-    """Returns the reports of damage in this ledger, by bookie. Leaves out reports that cannot be read."""
+    """Returns the damage reports of the ledger, by bookie. Leaves out reports that cannot be read."""
     found: dict[str, DamagedEntriesRecord] = {}
     for name in await store.children(paths.damaged_copies(ledger_id)):
         record = await get_readable_record(store, paths.damaged_copies_of_bookie(ledger_id, name), DamagedEntriesRecord)
@@ -103,7 +105,7 @@ async def list_damage_reports(store: MetadataStore, ledger_id: int) -> dict[str,
 
 
 async def delete_damage_report(store: MetadataStore, ledger_id: int, bookie: str) -> None:
-    """Deletes a bookie's report of damage in a ledger. Does nothing if another process changes the report at the same
+    """Deletes the bookie's damage report of the ledger. Does nothing if another process changes the report at the same
     moment."""
     path = paths.damaged_copies_of_bookie(ledger_id, bookie)
     node = await store.get(path)
@@ -113,8 +115,8 @@ async def delete_damage_report(store: MetadataStore, ledger_id: int, bookie: str
 
 
 async def is_repair_enabled(store: MetadataStore) -> bool:
-    """Returns whether auto-recovery is switched on for the cluster. If the setting cannot be read, returns True,
-    because missing copies do more harm than an unwanted repair."""
+    """Returns whether auto-recovery is switched on for the cluster. Returns True if the setting cannot be read, because
+    missing copies do more harm than an unwanted repair."""
     found = await get_readable_record(store, paths.REPAIR_SETTINGS, RepairSettingsRecord)
     return found is None or found[0].enabled
 
@@ -126,12 +128,13 @@ async def set_repair_enabled(store: MetadataStore, on: bool) -> None:
 
 
 Change = Callable[[UnderReplicatedRecord | None], UnderReplicatedRecord | None]
-"""Takes the present mark and returns the one that should replace it; None means no mark."""
+"""A function that gets the present repair mark of a ledger and returns the mark that should replace it. None means: no
+mark."""
 
 
 async def change_repair_mark(store: MetadataStore, ledger_id: int, change: Change) -> UnderReplicatedRecord | None:
-    """Replaces the repair mark of the ledger by the mark that `change` returns for the present one, and returns the new
-    mark. Calls `change` again if another process changed the mark meanwhile."""
+    """Replaces the repair mark of the ledger by the mark that `change` returns for the present mark; returns the new
+    mark (None: no mark). Calls `change` again if another process has changed the mark meanwhile."""
     path = paths.under_replicated(ledger_id)
     while True:
         found = await read_repair_mark(store, ledger_id)
@@ -150,8 +153,8 @@ async def change_repair_mark(store: MetadataStore, ledger_id: int, change: Chang
 
 
 async def delete_repair_mark(store: MetadataStore, ledger_id: int, version: int) -> bool:
-    """Deletes the repair mark of the ledger if the mark still has this version; returns True if the mark does not exist
-    any more. Returns False if the mark has another version: then the worker must examine the ledger again."""
+    """Deletes the repair mark of the ledger if its node still has this version. Returns True if there is no mark any
+    more. Returns False if another process has changed the mark: then the worker must examine the ledger again."""
     try:
         await store.delete(paths.under_replicated(ledger_id), version)
     except BadVersion:
@@ -160,12 +163,12 @@ async def delete_repair_mark(store: MetadataStore, ledger_id: int, version: int)
 
 
 async def claim_node(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
-    """Creates the ephemeral node `path` with this record, which makes this process its owner. Returns False if another
-    process owns the node. If the outcome is unknown, the node is read and its token compared.
+    """Creates the ephemeral node `path` with this record, so that this process owns the node. Returns True if this
+    process owns the node afterwards, False if another process owns it. If the outcome of the creation is unknown, reads
+    the node and compares its token.
 
-    A process has one token per metadata session (repair.py), so it recognizes its own node even if it missed the
-    answer.
-    """
+    All owners of one metadata session use the same token (repair.py), so a process recognizes its own node even if it
+    missed the answer."""
     if await store.get(path) is not None:
         return await is_own_node(store, path, record)
     try:
@@ -180,15 +183,15 @@ async def claim_node(store: MetadataStore, path: str, record: AuditorRecord | Re
 
 
 async def is_own_node(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
-    """Returns whether the node at `path` contains this process's `record`. A record that cannot be read counts as
-    another process's."""
+    """Returns whether this process owns the node at `path`: whether the node has the token of `record`. A node that
+    cannot be read counts as another process's."""
     found = await get_readable_record(store, path, type(record))
     return found is not None and found[0].token == record.token
 
 
 async def delete_own_node(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> None:
-    """Deletes the node at `path` if it contains this process's `record`. If the metadata does not answer, the node
-    stays until the session ends."""
+    """Deletes the node at `path` if this process owns it, that is, if it has the token of `record`. If the metadata
+    does not answer, the node stays until the session ends."""
     try:
         async with asyncio.timeout(DROP_S):
             found = await get_readable_record(store, path, type(record))
@@ -199,7 +202,7 @@ async def delete_own_node(store: MetadataStore, path: str, record: AuditorRecord
 
 
 async def list_records(store: MetadataStore, folder: str, cls: type[R]) -> Sequence[R]:
-    """Returns all records of class `cls` directly below the folder. Leaves out records that cannot be read."""
+    """Returns the records of class `cls` directly below `folder`. Leaves out records that cannot be read."""
     found: list[R] = []
     for name in await store.children(folder):
         record = await get_readable_record(store, f"{folder}/{name}", cls)

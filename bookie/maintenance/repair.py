@@ -72,15 +72,17 @@ from .repair_worker import Copier, RepairConfig, RepairWorker
 _LOG = logging.getLogger("magnetar.bookie.repair")
 
 READS_AT_ONCE = 32
-"""Reads of the metadata during a scan."""
+"""The number of metadata reads at a time during a scan."""
 RECOVERING_S = 30.0
-"""Seconds after which a recovery counts as stuck: many times as long as one that goes well takes."""
+"""A ledger that is in recovery for longer than this, in seconds, counts as stuck. A recovery that goes well takes a
+small part of this time."""
 FORGET_PAUSE_S = 30.0
-"""Seconds between two scans that are only to see whether a departed bookie may be removed."""
+"""The shortest time, in seconds, between two scans that only find out whether a departed bookie may be removed."""
 
 
 class Auditor:
-    """The auditor of a cluster: while this process is the elected auditor, it marks the ledgers that lack copies."""
+    """Finds ledgers that lack copies and gives them repair marks. Each bookie has an auditor; only the one that is
+    elected in the cluster does this work."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig, name: str, token: str
@@ -98,7 +100,7 @@ class Auditor:
         self.counters = {"repair_scans": 0, "repair_scanned_ledgers": 0, "repair_checks": 0, "repair_marks": 0}
 
     def _reset(self) -> None:
-        """Resets all state to that of a new auditor: each absent bookie gets the whole grace period."""
+        """Resets all state to that of a new auditor. Each absent bookie then gets the whole grace period again."""
         self._absences = BookieAbsences(self._config.lost_bookie_grace_s)
         self._gone: dict[str, RepairReason] | None = None
         self._available: dict[str, BookieRecord] | None = None
@@ -119,8 +121,8 @@ class Auditor:
         }
 
     async def run(self) -> None:
-        """Takes part in the election of the auditor, and audits while this process is elected, until the task is
-        cancelled. Raises an error of the metadata after which retrying is useless, because the session is lost."""
+        """Takes part in the election of the auditor, and does the auditor's work while this process is elected, until
+        the task is cancelled. Raises an error of the metadata if retrying cannot help, because the session is lost."""
         try:
             while True:
                 try:
@@ -136,7 +138,8 @@ class Auditor:
             await marks.delete_own_node(self._metadata, paths.REPAIR_AUDITOR, self._node)
 
     async def _serve(self) -> None:
-        """Runs the auditor's tasks until one of them ends, because the election or the session is lost."""
+        """Runs the auditor's tasks until one of them ends, because another process was elected or the session is
+        lost."""
         self._reset()
         self.elected = True
         loop = asyncio.get_running_loop()
@@ -157,7 +160,8 @@ class Auditor:
                 raise result
 
     async def _follow(self) -> None:
-        """Records which ledgers change. If the watch lost changes, a scan of all ledgers becomes due."""
+        """Watches the metadata and records which ledgers change. If the watch has missed changes, schedules a scan of
+        all ledgers."""
         while True:
             try:
                 revision = await self._metadata.revision()
@@ -176,9 +180,8 @@ class Auditor:
 
     # ------------------------------------------------------------------------------ looks
     async def _check_bookies(self) -> None:
-        """Checks the bookies at each interval while this process is elected. A check that fails does not shorten or
-        restart the grace period of an absent bookie.
-        """
+        """Makes a check of the bookies at each interval while this process is elected. A check that fails neither
+        shortens nor restarts the grace period of an absent bookie."""
         holds = True
         while holds:
             try:
@@ -194,9 +197,8 @@ class Auditor:
         _LOG.warning("%s is not the auditor any more", self._node.name)
 
     async def _survey(self) -> None:
-        """Makes one check: finds the bookies that are gone, marks the ledgers that need it, and reads new reports of
-        damage.
-        """
+        """Makes one check: finds the bookies that are lost or departing, sets the repair marks of the ledgers
+        concerned, and reads new damage reports."""
         available = await marks.list_registered_bookies(self._metadata)
         departing = await marks.list_departing_bookies(self._metadata)
         now = self._clock.monotonic()
@@ -228,7 +230,7 @@ class Auditor:
         return self._available is not None and (bookie not in before or before[bookie].read_only)
 
     async def _scan(self) -> None:
-        """Sets the mark of every ledger, and of every marked ledger that does not exist any more."""
+        """Sets the repair mark of every ledger, and removes the marks of ledgers that do not exist any more."""
         listed = await marks.list_ledgers(self._metadata, paths.LEDGERS)
         marked = await marks.list_ledgers(self._metadata, paths.UNDER_REPLICATED)
         self._named = {}
@@ -237,7 +239,7 @@ class Auditor:
         self.counters["repair_scanned_ledgers"] += len(listed)
 
     async def _judge_changed(self) -> None:
-        """Sets the marks of the ledgers that changed since the last check."""
+        """Sets the repair marks of the ledgers that have changed since the last check."""
         changed, self._changed = self._changed, {}
         now = self._clock.monotonic()
         left = [ledger for ledger, since in self._recovering.items() if now - since >= self._recovering_s]
@@ -247,9 +249,8 @@ class Auditor:
             await self._each(ledgers, partial(self._judge, marked=marked, changed=True))
 
     async def _each(self, ledgers: Iterable[int], work: object) -> None:
-        """Calls `work` with each ledger, `READS_AT_ONCE` at a time. A record that cannot be read stops only the work on
-        its own ledger.
-        """
+        """Calls `work` with each ledger, for `READS_AT_ONCE` ledgers at a time. If the record of a ledger cannot be
+        read, only the work on that ledger ends."""
         assert callable(work)
         waiting = iter(ledgers)
 
@@ -266,9 +267,8 @@ class Auditor:
         self, ledger: int, found: Mapping[str, RepairReason] | None = None, marked: frozenset[int] | None = None, *,
         changed: bool = False,
     ) -> None:  # fmt: skip
-        """Sets the ledger's mark to what it should be. `marked`, the ledgers that had a mark a moment ago, saves a
-        read. `changed`: if the ledger is closed now, its copies are checked soon.
-        """
+        """Sets the ledger's repair mark, or removes it. `marked`, the ledgers that had a mark a moment ago, saves a
+        read. `changed`: if the ledger is closed now, its copies are checked soon."""
         record = await marks.read_ledger(self._metadata, ledger)
         for bookie in list_bookies_of_ledger(record) if record is not None else ():
             self._named[bookie] = None
@@ -292,7 +292,7 @@ class Auditor:
             _LOG.warning("ledger %d %s", ledger, why)
 
     def _is_recovering(self, ledger: int, record: LedgerRecord | None) -> bool:
-        """Returns whether the ledger's recovery began less than RECOVERING_S ago, as far as this auditor saw."""
+        """Returns whether the ledger is in recovery, and this auditor has seen that for less than RECOVERING_S."""
         if record is None or record.state != IN_RECOVERY:
             self._recovering.pop(ledger, None)
             return False
@@ -303,18 +303,17 @@ class Auditor:
         return False
 
     async def _hurry(self, ledger: int) -> None:
-        """Makes the next attempt of a marked ledger due at once."""
+        """Makes the next repair attempt of a marked ledger due at once."""
         await marks.change_repair_mark(
             self._metadata, ledger, lambda mark: None if mark is None else schedule_next_attempt_now(mark)
         )
 
     async def _check_reports(self) -> None:
-        """Marks the ledgers of new reports of damage. A worker repairs the entries, and then the bookie deletes its
-        report.
+        """Gives a repair mark to each ledger with a new damage report. A worker repairs the entries, and then the
+        bookie deletes its report.
 
-        The report of a lost bookie is deleted here once no fragment names that bookie. If it returns, it reports its
-        quarantined entries again.
-        """
+        The report of a lost bookie is deleted here, once no fragment of the ledger names that bookie. If the bookie
+        returns, it reports its quarantined entries again."""
         gone = self._gone or {}
         reports: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}
 
@@ -332,7 +331,8 @@ class Auditor:
         self._reports = reports
 
     async def _drop_reports(self, ledger: int, lost: Iterable[str]) -> None:
-        """Deletes the reports of lost bookies on this ledger, if the ledger needs nothing from them any more."""
+        """Deletes the damage reports that the bookies `lost` made of this ledger, if the ledger does not need these
+        bookies any more."""
         record = await marks.read_ledger(self._metadata, ledger)
         for bookie in lost:
             if record is None or (record.state == CLOSED and bookie not in list_bookies_of_ledger(record)):
@@ -341,7 +341,7 @@ class Auditor:
     async def _delete_departed(
         self, departing: Mapping[str, DepartingRecord], available: Mapping[str, BookieRecord]
     ) -> None:
-        """Deletes the cookies of departed bookies that no ledger names, where the operator asked for that."""
+        """Deletes the cookies of departed bookies that no ledger names any more, if the operator asked for that."""
         for bookie, record in departing.items():
             if not record.forget or bookie in available:
                 continue
@@ -356,7 +356,8 @@ class Auditor:
 
     # ------------------------------------------------------------------------------ checks
     async def _check_all(self) -> None:
-        """Asks the bookies for the copies of all ledgers, again and again; recently closed ledgers come first."""
+        """Checks the copies of all ledgers at their bookies, again and again. Ledgers that were just closed are checked
+        first."""
         pass_ends = 0.0
         waiting: list[int] = []
         while True:
@@ -384,7 +385,8 @@ class Auditor:
                     await self._closing.wait()
 
     async def _check(self, ledger: int) -> None:
-        """Marks a closed ledger if a bookie that is not gone lacks entries of it."""
+        """Checks the copies of a ledger, and marks it for repair if a bookie that is neither lost nor departing lacks
+        entries. Does nothing if the ledger is not closed."""
         if self._gone is None or not await marks.is_repair_enabled(self._metadata):
             return
         record = await marks.read_ledger(self._metadata, ledger)
@@ -396,7 +398,8 @@ class Auditor:
             await self._judge(ledger, found)
 
     async def _incomplete(self, record: LedgerRecord) -> dict[str, RepairReason]:
-        """Returns the bookies, not gone, that lack entries of the ledger's final fragments."""
+        """Asks the bookies for their copies of the ledger's final fragments. Returns the bookies, neither lost nor
+        departing, that lack entries."""
         gone = self._gone or {}
         held: dict[tuple[int, str], IntegerIntervals | None] = {}
         for final, bookie in list_copies_to_ask(record, gone):
@@ -416,7 +419,7 @@ COUNTERS = (
     "repair_scans", "repair_scanned_ledgers", "repair_checks", "repair_marks", "repair_ledgers", "repair_failures",
     "repair_recovered", "repair_entries", "repair_bytes",
 )  # fmt: skip
-"""The numbers of `statistics` that only grow; the others can fall."""
+"""The names of those `statistics` that only grow; the others can fall."""
 
 
 def make_owner_token(world: World) -> str:
@@ -428,8 +431,7 @@ class AutoRepair:
     the worker's name; a bookie uses its own id.
 
     `token` identifies the owner of ephemeral nodes. All `AutoRepair` objects of one metadata session use the same
-    token, so that a new `AutoRepair` owns the nodes that the old one left.
-    """
+    token, so that a new `AutoRepair` owns the nodes that the old one left."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig | None = None,
@@ -451,12 +453,11 @@ class AutoRepair:
 
 
 class RepairSupervisor:
-    """Runs an `AutoRepair` for the life of a process, and begins a new one whenever the old one ends. `metadata`
-    returns the current metadata session.
+    """Keeps an `AutoRepair` running for the life of a process: starts a new one after a failure, and in each new
+    metadata session. Calling `metadata` returns the current session.
 
-    A new `AutoRepair` begins after a failure, and in each new metadata session. After a failure the session continues,
-    with nodes that the old `AutoRepair` could not delete; so all `AutoRepair` objects of a session share its token.
-    """
+    After a failure the session continues, with nodes that the old `AutoRepair` could not delete. So all `AutoRepair`
+    objects of a session share one token."""
 
     def __init__(
         self, world: World, metadata: Callable[[], MetadataStore], config: RepairConfig, name: str, retry_s: float
@@ -472,7 +473,7 @@ class RepairSupervisor:
         self._past = dict.fromkeys(COUNTERS, 0)
 
     async def run(self) -> None:
-        """Runs auto-recovery until the task is cancelled. Returns at once if auto-recovery is not enabled in this
+        """Runs auto-recovery until the task is cancelled. Returns at once if auto-recovery is disabled in this
         process."""
         while self._config.enabled:
             metadata = self._metadata()

@@ -60,7 +60,7 @@ from ..store.memtable import IntegerIntervals
 
 
 class RepairReason(enum.Enum):
-    """The reason why copies of a ledger on a bookie are missing."""
+    """The reason why a ledger's copies on a bookie must be repaired."""
 
     LOST = "lost"
     DEPARTING = "departing"
@@ -73,8 +73,8 @@ GONE = (RepairReason.LOST.value, RepairReason.DEPARTING.value)
 
 
 class StuckReason(enum.Enum):
-    """The reason why a repair worker could not repair a ledger. The ledger stays marked for repair and is tried again
-    later."""
+    """The reason why a repair worker could not repair a ledger. The ledger keeps its repair mark, and the repair is
+    tried again later."""
 
     NO_TARGET = "no other bookie can take the copy"
     LOST = "no bookie has the entry any more"
@@ -85,7 +85,7 @@ class StuckReason(enum.Enum):
 
 
 class BookieAbsences:
-    """Records since when each absent bookie has not been registered. A new auditor begins with an empty table, so that
+    """Records for each absent bookie since when it is not registered. A new auditor begins without records, so that
     each absent bookie gets the whole grace period."""
 
     def __init__(self, grace_s: float) -> None:
@@ -93,8 +93,8 @@ class BookieAbsences:
         self._since: dict[str, float] = {}
 
     def record_absent(self, now: float, names: Iterable[str], present: Collection[str]) -> frozenset[str]:
-        """Records which of the bookies `names` are missing from `present` at the time `now`. Returns all bookies that
-        have been absent for the grace period."""
+        """Records at the time `now` (monotonic, in seconds) which of the bookies `names` are missing from `present`,
+        the registered bookies. Returns all bookies that have been absent for at least the grace period."""
         for name in names:
             self._since.setdefault(name, now)
         for name in [name for name in self._since if name in present]:
@@ -106,7 +106,8 @@ class BookieAbsences:
 
 
 def list_bookies_of_ledger(record: LedgerRecord) -> dict[str, None]:
-    """Returns all bookies that any fragment of the ledger names, each bookie once, in order."""
+    """Returns all bookies that the fragments of the ledger name, each bookie once, in order. The dictionary's values
+    mean nothing."""
     return {bookie: None for fragment in record.fragments for bookie in fragment.bookies}
 
 
@@ -114,12 +115,12 @@ def decide_repair_mark(
     record: LedgerRecord | None, gone: Mapping[str, RepairReason], found: Mapping[str, RepairReason],
     mark: UnderReplicatedRecord | None, now_ms: int,
 ) -> UnderReplicatedRecord | None:  # fmt: skip
-    """Returns the repair mark that the ledger must have; None if the ledger needs no mark. `gone` has the LOST and
-    DEPARTING bookies; `found` has the other bookies with missing copies, and for each the reason that a check found.
+    """Returns the repair mark that the ledger should have; None if it needs no mark. `record` None: the ledger was
+    deleted. `gone` has the LOST and DEPARTING bookies. `found` has the other bookies at which a check found missing
+    copies, each with the reason. `mark` is the present mark.
 
-    A reason that was found stays in the mark until a worker has repaired the ledger, even if a later check does not
-    find it again.
-    """
+    A reason that a check found stays in the mark until a worker has repaired the ledger, even if a later check does not
+    find it again."""
     if record is None:
         return None
     bookies: dict[str, str] = {}
@@ -150,8 +151,8 @@ def _changed(mark: UnderReplicatedRecord, bookies: dict[str, str], in_recovery: 
 def repair_mark_after_failure(
     mark: UnderReplicatedRecord, stuck: StuckReason, error: str, now_ms: int, retry_min_s: float, retry_max_s: float
 ) -> UnderReplicatedRecord:
-    """Returns the repair mark after an attempt that did not repair the ledger. The wait before the next attempt is
-    twice as long as the previous wait."""
+    """Returns the repair mark after one more failed attempt: with the reason, the error text, and the time of the next
+    attempt. Each wait is twice as long as the previous one, up to `retry_max_s`."""
     wait_s = back_off_s(mark.attempts + 1, retry_min_s, retry_max_s)
     return msgspec.structs.replace(
         mark, attempts=mark.attempts + 1, stuck=stuck.value, last_error=error, retry_ms=now_ms + int(1000 * wait_s)
@@ -169,17 +170,15 @@ def seconds_until_attempt(
     """Returns how many seconds the ledger must still wait before its next repair attempt. `seen_s`: for how many
     seconds the caller has known this version of the mark.
 
-    The clock of the worker that failed has set `retry_ms`, and that clock may be a day off. So the wait is at most the
-    back-off after `attempts` failures, measured by the caller's own clock from the moment when the caller first saw the
-    mark.
-    """
+    The clock of the worker that failed has set `retry_ms`, and that clock may be a day off. So the wait ends at the
+    latest when the back-off after `attempts` failures has passed since the caller first saw the mark."""
     bound_s = back_off_s(mark.attempts, retry_min_s, retry_max_s) - seen_s
     return max(0.0, min((mark.retry_ms - now_ms) / 1000, bound_s))
 
 
 def schedule_next_attempt_now(mark: UnderReplicatedRecord) -> UnderReplicatedRecord:
-    """Returns a copy of the repair mark whose next attempt is due at once, because a change may let the repair succeed
-    now. The count of attempts stays, so that the repair is not retried in a tight loop."""
+    """Returns a copy of the repair mark whose next attempt is due at once, for example because a bookie has come back.
+    The number of attempts stays, so that a repair that still fails is not retried in a tight loop."""
     return msgspec.structs.replace(mark, retry_ms=0)
 
 
@@ -187,12 +186,13 @@ def schedule_next_attempt_now(mark: UnderReplicatedRecord) -> UnderReplicatedRec
 
 
 FILL = ("choose", "compare", "copy", "verify", "replace")
-"""The steps of closing a gap. `compare`: what the target holds already; `replace`: only where the bookie is gone."""
+"""The steps of filling a gap, in order. `compare`: asks the target which entries it has already. `replace`: changes the
+ledger's record; only if the bookie of the gap is gone."""
 
 
 class FinalFragment(NamedTuple):
-    """A fragment of a ledger that will not change any more: entries `first … last` and the bookies that store them. The
-    fragment is empty if `last` is below `first`."""
+    """A fragment of a ledger that cannot get entries any more: the entries `first … last` and the bookies that should
+    store them. The fragment is empty if `last` is below `first`."""
 
     first: int
     last: int
@@ -200,8 +200,8 @@ class FinalFragment(NamedTuple):
 
 
 class CopyGap(NamedTuple):
-    """A missing copy of a fragment, or the missing part of a copy: the entries of `first … last` that must be stored at
-    `slot` of the ensemble."""
+    """A missing or incomplete copy of a fragment: `missing` are the entries of the fragment that must still be stored
+    at `slot` of the ensemble."""
 
     first: int  # of the fragment
     last: int
@@ -212,23 +212,24 @@ class CopyGap(NamedTuple):
 
 
 class RemoveRepairMark(NamedTuple):
-    """Step of a repair: remove the repair mark of the ledger, because nothing is missing any more."""
+    """Step of a repair: remove the repair mark of the ledger, because no copy is missing any more. `why` says so as
+    text."""
 
     why: str
 
 
 class CopyMissingEntries(NamedTuple):
-    """Step of a repair: copy the missing entries of these gaps to bookies."""
+    """Step of a repair: copy the missing entries of these gaps to the bookies that should have them."""
 
     gaps: tuple[CopyGap, ...]
 
 
 class RecoverLedger(NamedTuple):
-    """Step of a repair: recover the ledger, which fences its writer and closes the ledger."""
+    """Step of a repair: recover the ledger. This fences its writer and closes the ledger."""
 
 
 class WaitForNextAttempt(NamedTuple):
-    """Step of a repair: leave the ledger marked and try again after `seconds`."""
+    """Step of a repair: leave the repair mark, and try again after `seconds`."""
 
     why: StuckReason
     text: str
@@ -238,7 +239,8 @@ class WaitForNextAttempt(NamedTuple):
 Step = RemoveRepairMark | CopyMissingEntries | RecoverLedger | WaitForNextAttempt
 
 Held = Mapping[tuple[int, str], IntegerIntervals | None]
-"""(first entry of a final fragment, bookie) → the entries of it that the bookie holds; None: it did not answer."""
+"""The answers of bookies, by (first entry of a final fragment, bookie): the entries of the fragment that the bookie
+has; None: the bookie did not answer."""
 
 
 def list_final_fragments(record: LedgerRecord) -> list[FinalFragment]:
@@ -255,8 +257,8 @@ def list_final_fragments(record: LedgerRecord) -> list[FinalFragment]:
 
 
 def runs(striping: Striping, slot: int, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yields (first, last) of each run of consecutive entries of `first … last` that are stored at `slot` of the
-    ensemble, in ascending order."""
+    """Yields (first, last) of each run of consecutive entries within `first … last` that `slot` of the ensemble must
+    store, in ascending order."""
     entry = first
     while entry <= last:
         length = striping.run_length(entry, slot)
@@ -266,7 +268,8 @@ def runs(striping: Striping, slot: int, first: int, last: int) -> Iterator[tuple
 
 
 def find_runs_without_copies(wanted: Iterator[tuple[int, int]], held: IntegerIntervals) -> tuple[tuple[int, int], ...]:
-    """Returns the parts of the entry runs `wanted` that are not in the set `held`, as ascending (first, last) pairs."""
+    """Returns the entries in the runs `wanted` that are not in the set `held`, as (first, last) pairs in ascending
+    order."""
     found: list[tuple[int, int]] = []
     for first, last in wanted:
         at = first
@@ -280,14 +283,14 @@ def find_runs_without_copies(wanted: Iterator[tuple[int, int]], held: IntegerInt
 
 
 def list_copies_to_ask(record: LedgerRecord, gone: Collection[str]) -> list[tuple[FinalFragment, str]]:
-    """Returns the pairs (final fragment, bookie) of all copies that a worker must ask the bookies about. Leaves out the
-    copies at the bookies `gone`."""
+    """Returns (final fragment, bookie) for each copy about which a bookie must be asked: all copies of the final
+    fragments except those at the bookies `gone`."""
     return [(final, bookie) for final in list_final_fragments(record) for bookie in final.bookies if bookie not in gone]
 
 
 def find_copy_gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> tuple[CopyGap, ...]:
-    """Returns all gaps of the final fragments. The gaps of the fragments with the fewest complete copies come first.
-    `held`: the entries that each bookie reported to have."""
+    """Returns all missing or incomplete copies of the ledger's final fragments; those of the fragments with the fewest
+    complete copies come first. `held`: which entries each bookie answered to have."""
     striping = striping_of_record(record)
     found: list[tuple[int, int, CopyGap]] = []
     for number, final in enumerate(list_final_fragments(record)):
@@ -308,14 +311,14 @@ def find_copy_gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> t
 def find_gone_bookies(
     mark: UnderReplicatedRecord, available: Collection[str], departing: Collection[str]
 ) -> frozenset[str]:
-    """Returns the bookies whose copies a repair worker may treat as gone: the departing bookies, and those that the
-    mark names as gone and that have not registered again."""
+    """Returns the bookies whose copies a repair worker may treat as gone: the departing bookies, and the bookies that
+    the mark calls lost or departing and that are not registered."""
     lost = {bookie for bookie, reason in mark.bookies.items() if reason in GONE and bookie not in available}
     return frozenset(lost | set(departing))
 
 
 class LedgerCopies(msgspec.Struct, frozen=True):
-    """The findings of a worker about the copies of a ledger, as the input of `decide_next_step`. `unsettled_s`: for how
+    """What a worker has found out about the copies of a ledger: the input of `decide_next_step`. `unsettled_s`: for how
     many seconds the ledger's last fragment has been in its present state."""
 
     record: LedgerRecord | None
@@ -328,8 +331,8 @@ class LedgerCopies(msgspec.Struct, frozen=True):
 
 
 def why_unreadable(look: LedgerCopies, entry: int) -> StuckReason:
-    """Returns the reason why an entry cannot be read. LOST: every bookie that should have the entry is gone, or
-    answered that it lacks the entry. Any other reason may be temporary."""
+    """Returns the reason why an entry cannot be read. LOST: every bookie that should have the entry is lost, or has
+    answered that it lacks the entry. UNREACHABLE: some bookie may still have the entry."""
     record = look.record
     assert record is not None
     final = next(each for each in list_final_fragments(record) if each.first <= entry <= each.last)
@@ -344,13 +347,11 @@ def why_unreadable(look: LedgerCopies, entry: int) -> StuckReason:
 
 
 def needs_recovery_to_end(record: LedgerRecord, gone: Collection[str]) -> bool:
-    """Returns whether the last fragment of the ledger is not final, and only a recovery can make it final. The worker
-    may give the ledger's writer time first.
+    """Returns whether only a recovery can end the ledger's last fragment, so that its missing copies can be made. The
+    worker may wait for the ledger's writer first.
 
-    `gone` must also have the bookies that report damage in this fragment. While the ledger is written, only its writer
-    knows which entries are confirmed; so the worker does not copy entries of the last fragment, and an idle ledger may
-    stay open for months.
-    """
+    `gone` must also have the bookies that report damage in this fragment. While the ledger is open, only its writer
+    knows which entries are confirmed, so the worker does not copy entries of the last fragment."""
     if record.state == CLOSED:
         return False
     return record.state == IN_RECOVERY or any(bookie in gone for bookie in record.fragments[-1].bookies)
@@ -359,7 +360,7 @@ def needs_recovery_to_end(record: LedgerRecord, gone: Collection[str]) -> bool:
 def find_bookies_damaged_in_last_fragment(
     record: LedgerRecord, reports: Mapping[str, DamagedEntriesRecord]
 ) -> frozenset[str]:
-    """Returns the bookies of the last fragment that report damage in it."""
+    """Returns the bookies of the ledger's last fragment that have reported damaged entries in it."""
     last = record.fragments[-1]
     return frozenset(
         bookie for bookie, report in reports.items()
@@ -368,8 +369,8 @@ def find_bookies_damaged_in_last_fragment(
 
 
 def decide_next_step(look: LedgerCopies, tried: bool, open_grace_s: float) -> Step:
-    """Returns the next step of the repair, by the table in the module's docstring. `tried` True: the worker has already
-    tried each gap since it got the lock."""
+    """Returns the next step of the repair of a ledger, by the table in the module's docstring. `tried`: whether the
+    worker has already tried to fill each gap since it locked the ledger."""
     record = look.record
     if record is None:
         return RemoveRepairMark("the ledger was deleted")
@@ -403,7 +404,7 @@ BURST_S = 0.1
 
 
 class CopyRateLimit:
-    """Limits the rate at which a worker copies: a token bucket of bytes."""
+    """Limits the bytes a second that a repair worker copies, with a token bucket."""
 
     def __init__(self, bytes_per_s: int) -> None:
         """Sets the limit in bytes per second; 0: no limit."""
@@ -412,8 +413,8 @@ class CopyRateLimit:
         self._at = 0.0
 
     def reserve(self, now: float, size: int) -> float:
-        """Takes `size` bytes from the token bucket. Returns how many seconds the caller must wait before it copies
-        them."""
+        """Takes `size` bytes from the token bucket at the time `now`. Returns how many seconds the caller must wait
+        before it copies more."""
         if not self.bytes_per_s:
             return 0.0
         elapsed = max(0.0, now - self._at)

@@ -81,8 +81,8 @@ from .repair_core import (
 
 
 BATCH_MEMORY_BYTES = 8 << 20
-"""Memory that one of `batches_at_once` takes with the defaults: of each of four ledgers a batch of a mebibyte, twice.
-"""
+"""The memory in bytes that each of `batches_at_once` takes with the default settings: a batch of a mebibyte, twice, for
+each of four ledgers."""
 
 
 class RepairConfig(msgspec.Struct, frozen=True):
@@ -136,11 +136,13 @@ class RepairConfig(msgspec.Struct, frozen=True):
 
 
 READS_AT_ONCE = 16
-"""Reads of one batch at the same time: the runs of a striped ledger."""
+"""The number of reads at a time for one batch. In a striped ledger each run of entries is a read of its own."""
 BATCHES_PER_S = 64
-"""Batches a second, at least, when there is a limit: many small ones disturb producers less."""
+"""If the rate is limited, a second has at least this number of batches: many small batches disturb producers less than
+a few large ones."""
 ASK_TIMEOUT_S = 10.0
-"""Seconds that a request may take: a bookie that takes longer is neither copied from nor copied to, for a while."""
+"""The longest time, in seconds, to wait for an answer. A bookie that takes longer is neither copied from nor copied to,
+for a while."""
 BUSY_PAUSE_S = 0.05
 BUSY_MAX = 200
 _FIRST_GUESS_BYTES = 16 << 10
@@ -149,8 +151,8 @@ Run = tuple[int, int]
 
 
 class CopyFailed(Exception):
-    """Raised when entries could not be copied. `entry` is the entry that could not be read; -1 if copying failed for
-    another reason."""
+    """Raised when entries could not be copied. `stuck` is the reason. `entry` is the entry that could not be read; -1:
+    copying failed for another reason."""
 
     def __init__(self, stuck: StuckReason, text: str, entry: int = -1) -> None:
         super().__init__(text)
@@ -159,8 +161,8 @@ class CopyFailed(Exception):
 
 
 class Copier:
-    """Copies entries to other bookies for one repair worker. All its copies share one rate limit. `counters` are totals
-    since the start of the worker."""
+    """Copies entries of ledgers to other bookies, for one repair worker. All copies together share one rate limit.
+    `counters` are totals since the start of the worker."""
 
     def __init__(self, bookies: Bookies, clock: Clock, config: RepairConfig) -> None:
         self._bookies = bookies
@@ -175,8 +177,8 @@ class Copier:
     async def find_stored_entries(
         self, record: LedgerRecord, bookie: str, first: int, last: int
     ) -> IntegerIntervals | None:
-        """Asks a bookie which of the entries `first … last` it has stored, and returns these entries. Returns None if
-        the bookie does not answer."""
+        """Asks a bookie which of the entries `first … last` of a ledger it has stored. Returns these entries; None if
+        the bookie does not answer in time, or its answer is not valid."""
         found = IntegerIntervals()
         for at in range(first, last + 1, ENTRIES_MAX):
             end = min(last, at + ENTRIES_MAX - 1)
@@ -195,8 +197,9 @@ class Copier:
     async def copy_runs_of_entries(
         self, reader: LedgerReader, target: str, runs: Sequence[Run], copied: Callable[[int], None]
     ) -> None:
-        """Reads runs of entries with `reader` and stores copies of them at the bookie `target`. Calls `copied` with the
-        number of bytes of each part that the bookie has stored. Raises CopyFailed, or an error of the metadata."""
+        """Reads the `runs` of entries with `reader` and stores copies of them at the bookie `target`. After each part
+        that the bookie has stored, calls `copied` with its size in bytes. Raises CopyFailed, or an error of the
+        metadata."""
         work = _Batches(runs, _guess(reader.record), self._batch_bytes)
 
         async def keep() -> None:
@@ -269,7 +272,8 @@ class Copier:
 
 
 class _Batches:
-    """Splits runs of entries into batches of about `batch_bytes`, by the size of the entries seen so far."""
+    """Splits runs of entries into batches of about `batch_bytes` bytes. Estimates the size of an entry by the entries
+    read so far."""
 
     def __init__(self, runs: Sequence[Run], entry_bytes: float, batch_bytes: int) -> None:
         self._runs = iter(runs)
@@ -278,7 +282,7 @@ class _Batches:
         self._batch_bytes = batch_bytes
 
     def learn(self, entries: int, size: int) -> None:
-        """Sets the estimated entry size from `entries` entries of `size` bytes together."""
+        """Updates the estimated size of an entry: the last batch had `entries` entries of `size` bytes together."""
         self._entry_bytes = max(1.0, size / entries)
 
     def __iter__(self) -> Iterator[list[Run]]:
@@ -304,7 +308,7 @@ class _Batches:
 
 
 def _guess(record: LedgerRecord) -> float:
-    """Returns an estimate of the entry size in bytes, before an entry was read."""
+    """Returns an estimate of the size in bytes of an entry of this ledger, for use before any entry was read."""
     if record.last_entry < 0:
         return _FIRST_GUESS_BYTES
     return record.length / (record.last_entry + 1) + ENTRY_HEADER.size
@@ -316,11 +320,11 @@ def _guess(record: LedgerRecord) -> float:
 _LOG = logging.getLogger("magnetar.bookie.repair")
 
 PUBLISH_S = 3.0
-"""Seconds between two writes of a working worker's progress."""
+"""The time, in seconds, between two writes of a busy worker's progress to the metadata."""
 
 
 class _Unsettled(NamedTuple):
-    """The last fragment as it was when first seen unsettled, and when that was."""
+    """The state of a ledger's last fragment, and since when (monotonic, in seconds) it has been in this state."""
 
     state: str
     fragments: int
@@ -329,7 +333,8 @@ class _Unsettled(NamedTuple):
 
 
 class RepairWorker:
-    """The worker of auto-recovery: locks ledgers that are marked for repair, and restores their missing copies."""
+    """Repairs ledgers for auto-recovery: locks a ledger that has a repair mark, restores its missing copies, and
+    removes the mark."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig, name: str, token: str
@@ -357,8 +362,8 @@ class RepairWorker:
         return {**self.counters, **self._copier.counters, "repair_working_on": len(self._trying)}
 
     async def run(self) -> None:
-        """Repairs marked ledgers until the task is cancelled. Raises an error of the metadata after which retrying is
-        useless, because the session is lost."""
+        """Repairs marked ledgers until the task is cancelled. Raises an error of the metadata if retrying cannot help,
+        because the session is lost."""
         try:
             await run_together(
                 [self._follow(), self._poll_marks(), self._store_progress(), self._work()], "repair-worker"
@@ -368,7 +373,7 @@ class RepairWorker:
 
     # ------------------------------------------------------------------------------ which ledgers are due
     async def _follow(self) -> None:
-        """Schedules ledgers as the watch on the marks names them."""
+        """Watches the repair marks in the metadata and schedules each ledger that gets or changes one."""
         while True:
             try:
                 revision = await self._metadata.revision()
@@ -389,9 +394,8 @@ class RepairWorker:
                 await asyncio.sleep(self._config.retry_min_s)
 
     async def _poll_marks(self) -> None:
-        """Schedules all marked ledgers at each interval, because the release of a lock by another worker is not
-        watched.
-        """
+        """Schedules all marked ledgers at each interval, because no watch tells that another worker has released a
+        lock."""
         while True:
             await asyncio.sleep(self._config.poll_interval_s)
             try:
@@ -412,9 +416,8 @@ class RepairWorker:
             self._add([ledger for ledger in listed if self._later.get(ledger, now) <= now])
 
     def _add(self, ledgers: Sequence[int]) -> None:
-        """Schedules the ledgers in random order, so that workers that learn of the same ledgers do not compete for
-        each.
-        """
+        """Schedules these ledgers for repair, in random order, so that workers that learn of the same ledgers rarely
+        compete for one."""
         for ledger in self._rng.sample(ledgers, len(ledgers)):
             self._due[ledger] = None
         self._woken.set()
@@ -433,14 +436,14 @@ class RepairWorker:
             await self._woken.wait()
 
     def _on_attempt_ended(self, ledger: int, task: asyncio.Task[None]) -> None:
-        """Handles the result of an attempt to repair a ledger."""
+        """Called when an attempt to repair a ledger has ended: handles its result."""
         del self._trying[ledger]
         self.progress.pop(ledger, None)
         self._woken.set()
 
     # ------------------------------------------------------------------------------ one ledger
     async def _try(self, ledger: int) -> None:
-        """Repairs the ledger if its mark is due and this worker gets the lock."""
+        """Repairs the ledger if its next attempt is due and this worker gets the lock."""
         try:
             found = await marks.read_repair_mark(self._metadata, ledger)
             if found is None:
@@ -509,15 +512,15 @@ class RepairWorker:
             return
 
     async def _why_open(self, look: LedgerCopies, error: MagnetarError) -> StuckReason:
-        """Returns why a ledger stays open. UNDECIDED: all bookies that could tell its end answer, and do not know it.
-        """
+        """Returns the reason why a ledger could not be closed. UNDECIDED: all bookies that could know the ledger's end
+        have answered, and none of them knows it."""
         if error.fields.get("reason") != RecoveryFailure.UNDECIDED.name or look.record is None:
             return StuckReason.UNREACHABLE
         are_there = set(look.record.fragments[-1].bookies) <= set(await marks.list_registered_bookies(self._metadata))
         return StuckReason.UNDECIDED if are_there else StuckReason.UNREACHABLE
 
     async def _examine(self, ledger: int, mark: UnderReplicatedRecord) -> LedgerCopies:
-        """Reads the ledger's record, and asks its bookies which entries they hold."""
+        """Reads the ledger's record, asks its bookies which entries they have, and returns the findings."""
         record = await marks.read_ledger(self._metadata, ledger)
         available = await marks.list_registered_bookies(self._metadata)
         gone = find_gone_bookies(mark, available, await marks.list_departing_bookies(self._metadata))
@@ -538,7 +541,8 @@ class RepairWorker:
         return LedgerCopies(record, frozenset(mark.bookies), gone, gone - available.keys(), held, unsettled_s, damaged)
 
     def _unsettled_s(self, ledger: int, record: LedgerRecord | None, gone: frozenset[str]) -> float:
-        """Returns for how many seconds the last fragment has not changed; a change by a writer begins anew."""
+        """Returns for how many seconds the ledger's last fragment has been in its present state. A change by the writer
+        starts this time again."""
         if record is None or not needs_recovery_to_end(record, gone):
             self._unsettled.pop(ledger, None)
             return 0.0
@@ -577,8 +581,8 @@ class RepairWorker:
 
     # ------------------------------------------------------------------------------ gaps
     async def _fill(self, look: LedgerCopies, gaps: Sequence[CopyGap]) -> WaitForNextAttempt | None:
-        """Tries to fill each gap once. Returns why a gap was not filled (LOST before other reasons), None if all were.
-        """
+        """Tries to fill each gap once. Returns why a gap could not be filled, LOST before other reasons; None if all
+        were filled."""
         record, worst = look.record, None
         assert record is not None, "a ledger without a record has no gaps"
         self.progress[record.ledger_id] = (0, _bytes_of(record, gaps))
@@ -593,8 +597,8 @@ class RepairWorker:
         return worst
 
     async def _fill_one(self, record: LedgerRecord, gone: frozenset[str], gap: CopyGap) -> LedgerRecord:
-        """Fills a gap in the order `FILL` (bookie/maintenance/repair_core.py). Returns the ledger's record afterwards.
-        """
+        """Fills a gap by the steps of `FILL` (bookie/maintenance/repair_core.py). Returns the ledger's record as it is
+        afterwards."""
         target = self._choose(record, gone, gap)
         wanted: Sequence[tuple[int, int]] = gap.missing
         if gap.gone and wanted:
@@ -609,8 +613,8 @@ class RepairWorker:
         return await self._replace(record, gap, target) if gap.gone else record
 
     def _choose(self, record: LedgerRecord, gone: frozenset[str], gap: CopyGap) -> str:
-        """Returns the bookie that receives the copy. This is the bookie that lacks the copy, unless it is gone; then it
-        is another bookie that fits the rest of the ensemble."""
+        """Returns the bookie that gets the copy: the bookie that lacks it, or, if that bookie is gone, another one that
+        fits the rest of the ensemble."""
         if not gap.gone:
             return gap.bookie
         ensemble = next(each.bookies for each in record.fragments if each.first_entry == gap.first)
@@ -646,7 +650,8 @@ class RepairWorker:
         self.progress[ledger] = (done + size, max(total, done + size))
 
     async def _store_progress(self) -> None:
-        """Stores this worker's progress in the metadata while there is work, and once after the end."""
+        """Stores this worker's progress in the metadata at intervals while there is work, and once after the work has
+        ended."""
         path, said = paths.repair_worker(self._name), None
         counted, at = 0, self._clock.monotonic()
         while True:
@@ -677,6 +682,6 @@ async def _silent() -> None:
 
 
 def _bytes_of(record: LedgerRecord, gaps: Sequence[CopyGap]) -> int:
-    """Returns about how many bytes are to be copied for the gaps."""
+    """Returns about how many bytes must be copied to fill the gaps."""
     entries = sum(last - first + 1 for gap in gaps for first, last in gap.missing)
     return record.length * entries // (record.last_entry + 1) if record.last_entry >= 0 else 0

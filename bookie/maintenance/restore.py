@@ -51,15 +51,15 @@ from ..store.store import Store
 _LOG = logging.getLogger("magnetar.bookie.maintenance")
 
 READ_BYTES = 1 << 20
-"""Bytes read at once, here or from a peer; a restore has twice this in memory."""
+"""The size in bytes of one read, from this bookie or from another one. A restore has two such reads in memory."""
 RUN_MAX = 64
-"""Missing entries that are asked for at once."""
+"""The largest number of missing entries that one read requests."""
 _BUSY_PAUSE_S = 0.05
 
 
 class LedgerCopyRestorer:
     """Restores this bookie's copies of ledgers from other bookies. Several calls of `restore` may run at the same time.
-    `counters` are totals since the start of the process."""
+    `counters` are totals since this object was made."""
 
     def __init__(self, store: Store, bookie: str, metadata: MetadataStore, client: LedgerClient) -> None:
         self._store = store
@@ -69,11 +69,11 @@ class LedgerCopyRestorer:
         self.counters = {"restored_entries": 0, "restored_bytes": 0, "recovered_ledgers": 0}
 
     async def restore(self, ledger: int, *, recover: bool = True) -> str | None:
-        """Restores this bookie's copy of a ledger. Returns None if the copy is complete afterwards, otherwise the
-        reason why it is not. Errors of other bookies and of the metadata become such a reason and are not raised.
+        """Restores this bookie's copy of a ledger: fetches the entries that are missing here from other bookies.
+        Returns None if the copy is complete afterwards, otherwise a text that says why not. Raises no errors of other
+        bookies or of the metadata: they become such a text.
 
-        With `recover=False`, does not recover a ledger that is still open: its writer continues.
-        """
+        With `recover=False`, does nothing to a ledger that is open, because its writer may still write."""
         try:
             return await self._restore(ledger, recover)
         except MagnetarError as error:
@@ -113,12 +113,11 @@ class LedgerCopyRestorer:
         return None
 
     def _end_quarantine(self, record: LedgerRecord) -> None:
-        """Takes step 5. The ledger must be CLOSED, or have nothing placed here, so that no vote of this bookie matters
-        any more.
+        """Does step 5: ends the quarantine of entries that the ledger does not place on this bookie. The ledger must be
+        CLOSED, or have nothing placed here, so that no vote of this bookie matters any more.
 
         Recovery asks only the bookies that its record names, and a recovery with an older record than this one cannot
-        close the ledger, because its compare-and-set fails.
-        """
+        close the ledger, because its compare-and-set fails."""
         descriptors, ledger = self._store.descriptors, record.ledger_id
         for run in subtract_ranges(
             tuple(descriptors.quarantined_runs_of_ledger(ledger)), tuple(_held(record, self._bookie))
@@ -128,9 +127,9 @@ class LedgerCopyRestorer:
     async def _fill(
         self, reader: LedgerReader, record: LedgerRecord, first: int, last: int, whole: list[tuple[int, int]]
     ) -> str | None:
-        """Reads entries `first … last` here, and adds those that are missing from other bookies. Appends (entry, count)
-        of each good run to `whole`. Returns why it failed, or None.
-        """
+        """Reads the entries `first … last` from this bookie, and fetches those that are missing from other bookies.
+        Appends (first entry, count) of each run that could be read here to `whole`. Returns None, or a text that says
+        why it failed."""
         ledger = record.ledger_id
         while first <= last:
             here = await self._store.read(ledger, first, last - first + 1, READ_BYTES)
@@ -150,7 +149,7 @@ class LedgerCopyRestorer:
         return None
 
     async def _missing_run(self, ledger: int, first: int, last: int) -> int:
-        """Returns the last entry of the run, from `first` on, of entries that are all missing here."""
+        """Returns the last entry of the run of missing entries that begins with `first`."""
         end = min(last, first + RUN_MAX - 1)
         for entry in range(first + 1, end + 1):
             if (await self._store.read(ledger, entry)).status is Status.OK:
@@ -180,7 +179,7 @@ def _placed(record: LedgerRecord, bookie: str) -> bool:
 
 
 def _held(record: LedgerRecord, bookie: str) -> Iterator[tuple[int, int]]:
-    """Yields (first, last) of each run of entries that a CLOSED ledger places on the bookie, ascending."""
+    """Yields (first, last) of each run of entries that the CLOSED ledger places on the bookie, in ascending order."""
     striping = striping_of_record(record)
     ends = [fragment.first_entry - 1 for fragment in record.fragments[1:]] + [record.last_entry]
     for fragment, end in zip(record.fragments, ends, strict=True):
@@ -196,21 +195,21 @@ def _held(record: LedgerRecord, bookie: str) -> Iterator[tuple[int, int]]:
 
 
 PARALLEL = 8
-"""Ledgers that are restored at a time; each holds two reads in memory."""
+"""The number of ledgers that are restored at a time. Each of them has two reads in memory."""
 REASONS_LOGGED_MAX = 10
 
 
 async def largest_allocated_ledger(metadata: MetadataStore) -> int:
-    """Returns the largest ledger id that any client may have allocated; -1 if there is none. If a client reserved a
-    block of ids, all ids of the block count as allocated."""
+    """Returns the largest ledger id that was given out so far; -1 if there is none. All ids of a block that a client
+    has reserved count, whether they are used or not."""
     counter = await get_record(metadata, paths.LEDGER_IDS, CounterRecord)
     listed = parse_ledger_ids(paths.LEDGERS, await metadata.children(paths.LEDGERS))
     return max(-1 if counter is None else counter[0].next - 1, max(listed, default=-1))
 
 
 class LimboRestorer:
-    """Restores the data that a bookie has lost, and thereby ends its limbo (the state in which it may lack entries).
-    Calls `left` once, when limbo has ended. `metadata` returns the current metadata session."""
+    """Restores the data that a bookie has lost, and then ends its limbo (the state of a bookie that may have lost
+    data). Calls `left` once when limbo has ended. Calling `metadata` returns the current metadata session."""
 
     def __init__(
         self, world: World, store: Store, bookie: str, metadata: Callable[[], MetadataStore], pause_s: float,
@@ -232,13 +231,13 @@ class LimboRestorer:
 
     @property
     def limbo_upto(self) -> int:
-        """Returns the largest id of the ledgers that may lack entries because of limbo; -1: the bookie is not in
-        limbo."""
+        """Returns the largest id of the ledgers that may lack entries because the bookie is in limbo; -1 if the bookie
+        is not in limbo."""
         return self._store.descriptors.limbo_upto
 
     async def run(self) -> None:
-        """Restores lost data in passes, until the bookie has left limbo and its registration says so. Returns at once
-        if the bookie is not in limbo."""
+        """Restores lost data, pass by pass, until limbo has ended and the bookie's registration says so. Returns at
+        once if the bookie was not in limbo at its start."""
         while self._entered:
             try:
                 async with self._one_pass:
@@ -252,11 +251,10 @@ class LimboRestorer:
             await asyncio.sleep(self._pause_s)
 
     async def accept_loss(self) -> dict[int, str]:
-        """Ends limbo although data is missing, because an operator decided to accept the loss. Returns, for each
-        incomplete ledger, a text that says what the ledger lacks.
+        """Ends limbo although data is missing, because an operator accepts the loss. Tries to restore the data once
+        more before. Returns, for each ledger that is still incomplete, a text that says what is missing.
 
-        Raises InvalidRequest if the bookie is not in limbo.
-        """
+        Raises InvalidRequest if the bookie is not in limbo."""
         async with self._one_pass:
             if self.limbo_upto < 0:
                 raise InvalidRequest("the bookie is not in limbo")
@@ -274,7 +272,7 @@ class LimboRestorer:
         _LOG.warning("limbo has ended: %s", ", ".join(f"{name} {value}" for name, value in self.counters.items()))
 
     async def _pass(self) -> bool:
-        """Restores the remaining ledgers; returns whether all of them are whole."""
+        """Tries to restore each ledger that limbo concerns. Returns whether all of them are complete."""
         metadata = self._metadata()
         upto = self.limbo_upto
         ledgers = parse_ledger_ids(paths.LEDGERS, await metadata.children(paths.LEDGERS))

@@ -55,15 +55,17 @@ MAGIC = b"MGN-SCRB"
 RATE_MIN = 16 << 10
 SAVE_S = 60.0
 LOOK_S = 60.0
-"""Seconds between two checks of what readers report; each lists the metadata, and damage can wait."""
+"""Seconds between two reads of the damage reports that readers stored. Each lists the metadata, and a repair can
+wait."""
 YIELD_EVERY = 64
-"""Entries that are checked in one turn of the event loop: about a millisecond."""
+"""The number of entries that are checked before the event loop gets a turn: about a millisecond of work."""
 BEGIN_S = 10.0
-"""Seconds from a start to the first pass: clients that waited for the bookie are served first."""
+"""Seconds from the start of the bookie to the first pass: clients that waited for the bookie are served first."""
 
 
 class ScrubPosition(msgspec.Struct):
-    """The position of a scrub pass: all records before extent `extent` of log `log` have been checked."""
+    """How far the present scrub pass is: all records before extent number `extent` of the log `log` have been checked.
+    The other fields are counts of this pass."""
 
     number: int = 1  # of the pass
     began_ms: int = 0
@@ -76,8 +78,8 @@ class ScrubPosition(msgspec.Struct):
 
 
 class Scrubber:
-    """Reads all entries of the store periodically to find damage. Calls `repair_ledger` with each ledger in which it
-    finds damage."""
+    """Reads all entries in the entry logs periodically, to find damage before a reader does. Calls `mend` with the id
+    of each ledger in which it finds damage."""
 
     def __init__(
         self, world: World, store: Store, directory: str, uuid: bytes, pass_s: float,
@@ -99,7 +101,8 @@ class Scrubber:
         self.counters = {"scrub_entries": 0, "scrub_bytes": 0, "scrub_damaged": 0, "scrub_tables_mended": 0}
 
     async def run(self) -> None:
-        """Runs scrub passes until the task is cancelled. Returns at once if `pass_s` is 0."""
+        """Makes one scrub pass after the other, each within `pass_s` seconds, until the task is cancelled. Returns at
+        once if `pass_s` is 0."""
         if self._pass_s <= 0:
             return
         await asyncio.sleep(BEGIN_S)
@@ -119,7 +122,7 @@ class Scrubber:
         await self._worker.close()
 
     async def run_pass(self) -> None:
-        """Runs one scrub pass: checks all records from the saved position to the end of the last log."""
+        """Makes one scrub pass: checks all records from the saved position to the end of the last entry log."""
         place = self._place
         if not place.began_ms:
             place.began_ms = self._world.clock.wall_ms()
@@ -191,9 +194,8 @@ class Scrubber:
             self.counters["scrub_tables_mended"] += 1
 
     async def _judge(self, number: int, extent: Extent) -> None:
-        """Quarantines the entries of a bad extent that have no good copy in any log; ends the quarantine of those that
-        have one.
-        """
+        """Reads each entry of a damaged extent. Quarantines the entries that have no good copy in any log, and ends the
+        quarantine of the others."""
         before = self._place.damaged
         found = await self._store.find_extent(number, extent)
         if found is not None and found[1] is not None:
@@ -215,7 +217,7 @@ class Scrubber:
             await self._store.checkpoint()  # quarantine is durable before the place is
 
     def _damaged(self, ledger: int, first: int, last: int) -> None:
-        """Quarantines entries."""
+        """Quarantines the entries `first … last` of the ledger, and counts and logs the damage."""
         _LOG.error("entries %d to %d of ledger %d are damaged, and there is no other copy here", first, last, ledger)
         self.counters["scrub_damaged"] += 1
         self._place.damaged += 1
@@ -230,9 +232,8 @@ class Scrubber:
         self.counters["scrub_bytes"] += size
 
     async def _pace(self, size: int) -> None:
-        """Waits as long as reading `size` bytes takes at the allowed rate; short waits are added up to a tenth of a
-        second.
-        """
+        """Waits so that reading stays within the allowed rate after `size` more bytes. Waits of less than a tenth of a
+        second are added up."""
         rate = max(self.rate_min, self._total_bytes / self._pass_s if self._pass_s > 0 else 0.0)
         self._owed_bytes += size
         if self._owed_bytes >= rate / 10:
@@ -273,14 +274,13 @@ class Scrubber:
 
 
 class QuarantineReports:
-    """Stores in the metadata which entries are quarantined on this bookie: one record per ledger, which is removed when
-    all of its entries are repaired.
+    """Stores in the metadata which entries are quarantined on this bookie: one record per ledger. The record is removed
+    when all of the ledger's entries are repaired.
 
-    Readers add to the record the entries that this bookie sent damaged (ledger/bookies.py). At the first
-    `store_reports`, and then once in LOOK_S, each of these entries is read here. A damaged one is quarantined too, and
-    `adopted` is called, so that it is repaired from the other bookies, which ends quarantine and report. An entry that
-    is whole, or of a ledger that is unknown here, is removed from the record.
-    """
+    Readers add entries to this record when this bookie sent them damaged bytes (ledger/bookies.py). The first call of
+    `store_reports`, and then one call in LOOK_S seconds, reads these entries here. A damaged entry is quarantined and
+    `adopted` is called, which starts its repair. An entry that is good, or of a ledger that is unknown here, is removed
+    from the record."""
 
     def __init__(self, store: Store, bookie: str, clock: Clock, adopted: Callable[[], None]) -> None:
         self._store = store
@@ -291,8 +291,7 @@ class QuarantineReports:
         self._look_at = 0.0
 
     async def store_reports(self, metadata: MetadataStore) -> None:
-        """Stores reports of the quarantined entries in the metadata, if the set of these entries has changed since the
-        last call."""
+        """Stores in the metadata which entries are quarantined, if that has changed since the last call."""
         if self._clock.monotonic() >= self._look_at:
             await self._read_stored(metadata)
             self._look_at = self._clock.monotonic() + LOOK_S
@@ -311,7 +310,8 @@ class QuarantineReports:
                 self._reported.pop(ledger, None)
 
     async def _read_stored(self, metadata: MetadataStore) -> None:
-        """Reads the records, and quarantines the damaged entries that readers added to them."""
+        """Reads this bookie's damage reports in the metadata. Quarantines those entries in them that are damaged here;
+        readers have added them."""
         adopted = False
         for ledger in await marks.list_ledgers(metadata, paths.DAMAGED):
             found = await get_readable_record(
@@ -331,7 +331,7 @@ class QuarantineReports:
             self._adopted()
 
     def _stored(self, ledger: int, ranges: Ranges) -> Iterator[int]:
-        """Yields the reported entries that this bookie may have; a report may name any entries."""
+        """Yields those entries of `ranges` that this bookie may have, because a damage report may name any entries."""
         descriptor = self._store.descriptors.get(ledger)
         end = -1 if descriptor is None else descriptor.last
         for first, last in ranges:
@@ -363,7 +363,8 @@ PAUSE_MAX_S = 3600.0
 
 class EntryRepairer:
     """Replaces this bookie's damaged (quarantined) copies of entries by good copies from other bookies. Calls `report`
-    when the damage reports in the metadata must change. `metadata` returns the current metadata session."""
+    when the damage reports in the metadata must be stored again. Calling `metadata` returns the current metadata
+    session."""
 
     def __init__(
         self, world: World, store: Store, bookie: str, metadata: Callable[[], MetadataStore],
@@ -377,12 +378,12 @@ class EntryRepairer:
         self._asked = asyncio.Event()
 
     def on_quarantined(self) -> None:
-        """Called when entries were quarantined: makes `run` repair them now."""
+        """Called when entries were quarantined: calls `report`, and makes `run` repair the entries now."""
         self._report()
         self._asked.set()
 
     async def run(self) -> None:
-        """Repairs quarantined entries until the task is cancelled."""
+        """Repairs quarantined entries until the task is cancelled. Tries again after a pause while some are left."""
         pause_s = PAUSE_S
         while True:
             try:
@@ -399,7 +400,8 @@ class EntryRepairer:
             self._asked.clear()
 
     async def _pass(self) -> int:
-        """Tries each ledger with quarantined entries once; returns how many of them are still damaged."""
+        """Tries to repair each ledger with quarantined entries once. Returns the number of ledgers that could not be
+        repaired."""
         ledgers = sorted({found.ledger for found in self._store.descriptors.quarantined()})
         left = 0
         for ledger in ledgers:
@@ -410,8 +412,8 @@ class EntryRepairer:
         return left
 
     async def repair_ledger(self, ledger: int) -> bool:
-        """Restores this bookie's copy of a ledger if the ledger is closed. Returns whether the copy is complete
-        afterwards."""
+        """Restores this bookie's copy of a ledger from other bookies, unless the ledger is open. Returns whether the
+        copy is complete afterwards."""
         metadata = self._metadata()
         client = LedgerClient(self._world, metadata)
         try:

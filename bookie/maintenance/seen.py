@@ -51,12 +51,13 @@ _LOG = logging.getLogger("magnetar.bookie.maintenance")
 NOTE = "metadata"
 MAGIC = b"MGN-SEEN"
 SAVE_S = 60.0
-"""Seconds. A note costs two syncs of the disk that the journal is on."""
+"""The shortest time, in seconds, between two writes of the recorded state. Each costs two syncs of the disk that the
+journal uses."""
 
 
 class RecordedMetadataState(msgspec.Struct, frozen=True):
-    """The state of the metadata that the bookie has recorded on its disk. The table in the module's docstring says
-    where each field comes from."""
+    """The latest state of the metadata that the bookie has seen, as its disk has it recorded. The table in the module's
+    docstring explains each field."""
 
     number: int = 0
     token: str = ""
@@ -66,7 +67,8 @@ class RecordedMetadataState(msgspec.Struct, frozen=True):
 
 
 class CurrentMetadataState(msgspec.Struct, frozen=True):
-    """The state in which the metadata is now, and the largest ledger id in the bookie's store (`here`)."""
+    """The state of the metadata as it is read now, together with `here`, the largest ledger id in the bookie's
+    store."""
 
     incarnations: tuple[Incarnation, ...]
     revision: int
@@ -75,7 +77,8 @@ class CurrentMetadataState(msgspec.Struct, frozen=True):
 
 
 class MetadataAgeVerdict(enum.Enum):
-    """The verdict whether the metadata is at least as new as the state that the bookie has recorded."""
+    """The verdict whether the metadata is older than the state that the bookie has recorded. RESTORED: it is older,
+    because an operator restored a backup."""
 
     CURRENT = "as it was, or younger"
     OLDER = "older than what this bookie saw"
@@ -83,8 +86,8 @@ class MetadataAgeVerdict(enum.Enum):
 
 
 def judge_metadata(seen: RecordedMetadataState, shown: CurrentMetadataState) -> MetadataAgeVerdict:
-    """Returns the verdict whether the present metadata (`shown`) is older than the recorded state (`seen`), by the
-    table in the module's docstring."""
+    """Compares the present state of the metadata (`shown`) with the recorded state (`seen`), by the table in the
+    module's docstring. Returns the verdict whether the metadata is older than recorded."""
     if not _is_behind(seen, shown):
         return MetadataAgeVerdict.CURRENT
     restore = _last_restore(shown.incarnations)
@@ -92,7 +95,7 @@ def judge_metadata(seen: RecordedMetadataState, shown: CurrentMetadataState) -> 
 
 
 def _is_behind(seen: RecordedMetadataState, shown: CurrentMetadataState) -> bool:
-    """Returns whether the metadata lacks something that was recorded before."""
+    """Returns whether the metadata lacks something that the bookie has recorded."""
     if seen.ledger >= 0 and (shown.next_id is None or shown.next_id <= seen.ledger):
         return True
     if shown.next_id is not None and shown.next_id <= shown.here:
@@ -115,7 +118,8 @@ def _last_restore(incarnations: tuple[Incarnation, ...]) -> str:
 def make_next_seen_metadata(
     seen: RecordedMetadataState, shown: CurrentMetadataState, *, restored: bool
 ) -> RecordedMetadataState:
-    """Returns the state of the metadata that the bookie must record after the verdict CURRENT or RESTORED."""
+    """Returns the state that the bookie must record after it has seen the present state (`shown`) of the metadata.
+    `seen` is the state recorded before; `restored`: whether an older copy was accepted."""
     last = shown.incarnations[-1] if shown.incarnations else None
     known = -1 if shown.next_id is None else max(shown.next_id - 1, shown.here)
     return RecordedMetadataState(
@@ -128,8 +132,8 @@ def make_next_seen_metadata(
 
 
 class RollbackGuard:
-    """Records the state of the metadata that this bookie has seen, and checks at later times that the metadata is not
-    older. `here` returns the largest ledger id in the bookie's store."""
+    """Notices when the metadata was replaced by an older copy: records its state on the bookie's disk, and compares
+    later states with the record. Calling `here` returns the largest ledger id in the bookie's store."""
 
     def __init__(self, world: World, directory: str) -> None:
         self._world = world
@@ -141,16 +145,16 @@ class RollbackGuard:
         self.here: Callable[[], int] = lambda: -1
 
     async def load(self) -> None:
-        """Reads the recorded state of the metadata from the data directory. Raises DamagedFile or NewerFormat: without
-        this record, the bookie cannot judge the metadata."""
+        """Reads the recorded state from the data directory, if there is one. Raises DamagedFile or NewerFormat if it
+        cannot be read: then the bookie cannot judge the metadata."""
         path = join_path(self._directory, NOTE)
         if self._world.files.exists(path):
             data = await self._worker.run(disk.read_file, self._world.files, path)
             self.seen = self._kept = note.decode_checked_json(data, MAGIC, RecordedMetadataState, path)
 
     async def check_metadata_not_older(self, metadata: MetadataStore, *, accepted: bool = False) -> None:
-        """Compares the metadata with the recorded state, then records the present state. Raises InvalidConfiguration if
-        the metadata is older than the recorded state, unless `accepted` says that an operator accepted this."""
+        """Compares the metadata with the recorded state, then records its present state. Raises InvalidConfiguration if
+        the metadata is older, unless it was restored on purpose or `accepted` says that an operator accepts it."""
         shown = await _shown(metadata, self.here())
         verdict = judge_metadata(self.seen, shown)
         if verdict is MetadataAgeVerdict.OLDER and not accepted:
@@ -168,7 +172,8 @@ class RollbackGuard:
         await self._save(seen)
 
     async def _raise_counter(self, metadata: MetadataStore, shown: CurrentMetadataState) -> CurrentMetadataState:
-        """Raises the counter of ledger ids above every id that was seen. Returns the facts with the new counter."""
+        """Raises the counter of ledger ids in the metadata above every ledger id that this bookie knows. Returns
+        `shown` with the new counter."""
         least = max(self.seen.ledger, self.here()) + 1
 
         def raised(counter: CounterRecord | None) -> CounterRecord | None:
@@ -178,7 +183,8 @@ class RollbackGuard:
         return msgspec.structs.replace(shown, next_id=max(shown.next_id or 0, least))
 
     async def _save(self, seen: RecordedMetadataState) -> None:
-        """Records `seen`, which counts from now on even if the disk has no room for the file."""
+        """Records `seen` in memory, and on the disk if that is due. If the disk has no room, only the record in memory
+        counts."""
         self.seen = seen
         now = self._world.clock.monotonic()
         important = seen != msgspec.structs.replace(self._kept, revision=seen.revision)
@@ -197,11 +203,10 @@ class RollbackGuard:
 
 
 async def _shown(metadata: MetadataStore, here: int) -> CurrentMetadataState:
-    """Reads the metadata's present facts, its revision first.
+    """Reads the present state of the metadata, the revision first.
 
-    The metadata may restart in between: the revision of the new incarnation together with the token of the old one
-    would look like an older copy from then on.
-    """
+    The metadata service may restart in between: the revision of the new incarnation together with the token of the old
+    one would look like an older copy from then on."""
     revision = await metadata.revision()
     incarnations = await get_record(metadata, paths.INCARNATIONS, IncarnationsRecord)
     counter = await get_record(metadata, paths.LEDGER_IDS, CounterRecord)
@@ -210,7 +215,7 @@ async def _shown(metadata: MetadataStore, here: int) -> CurrentMetadataState:
 
 
 def _text(seen: RecordedMetadataState, shown: CurrentMetadataState) -> str:
-    """Returns the message for an operator: what the metadata lacks, and what to do."""
+    """Returns the error text for an operator: what the metadata lacks, and what to do."""
     highest = max(seen.ledger, shown.here)
     return (
         f"the metadata is older than what this bookie saw of it: it gave out ledger ids up to "

@@ -70,7 +70,7 @@ _ADD = int(RecordType.ADD)
 
 
 class BootResult(NamedTuple):
-    """The result of steps 1 to 4 of the start of a store."""
+    """What steps 1 to 4 of the start of a store found in its files."""
 
     mark: CheckpointMark
     marks_written: int
@@ -83,8 +83,8 @@ class BootResult(NamedTuple):
 
 
 def load_files(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> BootResult:
-    """Does steps 1 to 4 of the start of a store, and returns what they found in its files. Must run in a worker
-    thread."""
+    """Does steps 1 to 4 of the start of a store: reads and repairs its files, except the journal. Returns what they
+    contain. Must run in a worker thread. Raises ForeignFile, NewerFormat or NoSpace."""
     for name in (JOURNAL, ENTRIES, LEDGERS):
         disk.make_directories(files, join_path(directory, name))
     losses.load()
@@ -100,9 +100,8 @@ def load_files(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -
 
 
 def _read_mark(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> tuple[CheckpointMark, int]:
-    """Returns the mark, and how many marks this store has written. Writes the first mark of a new store, or a new mark
-    if the old one cannot be read.
-    """
+    """Returns (checkpoint mark, number of marks that this store has written). Creates a new store if there are no
+    files. If the mark is damaged or missing, records a data loss and returns a mark that fits the files."""
     path = join_path(directory, MARK)
     numbers = log_files.list_log_numbers(files, join_path(directory, ENTRIES))
     journals = journal_numbers(files, join_path(directory, JOURNAL))
@@ -123,7 +122,8 @@ def _read_mark(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -
 
 
 def _create(files: Files, directory: str, uuid: bytes) -> CheckpointMark:
-    """Creates a new store; returns its mark. A first start that was cut short left at most a ledger index."""
+    """Creates the files of a new store and returns its first mark. A first start that crashed has left at most a ledger
+    index."""
     ledgers = ledger_index.create(files, join_path(directory, LEDGERS), uuid)
     mark = CheckpointMark(0, ALIGNMENT, 0, 0, 0, ledgers.generation, ledgers.end)
     disk.replace_file(files, directory, MARK, mark_format.encode_mark(mark, uuid, 1))
@@ -133,11 +133,12 @@ def _create(files: Files, directory: str, uuid: bytes) -> CheckpointMark:
 async def enter_limbo(
     worker: Worker, losses: DataLossLog, known: DirectoryFacts, end: JournalPosition, descriptors: LedgerDescriptors
 ) -> None:
-    """Puts the bookie into limbo if a start found that data was lost. The limbo is durable with the next checkpoint.
-    Must be called after the replay, which ended at the position `end`.
+    """Puts the bookie into limbo (the state of a bookie that may have lost data) if this start found that data was
+    lost. The limbo is durable with the next checkpoint. Must be called after the replay of the journal, which ended at
+    the position `end`.
 
-    A store without any ledger has nothing to lose and does not enter limbo: its first start was cut short.
-    """
+    If no ledger id was given out so far, nothing can be lost, and the bookie does not enter limbo: its first start
+    crashed."""
     for reason in known.losses:
         losses.add_data_loss(reason)
     if end < known.journal:
@@ -152,7 +153,7 @@ async def enter_limbo(
 
 
 class JournalReplay:
-    """Step 5 of the start of a store: reads the journal and inserts its entries into the memtable."""
+    """Step 5 of the start of a store: reads the journal and inserts the entries in it into the memtable."""
 
     def __init__(
         self, memtable: Memtable, descriptors: LedgerDescriptors, checkpoint: Checkpoint, losses: DataLossLog
@@ -166,12 +167,11 @@ class JournalReplay:
         self.torn_bytes = 0
 
     async def run(self, files: Files, directory: str, uuid: bytes, worker: Worker, writer: Worker) -> JournalPosition:
-        """Replays the journal after the checkpoint mark into the memtable. Returns the position where the journal ends.
+        """Replays the journal after the checkpoint mark into the memtable. Returns the position at which the journal
+        ends.
 
-        Three things run at the same time: a worker reads blocks, the event loop applies them, and the checkpoint's
-        worker and the writer flush the entries that were applied before. Doing these one after the other would take
-        twice as long.
-        """
+        Three things run at the same time: `worker` reads blocks, the event loop applies them, and `writer` flushes the
+        entries that were applied before. Doing these one after the other would take twice as long."""
         before, self._checkpoint.writer = self._checkpoint.writer, writer
         try:
             return await self._run(files, directory, uuid, worker)
@@ -206,7 +206,8 @@ class JournalReplay:
         return reader.end
 
     async def _record_damages(self, reader: JournalReader, told: int, worker: Worker) -> int:
-        """Records the reader's damages after the first `told` as losses, durable; returns how many there are now."""
+        """Records all damage in `reader` after the first `told` items as data losses, durably. Returns the number of
+        items so far."""
         damages = list(reader.damages)
         for damage in damages[told:]:
             self._losses.add_data_loss(str(DamagedFile(*damage)))
@@ -214,24 +215,22 @@ class JournalReplay:
         return len(damages)
 
     async def _flush(self, end: JournalPosition) -> None:
-        """Starts to flush what was applied so far, after the last flush has ended. The next blocks go into the other
-        table.
-        """
+        """Waits until the last flush has ended, then starts to flush the entries that were applied since. The next
+        blocks are applied to the other table of the memtable."""
         await self._flushed()
         self._flushing = asyncio.create_task(self._checkpoint.run(JournalPort(lambda: end)), name="replay-flush")
         await asyncio.sleep(0)  # the tables are swapped
         _LOG.info("replayed up to offset %d of journal %d", end.offset, end.journal)
 
     async def _flushed(self) -> None:
-        """Waits for the flush under way, if there is one."""
+        """Waits until the running flush has ended, if there is one."""
         flushing, self._flushing = self._flushing, None
         if flushing is not None:
             await flushing
 
     def _apply(self, records: BlockRecords) -> None:
-        """Applies the records of one block, in order. Between two records that are not ADDs it looks up each ledger
-        only once.
-        """
+        """Applies the records of one block, in order. Looks up each ledger only once between two records that are not
+        ADDs."""
         table = self._memtable.active
         found: dict[int, tuple[dict[int, Stored], LedgerDescriptor]] = {}
         lac_of = ENTRY_LAC.unpack_from
@@ -257,9 +256,8 @@ class JournalReplay:
         table.count_added_entries(count, size)
 
     def _place(self, table: EntryTable, ledger: int) -> tuple[dict[int, Stored], LedgerDescriptor] | None:
-        """Returns the ledger's entries in `table`, and its descriptor, both of which the caller may change; None if the
-        ledger is unknown.
-        """
+        """Returns (the ledger's entries in `table`, the ledger's descriptor), both of which the caller may change; None
+        if the ledger is unknown."""
         descriptor = self._descriptors.get(ledger)
         if descriptor is None:
             return None

@@ -51,16 +51,14 @@ from .state_log import Fact
 
 MARK = "mark"
 SLICES_LAGGING = 8
-"""Slices of a lagging flush that are written before each turn of the loop, which takes milliseconds under load: with
-one slice a turn a flush writes 150 to 250 MB/s, whatever the disk can do."""
+"""How many slices a lagging flush writes before each turn of the event loop. Under load a turn takes milliseconds: with
+one slice for each turn a flush writes 150 to 250 MB/s, even if the disk is faster."""
 
 
 class JournalPort(NamedTuple):
-    """The functions of the journal that a checkpoint calls: `position` returns the position up to which the journal is
-    synced; `release` recycles old journals, in a worker.
-
-    The checkpoint calls `swapped` when the memtable has room again.
-    """
+    """The functions that a checkpoint calls: `position` returns the position up to which the journal is synced;
+    `release` recycles the journals before a position, and must run in a worker; `swapped` is called when the memtable
+    has room again."""
 
     position: Callable[[], JournalPosition]
     release: Callable[[JournalPosition], None] = lambda position: None
@@ -68,8 +66,8 @@ class JournalPort(NamedTuple):
 
 
 class Checkpoint:
-    """Makes the checkpoints of a store, which move entries from memory to the entry log, and the commits of
-    compactions; one at a time."""
+    """Makes the checkpoints of a store, which move entries from the memtable to an entry log. Also commits the results
+    of compactions. Does one of these at a time."""
 
     def __init__(
         self,
@@ -92,7 +90,8 @@ class Checkpoint:
         self._directory = directory
         self._uuid = uuid
         self._worker = self.writer = worker
-        """Workers. `writer` writes the slices of a flush: at a start it is another, so that the next is made then."""
+        """`_worker` does the disk work of a checkpoint. `writer` writes the slices of a flush: the same worker, except
+        during a start, when another one writes while this one encodes the next slices."""
         self.mark, self._count = mark
         self._memtable = memtable
         self._descriptors = descriptors
@@ -114,19 +113,21 @@ class Checkpoint:
         self.seconds = Histogram((*SECONDS, 60.0))  # of each checkpoint that was done
 
     async def run(self, source: JournalPort) -> None:
-        """Makes one checkpoint. Raises NoSpace if the disk is full; the next run then does the steps that are
-        missing."""
+        """Makes one checkpoint by `STEPS`. Raises NoSpace if the disk is full; the next call then repeats what is
+        missing. `source` has the functions of the journal."""
         await self._alone(partial(self._steps, source))
 
     async def _alone(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Runs `work` under the lock, and to its end even if the caller is cancelled."""
+        """Runs `work` while no other checkpoint or commit runs. The work goes to its end even if the caller is
+        cancelled."""
         async with self._lock:
             assert self._whole, "a checkpoint was cut off: what is in memory is not what the mark says"
             self._whole = False
             await run_to_end(self._noted(work))
 
     async def _noted(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Runs `work`; records whether memory and the mark still agree afterwards."""
+        """Runs `work`. If it is cut off, records that memory and the mark may differ, so that nothing more is
+        written."""
         try:
             await work()
         except Exception:
@@ -147,8 +148,8 @@ class Checkpoint:
             self._captured = self._source.position()
 
     def swap_memtable(self) -> None:
-        """Swaps the two tables of the memtable, so that the full one can be flushed. If the table of a failed run is
-        still not flushed, uses that table and its journal position again."""
+        """Swaps the two tables of the memtable, so that the full one can be flushed. If the last run failed before its
+        table was flushed, keeps that table instead."""
         if self._memtable.flushing is None:
             self._descriptors.end_stored_quarantine(self._memtable.swap().ledgers)
             self._source.swapped()
@@ -174,9 +175,8 @@ class Checkpoint:
     def _at_once(self, flush: MemtableFlush) -> int:
         """Returns how many slices the worker writes before it waits for a turn of the event loop.
 
-        One, so that adds get the disk and the interpreter in between; many while the other table fills faster than this
-        one is written, because adds wait when it is full.
-        """
+        The number is 1, so that adds get the disk and the interpreter in between. It is larger while the other table
+        fills faster than this one is written, because adds must wait when that table is full."""
         filled = self._memtable.active.size_bytes / self._memtable.bytes_max
         return SLICES_LAGGING if filled > flush.flushed_share else 1
 
@@ -224,11 +224,10 @@ class Checkpoint:
         self._release = ()
 
     async def _free(self, values: dict[int, Any]) -> None:
-        """Frees the values in slices, with turns of the event loop in between; each slice is at least twice as many as
-        entries arrived meanwhile, so that it ends before the other table is full.
+        """Frees the memory of flushed values in slices, with turns of the event loop in between. Each slice has at
+        least twice as many values as entries arrived meanwhile, so that this ends before the other table is full.
 
-        This does not run in the worker, because each step needs the interpreter.
-        """
+        This does not run in the worker, because each step needs the interpreter."""
         table = self._memtable.active
         admitted, allowed = table.entries, 0
         for _ in clear_in_steps(values):
@@ -238,14 +237,16 @@ class Checkpoint:
                 admitted, allowed = table.entries, max(RELEASE_SLICE, 2 * (table.entries - admitted))
 
     def _settle(self, released: JournalPosition | None) -> None:
-        """Removes the old ledger index, and releases the journals before `released`."""
+        """Removes old files of the ledger index, and releases the journals before the position `released` (None: no
+        journals)."""
         self._ledgers.on_committed(self.mark.ledgers_generation, self.mark.ledgers_end)
         if released is not None:
             self._source.release(released)
 
     # ------------------------------------------------------------------------------------ the mark's other author
     async def run_between_checkpoints(self, function: Callable[[], None]) -> None:
-        """Runs `function`, which opens or closes a log, in a worker, while neither a checkpoint nor a commit runs."""
+        """Runs `function`, which opens or closes an entry log, in a worker, at a moment when neither a checkpoint nor a
+        commit runs."""
 
         async def run() -> None:
             await self._worker.run(function)
@@ -253,9 +254,8 @@ class Checkpoint:
         await self._alone(run)
 
     async def commit(self, moved: WrittenEntries | None, facts: Sequence[Fact], drop: Collection[int]) -> None:
-        """Commits the entries `moved`, which compaction wrote to its own log, together with the state records `facts`,
-        and removes the logs `drop` from the index. Raises NoSpace only before the mark is written; then nothing was
-        committed."""
+        """Commits the result of a compaction in one step: the entries `moved` (None: none), the facts `facts`, and the
+        removal of the logs `drop` from the index. Raises NoSpace if the disk is full; then nothing was committed."""
         await self._alone(partial(self._commit, moved, facts, drop))
 
     async def _commit(self, moved: WrittenEntries | None, facts: Sequence[Fact], drop: Collection[int]) -> None:
@@ -282,4 +282,4 @@ STEPS: tuple[Step, ...] = (
     Checkpoint.publish,
     Checkpoint.release_journals,
 )
-"""The order of a checkpoint."""
+"""The steps of a checkpoint, in order."""

@@ -22,37 +22,37 @@ from ...runtime.files import DIRECT_ALIGNMENT, Buffer, File, Files, join_path
 
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 NOT_DIRECT = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))
-"""Errors of a file system that does not write direct."""
+"""Error numbers by which a file system says that it does not support direct writes."""
 GATHER_MAX = 512
-"""Most buffers that are written as they are; more are joined: one copy is cheaper than several system calls (IOV_MAX
-1024)."""
+"""The largest number of buffers in one system call (IOV_MAX is 1024). More buffers are joined first: one copy costs
+less than several system calls."""
 
 
 def raise_if_no_descriptor(error: OSError) -> None:
-    """Raises `error` again if it says that no file descriptor was free; such an error says nothing about the file
-    itself. Otherwise returns."""
+    """Raises `error` again if it says that no file descriptor was free, which says nothing about the file. Otherwise
+    does nothing."""
     if error.errno in NONE_FREE:
         raise error
 
 
 def raise_unless_no_descriptor(error: OSError) -> None:
-    """Raises `error` again unless it says that no file descriptor was free."""
+    """Raises `error` again, unless it says that no file descriptor was free."""
     if error.errno not in NONE_FREE:
         raise error
 
 
 class NoSpace(Exception):
-    """Raised when the disk has no room for a write. Nothing that this write stored may be used."""
+    """Raised when the disk has no room for a write. Any part of the data may be on the disk; the caller must not rely
+    on it."""
 
 
 class NoFileDescriptor(NoSpace):
-    """Raised when no file descriptor is free for a write. Nothing that this write stored may be used. The error says
-    nothing about the disk."""
+    """Raised when a file cannot be opened because no file descriptor is free. Says nothing about the disk."""
 
 
 def raise_no_space_or_exit(files: Files, doing: str, error: OSError) -> NoReturn:
-    """Translates an error of the disk: raises NoSpace if the disk is full, NoFileDescriptor if no file descriptor is
-    free. Any other error ends the process."""
+    """Handles an error of the disk: raises NoFileDescriptor if no file descriptor is free, NoSpace if the disk is full.
+    Any other error ends the process. `doing` says what failed, as text."""
     if error.errno in NONE_FREE:
         raise NoFileDescriptor(f"{doing}: {error}") from error
     if error.errno in _NO_ROOM:
@@ -62,8 +62,8 @@ def raise_no_space_or_exit(files: Files, doing: str, error: OSError) -> NoReturn
 
 
 def write(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> int:
-    """Writes the buffers one after the other at `offset` of the file; returns their total size. Raises the errors of
-    `raise_no_space_or_exit`."""
+    """Writes the buffers one after the other, from `offset` of the file on. Returns their total size in bytes. Handles
+    errors by `raise_no_space_or_exit`."""
     if len(buffers) > GATHER_MAX:
         buffers = [b"".join(buffers)]
     try:
@@ -73,7 +73,8 @@ def write(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> i
 
 
 def open_file(files: Files, path: str, *, direct: bool = False) -> File:
-    """Opens an existing file for writing."""
+    """Opens an existing file for writing and returns it. `direct`: bypasses the page cache. Handles errors by
+    `raise_no_space_or_exit`."""
     try:
         return files.open(path, direct=direct)
     except OSError as error:
@@ -81,8 +82,8 @@ def open_file(files: Files, path: str, *, direct: bool = False) -> File:
 
 
 def open_direct(files: Files, path: str, block: bytes) -> File | None:
-    """Opens the file for direct writes, which bypass the page cache, and writes `block` at its start. Returns None if
-    the file system does not support direct writes."""
+    """Opens a file for direct writes, which bypass the page cache, and writes `block` at its start. Returns the file;
+    None if the file system does not support direct writes."""
     try:
         file = files.open(path, direct=True)
         try:
@@ -98,7 +99,8 @@ def open_direct(files: Files, path: str, block: bytes) -> File | None:
 
 
 def open_uncached(files: Files, path: str) -> File:
-    """Opens a file that will be read only once, bypassing the page cache where the file system supports this."""
+    """Opens a file that will be read only once and returns it. Reads bypass the page cache if the file system supports
+    that."""
     try:
         file = files.open(path, write=False, direct=True)
         try:
@@ -129,11 +131,10 @@ def sync(files: Files, file: File) -> None:
 
 
 def write_back(files: Files, file: File) -> None:
-    """Syncs a file early, although no guarantee needs this, so that the next sync, for which a caller waits, is
-    shorter.
+    """Syncs a file early, so that a later sync, for which a caller waits, takes less time. No guarantee needs this
+    sync.
 
-    The crash-point enumeration never counts this sync as durable (tests/crashes).
-    """
+    The crash-point enumeration never counts this sync as durable (tests/crashes)."""
     sync(files, file)
 
 
@@ -148,9 +149,8 @@ def sync_directory(files: Files, path: str) -> None:
 
 
 def make_directories(files: Files, path: str) -> None:
-    """Makes directories with their parents, and syncs each into its parent. Raises NoSpace; other errors are raised as
-    they are.
-    """
+    """Makes a directory and its parents, and syncs each new one. Raises NoSpace or NoFileDescriptor; raises other
+    errors as they are."""
     try:
         files.make_directories(path)
     except OSError as error:
@@ -160,8 +160,8 @@ def make_directories(files: Files, path: str) -> None:
 
 
 def list_removable_files(files: Files, path: str) -> list[str]:
-    """Returns the names of the files in a directory, for a caller that removes some of them. Returns an empty list if
-    no file descriptor is free: the files can be removed later."""
+    """Returns the names of the files in a directory, for a caller that removes some of them. If no file descriptor is
+    free, returns an empty list: the caller can remove the files later."""
     try:
         return files.list_directory(path)
     except OSError as error:
@@ -170,14 +170,14 @@ def list_removable_files(files: Files, path: str) -> list[str]:
 
 
 def replace_file(files: Files, directory: str, name: str, data: bytes) -> None:
-    """Replaces the content of the file `name` by `data`, all or nothing: temporary file, sync, rename, directory sync.
-    """
+    """Replaces the content of the file `name` by `data`, durably, all or nothing: writes and syncs a temporary file,
+    renames it, and syncs the directory. Creates the file if it is missing."""
     replace_file_in_slices(files, directory, name, [data])
 
 
 def replace_file_in_slices(files: Files, directory: str, name: str, slices: Iterable[bytes]) -> int:
-    """Replaces the content of a file, all or nothing, like `replace_file`. Writes the data in slices and syncs each
-    slice after it is written. Returns the size of the file in bytes."""
+    """Replaces the content of a file like `replace_file`, but writes and syncs the data slice by slice. Returns the
+    size of the file in bytes."""
     temporary = join_path(directory, name + ".tmp")
     try:
         file = files.open(temporary, create=True)
@@ -197,8 +197,8 @@ def replace_file_in_slices(files: Files, directory: str, name: str, slices: Iter
 
 
 async def run_or_end_process(files: Files, what: str, work: Coroutine[Any, Any, None]) -> None:
-    """Runs `work`, a background task that the store needs. If `work` raises an error, ends the process, which then
-    answers no request."""
+    """Runs `work`, a background task without which the store cannot go on. If `work` raises an error, ends the process.
+    `what` names the work in the error text."""
     try:
         await work
     except Exception as error:
@@ -207,7 +207,7 @@ async def run_or_end_process(files: Files, what: str, work: Coroutine[Any, Any, 
 
 
 def read_file(files: Files, path: str, size_max: int | None = None) -> bytes:
-    """Returns the content of the file, or its first `size_max` bytes."""
+    """Returns the content of the file; with `size_max`, only its first `size_max` bytes."""
     file = files.open(path, write=False)
     try:
         return file.pread(file.size() if size_max is None else size_max, 0)

@@ -52,15 +52,16 @@ from ..format.journal import ALIGNMENT, BLOCK_HEADER_BYTES, padded_size
 G = TypeVar("G")
 
 WORKERS = 2
-"""Blocks in the disk at once, while they are direct."""
+"""The number of direct blocks that are written to the disk at the same time."""
 
 DEPTH = 3
-"""Blocks on their way: one more than in the disk, so that a worker has its next one when it is done with the last."""
+"""The largest number of blocks that are given to workers and not yet answered. It is one more than WORKERS, so that a
+worker has its next block when it has written one."""
 
 
 # ---------------------------------------------------------------------------------------- facts
 class SegmentBegun(NamedTuple):
-    """Fact: a new journal file is durable, with its header and its name."""
+    """Fact: a new journal file (segment) is durable, with its header and its name. Blocks can be written to it."""
 
     number: int
     size: int  # bytes that are filled ahead
@@ -68,27 +69,28 @@ class SegmentBegun(NamedTuple):
 
 
 class SegmentRefused(NamedTuple):
-    """Fact: the disk had no room to begin the next journal file."""
+    """Fact: the disk had no room to begin the next journal file (segment)."""
 
 
 class BlockSynced(NamedTuple):
-    """Fact: the block was written to the journal and is durable."""
+    """Fact: the block number `sequence` of the journal file is written and durable."""
 
     sequence: int
 
 
 class BlockRefused(NamedTuple):
-    """Fact: the disk had no room for the block. Any part of the block may be on the disk."""
+    """Fact: the disk had no room for the block number `sequence`. Any part of the block may be on the disk."""
 
     sequence: int
 
 
 class DiskRoomFound(NamedTuple):
-    """Fact: the disk now has room again for a block of the largest size."""
+    """Fact: the disk has room again for a block of the largest size."""
 
 
 class JournalFailed(NamedTuple):
-    """Fact: a write or a sync failed for a reason other than a full disk. The content of the disk is unknown."""
+    """Fact: a write or a sync of the journal failed, and not because the disk is full. What is on the disk is
+    unknown."""
 
 
 Fact = SegmentBegun | SegmentRefused | BlockSynced | BlockRefused | DiskRoomFound | JournalFailed
@@ -96,7 +98,8 @@ Fact = SegmentBegun | SegmentRefused | BlockSynced | BlockRefused | DiskRoomFoun
 
 # ---------------------------------------------------------------------------------------- effects
 class WriteBlock(NamedTuple, Generic[G]):
-    """Effect: write zeros (`ALIGNMENT` bytes, synced) at each offset of `zeros`, then write this block and sync it."""
+    """Effect: write this block to the journal and sync it. Before that, write and sync `ALIGNMENT` zero bytes at each
+    offset of `zeros`."""
 
     groups: tuple[G, ...]
     sequence: int  # counts from 0 in each file
@@ -114,28 +117,28 @@ class WriteBlock(NamedTuple, Generic[G]):
 
 
 class BeginSegment(NamedTuple):
-    """Effect: the driver must create the next journal file (segment). `journal`: the number of the file before it.
-    `end`: the offset in that file at which its last block ends."""
+    """Effect: create the next journal file (segment). `journal` is the number of the file before it; `end` is the
+    offset at which the last block of that file ends."""
 
     journal: int
     end: int
 
 
 class ConfirmBlock(NamedTuple, Generic[G]):
-    """Effect: tell the callers whose records are in the block that these records are durable."""
+    """Effect: tell the callers that their records in this block are durable."""
 
     block: WriteBlock[G]
 
 
 class RefuseBlock(NamedTuple, Generic[G]):
-    """Effect: tell the callers whose records are in the block that the disk had no room for the block."""
+    """Effect: tell the callers that the disk had no room for this block with their records."""
 
     block: WriteBlock[G]
 
 
 # ---------------------------------------------------------------------------------------- state
 class Stage(enum.Enum):
-    """The state of group commit, which decides what group commit may write next."""
+    """The state of group commit. It decides what may be written next."""
 
     NEW = "no segment yet"
     WRITING = "blocks are written"
@@ -146,11 +149,12 @@ class Stage(enum.Enum):
 
 
 _WRITING, _STAYING, _REFUSING, _FAILED = Stage.WRITING, Stage.STAYING, Stage.REFUSING, Stage.FAILED
-"""The stages under names of the module: a look at a member of an enum costs as much as a call, for each block."""
+"""Members of `Stage` as names of the module: reading a member of an enum costs as much as a call, for each block."""
 
 
 class _Flight(msgspec.Struct, Generic[G]):
-    """A block that is not answered. `synced`: None while it is in flight; False if it found no room."""
+    """A block that is not answered yet. `synced`: True if it is durable, False if the disk had no room for it, None
+    while it is being written."""
 
     block: WriteBlock[G]
     synced: bool | None
@@ -163,8 +167,8 @@ class _Waiting(NamedTuple, Generic[G]):
 
 
 class GroupCommit(Generic[G]):
-    """The core of the journal's group commit: decides which records are written together in one block, and when they
-    are confirmed. The module's docstring states the rules."""
+    """The core of the journal's group commit: decides which waiting records are written together in one block, and when
+    their callers are answered. The module's docstring states the rules."""
 
     def __init__(self, *, block_bytes_max: int) -> None:
         self._block_bytes_max = block_bytes_max
@@ -182,8 +186,8 @@ class GroupCommit(Generic[G]):
 
     # ------------------------------------------------------------------------------------ intents
     def append(self, group: G, size: int, records: int) -> None:
-        """Queues a group of records; `size` is the sum of their bytes. A group without records (0) is answered after
-        everything that was queued before it."""
+        """Queues a group of records; `size` is the sum of their bytes, `records` their number. A group without records
+        is answered after everything that was queued before it."""
         self._waiting.append(_Waiting(group, size, records))
         self.queued_bytes += size
 
@@ -193,34 +197,34 @@ class GroupCommit(Generic[G]):
     # ------------------------------------------------------------------------------------ state
     @property
     def number(self) -> int:
-        """Returns the number of the current journal file."""
+        """Returns the number of the journal file that is being written."""
         return self._segment.number
 
     @property
     def is_ended(self) -> bool:
-        """Returns whether `close` was called, and everything that was appended before is answered."""
+        """Returns whether `close` was called and all groups are answered."""
         return self._closing and not (self._waiting or self._flights) and self._stage is not Stage.BEGINNING
 
     @property
     def has_waiting(self) -> bool:
-        """Returns whether groups of records wait to be put into a block."""
+        """Returns whether any group of records waits to be put into a block."""
         return bool(self._waiting)
 
     @property
     def must_make_spare_file(self) -> bool:
-        """Returns whether the current journal file is half full, so that a spare file should be prepared as the next
-        one."""
+        """Returns whether the current journal file is more than half full, so that the driver should make the next one
+        (a spare file) ready."""
         return self._offset > self._segment.size // 2
 
     @property
     def queued_records(self) -> int:
-        """Returns the number of records that wait to be put into a block. Walks over all groups, so it must be used
-        only for statistics."""
+        """Returns the number of records that wait to be put into a block. Walks over all waiting groups: use it only
+        for statistics."""
         return sum(each.records for each in self._waiting)
 
     # ------------------------------------------------------------------------------------ facts
     def receive(self, fact: Fact) -> list[ConfirmBlock[G] | RefuseBlock[G]]:
-        """Handles a fact. Returns the effects that answer blocks because of this fact, in order."""
+        """Handles a fact. Returns the effects that answer callers because of it, in order."""
         match fact:
             case BlockSynced():
                 return self._back(fact.sequence, True)
@@ -249,7 +253,7 @@ class GroupCommit(Generic[G]):
         return self._answers()
 
     def _answers(self) -> list[ConfirmBlock[G] | RefuseBlock[G]]:
-        """Returns the answers for the oldest blocks, up to the first that is still in flight."""
+        """Returns the effects that answer the oldest blocks, up to the first block that is still being written."""
         found: list[ConfirmBlock[G] | RefuseBlock[G]] = []
         flights = self._flights
         while flights and flights[0].synced is not None:
@@ -279,8 +283,8 @@ class GroupCommit(Generic[G]):
 
     # ------------------------------------------------------------------------------------ what comes next
     def next_effects(self, spare: bool) -> list[WriteBlock[G] | BeginSegment | ConfirmBlock[G] | RefuseBlock[G]]:
-        """Returns the effects that write the next block, begin the next file, or answer callers. `spare`: whether
-        another file is ready to become the next journal file."""
+        """Returns the effects to carry out now: write the next block, begin the next journal file, or answer callers;
+        none if nothing may be written now. `spare`: whether a spare file is ready to become the next journal file."""
         if not self._waiting or not (self._stage is _WRITING or self._stage is _STAYING):
             return []
         if len(self._flights) >= (1 if self._refused else DEPTH):
@@ -309,7 +313,8 @@ class GroupCommit(Generic[G]):
         return [block]
 
     def _next_block(self) -> tuple[int, int, int]:
-        """Returns (groups, bytes, records) of the next block: the first waiting group, and those after it that fit."""
+        """Returns (groups, bytes, records), the size of the next block: the first waiting group, and the groups after
+        it that fit."""
         count = length = records = 0
         for _, size, number in self._waiting:
             if count and length + size > self._block_bytes_max:
@@ -320,13 +325,12 @@ class GroupCommit(Generic[G]):
         return count, length, records
 
     def _may_roll(self, size: int) -> bool:
-        """Returns whether the next segment may begin: the current one contains a block, and the last attempt did not
-        find the disk full.
-        """
+        """Returns whether the next journal file may begin: the current one has a block, and the last attempt to begin
+        one did not find the disk full."""
         return size > 0 and self._offset > ALIGNMENT and self._stage is Stage.WRITING
 
     def _zeros(self) -> tuple[int, ...]:
-        """Returns the offsets of refused blocks after the one in whose place the next block is written."""
+        """Returns the offsets of the refused blocks after the place where the next block is written."""
         return tuple(sorted(offset for offset in self._refused if offset > self._offset))
 
     # ------------------------------------------------------------------------------------ invariants

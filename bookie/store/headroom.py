@@ -56,8 +56,8 @@ _PAGE = 4096
 
 class DiskReserve:
     """The disk reserve of one data directory: a file that is deleted when the disk is full, so that its space can be
-    used. All calls must come from a worker. `held` is true if the whole reserve file exists, or if no reserve is
-    wanted."""
+    used. All methods must be called in a worker. `held`: whether the whole reserve file exists; also true if no reserve
+    is wanted."""
 
     def __init__(self, files: Files, directory: str, entries: str, bytes_min: int, bytes_max: int) -> None:
         self._files = files
@@ -69,7 +69,7 @@ class DiskReserve:
         self.held = False
 
     def size_bytes(self) -> int:
-        """Returns the size in bytes that the reserve file should have."""
+        """Returns the size in bytes that the reserve file should have now; 0: no reserve is wanted."""
         if not self._bytes_min:
             return 0
         total, _ = self._files.disk_usage(self._directory)
@@ -78,14 +78,14 @@ class DiskReserve:
         return min(wanted, int(total * SHARE_MAX)) // _PAGE * _PAGE
 
     def measure(self) -> None:
-        """Sets `held` to whether the reserve file exists with the size that the stored data now requires."""
+        """Sets `held` to whether the reserve file has the size that it should have now."""
         self.held = self._there() >= self.size_bytes()
 
     def _there(self) -> int:
         return disk.read_file_size(self._files, self._path) if self._files.exists(self._path) else 0
 
     def release(self) -> bool:
-        """Deletes the reserve file, which frees its disk space. Returns False if there is no such file."""
+        """Deletes the reserve file, which frees its disk space. Returns whether there was a file to delete."""
         self.held = False
         if not self._files.exists(self._path):
             return False
@@ -93,8 +93,8 @@ class DiskReserve:
         return True
 
     def fill(self, used_share_max: float) -> None:
-        """Allocates the reserve file, if less than `used_share_max` of the disk is used afterwards. Raises
-        NoFileDescriptor."""
+        """Allocates the reserve file and sets `held`. Does nothing if more than the share `used_share_max` of the disk
+        would be used afterwards, or if the disk has no room. Raises NoFileDescriptor."""
         total, free = self._files.disk_usage(self._directory)
         size = self.size_bytes()
         missing = max(size - self._there(), 0)
@@ -131,9 +131,9 @@ JOURNAL = "journal"
 
 
 class DiskHeadroom:
-    """Handles a full disk for a bookie's store: records which writes found no room, frees the disk reserve for them,
-    and fills the reserve again later. `checkpoint` makes a checkpoint. `on_no_space` is called when a write found a
-    full disk; the bookie then refuses adds of clients."""
+    """Handles a full disk for a bookie's store: frees the disk reserve for writes that must succeed, repeats the writes
+    that found no room, and fills the reserve again later. Calls `checkpoint` to make a checkpoint, and `on_no_space`
+    when a write found the disk full; the bookie then refuses adds of clients."""
 
     def __init__(
         self, files: Files, directory: str, worker: Worker, reserve: DiskReserve, journal: Journal,
@@ -150,13 +150,12 @@ class DiskHeadroom:
         self.on_no_space = on_no_space
 
     async def usage(self) -> tuple[int, int]:
-        """Returns (total, free) bytes of the disk under the data directory."""
+        """Returns (size, free space) of the disk with the data directory, in bytes."""
         return await self._worker.run(self._files.disk_usage, self._directory)
 
     @property
     def no_space(self) -> bool:
-        """Returns whether the last write to the journal or to a log found a full disk, and no write has succeeded
-        since."""
+        """Returns whether the last write to the journal or to an entry log found the disk full."""
         return self.flush_blocked or self._journal.no_space
 
     @property
@@ -164,11 +163,10 @@ class DiskHeadroom:
         return self._reserve.held
 
     async def ensure_room(self, used_share_max: float) -> bool:
-        """Returns whether the disk now has room for writes, and the disk reserve exists. Repeats the write that found
-        no room, and fills the reserve if less than `used_share_max` of the disk is used afterwards.
+        """Repeats the writes that found the disk full, and fills the disk reserve if at most the share `used_share_max`
+        of the disk is used afterwards. Returns whether the disk has room for writes and the reserve exists.
 
-        Raises OSError or NoFileDescriptor if the state of the disk cannot be determined now.
-        """
+        Raises OSError or NoFileDescriptor if the state of the disk cannot be determined now."""
         if self.no_space:
             await self._make()
             await self._try_again()
@@ -178,7 +176,7 @@ class DiskHeadroom:
         return not self.no_space and self._reserve.held
 
     async def _make(self) -> bool:
-        """Gives up the reserve; returns False if there is none."""
+        """Frees the disk reserve and calls `on_no_space`. Returns False, and does nothing, if there is no reserve."""
         if not await self._worker.run(self._reserve.release):
             return False
         _LOG.warning("the disk is full: the reserve is freed for the writes that must succeed")
@@ -186,7 +184,8 @@ class DiskHeadroom:
         return True
 
     async def _try_again(self) -> None:
-        """Tests whether there is room for a journal block again; if so, makes the checkpoint that found no room."""
+        """Tests whether the disk has room for a journal block again. If so, repeats the checkpoint that found no
+        room."""
         if self._journal.no_space:
             await self._journal.refresh_no_space()
         if self.flush_blocked and not self._journal.no_space:
@@ -196,8 +195,8 @@ class DiskHeadroom:
                 _LOG.debug("still no room for a checkpoint: %s", error)
 
     async def run_and_retry_with_reserve(self, action: Callable[[], Awaitable[None]]) -> None:
-        """Runs `action`. If the disk has no room for `action`, frees the disk reserve and runs `action` again. Raises
-        NoSpace if the second run fails too."""
+        """Runs `action`. If the disk is full, frees the disk reserve and runs `action` once more. Raises NoSpace if
+        there is no reserve, or if `action` fails again."""
         try:
             await action()
         except disk.NoFileDescriptor:
@@ -208,7 +207,8 @@ class DiskHeadroom:
             await action()
 
     async def flush(self, checkpoint: Callable[[], Awaitable[None]]) -> None:
-        """Makes a checkpoint. Raises NoSpace (then `ensure_room` repeats the checkpoint) or NoFileDescriptor."""
+        """Runs `checkpoint`, with the disk reserve if necessary. Raises NoSpace (then `ensure_room` repeats the
+        checkpoint later) or NoFileDescriptor."""
         try:
             await self.run_and_retry_with_reserve(checkpoint)
             self.flush_blocked = self.without_descriptor = False
@@ -224,9 +224,8 @@ class DiskHeadroom:
 
 
 def release_reserve_for_start(files: Files, directory: str, uuid: bytes) -> bool:
-    """Frees disk space for a start of the store that found a full disk. Removes the reserve file; if there is none,
-    removes spare journal files or journal files that are not needed any more. Returns False if nothing can be
-    removed."""
+    """Frees disk space when a start of the store found the disk full: deletes the disk reserve; if there is none, spare
+    journal files or journal files that are not needed any more. Returns whether anything was deleted."""
     journals = join_path(directory, JOURNAL)
     if DiskReserve(files, directory, directory, 0, 0).release():
         return True
@@ -242,7 +241,8 @@ def release_reserve_for_start(files: Files, directory: str, uuid: bytes) -> bool
 
 
 def _replayed(files: Files, directory: str, uuid: bytes, names: list[str]) -> list[str]:
-    """Returns the journals that an earlier attempt of this start replayed and flushed: those before the mark."""
+    """Returns the names of the journal files before the mark. An earlier attempt of this start has replayed and flushed
+    them."""
     path = join_path(directory, MARK)
     if not files.exists(path):
         return []

@@ -66,8 +66,8 @@ LOCK = "lock"
 
 
 class DirectoryVerdict(enum.Enum):
-    """The verdict on a bookie's data directory at a start of the bookie. With a verdict of REFUSALS the bookie does not
-    start."""
+    """The verdict on a bookie's data directory when the bookie starts. The bookie does not start if the verdict is one
+    of REFUSALS."""
 
     NEW = "a new bookie"
     FINISH = "a first start that was cut short"
@@ -111,12 +111,13 @@ REFUSALS = {
         "`magnetar bookies accept-metadata {bookie}` and start again"
     ),
 }
-"""Texts of the errors that the operator gets."""
+"""The error texts for the operator, by verdict."""
 
 
 class DirectoryAtStart(NamedTuple):
-    """The facts by which `judge_directory` decides. `others` are the bookies whose cookie records name the place of
-    this directory."""
+    """The facts by which `judge_directory` decides: the directory's cookie (None: missing), the bookie's cookie record
+    in the metadata (None: missing), whether the directory has a store, and its place. `others` are the other bookies
+    whose cookie records name this place."""
 
     cookie: Cookie | None
     record: CookieRecord | None
@@ -128,8 +129,8 @@ class DirectoryAtStart(NamedTuple):
 
 
 class BookieIdentity(msgspec.Struct, frozen=True):
-    """The identity of a bookie whose directory this process has claimed. `record_start` counts this start of the
-    bookie."""
+    """The identity of a bookie whose data directory this process has locked. `known` is the bookie's cookie record as
+    it was before this start, `version` its version."""
 
     uuid: bytes
     instance: str
@@ -145,18 +146,18 @@ class BookieIdentity(msgspec.Struct, frozen=True):
 
     @property
     def metadata_accepted(self) -> bool:
-        """Returns whether an operator accepted the metadata as it is (`accept_metadata`)."""
+        """Returns whether an operator accepted the present metadata for this start (`accept_metadata`)."""
         return self.known is not None and self.known.starts >= _ACCEPT
 
     @property
     def journal(self) -> JournalPosition:
-        """Returns the position up to which the journal of this directory is known to have been synced. A journal that
-        ends before this position has lost data."""
+        """Returns the position up to which the journal in this directory was synced, as the metadata says. If the
+        journal ends before this position, data was lost."""
         return JournalPosition(0, 0) if self.known is None else JournalPosition(self.known.journal, self.known.offset)
 
 
 def judge_directory(facts: DirectoryAtStart) -> DirectoryVerdict:
-    """Returns the verdict whether and how the bookie may start, by the table in the module's docstring."""
+    """Returns the verdict whether the bookie may start with this directory, by the table in the module's docstring."""
     cookie, record = facts.cookie, facts.record
     if cookie is None:
         if facts.store:
@@ -202,12 +203,12 @@ def make_unusable_directory_error(directory: str, error: OSError) -> InvalidConf
 async def claim_directory(
     world: World, metadata: MetadataStore, directory: str, place: str, *aliases: str
 ) -> BookieIdentity:
-    """Locks the data directory, judges whether the bookie may start with it, and returns the bookie's identity. `place`
-    must be unique in the cluster; the directory may have been at `aliases` before.
+    """Locks the data directory, judges whether the bookie may start with it, and returns the bookie's identity. Makes a
+    new bookie of an empty directory. `place` names the directory and must be unique in the cluster; the metadata may
+    still name it by one of `aliases`.
 
-    Raises Busy if another process has the lock, and InvalidConfiguration, whose text says what to do, if the bookie may
-    not start.
-    """
+    Raises Busy if another process has locked the directory. Raises InvalidConfiguration if the bookie may not start;
+    the text says what to do."""
     lock = lock_directory(world.files, directory)
     try:
         return await _claim(world, metadata, directory, lock, (place, *aliases))
@@ -253,12 +254,11 @@ async def _claim(
 async def record_start(
     world: World, metadata: MetadataStore, directory: str, identity: BookieIdentity, end: JournalPosition
 ) -> None:
-    """Counts this start in the bookie's cookie and in its cookie record in the metadata, and stores the position `end`
-    up to which the journal is synced. All losses must be durable as limbo before this call.
+    """Counts this start in the bookie's cookie file and in its cookie record in the metadata. Also stores the position
+    `end` up to which the journal is synced. If data was lost, the bookie's limbo must be durable before this call.
 
-    Raises Unavailable if the record has changed since it was judged, because an operator deleted the bookie or changed
-    its place.
-    """
+    Raises Unavailable if the cookie record has changed since it was read, because an operator has deleted the bookie or
+    changed its place."""
     known = identity.known
     assert known is not None, "the directory was claimed"
     record = msgspec.structs.replace(
@@ -282,12 +282,10 @@ async def record_start(
 async def store_journal_position(
     metadata: MetadataStore, identity: BookieIdentity, end: JournalPosition, told: JournalPosition
 ) -> bool:
-    """Stores in the bookie's cookie record that the journal was synced up to `end`. The stored position never
-    decreases.
+    """Stores in the bookie's cookie record that the journal is synced up to `end`. The stored position never decreases.
 
-    Returns False if the record had a smaller position than `told`, which this process stored last: then the metadata is
-    older than it was, or is another one.
-    """
+    `told` is the position that this process stored before. Returns False if the record has a smaller position: then the
+    metadata was replaced by an older copy, or by another one."""
     kept = True
 
     def later(record: CookieRecord | None) -> CookieRecord | None:
@@ -312,7 +310,8 @@ def _holds_store(files: Files, directory: str) -> bool:
 
 
 async def _at_place(metadata: MetadataStore, places: tuple[str, ...], own: str) -> tuple[str, ...]:
-    """Returns the other bookies whose cookie records name one of `places`. Records that cannot be read are skipped."""
+    """Returns the bookies, except `own`, whose cookie records name one of `places`. Skips records that cannot be
+    read."""
     found: list[str] = []
     for bookie in await metadata.children(paths.COOKIES):
         record = None if bookie == own else await get_readable_record(metadata, paths.cookie(bookie), CookieRecord)
@@ -322,7 +321,8 @@ async def _at_place(metadata: MetadataStore, places: tuple[str, ...], own: str) 
 
 
 def _make_cookie(world: World, directory: str, place: str, instance: str) -> Cookie:
-    """Makes a new bookie id, and writes its cookie into the directory; the record in the metadata follows."""
+    """Makes the cookie of a new bookie, with a new id, and writes it into the directory. Its record in the metadata is
+    written later."""
     cookie = Cookie(str(uuids.UUID(bytes=world.rng.randbytes(16), version=4)), instance, (place,))
     disk.replace_file(world.files, directory, COOKIE, encode_cookie(cookie))
     _LOG.info("new bookie %s in %s", cookie.bookie, directory)
@@ -330,7 +330,7 @@ def _make_cookie(world: World, directory: str, place: str, instance: str) -> Coo
 
 
 def _text(verdict: DirectoryVerdict, facts: DirectoryAtStart, directory: str) -> str:
-    """Returns the message for an operator: why the bookie does not start, and what to do."""
+    """Returns the error text for the operator: why the bookie does not start, and what to do."""
     cookie, record = facts.cookie, facts.record
     bookie = "" if cookie is None else cookie.bookie
     return REFUSALS[verdict].format(
@@ -342,14 +342,13 @@ def _text(verdict: DirectoryVerdict, facts: DirectoryAtStart, directory: str) ->
 
 # ------------------------------------------------------------------------------------------ what an operator says
 async def delete_bookie(metadata: MetadataStore, bookie: str) -> CookieRecord:
-    """Deletes the cookie record of a bookie whose data is lost for good: a new bookie may use its place, and no bookie
-    starts with its directory again.
+    """Deletes the cookie record of a bookie whose data is lost for good, and returns the record. After that a new
+    bookie may use the same place, and no bookie starts with the old directory again.
 
-    Raises NotFound if there is no such bookie, Busy while it is registered or starts. Ledgers on it keep their records
-    and have one copy less. A bookie registers only while its cookie record exists (registration.py), and the record is
-    deleted only while the bookie is not registered: if `delete_bookie` and a start run at the same moment, one of them
-    fails.
-    """
+    Raises NotFound if there is no such bookie, Busy if it is registered or just starts. The ledgers on it keep their
+    records and have one copy less. A bookie registers only while its cookie record exists (registration.py), and the
+    record is deleted only while the bookie is not registered: if `delete_bookie` and a start run at the same moment,
+    one of them fails."""
     record = await _stopped(metadata, bookie)
     if not await delete_cookie(metadata, bookie):
         raise Busy(f"bookie {bookie} starts at this moment: stop it first", bookie=bookie)
@@ -357,8 +356,8 @@ async def delete_bookie(metadata: MetadataStore, bookie: str) -> CookieRecord:
 
 
 async def delete_cookie(metadata: MetadataStore, bookie: str, *more: Delete) -> bool:
-    """Deletes a bookie's cookie record and does the deletions `more`, all of them or none. Returns False, and deletes
-    nothing, if the bookie is registered."""
+    """Deletes a bookie's cookie record and carries out the deletions `more`, all of them or none. Returns True if that
+    succeeded; returns False, and deletes nothing, if the bookie is registered."""
     try:
         await metadata.commit([Check(paths.bookie(bookie), ABSENT), Delete(paths.cookie(bookie), ANY), *more])
     except (BadVersion, NodeExists):
@@ -367,30 +366,29 @@ async def delete_cookie(metadata: MetadataStore, bookie: str, *more: Delete) -> 
 
 
 async def change_bookie_place(metadata: MetadataStore, bookie: str, place: str) -> CookieRecord:
-    """Changes the bookie's cookie record: its data directory is at `place` from now on. Raises NotFound if there is no
-    such bookie, Busy while the bookie is registered."""
+    """Changes a bookie's cookie record: from now on its data directory is at `place`. Returns the new record. Raises
+    NotFound if there is no such bookie, Busy if it is registered."""
     await _stopped(metadata, bookie)
     return await _change(metadata, bookie, directories=(place,))
 
 
 async def accept_metadata(metadata: MetadataStore, bookie: str) -> CookieRecord:
-    """Makes the bookie's next start accept the metadata as it is, because it was restored on purpose.
+    """Makes the next start of a bookie accept the metadata as it is, because an operator restored an older copy on
+    purpose. Returns the bookie's new cookie record.
 
-    Raises NotFound if there is no such bookie, Busy while it is registered. The bookie will start in limbo, where it
-    compares its ledgers with the metadata.
-    """
+    Raises NotFound if there is no such bookie, Busy if it is registered. The bookie will start in limbo and compare its
+    ledgers with the metadata."""
     await _stopped(metadata, bookie)
     return await _change(metadata, bookie, starts=_ACCEPT)
 
 
 _ACCEPT = 1 << 60
-"""Number of starts that no directory reaches: so its cookie always lags, and it starts in limbo."""
+"""A number of starts that no directory reaches. So the cookie always has fewer starts than the record, and the bookie
+starts in limbo."""
 
 
 async def _stopped(metadata: MetadataStore, bookie: str) -> CookieRecord:
-    """Returns the record of a bookie that is not registered. Raises NotFound if there is none, Busy if it is
-    registered.
-    """
+    """Returns the cookie record of a bookie. Raises NotFound if there is no such bookie, Busy if it is registered."""
     found = await get_record(metadata, paths.cookie(bookie), CookieRecord)
     if found is None:
         raise NotFound(f"the metadata knows no bookie {bookie}; `magnetar bookies list` shows them", bookie=bookie)

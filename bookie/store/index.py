@@ -48,8 +48,8 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """A cache of values that evicts the least recently used value first. The caller passes the size of each value; the
-    sum of the sizes never exceeds `bytes_max`."""
+    """A cache with a bound of `bytes_max`: when it is full, it evicts the value that was not used for the longest time.
+    The caller says the size of each value."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -70,8 +70,8 @@ class LruCache(Generic[K, V]):
         return found[0]
 
     def put(self, key: K, value: V, size: int) -> None:
-        """Adds a value, or replaces the old value of the key. Evicts the least recently used values if the cache is too
-        large."""
+        """Adds a value of `size` bytes, or replaces the value of this key. Evicts other values if the cache exceeds its
+        bound."""
         values = self._values
         old = values.pop(key, None)
         if old is not None:
@@ -96,11 +96,12 @@ class LruCache(Generic[K, V]):
 
 _RUN = struct.Struct(">qqIIQIQ")
 _RUN_OVERHEAD_BYTES = 600
-"""Memory of a run besides its extents: key, slot, objects."""
+"""Approximate memory of a cached value besides its extents, in bytes: the key, the slot and the objects."""
 
 
 class ExtentLocation(NamedTuple):
-    """An extent, the number of the log that contains it, and the offset of its table in the log's index file."""
+    """Where an extent is: the number of its entry log, the head of the extent, and the offset of its table in the log's
+    index file."""
 
     log: int
     extent: Extent
@@ -108,8 +109,8 @@ class ExtentLocation(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page of extent heads in the index file of a log: the page's offset, its number of heads, its checksum, and the
-    offset of the first table of its extents."""
+    """A page of extent heads in the index file of an entry log: its offset, its number of heads, its checksum, and the
+    offset of the table that belongs to its first head."""
 
     offset: int
     heads: int
@@ -122,7 +123,8 @@ class Page(NamedTuple):
 
 
 class Pages:
-    """The pages of extent heads in one or more index groups of a log, stored as one array for each field."""
+    """The pages of extent heads of one or more index groups. Each field of a page is kept in an array, to save
+    memory."""
 
     __slots__ = ("crcs", "heads", "ledgers", "offsets", "tables")
 
@@ -148,12 +150,11 @@ class Pages:
 
 
 class LoadedIndexGroup:
-    """The part of an index group of log `log` that stays in memory. The group begins at `offset` of the index file.
-    Must be made in a worker.
+    """The part of an index group that stays in memory: which ledgers it has, and where its pages of extent heads are.
+    The group begins at `offset` of the index file of log `log`.
 
-    The extents must be in ascending order of ledgers. Made by `LoadedIndexGroup(log, offset, extents)`, or by
-    `LoadedIndexGroup.start` and then `feed` with slices of the heads' bytes, each slice of whole pages.
-    """
+    Made by `LoadedIndexGroup(log, offset, extents)`, or by `LoadedIndexGroup.start` and then `feed`, in a worker. The
+    extents must be in ascending order of ledgers."""
 
     __slots__ = ("_heads_offset", "_tables_offset", "extents", "ledgers", "log", "offset", "pages", "reach")
 
@@ -171,15 +172,15 @@ class LoadedIndexGroup:
 
     @classmethod
     def start(cls, log: int, offset: int, extents: int) -> LoadedIndexGroup:
-        """Returns an empty index group that will have `extents` extents. The group may be used after `feed` has added
-        the heads of all of them."""
+        """Returns an empty index group that will have `extents` extents. It may be used when `feed` has added all
+        extent heads."""
         group = cls(log, offset)
         group._tables_offset += extents * HEAD_BYTES
         return group
 
     def feed(self, heads: bytes) -> None:
-        """Adds the next extent heads. `heads` must consist of whole pages, except in the last call. Raises ValueError
-        if the heads are not sorted by ledger."""
+        """Adds the next encoded extent heads. `heads` must consist of whole pages of heads, except in the last call.
+        Raises ValueError if the heads are not in ascending order of ledgers."""
         columns = decode_head_columns(heads)
         ledgers = columns.ledgers
         in_order = sorted(ledgers)
@@ -202,12 +203,13 @@ class LoadedIndexGroup:
 
     @property
     def end_offset(self) -> int:
-        """Returns the offset in the index file at which the last table of this group ends."""
+        """Returns the offset in the index file at which this group ends."""
         return self._tables_offset
 
 
 class LedgerExtents:
-    """The extents of one ledger in the first `groups` index groups of one log, sorted by first entry."""
+    """The extents of one ledger in one entry log, in ascending order of first entries. `groups`: how many index groups
+    of the log were searched for them."""
 
     __slots__ = ("_firsts", "_packed", "_reach", "groups", "ledger", "log")
 
@@ -228,7 +230,7 @@ class LedgerExtents:
 
     @property
     def first(self) -> int | None:
-        """Returns the smallest entry id of all extents; None if there is no extent."""
+        """Returns the smallest first entry id of the extents; None if there is no extent."""
         return self._firsts[0] if self._firsts else None
 
     @property
@@ -240,8 +242,8 @@ class LedgerExtents:
         return _RUN_OVERHEAD_BYTES + len(self._packed) + 16 * len(self._firsts)
 
     def places(self, entry: int) -> list[ExtentLocation]:
-        """Returns the extents whose range of entry ids includes the entry. The extent with the largest last entry comes
-        first."""
+        """Returns the locations of the extents that may contain the entry, because it is between their first and their
+        last entry. The extent with the largest first entry comes first."""
         found: list[ExtentLocation] = []
         at = bisect_right(self._firsts, entry) - 1
         while at >= 0 and self._reach[at] >= entry:
@@ -254,8 +256,8 @@ class LedgerExtents:
 
 
 class MissingIndexPages(NamedTuple):
-    """The result of `find_extents_of_ledger_in_log` if index pages must be loaded from the disk first. The extents in
-    `pages`, added to those in `known`, are all extents of the ledger in that log."""
+    """The result of `find_extents_of_ledger_in_log` if pages of the index must be read from the disk first. The extents
+    in `pages` and those in `known` together are all extents of the ledger in that log."""
 
     log: int
     ledger: int
@@ -283,7 +285,8 @@ class _Log:
         self.extents += group.extents
 
     def pages_of(self, ledger: int, first_group: int) -> list[Page]:
-        """Returns the pages of group `first_group` and later ones that may have extents of the ledger."""
+        """Returns the pages that may have extents of the ledger, in the index group number `first_group` and later
+        ones."""
         found: list[Page] = []
         firsts = self.pages.ledgers
         ends = [*self.starts[first_group + 1 :], len(firsts)]
@@ -295,22 +298,23 @@ class _Log:
 
 
 class EntryLogIndex:
-    """The index of a bookie's entry logs. `bytes_max` bounds the memory of its LRU cache."""
+    """The index of a bookie's entry logs: says which logs and extents may contain an entry. Reads no files. `bytes_max`
+    bounds the memory of its cache of extents and tables."""
 
     def __init__(self, bytes_max: int) -> None:
         self._logs: dict[int, _Log] = {}
         self._runs: LruCache[tuple[int, int] | tuple[int, int, None], LedgerExtents | ExtentTable] = LruCache(bytes_max)
         self.generation = 0
         self.loading: dict[tuple[int, int], Future[None]] = {}
-        """(log, ledger) → a future that is done when the run has been loaded (reads.py)."""
+        """(log, ledger) → a future that is done when the ledger's extents in the log have been loaded (reads.py)."""
 
     # ------------------------------------------------------------------------------------ changes
     def add(self, group: LoadedIndexGroup) -> None:
         self.add_group(group, ())
 
     def add_group(self, group: LoadedIndexGroup | None, drop: Collection[int]) -> None:
-        """Makes a new index group visible to readers, and removes the logs `drop` from the index, in one synchronous
-        step."""
+        """Adds an index group (None: none) and removes the logs `drop`, in one step without an await: readers see both
+        changes or neither."""
         if group is not None and group.extents:
             log = self._logs.get(group.log)
             if log is None:
@@ -326,18 +330,19 @@ class EntryLogIndex:
         return list(self._logs)
 
     def logs_of_ledger(self, ledger: int) -> list[int]:
-        """Returns, in ascending order, the numbers of the logs that have entries of the ledger."""
+        """Returns the numbers of the logs that have entries of the ledger, in ascending order."""
         return [number for number, log in self._logs.items() if ledger in log.ledgers]
 
     def ledgers_of_log(self, log: int) -> BitMap64:
-        """Returns a copy of the set of ledgers that have entries in the log; empty if there is no such log."""
+        """Returns a copy of the set of ledger ids that have entries in the log; an empty set if there is no such
+        log."""
         found = self._logs.get(log)
         return BitMap64() if found is None else found.ledgers.copy()
 
     # ------------------------------------------------------------------------------------ extents
     def find_extents_of_ledger_in_log(self, log: int, ledger: int) -> LedgerExtents | MissingIndexPages:
-        """Returns the extents of the ledger in that log; or MissingIndexPages, which says which pages of the index must
-        be loaded first."""
+        """Returns the extents of the ledger in the log. If pages of the index must be read first, returns
+        MissingIndexPages, which names them."""
         found = self._logs.get(log)
         if found is None or ledger not in found.ledgers:
             return LedgerExtents(log, ledger, 0, ())
@@ -353,12 +358,12 @@ class EntryLogIndex:
         return MissingIndexPages(log, ledger, groups, pages, known)
 
     def add_extents_of_ledger(self, run: LedgerExtents) -> None:
-        """Adds extents of a ledger, which were loaded from the disk, to the LRU cache."""
+        """Adds the extents of a ledger, which were read from the disk, to the cache."""
         self._runs.put((run.log, run.ledger), run, run.size_bytes)
 
     def is_entry_certainly_absent(self, ledger: int, entry: int) -> bool:
-        """Returns True if certainly no extent in any log has a range that includes the entry. Loads nothing from the
-        disk: False may also mean that the answer is unknown."""
+        """Returns True if no extent in any log can contain the entry. Returns False if one may contain it, or if that
+        cannot be decided without reading the disk."""
         for number, log in self._logs.items():
             if ledger in log.ledgers:
                 if (number, ledger) not in self._runs:
@@ -369,8 +374,8 @@ class EntryLogIndex:
         return True
 
     def find_extents(self, ledger: int, entry: int) -> list[ExtentLocation] | None:
-        """Returns all extents whose range includes the entry; extents in newer logs come first. Returns None if index
-        pages must be loaded first."""
+        """Returns the locations of all extents that may contain the entry, those in newer logs first. Returns None if
+        pages of the index must be read first."""
         places: list[ExtentLocation] = []
         for log in reversed(self.logs_of_ledger(ledger)):
             run = self.find_extents_of_ledger_in_log(log, ledger)
@@ -381,7 +386,7 @@ class EntryLogIndex:
 
     # ------------------------------------------------------------------------------------ tables
     def table(self, place: ExtentLocation) -> ExtentTable | None:
-        """Returns the table of an extent. Returns None if the table is not in memory and must be loaded."""
+        """Returns the table of an extent; None if the table is not in memory and must be read."""
         if place.extent.entries == 1:
             return make_single_entry_table(place.extent)
         found = self._runs.get((place.log, place.table_offset, None))
@@ -389,7 +394,7 @@ class EntryLogIndex:
         return found
 
     def add_table(self, place: ExtentLocation, table: ExtentTable) -> None:
-        """Adds the table of an extent, which was loaded from the disk, to the LRU cache."""
+        """Adds the table of an extent, which was read from the disk, to the cache."""
         if place.extent.entries == 1:
             return  # it follows from the head
         size = place.extent.table_bytes + _RUN_OVERHEAD_BYTES
@@ -420,8 +425,8 @@ class EntryLogIndex:
 
 
 def decode_page(log: int, ledger: int, page: Page, heads: bytes) -> list[ExtentLocation] | None:
-    """Returns the extents of the ledger that are encoded in `heads`, the bytes of an index page. Returns None if the
-    bytes do not match the page's size and checksum."""
+    """Returns the extents of the ledger that are encoded in `heads`, the bytes of an index page of log `log`. Returns
+    None if the page is damaged."""
     if len(heads) != page.size or crc32c(heads) != page.crc:
         return None
     return [
@@ -430,19 +435,18 @@ def decode_page(log: int, ledger: int, page: Page, heads: bytes) -> list[ExtentL
 
 
 def find_record_number(place: ExtentLocation, table: ExtentTable, entry: int) -> int | None:
-    """Returns which record of the extent contains the entry, counted from 0. Returns None if the extent has no record
-    of the entry."""
+    """Returns the number of the extent's record that contains the entry, counted from 0; None if the extent does not
+    have the entry."""
     delta = entry - place.extent.first
     at = bisect_left(table.deltas, delta)
     return at if at < len(table.deltas) and table.deltas[at] == delta else None
 
 
 def run_end(table: ExtentTable, first: int, count: int, bytes_max: int) -> int:
-    """Returns the number of the record after the run of consecutive entries that begins with record `first`. The run
-    has at most `count` entries and about `bytes_max` bytes.
+    """Finds the end of a run of consecutive entries in an extent. The run begins with record number `first` and has at
+    most `count` entries and about `bytes_max` bytes. Returns the number of the record after the run.
 
-    The end is found by bisection: entries ascend, so deltas[i] - i grows at each gap and never shrinks.
-    """
+    The end is found by bisection: entries ascend, so deltas[i] - i grows at each gap and never shrinks."""
     deltas, offsets = table.deltas, table.offsets
     end = min(first + count, len(deltas))
     end = bisect_left(offsets, offsets[first] + bytes_max, first + 1, end)

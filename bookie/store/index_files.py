@@ -70,14 +70,16 @@ _HEAD = struct.Struct(">IBq")
 _LEDGER = struct.Struct(">q")
 _LEDGER_AT = 5
 _CHANGES_MAX = 1 << 17
-"""Records out of order that wait to be merged while a file is loaded: about 30 MB."""
+"""While a file is read, at most this number of records that are out of order wait to be merged. They need about 30
+MB."""
 _SORT_SLICE = 4096
-"""Values that are sorted at once, as that keeps the interpreter: 1 ms for so many, against 50 ms for 100,000."""
+"""The number of values that are sorted at once. A sort keeps the interpreter: 1 ms for this number, 50 ms for
+100,000."""
 
 
 def sorted_in_slices(values: Collection[int]) -> Iterator[int]:
-    """Yields the values in ascending order. Must run in a worker thread; sorts in slices, so that the event loop can
-    run between two slices."""
+    """Yields the values in ascending order. Sorts them in slices, so that the event loop gets the interpreter in
+    between. Must run in a worker."""
     if len(values) <= _SORT_SLICE:
         return iter(sorted(values))
     rest = iter(values)
@@ -86,8 +88,8 @@ def sorted_in_slices(values: Collection[int]) -> Iterator[int]:
 
 
 class LedgerTable:
-    """An immutable table of the records of all ledgers that did not change lately, sorted by ledger and divided into
-    leaves."""
+    """An immutable table of ledger records in ascending order of ledger ids. The records are packed into leaves of
+    bytes, to save memory."""
 
     __slots__ = ("_firsts", "leaves")
 
@@ -108,13 +110,14 @@ class LedgerTable:
         return state
 
     def __iter__(self) -> Iterator[int]:
-        """Yields the ledgers, ascending."""
+        """Yields the ledger ids in ascending order."""
         for leaf in self.leaves:
             for (ledger,) in struct.iter_unpack(f">{_LEDGER_AT}xq{RECORD_BYTES - _LEDGER_AT - 8}x", leaf):
                 yield ledger
 
     def with_ledger_records(self, changes: Mapping[int, bytes]) -> LedgerTable:
-        """Returns a copy of the table in which the records `changes` replace the old records of their ledgers."""
+        """Returns a copy of the table with the records `changes` (encoded, by ledger id). They replace older records of
+        the same ledgers."""
         by_leaf: dict[int, list[int]] = {}
         for ledger in changes:
             by_leaf.setdefault(max(bisect_right(self._firsts, ledger) - 1, 0), []).append(ledger)
@@ -144,7 +147,8 @@ def _ledger(leaf: bytes, at: int) -> int:
 
 
 def _find(leaf: bytes, ledger: int, low: int) -> int:
-    """Returns the number of the first record, from `low` on, whose ledger is not smaller than `ledger`."""
+    """Returns the number of the first record, from number `low` on, whose ledger id is at least `ledger`; the number of
+    all records if there is none."""
     high = count = len(leaf) // RECORD_BYTES
     if low == count or _ledger(leaf, count - 1) < ledger:
         return count
@@ -158,7 +162,7 @@ def _find(leaf: bytes, ledger: int, low: int) -> int:
 
 
 def _merge(leaf: bytes, ledgers: Iterable[int], changes: Mapping[int, bytes]) -> Iterator[bytes]:
-    """Applies the changes to `leaf`, and yields the leaves that replace it."""
+    """Yields the leaves that replace `leaf` when the records of `ledgers` in `changes` are put into it."""
     parts: list[bytes] = []
     size = done = 0
     for ledger in ledgers:
@@ -174,7 +178,7 @@ def _merge(leaf: bytes, ledgers: Iterable[int], changes: Mapping[int, bytes]) ->
 
 
 def _cut(parts: list[bytes]) -> list[bytes]:
-    """Splits data into leaves of the allowed length."""
+    """Joins the parts and splits the result into leaves."""
     data = b"".join(parts)
     if len(data) <= 2 * LEAF_BYTES:
         return [data]
@@ -182,7 +186,8 @@ def _cut(parts: list[bytes]) -> list[bytes]:
 
 
 class LoadedIndex(NamedTuple):
-    """The content of a ledger index file after it was read."""
+    """The content of a ledger index file: the table of its ledger records, the ids of the ledgers that are not deleted,
+    and its facts."""
 
     table: LedgerTable
     ledgers: BitMap64  # those of the table without a tombstone
@@ -190,8 +195,8 @@ class LoadedIndex(NamedTuple):
 
 
 class TableLoader:
-    """Makes a table of ledger records from the file of a ledger index. `feed` must get the file's records in order,
-    slice by slice; `finish` returns the result."""
+    """Makes the content of a ledger index from the bytes of its file. The caller calls `feed` with the file's records,
+    slice by slice in order, then `finish`, which returns the content."""
 
     def __init__(self) -> None:
         self._leaves: list[bytes] = []
@@ -202,7 +207,7 @@ class TableLoader:
         self._facts: list[State] = []
 
     def feed(self, data: bytes) -> list[int]:
-        """Adds the records in `data`. Leaves out records that are damaged or cut off, and returns their offsets in
+        """Adds the records in `data`. Skips records that are damaged or cut off, and returns their offsets in
         `data`."""
         bad: list[int] = []
         begin = 0  # of the records that were not taken yet: ascending, above all before
@@ -288,12 +293,12 @@ class TableLoader:
 
 
 _CLEAN_MAX = 4096
-"""Descriptors that were asked for and not changed: about 1 MB."""
+"""The largest number of unchanged descriptors that are kept in memory: about 1 MB."""
 
 
 class LedgerDescriptor:
-    """The facts that a bookie has about a ledger: its key, whether it is fenced, its last-add-confirmed (LAC), and the
-    id of its last entry."""
+    """What a bookie knows of a ledger besides its entries: the key, whether it is fenced, its last-add-confirmed (LAC),
+    and the id of its last entry. `key_synced` and `fence_synced`: whether key and fence are durable."""
 
     __slots__ = ("fence_synced", "fenced", "key", "key_synced", "lac", "last", "ledger")
 
@@ -308,7 +313,7 @@ class LedgerDescriptor:
 
     @classmethod
     def from_state(cls, state: LedgerState) -> LedgerDescriptor:
-        """Returns a descriptor made from `state`, a durable record of the ledger index."""
+        """Returns the descriptor with the values of `state`, a durable record of the ledger index."""
         found = cls(state.ledger, state.key)
         found.key_synced = True
         found.fenced = found.fence_synced = state.fenced
@@ -321,9 +326,8 @@ class LedgerDescriptor:
 
 
 class IndexContent(NamedTuple):
-    """The content that a checkpoint gives to the ledger index: all records (`table`, `statements`), and the new records
-    alone (`changes`). `unsynced` are the descriptors whose key or fence was not yet durable in the journal when they
-    were encoded."""
+    """What a checkpoint writes to the ledger index: the new records alone (`changes`), or all records (`statements` and
+    the `table`). `unsynced` are the descriptors whose key or fence was not durable yet when they were encoded."""
 
     table: LedgerTable
     changes: list[bytes]  # encoded facts and ledgers
@@ -332,8 +336,8 @@ class IndexContent(NamedTuple):
 
 
 class PendingIndexChanges(NamedTuple):
-    """The changes of descriptors and facts that a checkpoint's worker must write to the ledger index. Descriptors may
-    change while it writes, but only so: a fence is set, or the LAC or the last entry grows."""
+    """The descriptors and facts that a checkpoint's worker must write to the ledger index. While the worker writes, a
+    descriptor may still change: it may be fenced, and its LAC and last entry may grow."""
 
     table: LedgerTable
     settling: dict[int, LedgerDescriptor]
@@ -342,8 +346,8 @@ class PendingIndexChanges(NamedTuple):
     alive: int
 
     def encode_changes(self, everything: bool) -> IndexContent:
-        """Encodes the changes and merges them into the table of all ledgers. With `everything`, also removes deleted
-        ledgers from the table."""
+        """Encodes the changes and merges them into a new table of all ledgers. Returns the content to write.
+        `everything`: also encodes all facts, and leaves deleted ledgers out of the table."""
         records: dict[int, bytes] = {}
         unsynced: list[LedgerDescriptor] = []
         for ledger in sorted_in_slices(self.settling):
@@ -359,8 +363,8 @@ class PendingIndexChanges(NamedTuple):
 
 
 class LedgerDescriptors(StateLog):
-    """The descriptors of all ledgers of a bookie, and its facts (such as tombstones). A descriptor that did not change
-    lately is made from the table of the ledger index when it is needed."""
+    """The descriptors of all ledgers of a bookie, and its facts (such as tombstones). The descriptor of a ledger that
+    has not changed lately is made from the ledger index when it is needed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -377,7 +381,8 @@ class LedgerDescriptors(StateLog):
         return self._resting(ledger) if found is None else found
 
     def _resting(self, ledger: int) -> LedgerDescriptor | None:
-        """Returns the descriptor of a ledger that has no unwritten changes; None if there is no such ledger."""
+        """Returns the descriptor of a ledger that has not changed since the last checkpoint began; None if there is no
+        such ledger."""
         if ledger < 0 or ledger not in self._ids:
             return None
         found = self._settling.get(ledger) or self._clean.get(ledger)
@@ -396,11 +401,11 @@ class LedgerDescriptors(StateLog):
 
     @property
     def highest(self) -> int:
-        """Returns the largest id of any ledger that has a descriptor; -1 if there is none."""
+        """Returns the largest id of a ledger that has a descriptor; -1 if there is none."""
         return int(self._ids.max()) if len(self._ids) else -1
 
     def ledger_ids(self) -> BitMap64:
-        """Returns a copy of the set of ledger ids, without those of deleted ledgers."""
+        """Returns a copy of the set of the ids of all ledgers that are not deleted."""
         return self._ids.copy()
 
     def create(self, ledger: int, key: bytes) -> LedgerDescriptor:
@@ -411,11 +416,12 @@ class LedgerDescriptors(StateLog):
         return descriptor
 
     def mark_changed(self, descriptor: LedgerDescriptor) -> None:
-        """Marks the descriptor as changed: the next checkpoint writes it."""
+        """Marks the descriptor as changed, so that the next checkpoint writes it."""
         self.dirty_ledgers[descriptor.ledger] = descriptor
 
     def delete(self, first: int, last: int) -> None:
-        """Records that the ledgers `first … last` are deleted for ever."""
+        """Records that the ledgers `first … last` are deleted for ever. The record is durable with the next
+        checkpoint."""
         self.add_fact(Tombstone(first, last))
 
     def apply(self, fact: Fact) -> None:
@@ -424,7 +430,7 @@ class LedgerDescriptors(StateLog):
             self._drop(fact.first, fact.last)
 
     def _drop(self, first: int, last: int) -> None:
-        """Removes the ledgers from the bitmap, so that their other places are not read any more."""
+        """Removes the ledgers `first … last` from the set of ledgers that exist."""
         self._ids.remove_range(first, last + 1)
         span = range(first, last + 1)
         dirty = self.dirty_ledgers
@@ -434,7 +440,7 @@ class LedgerDescriptors(StateLog):
 
     # ------------------------------------------------------------------------------------ for the ledger index
     def load(self, loaded: LoadedIndex) -> None:
-        """Puts the descriptors that were read from the ledger index into this object. Must be called once, when the
+        """Sets the descriptors and facts to those that were read from the ledger index. Must be called once, when the
         store starts."""
         assert not len(self)
         self._table, self._ids = loaded.table, loaded.ledgers
@@ -446,7 +452,7 @@ class LedgerDescriptors(StateLog):
         return bool(self.dirty_ledgers or self._settling or self._unwritten or self.has_changes)
 
     def begin_checkpoint(self) -> None:
-        """Gives all changes until now to the checkpoint that begins, together with the changes of an earlier checkpoint
+        """Makes all changes so far a part of the checkpoint that begins, together with those of an earlier checkpoint
         that failed."""
         if self._settling:
             self._settling.update(self.dirty_ledgers)
@@ -460,8 +466,8 @@ class LedgerDescriptors(StateLog):
         return PendingIndexChanges(self._table, self._settling, self._unwritten, self.copy(), alive)
 
     def on_written(self, settled: IndexContent) -> dict[int, LedgerDescriptor]:
-        """Called when the changes of a checkpoint are durable. Returns the descriptors that are not needed any more;
-        the caller must free them in small steps, because they may be many."""
+        """Called when the changes of a checkpoint are durable. Returns descriptors that are not needed any more; the
+        caller must free them in small steps, because they may be many."""
         self._table, old, self._settling, self._unwritten = settled.table, self._settling, {}, []
         for descriptor in settled.unsynced:
             if descriptor.ledger in self._ids:
@@ -487,12 +493,14 @@ _LOG = logging.getLogger("magnetar.bookie.store.ledgers")
 
 SUFFIX = ".lidx"
 _OUTDATED_MAX = 4
-"""Multiple of the records that are alive above which a file is rewritten, if it is larger than _REWRITE_BYTES_MIN."""
+"""The file is rewritten when its size is above this multiple of the size of the records that still count, and above
+_REWRITE_BYTES_MIN."""
 _REWRITE_BYTES_MIN = 1 << 20
-"""Least bytes of a file that is rewritten for that."""
+"""A smaller file, in bytes, is not rewritten because of outdated records."""
 _READ_BYTES = 4096 * ledger_index.RECORD_BYTES
 _WRITE_BYTES = 1 << 20
-"""Bytes written and synced at once, so that a large rewrite does not delay the journal's syncs."""
+"""The number of bytes that are written and synced at once, so that a large rewrite does not delay the journal's
+syncs."""
 
 _BAD = "record of the ledger index is not what was written"
 
@@ -502,8 +510,8 @@ def index_file_name(generation: int) -> str:
 
 
 class LedgerIndexFile:
-    """The file of the ledger index. Checkpoints append records to the file, and rewrite it when too many of its records
-    are outdated."""
+    """The file of the ledger index. Checkpoints append records to the file, or write a new one (the next generation)
+    when too many of its records are outdated."""
 
     def __init__(self, files: Files, directory: str, uuid: bytes, generation: int, end: int) -> None:
         self._files = files
@@ -514,7 +522,7 @@ class LedgerIndexFile:
         self._faulty = False
 
     def load(self, missing: Callable[[str], None]) -> LoadedIndex:
-        """Reads the file and returns the content of all its valid records. Calls `missing` with a description of each
+        """Reads the file and returns the content of all its undamaged records. Calls `missing` with a text for each
         damage. Raises ForeignFile or NewerFormat."""
         path = join_path(self._directory, index_file_name(self.generation))
         loading = TableLoader()
@@ -552,14 +560,14 @@ class LedgerIndexFile:
             file.close()
 
     def must_rewrite(self, alive: int) -> bool:
-        """Returns whether the next `write` must rewrite the whole file, because it is damaged or has too many old
-        records. `alive` is the number of ledgers."""
+        """Returns whether the next `write` must write a new file, because this one is damaged or has too many outdated
+        records. `alive` is the number of records that still count."""
         large = self.end > _REWRITE_BYTES_MIN and self.end > _OUTDATED_MAX * alive * ledger_index.RECORD_BYTES
         return self._faulty or large
 
     def write(self, unwritten: PendingIndexChanges) -> tuple[IndexContent, int, int]:
-        """Writes the changes to the file, or all records if the file is outdated. Returns the content that was written,
-        and (generation, end) of the file, which the mark must name."""
+        """Appends the changes to the file, or writes a new file with all records. Returns (content that was written,
+        generation of the file, its end). The mark must name generation and end."""
         if self.must_rewrite(unwritten.alive):
             settled = unwritten.encode_changes(everything=True)
             try:
@@ -572,7 +580,7 @@ class LedgerIndexFile:
         return settled, *self._append(settled.changes)
 
     def append(self, facts: Sequence[State]) -> tuple[int, int]:
-        """Appends only these facts to the file. Returns (generation, end) of the file, which the mark must name."""
+        """Appends these facts alone to the file. Returns (generation, end) of the file, which the mark must name."""
         return self._append(list(map(ledger_index.encode, facts)))
 
     def _append(self, records: Sequence[bytes]) -> tuple[int, int]:
@@ -585,8 +593,8 @@ class LedgerIndexFile:
         return self.generation, self.end + size
 
     def rewrite(self, records: Sequence[bytes]) -> tuple[int, int]:
-        """Writes the next generation of the file with these records; each buffer has one or more records. Returns
-        (generation, end) of the file, which the mark must name."""
+        """Writes the next generation of the file; `records` are its encoded records, one or more in each buffer.
+        Returns (generation, end) of the new file, which the mark must name."""
         generation = self.generation + 1
         header = encode_file_header(FileHeader(ledger_index.MAGIC, self._uuid, generation))
         size = disk.replace_file_in_slices(
@@ -595,7 +603,7 @@ class LedgerIndexFile:
         return generation, size
 
     def on_committed(self, generation: int, end: int) -> None:
-        """Called when the durable mark names this generation and end of the file. Removes the files of other
+        """Called when the durable mark names this generation and this end of the file. Removes the files of older
         generations."""
         old, self.generation, self.end = self.generation, generation, end
         if old != generation:
@@ -603,7 +611,7 @@ class LedgerIndexFile:
             self.remove_old_generations()
 
     def remove_old_generations(self) -> None:
-        """Removes the files of other generations, without a sync. If a crash brings such a file back, the next start
+        """Removes the files of other generations, without a sync. If a crash brings one of them back, the next start
         removes it."""
         for other in disk.list_removable_files(self._files, self._directory):
             if other != index_file_name(self.generation):
@@ -611,7 +619,7 @@ class LedgerIndexFile:
 
 
 def _slices(buffers: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields the buffers, joined to slices of about `_WRITE_BYTES`."""
+    """Joins the buffers and yields them in slices of about `_WRITE_BYTES` bytes."""
     waiting: list[bytes] = []
     size = 0
     for buffer in buffers:
@@ -624,15 +632,15 @@ def _slices(buffers: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def create(files: Files, directory: str, uuid: bytes) -> LedgerIndexFile:
-    """Creates the file of the ledger index, in its first generation and without records."""
+    """Creates the file of the ledger index without records and returns it."""
     new = LedgerIndexFile(files, directory, uuid, 0, FILE_HEADER_BYTES)
     generation, end = new.rewrite([])
     return LedgerIndexFile(files, directory, uuid, generation, end)
 
 
 def newest(files: Files, directory: str) -> tuple[int, int]:
-    """Returns (generation, end of the last whole record) of the newest ledger index file that exists, according to its
-    name and size, without reading it. Used by a start that found no mark."""
+    """Returns (generation, end of the last complete record) of the newest ledger index file, by its name and its size.
+    A start that found no mark calls this."""
     found = [each for each in files.list_directory(directory) if each.endswith(SUFFIX)]
     if not found:
         return 0, FILE_HEADER_BYTES
@@ -645,12 +653,12 @@ def newest(files: Files, directory: str) -> tuple[int, int]:
 
 
 INTRODUCED_MAX = 4096
-"""Ledgers that were introduced and did not begin: those of a burst."""
+"""The largest number of keys that are kept of ledgers which have not begun here: those of a burst."""
 
 
 class LedgerKeys:
-    """The keys of the ledgers of one store, which authorize adds, fences and reads. Changes `descriptors`, and adds KEY
-    records to the open group of `journal`."""
+    """Checks and stores the keys of the ledgers of one store. A key authorizes adds, fences and reads of its ledger.
+    Creates missing `descriptors`, and enqueues KEY records to `journal`."""
 
     def __init__(self, descriptors: LedgerDescriptors, journal: Journal) -> None:
         self._descriptors = descriptors
@@ -660,12 +668,12 @@ class LedgerKeys:
         self._keying: dict[int, LedgerDescriptor] = {}  # whose key goes out with the next seal
 
     def require_recorded_keys(self) -> None:
-        """Makes the store require, from now on, that the key of an unknown ledger is introduced
-        (`record_key_of_metadata`) before the ledger begins here (bookie/service.py)."""
+        """From now on a ledger that is unknown here may begin only if its key was read from the metadata
+        (`record_key_of_metadata`)."""
         self._introduced = LruCache(INTRODUCED_MAX)
 
     def record_key_of_metadata(self, ledger: int, key: bytes) -> None:
-        """Introduces a ledger: records that the metadata has a record of the ledger with this key."""
+        """Records, in memory, that the metadata has a record of the ledger with this key."""
         if self._introduced is not None:
             self._introduced.put(ledger, key, 1)
 
@@ -677,9 +685,9 @@ class LedgerKeys:
         return known is not None and hmac.compare_digest(known, key)
 
     def verdict(self, ledger: int, key: bytes) -> Status:
-        """Returns the status for an add or a fence with this key: OK if it is admitted; FENCED if the ledger is
-        deleted; NO_SUCH_LEDGER if the ledger is new and was not introduced; UNAUTHORIZED if the ledger has another
-        key."""
+        """Returns the status for an add or a fence with this key. OK: the key is right, or the ledger may begin here.
+        FENCED: the ledger is deleted. NO_SUCH_LEDGER: the ledger is unknown here, and its key must be read from the
+        metadata first. UNAUTHORIZED: the ledger has another key."""
         descriptor = self._descriptors.get(ledger)
         if descriptor is not None:
             return Status.OK if descriptor.has_key(key) else Status.UNAUTHORIZED
@@ -688,9 +696,9 @@ class LedgerKeys:
         return Status.OK if self.may_begin_unknown_ledger(ledger, key) else Status.NO_SUCH_LEDGER
 
     def judge_read(self, ledger: int, key: bytes) -> Status:
-        """Returns the status for a read with this key: OK if the sender may read the ledger; NO_SUCH_LEDGER if this
-        store may have lost the ledger's key, which must then be introduced first; UNAUTHORIZED if the ledger has
-        another key."""
+        """Returns the status for a read with this key. OK: the sender may read the ledger. NO_SUCH_LEDGER: this store
+        may have lost the ledger's key, which must be read from the metadata first. UNAUTHORIZED: the ledger has another
+        key."""
         descriptor = self._descriptors.get(ledger)
         if descriptor is not None:
             return Status.OK if descriptor.has_key(key) else Status.UNAUTHORIZED
@@ -698,8 +706,8 @@ class LedgerKeys:
         return Status.NO_SUCH_LEDGER if lost and not self.may_begin_unknown_ledger(ledger, key) else Status.OK
 
     def bind_key(self, ledger: int, key: bytes) -> Status:
-        """Binds the key to the ledger if this store does not know the ledger. Returns UNAUTHORIZED if the ledger is
-        deleted or has another key. Otherwise returns OK; the key is durable when the next seal is done."""
+        """Makes `key` the key of the ledger if this store does not know the ledger. Returns OK (the key is durable when
+        the next seal is done), or UNAUTHORIZED if the ledger is deleted or has another key."""
         descriptor = self._descriptors.get(ledger)
         if ledger in self._descriptors.tombstones or (descriptor is not None and not descriptor.has_key(key)):
             return Status.UNAUTHORIZED
@@ -707,8 +715,8 @@ class LedgerKeys:
         return Status.OK
 
     def ensure_descriptor(self, ledger: int, key: bytes) -> LedgerDescriptor:
-        """Returns the ledger's descriptor, and creates the descriptor if there is none. Enqueues a KEY record to the
-        journal unless the ledger's key is durable."""
+        """Returns the ledger's descriptor; creates it, with this key, if there is none. Enqueues a KEY record to the
+        journal if the key is not durable yet."""
         descriptor = self._descriptors.get(ledger) or self._descriptors.create(ledger, key)
         if not descriptor.key_synced and ledger not in self._keying:
             self._journal.enqueue(RecordType.KEY, ledger, -1, (key,))
@@ -716,7 +724,7 @@ class LedgerKeys:
         return descriptor
 
     def take_enqueued_keys(self) -> dict[int, LedgerDescriptor]:
-        """Removes and returns the descriptors, by ledger, whose KEY records were enqueued since the last seal."""
+        """Removes and returns the descriptors whose KEY records were enqueued since the last call, by ledger id."""
         keying, self._keying = self._keying, {}
         return keying
 
@@ -738,12 +746,13 @@ class LedgerKeys:
 
 
 TOMBSTONES_MAX = 4096
-"""Intervals of deleted ledgers in one group of the journal, which must fit into a block."""
+"""The largest number of tombstone records (intervals of deleted ledgers) in one group of the journal. A group must fit
+into a block."""
 
 
 class TombstoneWriter:
-    """Writes the tombstones of one store, which record that ledgers are deleted. `sealed` waits until the journal has
-    synced, or refused, all records that were enqueued before the call."""
+    """Writes tombstones, the durable records that ledgers are deleted, to the journal of one store. Calling `sealed`
+    writes what was enqueued, and returns whether the disk had room for it."""
 
     def __init__(
         self, journal: Journal, descriptors: LedgerDescriptors, memtable: Memtable, sealed: Callable[[],
@@ -760,8 +769,8 @@ class TombstoneWriter:
         self.counters = {"ledgers_deleted": 0}
 
     async def write(self, ledgers: list[int]) -> bool:
-        """Writes tombstones of these ledgers. Returns False if the journal had no room for all of them: then the
-        tombstones are only in memory, and `write_pending_tombstones` makes them durable."""
+        """Writes tombstones of these ledgers. Returns True if they are durable. Returns False if the journal had no
+        room for some: these are in memory, and `write_pending_tombstones` makes them durable."""
         spans = IntegerIntervals()
         for ledger in ledgers:
             spans.add(ledger, ledger)
@@ -783,7 +792,7 @@ class TombstoneWriter:
         return True
 
     async def write_pending_tombstones(self) -> None:
-        """Makes a checkpoint, which makes those tombstones durable for which the journal had no room."""
+        """Makes a checkpoint if the journal had no room for some tombstones, so that they become durable."""
         loose = set(self._loose)
         if loose:
             await self._checkpoint()  # the journal had no room for a tombstone: the ledger index must have it first

@@ -81,16 +81,16 @@ from .replay import JournalPosition, JournalSegment, JournalSegments
 
 
 COPIED_APART_BYTES = 4096
-"""Average size of buffers above which they are copied into the arena one by one; smaller ones are joined first."""
+"""If the buffers of a block have at least this size on average, they are copied into its memory one by one; smaller
+buffers are joined first."""
 
 
 class JournalBlockBuffers:
-    """Page-aligned buffers in which journal blocks are assembled: `count` buffers of `size` bytes, used in turn. A
-    block longer than the next buffer enlarges that buffer permanently.
+    """Page-aligned memory in which journal blocks are assembled: `count` buffers of at least `size` bytes, used in
+    turn. A longer block enlarges its buffer for good.
 
-    Mapping memory for each such block would cost the kernel 4 MiB of zeros, a tenth of the time of a bookie that gets
-    entries of 1 MiB.
-    """
+    New memory for each such block would cost the kernel 4 MiB of zeros, a tenth of the time of a bookie that gets
+    entries of 1 MiB."""
 
     def __init__(self, files: Files, size: int, count: int) -> None:
         self._files = files
@@ -99,8 +99,8 @@ class JournalBlockBuffers:
         self._turn = -1
 
     def fill(self, buffers: Sequence[Buffer], size: int) -> memoryview:
-        """Returns a buffer of `size` bytes with the content of `buffers`, then zeros. The returned buffer is valid
-        until its turn comes again, `count` calls later."""
+        """Copies `buffers` one after the other into the next memory, and fills it with zeros up to `size` bytes.
+        Returns these bytes; they are valid until the call number `count` after this one."""
         view = self._next_arena(size)[:size]
         if len(buffers) * COPIED_APART_BYTES > size:
             buffers = [b"".join(buffers)]
@@ -128,7 +128,8 @@ Done = Callable[[bool], None]
 
 
 class JournalRecordGroup(msgspec.Struct):
-    """A group of journal records: those that one turn of the event loop enqueued."""
+    """A group of journal records: those that were enqueued between two calls of `seal`. `done` are the functions to
+    call when the group is written."""
 
     headers: list[bytes] = []
     buffers: list[Buffer] = []
@@ -138,8 +139,8 @@ class JournalRecordGroup(msgspec.Struct):
 
 
 def block_buffers(block: WriteBlock[JournalRecordGroup], number: int, salt: int) -> list[Buffer]:
-    """Returns the buffers that make up the block, without its padding. `number` and `salt` are those of the block's
-    journal."""
+    """Returns the buffers of a block to be written: its header and its records, without padding. `number` and `salt`
+    are those of the journal file."""
     headers: list[bytes] = []
     buffers: list[Buffer] = [b""]
     for group in block.groups:
@@ -209,7 +210,7 @@ class Journal:
 
     # ------------------------------------------------------------------------------------ life
     async def start(self, previous: JournalPosition) -> None:
-        """Begins a new journal file. `previous` is the end of the valid part of the journal that the replay found."""
+        """Begins a new journal file. `previous` is the position at which the journal of the last process ends."""
         segments = self._segments
         worker = self._workers[0]
         await worker.run(segments.adopt_spare_files)
@@ -221,7 +222,7 @@ class Journal:
         self.core.receive(SegmentBegun(segment.number, segment.size, segment.file.direct))
 
     async def close(self) -> None:
-        """Closes the journal after the callers of all enqueued records are answered."""
+        """Waits until the callers of all enqueued records are answered, then closes the journal."""
         self._closing = True
         self.core.close()
         self._work.set()
@@ -238,18 +239,18 @@ class Journal:
 
     @property
     def is_direct(self) -> bool:
-        """Returns whether the journal's blocks are written directly to the disk, without the page cache."""
+        """Returns whether blocks are written directly to the disk, bypassing the page cache."""
         return self._segments.direct
 
     # ------------------------------------------------------------------------------------ intents
     @property
     def position(self) -> JournalPosition:
-        """Returns the position up to which the whole journal is synced."""
+        """Returns the position up to which the journal is synced."""
         return JournalPosition(self.core.number, self.core.synced_upto)
 
     @property
     def queued_bytes(self) -> int:
-        """Returns the bytes of all records whose callers are not answered yet."""
+        """Returns the size in bytes of all records whose callers are not answered yet."""
         return self.open.size + self.core.queued_bytes
 
     @property
@@ -258,13 +259,13 @@ class Journal:
 
     @property
     def queued_records(self) -> int:
-        """Returns the number of records that wait to be put into a block. Walks over all waiting groups, so it must be
-        used only for statistics."""
+        """Returns the number of records that wait to be put into a block. Walks over all waiting groups: use it only
+        for statistics."""
         return self.core.queued_records + len(self.open.headers)
 
     def enqueue(self, kind: RecordType, ledger: int, entry: int, payload: Sequence[Buffer] = ()) -> None:
-        """Adds a record to the open group. The caller must call `seal` in the same turn of the event loop, and must not
-        change the payload any more."""
+        """Adds a record to the group that the next `seal` writes. The caller must call `seal` in the same turn of the
+        event loop, and must not change the payload any more."""
         header, size = encode_record(kind, ledger, entry, payload)
         group = self.open
         group.headers.append(header)
@@ -273,8 +274,8 @@ class Journal:
         group.size += size
 
     def seal(self, *done: Done) -> None:
-        """Seals the open group, so that it is written. Calls each `done` once, in order: with True when all records
-        that were enqueued so far are synced, with False if the disk had no room for them."""
+        """Ends the present group of records and gives it to be written. When everything enqueued so far is synced,
+        calls each function of `done` once, in order, with True; with False if the disk had no room for the group."""
         assert self._task is not None, "the journal was not started"
         assert not self._closing, "the journal is closing"
         group, self.open = self.open, JournalRecordGroup()
@@ -298,8 +299,8 @@ class Journal:
             self._work.set()
 
     def commit_group_with_future(self) -> asyncio.Future[bool]:
-        """Seals the open group, like `seal`. Returns a future whose result is the value for `done`: True if the records
-        are synced, False if the disk had no room for them."""
+        """Ends the present group of records, like `seal`. Returns a future of the outcome: True if the records are
+        synced, False if the disk had no room for them."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.seal(lambda ok: None if future.done() else future.set_result(ok))
         return future
@@ -328,9 +329,8 @@ class Journal:
                 await self._work.wait()
 
     def _written(self, written: asyncio.Future[float]) -> None:
-        """Handles the end of a block's write: answers the block at once if it is the oldest one. The task does the
-        rest.
-        """
+        """Called when the write of a block has ended. Answers the oldest blocks at once; everything else is left to the
+        task."""
         stored = not written.cancelled() and written.exception() is None
         if stored and self._fault is None and not self._closing:
             try:
@@ -341,7 +341,8 @@ class Journal:
             self._work.set()
 
     def _report_finished(self) -> None:
-        """Gives the core the outcomes of the oldest blocks whose writes have ended, in order."""
+        """Tells the core the outcomes of the oldest blocks whose writes have ended, in order, and answers their
+        callers."""
         flying = self._flying
         while flying and flying[0][1].done():
             sequence, written = flying.popleft()
@@ -374,7 +375,7 @@ class Journal:
                     done(confirmed)
 
     def _send(self, block: WriteBlock[JournalRecordGroup]) -> None:
-        """Passes the block to the worker thread that writes it."""
+        """Gives the block to the worker that writes it."""
         segment = self._segment
         assert segment is not None
         now = self._clock.monotonic()
@@ -392,9 +393,8 @@ class Journal:
             self._segments.start_making_spare_journal()
 
     def _write(self, file: File, block: Sequence[Buffer], offset: int, zeros: Sequence[int]) -> float:
-        """Writes zeros at these offsets and then a block, each durable before the next; must run in a worker. Returns
-        the seconds that it took.
-        """
+        """Writes and syncs zeros at each offset of `zeros`, then the block at `offset`. Must run in a worker. Returns
+        the time that this took, in seconds."""
         began = self._clock.monotonic()
         for place in zeros:
             self._write_synced(file, [bytes(ALIGNMENT)], place)
@@ -407,7 +407,8 @@ class Journal:
             disk.sync(self._files, file)
 
     async def _start_segment(self, effect: BeginSegment) -> None:
-        """Makes a spare the next segment; tells the core if there was no room."""
+        """Makes a spare file the next journal file. If the disk has no room for that, tells the core and goes on with
+        the present file."""
         segments = self._segments
         spare = segments.spares.pop()
         try:
@@ -425,12 +426,12 @@ class Journal:
     # ------------------------------------------------------------------------------------ room
     @property
     def no_space(self) -> bool:
-        """Returns whether the disk had no room for the last block or the last spare file. The value stays true until a
-        later block or spare file finds room, or `refresh_no_space` finds it."""
+        """Returns whether the disk had no room for the last block or the last spare file. This stays true until a later
+        write finds room, or `refresh_no_space` finds it."""
         return self.core.no_room or self._segments.full
 
     async def refresh_no_space(self) -> None:
-        """Resets `no_space` to false if the disk has room again for a block of the largest size."""
+        """Sets `no_space` to false if the disk has room again for a block of the largest size."""
         try:
             await self._filler.run(self._segments.check_room, self._block_bytes_max)
         except disk.NoSpace:

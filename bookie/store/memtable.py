@@ -25,7 +25,7 @@ from typing import Any
 
 
 class IntegerIntervals:
-    """A set of integers, kept as disjoint intervals in ascending order."""
+    """A set of integers, stored as disjoint intervals in ascending order."""
 
     def __init__(self) -> None:
         self._firsts: list[int] = []
@@ -45,7 +45,7 @@ class IntegerIntervals:
         return len(self._firsts)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Yields (first, last) of each interval, ascending."""
+        """Yields (first, last) of each interval, in ascending order."""
         return zip(self._firsts, self._lasts, strict=True)
 
     def add(self, first: int, last: int) -> None:
@@ -69,13 +69,13 @@ class IntegerIntervals:
         self._lasts[low:high] = [b for _, b in kept]
 
     def intersect(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Returns the integers of first .. last that are in the set, as intervals."""
+        """Returns the part of the set within `first … last`, as (first, last) pairs in ascending order."""
         low = bisect_left(self._lasts, first)
         high = bisect_right(self._firsts, last)
         return [(max(self._firsts[i], first), min(self._lasts[i], last)) for i in range(low, high)]
 
     def check(self) -> None:
-        """Checks that no interval is empty, and that they are disjoint, ascending and not adjacent."""
+        """Checks the invariants: no interval is empty; the intervals ascend, and neither overlap nor touch."""
         assert all(first <= last for first, last in self)
         assert all(a[1] + 1 < b[0] for a, b in pairwise(self))
 
@@ -84,18 +84,18 @@ class IntegerIntervals:
 
 
 Stored = tuple[bytes, ...]
-"""An entry in one or more pieces."""
+"""A stored entry in one or more pieces."""
 TABLES = 3
-"""Multiple of `bytes_max` that both tables have together at most, besides one request."""
+"""Both tables together have at most this multiple of `bytes_max`, besides one request."""
 ENTRY_OVERHEAD_BYTES = 200
-"""Memory of an entry besides its bytes: slot, key, tuple and bytes objects of CPython."""
+"""Approximate memory of an entry besides its bytes: the slot, the key, the tuple and the bytes objects of CPython."""
 LEDGER_OVERHEAD_BYTES = 400
-"""Memory that the first entry of a ledger costs in addition: a dictionary of its own, and a descriptor that changed."""
+"""Approximate memory that the first entry of a ledger needs in addition: a dictionary, and a changed descriptor."""
 RELEASE_SLICE = 256
 
 
 class EntryTable:
-    """One of the two tables of the memtable: its entries, by ledger."""
+    """One of the two tables of the memtable: stored entries, by ledger and entry id."""
 
     __slots__ = ("entries", "ledgers", "refused", "size_bytes")
 
@@ -106,8 +106,8 @@ class EntryTable:
         self.entries = 0
 
     def entries_of(self, ledger: int) -> dict[int, Stored]:
-        """Returns the dictionary of the ledger's entries. The caller may add entries to the dictionary and must then
-        call `count_added_entries`."""
+        """Returns the dictionary of the ledger's entries (entry id → stored entry), which may be empty. A caller that
+        adds entries to it must call `count_added_entries` afterwards."""
         entries = self.ledgers.get(ledger)
         if entries is None:
             entries = self.ledgers[ledger] = {}
@@ -115,17 +115,16 @@ class EntryTable:
         return entries
 
     def count_added_entries(self, count: int, size: int) -> None:
-        """Counts `count` entries, of `size` bytes together, that the caller has added.
+        """Counts `count` entries, of `size` bytes together, that the caller has added to the table.
 
-        An entry that replaces an earlier one is counted again, so the counters may be too high, never too low.
-        """
+        An entry that replaces an earlier one is counted again, so the counters may be too high, never too low."""
         self.size_bytes += size + count * ENTRY_OVERHEAD_BYTES
         self.entries += count
 
 
 class Memtable:
-    """The stored entries that are in memory and not yet in an entry log: an active table, which accepts new entries,
-    and a second table while that one is flushed to the disk."""
+    """The entries that are in memory and not yet in an entry log. The active table gets new entries; a second table
+    exists while its entries are written to the log."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -134,7 +133,7 @@ class Memtable:
 
     @property
     def is_due(self) -> bool:
-        """Returns whether the active table has reached its bound, so that a checkpoint is due."""
+        """Returns whether the active table has reached its bound, so that a checkpoint should begin."""
         return self.active.size_bytes >= self.bytes_max
 
     @property
@@ -146,8 +145,8 @@ class Memtable:
         return self.active.size_bytes + (self.flushing.size_bytes if self.flushing else 0)
 
     def insert_entries(self, ledger: int, entries: Sequence[tuple[int, Stored, int]], size: int) -> int:
-        """Inserts entries (id, stored, bytes) of a ledger into the active table; `size` is the sum of their bytes.
-        Returns the largest entry id."""
+        """Inserts entries of a ledger, given as (entry id, stored entry, size in bytes), into the active table. `size`
+        is the sum of the sizes. Returns the largest entry id."""
         active = self.active
         table = active.ledgers.get(ledger)
         if table is None:
@@ -177,7 +176,7 @@ class Memtable:
         return bool(self.active.refused) or (self.flushing is not None and bool(self.flushing.refused))
 
     def mark_refused_by_journal(self, ledger: int, entries: Iterable[int]) -> None:
-        """Records that the journal had no room for these entries."""
+        """Marks these entries as refused: the journal had no room for them, so they are only in memory."""
         for table in self._tables:
             held = table.ledgers.get(ledger, _NONE)
             for entry in entries:
@@ -185,7 +184,8 @@ class Memtable:
                     table.refused.setdefault(ledger, IntegerIntervals()).add(entry, entry)
 
     def mark_durable(self, ledger: int, entries: Iterable[int]) -> None:
-        """Records that these entries, for which the journal had no room, have become durable in another way."""
+        """Removes the mark of `mark_refused_by_journal` from these entries, because they have become durable in another
+        way."""
         for table in self._tables:
             refused = table.refused.get(ledger)
             if refused is None:
@@ -196,9 +196,8 @@ class Memtable:
                 del table.refused[ledger]
 
     def refused_runs_of_ledger(self, ledger: int) -> list[tuple[int, int]]:
-        """Returns (first, last) of the runs of the ledger's entries that are only in memory because the journal had no
-        room for them.
-        """
+        """Returns (first, last) of each run of the ledger's entries that are only in memory, because the journal had no
+        room for them."""
         return [run for table in self._tables for run in table.refused.get(ledger, ())]
 
     # ------------------------------------------------------------------------------------ a flush
@@ -211,13 +210,13 @@ class Memtable:
         self.flushing = None
 
     def discard(self, ledger: int) -> None:
-        """Removes the entries of a deleted ledger from the active table."""
+        """Removes the entries of a ledger from the active table, because the ledger was deleted."""
         self.active.ledgers.pop(ledger, None)
         self.active.refused.pop(ledger, None)
 
     def check(self) -> None:
-        """Checks the invariants: sizes are not negative, no ledger in a table is empty, and each refused entry is in
-        its table."""
+        """Checks the invariants: no size is negative, no ledger in a table is without entries, and each refused entry
+        is in its table."""
         for table in self._tables:
             assert table.size_bytes >= 0
             assert all(table.ledgers.values())
@@ -230,10 +229,11 @@ _NONE: dict[int, Stored] = {}
 
 
 def clear_in_steps(values: dict[int, Any]) -> Iterator[None]:
-    """Empties a large dictionary and the dictionaries in it, one to two times RELEASE_SLICE values in each step.
+    """Empties the dictionary `values` and the dictionaries in it. Each step of the iterator removes one to two times
+    RELEASE_SLICE values.
 
-    At once, 50,000 entries of 1 KiB would keep the interpreter for 10 ms, in any thread, while the event loop waits.
-    """
+    Removing 50,000 entries of 1 KiB at once would keep the interpreter for 10 ms, in any thread, while the event loop
+    waits."""
     freed = 0
     while values:
         _, value = values.popitem()

@@ -59,8 +59,9 @@ PAGES_MAX = 64
 
 
 class EntrySearch:
-    """A search for one entry in the entry logs. The caller calls `next_extent_to_search` until it returns None; then
-    every place where the entry could be has been returned."""
+    """A search for one entry in the entry logs. The caller calls `next_extent_to_search` and reads the extent that it
+    returns, until the entry is found or the result is None. `damaged`: whether a part of the index could not be
+    read."""
 
     def __init__(self, index: EntryLogIndex, reader: EntryLogReader, worker: Worker, ledger: int, entry: int) -> None:
         self._index = index
@@ -74,8 +75,8 @@ class EntrySearch:
         self.damaged = False
 
     async def next_extent_to_search(self) -> ExtentLocation | None:
-        """Returns the next extent that may contain the entry, because its range of ids includes the entry; the
-        likeliest extent comes first. Returns None after the last extent."""
+        """Returns the location of the next extent that may contain the entry, the likeliest one first. Returns None
+        when there is no further extent."""
         while not self._found:
             if not self._logs:
                 return None
@@ -89,7 +90,7 @@ class EntrySearch:
         return self._found.pop(0)
 
     def _narrow(self, at: int, run: LedgerExtents) -> None:
-        """Narrows the bisection by `run`, which was loaded. `at` is where the searched log was among the logs."""
+        """Narrows the bisection over the logs by `run`, the ledger's extents in the log number `at` of the list."""
         if run.first is None or self._entry < run.first:
             self._high = at
         elif self._entry > run.last:
@@ -106,10 +107,9 @@ class EntrySearch:
 async def load_extents_of_ledger(
     index: EntryLogIndex, reader: EntryLogReader, worker: Worker, number: int, ledger: int
 ) -> tuple[LedgerExtents, bool]:
-    """Returns the extents of the ledger in log `number` that can be read, and whether these are all extents that the
-    log has of the ledger. Caches a complete result. A second caller for the same ledger waits while the first one loads
-    the extents, because a recovery reads an entry and the next one at the same time. Raises OSError if no file
-    descriptor is free."""
+    """Returns (the extents of the ledger in log `number`, whether these are all of them). Reads missing index pages
+    from the disk and caches a complete result; extents in damaged pages are left out. If another caller is just loading
+    the same extents, waits for that one. Raises OSError if no file descriptor is free."""
     missing = index.find_extents_of_ledger_in_log(number, ledger)
     if isinstance(missing, MissingIndexPages) and (other := index.loading.get((number, ledger))) is not None:
         await asyncio.wait([other])
@@ -167,8 +167,8 @@ async def _load(
 
 
 class StoredEntryFinder:
-    """Finds which entries of a ledger this bookie has stored. `sealed` waits until the journal has synced, or refused,
-    all records that were enqueued before the call."""
+    """Finds which entries of a ledger this bookie has durably stored. Calling `sealed` waits until the journal has
+    written everything that was enqueued before."""
 
     def __init__(
         self, descriptors: LedgerDescriptors, memtable: Memtable, index: EntryLogIndex, reader: EntryLogReader,
@@ -183,8 +183,8 @@ class StoredEntryFinder:
         self._worker = worker
 
     async def find_stored_entries(self, ledger: int, first: int, last: int) -> IntegerIntervals:
-        """Returns which of the entries `first … last` are durable at this bookie; none if the ledger is deleted. Waits
-        for the journal if some of the entries are only in memory."""
+        """Returns which of the entries `first … last` of the ledger are durable here; none if the ledger is deleted.
+        Does not read the entries. Waits for the journal if some entries are only in memory."""
         while True:
             if ledger in self._descriptors.tombstones:
                 return IntegerIntervals()
@@ -259,23 +259,23 @@ class StoredEntryFinder:
 SHRINK_MAX = 8
 LANES = 2
 CHUNKS_MAX = 3
-"""Chunks of a stream: one for each lane, and one that is done, so that the lanes go on while the event loop hands out
-the first."""
+"""The largest number of chunks of a stream: one for each lane, and one that is read, so that the lanes work on while
+the event loop hands out the first."""
 LANE_FILES_MAX = 16
-"""File descriptors of each lane; one more log costs it an `open`."""
+"""The largest number of open files of each lane. A read of one more log must open a file."""
 _ENTRIES_MAX = 1 << 20
 
 
 class ReadAheadWorker(NamedTuple):
-    """A worker thread that reads chunks ahead, one after the other, with a reader that only this worker uses."""
+    """A worker thread that reads chunks ahead, with an EntryLogReader of its own."""
 
     reader: EntryLogReader
     worker: Worker
 
 
 class Chunk(NamedTuple):
-    """A run of entries, from `entry` on, that is being read ahead. `entries`: the expected number of entries; None if
-    the number is unknown until they are read."""
+    """Consecutive entries, from `entry` on, that are being read ahead. `entries`: how many entries are expected; None:
+    unknown until they are read. `read`: the future of the result."""
 
     entry: int
     entries: int | None
@@ -283,8 +283,8 @@ class Chunk(NamedTuple):
 
 
 class SequentialRead:
-    """The entries that are read ahead for one sequential reader: first the entries that are ready, then chunks that are
-    being read; each chunk begins where the previous one ends. The next chunk to be read begins at entry `after`."""
+    """The stream of one client that reads a ledger in order: entries that are read and ready, and after them chunks
+    that are still being read. Each chunk begins where the previous one ends; the next chunk begins at entry `after`."""
 
     __slots__ = ("_at", "_ends", "_ready", "after", "chunks", "place", "ready_bytes")
 
@@ -299,17 +299,17 @@ class SequentialRead:
 
     @property
     def ready_entries(self) -> int:
-        """Returns the number of entries that are ready to be returned."""
+        """Returns the number of entries that are ready to be taken."""
         return len(self._ready) - self._at
 
     @property
     def may_accept_chunk(self) -> bool:
-        """Returns True if no entry is ready and the first chunk has been read: then `accept_chunk` may be called."""
+        """Returns whether `accept_chunk` may be called: no entry is ready, and the first chunk has been read."""
         return not self.ready_entries and bool(self.chunks) and self.chunks[0].read.done()
 
     def accept_chunk(self) -> None:
-        """Makes the entries of the first chunk ready. If this chunk has fewer entries than expected, drops all further
-        chunks, because the entry after it is unknown."""
+        """Makes the entries of the first chunk ready. If the chunk has another number of entries than expected, drops
+        the chunks after it, because they do not begin where it ends."""
         assert not self.ready_entries
         entry, expected, read = self.chunks.popleft()
         self._ready, self._at, self.ready_bytes = [], 0, 0
@@ -324,8 +324,8 @@ class SequentialRead:
             self.after = entry + len(self._ready)
 
     def take_entries(self, count: int, bytes_max: int) -> list[Buffer]:
-        """Removes and returns ready entries: at most `count`, of about `bytes_max` together, and at least one if any is
-        ready."""
+        """Removes and returns ready entries, in order: at most `count`, of about `bytes_max` bytes together, but at
+        least one if any is ready."""
         if not self.ready_entries:
             return []
         before = self._ends[self._at]
@@ -337,7 +337,7 @@ class SequentialRead:
 
 
 class ReadAhead:
-    """Reads entries ahead for clients that read a ledger sequentially, and bounds the memory for these entries."""
+    """Reads entries ahead for clients that read a ledger in order. Bounds the memory for these entries."""
 
     def __init__(
         self, index: EntryLogIndex, lanes: Sequence[ReadAheadWorker], bytes_max: int, chunk_bytes: int
@@ -348,16 +348,16 @@ class ReadAhead:
         self._streams: LruCache[tuple[int, int], SequentialRead] = LruCache(bytes_max)
 
     def take_entries_read_ahead(self, ledger: int, entry: int) -> SequentialRead | None:
-        """Removes and returns the entries that were read ahead for a reader whose next entry is `entry`; the caller
-        then owns them. Returns None if no entries were read ahead there."""
+        """Removes and returns the stream whose next entry is `entry`; None if there is no such stream. The caller owns
+        the stream from then on."""
         stream = self._streams.get((ledger, entry))
         if stream is not None:
             self._streams.pop((ledger, entry))
         return stream
 
     def read_ahead(self, ledger: int, entry: int, stream: SequentialRead | None) -> None:
-        """Reads more chunks of `stream` ahead (None: of a new stream), and caches the stream until the next read, which
-        is expected to begin at `entry`."""
+        """Starts to read more chunks of `stream` (None: of a new stream), and keeps the stream for the client's next
+        read, which is expected to begin at `entry`."""
         chunk = min(self._chunk_bytes, self._streams.bytes_max // ((1 + CHUNKS_MAX) * (len(self._streams) + 1)))
         if stream is None:
             stream = SequentialRead(entry)
@@ -368,7 +368,8 @@ class ReadAhead:
             self._streams.put((ledger, entry), stream, size)
 
     def _read_on(self, stream: SequentialRead, ledger: int, entry: int, chunk: int) -> None:
-        """Starts to read another chunk, unless the index knows no extent for the entry without loading."""
+        """Starts to read one more chunk of the stream, from `entry` on. Does nothing if pages of the index would have
+        to be read first."""
         stream.after = None
         places = self._index.find_extents(ledger, entry)
         if not places:
@@ -390,9 +391,8 @@ class ReadAhead:
             self._load_table(ledger, place.extent.last + 1)
 
     def _load_table(self, ledger: int, entry: int) -> None:
-        """Loads the table of the entry's extent, because without it only the first chunk of the extent can be read
-        ahead.
-        """
+        """Reads the table of the extent with this entry, because without the table only the first chunk of the extent
+        can be read ahead."""
         places = self._index.find_extents(ledger, entry)
         if places and self._index.table(places[0]) is None:
             lane = self._next_lane()
@@ -403,9 +403,8 @@ class ReadAhead:
         return self._lanes[0]
 
     def _arrived(self, place: ExtentLocation, done: Future[EntriesOfExtent]) -> None:
-        """Caches the table that a chunk's read found, also if the stream was dropped. Errors are ignored: the reader
-        then reads in the ordinary way.
-        """
+        """Called when a chunk was read: caches the extent's table, also if the stream was dropped. Ignores errors: the
+        client's next read then reads in the ordinary way."""
         if not done.cancelled() and done.exception() is None:
             self._keep(place, done.result().table)
 
@@ -440,7 +439,8 @@ _LOG = logging.getLogger("magnetar.bookie.store.reads")
 
 
 class ReadResult(NamedTuple):
-    """The result of a read: its status, the entries, and the ledger's last-add-confirmed (LAC)."""
+    """The result of a read: its status, consecutive stored entries (none unless the status is OK), and the ledger's
+    last-add-confirmed (LAC; -1: unknown)."""
 
     status: Status
     entries: list[Buffer]  # stored entries `entry`, `entry + 1`, …; none unless OK
@@ -448,7 +448,8 @@ class ReadResult(NamedTuple):
 
 
 class LacResult(NamedTuple):
-    """The result of reading a ledger's last-add-confirmed (LAC): the status, the LAC, and the last stored entry."""
+    """The result of reading a ledger's last-add-confirmed (LAC): the status, the LAC, and the id of the last stored
+    entry (-1: none)."""
 
     status: Status
     lac: int
@@ -456,7 +457,7 @@ class LacResult(NamedTuple):
 
 
 class StoreReads:
-    """Handles the reads of a store. `worker` reads files with `reader`; the workers `lanes` read ahead."""
+    """Answers the reads of a store. `worker` reads files with `reader`; the workers `lanes` read ahead."""
 
     def __init__(
         self, descriptors: LedgerDescriptors, memtable: Memtable, index: EntryLogIndex, reader: EntryLogReader,
@@ -479,8 +480,9 @@ class StoreReads:
         }  # fmt: skip
 
     def read_lac(self, ledger: int) -> LacResult:
-        """Returns the ledger's last-add-confirmed (LAC). Returns the status UNKNOWN in limbo: the bookie may have lost
-        a larger LAC, and a recovery takes any other answer as the true LAC of a fenced bookie."""
+        """Returns the ledger's last-add-confirmed (LAC). The status is NO_SUCH_LEDGER if the ledger is unknown here. It
+        is UNKNOWN for a ledger in limbo: the bookie may have lost a larger LAC, and a recovery would trust any other
+        answer."""
         descriptor = self._descriptors.get(ledger)
         if self._in_limbo(ledger):
             return LacResult(Status.UNKNOWN, -1, -1)
@@ -489,7 +491,7 @@ class StoreReads:
         return LacResult(Status.OK, descriptor.lac, descriptor.last)
 
     def _read_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """Returns the answer if the memory alone determines it. Returns None if the disk must be read."""
+        """Returns the result of a read if memory alone determines it; None if the disk must be read."""
         if self._descriptors.get(ledger) is None and not self._in_limbo(ledger):
             return self._miss(ledger, entry)
         entries: list[Buffer] = []
@@ -506,7 +508,7 @@ class StoreReads:
         return self._miss(ledger, entry) if self._index.is_entry_certainly_absent(ledger, entry) else None
 
     def read_from_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """Reads entries like `read`, but only from memory. Returns None if the read needs the disk."""
+        """Reads entries like `read` if that needs no disk access now. Returns None if it does."""
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
         result = self._read_memory(ledger, entry, count, bytes_max)
         if result is None:
@@ -519,11 +521,10 @@ class StoreReads:
         return result
 
     async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
-        """Returns the consecutive entries `entry`, `entry + 1`, …: at least one, at most `count`, of about `bytes_max`
-        together. If the first entry cannot be returned, returns the status that says why.
+        """Reads the consecutive entries `entry`, `entry + 1`, …: at least one, at most `count`, of about `bytes_max`
+        bytes together. If the first of them cannot be returned, the status says why.
 
-        BUSY: no file descriptor is free; this says nothing about the entry.
-        """
+        BUSY: no file descriptor is free; this says nothing about the entry."""
         self.counters["reads"] += 1
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
         result = self._read_memory(ledger, entry, count, bytes_max)
@@ -555,7 +556,8 @@ class StoreReads:
 
     def _read_stream(self, stream: SequentialRead, ledger: int, entry: int, count: int,
         bytes_max: int) -> ReadResult | None:
-        """Returns ready entries of a claimed stream, which then continues after them; None if none is ready."""
+        """Returns ready entries of a stream that the caller owns, and makes the stream go on after them. Returns None
+        if no entry is ready."""
         entries = stream.take_entries(count, bytes_max)
         size = sum(map(len, entries))
         # else each chunk costs its reader an answer
@@ -572,9 +574,8 @@ class StoreReads:
         return ReadResult(Status.OK, entries, self._lac(ledger))
 
     async def _read_disk(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """Searches the index and reads the entries. The caller must have searched memory, without an await in between.
-        Returns None if the index changed meanwhile.
-        """
+        """Searches the entry logs and reads the entries. The caller must have searched memory in the same step, without
+        an await in between. Returns None if the index has changed meanwhile."""
         generation = self._index.generation
         search = EntrySearch(self._index, self._reader, self._worker, ledger, entry)
         damaged = False
@@ -592,7 +593,8 @@ class StoreReads:
         return self._miss(ledger, entry, damaged or search.damaged)
 
     def _miss(self, ledger: int, entry: int, damaged: bool = False) -> ReadResult:
-        """Returns the answer for an entry that no place contains. `damaged`: a place could not be read."""
+        """Returns the result for an entry that was found nowhere. `damaged`: a place where the entry may be could not
+        be read."""
         descriptors = self._descriptors
         lac = self._lac(ledger)
         if ledger in descriptors.tombstones:
@@ -605,9 +607,8 @@ class StoreReads:
         return ReadResult(missing, [], lac)
 
     async def _read_place(self, place: ExtentLocation, entry: int, count: int, bytes_max: int) -> EntriesOfExtent:
-        """Reads a run of entries with one file read. For a single entry reads more of the extent, which goes to the
-        cache.
-        """
+        """Reads entries from an extent with one read of the file. If one entry is requested, also reads those after it,
+        for the cache."""
         ledger = place.extent.ledger
         table = self._index.table(place)
         ahead = (1 << 20, self._read_ahead_bytes) if count == 1 else (count, bytes_max)
@@ -625,9 +626,9 @@ class StoreReads:
 
     # ------------------------------------------------------------------------------------ for the scrubber
     async def verify(self, ledger: int, entry: int) -> Status:
-        """Reads an entry from the entry logs, not from memory or caches, and verifies its checksum. Returns OK if a log
-        has a good copy, UNKNOWN if a copy is damaged or cannot be read, NO_SUCH_ENTRY if no log has a copy. Raises
-        OSError if no file descriptor is free."""
+        """Reads an entry from the entry logs, bypassing memory and caches. Returns OK if a log has a good copy; UNKNOWN
+        if a copy is damaged or cannot be read; NO_SUCH_ENTRY if no log has a copy. Raises OSError if no file descriptor
+        is free."""
         while True:
             generation = self._index.generation
             search = EntrySearch(self._index, self._reader, self._worker, ledger, entry)
@@ -650,8 +651,8 @@ class StoreReads:
             return EntriesOfExtent(None, [], True)
 
     async def find_extent(self, number: int, extent: Extent) -> tuple[ExtentLocation, ExtentTable | None] | None:
-        """Returns the place of the extent in log `number`, and the extent's table as it is stored on the disk (None:
-        the table is damaged). Returns None if the index does not have the extent."""
+        """Returns (location of the extent in log `number`, the extent's table as it is on the disk, or None if the
+        table is damaged). Returns None if the index does not have this extent."""
         search = EntrySearch(self._index, self._reader, self._worker, extent.ledger, extent.first)
         while (place := await search.next_extent_to_search()) is not None:
             if place.log == number and place.extent == extent:
@@ -660,20 +661,19 @@ class StoreReads:
 
     # ------------------------------------------------------------------------------------ the files
     async def close_log(self, log: int) -> None:
-        """Closes the open files of a log that is about to be removed."""
+        """Closes the open files of a log, which is about to be removed."""
         await self._worker.run(self._reader.close_log, log)
         await self._ahead.close_log(log)
 
     async def close(self) -> None:
-        """Closes the files after the reads that are in progress have ended."""
+        """Waits until the reads that were started have ended, then closes the files."""
         await self._worker.run(self._reader.close)
         await self._ahead.close()
 
     # ------------------------------------------------------------------------------------ what is known of a ledger
     def _in_limbo(self, ledger: int) -> bool:
-        """Returns whether entries of the ledger, or all of it, may be lost: then only an entry that is found is
-        certain.
-        """
+        """Returns whether entries of the ledger may be lost because of limbo. Then an entry that is not found may still
+        exist."""
         return ledger <= self._descriptors.limbo_upto and ledger not in self._descriptors.tombstones
 
     def _in_memory(self, ledger: int, entry: int) -> Buffer | None:

@@ -83,15 +83,16 @@ SPARE = "spare-"
 FILLING = "filling-"
 FILL_SLICE_BYTES = 256 << 10
 FILL_PAUSE_S = 0.002
-"""Seconds between slices of zeros, each of about 0.5 ms, so that they delay the blocks' syncs little."""
+"""The pause in seconds between two slices of zeros. A slice takes about 0.5 ms, so filling a file hardly delays the
+syncs of blocks."""
 
 _REFUSALS = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))
-"""Errors of a file system that does not write direct."""
+"""Error numbers by which a file system says that it does not support direct writes."""
 
 
 class JournalPosition(NamedTuple):
-    """A position in a store's journal: the byte `offset` in the journal file with the id `journal`. Files with smaller
-    ids come before."""
+    """A position in a store's journal: the byte `offset` in the journal file number `journal`. Files with smaller
+    numbers come before."""
 
     journal: int
     offset: int
@@ -110,7 +111,8 @@ def _numbers(names: list[str]) -> list[int]:
 
 
 class JournalSegment(msgspec.Struct):
-    """The journal file to which blocks are written now."""
+    """The journal file to which blocks are written now: the open file, its number, the salt of its checksums, and its
+    size in bytes."""
 
     file: File
     number: int
@@ -119,8 +121,8 @@ class JournalSegment(msgspec.Struct):
 
 
 class JournalSegments:
-    """Manages the directory of the journal files: makes, recycles and removes them. Methods whose docstrings say so
-    wait for the disk and must run in a worker."""
+    """Creates, recycles and removes the journal files of a directory. A method whose docstring says so waits for the
+    disk and must run in a worker."""
 
     def __init__(
         self,
@@ -148,12 +150,12 @@ class JournalSegments:
         self._filling: asyncio.Task[None] | None = None
         self._closing = False
         self.full = False
-        """The last fill or probe found no room."""
+        """Whether the last attempt to fill a spare file, or to find room, found the disk full."""
         self.counters = {"recycled": 0, "filled": 0}
 
     def adopt_spare_files(self) -> None:
-        """Called at a start: removes the spare files that the last process did not finish filling, and adopts its
-        finished spare files. Must run in a worker."""
+        """Called at a start: takes over the finished spare files of the last process, and removes the unfinished ones.
+        Must run in a worker."""
         for name in self._files.list_directory(self._directory):
             path = join_path(self._directory, name)
             if name.startswith(FILLING):
@@ -168,8 +170,8 @@ class JournalSegments:
 
     # ------------------------------------------------------------------------------------ a journal begins
     def make_segment(self, spare: str, previous: JournalPosition) -> JournalSegment:
-        """Turns the spare file `spare` into the journal file after `previous`; if `spare` is "", makes a new small
-        file. Must run in a worker. Raises NoSpace."""
+        """Makes the journal file that follows the position `previous` and returns it: from the spare file `spare`, or,
+        if `spare` is "", from a new small file. Must run in a worker. Raises NoSpace."""
         number = previous.journal + 1
         salt = self._rng.getrandbits(64)
         path = spare or self._small(number)
@@ -194,9 +196,8 @@ class JournalSegments:
         return path
 
     def _write_header(self, path: str, block: bytes) -> int:
-        """Writes a header, which is durable when this returns; returns the size of the file. Finds out whether direct
-        writes are possible.
-        """
+        """Writes and syncs the first block of a journal file. Returns the file's size in bytes. Finds out whether the
+        file system supports direct writes."""
         if self.direct:
             try:
                 file = self._files.open(path, direct=True)
@@ -216,8 +217,7 @@ class JournalSegments:
 
     # ------------------------------------------------------------------------------------ spares
     def start_making_spare_journal(self) -> None:
-        """Starts to make a spare journal file in the background. Does nothing if there is a spare file already, or one
-        is being made."""
+        """Starts to make a spare journal file in the background, unless one exists or is being made."""
         if not self.spares and self._filling is None:
             filling = disk.run_or_end_process(self._files, "journal segment", self._fill())
             self._filling = asyncio.create_task(filling, name="journal-fill")
@@ -261,7 +261,7 @@ class JournalSegments:
             self._files.remove(path)
 
     def check_room(self, size: int) -> None:
-        """Raises NoSpace if the disk has no room for `size` bytes. Must run in a worker."""
+        """Raises NoSpace if the disk has no room for a file of `size` bytes. Must run in a worker."""
         path = join_path(self._directory, f"{FILLING}probe")
         try:
             file = self._create(path)
@@ -274,12 +274,11 @@ class JournalSegments:
 
     # ------------------------------------------------------------------------------------ release
     def release(self, position: JournalPosition) -> None:
-        """Recycles or removes the journal files before `position`. The checkpoint mark with this position must be
-        durable. Must run in a worker.
+        """Recycles or removes the journal files before `position`, because no start needs them any more: the checkpoint
+        mark with this position must be durable. Must run in a worker.
 
-        If the process crashes during this call, or if no file descriptor was free, the next call or the next start
-        recycles or removes the files that are left.
-        """
+        If the process crashes during this call, or if no file descriptor is free, the next call or the next start
+        handles the files that are left."""
         for number in _numbers(disk.list_removable_files(self._files, self._directory)):
             if number >= position.journal:
                 continue
@@ -305,19 +304,19 @@ class JournalSegments:
 
 
 WINDOW_BYTES = 4 << 20
-"""Bytes that are read at once: the memory that a replay needs besides the memtable, and one system call for some
-blocks."""
+"""The number of bytes that are read at once. This is the memory that a replay needs besides the memtable."""
 
 
 class ReplayedBlock(NamedTuple):
-    """The records of a replayed journal block, and the position after the block."""
+    """The records of a journal block that was read again at a start, and the position after the block."""
 
     records: BlockRecords
     end: JournalPosition  # after the block
 
 
 class Damage(NamedTuple):
-    """A range of bytes that were durable and cannot be read any more. Their content is unknown."""
+    """Damage in a file: the bytes at `offset` were durable once and cannot be read any more. `reason` says what is
+    wrong."""
 
     path: str
     offset: int
@@ -325,7 +324,7 @@ class Damage(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """A journal file to be read. `header` is None if it cannot be read."""
+    """A journal file to be read. `header` is None if the header is damaged."""
 
     number: int
     path: str
@@ -333,7 +332,8 @@ class _Source(NamedTuple):
 
 
 class JournalReader:
-    """Reads all blocks of the journal, from the position `start` to the last valid block."""
+    """Reads the blocks of the journal at a start, from the position `start` to the last valid block. `damages` is the
+    damage found so far."""
 
     def __init__(self, files: Files, directory: str, uuid: bytes, start: JournalPosition) -> None:
         self._files = files
@@ -349,8 +349,8 @@ class JournalReader:
         self._next_source(start.offset if self._sources and self._sources[0].number == start.journal else ALIGNMENT)
 
     def read_blocks(self, bytes_max: int) -> list[ReplayedBlock]:
-        """Reads and returns the next blocks, of about `bytes_max` together. Sets `finished` when it returns the last
-        blocks."""
+        """Reads and returns the next blocks, of about `bytes_max` bytes together. Sets `finished` when there are no
+        more."""
         found: list[ReplayedBlock] = []
         size = 0
         while size < bytes_max and not self.finished:
@@ -382,7 +382,8 @@ class JournalReader:
         return sources
 
     def _header(self, path: str, number: int) -> FileHeader | None:
-        """Returns the file's header from either copy; None if neither is whole."""
+        """Returns the file's header from an undamaged copy. Records the damage and returns None if both copies are
+        damaged."""
         file = self._files.open(path, write=False)
         try:
             copies = [file.pread(FILE_HEADER_BYTES, offset) for offset in (0, HEADER_COPY_OFFSET)]
@@ -401,9 +402,8 @@ class JournalReader:
 
     @property
     def _durable_end(self) -> int | None:
-        """Returns up to where this journal is known to have been synced, by the header of the next one; None if
-        unknown.
-        """
+        """Returns the offset up to which the present journal file was synced, as the header of the next file says; None
+        if that is unknown."""
         if self._at + 1 == len(self._sources):
             return None
         this, following = self._sources[self._at], self._sources[self._at + 1]
@@ -412,7 +412,7 @@ class JournalReader:
         return following.header.a
 
     def _next_source(self, offset: int = ALIGNMENT) -> None:
-        """Opens the next journal that can be read, at `offset`; sets `finished` if there is none."""
+        """Opens the next journal file that can be read, at `offset`. Sets `finished` if there is none."""
         self.close()
         while self._at + 1 < len(self._sources):
             self._at += 1
@@ -429,9 +429,8 @@ class JournalReader:
 
     # ------------------------------------------------------------------------------------ blocks
     def _read_block(self) -> BlockRecords | None:
-        """Returns the records of the block at `end`, and moves `end` after it. Returns None if no block is there; then
-        `end` was moved on.
-        """
+        """Reads the block at `end`, moves `end` after it, and returns its records. If there is no valid block, moves
+        `end` to the next place to read and returns None."""
         blocks, offset, durable_end = self._blocks, self.end.offset, self._durable_end
         assert blocks is not None
         if durable_end is not None and offset >= durable_end:
@@ -446,9 +445,8 @@ class JournalReader:
         return None
 
     def _judge(self, blocks: _Blocks, bad: int, header: BlockHeader | None, durable_end: int | None) -> None:
-        """Handles a block at `bad` that is not whole: either damage in durable data, after which the reader goes on, or
-        the end.
-        """
+        """Handles an invalid block at the offset `bad`. If durable data is damaged, records that and goes on after it;
+        otherwise the valid part of the journal ends there."""
         behind = bad + (header.padded_bytes if header is not None else ALIGNMENT)
         following = blocks.find(behind, durable_end, bad if durable_end is None else -1)
         what = "the records of a block do not decode" if header is not None else "no valid block"
@@ -473,7 +471,7 @@ class JournalReader:
 
 
 class _Blocks:
-    """The blocks of one journal file, read through a window that moves forward."""
+    """Reads the blocks of one journal file through a window that moves forward."""
 
     def __init__(self, file: File, number: int, salt: int) -> None:
         self.path = file.path
@@ -490,7 +488,7 @@ class _Blocks:
         self._data = b""
 
     def header(self, offset: int) -> BlockHeader | None:
-        """Returns the header of the block at `offset`; None if no valid block of this use of the file begins there."""
+        """Returns the block header at `offset`; None if no valid block of this use of the file begins there."""
         at = self._window(offset, BLOCK_HEADER_BYTES)
         return decode_block_header_if_intact(self._data[at : at + BLOCK_HEADER_BYTES], self._salt, self.number, offset)
 
@@ -501,9 +499,8 @@ class _Blocks:
         return decode_records_if_intact(header, self._data, at + BLOCK_HEADER_BYTES)
 
     def find(self, offset: int, limit: int | None, bad: int) -> int | None:
-        """Returns the offset of the first valid block header at or after `offset` and before `limit`. None if there is
-        none, or if none there was made after the block at `bad` was synced.
-        """
+        """Returns the offset of the first valid block header at or after `offset` and before `limit`. Returns None if
+        there is none, or if no block there was made after the block at `bad` was synced."""
         limit = self.size if limit is None else min(limit, self.size)
         first: int | None = None
         for place in range(offset, limit, ALIGNMENT):
@@ -516,18 +513,16 @@ class _Blocks:
         return None
 
     def torn_bytes(self, offset: int, header: BlockHeader | None) -> int:
-        """Returns about how many bytes of a block were written at `offset`; zeros and blocks of an earlier use do not
-        count.
-        """
+        """Returns about how many bytes of an incomplete block were written at `offset`. Zeros, and blocks of an earlier
+        use of the file, do not count."""
         if header is not None:
             return min(header.padded_bytes, self.size - offset)
         at = self._window(offset, BLOCK_HEADER_BYTES)
         return ALIGNMENT if self._data.startswith(self._prefix[4:], at + 4) else 0
 
     def _window(self, offset: int, size: int) -> int:
-        """Makes `_data` contain `size` bytes from `offset` on, if the file has them. Returns where `offset` is in
-        `_data`.
-        """
+        """Reads `size` bytes from `offset` of the file on into `_data`, unless they are there already. Returns the
+        index of the first of them in `_data`."""
         at = offset - self._start
         if at < 0 or at + size > len(self._data):
             self._start, at = offset, 0

@@ -34,8 +34,8 @@ Fact = Tombstone | QuarantinedEntries | QuarantineEnded | LimboChange | DrainedE
 
 
 class StateLog:
-    """The facts that a bookie must never lose, such as tombstones and quarantined entries. The object keeps them in
-    memory; checkpoints write them to the ledger index."""
+    """The facts that a bookie must never lose: tombstones, quarantined entries, limbo and drained logs. They are kept
+    in memory; checkpoints write them to the ledger index."""
 
     def __init__(self) -> None:
         self.tombstones = IntegerIntervals()
@@ -46,12 +46,13 @@ class StateLog:
         self._changes: list[State] = []
 
     def add_fact(self, fact: Fact) -> None:
-        """Adds a new fact. The fact is in force from now on, and durable with the next checkpoint."""
+        """Adds a new fact. It is in force at once, and durable with the next checkpoint."""
         self._changes.append(fact)
         self.apply(fact)
 
     def apply(self, fact: Fact) -> None:
-        """Puts a fact into force in memory without recording it as a change, because the fact is durable already."""
+        """Puts a fact into force in memory. Unlike `add_fact`, does not record it as a change, because it is durable
+        already."""
         match fact:
             case Tombstone(first, last):
                 self.tombstones.add(first, last)
@@ -77,13 +78,13 @@ class StateLog:
         self.add_fact(QuarantinedEntries(ledger, first, last))
 
     def end_quarantine(self, ledger: int, first: int, last: int) -> None:
-        """Ends the quarantine of the entries `first … last`, because an entry log has good copies of them, or the
-        running checkpoint writes good copies there."""
+        """Ends the quarantine of the entries `first … last` of the ledger. An entry log must have good copies of them,
+        or get these copies from the running checkpoint."""
         self.add_fact(QuarantineEnded(ledger, first, last))
 
     def end_stored_quarantine(self, ledgers: dict[int, dict[int, Stored]]) -> None:
-        """Ends the quarantine of all entries in `ledgers` that are quarantined, because the running checkpoint writes
-        good copies of these entries to the entry log."""
+        """Ends the quarantine of all quarantined entries among `ledgers` (ledger id → its entries). The running
+        checkpoint writes good copies of these entries to the entry log."""
         for ledger in sorted(ledgers.keys() & self._quarantined.keys()):
             for entry in sorted(ledgers[ledger]):
                 if self.is_quarantined(ledger, entry):
@@ -125,17 +126,15 @@ class StateLog:
         return bool(self._changes)
 
     def take_changes(self) -> list[State]:
-        """Removes and returns the facts that were added since the last call, except the quarantine of ledgers that were
-        deleted since.
-        """
+        """Removes and returns the facts that were added since the last call. Leaves out the quarantine of ledgers that
+        were deleted meanwhile."""
         changes, self._changes = self._changes, []
         return [
             each for each in changes if not (isinstance(each, QuarantinedEntries) and each.ledger in self.tombstones)
         ]
 
     def all_facts(self) -> list[State]:
-        """Returns all facts in as few records as possible, including the new facts that `take_changes` has not returned
-        yet."""
+        """Returns all facts in force, in as few records as possible."""
         facts: list[State] = [Tombstone(first, last) for first, last in self.tombstones]
         facts += self.quarantined()
         if self.fenced_upto >= 0:
@@ -145,7 +144,7 @@ class StateLog:
         return facts + [DrainedEntryLog(log) for log in sorted(self.drained)]
 
     def copy(self) -> StateLog:
-        """Returns a copy of all facts, for use in a worker thread."""
+        """Returns a copy of all facts in force, for use in a worker thread."""
         new = StateLog()
         new.tombstones = self.tombstones.copy()
         new.limbo_upto, new.fenced_upto, new.drained = self.limbo_upto, self.fenced_upto, set(self.drained)
@@ -153,7 +152,7 @@ class StateLog:
         return new
 
     def check_facts(self, ledgers: Iterable[int]) -> None:
-        """Checks the invariants: no ledger of `ledgers` has a tombstone, no deleted ledger has quarantined entries, and
+        """Checks the invariants: none of `ledgers` has a tombstone, no deleted ledger has quarantined entries, and
         every ledger in limbo is fenced."""
         self.tombstones.check()
         assert all(ledger not in self.tombstones for ledger in ledgers)
@@ -192,8 +191,8 @@ T = TypeVar("T")
 
 
 class DataLossRecord(msgspec.Struct, frozen=True):
-    """The content of the file that records the data losses that a start found. `settled` is true once the limbo that
-    follows from these losses is durable."""
+    """The content of the file with the data losses that a start found. `settled`: whether the limbo that follows from
+    them is durable."""
 
     reasons: tuple[str, ...]
     settled: bool = False
@@ -204,8 +203,7 @@ async def largest_possible_ledger_id() -> int:
 
 
 class DirectoryFacts(NamedTuple):
-    """The facts that the cookie and the metadata have about a data directory at the moment when the directory is
-    opened."""
+    """What the cookie and the metadata say about a data directory when its store is opened."""
 
     journal: JournalPosition = JournalPosition(0, 0)  # its journal was synced up to here
     losses: tuple[str, ...] = ()  # reasons that were found before the store was looked at
@@ -213,8 +211,8 @@ class DirectoryFacts(NamedTuple):
 
 
 class DataLossLog:
-    """Records the data losses that this start or an earlier start found, in a file. All calls must come from a worker,
-    except `add_data_loss`."""
+    """Records data losses in a file until the limbo that follows from them is durable. All methods except
+    `add_data_loss` must be called in a worker."""
 
     def __init__(self, files: Files, directory: str) -> None:
         self._files = files
@@ -225,7 +223,7 @@ class DataLossLog:
         self.open = False  # something was found that is not limbo yet
 
     def load(self) -> None:
-        """Reads the file with the data losses that an earlier start found."""
+        """Reads the data losses that an earlier start recorded. If the file is damaged, that is another data loss."""
         if not self._files.exists(self._path):
             return
         try:
@@ -267,8 +265,8 @@ class DataLossLog:
 
 
 def read_or_raise_damaged(path: str, read: Callable[[], T]) -> T:
-    """Returns the result of calling `read`. Raises DamagedFile, also if the disk cannot read a sector of the file
-    `path`."""
+    """Returns the result of `read`, which reads the file `path`. Raises DamagedFile instead of the OSError if the disk
+    cannot read a sector."""
     try:
         return read()
     except OSError as error:

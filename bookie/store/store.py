@@ -94,7 +94,7 @@ class StoreConfig(msgspec.Struct, frozen=True):
 
 
 class StoreWorkers(msgspec.Struct, frozen=True):
-    """The worker threads of one store, one field for each kind of disk access."""
+    """The worker threads of one store. Each kind of disk access has its own."""
 
     journal: tuple[Worker, ...]
     flush: Worker
@@ -113,13 +113,13 @@ class StoreWorkers(msgspec.Struct, frozen=True):
         )
 
     async def close(self) -> None:
-        """Ends the worker threads after the calls that are queued for them."""
+        """Ends the worker threads when they have done the calls that are queued for them."""
         for worker in (*self.journal, self.flush, self.read, self.compact, *self.ahead):
             await worker.close()
 
 
 class LoadedStore(msgspec.Struct, frozen=True):
-    """The parts of a store after its files are loaded. All of their content is durable."""
+    """The parts of a store after steps 1 to 5 of its start. Everything in them is durable."""
 
     workers: StoreWorkers
     losses: DataLossLog
@@ -138,7 +138,8 @@ class LoadedStore(msgspec.Struct, frozen=True):
 async def load(
     world: World, directory: str, uuid: bytes, config: StoreConfig, known: DirectoryFacts, workers: StoreWorkers
 ) -> LoadedStore:
-    """Loads a store from its directory: does steps 1 to 5 of its start. Raises ForeignFile, NewerFormat or NoSpace."""
+    """Does steps 1 to 5 of the start of a store: reads and repairs its files and replays the journal. Returns the parts
+    of the store. Raises ForeignFile, NewerFormat or NoSpace."""
     files, entries = world.files, join_path(directory, boot.ENTRIES)
     losses = DataLossLog(files, directory)
     found = await workers.flush.run(boot.load_files, files, directory, uuid, losses)
@@ -195,14 +196,14 @@ async def load(
 
 
 RETRY_S = 1.0
-"""Seconds between tries without a free descriptor; a try may write the whole memtable."""
+"""Seconds to wait after a checkpoint that found no free file descriptor. Each attempt may write the whole memtable."""
 
 _LOG = logging.getLogger("magnetar.bookie.store")
 
 
 class CheckpointScheduler:
-    """Schedules the checkpoints of one store. Calls `on_room` when adds may be admitted again, and also when a
-    checkpoint found no free file descriptor: adds that wait for that checkpoint are then refused."""
+    """Makes the checkpoints of one store when they are due. Calls `on_room` after each one, when adds may be admitted
+    again. Also calls it after a checkpoint that found no free file descriptor: adds that wait are then refused."""
 
     def __init__(
         self, files: Files, journal: Journal, checkpoint: Checkpoint, room: DiskHeadroom, memtable: Memtable,
@@ -228,14 +229,14 @@ class CheckpointScheduler:
         self._task = asyncio.create_task(guarded, name="bookie-checkpoint")
 
     async def stop(self) -> None:
-        """Waits for the checkpoint that is in progress. No checkpoint begins afterwards."""
+        """Stops making checkpoints, and waits until the running one has ended."""
         self._stopping.set()
         self._due.set()
         assert self._task is not None, "the keeper was not started"
         await self._task
 
     def schedule_if_due(self) -> None:
-        """Schedules a checkpoint if one is due. Must be called after each sync of the journal."""
+        """Makes the background task begin a checkpoint if one is due. Must be called after each sync of the journal."""
         if self._memtable.is_due or self._journal_bytes >= self._journal_bytes_max:
             self._due.set()
 
@@ -245,9 +246,7 @@ class CheckpointScheduler:
         return self._journal.counters["synced_bytes"] - self._flushed_bytes
 
     def _swapped(self) -> None:
-        """Handles the swap of the tables: the memtable has room again, and adds are admitted from the next turn of the
-        event loop on.
-        """
+        """Called when the tables of the memtable were swapped: calls `on_room` in the next turn of the event loop."""
         asyncio.get_running_loop().call_soon(self._on_room)
 
     async def checkpoint(self) -> None:
@@ -261,7 +260,7 @@ class CheckpointScheduler:
         self._on_room()
 
     async def flush(self) -> None:
-        """Makes a checkpoint like `checkpoint`, but does not call `on_room`."""
+        """Makes a checkpoint like `checkpoint`, but does not call `on_room` afterwards."""
         self._flushed_bytes = self._journal.counters["synced_bytes"]
         await self._room.flush(partial(self._checkpoint.run, self._source))
 
@@ -299,7 +298,7 @@ __all__ = ["Store", "StoreCallbacks", "StoreConfig"]
 
 
 class StoreCallbacks(msgspec.Struct, frozen=True):
-    """The callbacks of a store: functions of its owner that the store calls. None of them is called before `Store.open`
+    """Functions that the store calls to tell its owner of events. None of them is called before `Store.open`
     returns."""
 
     on_room: Callable[[], None] = lambda: None  # an add may be admitted again
@@ -308,7 +307,7 @@ class StoreCallbacks(msgspec.Struct, frozen=True):
 
 
 class Store:
-    """The store of a bookie's data directory, made by `Store.open`: its journal, memtable, entry logs and ledger index.
+    """The store of a bookie's data directory: its journal, memtable, entry logs and ledger index. Made by `Store.open`.
     The caller must have locked the directory (bookie/store/identity.py)."""
 
     def __init__(
@@ -377,8 +376,8 @@ class Store:
         known: DirectoryFacts | None = None,
         ports: StoreCallbacks | None = None,
     ) -> Store:  # fmt: skip
-        """Starts a store (store/boot.py) and returns it; the store then serves reads and adds. Raises ForeignFile,
-        NewerFormat or NoSpace."""
+        """Starts the store of a data directory (store/boot.py) and returns it, ready for reads and adds. Raises
+        ForeignFile, NewerFormat or NoSpace."""
         config, known, ports = config or StoreConfig(), known or DirectoryFacts(), ports or StoreCallbacks()
         workers = StoreWorkers.start(world.workers)
         try:
@@ -405,10 +404,10 @@ class Store:
         self._keeper.start()
 
     async def close(self) -> None:
-        """Closes the journal, makes a last checkpoint so that the next start replays nothing, and closes the files.
+        """Closes the store: writes the journal, makes a last checkpoint so that the next start need not replay, and
+        closes the files.
 
-        The close completes even if the caller is cancelled; a second caller waits until the first close has ended.
-        """
+        The close completes even if the caller is cancelled; a second caller waits until the first close has ended."""
         if self._ending is None:
             self._ending = asyncio.create_task(self._shut_down(), name="bookie-store-close")
         await run_to_end(self._ending)
@@ -428,18 +427,19 @@ class Store:
 
     # ------------------------------------------------------------------------------------ intents
     def add(self, ledger: int, entry: int, key: bytes, stored: Stored, size: int, lac: int, recovery: bool) -> Status:
-        """Adds one entry to a ledger. The parameters and the result are as those of `add_many`."""
+        """Adds one entry to a ledger. Parameters and result as in `add_many`."""
         return self.add_many(ledger, key, ((entry, stored, size),), size, lac, recovery)
 
     def add_many(
         self, ledger: int, key: bytes, entries: Sequence[tuple[int, Stored, int]], size: int, lac: int, recovery: bool
     ) -> Status:
-        """Adds entries. Returns OK if all are admitted: they are durable when the next `seal` is done. Any other status
-        means that none is admitted, and why; NO_SUCH_LEDGER: the ledger's key was not introduced.
+        """Adds entries to a ledger. Returns OK if all of them are admitted; they are durable when the next `seal` is
+        done. Any other status says why none of them is admitted. NO_SUCH_LEDGER: the ledger is unknown here, and its
+        key must be read from the metadata first.
 
-        `entries` are (id, stored, bytes), all verified by the caller; `size` is the sum of their bytes, `lac` the
-        largest of their LACs. Room is checked once, so that one request may exceed the bounds.
-        """
+        `entries` are (entry id, stored entry, size in bytes), verified by the caller; `size` is the sum of the sizes,
+        `lac` the largest last-add-confirmed (LAC) among them. The bounds are checked once, so one request may exceed
+        them."""
         dirty, memtable, journal = self.descriptors.dirty_ledgers, self.memtable, self._journal
         descriptor = dirty.get(ledger) or self.descriptors.get(ledger)
         if descriptor is None:
@@ -473,16 +473,16 @@ class Store:
         return Status.OK
 
     def fence(self, ledger: int, key: bytes) -> Status:
-        """Fences a ledger. Returns OK if it is fenced in memory; the caller must answer nothing, also nothing negative,
-        before the next `seal` is done (§1.9).
+        """Fences a ledger, so that only recoveries can add entries to it. Returns OK if it is fenced in memory. The
+        caller must answer nothing, not even an error, before the next `seal` is done (§1.9).
 
-        An unknown ledger is created fenced. A deleted one stays deleted: no add is ever admitted there. While a fence
-        is being written, further calls write no second record; `is_fence_durable` says what became of it.
+        A ledger that is unknown here is created, fenced. A deleted ledger stays deleted, and no add to it is ever
+        admitted. While a fence is being written, further calls write no second record; `is_fence_durable` then says
+        whether the fence is durable.
 
-        Returns NO_SUCH_LEDGER, and changes nothing, if an unknown ledger's key was not introduced
-        (`LedgerKeys.may_begin_unknown_ledger`). No client gets this status as an answer to a fence: the service asks
-        the metadata (bookie/service.py), then fences, or refuses, which is no vote.
-        """
+        Returns NO_SUCH_LEDGER, and changes nothing, if the ledger is unknown and its key must be read from the metadata
+        first (`LedgerKeys.may_begin_unknown_ledger`). No client gets this status as the answer to a fence: the service
+        reads the metadata (bookie/service.py), then fences the ledger or refuses the request, which is no vote."""
         status = self.keys.verdict(ledger, key)
         if status is not Status.OK:
             return Status.OK if status is Status.FENCED else status
@@ -496,8 +496,8 @@ class Store:
         return Status.OK
 
     def is_fenced(self, ledger: int, key: bytes) -> bool:
-        """Returns True if the ledger has this key, and both the key and the fence are durable: then nothing remains to
-        be written."""
+        """Returns whether the ledger has this key and is fenced, both durably. Then `fence` would have nothing to
+        write."""
         descriptor = self.descriptors.get(ledger)
         return (
             descriptor is not None and descriptor.fence_synced and descriptor.key_synced and descriptor.has_key(key)
@@ -510,9 +510,9 @@ class Store:
         return ledger in self.descriptors.tombstones if descriptor is None else descriptor.fence_synced
 
     def write_lac(self, ledger: int, key: bytes, lac: int) -> Status:
-        """Sets an explicit last-add-confirmed (LAC) of the ledger. Returns OK if the LAC is set in memory; it is
-        durable when the next `seal` is done. If a ledger gets several LACs before a seal, only the largest is
-        written."""
+        """Sets the last-add-confirmed (LAC) of a ledger, if `lac` is larger than the present one. Returns OK if that is
+        done in memory; it is durable when the next `seal` is done. If a ledger gets several LACs before a seal, only
+        the largest is written."""
         status = self.keys.verdict(ledger, key)
         if status is not Status.OK:
             return status
@@ -524,15 +524,15 @@ class Store:
 
     # ------------------------------------------------------------------------------------ what was lost
     def end_quarantine(self, ledger: int, first: int, count: int) -> None:
-        """Ends the quarantine of the `count` entries from `first` on, because good copies of them were read and
-        verified."""
+        """Ends the quarantine of `count` entries from `first` on. The caller must have read and verified good copies of
+        them here."""
         for entry in range(first, first + count):
             if self.descriptors.is_quarantined(ledger, entry):
                 self.descriptors.end_quarantine(ledger, entry, entry)
 
     async def leave_limbo(self) -> None:
-        """Ends limbo, because all lost data was restored or given up. The end of limbo is durable when this returns.
-        Raises NoSpace: then limbo continues."""
+        """Ends the bookie's limbo, because all lost data was restored or given up. This is durable when the call
+        returns. Raises NoSpace: then limbo continues."""
         upto = self.descriptors.limbo_upto
         self.descriptors.leave_limbo()
         try:
@@ -544,17 +544,15 @@ class Store:
 
     @property
     def limbo_losses(self) -> Sequence[str]:
-        """Returns the losses because of which the store is in limbo, as the start that found them recorded them; none
-        if the store is not in limbo."""
+        """Returns the data losses because of which the store is in limbo, as texts; none if it is not in limbo."""
         return self._losses.reasons
 
     def seal(self, done: Done) -> None:
-        """Seals all intents since the last seal into one journal group. Calls `done(True)` when these intents are
-        durable, `done(False)` if the disk had no room for them.
+        """Writes all adds, fences and LACs since the last seal to the journal, as one group. Calls `done(True)` when
+        they are durable, `done(False)` if the disk had no room for them.
 
-        Does not report the refusal of an earlier seal again; `wait_durable` includes it. The journal calls `_sealed`
-        before `done`.
-        """
+        `done` does not report that an earlier group was refused; `wait_durable` does. The journal calls `_sealed`
+        before `done`."""
         for ledger, lac in self._lacs.items():
             self._journal.enqueue(RecordType.LAC, ledger, lac)
         self._lacs.clear()
@@ -567,8 +565,8 @@ class Store:
         self, fencing: dict[int, LedgerDescriptor], keying: dict[int, LedgerDescriptor],
         adding: list[tuple[int, Sequence[tuple[int, Stored, int]]]], ok: bool,
     ) -> None:  # fmt: skip
-        """Handles the end of a group with these fences, keys and entries. `ok`: it is durable; False: it found no room.
-        """
+        """Called when the journal is done with a group of these fences, keys and entries. `ok`: they are durable;
+        False: the disk had no room for them."""
         self._fenced -= fencing.keys()
         for descriptor in fencing.values():
             descriptor.fence_synced = descriptor.fence_synced or ok
@@ -583,16 +581,16 @@ class Store:
             self.room.on_no_space()
 
     async def commit_group_and_wait(self) -> bool:
-        """Seals like `seal`, and waits for the result. Returns True if the intents are durable, False if the disk had
-        no room for them."""
+        """Writes all adds, fences and LACs since the last seal, like `seal`, and waits for the outcome. Returns True if
+        they are durable, False if the disk had no room for them."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.seal(lambda ok: None if future.done() else future.set_result(ok))
         return await future
 
     async def wait_durable(self, ledger: int) -> bool:
-        """Waits until the journal has written what was enqueued. Returns whether all entries of the ledger that can be
-        read now are durable. False: the disk was full and some of them are only in memory; a checkpoint, or adding
-        these entries again, makes them durable."""
+        """Waits until the journal has written everything that was enqueued. Returns whether all entries of the ledger
+        that can be read now are durable. False: the disk had no room for some; a checkpoint, or adding these entries
+        again, makes them durable."""
         return await self.commit_group_and_wait() and not self.memtable.refused_runs_of_ledger(ledger)
 
     # ------------------------------------------------------------------------------------ reads
@@ -600,32 +598,32 @@ class Store:
         return self._reads.read_lac(ledger)
 
     def read_from_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """Reads entries like `read` if this needs no disk access. Returns None if the disk is needed."""
+        """Reads entries like `read` if that needs no disk access. Returns None if it does."""
         return self._reads.read_from_memory(ledger, entry, count, bytes_max)
 
     async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
-        """Returns the consecutive entries `entry`, `entry + 1`, …: at least one, at most `count`, of about `bytes_max`
-        together. If the first entry cannot be returned, returns the status that says why."""
+        """Reads the consecutive entries `entry`, `entry + 1`, …: at least one, at most `count`, of about `bytes_max`
+        bytes together. If the first of them cannot be returned, the status says why."""
         return await self._reads.read(ledger, entry, count, bytes_max)
 
     async def verify(self, ledger: int, entry: int) -> Status:
-        """Reads an entry from the entry logs and returns OK if a log has a good copy. The other results are those of
-        `StoreReads.verify`."""
+        """Reads an entry from the entry logs, bypassing memory and caches. Returns OK if a log has a good copy;
+        otherwise a status as in `StoreReads.verify`."""
         return await self._reads.verify(ledger, entry)
 
     async def find_stored_entries(self, ledger: int, first: int, last: int) -> IntegerIntervals:
-        """Returns which of the entries `first … last` are durable at this bookie, according to the memory and the index
-        (reads.py)."""
+        """Returns which of the entries `first … last` of the ledger are durable here, by memory and the index. Does not
+        read the entries."""
         return await self._held.find_stored_entries(ledger, first, last)
 
     async def find_extent(self, log_number: int, extent: Extent) -> tuple[ExtentLocation, ExtentTable | None] | None:
-        """Returns the place of an extent in a log, and the extent's table as it is stored on the disk (None: the table
-        is damaged). Returns None if the index does not have the extent."""
+        """Returns (location of the extent in log `log_number`, the extent's table as it is on the disk, or None if the
+        table is damaged). Returns None if the index does not have this extent."""
         return await self._reads.find_extent(log_number, extent)
 
     def index_end(self, log_number: int) -> int | None:
-        """Returns the offset up to which the log's index file is committed. Returns None if the log is complete: then
-        the whole index file counts."""
+        """Returns the committed end of the log's index file, in bytes. Returns None if the log is not being written:
+        then the whole file counts."""
         opened = {
             each.committed_ends_of_open_log.number: each.committed_ends_of_open_log.index_end
             for each in (self._log, self._cold)
@@ -645,7 +643,7 @@ class Store:
 
     @property
     def has_room(self) -> bool:
-        """Returns whether the store admits an add now. If not, the answer to an add is BUSY."""
+        """Returns whether the store can admit an add now. If not, an add gets BUSY."""
         return not (self.memtable.is_full or self._journal.is_full)
 
     @property
@@ -654,18 +652,18 @@ class Store:
 
     @property
     def is_flush_blocked(self) -> bool:
-        """Returns whether the last checkpoint failed because the disk had no room."""
+        """Returns whether the last checkpoint found the disk full."""
         return self.room.flush_blocked
 
     @property
     def is_short_of_descriptors(self) -> bool:
-        """Returns whether the last checkpoint failed because no file descriptor was free."""
+        """Returns whether the last checkpoint found no free file descriptor."""
         return self.room.without_descriptor
 
     async def delete(self, ledgers: list[int]) -> bool:
-        """Writes tombstones of deleted ledgers. Returns True if the tombstones are durable: only then may the data of
-        these ledgers be deleted (§2.6). Returns False if the journal had no room for all of them; a later checkpoint
-        makes them durable."""
+        """Writes tombstones, which record that these ledgers are deleted. Returns True if the tombstones are durable:
+        only then may the data of these ledgers be deleted (§2.6). Returns False if the journal had no room for all of
+        them; a later checkpoint makes them durable."""
         return await self._tombstones.write(ledgers)
 
     # ------------------------------------------------------------------------------------ what it holds

@@ -69,19 +69,20 @@ _LOG = logging.getLogger("magnetar.bookie.store.compaction")
 STEPS = ("list_living", "begin_cold_log", "copy", "write_index", "commit", "remove_sources")
 
 EXTENTS_MAX = 1 << 18
-"""Living extents of the sources of one move, about 30 MB; a single log may have more."""
+"""The largest number of living extents in the logs of one move: they take about 30 MB of memory. A single log may have
+more."""
 SOURCES_MAX = 64
-"""Most logs that are moved at a time: each has two files open meanwhile."""
+"""The largest number of logs in one move. Each has two files open meanwhile."""
 BYTES = tuple(float(1 << power) for power in range(12, 33, 2))
-"""Bounds for sizes, from 4 KiB to 4 GiB."""
+"""The bounds of a histogram of sizes, from 4 KiB to 4 GiB."""
 
 OnProgress = Callable[[str, int, int, int, int], None]
-"""(phase, logs done, logs, bytes done, bytes)."""
+"""A function that is called with (phase, logs done, logs, bytes done, bytes)."""
 
 
 class CompactionResult(NamedTuple):
-    """The result of a compaction: the logs that were deleted and those that were compacted, the bytes that were freed
-    and moved, and the number of damaged records."""
+    """The result of a compaction: the numbers of the logs that were deleted and of those that were compacted, the bytes
+    freed, the bytes moved, and the number of damaged records."""
 
     deleted: list[int]
     compacted: list[int]
@@ -91,7 +92,8 @@ class CompactionResult(NamedTuple):
 
 
 class CompactionThrottle:
-    """Limits the work of a compaction to `bytes_per_s`. An unused allowance does not allow more work later."""
+    """Limits the bytes a second that a compaction reads and writes. Bytes that are not used now are not allowed
+    later."""
 
     def __init__(self, clock: Clock, bytes_per_s: int) -> None:
         self._clock = clock
@@ -99,16 +101,16 @@ class CompactionThrottle:
         self._due = clock.monotonic()
 
     async def wait_until_allowed(self, size: int) -> None:
-        """Waits until the work on `size` more bytes is within the limit."""
+        """Waits until `size` more bytes are within the limit."""
         now = self._clock.monotonic()
         self._due = max(self._due + size / self._bytes_per_s, now)
         await asyncio.sleep(self._due - now)
 
 
 class EntryLogCompactor:
-    """Compacts the entry logs of a store. `settle` makes tombstones durable. `with_room` runs an action and, if the
-    disk has no room for it, gives up the disk reserve and runs the action again. `forget` closes the open files of a
-    log that is removed."""
+    """Compacts the entry logs of a store. Calls `settle` to make tombstones durable, and `forget` to close the open
+    files of a log that is removed. Calls `with_room` to run an action; if the disk has no room, `with_room` gives up
+    the disk reserve and runs the action again. Calls `on_bad` after damaged entries were found."""
 
     def __init__(
         self, files: Files, clock: Clock, directory: str, uuid: bytes, *, workers: tuple[Worker, Worker],
@@ -141,8 +143,7 @@ class EntryLogCompactor:
 
     # ------------------------------------------------------------------------------------ what there is
     async def list_log_usage(self) -> list[EntryLogUsage]:
-        """Returns the facts about each log by which compaction decides, in ascending order of log numbers. The open
-        logs are determined in one step without an await."""
+        """Returns how much of each entry log is live, in ascending order of log numbers."""
         deleted = DeletedLedgers(self._descriptors.tombstones)
         opened, last = self._opened(), self._checkpoint.mark.last_log
         found: list[EntryLogUsage] = []
@@ -175,8 +176,8 @@ class EntryLogCompactor:
         self, policy: CompactionPolicy | None, *, major: bool = False, roll: bool = False,
         on_progress: OnProgress = lambda *numbers: None,
     ) -> CompactionResult:  # fmt: skip
-        """Deletes the logs without living entries and, if a policy is given, compacts other logs. `roll`: first closes
-        open logs with few living bytes, so that they are compacted too."""
+        """Deletes the logs without living entries; with a `policy`, also compacts logs. `roll`: first closes open logs
+        with few living bytes, so that they can be compacted. Returns what was done."""
         async with self._lock:
             before = dict(self.counters)
             deleted, compacted = await self._run(policy or _DELETE, major, roll, on_progress)
@@ -205,9 +206,8 @@ class EntryLogCompactor:
         return [log.log for log in dead], compacted
 
     async def _roll(self, logs: list[EntryLogUsage], policy: CompactionPolicy, major: bool, roll: bool) -> bool:
-        """Closes the cold log if it would be compacted itself, and with `roll` the hot log too. Returns whether a log
-        was closed.
-        """
+        """Closes the cold log if it would be compacted once it is closed; with `roll`, also the hot log. Returns
+        whether a log was closed."""
         share = policy.major_share if major or roll else policy.minor_share
         rolled = False
         for facts in logs:
@@ -236,9 +236,8 @@ class EntryLogCompactor:
         on_progress("delete", len(numbers), len(numbers), 0, 0)
 
     async def _give_up(self, numbers: Sequence[int]) -> None:
-        """Deletes the data of dead logs before their `DrainedEntryLog` is durable, but not of logs that are open in the
-        mark: a start would cut their indexes.
-        """
+        """Deletes the files of dead logs before `DrainedEntryLog` facts are durable, to get disk space. Leaves the logs
+        that are open in the mark, because a start would cut their indexes."""
         await self._settle()
         await self._remove(
             [log for log in numbers if log not in self._checkpoint.mark.open_log_numbers], data_only=True
@@ -263,9 +262,8 @@ class EntryLogCompactor:
     async def _compact(
         self, moves: list[EntryLogUsage], policy: CompactionPolicy, on_progress: OnProgress
     ) -> list[int]:
-        """Compacts the logs in groups; returns those that were moved. A group that finds no room is tried again log by
-        log, the smallest first.
-        """
+        """Moves the living entries of these logs, group by group. Returns the numbers of the logs that were moved. If
+        the disk has no room for a group, tries its logs one by one, the smallest first."""
         waiting = group_logs_to_move(moves, self._log_bytes_max, EXTENTS_MAX, SOURCES_MAX)
         total = sum(log.live_bytes for log in moves)
         throttle = CompactionThrottle(self._clock, policy.bytes_per_s)
@@ -331,7 +329,7 @@ class EntryLogCompactor:
 
 
 class _Move:
-    """The progress of one move within a compaction of several moves."""
+    """Reports the progress of one move, as a part of a compaction with several moves."""
 
     def __init__(self, logs_done: int, logs: int, bytes_before: int, bytes_: int, on_progress: OnProgress) -> None:
         self._logs_done = logs_done

@@ -32,11 +32,12 @@ from ..index import ExtentLocation, LoadedIndexGroup, Page, decode_page, find_re
 _LOG = logging.getLogger("magnetar.bookie.store.entrylog")
 
 SLICE_HEADS = 64 * index.PAGE_HEADS
-"""Heads that are read at once: 180 KiB, whatever the size of a group."""
+"""The number of extent heads that are read at once: 180 KiB, whatever the size of the group."""
 DIRECT_BYTES_MIN = 256 << 10
 ARENA_STEP_BYTES = 2 << 20
 VIEWED_BYTES_MIN = 16 << 10
-"""Entries of this size on average are copied out one by one; smaller ones are cut from one copy of all."""
+"""If the entries of a read have at least this size on average, they are copied one by one; smaller entries are cut from
+one copy of all."""
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".idx"
 
@@ -50,9 +51,8 @@ def index_name(number: int) -> str:
 
 
 class _Heads(NamedTuple):
-    """A group of an index file: its offset and its heads, in slices. The last slice raises DamagedFile if the checksum
-    is wrong.
-    """
+    """A group of an index file: its offset, its number of extents, and the bytes of its heads in slices. If the group's
+    checksum is wrong, reading the last slice raises DamagedFile."""
 
     offset: int
     extents: int
@@ -60,9 +60,8 @@ class _Heads(NamedTuple):
 
 
 def _groups(files: Files, directory: str, number: int, uuid: bytes, end: int | None) -> Iterator[_Heads]:
-    """Yields the groups of a log's index file up to `end` (None: the file's end). Raises DamagedFile, also while slices
-    are read.
-    """
+    """Yields the groups of a log's index file up to the offset `end` (None: the end of the file). Raises DamagedFile,
+    also while the slices of a group are read."""
     path = join_path(directory, index_name(number))
     file = files.open(path, write=False)
     try:
@@ -103,8 +102,8 @@ def _slices(file: File, group: int, header: index.IndexGroupHeader, data: bytes)
 def read_index_groups(
     files: Files, directory: str, number: int, uuid: bytes, end: int | None
 ) -> list[LoadedIndexGroup]:
-    """Reads the groups of a log's index file, for the start of a store. `end` is the end of the index; None: the end of
-    the file. Raises DamagedFile."""
+    """Reads the index file of log `number` and returns its groups, when a store starts. `end` is the committed end of
+    the index file; None: the end of the file. Raises DamagedFile."""
     groups: list[LoadedIndexGroup] = []
     for offset, extents, slices in _groups(files, directory, number, uuid, end):
         group = LoadedIndexGroup.start(number, offset, extents)
@@ -120,18 +119,17 @@ def read_index_groups(
 def read_extents(
     files: Files, directory: str, number: int, uuid: bytes, end: int | None
 ) -> Iterator[list[index.Extent]]:
-    """Yields all extents of a log in slices of at most `SLICE_HEADS`, in the order of the index file. Raises
-    DamagedFile.
+    """Yields all extents of log `number`, as lists of at most `SLICE_HEADS` extents, in the order of the index file.
+    `end` is the committed end of the index file; None: the end of the file. Raises DamagedFile.
 
-    The checksum of a group is compared before the group's first slice is yielded, so that no damaged head is used.
-    """
+    The checksum of a group is verified before the group's first extent is yielded."""
     for _, _, slices in _groups(files, directory, number, uuid, end):
         for heads in list(slices):
             yield list(index.decode_extent_heads(heads))
 
 
 def list_log_numbers(files: Files, directory: str) -> list[int]:
-    """Returns, in ascending order, the numbers of all logs whose log file or index file exists."""
+    """Returns the numbers of all entry logs whose log file or index file exists, in ascending order."""
     found = {
         int(name.partition(".")[0])
         for name in files.list_directory(directory)
@@ -141,7 +139,8 @@ def list_log_numbers(files: Files, directory: str) -> list[int]:
 
 
 def stored_bytes(files: Files, directory: str) -> int:
-    """Returns the bytes of all log files together. A log that is removed during the call does not count."""
+    """Returns the total size in bytes of all log files in the directory. A file that is removed during the call does
+    not count."""
     total = 0
     for name in files.list_directory(directory) if files.exists(directory) else ():
         if name.endswith(LOG_SUFFIX):
@@ -151,17 +150,16 @@ def stored_bytes(files: Files, directory: str) -> int:
 
 
 def remove_log_files(files: Files, directory: str, number: int) -> None:
-    """Removes the log file and the index file of a log, without a sync. The log must be drained or must not be in the
-    mark: if a crash brings the files back, the next start then removes them again.
+    """Removes the log file and the index file of a log, without a sync. The log must be drained, or the mark must not
+    name it. If a crash brings the files back, the next start removes them again.
 
-    The next start does so because `DrainedEntryLog` facts are kept for ever.
-    """
+    The next start can do so because `DrainedEntryLog` facts are kept for ever."""
     remove_log_data_file(files, directory, number)
     _remove(files, join_path(directory, index_name(number)))
 
 
 def remove_log_data_file(files: Files, directory: str, number: int) -> None:
-    """Removes the log file of a log, without a sync. Keeps the log's index file, which says which entries the log
+    """Removes the log file of a log, without a sync. Keeps its index file, which says which entries the log
     contained."""
     _remove(files, join_path(directory, log_name(number)))
 
@@ -172,7 +170,7 @@ def _remove(files: Files, path: str) -> None:
 
 
 class EntriesOfExtent(NamedTuple):
-    """The result of reading entries from one extent."""
+    """The entries that one read found in an extent, the extent's table, and whether the read met damage."""
 
     table: index.ExtentTable | None  # None: damaged
     entries: list[bytes]  # stored entries; none: not in this extent
@@ -180,8 +178,8 @@ class EntriesOfExtent(NamedTuple):
 
 
 class EntryLogReader:
-    """Reads from entry logs by offset. Must be used by one worker only. Keeps at most `open_max` files open, and keeps
-    memory for its largest read."""
+    """Reads entries and index pages from the files of entry logs. Must be used by one worker only. Keeps at most
+    `open_max` files open, and keeps the memory of its largest read."""
 
     def __init__(self, files: Files, directory: str, open_max: int) -> None:
         self._files = files
@@ -192,8 +190,8 @@ class EntryLogReader:
         self._arena = memoryview(b"")
 
     def read_pages(self, log: int, ledger: int, pages: list[Page]) -> tuple[list[ExtentLocation], int]:
-        """Reads these pages of a log's index. Returns the extents of the ledger in them, and the number of pages that
-        are damaged."""
+        """Reads these pages of a log's index file. Returns (locations of the ledger's extents in these pages, number of
+        damaged pages)."""
         file = self._file(index_name(log))
         found: list[ExtentLocation] = []
         bad = 0
@@ -209,11 +207,10 @@ class EntryLogReader:
     def read_entries(
         self, place: ExtentLocation, table: index.ExtentTable | None, entry: int, count: int, bytes_max: int
     ) -> EntriesOfExtent:
-        """Reads `entry` and the entries that follow it without a gap in this extent, in one file read: at most `count`
-        entries, of about `bytes_max` together.
+        """Reads `entry` and the entries after it from an extent, with one read of the file: at most `count` consecutive
+        entries, of about `bytes_max` bytes together. `table` is the extent's table; None: reads it too.
 
-        Ends before the first record that is damaged, or that contains another entry than the index says.
-        """
+        Stops before the first record that is damaged, or that contains another entry than the index says."""
         if table is None:
             table = self.read_table(place)
         if table is None:
@@ -236,12 +233,14 @@ class EntryLogReader:
         return EntriesOfExtent(table, entries, damaged)
 
     def read_table(self, place: ExtentLocation) -> index.ExtentTable | None:
-        """Reads the table of an extent from the log's index file. Returns None if the table is damaged."""
+        """Reads the table of an extent from the log's index file and returns it. Returns None if the table is
+        damaged."""
         data = self._file(index_name(place.log)).pread(place.extent.table_bytes, place.table_offset)
         return index.decode_table_if_intact(place.extent, data)
 
     def _read(self, name: str, size: int, offset: int) -> bytes | memoryview:
-        """Reads up to `size` bytes. The result may be a view that is valid until the next read."""
+        """Reads up to `size` bytes at `offset` of a file. The result may be a view that is valid only until the next
+        read."""
         if size >= DIRECT_BYTES_MIN and self._direct:
             try:
                 return self._read_direct(name, size, offset)
@@ -296,8 +295,8 @@ _CHECKED = ENTRY_HEADER.size - 4
 
 
 class ExtentScan:
-    """Reads and verifies the records of one extent in a worker, one slice per call of `step`. `is_whole` says whether
-    all records that were expected are good."""
+    """Reads and verifies the records of one extent, one slice per call of `step`, in a worker. At the end, `is_whole`
+    says whether the extent has exactly the good records that its head in the index promises."""
 
     def __init__(self, files: Files, path: str, extent: Extent) -> None:
         self._file = files.open(path, write=False)
@@ -323,8 +322,8 @@ class ExtentScan:
         )
 
     def step(self) -> int:
-        """Reads and verifies the next slice of records. Returns the number of bytes read; 0 at the end of the extent or
-        at the first bad record."""
+        """Reads and verifies the next slice of records. Returns the number of bytes read; 0 at the end of the extent,
+        and at the first bad record."""
         if self._bad or self._offset >= self._end:
             return 0
         try:
@@ -343,9 +342,8 @@ class ExtentScan:
         return len(data) if at else 0
 
     def _keep_record(self, data: bytes, at: int) -> int | None:
-        """Records the entry of the record at `at`, and returns where the record ends; None if it is damaged or not of
-        this extent.
-        """
+        """Verifies the record at `at` of `data` and records its entry. Returns where the record ends in `data`; None if
+        the record is damaged or does not belong to this extent."""
         found = entry_log.verify_record_at(data, at)
         if found is None:
             return None
@@ -365,8 +363,8 @@ class ExtentScan:
 
 
 def rewrite_table(files: Files, path: str, offset: int, extent: Extent, walk: ExtentScan) -> bool:
-    """Rebuilds the table of an undamaged extent from its records and writes it at `offset` of the index file. Returns
-    False, and writes nothing, if the new table does not match the checksum in the extent's head."""
+    """Makes the table of an undamaged extent anew and writes it at `offset` of the index file. `walk` has scanned the
+    extent. Returns False, and writes nothing, if the new table does not match the checksum in the extent's head."""
     again, table = encode_extent(extent.ledger, walk.entries, walk.offsets, extent.start)
     if again != extent:
         return False

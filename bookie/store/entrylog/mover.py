@@ -61,7 +61,7 @@ HOLDERS_MAX = 10
 
 
 class CompactionAction(enum.Enum):
-    """The action that compaction takes for an entry log."""
+    """The action that a compaction takes for an entry log."""
 
     KEEP = "keep"
     DELETE = "delete"
@@ -69,7 +69,7 @@ class CompactionAction(enum.Enum):
 
 
 class CompactionReason(enum.Enum):
-    """The reason why compaction keeps, compacts or deletes an entry log. `plan_logs` has the rules."""
+    """The reason why a compaction keeps, compacts or deletes an entry log. `plan_logs` applies the rules."""
 
     DEAD = "nothing in it lives"
     OPEN = "it still grows"
@@ -81,7 +81,8 @@ class CompactionReason(enum.Enum):
 
 
 class LogState(enum.Enum):
-    """Whether an entry log is open for writing, and for which of the two writers."""
+    """Whether an entry log is open, and who writes to it: checkpoints write to the hot log, compactions to the cold
+    log."""
 
     HOT = "hot"  # open for checkpoints
     COLD = "cold"  # open for compaction
@@ -89,15 +90,15 @@ class LogState(enum.Enum):
 
 
 class LiveLedger(NamedTuple):
-    """A ledger that is not deleted and has entries in a log. Because of these entries the log is not deleted."""
+    """A ledger that is not deleted and has entries in an entry log, which must therefore be kept."""
 
     ledger: int
     live_bytes: int
 
 
 class EntryLogUsage(NamedTuple):
-    """The facts about a log by which `plan_logs` decides: the bytes of its two files, the bytes of all its records, and
-    the bytes of the records of living ledgers."""
+    """How much of an entry log is live: the size of its two files, of all its records, and of the records of living
+    ledgers, in bytes. `plan_logs` decides by these values."""
 
     log: int
     state: LogState
@@ -111,13 +112,13 @@ class EntryLogUsage(NamedTuple):
 
     @property
     def live_share(self) -> float:
-        """Returns the bytes of living records divided by the bytes of all records. The sizes of the files do not
-        matter: a log that was just compacted has 1.0, even if it is small."""
+        """Returns the bytes of living records divided by the bytes of all records. Unused space of the files does not
+        count: a log that was just compacted has 1.0, even if it is small."""
         return self.live_bytes / self.data_bytes if self.data_bytes else 0.0
 
 
 class LogPlan(NamedTuple):
-    """The action that `plan_logs` chose for a log, and its reason."""
+    """The action that `plan_logs` chose for an entry log, and the reason."""
 
     facts: EntryLogUsage
     action: CompactionAction
@@ -125,8 +126,9 @@ class LogPlan(NamedTuple):
 
 
 class CompactionPolicy(NamedTuple):
-    """The limits of compaction: the shares of live bytes, and the size, below which a log is compacted, and the bytes a
-    second that compaction may use."""
+    """The limits of compaction. A log is compacted if its share of live bytes is below `minor_share` (in a minor
+    compaction) or `major_share` (in a major one), or if it is smaller than `small_bytes`. `bytes_per_s` limits the
+    speed."""
 
     minor_share: float = 0.2
     major_share: float = 0.5
@@ -135,13 +137,13 @@ class CompactionPolicy(NamedTuple):
     full_share: float = 0.9
 
     def full_disk_policy(self) -> CompactionPolicy:
-        """Returns the policy for a full disk: also a minor compaction then compacts each log whose live share is below
+        """Returns the policy for a full disk: a minor compaction then also compacts each log whose live share is below
         `full_share`."""
         return self._replace(minor_share=max(self.minor_share, self.full_share))
 
 
 def plan_logs(logs: Sequence[EntryLogUsage], policy: CompactionPolicy, *, major: bool) -> list[LogPlan]:
-    """Returns one plan for each log, in the order in which the logs were given."""
+    """Chooses the action for each entry log. Returns one plan for each log, in the order of `logs`."""
     closed = [log for log in logs if log.state is LogState.CLOSED and log.live_bytes]
     small = [log for log in closed if log.bytes < policy.small_bytes]
     return [_decide(log, policy, major, len(small) > 1 and log in small) for log in logs]
@@ -163,15 +165,17 @@ def _decide(log: EntryLogUsage, policy: CompactionPolicy, major: bool, small: bo
 
 
 def is_compactable_once_closed(log: EntryLogUsage, share: float) -> bool:
-    """Returns whether the log is open, and compaction would compact it if it were closed."""
+    """Returns whether the log is open now, and its live share is below `share`, so that it could be compacted after it
+    is closed."""
     return log.state is not LogState.CLOSED and log.data_bytes > 0 and log.readable and log.live_share < share
 
 
 def group_logs_to_move(
     moves: Sequence[EntryLogUsage], bytes_max: int, extents_max: int, logs_max: int
 ) -> list[list[EntryLogUsage]]:
-    """Divides the logs to be compacted into groups whose living bytes and extents together are within the limits. A log
-    that is larger than the limits is a group of its own. Logs with few living bytes come first."""
+    """Divides the logs to be compacted into groups. Within a group the living bytes, the living extents and the number
+    of logs are within the limits. A log that exceeds the limits alone is a group of its own. Logs with a small live
+    share come first."""
     groups: list[list[EntryLogUsage]] = []
     size = extents = 0
     for log in sorted(moves, key=lambda log: (log.live_share, log.log)):
@@ -197,7 +201,7 @@ def group_logs_to_move(
 _CANDIDATES_MAX = 1 << 14
 
 class DeletedLedgers:
-    """A copy of the set of deleted ledgers (tombstones), for use in another thread."""
+    """A copy of the set of deleted ledger ids (tombstones), for use in another thread."""
 
     def __init__(self, tombstones: IntegerIntervals) -> None:
         pairs = list(tombstones)
@@ -210,8 +214,8 @@ class DeletedLedgers:
 
 
 class LiveBytesCounter:
-    """Counts the living bytes of one log, one part per call of `step`. `opened`: the committed ends of the log's files
-    if the log is open."""
+    """Counts the living bytes of one entry log, one part of its index per call of `step`; then `facts` has the result.
+    `opened`: the committed ends of the log's files; None: the log is closed."""
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, number: int, state: LogState, opened: OpenLogEnds | None,
@@ -231,7 +235,8 @@ class LiveBytesCounter:
         self._readable = True
 
     def step(self) -> bool:
-        """Counts the living bytes of one more part of the log. Returns False if no part was left."""
+        """Counts the living bytes in one more part of the log's index. Returns False if no part was left, or if the
+        index is damaged."""
         try:
             extents = next(self._parts, None)
         except (DamagedFile, OSError):
@@ -263,7 +268,7 @@ class LiveBytesCounter:
 
 
 def file_size(files: Files, path: str) -> int:
-    """Returns the size of a file; 0 when there is none."""
+    """Returns the size of a file in bytes; 0 if the file does not exist."""
     return disk.read_file_size(files, path) if files.exists(path) else 0
 
 
@@ -271,22 +276,25 @@ def file_size(files: Files, path: str) -> int:
 
 
 _PACKED = struct.Struct(">qqqIIQIQ")
-"""An extent and its log; as bytes they sort by ledger, then first entry, since no id is negative."""
+"""An extent and the number of its log, as bytes. The bytes sort by ledger, then by first entry, because no id is
+negative."""
 READ_BYTES = 256 << 10
-"""Bytes read and verified at a time: about 1 ms of the interpreter for small records, for which adds wait."""
+"""The number of bytes that one step reads and verifies: with small records the interpreter needs about 1 ms for them,
+and adds wait for it."""
 _PAGE_BYTES = 4096
-"""Bytes that a smaller read counts as: a disk reads no less than a page."""
+"""A read of fewer bytes counts with this size, because a disk reads no less than a page."""
 WRITE_BYTES = 1 << 20
 EXTENT_ENTRIES_MAX = 1 << 14
-"""Most entries of an extent: a table is loaded whole for one entry of it, 128 KiB."""
+"""The largest number of entries in an extent. To read one entry, the whole table of its extent is loaded: 128 KiB at
+most."""
 _EXTENT_BYTES_MAX = 1 << 30
 _RECORD_BYTES_MAX = 16 << 20
-"""Length above which a record is damage: no entry is that large."""
+"""A record with a greater length is damaged: no entry is that large."""
 
 
 class EntryMover:
-    """Copies the records of ledgers that still exist from closed entry logs to the cold log (the log that receives
-    compacted entries), one slice with each call of `step`."""
+    """Copies the records of living ledgers from closed entry logs to the cold log (the log that gets the entries that
+    compaction moves), one slice per call of `step`."""
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, sources: Sequence[int], deleted: DeletedLedgers,
@@ -315,7 +323,7 @@ class EntryMover:
 
     # ------------------------------------------------------------------------------------ listing
     def list_more_extents(self) -> bool:
-        """Adds more of the extents that must be moved to the list of this mover. Returns False when all of them are
+        """Lists more of the extents that must be moved, one part per call. Returns False when all of them are
         listed."""
         if next(self._listing, None) is not None:
             return True
@@ -332,8 +340,8 @@ class EntryMover:
 
     # ------------------------------------------------------------------------------------ moving
     def step(self) -> int:
-        """Reads and verifies more records or, when enough records were read, writes and syncs them. Returns the number
-        of bytes that were read or written; 0 at the end."""
+        """Reads and verifies more records; when enough records were read, writes and syncs them. Returns the number of
+        bytes read and written; 0: everything is moved."""
         before = self._read
         while self._read - before < READ_BYTES and next(self._moving, False):
             pass
@@ -345,8 +353,8 @@ class EntryMover:
         return work
 
     def finish(self) -> WrittenEntries | None:
-        """Writes and syncs the index of the moved entries. Returns the result, which the caller must commit; None if no
-        entry could be read."""
+        """Writes and syncs the index of the moved entries. Returns the result, which the caller must commit; None if
+        nothing was moved."""
         assert not self._buffers, "what is buffered was not written"
         extents, tables = self._out.finish()
         return self._cold.write_index(extents, tables) if extents else None
@@ -390,9 +398,8 @@ class EntryMover:
         self.records += 1
 
     def _note_bad(self, ledger: int, bad: list[tuple[int, int]], seen: BitMap64 | None) -> None:
-        """Records entries of which no copy in the sources was good. A range may contain more than those: quarantine
-        only concerns entries that are not found.
-        """
+        """Records the entries of which none of the logs has a good copy. The ranges may contain good entries too: the
+        quarantine of an entry matters only if a read does not find the entry."""
         for first, last in bad:
             if seen is None or first != last or first not in seen:
                 self.bad.append(QuarantinedEntries(ledger, first, last))
@@ -401,9 +408,8 @@ class EntryMover:
     def _records(
         self, extent: Extent, log: int, bad: list[tuple[int, int]]
     ) -> Iterator[tuple[int, int, bytes, int]]:
-        """Yields (start, end, data, entry) for each good record of the extent: data[start:end]. Adds the damaged ranges
-        to `bad`.
-        """
+        """Yields (start, end, data, entry id) for each good record of the extent; the record is data[start:end].
+        Appends the ranges of damaged entries to `bad`."""
         position, last, limit = 0, extent.first - 1, extent.length
         want = READ_BYTES
         while position < limit:
@@ -428,7 +434,8 @@ class EntryMover:
     def _records_by_table(
         self, extent: Extent, log: int, position: int, last: int, bad: list[tuple[int, int]]
     ) -> Iterator[tuple[int, int, bytes, int]]:
-        """Yields the rest of a damaged extent by its table, after `position` and entry `last`."""
+        """Yields the good records of a damaged extent that come after the offset `position` and the entry `last`. Finds
+        them by the extent's table."""
         table = self._table(extent, log)
         if table is None:
             bad.append((last + 1, extent.last))
@@ -445,7 +452,8 @@ class EntryMover:
                 bad.append((entry, entry))
 
     def _table(self, extent: Extent, log: int) -> ExtentTable | None:
-        """Returns the extent's table from the index, which is needed only after damage; None if it is damaged too."""
+        """Reads the extent's table, which is needed only after damage, from the log's index. Returns None if the table
+        is damaged too."""
         index_ = self._indexes.get(log)
         if index_ is None:
             index_ = self._indexes[log] = EntryLogIndex(0)
@@ -458,7 +466,7 @@ class EntryMover:
         return None if place is None else self._reader.read_entries(place, None, extent.first, 1, 1).table
 
     def _pread(self, log: int, offset: int, size: int) -> bytes:
-        """Reads `size` bytes; returns fewer, or none, where the disk cannot read them."""
+        """Reads `size` bytes of a log. Returns fewer bytes, or none, where the disk cannot read them."""
         self._read += max(size, _PAGE_BYTES)
         try:
             return self._file(log).pread(size, offset)
@@ -482,8 +490,8 @@ def _overlap(extents: list[Extent]) -> bool:
 
 
 class _Extents:
-    """Collects the extents and tables of what is written: runs of one ledger in ascending order, one after the other.
-    """
+    """Collects the extents and the tables of the records that are written. An extent is a run of records of one ledger
+    in ascending order."""
 
     def __init__(self) -> None:
         self._extents: list[Extent] = []

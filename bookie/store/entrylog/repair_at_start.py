@@ -61,13 +61,13 @@ GROUP_ENTRIES = 1 << 16
 TEMPORARY = ".tmp"
 _WINDOW_BYTES = 4 << 20
 _PLAUSIBLE = re.compile(rb"\x00(?!\x00{3})[\x00-\x7f].{6}\x00.{7}\x00", re.DOTALL)
-"""Matches the bytes at which a record may begin: a length below 8 MiB and not 0, a checksum, a ledger and an entry
-below 2^56."""
+"""Matches bytes that may be the start of a record: a length below 8 MiB and not 0, a checksum, and a ledger id and an
+entry id below 2^56."""
 
 
 class ScannedLogRecord(NamedTuple):
-    """A record that a scan of a log found: the offsets where it begins and ends in the log, and the ids of its ledger
-    and entry."""
+    """A record that a scan of an entry log found: the offsets of its start and its end, and the ids of its ledger and
+    its entry."""
 
     start: int
     end: int
@@ -75,15 +75,15 @@ class ScannedLogRecord(NamedTuple):
 
 
 class UnreadableLogRange(NamedTuple):
-    """A range of a log, between two offsets, in which no valid record was found."""
+    """A range of bytes of an entry log, from offset `start` to offset `end`, that contains no valid record."""
 
     start: int
     end: int
 
 
 class LogScan:
-    """Scans a log without its index. `records` yields every valid record, in order; afterwards `lost` has the ranges
-    between these records that cannot be read."""
+    """Scans an entry log without its index. `records` yields every valid record in order; after that, `lost` has the
+    ranges that contain no valid record."""
 
     def __init__(self, file: File, *, exact: bool = True) -> None:
         self._file = file
@@ -124,7 +124,8 @@ class LogScan:
         )
 
     def _behind(self, offset: int) -> ScannedLogRecord | None:
-        """Returns the record after the bad one at `offset`, if the bad one's length is right; else None."""
+        """Returns the record after the damaged record at `offset`, if the length of the damaged record is right;
+        otherwise None."""
         at = self._window(offset, entry_log.RECORD_HEADER_BYTES)
         return self._record(offset + entry_log.RECORD_HEADER_BYTES + int.from_bytes(self._data[at : at + 4], "big"))
 
@@ -209,8 +210,9 @@ def rebuild_index(
     files: Files, directory: str, number: int, uuid: bytes, tell: Callable[[list[UnreadableLogRange]], None], *,
     exact: bool
 ) -> None:
-    """Rebuilds the index file of log `number` by scanning the log. Before replacing the old index, calls `tell` with
-    the ranges of the log that cannot be read. Raises NoSpace."""
+    """Makes the index file of entry log `number` anew by scanning the log. Before it replaces the old index, calls
+    `tell` with the ranges of the log that cannot be read. `exact`: zeros at the end of the log count as unreadable.
+    Raises NoSpace."""
     log_path, path = join_path(directory, log_name(number)), join_path(directory, index_name(number))
     temporary = path + TEMPORARY
     source = files.open(log_path)
@@ -249,12 +251,13 @@ def _create(files: Files, path: str, uuid: bytes, number: int) -> File:
 
 
 INVENTORY = 0
-"""Drained(INVENTORY): from here on a log that neither exists nor is drained counts as a loss."""
+"""A `DrainedEntryLog` with this number says that, from then on, a log that neither exists nor is drained counts as a
+data loss."""
 
 
 class EntryLogRepairAtStart:
-    """Repairs the entry logs when a store starts: compares them with the checkpoint mark, repairs them, and reads the
-    groups of their index files."""
+    """Repairs the entry logs when a store starts: compares their files with the checkpoint mark, cuts what is not
+    committed, and rebuilds damaged indexes."""
 
     def __init__(
         self,
@@ -276,8 +279,8 @@ class EntryLogRepairAtStart:
         self.gone: dict[str, BitMap64] = {}  # path of a log that only its index speaks of: its ledgers
 
     def open(self) -> list[LoadedIndexGroup]:
-        """Repairs the entry logs and returns the groups of all their index files. Records every loss durably before it
-        changes a file."""
+        """Repairs the entry logs. Returns the groups of all their index files. Records every data loss durably before
+        it changes a file."""
         self._take_inventory()
         self._losses.write()
         self._tidy()
@@ -300,7 +303,7 @@ class EntryLogRepairAtStart:
 
     # ------------------------------------------------------------------------------------ which there are
     def _take_inventory(self) -> None:
-        """Records a loss for each committed log that neither exists nor is drained."""
+        """Records a data loss for each committed log that neither exists nor is drained."""
         here = set(log_files.list_log_numbers(self._files, self._directory))
         missing = [n for n in range(1, self._mark.last_log + 1) if n not in here and n not in self._drained]
         self.facts += [DrainedEntryLog(number) for number in missing]
@@ -311,7 +314,7 @@ class EntryLogRepairAtStart:
             self._losses.add_data_loss(f"{self._log(number)} is gone, and its index")
 
     def _tidy(self) -> None:
-        """Removes files that an unfinished checkpoint, move, removal or rebuild left."""
+        """Removes files that an unfinished checkpoint, move, removal or index rebuild has left."""
         for name in self._files.list_directory(self._directory):
             if name.endswith(TEMPORARY):
                 self._files.remove(join_path(self._directory, name))
@@ -364,11 +367,10 @@ class EntryLogRepairAtStart:
         )
 
     def _rebuild(self, number: int, reason: str, whole_to: int | None = None) -> list[LoadedIndexGroup]:
-        """Rebuilds the index, and returns its groups. If the log is shorter than the mark says, that is a loss, because
-        the index no longer says what was after its end.
+        """Rebuilds the index of log `number` and returns its groups. If the log is shorter than the mark says, records
+        a data loss, because no index says what was after its end.
 
-        `whole_to`: the index is whole up to this offset of the log; a log's end without a record after it is no loss.
-        """
+        `whole_to`: the index is undamaged up to this offset of the log. A log that ends there has lost nothing."""
         _LOG.error("%s; it is rebuilt from the log", reason)
         opened = self._opened.get(number)
         if opened is not None and self._size(number) < opened.log_end:
@@ -402,8 +404,8 @@ class EntryLogRepairAtStart:
         self._losses.write()
 
     def _on_missing_log(self, number: int) -> None:
-        """Handles a log file that does not exist although its index file does. The index says which entries the log
-        had."""
+        """Handles an entry log whose index file exists but whose log file does not. The index says which entries the
+        log contained."""
         before = len(self.facts)
         try:
             read_or_raise_damaged(self._index(number), lambda: self._quarantine(number))
@@ -417,7 +419,7 @@ class EntryLogRepairAtStart:
         self.facts.append(DrainedEntryLog(number))
 
     def _quarantine(self, number: int, start: int = 0, end: int | None = None) -> None:
-        """Quarantines the entries that, by the index, are between these offsets of the log."""
+        """Quarantines the entries that are, by the index, between the offsets `start` and `end` of log `number`."""
         for extents in log_files.read_extents(self._files, self._directory, number, self._uuid, None):
             self.facts += [
                 QuarantinedEntries(extent.ledger, extent.first, extent.last)
@@ -427,7 +429,8 @@ class EntryLogRepairAtStart:
 
     # ------------------------------------------------------------------------------------ the log's bytes
     def _check_header(self, number: int) -> None:
-        """Raises ForeignFile or NewerFormat. A damaged header is no loss, because each record has its ids."""
+        """Raises ForeignFile or NewerFormat if the log's header says so. A damaged header is no loss, because each
+        record has its ids."""
         path = self._log(number)
         try:
             header = read_or_raise_damaged(path, lambda: self._read_log(number, 0, FILE_HEADER_BYTES))
@@ -453,8 +456,9 @@ class EntryLogRepairAtStart:
 
 
 def report_missing_logs(gone: Mapping[str, BitMap64], deleted: IntegerIntervals) -> None:
-    """Writes an error to the process's log for each missing entry log that had entries of a ledger that is not deleted.
-    Must be called after the replay."""
+    """Logs an error for each entry log that is missing and had entries of ledgers that are not deleted. `gone` has the
+    ledgers of each missing log, by its path. Must be called after the replay, because the journal may have more
+    tombstones."""
     for path, ledgers in gone.items():
         if any(ledger not in deleted for ledger in ledgers):
             _LOG.error("%s is missing; its index names the entries that it had", path)

@@ -38,27 +38,27 @@ from .files import index_name, log_name
 SLICE_BYTES = 1 << 20
 PIECE_BYTES = 256 << 10
 BATCH = 256
-"""Entries of a slice that are encoded at once: about 0.1 ms, in which the event loop waits."""
+"""The number of entries that are encoded at once. This takes about 0.1 ms, during which the event loop waits."""
 NONE = OpenLogEnds(0, 0, 0)
 
 
 class WrittenEntries(NamedTuple):
-    """The result of a flush or of a move of entries: the new ends of the open log, and its new index group. The caller
-    must commit this result."""
+    """The result of writing entries to a log and its index: the new ends of the open log, and its new index group. The
+    caller must commit this result with a checkpoint mark."""
 
     open: OpenLogEnds  # for the mark
     group: LoadedIndexGroup  # for the index
 
 
 class LogNumberSequence:
-    """The source of numbers for new logs; `last` is the highest number that a log has."""
+    """The source of numbers for new entry logs; `last` is the highest number in use."""
 
     def __init__(self, last: int) -> None:
         self.last = last
 
 
 class _Open:
-    """The log being written: its committed ends, and where the next bytes go."""
+    """The entry log that is being written: its committed ends, and the offset for the next bytes."""
 
     __slots__ = ("allocated", "end", "index", "index_end", "log", "log_end", "log_tail", "number", "tail")
 
@@ -72,12 +72,12 @@ class _Open:
         self.tail = self.log_tail = b""  # of a log that is written direct: what its last block holds before the end
 
     def rewind(self) -> None:
-        """Makes the next append overwrite what is not committed."""
+        """Makes the next append overwrite all bytes that are not committed."""
         self.end, self.tail = self.log_end, self.log_tail
 
 
 class EntryLogWriter:
-    """Appends records to an entry log and its index, and begins the next log when one is full."""
+    """Appends records to an entry log and to its index file. Begins the next log when one is full."""
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, numbers: LogNumberSequence, *, log_bytes_max: int,
@@ -96,18 +96,19 @@ class EntryLogWriter:
 
     @property
     def committed_ends_of_open_log(self) -> OpenLogEnds:
-        """Returns the open log and its committed ends; NONE if no log is open."""
+        """Returns the number and the committed ends of the open log; `NONE` if no log is open."""
         current = self._open
         return NONE if current is None else OpenLogEnds(current.number, current.log_end, current.index_end)
 
     @property
     def end_offset(self) -> int:
-        """Returns the offset at which the next append writes."""
+        """Returns the offset of the open log at which the next append writes."""
         assert self._open is not None
         return self._open.end
 
     def ensure_room(self, size: int) -> None:
-        """Makes sure that the open log has room for `size` more bytes; may begin another log. Raises NoSpace."""
+        """Makes sure that the open log has room for `size` more bytes on the disk. Begins another log if this one would
+        become too large. Raises NoSpace."""
         current = self._open
         if (
             current is not None
@@ -122,7 +123,8 @@ class EntryLogWriter:
         self._allocate(current, current.log_end + size)
 
     def _allocate(self, current: _Open, end: int) -> None:
-        """Allocates ahead in large steps; if the disk has no room for a step, allocates exactly what is needed."""
+        """Allocates disk space for the log, in large steps. If the disk has no room for a whole step, allocates exactly
+        up to `end`."""
         if end <= current.allocated:
             return
         step = -(-end // self._allocate_bytes) * self._allocate_bytes
@@ -134,12 +136,11 @@ class EntryLogWriter:
             current.allocated = end
 
     def _create(self, number: int) -> _Open:
-        """Creates a log and its index, durable with their headers: a mark may name them before anything is committed to
-        them.
+        """Creates an entry log and its index, with durable headers, because a mark may name the log before anything is
+        committed to it.
 
-        Such marks are that of a checkpoint that ends beside a move, and that of a commit after a flush without room.
-        Overwrites what a failed attempt left.
-        """
+        Such marks are that of a checkpoint that ends during a move, and that of a commit after a flush that found no
+        room. Overwrites files that a failed attempt left."""
         paths = join_path(self._directory, log_name(number)), join_path(self._directory, index_name(number))
         opened: list[File] = []
         try:
@@ -167,9 +168,8 @@ class EntryLogWriter:
         return _Open(number, opened[0], opened[1])
 
     def _begin_direct(self, path: str, header: bytes) -> File | None:
-        """Opens the log at `path` direct, and writes its header into its first block; returns None if direct writes are
-        not possible.
-        """
+        """Opens the log at `path` for direct writes and writes its header into its first block. Returns None if the
+        file system does not support direct writes."""
         if not self._direct:
             return None
         file = disk.open_direct(self._files, path, header.ljust(entry_log.DATA_OFFSET, b"\0"))
@@ -181,7 +181,7 @@ class EntryLogWriter:
             self.append(buffers)
 
     def append(self, buffers: Sequence[Buffer]) -> None:
-        """Writes and syncs `buffers` after the last record."""
+        """Writes `buffers` after the last record of the open log, and syncs the log."""
         current = self._open
         assert current is not None
         if current.log.direct:
@@ -191,7 +191,8 @@ class EntryLogWriter:
             disk.sync(self._files, current.log)
 
     def _append_direct(self, current: _Open, buffers: Sequence[Buffer]) -> None:
-        """Appends whole blocks, from the block that holds the end; aligned, as direct writes require."""
+        """Appends like `append` with direct writes, which need whole, aligned blocks: writes the last block of the log
+        again, followed by the new bytes."""
         if len(buffers) > disk.GATHER_MAX:
             buffers = [b"".join(buffers)]
         size = len(current.tail) + sum(map(len, buffers))
@@ -209,7 +210,7 @@ class EntryLogWriter:
 
     def write_index(self, extents: list[index.Extent], tables: Sequence[bytes]) -> WrittenEntries:
         """Writes and syncs the index group of all records that were appended since `ensure_room`. Returns the result,
-        which the caller must commit."""
+        which the caller must commit with a checkpoint mark."""
         current = self._open
         assert current is not None
         group = index.encode_index_group(extents, tables)
@@ -220,8 +221,8 @@ class EntryLogWriter:
         return self._written
 
     def on_committed(self) -> None:
-        """Called when the durable checkpoint mark contains the ends of the written data. The next append writes after
-        these ends."""
+        """Called when the durable checkpoint mark names the result of `write_index`. The next append writes after these
+        records."""
         assert self._open is not None
         assert self._written is not None
         _, self._open.log_end, self._open.index_end = self._written.open
@@ -229,8 +230,8 @@ class EntryLogWriter:
         self._written = None
 
     def release_unused_space(self) -> None:
-        """Frees the disk space that was allocated in advance, and the space of bytes that were written but will not be
-        committed."""
+        """Frees the disk space of the open log that was allocated in advance, and the space of written bytes that will
+        not be committed."""
         current = self._open
         if current is not None and (current.allocated > current.log_end or current.end > current.log_end):
             current.rewind()
@@ -238,14 +239,14 @@ class EntryLogWriter:
             self._cut(current)
 
     def close_unless_empty(self) -> None:
-        """Closes the open log. If nothing was ever committed to the log, leaves it open for the next move."""
+        """Closes the open log. If nothing was ever committed to the log, leaves it open for the next use."""
         if self._open is not None and self._open.log_end > entry_log.DATA_OFFSET:
             self.close()
         else:
             self.release_unused_space()
 
     def close(self) -> None:
-        """Closes the open log for good: truncates its files to the bytes that are committed."""
+        """Closes the open log for good: truncates its files to their committed ends."""
         if self._open is not None:
             self._cut(self._open)
             self._open.log.close()
@@ -253,9 +254,8 @@ class EntryLogWriter:
             self._open = None
 
     def _cut(self, current: _Open) -> None:
-        """Truncates both files at their committed ends: the next marks do not name the ends, so bytes after them would
-        count (entrylog/repair_at_start.py).
-        """
+        """Truncates the files of the log to their committed ends. Later marks do not name these ends, so bytes after
+        them would count (entrylog/repair_at_start.py)."""
         for file, end in ((current.log, current.log_end), (current.index, current.index_end)):
             file.truncate(end)
             disk.sync(self._files, file)
@@ -263,7 +263,7 @@ class EntryLogWriter:
 
 
 class MemtableFlush:
-    """Writes one table of the memtable to the hot log, a slice at a time; store/checkpoint.py calls it."""
+    """Writes one table of the memtable to the hot log, one slice at a time. A checkpoint calls it."""
 
     def __init__(self, writer: EntryLogWriter, table: EntryTable) -> None:
         self._writer = writer
@@ -281,8 +281,8 @@ class MemtableFlush:
         self._pieces = self._walk(self._writer.end_offset)
 
     def take_next_slices(self, count: int) -> list[list[bytes]]:
-        """Returns up to `count` further slices of about 1 MiB, which the caller must append to the log. Returns no
-        slice at the end of the table."""
+        """Returns up to `count` more slices of encoded records, of about 1 MiB each. The caller must append them to the
+        log. Returns an empty list at the end of the table."""
         slices: list[list[bytes]] = []
         while len(slices) < count and (buffers := self._next_slice()):
             slices.append(buffers)
@@ -301,14 +301,15 @@ class MemtableFlush:
 
     @property
     def flushed_share(self) -> float:
-        """Returns which share of the table, from 0.0 to 1.0, has been returned in slices so far."""
+        """Returns the share of the table, from 0.0 to 1.0, that `take_next_slices` has returned so far."""
         return self._taken / self._bytes
 
     def write_index(self) -> WrittenEntries:
         return self._writer.write_index(self._extents, self._tables)
 
     def _walk(self, position: int) -> Iterator[tuple[list[bytes], int]]:
-        """Yields (buffers, bytes) of some records at a time: ledger by ledger, each in entry order."""
+        """Yields (buffers, size in bytes) of a few encoded records at a time, by ledger and then by entry. `position`
+        is the offset in the log of the first record."""
         batch: list[Stored] = []
         runs: list[tuple[int, list[int]]] = []
         for ledger in sorted(self._table.ledgers):
@@ -329,9 +330,8 @@ class MemtableFlush:
     def _encode(
         self, entries: list[Stored], runs: list[tuple[int, list[int]]], position: int
     ) -> Generator[tuple[list[bytes], int], None, int]:
-        """Yields (buffers, bytes) of the encoded records of whole runs, one extent per run; returns the position after
-        them.
-        """
+        """Yields (buffers, size in bytes) of the encoded records of these runs; each run becomes one extent. Returns
+        the offset after them."""
         sizes: list[int] = []
         for at in range(0, len(entries), BATCH):
             some, records = entry_log.encode_records(entries[at : at + BATCH])
