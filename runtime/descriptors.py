@@ -48,7 +48,7 @@ class DescriptorLimits(NamedTuple):
 
 
 class Descriptors:
-    """Manages the file descriptors of one process: keeps a few spare ones for files, and limits the number of
+    """Manages the file descriptors of one process: reserves a few spare descriptors for files, and limits the number of
     connections. Files may be opened from any thread."""
 
     def __init__(self) -> None:

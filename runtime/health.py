@@ -81,14 +81,15 @@ class EventLoopHeartbeat:
 
     @property
     def busy_ratio(self) -> float:
-        """Returns for which share of the last half minute (0 to 1) the thread of the event loop used a processor."""
+        """Returns the share (0 to 1) of the last half minute during which the thread of the event loop used a
+        processor."""
         if len(self._used) < 2:
             return 0.0
         (began, before), (ended, after) = self._used[0], self._used[-1]
         return min(1.0, (after - before) / (ended - began))
 
     def why_hanging(self) -> str:
-        """Returns a text that says that the event loop hangs, and since how long; "" if it does not hang."""
+        """Returns a text that says that the event loop hangs, and for how many seconds; "" if it does not hang."""
         age_s = 0.0 if self.beat_at is None else _now() - self.beat_at
         return f"the event loop has not run for {age_s:.1f} s" if age_s > HUNG_S else ""
 
@@ -105,7 +106,8 @@ async def _stopping() -> Sequence[str]:
 
 
 class Health:
-    """Knows whether the process serves its clients, and if not, why. `readiness` is called in the event loop."""
+    """Tells probes whether the process is ready to serve clients, and if not, why. `readiness`: a coroutine function
+    that returns the reasons why it is not ready; it is called in the event loop."""
 
     def __init__(self) -> None:
         self.readiness: Readiness = _starting
@@ -141,8 +143,9 @@ class HealthServer:
 
     @classmethod
     def start(cls, endpoint: Endpoint) -> HealthServer:
-        """Starts to listen at `endpoint` (port 0: a free port). Must be called in the event loop about which probes
-        ask. Raises Busy if the port is taken, or the address is not one of this machine."""
+        """Starts to listen at `endpoint` (port 0: a free port), and returns the server. Must be called in the event
+        loop whose state the probes report. Raises Busy if the port is taken, or the address does not belong to this
+        machine."""
         family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
         try:
             listener = socket.create_server((endpoint.host, endpoint.port), family=family, backlog=CONNECTIONS_MAX)

@@ -235,8 +235,8 @@ class MetricsServer:
 
     @classmethod
     async def start(cls, endpoint: Endpoint, measure: Measure) -> MetricsServer:
-        """Starts to serve the metrics at `endpoint`; `measure` fills each page. Raises Busy if the port is taken, or
-        the address is not one of this machine."""
+        """Starts to serve the metrics at `endpoint`, and returns the server. `measure`: the function that fills each
+        page. Raises Busy if the port is taken, or the address does not belong to this machine."""
         application = _application(_Parts(asyncio.get_running_loop(), measure))
         try:
             serving = await asyncio.to_thread(_listen, endpoint, application)

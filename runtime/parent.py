@@ -90,7 +90,7 @@ class Parent:
 
     def run(self) -> int:
         """Runs the processes until all have ended, and returns the exit code of the server: 0 after SIGTERM, 130 after
-        SIGINT, else that of a process that could not start."""
+        SIGINT, else the exit code of the process that could not start."""
         tune_glibc_heap()
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()

@@ -74,7 +74,7 @@ class ProcessState(enum.Enum):
 
 
 class ManagedProcess:
-    """One process of the server, with its restarts."""
+    """One process of the server as the schedule sees it: its state and its restarts."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -178,7 +178,7 @@ class ProcessSchedule:
         return [name for name, member in self._by_name.items() if member.state is ProcessState.SERVING]
 
     def restart_wait_s(self, name: str, now: float) -> float | None:
-        """Returns after how many seconds the process will be restarted; None if it runs, or will not be restarted."""
+        """Returns the seconds until the process will be restarted; None if it runs, or will not be restarted."""
         member = self._by_name[name]
         return None if member.state is not ProcessState.DOWN or member.due is None else max(0.0, member.due - now)
 

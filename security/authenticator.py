@@ -90,8 +90,8 @@ _URI = re.compile(r"magnetar://([A-Za-z0-9._-]+)/(role|broker|bookie|operator)/(
 
 
 class CertificateProvider:
-    """Determines the principals that client certificates name. Raises InvalidConfiguration if the library for
-    certificates is missing."""
+    """Finds the principal that a client certificate names. Raises InvalidConfiguration if the library for certificates
+    is missing."""
 
     def __init__(self, settings: CertificateSection, clock: Clock) -> None:
         try:
@@ -278,9 +278,8 @@ def _until_the_first_expires(named: Principal, shown: Principal) -> Principal:
 
 
 class SecuredNetwork:
-    """A network whose listeners authenticate their callers, and whose calls to other brokers carry the broker's own
-    token or certificate.
-    """
+    """A network for a broker: its listeners authenticate their callers, and its calls to other brokers contain the
+    broker's own token or certificate."""
 
     def __init__(self, inner: Network, settings: SecuritySettings, clock: Clock, workers: Workers) -> None:
         """Creates the network and its guard. Raises InvalidConfiguration if a key, a token or a certificate cannot be
@@ -312,8 +311,8 @@ class SecuredNetwork:
 
 
 class BrokerChannel:
-    """A channel to another broker. The program whose request made this broker call is not at fault when the other
-    broker refuses this broker's own credentials: such a refusal becomes Unavailable."""
+    """A channel to another broker. If the other broker refuses the credentials of this broker, raises Unavailable
+    instead, because the program whose request caused this call is not at fault."""
 
     def __init__(self, inner: Channel) -> None:
         self._inner = inner
@@ -334,7 +333,8 @@ class BrokerChannel:
 
 
 class BrokerStream:
-    """A stream to another broker, which refuses this broker's own credentials as `BrokerChannel` says."""
+    """A stream to another broker. If the other broker refuses the credentials of this broker, raises Unavailable
+    instead, as `BrokerChannel` does."""
 
     def __init__(self, inner: Stream[Any, Any], endpoint: Endpoint) -> None:
         self._inner, self._endpoint = inner, endpoint
@@ -368,8 +368,9 @@ TOKEN_SOON_MS = 14 * 86_400_000
 
 
 class OwnToken:
-    """The token with which this broker calls others, read again at each call. The log says at the start when it ends,
-    and once a day from TOKEN_SOON_MS before the end on. Raises InvalidConfiguration if there is no token."""
+    """The token with which this broker calls other brokers. It is read again for each call. At the start a log line
+    says when the token expires; from TOKEN_SOON_MS before that time on, a warning is logged once a day. Raises
+    InvalidConfiguration if there is no token."""
 
     def __init__(self, source: str, clock: Clock) -> None:
         self._source, self._clock = source, clock
@@ -392,8 +393,8 @@ class OwnToken:
         return token
 
     def ends_ms(self) -> int:
-        """Returns when the token ends, in ms since the epoch; 0 if it has no end. A token that cannot be read now keeps
-        the end that it had."""
+        """Returns when the token expires, in ms since the epoch; 0 if it never expires. If the token cannot be read
+        now, returns the time that was read last."""
         with suppress(InvalidConfiguration):
             self.read()
         return self._ends_ms
@@ -411,7 +412,7 @@ def _own_access(settings: SecuritySettings, token: OwnToken | None) -> CallerAcc
 
 
 def read_token(source: str) -> str:
-    """Returns the token that `source` names. Raises InvalidConfiguration if it cannot be read."""
+    """Returns the token that `source` names (see `read_secret`). Raises InvalidConfiguration if it cannot be read."""
     try:
         return read_secret(source).reveal().decode("ascii").strip()
     except UnicodeDecodeError:
@@ -419,8 +420,8 @@ def read_token(source: str) -> str:
 
 
 def make_secured_world(world: World, path: str) -> World:
-    """Returns the world of a broker, with a network secured by the settings in the file. Raises InvalidConfiguration.
-    """
+    """Returns the world of a broker, with a network that is secured by the settings in the file `path`. Raises
+    InvalidConfiguration if the settings are invalid."""
     settings = SecuritySettings.load(path)
     if not settings.authenticates_callers:
         raise InvalidConfiguration(

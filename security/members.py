@@ -36,8 +36,8 @@ _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
 
 
 def member_uri(cluster: str, role: str, name: str) -> str:
-    """Returns the URI that identifies a member in its certificate. Raises InvalidConfiguration if a part has characters
-    other than letters, digits and ._:-"""
+    """Returns the URI that identifies a member of the cluster in its certificate. Raises InvalidConfiguration if a part
+    contains characters other than letters, digits and ._:-"""
     for part in (cluster, role, name):
         if not _PART.fullmatch(part):
             raise InvalidConfiguration(f"{part!r} is no name of a member: letters, digits and . _ : - only")
@@ -72,7 +72,7 @@ class MemberGuard:
         return found
 
     def authorize(self, principal: Principal, path: str) -> None:
-        """Raises Unauthorized if the member may not call `path`."""
+        """Raises Unauthorized if the role of the member may not call the rpc `path`."""
         role = role_of(principal)
         if not path.startswith(SERVICE) or role not in (BROKER, BOOKIE, OPERATOR):
             raise Unauthorized(f"{principal} may not call {path}")
@@ -116,8 +116,8 @@ def principal_of(certificate: bytes, cluster: str) -> Principal:
 
 
 def tls_files(settings: MembersSection, role: str) -> TlsFiles:
-    """Returns the certificate and key files of the role in the members' folder. Raises InvalidConfiguration if they are
-    missing."""
+    """Returns the paths of the certificate and of the key of `role` in the members' folder. Raises InvalidConfiguration
+    if the certificate is missing."""
     folder = Path(settings.folder)
     found = TlsFiles(str(folder / f"{role}.pem"), str(folder / f"{role}-key.pem"), settings.ca)
     if not os.path.exists(found.certificate):

@@ -197,7 +197,7 @@ class _ClientStream(GrpcStream):
                 self._reset(ErrorCode.CANCEL)
 
     def end_with_failure(self, error: MagnetarError) -> None:
-        """Ends the stream with an error that the server sent, or of the connection."""
+        """Ends the stream with `error`, which the server sent, or which broke the connection."""
         self.fail_sending(_broken_by(error))
         self.end_receiving(error)
         self._reset(ErrorCode.CANCEL)
@@ -219,8 +219,8 @@ class _ClientStream(GrpcStream):
             self.connection.reset(self, code)
 
     async def close(self) -> None:
-        """Half-closes after the queued items and waits for the server's end; a reader may still receive the last items.
-        """
+        """Ends this side of the stream after the queued items, and waits until the server ends its side, at most
+        CLOSE_TIMEOUT_S. A reader may still receive the last items meanwhile."""
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self.finish()

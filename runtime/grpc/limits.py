@@ -43,7 +43,7 @@ _LOG = logging.getLogger("magnetar.rpc")
 
 
 class WatchedStream(Protocol):
-    """A stream as `OpenStreams` sees it when it looks for streams that are silent, or whose caller does not read."""
+    """A stream as `OpenStreams` sees it when it searches for streams that are silent, or whose caller does not read."""
 
     has_read: bool  # something came
 
@@ -66,8 +66,8 @@ class _Seen:
 
 
 class OpenStreams:
-    """The open streams of one listener: limits how many an address may have, and ends streams on which nothing
-    moves."""
+    """The open streams of one listener. Limits how many streams an address may have, and ends streams that make no
+    progress."""
 
     def __init__(self, limits: CallerLimits, answers: MemoryBudget) -> None:
         self._limits = limits
@@ -161,7 +161,7 @@ class CallerAuthenticator:
         return self._guard is not None
 
     async def admit(self, caller: Caller, path: str) -> Principal:
-        """Authenticates a caller that calls the rpc `path`, checks that it may call this, and returns its principal.
+        """Authenticates a caller, and checks that it may call the rpc `path`. Returns the principal of the caller.
         Raises the errors of the guard; refusals are written to the audit log."""
         if self._guard is None:
             return LOCAL
@@ -178,7 +178,8 @@ class CallerAuthenticator:
         return principal
 
     def record_refusal(self, caller: Caller, path: str, refusal: MagnetarError) -> None:
-        """Writes to the audit log that the caller was refused."""
+        """Writes to the audit log that the caller was refused when it called the rpc `path`, and the text of the error.
+        """
         self._audit.record_refusal(caller, _act(path), refusal.message)
 
     @contextmanager

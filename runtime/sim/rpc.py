@@ -243,8 +243,8 @@ class SimStream:
         self._wake()
 
     def end_with_error(self, error: errors.MagnetarError, *, in_order: bool = False) -> None:
-        """Ends the stream. Senders get `error` (ConnectionLost). `receive` returns the items that have arrived, and
-        then raises EndOfStream if the stream ended in order, else `error`."""
+        """Ends the stream. Senders get ConnectionLost with the text of `error`. `receive` returns the items that have
+        arrived, and then raises EndOfStream if `in_order` is True, else `error`."""
         if self._broken is not None:
             return
         if not in_order:

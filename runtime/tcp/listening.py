@@ -56,8 +56,8 @@ class CertificateFiles:
         self._found.setdefault(path, (None, None))
 
     def read_expiry_times(self) -> dict[str, float]:
-        """Returns for each file when its certificate expires; for a chain of certificates, when the first of them does.
-        Files that have changed are read again."""
+        """Returns, by file, the time at which its certificate expires (for a chain, the earliest time), in seconds
+        since the epoch. Reads a file again if it has changed."""
         for path, (stamp, end) in self._found.items():
             try:
                 known = os.stat(path)
@@ -76,7 +76,7 @@ CERTIFICATES = CertificateFiles()
 
 
 def find_certificate_expiry(pem: str) -> float:
-    """Returns the time at which the first certificate of a PEM text expires, in seconds since the epoch. Raises
+    """Returns the earliest time at which a certificate of a PEM text expires, in seconds since the epoch. Raises
     ValueError if the text contains no certificate, or a damaged one."""
     return min(_end(ssl.PEM_cert_to_DER_cert(each)) for each in _PEM.findall(pem))
 
@@ -141,8 +141,8 @@ class UnauthenticatedConnection(Protocol):
 
 
 class UnauthenticatedConnections:
-    """The connections of one port whose callers are not authenticated yet and that are in one stage: during the TLS
-    handshake, or after it. Bounds their number."""
+    """The connections of one port whose callers are not authenticated yet. Limits their number. A port with TLS has two
+    such objects: one for connections in the TLS handshake, and one for those after it."""
 
     def __init__(self, limits: CallerLimits) -> None:
         self._half = max(limits.connections // 2, min(limits.connections, STRANGERS_MIN))
@@ -165,8 +165,8 @@ class UnauthenticatedConnections:
         return min(self._half, max(PROCESS.connections_max // 8, STRANGERS_MIN))
 
     def add(self, stranger: UnauthenticatedConnection, peer: str) -> bool:
-        """Adds a connection from `peer`. If there are too many, closes an old one; returns False if none of them may be
-        closed."""
+        """Adds a connection from `peer`, and returns True. If there are too many connections, closes an old one first.
+        Returns False, and adds nothing, if none of them may be closed."""
         if len(self._address) >= self.count_max and not self._push_out():
             return False
         address = network_of_caller(peer)
@@ -209,18 +209,17 @@ _LOG = logging.getLogger("magnetar.bytes")
 
 
 def make_listener_tls_context(tls: TlsFiles, protocols: Sequence[str] = ()) -> ssl.SSLContext:
-    """Returns the TLS context of a listener: TLS 1.2 or later. With `ca` each caller must have a certificate from that
-    authority, or may have one (`optional`). `protocols` are offered in the handshake (ALPN). Raises
-    InvalidConfiguration.
-    """
+    """Returns the TLS context of a listener: TLS 1.2 or later. If `tls` has a `ca`, each caller must present a
+    certificate of that authority, or may do so if `optional` is set. `protocols` are offered in the handshake (ALPN).
+    Raises InvalidConfiguration if a file cannot be used."""
     found = _Reloaded(tls, protocols)
     found.outer.sni_callback = found.before_handshake
     return found.outer
 
 
 def make_caller_tls_context(tls: TlsFiles) -> ssl.SSLContext:
-    """Returns the TLS context of a client: it verifies the server by `ca` or the system's authorities, and presents the
-    certificate of `tls` if there is one. Raises InvalidConfiguration.
+    """Returns the TLS context of a client. The client verifies the server with `ca`, or with the authorities of the
+    system, and presents the certificate of `tls` if there is one. Raises InvalidConfiguration if a file cannot be used.
     """
     try:
         context = ssl.create_default_context(cafile=tls.ca or None)
@@ -300,7 +299,7 @@ MakeProtocol = Callable[[], asyncio.BaseProtocol]
 
 
 class Listening:
-    """The listening sockets of one port, which `listen` returns."""
+    """The listening sockets of one port. The function `listen` creates this object."""
 
     def __init__(self, server: asyncio.Server | TlsListener) -> None:
         self._server = server
@@ -321,8 +320,8 @@ class Listening:
 async def listen(
     endpoint: Endpoint, make_protocol: MakeProtocol, tls: ssl.SSLContext | None, limits: CallerLimits
 ) -> Listening:
-    """Starts to listen at `endpoint`, and returns the sockets. Raises Busy if the port is taken, or the address is not
-    one of this machine."""
+    """Starts to listen at `endpoint`, and returns the listening sockets. `make_protocol` is called for each accepted
+    connection. Raises Busy if the port is taken, or the address does not belong to this machine."""
     loop = asyncio.get_running_loop()
     try:
         if tls is not None:

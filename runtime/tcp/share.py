@@ -29,7 +29,7 @@ TIDY_MIN = 256
 
 
 class Turn:
-    """The place of one connection in the queue of an UnauthenticatedLoopShare. `cancel` gives the place up."""
+    """The place of one connection in the queue of an UnauthenticatedLoopShare. `cancel` removes it from the queue."""
 
     __slots__ = ("go_on",)
 
@@ -41,8 +41,7 @@ class Turn:
 
 
 class UnauthenticatedLoopShare:
-    """The share of the event loop's time that all connections of one port without an authenticated caller have
-    together."""
+    """Limits the share of the event loop's time that all unauthenticated connections of one port may use together."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.get_running_loop()
@@ -69,8 +68,9 @@ class UnauthenticatedLoopShare:
         return self._left
 
     def queue_connection_turn(self, go_on: Callable[[], None], *, is_light: bool) -> Turn:
-        """Calls `go_on` later, when the share is not used up, but not before LOOK_S. `is_light`: the connection has
-        used little, and comes before the others."""
+        """Queues a call of `go_on`, and returns its place in the queue. `go_on` is called when the share is not used
+        up, but not before LOOK_S seconds. `is_light`: the connection has used little time, and comes before connections
+        that have used more."""
         turn = Turn(go_on)
         (self._light if is_light else self._heavy).append(turn)
         self._look_later()
