@@ -145,8 +145,8 @@ class ProbeTimes(NamedTuple):
 
 
 def probe(session: Session, topic: str) -> ProbeTimes:
-    """Publishes one message to the topic, receives it, and returns the times that were measured. Raises MagnetarError
-    or TimedOut."""
+    """Publishes one message to the topic, receives it, and returns the measured times. Raises MagnetarError or TimedOut
+    if that fails."""
     from ..client.model.message_id import MessageId
 
     clock = SystemClock()

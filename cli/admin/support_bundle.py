@@ -98,14 +98,16 @@ add the files with --log. Logs and settings are on their machines: --log FILE an
 
 
 def redact_text(text: str) -> str:
-    """Returns the text with everything that looks like a secret blanked. The work is linear in its length."""
+    """Returns the text with everything blanked that looks like a secret. The work is linear in the length of the text.
+    """
     for pattern in SECRET_TEXTS:
         text = pattern.sub(rf"\g<1>{BLANKED}", text)
     return text
 
 
 def redact_values(value: Any, name: str = "") -> Any:
-    """Returns a JSON document with those values blanked whose names show that they are secrets."""
+    """Returns the JSON document `value` with every value blanked whose name says that it is a secret. `name`: the name
+    of `value` itself."""
     if name and SECRET_NAMES.search(name):
         return BLANKED
     if isinstance(value, dict):
@@ -129,8 +131,8 @@ class SupportBundle:
         self.add_text(name, json.dumps(redact_values(value), indent=1, default=str))
 
     def attempt(self, what: str, act: Callable[[], None]) -> None:
-        """Calls `act`, which adds the part `what` to the bundle. If `act` fails, notes the error in the bundle, which
-        continues without this part."""
+        """Calls `act`, which adds the part `what` to the bundle. If `act` fails, adds the error to the list of missing
+        parts, and continues."""
         from ...proto.errors import MagnetarError
 
         try:
@@ -154,8 +156,8 @@ def _private(path: str, flags: int) -> int:
 
 
 def collect(session: Session, logs: tuple[str, ...], configs: tuple[str, ...], apart_s: float) -> SupportBundle:
-    """Asks the servers of the cluster for all parts of the bundle, and returns the bundle. Raises the error of the
-    first request only, which shows that no broker can be reached."""
+    """Asks the servers of the cluster for all parts of the bundle, and returns the bundle. A part that cannot be
+    collected is listed as missing; only if no broker can be reached, raises the error of the first request."""
     bundle = SupportBundle()
     summary = session.admin.broker_summaries()
     click.echo("asking brokers and bookies", err=True)

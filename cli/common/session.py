@@ -79,8 +79,8 @@ parameters before it."""
 
 # ---------------------------------------------------------------------------------------------------- near names
 def add_name_suggestion(session: Session, error: Exception, given: Mapping[str, Any]) -> None:
-    """Adds a note to an error that says that something was not found: the most similar name that exists. `given`: the
-    arguments of the command."""
+    """If `error` says that an object was not found, adds a note to the error with the most similar name that exists.
+    `given`: the arguments of the command."""
     from .exits import find_magnetar_error
 
     found = find_magnetar_error(error)
@@ -146,9 +146,9 @@ DEFAULT_URL = "magnetar://127.0.0.1:7650"
 
 
 class Session:
-    """What one command of the command line works with: the server, the credentials and the output. `admin` connects
-    when it is first used; `close` ends the connection. `context`: the name of the context from which server and
-    credentials come, empty if there is none."""
+    """The server, the credentials and the output of one command. `admin` is an admin client that connects when it is
+    first used; `close` ends its connection. `context`: the name of the context from which the server and the
+    credentials come; "" if there is none."""
 
     context = ""
 
@@ -220,7 +220,7 @@ class Session:
 
     @property
     def place(self) -> str:
-        """Returns a text for users that says on which server the command acts: its URL and context."""
+        """Returns a text for users that names the server on which the command acts: its URL and the context."""
         return f"{self.url} (context {self.context})" if self.context else self.url
 
     def close(self) -> None:
@@ -314,8 +314,8 @@ def confirm(what: str, yes: bool) -> None:
 
 
 def make_session(options: dict[str, Any], out: CommandOutput, timeout_s: float) -> Session:
-    """Removes the options that `with_session` added from `options`, and returns the Session that they describe. Raises
-    InvalidConfiguration."""
+    """Returns the Session that the options of `with_session` describe, and removes these options from `options`. Raises
+    InvalidConfiguration if the context is missing or invalid."""
     context = click.get_current_context()
     named = options.pop("profile")
     said = {name: options.pop(name) for name in NAMES}
@@ -343,7 +343,7 @@ def _with_profile(said: Mapping[str, str], profile: Mapping[str, str]) -> dict[s
 
 def with_session(function: Callable[..., None], *watched: str) -> Callable[..., None]:
     """Decorates a command: adds --url, -o, --timeout, --token, --tls-… and --context, and passes the Session that they
-    describe as the first argument. `watched`: the flags with which the command repeats its answer; empty for a command
+    describe as the first argument. `watched`: the option with which the command repeats its answer; empty for a command
     that changes something."""
 
     @click.option("--url", envvar="MAGNETAR_URL", default="", help=f"The server (default: {DEFAULT_URL}).")

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 
 class StoreInspection:
-    """Reads a bookie's directory for one `magnetar bookie inspect` command. Has the output of the command, and counts
-    the damage that was found."""
+    """Reads a bookie's directory for one `magnetar bookie inspect` command. Prints the output of the command, and
+    counts the damage that it finds."""
 
     def __init__(self, directory: str, output: str, limit: int | None = None) -> None:
         from ...bookie.inspect.snapshot import take_snapshot
@@ -53,7 +53,7 @@ class StoreInspection:
             self.count_damage(damage)
 
     def count_damage(self, damage: Damage) -> str:
-        """Counts one damaged place of the store. Returns the reason, as text for the output."""
+        """Counts one damaged place of the store. Returns the reason of the damage as text for the output."""
         self._first = self._first or damage
         self.damages += 1
         return damage.reason
@@ -62,7 +62,7 @@ class StoreInspection:
         print(f"magnetar: {gone.path} is gone: the bookie removed it meanwhile", file=sys.stderr)
 
     def limit_rows(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Yields the first `limit` rows. If there are more, prints a note on stderr."""
+        """Yields the rows up to the option --limit. If there are more, prints a note on stderr."""
         each = iter(rows)
         yield from islice(each, self.limit)
         if self.limit is not None and next(each, None) is not None:
@@ -228,7 +228,8 @@ def make_log_rows(look: StoreInspection, numbers: Sequence[int], verify: bool) -
 
 
 def verify_log(look: StoreInspection, number: int) -> dict[str, object]:
-    """Reads and checks all records of an entry log. Returns the columns of the log's row that need this."""
+    """Reads and checks all records of an entry log. Returns those columns of the log's row that result from the check.
+    """
     from ...bookie.inspect import logs
     from ...bookie.inspect.snapshot import Damage
 
