@@ -96,8 +96,9 @@ class Rights(msgspec.Struct, frozen=True):
 def why_right_denied(
     role: str, right: AccessRight, rights: Rights, topic: str, subscription: str = "", *, wildcards: bool = False
 ) -> str:
-    """Returns the reason why the role does not have the right; empty if the role has the right. `topic`: the full name
-    of a topic without partition; empty: the right at the namespace is asked for."""
+    """Returns the reason why the role does not have the right; "" if the role has the right. `topic`: the full name of
+    a topic without partition; "": the right is needed at the namespace. `wildcards`: whether the roles in grants may
+    contain `*`."""
     if not role:
         return "it has no role"
     if role in rights.admins:

@@ -39,8 +39,7 @@ class TokenBucket:
         self._at = now
 
     def set_rate(self, rate: float, now: float) -> None:
-        """Changes the rate (tokens per second). Tokens that were spent under the old rate still count: a debt is paid
-        back at the new rate."""
+        """Changes the rate (tokens per second). A debt from the old rate remains, and is paid back at the new rate."""
         self._fill(now)
         self.rate = rate
         self._tokens = min(self._tokens, rate)
@@ -133,8 +132,8 @@ def delay_until_rates_allow_s(rates: Iterable[RateLimit], now: float) -> float:
 
 
 def count_entries_rates_allow(rates: Iterable[RateLimit], entries: Sequence[RateLimitedItem], now: float) -> int:
-    """Returns how many of `entries`, from the first on, the rates allow now: all entries for which there are tokens,
-    and one more entry that may leave a debt."""
+    """Returns how many of `entries`, from the first on, the rates allow now. These are the entries for which there are
+    tokens; the last of them may leave a debt."""
     limited = [rate for rate in rates if rate.limited]
     if not limited:
         return len(entries)
@@ -178,7 +177,7 @@ class EventLoopSlices:
 
     @property
     def is_slice_used_up(self) -> bool:
-        """Returns True if the present time slice is used up; the caller should then await `begin_slice`."""
+        """Returns True if the current time slice is used up. The caller should then await `begin_slice`."""
         return self._clock.monotonic() > self.end
 
     async def begin_slice(self) -> None:
