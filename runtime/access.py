@@ -1,10 +1,10 @@
-"""The callers of a listener and the access that its two ends ask and bring: what is known of a caller before a call is
-handed to a service, and by whom it is admitted.
+"""The authentication of callers: the rules of a listener (`ListenerAccess`), the credentials of a client
+(`CallerAccess`), and the authenticated caller (`Principal`).
 
-A listener has a `Guard` or none. With one, each call is authenticated before its handler starts and before anything of
-its request is read, decompressed or parsed: the guard sees the connection and the `authorization` header alone. The
-`Principal` that it gives is part of the call's context (`runtime/network.py`). Without a guard every caller is LOCAL,
-which may do everything: such a listener takes callers of its own machine only (docs/security.md).
+A listener has a `Guard` or none. With a guard, each call is authenticated before its handler starts and before anything
+of its request is read, decompressed or parsed: the guard sees only the connection and the header `authorization`. The
+`Principal` that the guard returns is part of the call's context (`runtime/network.py`). Without a guard every caller is
+LOCAL and may do everything: such a listener should accept only callers of its own machine (docs/security.md).
 
 Source of the rules: Pulsar's authentication providers; security of this design: docs/security.md.
 """

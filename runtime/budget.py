@@ -1,5 +1,5 @@
-"""The memory that the callers of a process use: of messages that arrive (`ArrivingMessagesMemory`), and in all
-(`MemoryBudget`, `CallerMemory`). What finds no room waits in turn.
+"""Limits the memory that the callers of a process use: for messages that are arriving (`ArrivingMessagesMemory`), and
+in all (`MemoryBudget`, `CallerMemory`). If there is not enough memory, callers wait in the order of their arrival.
 """
 
 from __future__ import annotations

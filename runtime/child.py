@@ -1,11 +1,11 @@
 """A process that a parent forked, and its link to that parent (parent.py).
 
-    await child.attach(text)               in its event loop; `text` returns the text of its own metrics
-    child.report_ready(url=…, …)           it serves
-    others = await child.others()          the metrics of the other processes, for the one page of all
+    await child.attach(text)                        in its event loop; `text` returns the text of its own metrics
+    child.report_ready(url=…, …)                    this process serves clients
+    others = await child.ask_metrics_of_others()    the metrics of the other processes, for a page with all metrics
     await child.detach()
 
-When the link ends, the parent is dead, and this process ends at once, as by `kill -9`. So `kill -9` of the parent ends
+When the link ends, the parent has died, and this process ends at once, as by `kill -9`. So `kill -9` of the parent ends
 all processes.
 """
 

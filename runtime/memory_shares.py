@@ -1,14 +1,14 @@
-"""How the memory of a process is shared out: `memory_bytes`, over what may take memory in it. Pure.
+"""Divides the memory of a process (`memory_bytes`) among the parts that use memory. Pure.
 
-    found = plan(budget, shares, given)
-    settings = found.apply_to_config(settings, "broker")    with the shares where the operator set nothing
+    found = plan_memory(budget, shares, given)
+    settings = found.apply_to_config(settings, "broker")    sets the settings that the operator has not set
 
-A `MemoryShare` is what one setting bounds, in all: 64 MiB of `memtable_bytes` may take three times that. Each share
-gets its least. What is left is divided by weight; what a share has above its most goes to the others. So a larger
-budget makes no share smaller. A setting that was given keeps its value, and the others divide the rest.
+A `MemoryShare` is all the memory that one setting limits: with 64 MiB of `memtable_bytes` it may be three times that.
+Each share first gets its minimum. The rest is divided by weight, and no share gets more than its maximum. So a larger
+budget makes no share smaller. A setting that the operator has set keeps its value, and the other shares get the rest.
 
-Refused, with InvalidConfiguration: a budget below the sum of what each share needs at least, and settings that were
-given and do not fit beside that. Guards: tests/runtime/test_shares.py.
+Raises InvalidConfiguration if the budget is less than the sum of the minimums, or than the sum of the given values and
+the other minimums. Guards: tests/runtime/test_shares.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Metrics: plain numbers while the process works, one `MetricsPage` of Prometheus text per request.
 
-    self.sync_seconds = Histogram(SECONDS)                 # a part counts in integers and histograms of its own …
+    self.sync_seconds = Histogram(SECONDS)                 # each part has its own integers and histograms
     self.sync_seconds.observe(0.0002)                      # a bisection in C and a list element, about 0.3 µs
-    page.histogram("magnetar_bookie_journal_sync_seconds", "…", bookie.sync_seconds)    # … and is asked for them
+    page.histogram("magnetar_bookie_journal_sync_seconds", "…", bookie.sync_seconds)    # they are read for each page
     page.foreign("bookie_ledgers_count", "…", 7)           # the same number under another system's name
 
 Nothing is registered, and nothing runs between requests (metrics_server.py): each page is made from the parts that

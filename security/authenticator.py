@@ -1,13 +1,14 @@
-"""The guard of a listener: who a caller is, by its credentials (`runtime.access.Guard`).
+"""The guard of a listener (`runtime.access.Guard`): authenticates callers by their credentials.
 
-    Bearer TOKEN          → security/oidc.py where its `iss` is one of the issuers, else security/token.py
+    Bearer TOKEN          → security/oidc.py if its `iss` is one of the configured issuers, else security/token.py
     Basic BASE64          → security/basic.py
-    a client certificate  → security/authenticator.py, with a section [certificate]
-    nothing               → the anonymous role, where the configuration names one
+    a client certificate  → `CertificateProvider`, if the settings have a section [certificate]
+    no credentials        → the anonymous role, if the settings name one
 
-Wrong credentials are refused: they never become the anonymous role (Pulsar's HTTP does that), and no other credential
-makes up for them. A caller with a header and a certificate is whom the header names, until the first of both expires:
-in Pulsar the client names one method, and with a token the certificate is of the transport alone.
+Wrong credentials are refused: the caller does not become the anonymous role (as in Pulsar's HTTP), and is not
+authenticated by its other credentials. If a caller has both a header and a certificate, the header decides its role,
+and the caller is admitted until one of both expires. In Pulsar the client chooses one method, and with a token the
+certificate serves only for the connection.
 """
 
 from __future__ import annotations

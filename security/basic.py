@@ -1,9 +1,9 @@
-"""Passwords: the principal of `Authorization: Basic …`, by a file of htpasswd.
+"""Authenticates callers by user and password (`Authorization: Basic …`), with the password hashes of an htpasswd file.
 
-An unknown user and a wrong password have the same answer after the same work: for an unknown user the hash of a user of
-the file, always the same one, is tried, and its result ignored. Hashes run in AT_ONCE workers; further callers wait, at
-most WAITING_MAX. A success is remembered for REMEMBER_S under a keyed digest of user and password, until the file
-changes. A password in clear from another machine is refused.
+An unknown user and a wrong password get the same answer after the same work: for an unknown user, the password is
+compared with the hash of another user, and the result is ignored. Hashes are computed in AT_ONCE workers; further
+callers wait, at most WAITING_MAX. A success is stored for REMEMBER_S under a keyed digest of user and password, unless
+the file changes. A password that another machine sends without encryption is refused.
 
 Password files of Apache's htpasswd: lines `user:hash`, with bcrypt (`-B`), `$apr1$` (`-m`) or `{SHA}` (`-s`).
 

@@ -1,11 +1,12 @@
 """Members of a cluster: processes and operators with a certificate that says `magnetar://CLUSTER/ROLE/NAME`.
 
-    metadata   serves the metadata; it makes no calls
-    broker, bookie, operator   call it
+    metadata                   the role of the metadata service, which makes no calls
+    broker, bookie, operator   the roles of its callers
 
-The URI is the certificate's only one of that scheme, and is read as it is: no default, no part may be missing. The
-name of the cluster keeps a certificate of a test cluster out of the production one, should they share an authority.
-TLS has verified the signature before; the times are looked at again at each call, because connections last.
+A certificate must have exactly one URI of this scheme, and no part of the URI may be missing. Because the URI contains
+the name of the cluster, a certificate of a test cluster is not valid in the production cluster, even if both have the
+same authority. TLS has verified the signature before; the expiry is checked again at each call, because a connection
+may outlive the certificate.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Decides whether a caller may: before a request is handled, and again for what is open when grants change.
+"""Decides what a caller may do: before a request is handled, and for open producers and consumers when grants change.
 
-    await authorizer.require(principal, Permission.CONSUME, topic=…, subscription=…)     or Unauthorized
-    authorizer.on_grants_changed(tenant, namespace)                 decides again, soon, about what is open there
+    await authorizer.check_permission(principal, Permission.CONSUME, topic=…, subscription=…)    raises Unauthorized
+    authorizer.on_grants_changed(tenant, namespace)    decides again about open producers and consumers, in a task
 
-Nothing is asked for a publish, a delivery or an acknowledgement: who opened a producer or a consumer may use it until
-it is closed. A LOCAL caller (a listener without security), a super user and a member of the cluster may do everything.
-The text of a refusal has what the caller said itself, and nothing about what exists: the decision comes before the
-first look at the topic, and is the same for a topic, namespace or tenant that is missing.
+A publish, a delivery or an acknowledgement is not checked: a caller that has opened a producer or a consumer may use it
+until it is closed. A LOCAL caller (a listener without security), a super user, and a broker or operator of the cluster
+may do everything. The text of a refusal contains names from the request only, and does not show which objects exist:
+the decision is made before the topic is read, and is the same for a topic, namespace or tenant that does not exist.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Every rpc of a broker and the permission that it needs: one row for each, and for each frame that opens something.
+"""The permission that each rpc of a broker needs: one row for each rpc, and for each frame that opens something.
 
-The operations of administration bring theirs (proto/operations.py).
-The border asks before the handler runs (broker/grpc/checked.py); a stream is asked where something is opened
-(broker/session/). A missing row fails the start of a broker and tests/broker/access/test_table.py, which also tries
-every row with every kind of role. docs/security.md shows this table (`python -m tests.docs.tables`).
+The rows of administrative operations come from proto/operations.py. The permission is checked before the handler of an
+rpc runs (broker/grpc/checked.py); on a stream, when a producer or a consumer is opened (broker/session/). A missing row
+fails the start of a broker and tests/broker/access/test_table.py, which also tries every row with every kind of role.
+docs/security.md shows this table (`python -m tests.docs.tables`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     cache = PolicyCache(metadata, defaults, changed)
     await cache.open()                         from here on changes are seen
     await cache.get_applied_policies(topic)    reads the policies of the namespace and its topics, once
-    await cache.change(namespace, topic, …)    written, and known here, when it returns
+    await cache.change_policies(…)             stored, and in the cache, when it returns
     await cache.close()
 
 The policies of all brokers, which replace their settings, are read at the start (`defaults`); a change of them counts

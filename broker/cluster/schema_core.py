@@ -1,8 +1,8 @@
 """The rules for a schema, by its type, and whether a new one is compatible with those of a topic (pure).
 
-`SchemaDefinitionText.parse(info)` raises InvalidSchema if it is no schema: everything that is registered was checked by
-it. Equal definitions have equal fingerprints: of AVRO, JSON and PROTOBUF the canonical form counts
-(schema_core.py), of others the bytes, and of KEY_VALUE also the encoding (in Pulsar that does not count).
+`SchemaDefinitionText.parse(info)` checks every schema before it is registered, and raises InvalidSchema if it is not
+valid. Equal definitions have equal fingerprints. For AVRO, JSON and PROTOBUF, definitions are equal if their canonical
+forms are; for other types, if their bytes are; for KEY_VALUE the encoding must be equal too (not so in Pulsar).
 
 `why_incompatible` is the rule for a producer's schema, `why_consumer_cannot_read` that for a consumer's. Guarding
 tests: tests/broker/cluster/test_definition.py.

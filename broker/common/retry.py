@@ -1,7 +1,7 @@
-"""Repeats work that bookies or the metadata refuse for now, with a log line when the reason changes (`LogThrottle`).
+"""Repeats work that bookies or the metadata refuse temporarily, with a log line when the error changes (`LogThrottle`).
 
-Also work that several callers ask for at once, which is done once (`SharedCallsByKey`), and values that serve while the
-newer one cannot be read (`LastMetadataAnswers`).
+Also: lets several callers share one call (`SharedCallsByKey`), and keeps the last answers of the metadata for the time
+while it does not answer (`LastMetadataAnswers`).
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Token buckets: how much of a rate is used up, and how long to wait (PIP-322; Pulsar L1, L2).
 
 Tokens derive from the time that passed: `rate` a second, at most one second's worth saved up. `spend` never refuses:
-what was read is taken and may leave the bucket below zero; then `wait_s` is the time until it is above zero again, and
+what was read is taken and may leave the bucket below zero; then `delay_s` is the time until it is above zero again, and
 the caller pauses what feeds it: it stops reading a producer's stream, or asking for the next entries of a log. It never
 sleeps while it holds anything, and nothing that arrived is dropped. So a rate holds on the average over seconds,
 whatever the size of an entry, and an entry larger than a second's worth is not stuck.
 
 A `RateLimit` is two buckets, for messages and bytes; a rate of 0 has no limit and costs nothing. Several `RateLimit`s
-in a row (subscription, topic, broker) are asked together: `wait_s` and `count_entries_rates_allow` below. Guarding
-test: test_token_bucket.py.
+in a row (subscription, topic, broker) are asked together: `delay_until_rates_allow_s`, `count_entries_rates_allow`.
+Guarding test: test_token_bucket.py.
 """
 
 from __future__ import annotations

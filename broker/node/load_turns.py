@@ -3,8 +3,8 @@
 After a broker died, another one is asked for hundreds of its topics in the same second. Loading a topic fences, reads
 and closes ledgers. Loading all at once is slower than one after the other, and every client waits for the last.
 
-    async with turns.load_turn(name): returns when it is the topic's turn
-    turns.prioritize(name)            a producer waits for it: it comes before those that only consumers wait for
+    async with turns.make_load_turn(name):    waits until it is the topic's turn
+    turns.prioritize_topic_load(name)         a producer waits: the topic comes before those without a producer
 
 At most `at_once` topics have a turn, in the order of their arrival. A turn lasts until the load has ended, and for
 `load_turn_timeout_s` at most: then a topic whose bookies do not answer goes on without a turn and delays no other.

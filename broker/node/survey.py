@@ -1,4 +1,4 @@
-"""What the loaded topics of a broker come to: sums, sums per namespace, and the topics that matter most.
+"""Measures the loaded topics of a broker: their sums, the sums per namespace, and the largest topics.
 
     survey = await surveyor.take()      one walk over all loaded topics, in slices of the loop; that of the last
                                         SURVEY_S again

@@ -1,10 +1,10 @@
 """A request as its handler sees it: names, body and query as values, and operations with the caller's rights.
 
-    await call.call_here(op.CREATE_TOPIC, name=call.topic.full)     as over gRPC: authorized, audited
-    await call.call_each_partition(op.COMPACT)                          of the topic, or of each partition
+    await call.call_local(op.CREATE_TOPIC, name=call.topic.full)    as over gRPC: authorized, audited
+    await call.call_each_partition(op.COMPACT)                      for the topic, or for each of its partitions
 
-A partition of another broker is asked there, with the rights of this broker; the caller's rights are checked here
-before.
+For a partition of another broker, the operation is called there, with the rights of this broker; the caller's rights
+are checked here before.
 """
 
 from __future__ import annotations

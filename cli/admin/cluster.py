@@ -1,9 +1,10 @@
-"""`magnetar brokers …` and `magnetar bookies …`: who is there, and who is to give away what it owns.
+"""`magnetar brokers …` and `magnetar bookies …`: list the servers, and drain brokers.
 
-`magnetar status`, `magnetar top` and `magnetar why`: what an operator asks first.
+`magnetar status`, `magnetar top` and `magnetar why`: the first commands of an operator when something is wrong.
 
-`status` asks any broker for the sums of all (`BrokerSummaries`), and the bookies for their state and for repair. What
-needs somebody is an alarm: a sentence, and the command that shows more or helps; with one, the exit code is 1.
+`status` asks any broker for the sums over all brokers (`BrokerSummaries`), and the bookies for their state and for the
+state of repair. A problem that needs an operator is an alarm: a sentence, and the command that shows more or helps. If
+there is an alarm, the exit code is 1.
 proto/alarms.py has the rules. Guarding tests: tests/cli/test_status.py.
 """
 

@@ -1,8 +1,8 @@
-"""`magnetar doctor`: goes through the checks of one table, and says what is wrong and which command helps.
+"""`magnetar doctor`: runs the checks of a table, and shows what is wrong and which command helps.
 
     facts = gather(session)                    plain records: brokers, bookies, quorums, subscriptions, settings
-    findings, states = run_checks(facts)       each check of CHECKS decides by them alone
-    findings, states = check_directory(dir)  OFFLINE: of a data directory whose server need not run
+    findings, states = run_checks(facts)       the checks in CHECKS, which decide only from the facts
+    findings, states = check_directory(dir)    the checks in OFFLINE, of a data directory; its server need not run
 
 A check has a code, which alarms of `magnetar status` share, and is described in docs/operations.md. A finding is an
 Alarm: a sentence, the command that shows more or helps, and whether somebody is needed; with one, the exit code is 1.

@@ -1,10 +1,10 @@
 """`magnetar support-bundle`: one file with what support asks for, and nothing that it must not see.
 
-What is in it is the table FILES, which --dry-run lists. Payloads, keys and properties of messages are asked of nobody:
-no request of this module has one in its answer, and statistics are those of records without properties. What may have a
-secret all the same (settings, lines of logs) is blanked twice: values of settings by their names (`redact_values`), and
-every text by what secrets look like (`redact_text`), before it is written.
-A part that cannot be had is named in README.txt with the reason; without any broker there is no bundle.
+The table FILES describes its content; --dry-run lists it. The bundle contains no payloads, keys or properties of
+messages: no request of this module has them in its answer. Other parts that may contain a secret (settings, log lines)
+are redacted twice before they are written: settings by their names (`redact_values`), and every text by patterns of
+secrets (`redact_text`).
+A part that cannot be collected is named in README.txt with the reason; if no broker answers there is no bundle.
 Guarding test: tests/cli/test_support_bundle.py, with planted secrets.
 """
 

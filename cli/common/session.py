@@ -1,13 +1,13 @@
 """The session of every administering command: a server's address, an output, and the admin client.
 
-`--url` (or `MAGNETAR_URL`) is a service URL as the SDK takes it (client/connect/discovery.py). Who calls is said by
-`--token` or by `--tls-cert`; a secret itself is never an argument, which other users of the machine would see. What is
-not said comes from a context (profiles.py).
+`--url` (or `MAGNETAR_URL`) is a service URL as in the SDK (client/connect/discovery.py). The caller authenticates with
+`--token` or `--tls-cert`, which name files; a secret itself is never an argument, because other users of the machine
+could see it. Options that are not given come from a context (profiles.py).
 
-Names of what a server has: those that a shell completes, and the near one that an error names.
+Also finds names of objects at the server: for the completion of a shell, and the most similar name for an error.
 
-Both ask as the caller, so they show nothing that the caller may not list. Both wait for SOON_S at most and are silent
-when they fail: a name that is not known costs neither the line that is typed nor the error that is told.
+Both requests have the rights of the caller, so they show only names that the caller may list. They wait for at most
+SOON_S, and failures are ignored, so that they disturb neither the command line nor the error text.
 """
 
 from __future__ import annotations

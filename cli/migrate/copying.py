@@ -1,8 +1,8 @@
 """Copies topics, partition by partition: the driver between the source and the destination.
 
-    copying = Copying(source, client, admin, wanted, clock)
-    await copying.prepare(topics)        tenants, namespaces, topics, schemas; and refuses what must not be mixed
-    await copying.run()                  until everything that was there is stored; with `follow` until it is cancelled
+    copying = Copier(source, client, admin, wanted, clock)
+    await copying.prepare(topics)        creates tenants, namespaces, topics and schemas; checks the destination topics
+    await copying.run()                  until all present messages are copied; with `follow` until it is cancelled
 
 Each partition has a task: it opens an exclusive producer at the destination, reads where the copy continues, and copies
 entries. After an error that may pass (a lost connection, a broker that moves a topic) it retries for `patience_s`

@@ -1,11 +1,11 @@
 """The cluster that is copied from, by Pulsar's binary protocol: topics, schemas, and the entries of a partition.
 
-    source = Source(url, access, timeout_s, world)
+    source = MigrationSource(url, access, timeout_s, world)
     await source.topics(namespace); await source.partitions(topic); await source.schema(topic, version)
-    reader = await source.read(topic, after)     a subscription that does not last, by a connection of its own
-    reader.flow()                                the entries may come
-    event = await reader.next(wait_s)            an Entry, an answer, or None: nothing came
-    reader.acknowledge(position)                 the source counts what is left after it
+    reader = await source.read(topic, after)     a non-durable subscription, with a connection of its own
+    reader.grant_permits(…)                      permits the source to send entries
+    event = await reader.next_event(wait_s)      an entry, an answer, or None if nothing has arrived
+    reader.acknowledge(position)                 so that the source counts only the entries after `position` as backlog
 
 Entries come as they are stored: pulsar-client would take them apart, decrypt and decompress them, and does not tell
 when a message is due, whether its key is bytes, or its sequence id. Memory: one entry, since a connection is not read

@@ -1,10 +1,8 @@
-"""`magnetar bookie inspect store`: a bookie's directory in short; its logs as rows, or all of it as a picture.
+"""`magnetar bookie inspect …`: shows the content of a bookie's directory. Changes nothing and takes no lock, so it also
+works while the bookie runs.
 
-`magnetar bookie inspect …`: what is in a bookie's directory. Read-only, takes no lock, also beside a running bookie.
-
-The readers are bookie/inspect/; these commands filter and print while they read, and collect nothing, whatever the
-size. This module has cookie, mark, journal, log and index; ledger is cli/storage/inspect_store.py, store
-cli/storage/inspect_store.py.
+The files are read by bookie/inspect/. These commands filter and print rows while they read, so they need little memory
+for a directory of any size.
 """
 
 from __future__ import annotations

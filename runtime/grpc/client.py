@@ -1,8 +1,8 @@
 """gRPC's client on our HTTP/2: the `connect` of `runtime/network.py`. The wire is gRPC's own (doc/PROTOCOL-HTTP2.md).
 
-A channel has one connection, made at its first call and again after it broke. An attempt is shared by all calls that
-wait for it, and a call that begins after it failed makes another one. A call is sent after the server's settings came:
-so an error before that is definite, nothing was sent.
+A channel has one connection, which is made at its first call, and again after it broke. All calls that wait share one
+attempt to connect; a call that begins after a failed attempt makes another attempt. A call is sent only after the
+server's settings have arrived: so an error before that is definite, because nothing was sent.
 
 Streams: `runtime/grpc/stream.py`. Errors: `runtime/grpc/errors.py`.
 """

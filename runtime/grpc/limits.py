@@ -1,9 +1,9 @@
 """Limits of a gRPC listener: how many streams callers may have, and how long a stream may stay without progress
 (`OpenStreams`); the authentication of callers (`CallerAuthenticator`); and the TLS of listeners and channels.
 
-Connections are bounded by the listener, and what each of them holds by its windows (runtime/tcp/http2.py).
-`OpenStreams` bounds the streams of an address, and looks at all of them now and then: nothing is done per message. It
-counts its looks and not seconds, so that a process that was stopped cuts no stream for the time that it did not see.
+The listener limits the number of connections, and the windows of a connection limit its memory (runtime/tcp/http2.py).
+`OpenStreams` limits the streams of an address, and checks all streams periodically, so that a message causes no work.
+It counts checks and not seconds, so that a process that was paused does not end streams for the time of the pause.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     connection ──HEADERS──▶ `_ServerConnection.on_stream_opened` ──▶ `_UnaryCall` or `_ServerStream` ──▶ a task: handler
 
-Each call has one task. Who calls is asked before anything of the request is read. A handler is not cancelled when its
-caller disconnects. A stream's handler gets ConnectionLost from its stream and ends in its own order. A unary call's
-handler runs to its end, because a change that it has begun must not stay half done: a topic that was being unloaded
-would keep its consumers and send them nothing. An error of a handler ends the call; what was sent before still arrives.
+Each call has one task. The caller is authenticated before anything of the request is read. A handler is not cancelled
+when its caller disconnects. A stream's handler gets ConnectionLost from its stream and ends in its own order. A unary
+call's handler runs to its end, because a change that it has begun must not stay half done: a topic that was being
+unloaded would keep its consumers and send them nothing. An error of a handler ends the call; what was sent before still
+arrives.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ contract (`runtime/network.py`) holds:
 | requests of one turn | reach the service together, in the next turn; about TURN_BYTES at once |
 | a server that is slowed down | takes a batch of COALESCE_BYTES from one peer in turn every SLOW_S |
 | a peer's queue | QUEUE_BYTES_MAX; past it BackPressure, definite |
-| deadlines | `runtime/peer/inside.py` |
+| deadlines | one alarm for all requests of a peer (`RequestsInFlight`) |
 | a server that closes | requests without an answer: ConnectionLost, unknown |
 
 Measured, against ZeroMQ over loopback: benchmarks/results, `produce` and `pulsar-java-produce`.

@@ -5,7 +5,7 @@ Durable is exactly what runtime/files.py guarantees:
 - *names*: `sync_directory` of a folder makes the creations, renames and removals in it so far durable, and nothing
   else does, not even `fdatasync` of the new file. A rename is one step: both names change or none.
 
-`Disk` is the hardware: it outlives processes. `SimFiles` (files.py) is one process' view of it.
+`Disk` is the hardware: it outlives processes. `SimFiles` is the view that one process has of it.
 A process kill (`on_process_died`) loses only locks and open files: the system's cache survives.
 A power loss (`apply_power_loss(rng)`) keeps what is durable; each later write is kept, dropped, or torn (each of its
 512-byte sectors kept or dropped), each later operation on a name is kept or dropped, in any combination: more than
@@ -16,9 +16,8 @@ rest), `crash_at_operation` (run something, for example a crash, at the n-th ope
 Every operation that takes effect is passed to `record` as an `Operation`: crash-point enumeration (tests/crashes)
 builds its states from that log.
 
-A simulated process' files (`runtime.files.Files`): its view of a `Disk` (disk.py), dead with the process.
-
-Behaves as runtime/disk.py: the same errors for the same mistakes. The disk decides what survives a crash.
+`SimFiles` implements `runtime.files.Files` for one simulated process, and can no longer be used when the process has
+died. It behaves like runtime/disk.py: the same mistakes raise the same errors.
 """
 
 from __future__ import annotations

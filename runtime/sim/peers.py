@@ -5,7 +5,6 @@ in the queue fail with ConnectionLost; it connects again after 50 ms, then more 
 meanwhile wait for that attempt; another identity answers WrongIdentity; every request has its deadline.
 Messages may be lost in transit (`NetworkFaults.drop_rate`). TCP does not lose them, but a broken switch, a stopped
 process or a full queue has the same effect: the deadline passes.
-The server end: runtime/sim/peers.py.
 
 Keys of simulated peers: what CURVE and ZAP decide on real ones (runtime/peer/sockets.py), in two messages.
 

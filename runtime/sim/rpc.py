@@ -19,7 +19,7 @@ An end of a simulated gRPC stream: coalescing, back-pressure, order, and the fou
 | cut, crash, the other side cancelled | ConnectionLost | ConnectionLost |
 | `cancel` or `close` on this side | ConnectionLost | ConnectionLost |
 
-The messages are in rpc.py; the real counterpart is `GrpcStream` in runtime/grpc/stream.py.
+The real counterpart is `GrpcStream` in runtime/grpc/stream.py.
 """
 
 from __future__ import annotations

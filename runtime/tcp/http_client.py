@@ -1,7 +1,8 @@
-"""JSON over HTTP, of issuers of tokens: one bounded request, in a thread. Addresses are the program's own.
+"""Requests JSON documents over HTTP from issuers of tokens, in a thread; the size and the time of a request are
+limited.
 
-A redirect is an error: it would lead where the program does not. An error quotes nothing of the answer, because an
-issuer may repeat in it what it was asked.
+A redirect is an error, because only the configured addresses may be asked. The text of an error quotes nothing of the
+answer, because an issuer may repeat secrets of the request in it.
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ tests/runtime/tcp/test_strangers.py, tests/cli/test_start.py.
 
 The TLS certificates that this process shows to others, and when each ends: for its metrics.
 
-    CERTIFICATES.add(path)              by what makes a TLS context of the file
-    CERTIFICATES.read_expiry_times()    path → seconds since the epoch at which its first certificate to end ends
+    CERTIFICATES.add(path)              called by the code that makes a TLS context from the file
+    CERTIFICATES.read_expiry_times()    by path, the time at which its first certificate expires (s since the epoch)
 
-A file that was replaced is read again, because the next handshake uses it (listening.py). One that cannot be read, or
-has no certificate, keeps the end that it had. Only the end is read out of a certificate, so the standard library is
-enough. Guarding tests: tests/runtime/tcp/test_certificates.py.
+A file that was replaced is read again, because the next handshake uses it. For a file that cannot be read, or has no
+certificate, the last known time stays. Only the end of its validity is read from a certificate, so the standard library
+is enough. Guarding tests: tests/runtime/tcp/test_certificates.py.
 
 TCP and TLS on asyncio: the `serve_bytes` and `connect_bytes` of `runtime/network.py`.
 """

@@ -1,15 +1,16 @@
-"""The messages of one topic on the page: shown, found, and followed. resending.py publishes one of them again.
+"""The messages of one topic on the page: shows them, searches them, and shows the newest as they arrive. resending.py
+publishes one of them again.
 
-    messages(call)      those of an id, a time or a backlog; with a key, a property or a text: those that fit
-    tail(call)          the newest, for a view that is renewed while it is open
+    messages(call)      the messages with an id, at a time or of a backlog; or a search by key, property or text
+    tail(call)          the newest messages, for a view that is renewed while it is open
 
-A search reads the topic backwards from its end, or from where the search before ended, in windows of indexes; each
-window is read forwards by `OwnerReader`, at the topic's owner. It shows what a consumer could get: no message of an
-open or an aborted transaction. One search looks at FIND_MESSAGES or FIND_BYTES at most, or for FIND_S, and a window
-more; its answer says how far it got, and has the link to go on. FINDS_MAX at a time at a broker, one of each topic
-(`Searches`).
+A search reads the topic backwards from its end, or from the end of the search before, in windows of indexes; each
+window is read forwards by `OwnerReader`, at the topic's owner. A search finds only messages that a consumer could get:
+no message of an open or an aborted transaction. One search ends after FIND_MESSAGES messages, FIND_BYTES bytes or
+FIND_S seconds, and the rest of its window; its answer says how far it got, and contains the link to continue. At most
+FINDS_MAX searches run at a broker at a time, and one in each topic (`Searches`).
 
-Who calls needs the permission to consume, which is checked before anything is read.
+The caller needs the permission to consume, which is checked before anything is read.
 Guarding tests: tests/broker/rest/test_page_messages.py.
 """
 

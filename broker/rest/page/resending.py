@@ -1,9 +1,9 @@
-"""One message published again from the page, to its own topic (`resend`) or as a dead letter back to the topic where it
-fell (`redrive`).
+"""Publishes one message again from the page: to its own topic (`resend`), or a dead letter to the topic from which it
+came (`redrive`).
 
-    plan = await plan_resend(call, act, id, once)      what would be published and where; refuses what cannot be right
-    plan.preview                                 "This would …", and nothing is published
-    outcome = await publish_again(call, plan)    published, confirmed, and in the audit log
+    plan = await plan_resend(call, act, id, once)    the message and its target; raises if a copy cannot be correct
+    plan.preview                                     a text for the user: "This would …"
+    outcome = await publish_again(call, plan)        publishes and confirms it, and writes to the audit log
 
 The copy is what its consumers got: payload, key, ordering key, event time, properties and schema, at the end of the
 topic, in the partition where it was. It is a message of its own: a new id and time, no transaction, no delay. The
