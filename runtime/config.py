@@ -66,7 +66,7 @@ def load(
 ) -> Config:
     """Returns the configuration of the class `kind` (a frozen struct) for `section`. Its values come from the file, the
     environment and `overrides`; overrides of None are ignored. `defaults` replace the defaults of `kind`. Raises
-    InvalidConfiguration."""
+    InvalidConfiguration if a setting is unknown or its value is invalid."""
     values: dict[str, object] = dict(defaults or {})
     sources = _SOURCES[section] = dict.fromkeys(values, "default")
     if file is not None:

@@ -73,7 +73,7 @@ def current_level() -> str:
 
 def open_audit_log(path: str) -> None:
     """Starts to write the audit log to the file `path`, with mode 0600. If a log rotation moves the file away, a new
-    one is created. Raises InvalidConfiguration."""
+    one is created. Raises InvalidConfiguration if the file cannot be written."""
     from logging.handlers import WatchedFileHandler
 
     class PrivateFile(WatchedFileHandler):

@@ -183,7 +183,8 @@ def compute_process_memory(
 ) -> int:  # fmt: skip
     """Returns how many bytes of memory this process may use: an equal share of the memory that is set for all
     `processes` together. If none is set, an equal share of a quarter of the machine's memory (at most `most`), but
-    never less than the process needs with the settings `given`. Raises InvalidConfiguration."""
+    never less than the process needs with the settings `given`. Raises InvalidConfiguration if the setting is invalid.
+    """
     process = load(ProcessConfig, "process", file=file, overrides={"memory_bytes": option})
     needed = compute_least_bytes(shares, given)
     own = process.memory_bytes // processes

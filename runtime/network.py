@@ -157,7 +157,8 @@ class Stream(Protocol[Out, In]):
         ...
 
     async def wait_sent(self, offset: int) -> None:
-        """Waits until the first `offset` bytes of the stream have left the queue. Raises ConnectionLost."""
+        """Waits until the first `offset` bytes of the stream have left the queue. Raises ConnectionLost if the stream
+        breaks."""
         ...
 
     async def receive(self) -> Sequence[In]: ...
@@ -346,9 +347,10 @@ class ByteStream(Protocol):
 
     async def read_into(self, room: Room, enough: Enough | None = None) -> int:
         """Reads bytes into the memory that the function `room` returns. Returns how many bytes were read; 0 if the
-        other end has closed the connection. Raises ConnectionLost. Only one reader may read at a time. With `enough`,
-        continues to read: calls `enough` with the size of each piece until it returns True, and returns the size of the
-        last piece. A cancelled reader loses no bytes; with `enough`, pieces that `enough` was told of count as read."""
+        other end has closed the connection. Raises ConnectionLost if the connection is lost. Only one reader may read
+        at a time. With `enough`, continues to read: calls `enough` with the size of each piece until it returns True,
+        and returns the size of the last piece. A cancelled reader loses no bytes; with `enough`, pieces that `enough`
+        was told of count as read."""
         ...
 
     def write_nowait(self, data: bytes) -> None:
@@ -366,7 +368,8 @@ class ByteStream(Protocol):
         ...
 
     async def wait_drained(self) -> None:
-        """If the queue of this connection is above its limit, waits until it is well below. Raises ConnectionLost."""
+        """If the queue of this connection is above its limit, waits until it is well below. Raises ConnectionLost if
+        the connection is lost."""
         ...
 
     async def close(self) -> None:

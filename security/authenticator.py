@@ -192,8 +192,8 @@ class Authenticator:
         self._certificates = CertificateProvider(settings.certificate, clock) if settings.certificate else None
 
     async def authenticate(self, caller: Caller) -> Principal:
-        """Returns the principal of a caller. Raises Unauthenticated; raises Unavailable if too many passwords wait to
-        be compared, or if an issuer of tokens does not answer."""
+        """Returns the principal of a caller. Raises Unauthenticated if its credentials are missing or wrong;
+        Unavailable if too many passwords wait to be compared, or if an issuer of tokens does not answer."""
         found = await self._identified(caller)
         return replace(found, is_super=True) if self._is_super(found) else found
 

@@ -145,8 +145,9 @@ def read_own_name(settings: MembersSection, role: str) -> str:
 
 
 def member_network(inner: Network, settings: MembersSection, role: str, clock: Clock) -> MemberNetwork:
-    """Returns a network for a member process with this role, which presents and verifies members' certificates. Raises
-    InvalidConfiguration."""
+    """Returns a network for a process that is a member of the cluster with this role. Its connections present the
+    member's certificate and verify those of other members. Raises InvalidConfiguration if the certificate is missing,
+    or is for another role or cluster."""
     read_own_name(settings, role)
     files = tls_files(settings, role)
     return MemberNetwork(inner, ListenerAccess(MemberGuard(settings.cluster, clock), files), CallerAccess(files))

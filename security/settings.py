@@ -248,14 +248,14 @@ class OidcSection:
 
 @dataclass(frozen=True, slots=True)
 class AuthenticationSection:
-    """The settings for callers without credentials: how the broker treats them."""
+    """The settings for callers without credentials: the role that they get."""
 
     anonymous_role: str = ""  # their role, never that of a super user; empty: they are refused
 
 
 @dataclass(frozen=True, slots=True)
 class AuthorizationSection:
-    """The settings for authorization: which roles may do which operations."""
+    """The settings for authorization: the roles that may do everything."""
 
     super_users: tuple[str, ...] = ()  # roles that may do everything
 

@@ -134,8 +134,8 @@ class TokenVerifier:
         self._rules = ClaimRules(settings.role_claim, settings.audience_claim, audiences, settings.clock_skew_s)
 
     def verify(self, token: str) -> Principal:
-        """Verifies a token and returns its principal. Raises Unauthenticated; the error text quotes nothing of the
-        token except its times."""
+        """Verifies a token and returns its principal. Raises Unauthenticated if the token is not valid; the error text
+        quotes nothing of the token except its times."""
         claims, proof = self._claims(token)
         return replace(principal_of(claims, self._rules, self._clock.wall_ms()), proof=proof)
 
@@ -399,7 +399,8 @@ class RevocationList:
 
 
 def read_revocations(path: str) -> frozenset[str]:
-    """Returns the token ids and the roles in the file of revoked tokens. Raises InvalidConfiguration."""
+    """Returns the token ids and the roles in the file of revoked tokens. Raises InvalidConfiguration if the file cannot
+    be read, is too large, or has a line that is neither."""
     try:
         with open(path.removeprefix("file:").removeprefix("//"), "rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)

@@ -248,8 +248,9 @@ def _authentication(token: str, certificate: str, key: str) -> Authentication | 
 
 
 def read_token(source: str) -> str:
-    """Returns the token that `source` names: `env:NAME` for a variable, or the path of a file that others may not read,
-    with or without `file:`. Raises InvalidConfiguration."""
+    """Returns the token that `source` names: `env:NAME` for an environment variable, or the path of a file that other
+    users may not read, with or without `file:`. Raises InvalidConfiguration if the token cannot be read, or if `source`
+    contains the token itself."""
     from ...proto.errors import InvalidConfiguration
     from ...security.settings import describe_source, read_secret
 

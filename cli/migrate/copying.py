@@ -495,7 +495,7 @@ class SourceSubscription(NamedTuple):
 
 
 class SourceAdmin:
-    """A client for the HTTP service of the source cluster. `url` is http://HOST:8080."""
+    """A client for the HTTP service (administration) of the source cluster. `url` is http://HOST:8080."""
 
     def __init__(self, url: str, access: CallerAccess, timeout_s: float) -> None:
         """Makes a client of the source's HTTP service. Raises InvalidRequest if the URL is wrong."""
@@ -506,7 +506,8 @@ class SourceAdmin:
         self._timeout_s = timeout_s
 
     async def subscriptions(self, topic: TopicName) -> list[SourceSubscription]:
-        """Returns the durable subscriptions of one partition. Raises Unavailable, TopicNotFound, Unauthorized."""
+        """Returns the durable subscriptions of one partition. Raises Unavailable if the source does not answer,
+        TopicNotFound, Unauthenticated or Unauthorized."""
         stats = await asyncio.to_thread(self._get, topic, "stats")
         cursors = (await asyncio.to_thread(self._get, topic, "internalStats"))["cursors"]
         marks = {unquote(name): each["markDeletePosition"] for name, each in cursors.items()}

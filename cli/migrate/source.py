@@ -482,8 +482,8 @@ def encode_copied_entry(client_part: bytes, header: EntryHeader, origin: Origin,
 
 
 def decode_origin(entry: bytes) -> Origin | None:
-    """Returns the origin (topic and position at the source) that a stored entry names; None if the entry is not a copy.
-    Raises CorruptEntry."""
+    """Returns the origin (topic and position at the source) that a stored entry contains; None if the entry is not a
+    copy. Raises CorruptEntry if the entry is damaged."""
     client_part = split_broker_part(entry)[2]
     end = parse_header(client_part).payload_offset
     begin = end - ORIGIN_BYTES
@@ -516,7 +516,8 @@ class CopiedTopic(NamedTuple):
 
 async def find_matching_topics(source: MigrationSource, asked: Sequence[str]) -> list[CopiedTopic]:
     """Returns the topics of the source that match the names and patterns in `asked`, sorted by name, without
-    duplicates. Raises InvalidName; InvalidRequest if a topic cannot be copied; TopicNotFound."""
+    duplicates. Raises InvalidName if a name is invalid, InvalidRequest if a topic cannot be copied, TopicNotFound if no
+    topic matches a name."""
     names: dict[TopicName, None] = {}
     listed: dict[str, list[TopicName]] = {}
     for text in asked:

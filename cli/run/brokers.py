@@ -320,8 +320,9 @@ def make_broker_name(settings: BrokerConfig) -> str:
 def settings_of_process(
     settings: BrokerConfig, number: int, base: str, listening: dict[str, Endpoint | None]
 ) -> BrokerConfig:
-    """Returns the settings of process `number` (from 0) of several broker processes that share topics. Raises
-    InvalidConfiguration."""
+    """Returns the settings of process `number` (from 0) of several broker processes that share topics. `base`: the
+    beginning of their names. `listening`: the addresses at which this process listens, by setting. Raises
+    InvalidConfiguration if the settings name `pulsar_listeners`, which several processes cannot use."""
     import msgspec
 
     from ...proto.errors import InvalidConfiguration

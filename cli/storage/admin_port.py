@@ -163,7 +163,7 @@ SESSION_S = 10.0
 def take_from_context(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
     """Returns the value of the option --security or --metadata. Takes the first that is set: the option itself, its
     environment variable, the context, the default. If a context is given by an option, it has priority over the
-    variable. Raises InvalidConfiguration."""
+    variable. Raises InvalidConfiguration if the context is missing or invalid."""
     source = context.get_parameter_source(str(parameter.name))
     typed = context.get_parameter_source("profile") is ParameterSource.COMMANDLINE
     beaten = (ParameterSource.DEFAULT, ParameterSource.ENVIRONMENT) if typed else (ParameterSource.DEFAULT,)

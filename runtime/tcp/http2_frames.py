@@ -173,7 +173,8 @@ _COMPLETE = _complete()
 
 
 def decode_huffman_text(data: bytes) -> bytes:
-    """Returns the text of a Huffman-coded string. Raises HPACKDecodingError."""
+    """Returns the text of a Huffman-coded string. Raises HPACKDecodingError if the string is not valid, or is cut off.
+    """
     row, parts, left = _ROWS[0], list[bytes](), ROWS_A_CALL
     append, rest = parts.append, iter(data)
     while True:

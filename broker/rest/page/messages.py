@@ -187,8 +187,7 @@ class MessagesView:
 @dataclass(frozen=True, slots=True)
 class TailView:
     """The content of the page with the newest messages of a topic, the newest first. `end_index`: the index that the
-    next message will get. From its changes a user sees how many messages have arrived, including those that are not
-    shown."""
+    next message will get; it shows users how many messages have arrived since, also if they are not in `messages`."""
 
     topic: str
     end_index: int
