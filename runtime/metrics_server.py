@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------------------------------------ together
 # The metrics of several processes as one page: each series gets the label `process`.
 #
-#     pieces = together({"storage": text, "broker-1": text})     Prometheus' text, families in the order of their first
+#     pieces = join_metrics_pages({"storage": text, …})     Prometheus' text, metrics in the order of their first lines
 #
 # The format has the lines of one metric in one group, so groups of the same name are put together. Labels and not sums:
 # a gauge of one process (its queue, its memory) says nothing once it is added up, and `sum without (process)` adds up

@@ -44,8 +44,9 @@ class CreatedFiles(NamedTuple):
 
 def create_files(folder: Path, hosts: list[str], now: datetime.datetime, cluster: str = "") -> CreatedFiles:
     """Creates all files of a secured cluster (FILES) in a new or empty folder. `hosts`: the names and addresses for the
-    broker's certificate. `cluster`: the cluster's name in the members' certificates; a random name if it is empty.
-    Raises AlreadyExists if the folder is not empty, InvalidConfiguration if a host is not a valid name or address."""
+    certificates of the broker and of the metadata service. `cluster`: the cluster's name in the members' certificates;
+    a random name if it is empty. Raises AlreadyExists if the folder is not empty, InvalidConfiguration if a host is not
+    a valid name or address."""
     names, cluster = [_name(host) for host in hosts], cluster or f"cluster-{secrets.token_hex(4)}"
     member_uri(cluster, METADATA, member_name_of_host(hosts[0]))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

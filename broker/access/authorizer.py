@@ -273,10 +273,10 @@ def _bounded(record: GrantsRecord) -> GrantsRecord:
 # -------------------------------------------------------------------------------------------------------- grants
 # The grants of namespaces and the administrators of tenants, kept current by metadata watches.
 #
-#     grants = Grants(metadata, changed)
-#     await grants.open()                      from here on changes are seen
-#     await grants.rights(namespace)           what decides there
-#     await grants.change(namespace, change)   written, and known here, when it returns
+#     grants = AccessGrants(metadata, changed)
+#     await grants.open()                      later changes are seen
+#     await grants.get_rights(namespace)       the grants of the namespace and the administrators of its tenant
+#     await grants.change(namespace, change)   stored, and in force at this broker, when it returns
 #     await grants.close()
 #
 # A change by any broker is known here after the watch's delay (milliseconds); then `changed(tenant, namespace)` is

@@ -49,7 +49,7 @@ RULES: Mapping[str, PermissionRule] = {
 # --------------------------------------------------------------------------------------------------- rights_core
 # The rights of a role in a namespace: the decision, from the grants and the tenant's administrators.
 #
-#     decide(role, Right.CONSUME, rights, topic, subscription)  →  "" (it may), or why not
+#     why_right_denied(role, AccessRight.CONSUME, rights, topic, subscription)  →  "" (permitted), or the reason
 #
 # The rules are Pulsar's (its PulsarAuthorizationProvider), with the differences named here:
 #

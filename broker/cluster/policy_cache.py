@@ -276,7 +276,7 @@ def _path(name: NamespaceName | None, topic: TopicName | None) -> str:
 # --------------------------------------------------------------------------------------------------- topic_watch
 # The topics of a namespace and each change of them, from the metadata: the content of WatchTopics.
 #
-#     async for told in TopicWatcher(store, catalog).changes(namespace, after_revision): …
+#     async for fact in TopicWatcher(store, catalog).watch_namespace(namespace, after_revision): …
 #
 # First yields all topics (`TopicsListed`), unless the caller names the last revision that it got; then each
 # `TopicAdded` and `TopicRemoved`, in the order of the changes, and `TopicsListed` again if the history of the metadata

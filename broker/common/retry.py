@@ -73,7 +73,7 @@ async def retry_until_done(
 # One run of some work, shared by all callers that ask for it while it runs.
 #
 #     shared = SharedCallsByKey()
-#     value = await shared.get(key, work)       begins `work()`, or joins the run of that key
+#     value = await shared.run(key, work)       calls `work()`, or joins the call for that key
 #
 # A caller that is cancelled leaves the run to the others, and it goes on to its end. Its result and its error go to the
 # callers; when all of them were cancelled they go nowhere. Guarding tests: tests/broker/node/test_failover.py.

@@ -153,8 +153,8 @@ def count_entries_rates_allow(rates: Iterable[RateLimit], entries: Sequence[Rate
 #     turns = EventLoopSlices(clock)
 #     for each in many:
 #         do(each)
-#         if turns.is_over:
-#             await turns.next()
+#         if turns.is_slice_used_up:
+#             await turns.begin_slice()
 #
 # A slice lasts SLICE_S and one step more, so a step must be short: what is linear in a request's bytes is cut into
 # entries, what is not is refused before (broker/grpc/translate.py). In a simulation a slice never ends: no

@@ -258,7 +258,7 @@ class RestRequest:
 
     async def call_coordinator(self, operation: Operation[T], **arguments: Any) -> T:
         """Calls the operation at the broker that runs the transaction coordinator, and returns the answer. The caller's
-        rights must be checked before this call."""
+        rights are checked at this broker, also if another broker answers."""
         try:
             return await self.call_local(operation, **arguments)
         except NotOwner as error:
@@ -271,8 +271,8 @@ class RestRequest:
 # --------------------------------------------------------------------------------------------------------- table
 # The table of routes: each handler is registered with its method, its path and a sentence.
 #
-#     @route("GET", "/admin/v2/tenants", "The tenants that the caller may see.", answer="[name]")
-#     async def tenants(call: Call) -> object: …
+#     @register_route("GET", "/admin/v2/tenants", "The tenants that the caller may see.", answer="[name]")
+#     async def tenants(call: RestRequest) -> object: …
 #
 # A handler returns a value for JSON (200), None (204), or a Response. `{topic}` and other names in braces are one
 # segment each, percent-decoded after the path is split: a name may have an encoded slash. TOPIC matches persistent and

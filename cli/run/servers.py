@@ -512,8 +512,8 @@ def metadata(
 # -------------------------------------------------------------------------------------------------------- memory
 # The memory of a process: `memory_bytes` is shared out to what runs in it, before that starts.
 #
-#     plan = planned(config, option, broker=settings)       InvalidConfiguration: it cannot be shared out
-#     settings = plan.applied(settings, "broker")           as runtime/memory_shares.py says
+#     plan = make_memory_plan(config, option, broker=settings)    raises InvalidConfiguration if memory is too small
+#     settings = plan.apply_to_config(settings, "broker")         see runtime/memory_shares.py
 
 
 STANDALONE_BYTES = 256 << 20

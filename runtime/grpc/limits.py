@@ -132,12 +132,11 @@ class OpenStreams:
 # ------------------------------------------------------------------------------------------------------- callers
 # The callers of one listener, and for how long they are admitted: the same at gRPC's listeners and at simulated ones.
 #
-#     principal = await callers.admitted(caller, path)          or the guard's error, with a line of the audit log
-#     with callers.holding(principal, stream.terminate_with_error): …   breaks the stream off when the credentials
-#                                                                       hold no more
+#     principal = await callers.admit(caller, path)     or raises the guard's error, which the audit log records
+#     with callers.end_when_credentials_expire(principal, stream.terminate_with_error): …
 #
 # A stream ends when the credentials of its caller expire, and within LOOK_S after the guard says that they have lapsed.
-# The error is CredentialsExpired, so a client connects again, with credentials that hold or to be refused.
+# The error is CredentialsExpired, so a client connects again, and is refused if its credentials are not valid.
 
 
 LOOK_S = 2.0

@@ -164,8 +164,8 @@ class Http2Stream:
         """Called when the stream can probably send data again, after `send_data` could not send all."""
 
     def on_lost(self, error: MagnetarError, code: int | None) -> None:
-        """Called when the stream has ended with an error: the other end has reset it with `code`, or the connection is
-        lost (`code` is None)."""
+        """Called when the stream has ended with an error. `code`: the code with which the other end has reset the
+        stream; None if the connection is lost, or this end has ended the stream."""
 
 
 class Http2Output:

@@ -214,11 +214,11 @@ def _make(row: _Row) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ patience
-# The patience of an end of HTTP/2 with the other: how much it takes of what carries nothing, and of what is refused.
+# The allowance of a connection: how many frames without content, and how many refused calls, the other end may send.
 #
-#     patience.allow(most, rate)     from now on
-#     patience.charge(frames)        BrokenRules: it was too much
-#     patience.charged               of the slice of now, less CHARGED_A_TURN for each one before
+#     allowance.set_allowance(most, rate)    from now on
+#     allowance.charge(frames)               raises ProtocolViolation if the allowance is used up
+#     allowance.charged                      in the present slice, less CHARGED_A_TURN for each earlier slice
 #
 # A server has PATIENCE for a stranger and PATIENCE_KNOWN for a connection with a call that was admitted. A client has
 # chosen its server, and is patient without end. What strangers are charged is their port's `UnauthenticatedLoopShare`

@@ -114,8 +114,8 @@ def _content(der: bytes, at: int) -> tuple[int, int]:
 # ----------------------------------------------------------------------------------------------------- strangers
 # Connections of a port whose callers are not known yet: they are bounded, and keep no other caller out.
 #
-#     strangers.came(stranger, peer)    it is in its TLS handshake, or has made no call that was admitted
-#     strangers.left(stranger)          it is known now, or over
+#     strangers.add(stranger, peer)     a connection in its TLS handshake, or without an admitted call
+#     strangers.remove(stranger)        its caller is authenticated now, or the connection has ended
 #
 # **Bound.** Half of the port's connections, at most an eighth of those that the process may have: so the strangers of
 # all ports leave room for callers that are known. When one more comes, the oldest of the address that has most of them
