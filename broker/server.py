@@ -52,7 +52,8 @@ RENEW_RETRY_S = 1.0
 
 
 class Broker:
-    """A broker. The caller must close `metadata`. `new_session` opens another metadata session when one is lost."""
+    """A broker. The caller must close `metadata`. `new_session`: a function that opens another metadata session; it is
+    called when the session is lost."""
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, new_session: NewSession | None = None,
@@ -86,9 +87,9 @@ class Broker:
         cls, world: World, config: BrokerConfig, metadata: MetadataStore, new_session: NewSession | None = None,
         used_s: Callable[[], float] = lambda: 0.0,
     ) -> Broker:  # fmt: skip
-        """Starts a broker; when this returns, the broker serves. `used_s` returns the processor time of this process in
-        seconds, of which the broker reports its load. Raises Busy if a port is taken, and the errors of the
-        metadata."""
+        """Starts a broker and returns it; the broker serves when this method returns. `used_s`: a function that returns
+        the processor time that this process has used, in seconds; the broker reports its load from it. Raises Busy if a
+        port is taken, and the errors of the metadata."""
         broker = cls(world, config, metadata, new_session, used_s)
         await broker._start()
         return broker

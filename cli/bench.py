@@ -60,7 +60,8 @@ PERCENTILES = {"p50Ms": 0.5, "p90Ms": 0.9, "p99Ms": 0.99, "p999Ms": 0.999}
 
 @dataclass
 class Load:
-    """The load of one benchmark as the options of the command give it: server, topics, message sizes and rates."""
+    """The load of one benchmark, as the options of the command describe it: the server, the topic, the size of messages
+    and the rate."""
 
     session: Session
     kind: str
@@ -74,8 +75,8 @@ class Load:
 
 @dataclass
 class EventCounts:
-    """Counts events of one kind, such as confirmed messages, and collects their latencies. The event `enough` is set
-    when `wanted` messages were counted."""
+    """Counts events of one kind, such as confirmed messages, and collects their latencies. Sets the event `enough` when
+    `wanted` messages were counted."""
 
     messages: int = 0
     wanted: int | None = None
@@ -160,8 +161,8 @@ async def _clients(load: Load, count: int) -> AsyncIterator[list[Client]]:
 
 # ----------------------------------------------------------------------------------------------------------- sending
 class BenchSender:
-    """Sends messages on one connection until the time `until`, `rate` messages per second or as many as are confirmed,
-    and counts each confirmed message."""
+    """Sends messages on one connection, and counts each confirmed message. Sends `rate` messages per second; without a
+    rate, as many as the server confirms."""
 
     def __init__(self, producer: Producer, size: int, rate: float | None, tally: EventCounts) -> None:
         from ..client.common.errors import Result

@@ -1,8 +1,9 @@
-"""`magnetar check publish TOPIC`: a deep probe: a message goes to the topic and comes back, all the way as a program's.
+"""`magnetar check publish TOPIC`: a deep probe, which publishes a message to the topic and receives it, as a program
+does.
 
-What is measured: the connection with both ends open, the receipt of the message (which is stored in its copies then),
-and its delivery to a reader. The reader reads new messages alone and leaves nothing behind; the message has the
-property PROBE, and consumers of the topic get it too: probe a topic of its own.
+It measures three times: until producer and reader are open, until the receipt of the message (its copies are stored
+then), and until the reader gets it. The reader reads only new messages, and leaves no subscription. The message has the
+property PROBE; consumers of the topic get it too, so a probe should have a topic of its own.
 Guarding tests: tests/cli/test_check.py.
 
 `magnetar health`: asks a running server whether it is ready, or alive. For probes that run a command.
@@ -145,8 +146,8 @@ class ProbeTimes(NamedTuple):
 
 
 def probe(session: Session, topic: str) -> ProbeTimes:
-    """Publishes one message to the topic, receives it, and returns the times that were measured. Raises MagnetarError
-    or TimedOut."""
+    """Publishes one message to the topic, receives it, and returns the measured times. Raises MagnetarError or TimedOut
+    if that fails."""
     from ..client.model.message_id import MessageId
 
     clock = SystemClock()

@@ -77,8 +77,8 @@ def demo(keep: str | None, no_spark: bool, quick: bool) -> int:
 
 
 class DemoInput(NamedTuple):
-    """The flights of the demo: their messages, the number of messages, the expected results, and the source of these
-    results."""
+    """The input of the demo: the messages with the flights, their number, a function that computes the expected
+    results, and the name of what computes them."""
 
     messages: Iterable[tuple[str, bytes]]
     total: int
@@ -220,8 +220,8 @@ def _version(java: str) -> int | None:
 
 
 def ensure_java(*, install: bool) -> Java | None:
-    """Finds Java and sets `JAVA_HOME` for pyspark. Returns None if Java is missing. With `install`, a missing Java is
-    installed first, as root and with apt."""
+    """Finds Java, sets `JAVA_HOME` for pyspark, and returns the Java runtime. Returns None if Java is missing. With
+    `install`, first installs a missing Java with apt, if the user is root."""
     java = find_java()
     if java is None and install and os.geteuid() == 0 and shutil.which("apt-get"):
         _install()
@@ -242,7 +242,7 @@ def _install() -> None:
 
 
 def why_no_spark() -> str | None:
-    """Returns a line that says why Spark cannot run here; None if Spark can run."""
+    """Returns a line of text that says why Spark cannot run on this machine; None if Spark can run."""
     from importlib.util import find_spec
 
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
@@ -271,7 +271,7 @@ minutes."""
 
 
 class Steps:
-    """Runs the steps of the demo one by one. They share a console and a folder."""
+    """The steps of the demo, one method for each. They share a console and a folder."""
 
     def __init__(self, console: Console, directory: Path) -> None:
         self.console, self.directory = console, directory
@@ -288,8 +288,8 @@ class Steps:
         return Progress(*columns, console=self.console)
 
     def make_topics(self, cluster: Cluster) -> None:
-        """Creates the topics of the demo. The retention is set before, because messages without a subscription may be
-        deleted, and Spark begins only after the last message is sent."""
+        """Creates the topics of the demo. First sets an unlimited retention, because without a subscription the
+        messages could be deleted before Spark begins to read them."""
         from ..client.admin import Admin
         from ..proto.policies import Policies
 
@@ -301,8 +301,8 @@ class Steps:
 
     # ------------------------------------------------------------------------------ into the topic
     def publish(self, cluster: Cluster, messages: Iterable[tuple[str, bytes]], total: int) -> None:
-        """Publishes the messages from a thread. Meanwhile shows a progress bar, kills a bookie under load, and restarts
-        it."""
+        """Publishes the messages in a thread of its own. During this, shows a progress bar, kills a bookie, and
+        restarts it."""
         sender = _Sender(cluster.url, messages)
         victim = cluster.bookies[-1]
         killed_at: float | None = None
@@ -338,7 +338,8 @@ class Steps:
 
     # ------------------------------------------------------------------------------ topic → topic
     def aggregate_in_spark(self, cluster: Cluster, total: int) -> None:
-        """Runs the Spark query in a process group of its own, which is killed at the end in any case."""
+        """Runs the Spark query in a process group of its own, and waits for its end. Kills the process group at the end
+        in any case."""
         directory = self.directory / "spark"
         directory.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "magnetar.cli.demo_query", cluster.url, SOURCE, SINK, str(directory)]
@@ -441,8 +442,8 @@ class Steps:
         self.console.print(table)
 
     def compare(self, cluster: Cluster, found: dict[Route, FlightDelays], data: DemoInput) -> bool:
-        """Compares the counts and sums of each row with the expected ones, and checks that the source topic contains
-        each flight once. Returns whether everything is equal."""
+        """Compares the counts and sums of each row in `found` with the expected ones, and checks that the source topic
+        contains each flight once. Returns True if everything is equal."""
         stored, truth, total = self._stored(cluster), data.expected(), data.total
         wrong = sorted(route for route in {*found, *truth} if found.get(route) != truth.get(route))
         for route in wrong:

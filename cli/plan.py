@@ -28,8 +28,8 @@ ROLL_S, ROLL_BYTES = 240 * 60, 2 << 30
 
 
 class Load(NamedTuple):
-    """The load for which servers are planned: the incoming bytes per second, how long and in how many copies they are
-    stored, and how often they are read."""
+    """The load for which servers are planned: the incoming bytes per second, for how long and in how many copies data
+    is stored, and how many subscriptions read it."""
 
     in_bytes_s: float
     retention_s: float
@@ -40,7 +40,7 @@ class Load(NamedTuple):
 
 
 class ServerRequirements(NamedTuple):
-    """What each broker and each bookie needs for the planned load."""
+    """The disk, network and memory that each broker and each bookie needs for the planned load."""
 
     bookies: int
     brokers: int
@@ -64,15 +64,15 @@ def estimate_requirements(load: Load, bookies: int, brokers: int) -> ServerRequi
 
 
 def estimate_ledgers(load: Load) -> int:
-    """Returns about how many ledgers the load makes: those of topics, which are closed at a certain age or size, and
-    one for each cursor."""
+    """Returns the approximate number of ledgers for the load: the ledgers of topics, which are closed at a certain age
+    or size, and one ledger for each subscription's cursor."""
     by_age = load.topics * math.ceil(load.retention_s / ROLL_S + 1)
     by_size = math.ceil(load.in_bytes_s * load.retention_s / ROLL_BYTES)
     return max(by_age, by_size) + load.topics * load.subscriptions
 
 
 def estimate_metadata_nodes(load: Load) -> int:
-    """Returns about how many nodes (records) the load makes in the metadata."""
+    """Returns the approximate number of nodes (records) in the metadata for the load."""
     return load.topics * (2 + load.subscriptions) + estimate_ledgers(load)
 
 
@@ -173,7 +173,7 @@ def _rows(whole: ServerRequirements, less: ServerRequirements) -> list[Row]:
 
 
 def format_amount(value: float, unit: str) -> str:
-    """Returns a number with its unit, shortened for people: 12.1 TB."""
+    """Returns a number with its unit as a short text for people, such as 12.1 TB."""
     if not unit:
         return str(int(value))
     for prefix, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):

@@ -369,7 +369,7 @@ def _shown(out: CommandOutput, template: str | None, program: str | None) -> Cal
 
 
 def format_message(template: str, message: Message) -> str:
-    """Returns `template` with the fields of the message put in. The content of a field is not read as a template
+    """Returns `template` with its fields replaced by the values of the message. Braces in a value are not replaced
     again."""
     from datetime import UTC, datetime
 

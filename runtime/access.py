@@ -1,10 +1,10 @@
-"""The callers of a listener and the access that its two ends ask and bring: what is known of a caller before a call is
-handed to a service, and by whom it is admitted.
+"""The authentication of callers: the rules of a listener (`ListenerAccess`), the credentials of a client
+(`CallerAccess`), and the authenticated caller (`Principal`).
 
-A listener has a `Guard` or none. With one, each call is authenticated before its handler starts and before anything of
-its request is read, decompressed or parsed: the guard sees the connection and the `authorization` header alone. The
-`Principal` that it gives is part of the call's context (`runtime/network.py`). Without a guard every caller is LOCAL,
-which may do everything: such a listener takes callers of its own machine only (docs/security.md).
+A listener has a `Guard` or none. With a guard, each call is authenticated before its handler starts and before anything
+of its request is read, decompressed or parsed: the guard sees only the connection and the header `authorization`. The
+`Principal` that the guard returns is part of the call's context (`runtime/network.py`). Without a guard every caller is
+LOCAL and may do everything: such a listener should accept only callers of its own machine (docs/security.md).
 
 Source of the rules: Pulsar's authentication providers; security of this design: docs/security.md.
 """
@@ -20,8 +20,9 @@ from .budget import CallerMemory
 
 
 class PrincipalKind(Enum):
-    """How a principal was authenticated: not at all (LOCAL: a listener without security), as a caller without
-    credentials, by a client's credential, or by a certificate of the cluster."""
+    """How a caller was authenticated. LOCAL: not at all, because the listener has no guard. ANONYMOUS: the caller sent
+    no credentials, and the listener accepts that. CLIENT: by the credentials of a client. MEMBER: by a certificate of
+    the cluster."""
 
     LOCAL = "local"  # nothing was asked: a listener without security
     ANONYMOUS = "anonymous"  # it brought no credentials, and the configuration has a role for such callers
@@ -51,7 +52,8 @@ LOCAL = Principal("", PrincipalKind.LOCAL)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What a listener knows about a caller before it reads a request. Only `certificate` has been verified."""
+    """The facts about a caller that the listener knows before it reads a request. Only `certificate` has been verified.
+    """
 
     peer: str  # HOST:PORT of the other end of the socket, never from a header
     authorization: str = ""  # of the header `authorization`, such as "Bearer …", at most AUTHORIZATION_MAX characters
@@ -83,8 +85,8 @@ class Guard(Protocol):
 
     def why_lapsed(self, principal: Principal) -> str:
         """Returns the reason why credentials that have not expired are no longer valid: they were revoked, or the key
-        that verified them was replaced. Returns "" if they are still valid. Called for principals with open streams;
-        must not wait."""
+        that verified them was replaced. Returns "" if they are still valid. The listener calls this method again and
+        again for callers with open streams, so it must not wait."""
         ...
 
 
@@ -102,8 +104,8 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class CallerLimits:
-    """The limits for the callers of one listener: connections, streams of one address, authentications at a time, and
-    seconds without progress on a stream."""
+    """The limits for the callers of one listener: the number of connections, of streams from one address and of
+    simultaneous authentications, and the seconds that a stream may stay without progress."""
 
     connections: int = 10_000  # in all; further ones are refused
     streams_per_address: int = 1_000  # open ones of a host (IPv6: of a network of 64 bits); further ones: BackPressure
@@ -114,7 +116,7 @@ class CallerLimits:
 
 @dataclass(frozen=True, slots=True)
 class ListenerAccess:
-    """How a listener authenticates its callers, and which limits they have."""
+    """The rules for the callers of a listener: how they are authenticated, and the limits that apply to them."""
 
     guard: Guard | None = None
     tls: TlsFiles | None = None  # with `ca` each caller has to have a certificate of it, or may (`optional`)

@@ -18,8 +18,8 @@ RESOLUTION_S = 0.001
 
 
 class Alarm:
-    """A timer that calls `ring` once, at the time `at` (seconds of `clock`; infinity: the alarm is not set). Must be
-    created inside a running event loop."""
+    """A timer that calls the function `ring` once, at the time `at` (seconds of `clock`). `at` is infinity while the
+    alarm is not set. Must be created inside a running event loop."""
 
     def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
         self.at = math.inf

@@ -1,5 +1,5 @@
-"""The memory that the callers of a process use: of messages that arrive (`ArrivingMessagesMemory`), and in all
-(`MemoryBudget`, `CallerMemory`). What finds no room waits in turn.
+"""Limits the memory that the callers of a process use: for messages that are arriving (`ArrivingMessagesMemory`), and
+in all (`MemoryBudget`, `CallerMemory`). If there is not enough memory, callers wait in the order of their arrival.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ class ArrivingLongMessage(Protocol):
         """Called when the message had to wait for memory, and the memory is now reserved."""
 
     def on_arrival_too_slow(self) -> None:
-        """Called when the message arrives too slowly while others wait for its memory. The message must be ended."""
+        """Called when this message arrives too slowly while other messages wait for its memory. The implementation must
+        end the stream of this message."""
 
 
 class ArrivingMessagesMemory:
-    """Bounds the memory of all messages that are arriving at a process, or have arrived and were not read by the
+    """Limits the memory of all messages that are arriving at a process, or have arrived and were not read by the
     service yet."""
 
     def __init__(self, limit: int = sys.maxsize) -> None:
@@ -140,8 +141,9 @@ ROOM_BYTES = 1 << 20
 
 
 class MemoryBudget:
-    """Counts and limits the bytes that all callers of a process use together. Code that stores such bytes must add them
-    to `held`, and subtract them when it drops them. `tight` is half of `limit`."""
+    """Counts and limits the bytes that all callers of a process use together. Code that stores such bytes must add
+    their number to `held`, and subtract it when it drops them. `tight` is half of `limit`: when `held` is above
+    `tight`, users of the budget store less for each caller."""
 
     __slots__ = ("_timer", "_waiting", "held", "limit", "tight")
 
@@ -153,7 +155,7 @@ class MemoryBudget:
         self._timer: asyncio.TimerHandle | None = None
 
     async def wait_room(self) -> None:
-        """Waits until at most `limit` bytes are in use. Callers that wait continue in the order of their calls."""
+        """Waits until `held` is at most `limit`. Callers that wait continue in the order of their calls."""
         while self.held > self.limit:
             loop = asyncio.get_running_loop()
             waiter = loop.create_future()
@@ -175,14 +177,14 @@ class MemoryBudget:
 
 
 class CallerMemory:
-    """Bounds the memory that all callers of a process use. Requests and answers are bounded separately, so that a
-    caller that does not read its answers stops no publish.
+    """Limits the memory that all callers of a process use. Requests and answers have separate limits, so that a caller
+    that does not read its answers does not stop the publishes of others.
 
-    `arrivals`, a quarter: what has arrived and is not received yet (runtime/budget.py). `requests`, a half: what was
-    received and is not handled, and publishes without an outcome. While it is above its tight half, a publish is not
-    kept for later, because what is held then is on its way to a disk and gets less by itself. Above the limit no
-    request is read. `answers`, a quarter: what was not sent yet. Above its tight half little is kept for one caller,
-    and callers that read nothing are cut early; above the limit no message is delivered. Guarding tests:
+    `arrivals` has a quarter of the memory: for messages that are arriving, or that the service has not read yet.
+    `requests` has a half: for requests that are not handled yet, and for publishes without an outcome. Above half of
+    its limit, the broker does not let a publish wait in memory; above its limit, no request is read. `answers` has a
+    quarter: for answers that were not sent yet. Above half of its limit, little is stored for each caller, and callers
+    that do not read are disconnected early; above its limit, no message is delivered. Guarding tests:
     tests/runtime/grpc/test_memory.py.
     """
 

@@ -1,11 +1,11 @@
 """A process that a parent forked, and its link to that parent (parent.py).
 
-    await child.attach(text)               in its event loop; `text` returns the text of its own metrics
-    child.report_ready(url=…, …)           it serves
-    others = await child.others()          the metrics of the other processes, for the one page of all
+    await child.attach(text)                        in its event loop; `text` returns the text of its own metrics
+    child.report_ready(url=…, …)                    this process serves clients
+    others = await child.ask_metrics_of_others()    the metrics of the other processes, for a page with all metrics
     await child.detach()
 
-When the link ends, the parent is dead, and this process ends at once, as by `kill -9`. So `kill -9` of the parent ends
+When the link ends, the parent has died, and this process ends at once, as by `kill -9`. So `kill -9` of the parent ends
 all processes.
 """
 
@@ -79,8 +79,8 @@ class FrameDecoder:
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Adds received bytes, and yields each frame that is now complete. Raises ValueError if the bytes are no
-        frame."""
+        """Adds received bytes, and yields each frame that is now complete. Raises ValueError if the bytes are not a
+        valid frame."""
         self._bytes += data
         while len(self._bytes) >= _HEAD.size:
             length, kind, number = _HEAD.unpack_from(self._bytes)
@@ -108,8 +108,8 @@ Text = Callable[[str], Awaitable[bytes]]
 
 
 class OtherProcessMetrics(NamedTuple):
-    """What a process got from the other processes of its server: the texts of their metrics, by the process's name, for
-    those that answered in time; and how often each process was restarted."""
+    """The metrics of the other processes of this server. `pages`: the text of each process that answered in time, by
+    the name of the process. `restarts`: how often each process was restarted, by its name."""
 
     pages: Mapping[str, bytes]
     restarts: Mapping[str, int]
@@ -128,7 +128,7 @@ class _Question:
 
 
 class ChildProcess:
-    """The child process that runs this code: its link to the parent process."""
+    """The connection ("link") of this process to the parent process that has forked it."""
 
     def __init__(self, name: str, link: socket.socket) -> None:
         self.name = name
@@ -153,7 +153,8 @@ class ChildProcess:
             self._writer.close()
 
     def report_ready(self, **facts: object) -> None:
-        """Tells the parent process that this process is ready to serve clients."""
+        """Tells the parent process that this process is ready to serve clients. `facts`: values that the parent shows,
+        by name, such as the URL."""
         shown = {name: str(value) for name, value in facts.items()}
         self._send(Frame(Kind.READY, 0, json.dumps(shown).encode()))
         if os.environ.get("WATCHDOG_USEC"):  # of the parent, which alone speaks to systemd
@@ -166,7 +167,7 @@ class ChildProcess:
 
     async def ask_metrics_of_others(self, query: str = "") -> OtherProcessMetrics:
         """Asks the other processes of the server for their metrics, and returns the answers that arrived within
-        OTHERS_S. `query`: what is asked of the page (`MetricsQuery` in runtime/metrics.py)."""
+        OTHERS_S. `query`: the query part of a metrics URL (`MetricsQuery` in runtime/metrics.py)."""
         async with self._asking:
             self._last += 1
             question = self._questions[self._last] = _Question()

@@ -66,7 +66,7 @@ def load(
 ) -> Config:
     """Returns the configuration of the class `kind` (a frozen struct) for `section`. Its values come from the file, the
     environment and `overrides`; overrides of None are ignored. `defaults` replace the defaults of `kind`. Raises
-    InvalidConfiguration."""
+    InvalidConfiguration if a setting is unknown or its value is invalid."""
     values: dict[str, object] = dict(defaults or {})
     sources = _SOURCES[section] = dict.fromkeys(values, "default")
     if file is not None:
@@ -89,8 +89,9 @@ def load(
 
 
 def source_of(section: str, name: str, *, is_default: bool) -> str:
-    """Returns where the value of a setting comes from: environment, file, or default; or option, which means that the
-    program gave the value or computed it as a share of `memory_bytes`. Knows only the settings that `load` has read."""
+    """Returns the source of a setting's value: "environment", "file", "default" or "option". "option" means that the
+    program gave the value, or computed it as a share of `memory_bytes`. Works only for settings that `load` has read.
+    `is_default`: whether the setting has its default value."""
     return _SOURCES.get(section, {}).get(name) or ("default" if is_default else "option")
 
 
@@ -111,15 +112,16 @@ def explicit_settings(
 
 
 def setting_value(config: msgspec.Struct, name: str) -> object:
-    """Returns the value of one setting of `config`. `name` is a name as `explicit_settings` returns it."""
+    """Returns the value of one setting of `config`. `name` has the form of the names that `explicit_settings` returns,
+    such as `store.memtable_bytes`."""
     head, _, rest = name.partition(".")
     value = getattr(config, head)
     return setting_value(value, rest) if rest else value
 
 
 def replace_settings(config: Config, values: Mapping[str, object]) -> Config:
-    """Returns a copy of `config` in which the settings have these values. The names of settings are like those of
-    `explicit_settings`."""
+    """Returns a copy of `config` with other values for some settings. `values`: the new values, by names like those
+    that `explicit_settings` returns."""
     direct = {name: value for name, value in values.items() if "." not in name}
     tables = dict.fromkeys(name.partition(".")[0] for name in values if "." in name)
     for table in tables:
@@ -270,9 +272,9 @@ PATHS = ("MAGNETAR_TOKEN", "MAGNETAR_SECURITY", "MAGNETAR_TLS_CA", "MAGNETAR_TLS
 
 
 def set_variables_from_files(environment: MutableMapping[str, str]) -> None:
-    """Reads each file that a variable MAGNETAR_…_FILE names, and sets the variable without _FILE to the content of the
-    file (UTF-8, without the end of its last line). So a container can use mounted files without a shell that reads
-    them. Raises InvalidConfiguration if both variables are set, or a file cannot be read."""
+    """For each environment variable MAGNETAR_…_FILE, reads the file that it names, and sets the variable without _FILE
+    to the content of the file (UTF-8, without the line end at its end). So a container can use mounted files without a
+    shell. Raises InvalidConfiguration if both variables are set, or if a file cannot be read."""
     for variable in [each for each in environment if each.startswith("MAGNETAR_") and each.endswith("_FILE")]:
         name, path = variable.removesuffix("_FILE"), environment[variable]
         if name in environment:

@@ -1,15 +1,16 @@
 """The file descriptors of this process: the limit is raised at the start, files have a reserve, ports share the rest.
 
     PROCESS.prepare()                           once, when a server starts
-    PROCESS.open_file(path, flags)              of a file: is not refused because connections hold all descriptors
-    if PROCESS.connection(): …                  of a port, until `release_connection`
+    PROCESS.open_file(path, flags)              does not fail because connections use all descriptors
+    if PROCESS.reserve_connection(): …          for a connection of a port, until `release_connection`
 
 **Limit.** The soft limit of RLIMIT_NOFILE, often 1,024, is raised to the hard one (FILES_MAX at most).
-**Reserve.** SPARES descriptors are open and are of no file. An open that finds none free (EMFILE, ENFILE) closes one of
-them and tries again; they are taken again when there is room. So a process whose connections took all descriptors, also
-those of ZeroMQ, which nothing here counts, reads and writes its files as before.
-**Ports.** All ports of a process together have `connections_max` connections: the limit less RESERVE. Each port has its
-own bound below that (runtime/access.py `Limits`).
+**Reserve.** SPARES descriptors are open without a file. If a file cannot be opened because no descriptor is free
+(EMFILE, ENFILE), a spare descriptor is closed and the file is opened again; missing spare descriptors are opened again
+later. So a process can use its files even if its connections (also those of ZeroMQ, which are not counted here) use all
+other descriptors.
+**Ports.** All ports of a process together may have `connections_max` connections: the limit less RESERVE. Each port has
+a lower limit of its own (runtime/access.py `CallerLimits`).
 Guarding tests: tests/runtime/test_descriptors.py.
 """
 
@@ -48,7 +49,7 @@ class DescriptorLimits(NamedTuple):
 
 
 class Descriptors:
-    """Manages the file descriptors of one process: keeps a few spare ones for files, and limits the number of
+    """Manages the file descriptors of one process: reserves a few spare descriptors for files, and limits the number of
     connections. Files may be opened from any thread."""
 
     def __init__(self) -> None:

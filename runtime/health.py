@@ -1,18 +1,18 @@
-"""Whether this process lives and serves: its heartbeat, the probes that ask for it, and what systemd is told.
+"""The health of this process: the heartbeat of its event loop, the answers to probes, and the notifications to systemd.
 
     HEARTBEAT.start()                            in the event loop, once: beats each BEAT_S
     server = HealthServer.start(endpoint)        answers GET /livez, /startz and /readyz, in threads of its own
-    HEALTH.readiness = why_not_ready             a coroutine function: the reasons, none of them: it is ready
-    notify_systemd("READY=1")                    nothing happens where systemd did not start the process
+    HEALTH.readiness = why_not_ready             a coroutine function that returns reasons; no reasons: it is ready
+    notify_systemd("READY=1")                    does nothing if systemd did not start the process
 
-**/livez** is 200 while the last beat is younger than HUNG_S, else 503. No other process is asked, and the event loop is
-not: a loop that hangs is what it is for. **/startz** is 200 once the process has
-started, whatever happens later. **/readyz** is 200 if `HEALTH.readiness` returns no reason, else 503 and a line for
-each (with `Accept: application/json` an object); that the loop does not answer within READY_S is one.
-Both need no credentials, so they say nothing of what is stored here. At most CONNECTIONS_MAX are open, each for
-REQUEST_S at most; above that the oldest is closed, so that a stranger who keeps some open makes no probe fail.
-**systemd** hears of the start (READY=1), of each beat if it asked for a watchdog (WATCHDOG=1), and of the end
-(STOPPING=1): sd_notify(3). Guarding tests: tests/runtime/test_health.py.
+**/livez** is 200 while the last beat is younger than HUNG_S, else 503. It asks neither another process nor the event
+loop, because it must answer when the event loop hangs. **/startz** is 200 once the process has started, whatever
+happens later. **/readyz** is 200 if `HEALTH.readiness` returns no reason, else 503 and a line for each reason (with
+`Accept: application/json` an object). If the event loop does not answer within READY_S, that is a reason too.
+Probes need no credentials, so the answers say nothing about stored data. At most CONNECTIONS_MAX connections are open,
+each for REQUEST_S at most; beyond that the oldest is closed, so that idle connections of others make no probe fail.
+**systemd** gets a notification at the start (READY=1), at each beat if it asked for a watchdog (WATCHDOG=1), and at the
+end (STOPPING=1): sd_notify(3). Guarding tests: tests/runtime/test_health.py.
 """
 
 from __future__ import annotations
@@ -81,14 +81,15 @@ class EventLoopHeartbeat:
 
     @property
     def busy_ratio(self) -> float:
-        """Returns for which share of the last half minute (0 to 1) the thread of the event loop used a processor."""
+        """Returns the share (0 to 1) of the last half minute during which the thread of the event loop used a
+        processor."""
         if len(self._used) < 2:
             return 0.0
         (began, before), (ended, after) = self._used[0], self._used[-1]
         return min(1.0, (after - before) / (ended - began))
 
     def why_hanging(self) -> str:
-        """Returns a text that says that the event loop hangs, and since how long; "" if it does not hang."""
+        """Returns a text that says that the event loop hangs, and for how many seconds; "" if it does not hang."""
         age_s = 0.0 if self.beat_at is None else _now() - self.beat_at
         return f"the event loop has not run for {age_s:.1f} s" if age_s > HUNG_S else ""
 
@@ -105,7 +106,8 @@ async def _stopping() -> Sequence[str]:
 
 
 class Health:
-    """Knows whether the process serves its clients, and if not, why. `readiness` is called in the event loop."""
+    """Tells probes whether the process is ready to serve clients, and if not, why. `readiness`: a coroutine function
+    that returns the reasons why it is not ready; it is called in the event loop."""
 
     def __init__(self) -> None:
         self.readiness: Readiness = _starting
@@ -141,8 +143,9 @@ class HealthServer:
 
     @classmethod
     def start(cls, endpoint: Endpoint) -> HealthServer:
-        """Starts to listen at `endpoint` (port 0: a free port). Must be called in the event loop about which probes
-        ask. Raises Busy if the port is taken, or the address is not one of this machine."""
+        """Starts to listen at `endpoint` (port 0: a free port), and returns the server. Must be called in the event
+        loop whose state the probes report. Raises Busy if the port is taken, or the address does not belong to this
+        machine."""
         family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
         try:
             listener = socket.create_server((endpoint.host, endpoint.port), family=family, backlog=CONNECTIONS_MAX)

@@ -35,9 +35,9 @@ _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 def configure_logging(
     format: Format = "text", level: str = "info", stream: TextIO | None = None, *, process: str = ""
 ) -> None:
-    """Writes all log records of the process to `stream` (default: stderr), and replaces an earlier configuration.
-    `process` is a name that each line contains, for a server of several processes that write to the same stream. Raises
-    InvalidConfiguration."""
+    """Configures the logs of the process: all log records are written to `stream` (default: stderr). Replaces an
+    earlier configuration. `process`: a name that each line contains, for a server of several processes that write to
+    the same stream. Raises InvalidConfiguration if the format or the level is unknown."""
     if format not in ("text", "json"):
         raise InvalidConfiguration(f"log format {format!r} is unknown", setting="log_format", allowed="text, json")
     if level.lower() not in LEVELS:
@@ -57,8 +57,8 @@ def configure_logging(
 
 def set_level(level: str | None, source: str) -> None:
     """Changes the log level of the running process; None sets the level that `configure_logging` got. The audit log has
-    no level. `source`: who changes it, for the line of the log that says so: a warning, which is written under the more
-    talkative one of both levels."""
+    no level and does not change. Logs the change as a warning that names `source`, the person or program that requested
+    it."""
     root, before, after = logging.getLogger(), current_level(), level or _configured
     if after == before:
         return
@@ -73,7 +73,7 @@ def current_level() -> str:
 
 def open_audit_log(path: str) -> None:
     """Starts to write the audit log to the file `path`, with mode 0600. If a log rotation moves the file away, a new
-    one is created. Raises InvalidConfiguration."""
+    one is created. Raises InvalidConfiguration if the file cannot be written."""
     from logging.handlers import WatchedFileHandler
 
     class PrivateFile(WatchedFileHandler):
@@ -188,8 +188,9 @@ class AuditLog:
         self, principal: Principal, peer: str, act: str, on: str, result: str, *, is_administration: bool = False,
         **more: object,
     ) -> None:  # fmt: skip
-        """Writes an administrative or other act of a caller to the audit log, with its result. Acts of a LOCAL caller
-        are not written, because it has no name."""
+        """Writes an act of a caller to the audit log: the operation `act` on the object `on`, and its result. Acts of a
+        LOCAL caller are not written, because it has no name. `is_administration`: only acts with the same object and
+        result count as repetitions of this act."""
         if principal.kind is PrincipalKind.LOCAL:
             return
         now, name = self._clock.monotonic(), str(principal)
@@ -223,8 +224,7 @@ class AuditLog:
 
     @property
     def refusals(self) -> dict[str, int]:
-        """Returns for each caller how many of its requests were denied, or its credentials refused, in the current
-        period."""
+        """Returns, by caller, how many of its requests were denied or had refused credentials in the current period."""
         return {caller: count for caller, (_, count) in self._denials.items()}
 
     def record_denial(self, principal: Principal, act: str, on: str, why: str, peer: str = "") -> None:

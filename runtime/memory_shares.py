@@ -1,14 +1,14 @@
-"""How the memory of a process is shared out: `memory_bytes`, over what may take memory in it. Pure.
+"""Divides the memory of a process (`memory_bytes`) among the parts that use memory. Pure.
 
-    found = plan(budget, shares, given)
-    settings = found.apply_to_config(settings, "broker")    with the shares where the operator set nothing
+    found = plan_memory(budget, shares, given)
+    settings = found.apply_to_config(settings, "broker")    sets the settings that the operator has not set
 
-A `MemoryShare` is what one setting bounds, in all: 64 MiB of `memtable_bytes` may take three times that. Each share
-gets its least. What is left is divided by weight; what a share has above its most goes to the others. So a larger
-budget makes no share smaller. A setting that was given keeps its value, and the others divide the rest.
+A `MemoryShare` is all the memory that one setting limits: with 64 MiB of `memtable_bytes` it may be three times that.
+Each share first gets its minimum. The rest is divided by weight, and no share gets more than its maximum. So a larger
+budget makes no share smaller. A setting that the operator has set keeps its value, and the other shares get the rest.
 
-Refused, with InvalidConfiguration: a budget below the sum of what each share needs at least, and settings that were
-given and do not fit beside that. Guards: tests/runtime/test_shares.py.
+Raises InvalidConfiguration if the budget is less than the sum of the minimums, or than the sum of the given values and
+the other minimums. Guards: tests/runtime/test_shares.py.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ NO_LIMIT = 1 << 50
 
 
 class MemoryShare(NamedTuple):
-    """The part of a process's memory that one setting limits: the setting's smallest and largest value, and the weight
-    of this part among the others."""
+    """The part of a process's memory that one setting limits: the smallest and largest value of the setting, and the
+    weight of this part when memory is divided among the parts."""
 
     name: str  # in metrics and documents
     setting: str  # with its section, as in a file: bookie.store.memtable_bytes
@@ -68,14 +68,14 @@ class MemoryPlan(NamedTuple):
 
 
 def compute_least_bytes(shares: Sequence[MemoryShare], given: Mapping[str, int]) -> int:
-    """Returns the smallest number of bytes with which the process can run. `given` are the values that the operator
-    set."""
+    """Returns the smallest number of bytes with which the process can run. `given`: the values of the settings that the
+    operator has set."""
     return sum(given.get(each.setting, each.least) * each.unit_bytes for each in shares)
 
 
 def plan_memory(budget: int, shares: Sequence[MemoryShare], given: Mapping[str, int]) -> MemoryPlan:
-    """Divides the bytes `budget` among the shares, and returns the plan. `given` are the values that the operator set.
-    Raises InvalidConfiguration if the budget is too small for them."""
+    """Divides the bytes `budget` among the shares, and returns the plan. `given`: the values of the settings that the
+    operator has set. Raises InvalidConfiguration if the budget is too small for the shares."""
     needed = compute_least_bytes(shares, given)
     if needed > budget:
         raise _too_small(budget, needed, shares, given)
@@ -181,9 +181,10 @@ def compute_process_memory(
     file: str | None, option: int | None, shares: Sequence[MemoryShare], given: Mapping[str, int], most: int = NO_LIMIT,
     processes: int = 1,
 ) -> int:  # fmt: skip
-    """Returns how many bytes of memory this process may use: its part of the memory that is set for all `processes`,
-    else of a quarter of the machine's memory, at most `most`. Without a setting the result is never less than the
-    process needs with the settings `given`. Raises InvalidConfiguration."""
+    """Returns how many bytes of memory this process may use: an equal share of the memory that is set for all
+    `processes` together. If none is set, an equal share of a quarter of the machine's memory (at most `most`), but
+    never less than the process needs with the settings `given`. Raises InvalidConfiguration if the setting is invalid.
+    """
     process = load(ProcessConfig, "process", file=file, overrides={"memory_bytes": option})
     needed = compute_least_bytes(shares, given)
     own = process.memory_bytes // processes

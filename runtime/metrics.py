@@ -1,8 +1,8 @@
 """Metrics: plain numbers while the process works, one `MetricsPage` of Prometheus text per request.
 
-    self.sync_seconds = Histogram(SECONDS)                 # a part counts in integers and histograms of its own …
+    self.sync_seconds = Histogram(SECONDS)                 # each part has its own integers and histograms
     self.sync_seconds.observe(0.0002)                      # a bisection in C and a list element, about 0.3 µs
-    page.histogram("magnetar_bookie_journal_sync_seconds", "…", bookie.sync_seconds)    # … and is asked for them
+    page.histogram("magnetar_bookie_journal_sync_seconds", "…", bookie.sync_seconds)    # they are read for each page
     page.foreign("bookie_ledgers_count", "…", 7)           # the same number under another system's name
 
 Nothing is registered, and nothing runs between requests (metrics_server.py): each page is made from the parts that
@@ -88,7 +88,7 @@ class Histogram:
         self._total += sum(values)
 
     def count_waiting_values(self) -> None:
-        """Counts the values in the list `waiting` in their buckets, and clears the list."""
+        """Counts the values of the list `waiting` in their buckets, and clears the list."""
         self.observe_all(self.waiting)
         self.waiting.clear()  # the same list: who appends may hold it
 
@@ -164,9 +164,9 @@ def escape_label(text: str) -> str:
 
 
 class MetricSeries:
-    """The lines of one metric that has very many label values, such as one for each topic. A line is made when its
-    topic is read. A caller with ten thousands of lines appends to `lines` itself: each is the labels as `format_labels`
-    returns them, the number, and a line break."""
+    """The lines of one metric that has very many label values, such as a value for each topic. A caller with very many
+    lines appends them to `lines` itself: each line consists of the labels as `format_labels` returns them, the number,
+    and a line break."""
 
     __slots__ = ("_head", "_name", "lines")
 
@@ -181,7 +181,8 @@ class MetricSeries:
         self.lines.append(f"{labels}{value}\n")
 
     def chunks(self) -> Iterator[bytes]:
-        """Yields the text in pieces of CHUNK_LINES lines, so that the interpreter is not blocked for a millisecond."""
+        """Yields the text in pieces of CHUNK_LINES lines, so that making one piece blocks the interpreter only for a
+        short time."""
         for first in range(0, len(self.lines), CHUNK_LINES):
             text = self._name + self._name.join(self.lines[first : first + CHUNK_LINES])
             yield (text if first else self._head + text).encode()
@@ -191,7 +192,7 @@ LEVELS = ("topic", "namespace", "none")
 
 
 class MetricsQuery(NamedTuple):
-    """What a request for the metrics asks for, parsed from the query of its URL: `level=topic&namespace=T/N`."""
+    """The parsed query of a request for metrics: `level=topic&namespace=T/N` in its URL."""
 
     level: str = ""  # one of LEVELS; "": as the server is set
     namespace: str = ""  # T/N: only its topics, and only its sums beside those of the server; "": of all
@@ -214,10 +215,10 @@ class MetricsQuery(NamedTuple):
 
 
 class MetricsPage:
-    """The metrics of a process at one moment, as a Collector of prometheus-client, and the metrics with very many label
-    values, which `add_series` adds.
+    """The metrics of a process at one moment. It is a Collector for prometheus-client; metrics with very many label
+    values are in addition to it, as `MetricSeries`.
 
-    `shown` has every number and histogram of the page, by name and labels, for a caller that exports them a second time
+    `shown`: every number and histogram of the page by its name and labels, for code that exports them a second time
     under other names.
     """
 
@@ -230,8 +231,8 @@ class MetricsPage:
         self.others: dict[str, bytes] = {}  # the pages of those (metrics_server.py), where this one is of all
 
     def add_series(self, name: str, kind: str, help: str, *, ours: bool = True) -> MetricSeries:
-        """Adds a counter or gauge with very many label values, and returns its Series. The caller must add the lines to
-        the Series; they are not in `shown`. `ours` False: the name is that of another system, and `kind` is
+        """Adds a counter or gauge with very many label values, and returns its MetricSeries. The caller must add the
+        lines to the series; they are not in `shown`. `ours` False: the name is that of another system, and `kind` is
         "untyped"."""
         made = MetricSeries(name, kind, help, ours=ours)
         self._series.append(made)
@@ -245,7 +246,7 @@ class MetricsPage:
 
     @property
     def line_count(self) -> int:
-        """Returns how many lines all Series of this page have together."""
+        """Returns how many lines all MetricSeries of this page have together."""
         return sum(len(each.lines) for each in self._series)
 
     def series_chunks(self) -> Iterator[bytes]:
@@ -321,4 +322,4 @@ Measure = Callable[[MetricsPage], Awaitable[None]]
 
 
 async def write_empty_metrics(page: MetricsPage) -> None:
-    """Writes nothing. This is the function that writes the metrics page of a broker without metrics."""
+    """Writes nothing to the page. Used in place of a function that writes metrics, at a broker without metrics."""

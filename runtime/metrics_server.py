@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------------------------------------ together
 # The metrics of several processes as one page: each series gets the label `process`.
 #
-#     pieces = together({"storage": text, "broker-1": text})     Prometheus' text, families in the order of their first
+#     pieces = join_metrics_pages({"storage": text, …})     Prometheus' text, metrics in the order of their first lines
 #
 # The format has the lines of one metric in one group, so groups of the same name are put together. Labels and not sums:
 # a gauge of one process (its queue, its memory) says nothing once it is added up, and `sum without (process)` adds up
@@ -235,8 +235,8 @@ class MetricsServer:
 
     @classmethod
     async def start(cls, endpoint: Endpoint, measure: Measure) -> MetricsServer:
-        """Starts to serve the metrics at `endpoint`; `measure` fills each page. Raises Busy if the port is taken, or
-        the address is not one of this machine."""
+        """Starts to serve the metrics at `endpoint`, and returns the server. `measure`: the function that fills each
+        page. Raises Busy if the port is taken, or the address does not belong to this machine."""
         application = _application(_Parts(asyncio.get_running_loop(), measure))
         try:
             serving = await asyncio.to_thread(_listen, endpoint, application)

@@ -68,7 +68,8 @@ class Endpoint(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Returns whether the endpoint can be reached only from this machine."""
+        """Returns whether only this machine can reach the endpoint, because its host is a loopback address or
+        "localhost"."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -122,7 +123,7 @@ class Rpc(Generic[Req, Rep]):
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What the handler of a call knows about its caller."""
+    """The caller of a call, as the handler of the call sees it."""
 
     peer: str  # address of the caller, for logs and statistics
     principal: Principal = LOCAL
@@ -156,7 +157,8 @@ class Stream(Protocol[Out, In]):
         ...
 
     async def wait_sent(self, offset: int) -> None:
-        """Waits until the first `offset` bytes of the stream have left the queue. Raises ConnectionLost."""
+        """Waits until the first `offset` bytes of the stream have left the queue. Raises ConnectionLost if the stream
+        breaks."""
         ...
 
     async def receive(self) -> Sequence[In]: ...
@@ -215,15 +217,15 @@ class RunningPeerServer(RunningServer, Protocol):
 
     @property
     def key(self) -> str:
-        """Returns the public key of this listener, which its clients must know; empty if its connections are not
+        """Returns the public key of this listener, which its clients must know; "" if its connections are not
         encrypted."""
         ...
 
     def slow_down(self, slow: bool) -> None:
-        """With `slow`, receives requests only slowly, so that the senders keep what they cannot send; otherwise
-        receives normally again. Slowly means one multipart message every SLOW_S, from each connection in turn. So a
-        request that ends the overload, or is not part of it, still arrives, and a live connection still answers
-        heartbeats."""
+        """With `slow`, receives requests only slowly, so that the senders must store what they cannot send; without,
+        receives normally again. Slowly means one multipart message every SLOW_S seconds, from each connection in turn.
+        So a request that ends the overload, or has nothing to do with it, still arrives, and a live connection still
+        answers heartbeats."""
         ...
 
 
@@ -235,7 +237,8 @@ class Request(Protocol):
 
     @property
     def connection(self) -> Hashable:
-        """Returns a value that identifies the connection: the same for all requests of one connection."""
+        """Returns a value that identifies the connection of this request. All requests of one connection have the same
+        value."""
         ...
 
     @property
@@ -246,13 +249,13 @@ class Request(Protocol):
 
     @property
     def principal(self) -> Principal | None:
-        """Returns the authenticated sender of the request. Must be called before the reply. LOCAL: the connection is
-        not encrypted. None: the sender is no longer a member of the cluster."""
+        """Returns the authenticated sender of the request; LOCAL if the connection is not encrypted; None if the sender
+        is no longer a member of the cluster. Must be read before `reply` is called."""
         ...
 
     def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
-        """Sends the answer. May be called later, but only in the event loop. Answers of one turn of the loop are sent
-        together."""
+        """Sends the answer to this request. May be called later, but only in the event loop. Answers of one turn of the
+        loop are sent together."""
         ...
 
 
@@ -264,8 +267,8 @@ class Reply(NamedTuple):
 
 
 class AnswerListener(Protocol):
-    """Gets the outcome of a request that was sent with `Peer.post`. Exactly one of its methods is called, once; neither
-    may raise."""
+    """Receives the outcome of a request that was sent with `Peer.post`. Exactly one of its methods is called, once, and
+    it must not raise."""
 
     def on_answered(self, head: bytes, frames: Sequence[Buffer]) -> None: ...
     def on_failed(self, error: BaseException) -> None: ...
@@ -299,9 +302,9 @@ class Peer(Protocol):
     def post(
         self, asker: AnswerListener, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
     ) -> MagnetarError | None:
-        """Sends a request like `request`, but without a future: a method of `asker` is called in the same turn of the
-        loop in which the answer arrives. Returns an error if the request was not accepted: then nothing was sent, and
-        `asker` is not called."""
+        """Sends a request like `request`, but without a future: when the answer arrives, a method of `asker` is called
+        in the same turn of the loop. Returns None if the request was accepted. Otherwise returns an error: then nothing
+        was sent, and `asker` is not called."""
         ...
 
     def statistics(self) -> dict[str, int]: ...
@@ -327,7 +330,7 @@ class ByteStream(Protocol):
 
     @property
     def caller(self) -> Caller:
-        """Returns what the connection knows about the other end before anything is read."""
+        """Returns what the connection knows about the other end before any byte is read."""
         ...
 
     @property
@@ -344,10 +347,10 @@ class ByteStream(Protocol):
 
     async def read_into(self, room: Room, enough: Enough | None = None) -> int:
         """Reads bytes into the memory that the function `room` returns. Returns how many bytes were read; 0 if the
-        other end has closed the connection. Raises ConnectionLost. Only one reader may read at a time. With `enough`,
-        continues to read until the function `enough`, which is told of each piece, returns True; returns the number of
-        bytes of the last piece. If such a reader is cancelled, nothing of what `enough` was told is lost; without
-        `enough`, a cancelled reader loses nothing at all."""
+        other end has closed the connection. Raises ConnectionLost if the connection is lost. Only one reader may read
+        at a time. With `enough`, continues to read: calls `enough` with the size of each piece until it returns True,
+        and returns the size of the last piece. A cancelled reader loses no bytes; with `enough`, pieces that `enough`
+        was told of count as read."""
         ...
 
     def write_nowait(self, data: bytes) -> None:
@@ -361,11 +364,12 @@ class ByteStream(Protocol):
         ...
 
     def limit_queue(self, bytes_max: int) -> None:
-        """Sets how many bytes may be queued while `wait_drained` does not wait; at first STREAM_QUEUE_BYTES."""
+        """Sets the number of queued bytes above which `wait_drained` waits. The default is STREAM_QUEUE_BYTES."""
         ...
 
     async def wait_drained(self) -> None:
-        """Waits until the queue of this connection is well below its limit, if it is above. Raises ConnectionLost."""
+        """If the queue of this connection is above its limit, waits until it is well below. Raises ConnectionLost if
+        the connection is lost."""
         ...
 
     async def close(self) -> None:
@@ -463,8 +467,8 @@ def _standard_service(service: str) -> Any:
 
 
 def list_rpc_names(service: str) -> list[str]:
-    """Returns the names of all rpcs (methods) of a service in proto/wire.proto. For "Admin", also those that only rows
-    of the table of operations define."""
+    """Returns the names of all rpcs (methods) of a service in proto/wire.proto. For "Admin", includes the rpcs that
+    only the table of operations (proto/operations.py) defines."""
     from ..proto import wire_pb2
 
     if "." in service:

@@ -3,16 +3,18 @@
     parent = Parent([[ProcessSpec("storage", run_storage)], [ProcessSpec("broker-1", run_broker)]], on_serve)
     code = parent.run()                     `run_storage(child)` runs in the process, and returns its exit code
 
-The parent has imported everything, so its processes share those pages. It has no event loop and no thread: a process
-that is forked again later begins as the first one did. What it decides is in runtime/schedule_core.py.
+The parent has imported all modules before it forks, so its processes share the memory of these modules. The parent has
+no event loop and no thread, so that a process that is forked later begins in the same state as the first one. The
+decisions of the parent are in runtime/schedule_core.py.
 
-- *A signal*: SIGTERM and SIGINT end all in order, the last tier first; a second one ends the parent at once. The
-  processes ignore SIGINT, which a terminal sends to them too; SIGTERM to one of them ends that one in order, and it is
-  started again.
+- *A signal*: SIGTERM and SIGINT end all processes in order, the last tier first; a second signal ends the parent at
+  once. The processes ignore SIGINT, because a terminal sends it to them too. SIGTERM to one process ends this process
+  in order, and the parent starts it again.
 - *The parent dies*: its processes are killed with it (Linux: PR_SET_PDEATHSIG), or end themselves at the end of their
   link (child.py). So `kill -9` of the parent is `kill -9` of all.
-- *Systemd's watchdog* hears of the parent (WATCHDOG=1) while the loop of each process that serves runs: each says so
-  (BEAT). One whose loop has not run for HUNG_S ends that, so systemd starts all again after its WatchdogSec.
+- *Systemd's watchdog*: each process that serves sends BEAT to the parent while its event loop runs, and the parent
+  notifies systemd (WATCHDOG=1). If the loop of one process has not run for HUNG_S, the parent sends no notification any
+  more, and systemd restarts the whole server after its WatchdogSec.
 - *Files and ports* that the parent holds (the lock of the folder, reserved ports) are held by its processes too: they
   are free when the last one has ended.
 
@@ -90,7 +92,7 @@ class Parent:
 
     def run(self) -> int:
         """Runs the processes until all have ended, and returns the exit code of the server: 0 after SIGTERM, 130 after
-        SIGINT, else that of a process that could not start."""
+        SIGINT, else the exit code of the process that could not start."""
         tune_glibc_heap()
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()

@@ -66,8 +66,8 @@ BLOCK_BYTES = 4096
 
 
 class SystemRandomNumbers(random.SystemRandom):
-    """Random numbers of the operating system, for use in one thread. `randbytes` reads them in blocks, and returns no
-    byte twice."""
+    """Random numbers of the operating system, for use in one thread. `randbytes` reads the bytes in blocks, and returns
+    each byte of a block only once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,10 +158,10 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 def run(main: Callable[[], Coroutine[Any, Any, int | None]], stopping: Sequence[signal.Signals] = STOPPING) -> int:
     """Runs a program to its end and returns its exit code.
 
-    SIGTERM and SIGINT (those of `stopping`) cancel `main`, once: its `finally` and `async with` blocks close what it
-    opened. A second signal ends the process with the system's default. Codes: what `main` returns (None: 0); 0 after
-    SIGTERM, 130 after SIGINT; 2 for a wrong configuration or request, 1 for another MagnetarError, both with one line
-    on stderr. Another exception is a bug and is raised.
+    SIGTERM and SIGINT (the signals in `stopping`) cancel `main`, once: its `finally` and `async with` blocks close what
+    it opened. A second signal has the system's default effect: it ends the process. The exit code is the result of
+    `main` (None: 0); 0 after SIGTERM and 130 after SIGINT; 2 for a wrong configuration or request, and 1 for any other
+    MagnetarError, both with one line on stderr. Any other exception is a bug and is raised.
     """
     tune_glibc_heap()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -213,9 +213,9 @@ TRIM_BYTES, TRIM_BYTES_MIN = 64 << 20, 8 << 20
 
 
 def tune_glibc_heap() -> None:
-    """Makes glibc keep buffers of 128 KiB and more on its heap, instead of one mmap and munmap for each. Measured: 41
-    µs for each of 64 held 128 KiB copies becomes 5 µs. Up to 64 MiB of free heap stay with the process. Does nothing
-    with another C library, or if the user has set MALLOC_*."""
+    """Makes glibc take buffers of 128 KiB and more from its heap, instead of calling mmap and munmap for each. This
+    takes 5 µs instead of 41 µs for each of 64 stored copies of 128 KiB. Up to 64 MiB of free heap stay with the
+    process. Does nothing with another C library, or if the user has set MALLOC_*."""
     mallopt = _mallopt()
     if mallopt is None:
         return
@@ -254,9 +254,9 @@ useless. It took 17 of the 250 ms of processor time from the start of `magnetar 
 
 
 def freeze_objects() -> None:
-    """Excludes all objects that exist now from garbage collection. Must be called after start-up. Garbage is not
-    collected before: 57 of 75,000 objects were garbage, also after the replay of 80 MB, and finding them would stop the
-    loop for 20 ms while the first clients connect."""
+    """Excludes all objects that exist now from garbage collection. Must be called after start-up. Does not collect
+    garbage before: only 57 of 75,000 objects were garbage, even after the replay of 80 MB, and the search for them
+    would stop the event loop for 20 ms while the first clients connect."""
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
 
@@ -321,8 +321,8 @@ class ProcessParts:
         return part
 
     async def close(self) -> None:
-        """Stops the running parts, the one that was started last first. Raises nothing but the CancelledError of its
-        caller."""
+        """Stops the running parts in the reverse order of their start. Raises nothing except CancelledError, if the
+        caller is cancelled."""
         for started in reversed(self._started):
             if started.statistics.state is PartState.RUNNING:
                 await self._stop(started)

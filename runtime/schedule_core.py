@@ -1,11 +1,11 @@
 """The decisions of the parent of a server's processes: which one it starts, ends, and starts again, and when.
 
     schedule = ProcessSchedule([["storage"], ["broker-1", "broker-2"]])     tiers: each needs those before it
-    effects = schedule.start(now)                                    Fork …
-    effects = schedule.became_ready("storage", now)                  Fork of the next tier; at last Serve, once
-    effects = schedule.on_exit("broker-2", code, now)                its next Fork comes from `tick`
-    effects = schedule.stop(code, now)                               Terminate, the last tier first; at last Exit
-    effects = schedule.tick(now)                                     what is due, at `next_tick_at` or later
+    effects = schedule.start(now)                        ForkProcess for the first tier
+    effects = schedule.on_ready("storage", now)          ForkProcess for the next tier; after the last, ReportServing
+    effects = schedule.on_exit("broker-2", code, now)    a later `tick` returns the next ForkProcess
+    effects = schedule.stop(code, now)                   TerminateProcess, the last tier first; at the end Exit
+    effects = schedule.tick(now)                         the effects that are due, at `next_tick_at` or later
 
 | a process | ends | then |
 |---|---|---|
@@ -13,7 +13,7 @@
 | later, after SOUND_S | the same, with any code | it is started again at once; the others go on |
 | later, sooner than that | the same | after RETRY_MIN_S, then twice as long each time, up to RETRY_MAX_S |
 | that has to stop | | it is not started again; when its whole tier has ended the tier before it is stopped |
-| that has to stop | not within STOP_S | Kill |
+| that has to stop | not within STOP_S | KillProcess |
 
 `code` is an exit code, or 128 and the number of the signal. Guards: tests/runtime/test_schedule.py.
 """
@@ -74,7 +74,7 @@ class ProcessState(enum.Enum):
 
 
 class ManagedProcess:
-    """One process of the server, with its restarts."""
+    """One process of the server as the schedule sees it: its state and its restarts."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -178,7 +178,7 @@ class ProcessSchedule:
         return [name for name, member in self._by_name.items() if member.state is ProcessState.SERVING]
 
     def restart_wait_s(self, name: str, now: float) -> float | None:
-        """Returns after how many seconds the process will be restarted; None if it runs, or will not be restarted."""
+        """Returns the seconds until the process will be restarted; None if it runs, or will not be restarted."""
         member = self._by_name[name]
         return None if member.state is not ProcessState.DOWN or member.due is None else max(0.0, member.due - now)
 

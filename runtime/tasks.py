@@ -105,7 +105,7 @@ class SystemWorker:
 
 
 class SystemWorkers:
-    """The real implementation of `runtime.threads.Workers`, with threads of the operating system."""
+    """The real implementation of `runtime.tasks.Workers`, with threads of the operating system."""
 
     def __init__(self) -> None:
         self._loaded: set[str] = set()  # of `sys.modules`, without those that another thread still imports
@@ -169,8 +169,8 @@ _LOG = logging.getLogger("magnetar.runtime")
 
 
 class Tasks:
-    """The running tasks of one part of the program. `failures` counts the tasks that failed; `on_failure` is called
-    with each error."""
+    """The running tasks of one part of the program. `failures` counts the tasks that failed; the function `on_failure`
+    is called with the error of each."""
 
     __slots__ = ("_on_failure", "_running", "closed", "failures")
 
@@ -185,7 +185,8 @@ class Tasks:
         return len(self._running or ())
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Starts the coroutine `work` as a task in the running loop. Raises RuntimeError after `close`."""
+        """Starts the coroutine `work` as a task in the running loop, and returns the task. Raises RuntimeError after
+        `close`."""
         if self.closed:
             work.close()
             raise RuntimeError(f"{name} begins after its part is closed")
@@ -206,7 +207,7 @@ class Tasks:
                 self._on_failure(error)
 
     async def drain(self) -> None:
-        """Waits until no task is running. Also waits for tasks that are started meanwhile."""
+        """Waits until no task is running. Also waits for tasks that are started during the wait."""
         while self._running:
             await asyncio.wait(list(self._running))
 
@@ -231,10 +232,9 @@ class Tasks:
 
 
 async def run_together(work: Iterable[Coroutine[Any, Any, None]], name: str) -> None:
-    """Runs all coroutines of `work` at the same time; returns when all have returned. If one fails, or the caller is
-    cancelled, cancels the others, waits for their end, and raises the error. Each is cancelled once: what it does in a
-    `finally` is done.
-    """
+    """Runs all coroutines of `work` at the same time, and returns when all have returned. If a coroutine fails, or the
+    caller is cancelled, cancels the other coroutines once, waits until their `finally` blocks have ended, and raises
+    the error."""
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(each, name=name) for each in work]
     whole = asyncio.gather(*tasks)
@@ -354,7 +354,7 @@ def _none_is_final(error: Exception) -> bool:
 
 
 class SupervisedTask:
-    """A task that runs for a long time and is restarted when it fails, with its restarts."""
+    """A long-running task that is restarted whenever it fails, and the state of its restarts."""
 
     def __init__(self, name: str, work: Work, final: Final, supervisor: Supervisor) -> None:
         self.name = name
@@ -402,7 +402,8 @@ class SupervisedTask:
         self._pause_s = min(RETRY_MAX_S, 2 * self._pause_s)
 
     def cancel(self) -> asyncio.Task[None] | None:
-        """Ends the task for good. If it is running, returns it, so that the caller can await its end."""
+        """Ends the task for good. If it is running, returns the asyncio task, so that the caller can await its end;
+        else returns None."""
         if not self.ended.done():
             self.ended.cancel()
         if self._timer is not None:
@@ -427,8 +428,8 @@ class Supervisor:
 
     @classmethod
     def count_failing_tasks(cls) -> Counter[str]:
-        """Returns for each task name how many tasks with this name are failing now, in all parts of the process (0: all
-        of them run)."""
+        """Returns, by task name, how many tasks with this name are failing now, in all parts of the process. 0 means
+        that all tasks of this name run."""
         found = Counter[str]()
         for each in cls.everywhere:
             for kept in each._kept:
@@ -436,15 +437,15 @@ class Supervisor:
         return found
 
     def supervise(self, name: str, work: Work, *, final: Final = _none_is_final) -> SupervisedTask:
-        """Runs `work()` as a task now, and again whenever it fails. If `final` returns True for its error, the task is
-        not restarted."""
+        """Starts `work()` as a task, starts it again whenever it fails, and returns the SupervisedTask. If the function
+        `final` returns True for an error of the task, the task is not restarted."""
         kept = SupervisedTask(name, work, final, self)
         self._kept.append(kept)
         return kept
 
     @property
     def failure_reasons(self) -> dict[str, str]:
-        """Returns the reason of each task of this part that is failing now, by the name of the task."""
+        """Returns the error text of each task of this part that is failing now, by the name of the task."""
         return {kept.name: kept.why for kept in self._kept if kept.why}
 
     async def close(self) -> None:

@@ -1,13 +1,14 @@
-"""The guard of a listener: who a caller is, by its credentials (`runtime.access.Guard`).
+"""The guard of a listener (`runtime.access.Guard`): authenticates callers by their credentials.
 
-    Bearer TOKEN          → security/oidc.py where its `iss` is one of the issuers, else security/token.py
+    Bearer TOKEN          → security/oidc.py if its `iss` is one of the configured issuers, else security/token.py
     Basic BASE64          → security/basic.py
-    a client certificate  → security/authenticator.py, with a section [certificate]
-    nothing               → the anonymous role, where the configuration names one
+    a client certificate  → `CertificateProvider`, if the settings have a section [certificate]
+    no credentials        → the anonymous role, if the settings name one
 
-Wrong credentials are refused: they never become the anonymous role (Pulsar's HTTP does that), and no other credential
-makes up for them. A caller with a header and a certificate is whom the header names, until the first of both expires:
-in Pulsar the client names one method, and with a token the certificate is of the transport alone.
+Wrong credentials are refused: the caller does not become the anonymous role (as in Pulsar's HTTP), and is not
+authenticated by its other credentials. If a caller has both a header and a certificate, the header decides its role,
+and the caller is admitted until one of both expires. In Pulsar the client chooses one method, and with a token the
+certificate serves only for the connection.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ _URI = re.compile(r"magnetar://([A-Za-z0-9._-]+)/(role|broker|bookie|operator)/(
 
 
 class CertificateProvider:
-    """Determines the principals that client certificates name. Raises InvalidConfiguration if the library for
-    certificates is missing."""
+    """Finds the principal that a client certificate names. Raises InvalidConfiguration if the library for certificates
+    is missing."""
 
     def __init__(self, settings: CertificateSection, clock: Clock) -> None:
         try:
@@ -191,8 +192,8 @@ class Authenticator:
         self._certificates = CertificateProvider(settings.certificate, clock) if settings.certificate else None
 
     async def authenticate(self, caller: Caller) -> Principal:
-        """Returns the principal of a caller. Raises Unauthenticated; raises Unavailable if too many passwords wait to
-        be compared, or if an issuer of tokens does not answer."""
+        """Returns the principal of a caller. Raises Unauthenticated if its credentials are missing or wrong;
+        Unavailable if too many passwords wait to be compared, or if an issuer of tokens does not answer."""
         found = await self._identified(caller)
         return replace(found, is_super=True) if self._is_super(found) else found
 
@@ -278,9 +279,8 @@ def _until_the_first_expires(named: Principal, shown: Principal) -> Principal:
 
 
 class SecuredNetwork:
-    """A network whose listeners authenticate their callers, and whose calls to other brokers carry the broker's own
-    token or certificate.
-    """
+    """A network for a broker: its listeners authenticate their callers, and its calls to other brokers contain the
+    broker's own token or certificate."""
 
     def __init__(self, inner: Network, settings: SecuritySettings, clock: Clock, workers: Workers) -> None:
         """Creates the network and its guard. Raises InvalidConfiguration if a key, a token or a certificate cannot be
@@ -312,8 +312,8 @@ class SecuredNetwork:
 
 
 class BrokerChannel:
-    """A channel to another broker. The program whose request made this broker call is not at fault when the other
-    broker refuses this broker's own credentials: such a refusal becomes Unavailable."""
+    """A channel to another broker. If the other broker refuses the credentials of this broker, raises Unavailable
+    instead, because the program whose request caused this call is not at fault."""
 
     def __init__(self, inner: Channel) -> None:
         self._inner = inner
@@ -334,7 +334,8 @@ class BrokerChannel:
 
 
 class BrokerStream:
-    """A stream to another broker, which refuses this broker's own credentials as `BrokerChannel` says."""
+    """A stream to another broker. If the other broker refuses the credentials of this broker, raises Unavailable
+    instead, as `BrokerChannel` does."""
 
     def __init__(self, inner: Stream[Any, Any], endpoint: Endpoint) -> None:
         self._inner, self._endpoint = inner, endpoint
@@ -368,8 +369,9 @@ TOKEN_SOON_MS = 14 * 86_400_000
 
 
 class OwnToken:
-    """The token with which this broker calls others, read again at each call. The log says at the start when it ends,
-    and once a day from TOKEN_SOON_MS before the end on. Raises InvalidConfiguration if there is no token."""
+    """The token with which this broker calls other brokers. It is read again for each call. At the start a log line
+    says when the token expires; from TOKEN_SOON_MS before that time on, a warning is logged once a day. Raises
+    InvalidConfiguration if there is no token."""
 
     def __init__(self, source: str, clock: Clock) -> None:
         self._source, self._clock = source, clock
@@ -392,8 +394,8 @@ class OwnToken:
         return token
 
     def ends_ms(self) -> int:
-        """Returns when the token ends, in ms since the epoch; 0 if it has no end. A token that cannot be read now keeps
-        the end that it had."""
+        """Returns when the token expires, in ms since the epoch; 0 if it never expires. If the token cannot be read
+        now, returns the time that was read last."""
         with suppress(InvalidConfiguration):
             self.read()
         return self._ends_ms
@@ -411,7 +413,7 @@ def _own_access(settings: SecuritySettings, token: OwnToken | None) -> CallerAcc
 
 
 def read_token(source: str) -> str:
-    """Returns the token that `source` names. Raises InvalidConfiguration if it cannot be read."""
+    """Returns the token that `source` names (see `read_secret`). Raises InvalidConfiguration if it cannot be read."""
     try:
         return read_secret(source).reveal().decode("ascii").strip()
     except UnicodeDecodeError:
@@ -419,8 +421,8 @@ def read_token(source: str) -> str:
 
 
 def make_secured_world(world: World, path: str) -> World:
-    """Returns the world of a broker, with a network secured by the settings in the file. Raises InvalidConfiguration.
-    """
+    """Returns the world of a broker, with a network that is secured by the settings in the file `path`. Raises
+    InvalidConfiguration if the settings are invalid."""
     settings = SecuritySettings.load(path)
     if not settings.authenticates_callers:
         raise InvalidConfiguration(

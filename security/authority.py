@@ -43,11 +43,10 @@ class CreatedFiles(NamedTuple):
 
 
 def create_files(folder: Path, hosts: list[str], now: datetime.datetime, cluster: str = "") -> CreatedFiles:
-    """Creates all files in an empty or new folder. Raises AlreadyExists if the folder is not empty,
-    InvalidConfiguration if a host is no name or address.
-
-    `cluster` is the name in the members' certificates; a random one if it is not given.
-    """
+    """Creates all files of a secured cluster (FILES) in a new or empty folder. `hosts`: the names and addresses for the
+    certificates of the broker and of the metadata service. `cluster`: the cluster's name in the members' certificates;
+    a random name if it is empty. Raises AlreadyExists if the folder is not empty, InvalidConfiguration if a host is not
+    a valid name or address."""
     names, cluster = [_name(host) for host in hosts], cluster or f"cluster-{secrets.token_hex(4)}"
     member_uri(cluster, METADATA, member_name_of_host(hosts[0]))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -87,9 +86,9 @@ def has_all_files(folder: Path) -> bool:
 
 
 def copy_server_files(folder: Path, servers: Path) -> list[str]:
-    """Copies those files that servers read from `folder` to the folder `servers`. Running servers load them like
-    renewed files. Returns the names of the files that were different or missing. Raises AlreadyExists if `servers` has
-    files of another authority."""
+    """Copies the files that servers need from `folder` to the folder `servers`. Running servers load them like renewed
+    files. Returns the names of the files that were missing in `servers` or had another content. Raises AlreadyExists if
+    `servers` has files of another authority."""
     if (servers / "ca.pem").exists() and not _shares_authority(folder, servers):
         raise AlreadyExists(f"{servers} has files of another authority than {folder}: give an empty folder")
     (servers / MEMBERS).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -144,9 +143,9 @@ cluster = "CLUSTER"
 def issue_broker_certificate(
     folder: Path, hosts: list[str], now: datetime.datetime, days: int = CERTIFICATE_DAYS
 ) -> list[str]:
-    """Issues a new `broker.pem` and its key, signed by the authority in the folder; brokers use the new certificate
-    from the next connection on. Without `hosts`, the certificate is for the hosts of the last certificate. Returns the
-    names of the files."""
+    """Issues a new certificate for brokers (`broker.pem`) and its key, signed by the authority in the folder. Running
+    brokers use it for the next connection. If `hosts` is empty, the certificate has the hosts of the certificate
+    before. Returns the names of the written files."""
     names = [_name(host) for host in hosts] or _names_before(folder / "broker.pem")
     return _issue(folder, "broker", str(names[0].value), names, now, days)
 
@@ -165,11 +164,11 @@ def _names_before(path: Path) -> list[Any]:
 def issue_member_certificate(
     folder: Path, role: str, name: str, hosts: list[str], now: datetime.datetime, days: int = CERTIFICATE_DAYS
 ) -> list[str]:
-    """Issues a new certificate and its key for the member `role`/`name`, in the members' folder, like
-    `issue_broker_certificate`.
+    """Issues a new certificate and its key for the member `role`/`name` of the cluster, in the members' folder. Returns
+    the names of the written files. Raises InvalidConfiguration if the settings do not name the cluster.
 
-    `hosts` are those of the metadata service. The other members only make calls and have no hosts in their
-    certificates, so that none of them can pose as the metadata service.
+    `hosts`: the hosts of the metadata service. Other members only make calls: their certificates contain no hosts, so
+    that none of them can pose as the metadata service.
     """
     from cryptography import x509
 
@@ -182,8 +181,8 @@ def issue_member_certificate(
 
 
 def add_authority(folder: Path, now: datetime.datetime) -> list[str]:
-    """Creates another authority, which issues all certificates from now on. In `ca.pem` its certificate comes first,
-    before those of the older authorities. Returns the names of the files."""
+    """Creates another authority, which issues all certificates from now on. Puts its certificate into `ca.pem`, before
+    the certificates of the older authorities. Returns the names of the written files."""
     key, before = _new_key(), (folder / "ca.pem").read_bytes()
     _replace(folder / "ca.pem", _pem(_authority(key, now)) + before, 0o644)
     _replace(folder / "ca-key.pem", _private_pem(key), 0o600)
@@ -192,7 +191,7 @@ def add_authority(folder: Path, now: datetime.datetime) -> list[str]:
 
 def create_token_key(folder: Path) -> list[str]:
     """Creates another key, which signs all tokens from now on. Older tokens stay valid, because `token-public.pem` also
-    contains the older keys. Returns the names of the files."""
+    contains the older keys. Returns the names of the written files."""
     key, before = _new_key(), (folder / "token-public.pem").read_bytes()
     _replace(folder / "token-public.pem", _public_pem(key) + before, 0o644)
     _replace(folder / "token-key.pem", _private_pem(key), 0o600)
@@ -200,8 +199,8 @@ def create_token_key(folder: Path) -> list[str]:
 
 
 def find_tokens_of_older_keys(folder: Path) -> list[str]:
-    """Returns the roles whose token in the folder (`broker.token`, `admin.token`) is not signed by the newest key of
-    `token-public.pem`. A file that is not there is left out."""
+    """Returns the roles whose token in the folder (`broker.token`, `admin.token`) is signed by a key other than the
+    newest key of `token-public.pem`. A missing token file is left out."""
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     newest, found = load_pem_public_key(_newest(folder / "token-public.pem")), []
@@ -320,8 +319,8 @@ def _write(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 
 def write_secret(path: Path, data: bytes, *, over: bool = False) -> None:
-    """Writes `data` to a file with mode 0600. Raises AlreadyExists if the file exists, unless `over` is set, which
-    replaces it at once; InvalidConfiguration if it cannot be created."""
+    """Writes `data` to a file with mode 0600. If the file exists, raises AlreadyExists; with `over`, replaces the file
+    atomically instead. Raises InvalidConfiguration if the file cannot be written."""
     try:
         (_replace if over else _write)(path, data, 0o600)
     except FileExistsError:

@@ -1,9 +1,9 @@
-"""Passwords: the principal of `Authorization: Basic …`, by a file of htpasswd.
+"""Authenticates callers by user and password (`Authorization: Basic …`), with the password hashes of an htpasswd file.
 
-An unknown user and a wrong password have the same answer after the same work: for an unknown user the hash of a user of
-the file, always the same one, is tried, and its result ignored. Hashes run in AT_ONCE workers; further callers wait, at
-most WAITING_MAX. A success is remembered for REMEMBER_S under a keyed digest of user and password, until the file
-changes. A password in clear from another machine is refused.
+An unknown user and a wrong password get the same answer after the same work: for an unknown user, the password is
+compared with the hash of another user, and the result is ignored. Hashes are computed in AT_ONCE workers; further
+callers wait, at most WAITING_MAX. A success is stored for REMEMBER_S under a keyed digest of user and password, unless
+the file changes. A password that another machine sends without encryption is refused.
 
 Password files of Apache's htpasswd: lines `user:hash`, with bcrypt (`-B`), `$apr1$` (`-m`) or `{SHA}` (`-s`).
 
@@ -78,8 +78,8 @@ def _unusable(hashed: str) -> str:
 
 
 def matches(password: bytes, hashed: str) -> bool:
-    """Returns whether the password has the hash `hashed`, which must be one that `parse` returned. Occupies one core
-    for up to a second."""
+    """Returns whether `hashed` is a hash of the password. `hashed` must be a hash that `parse_htpasswd` returned.
+    Occupies one core for up to a second."""
     if hashed.startswith("$2"):
         import bcrypt
 
@@ -136,8 +136,8 @@ class FailedLogins:
         self._failed: OrderedDict[str, tuple[int, float]] = OrderedDict()  # key → number, when the last was
 
     def delay_s(self, key: str, now_s: float) -> float:
-        """Returns for how many seconds the address or user `key` must wait before its next attempt; 0: it may try
-        now."""
+        """Returns for how many seconds the address or user `key` must wait before the next attempt to log in; 0 if it
+        may try now."""
         count, last_s = self._failed.get(key, (0, now_s))
         if count < FAILURES_FREE or now_s - last_s >= FORGET_S:
             return 0.0
@@ -166,8 +166,8 @@ FILE_BYTES_MAX = 1 << 20
 
 
 class BasicProvider:
-    """Authenticates users by the users and passwords in a file. Raises InvalidConfiguration if the file cannot be read,
-    if others may read it, or if a line is malformed."""
+    """Authenticates users by a file of users and password hashes. Raises InvalidConfiguration if the file cannot be
+    read, if other users may read it, or if a line is malformed."""
 
     def __init__(self, settings: BasicSection, clock: Clock, workers: Workers) -> None:
         try:
@@ -187,10 +187,11 @@ class BasicProvider:
         self._version = 0
 
     async def authenticate(self, credentials: str, caller: Caller) -> Principal:
-        """Returns the principal of `credentials`, the text after `Basic `.
+        """Returns the principal of the user whose name and password are in `credentials`, the text after `Basic ` in
+        the header.
 
-        Raises Unauthenticated if they are malformed or wrong, or after too many failures of this address or user;
-        Unavailable if too many logins wait.
+        Raises Unauthenticated if the credentials are malformed or wrong, if the password was sent without encryption
+        from another machine, or after too many failures of this address or user; Unavailable if too many logins wait.
         """
         address = caller.peer.rpartition(":")[0].strip("[]")
         if not (caller.is_encrypted or _is_loopback(address)):
@@ -263,8 +264,8 @@ class BasicProvider:
 
 
 def parse(credentials: str) -> tuple[str, bytes]:
-    """Returns the user and the password in `credentials`; a password may contain colons. Raises Unauthenticated if
-    `credentials` are not base64 of USER:PASSWORD."""
+    """Returns the user and the password in `credentials`, which must be the base64 text of USER:PASSWORD; the password
+    may contain colons. Raises Unauthenticated if they are malformed."""
     if len(credentials) > CREDENTIALS_MAX:
         raise Unauthenticated(f"the user and password have more than {CREDENTIALS_MAX} characters")
     try:

@@ -1,11 +1,12 @@
 """Members of a cluster: processes and operators with a certificate that says `magnetar://CLUSTER/ROLE/NAME`.
 
-    metadata   serves the metadata; it makes no calls
-    broker, bookie, operator   call it
+    metadata                   the role of the metadata service, which makes no calls
+    broker, bookie, operator   the roles of its callers
 
-The URI is the certificate's only one of that scheme, and is read as it is: no default, no part may be missing. The
-name of the cluster keeps a certificate of a test cluster out of the production one, should they share an authority.
-TLS has verified the signature before; the times are looked at again at each call, because connections last.
+A certificate must have exactly one URI of this scheme, and no part of the URI may be missing. Because the URI contains
+the name of the cluster, a certificate of a test cluster is not valid in the production cluster, even if both have the
+same authority. TLS has verified the signature before; the expiry is checked again at each call, because a connection
+may outlive the certificate.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
 
 
 def member_uri(cluster: str, role: str, name: str) -> str:
-    """Returns the URI that identifies a member in its certificate. Raises InvalidConfiguration if a part has characters
-    other than letters, digits and ._:-"""
+    """Returns the URI that identifies a member of the cluster in its certificate. Raises InvalidConfiguration if a part
+    contains characters other than letters, digits and ._:-"""
     for part in (cluster, role, name):
         if not _PART.fullmatch(part):
             raise InvalidConfiguration(f"{part!r} is no name of a member: letters, digits and . _ : - only")
@@ -72,7 +73,7 @@ class MemberGuard:
         return found
 
     def authorize(self, principal: Principal, path: str) -> None:
-        """Raises Unauthorized if the member may not call `path`."""
+        """Raises Unauthorized if the role of the member may not call the rpc `path`."""
         role = role_of(principal)
         if not path.startswith(SERVICE) or role not in (BROKER, BOOKIE, OPERATOR):
             raise Unauthorized(f"{principal} may not call {path}")
@@ -116,8 +117,8 @@ def principal_of(certificate: bytes, cluster: str) -> Principal:
 
 
 def tls_files(settings: MembersSection, role: str) -> TlsFiles:
-    """Returns the certificate and key files of the role in the members' folder. Raises InvalidConfiguration if they are
-    missing."""
+    """Returns the paths of the certificate and of the key of `role` in the members' folder. Raises InvalidConfiguration
+    if the certificate is missing."""
     folder = Path(settings.folder)
     found = TlsFiles(str(folder / f"{role}.pem"), str(folder / f"{role}-key.pem"), settings.ca)
     if not os.path.exists(found.certificate):
@@ -144,8 +145,9 @@ def read_own_name(settings: MembersSection, role: str) -> str:
 
 
 def member_network(inner: Network, settings: MembersSection, role: str, clock: Clock) -> MemberNetwork:
-    """Returns a network for a member process with this role, which presents and verifies members' certificates. Raises
-    InvalidConfiguration."""
+    """Returns a network for a process that is a member of the cluster with this role. Its connections present the
+    member's certificate and verify those of other members. Raises InvalidConfiguration if the certificate is missing,
+    or is for another role or cluster."""
     read_own_name(settings, role)
     files = tls_files(settings, role)
     return MemberNetwork(inner, ListenerAccess(MemberGuard(settings.cluster, clock), files), CallerAccess(files))

@@ -46,7 +46,7 @@ _ALLOWED = {"RS256", "RS384", "RS512", "ES256", "ES384", "ES512"}
 
 
 class IssuerPublicKey(NamedTuple):
-    """A public key with which an issuer of tokens signs."""
+    """A public key of an issuer of tokens, by which the signatures of its tokens are verified."""
 
     kid: str
     algorithms: tuple[str, ...]
@@ -57,8 +57,8 @@ class IssuerPublicKey(NamedTuple):
 
 
 def parse_issuer_keys(document: Mapping[str, Any]) -> tuple[IssuerPublicKey, ...]:
-    """Returns the keys in an issuer's key set `document` that can verify signatures. If two keys have the same `kid`,
-    returns the first of them. Returns no keys if the document has none, or is no key set."""
+    """Returns those keys of the key set `document` of an issuer that can verify signatures. Of keys with the same
+    `kid`, returns only the first. Returns () if the document is not a key set, or has no such key."""
     found = document.get("keys")
     if not isinstance(found, list):
         return ()
@@ -113,8 +113,8 @@ _LOG = logging.getLogger("magnetar.security")
 
 
 class OidcProvider:
-    """Authenticates callers by tokens of OpenID issuers. Creating the object contacts no issuer. Raises
-    InvalidConfiguration if an issuer's address is not https, or `ca` cannot be read."""
+    """Authenticates callers by tokens of OpenID issuers. The constructor contacts no issuer; it raises
+    InvalidConfiguration if the address of an issuer is not https, or `ca` cannot be read."""
 
     def __init__(self, settings: OidcSection, clock: Clock, workers: Workers, client: JsonClient | None = None) -> None:
         client = client or JsonClient(clock, TlsFiles(ca=settings.ca), require_https=settings.require_https)

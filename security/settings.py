@@ -76,9 +76,8 @@ class Secret:
 
 
 def read_secret(source: str) -> Secret:
-    """Reads a secret from `source`: a path, `file:PATH`, `env:NAME` (text) or `data:;base64,…`. Raises
-    InvalidConfiguration.
-    """
+    """Returns the secret that `source` names: the path of a file, `file:PATH`, `env:NAME` (the text of an environment
+    variable) or `data:;base64,…`. Raises InvalidConfiguration if it cannot be read."""
     if source.startswith("env:"):
         name = source.removeprefix("env:")
         value = os.environ.get(name, "")
@@ -97,8 +96,8 @@ def read_secret(source: str) -> Secret:
 
 
 def describe_source(source: str) -> str:
-    """Returns text that errors and logs show for a source of a secret. The text hides the source if it may be the
-    secret itself, written where its path belongs."""
+    """Returns a text for errors and logs that names the source of a secret. If the source may be the secret itself,
+    because a user wrote it in place of its path, the text does not show it."""
     if source.startswith("data:"):
         return "the secret given inline"
     name = os.path.basename(source)
@@ -108,8 +107,8 @@ def describe_source(source: str) -> str:
 
 
 def read_private_file(path: str, bytes_max: int = SECRET_BYTES_MAX) -> bytes:
-    """Returns the content of a file that only its owner may read. Raises InvalidConfiguration if others may read it;
-    the error text has the command that corrects this."""
+    """Returns the content of a file that only its owner may read. Raises InvalidConfiguration if other users may read
+    it; the error text contains the command that corrects this."""
     try:
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
@@ -143,8 +142,8 @@ _LOG = logging.getLogger("magnetar.security")
 
 
 class WatchedValue(Generic[T]):
-    """A value that `load` makes of `source` (as for `read_secret`), and makes again when the source changes. `version`
-    is incremented with each new value."""
+    """A value that the function `load` makes from the content of `source` (a source as for `read_secret`), and makes
+    again when the content changes. `version` is incremented with each new value."""
 
     def __init__(self, source: str, load: Callable[[], T], clock: Clock) -> None:
         self.version = 0
@@ -156,8 +155,8 @@ class WatchedValue(Generic[T]):
         self._look_at = clock.monotonic() + CHECK_S
 
     def current(self) -> T:
-        """Returns the current value. Checks every CHECK_S whether the source has changed, and then loads a new value.
-        If the new value cannot be loaded, the old value stays."""
+        """Returns the current value. If CHECK_S seconds have passed since the last check, first checks whether the
+        source has changed, and loads the new value. If it cannot be loaded, the old value stays."""
         now = self._clock.monotonic()
         if now >= self._look_at:
             self._look_at = now + CHECK_S
@@ -249,14 +248,14 @@ class OidcSection:
 
 @dataclass(frozen=True, slots=True)
 class AuthenticationSection:
-    """The settings for callers without credentials: how the broker treats them."""
+    """The settings for callers without credentials: the role that they get."""
 
     anonymous_role: str = ""  # their role, never that of a super user; empty: they are refused
 
 
 @dataclass(frozen=True, slots=True)
 class AuthorizationSection:
-    """The settings for authorization: which roles may do which operations."""
+    """The settings for authorization: the roles that may do everything."""
 
     super_users: tuple[str, ...] = ()  # roles that may do everything
 

@@ -35,15 +35,15 @@ REMEMBERED_MAX = 10_000
 
 
 def digest_of_credential(credential: str | bytes) -> bytes:
-    """Returns the digest of a credential, which a cache uses as the key of the verified principal."""
+    """Returns the SHA-256 digest of a credential. Caches store the verified principal under this digest."""
     return hashlib.sha256(credential if isinstance(credential, bytes) else credential.encode(errors="replace")).digest()
 
 
 class PrincipalCache:
-    """A cache of the principals of verified credentials, by the digests of the credentials. Evicts the least recently
-    used principal first.
+    """A cache of the principals of verified credentials, by the digests of the credentials. When it is full, it evicts
+    the principal that was not used for the longest time.
 
-    `now` and `until` are times of the caller's clock; `until` 0 means for ever.
+    `now` and `until` are times of the caller's clock. A principal that is added with `until` 0 does not expire.
     """
 
     def __init__(self) -> None:
@@ -134,8 +134,8 @@ class TokenVerifier:
         self._rules = ClaimRules(settings.role_claim, settings.audience_claim, audiences, settings.clock_skew_s)
 
     def verify(self, token: str) -> Principal:
-        """Verifies a token and returns its principal. Raises Unauthenticated; the error text quotes nothing of the
-        token except its times."""
+        """Verifies a token and returns its principal. Raises Unauthenticated if the token is not valid; the error text
+        quotes nothing of the token except its times."""
         claims, proof = self._claims(token)
         return replace(principal_of(claims, self._rules, self._clock.wall_ms()), proof=proof)
 
@@ -150,8 +150,8 @@ class TokenVerifier:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRules:
-    """The rules by which the claims of a token are checked. The token must be for one of `audiences`; if `audiences` is
-    empty, the audience of the token is ignored, as in Pulsar."""
+    """The rules for the claims of a token. The token must be for one of `audiences`; if `audiences` is empty, any
+    audience is accepted, as in Pulsar."""
 
     role_claim: str = "sub"
     audience_claim: str = "aud"
@@ -188,7 +188,8 @@ def decode_unverified_token(token: str) -> tuple[Mapping[str, Any], Mapping[str,
 
 
 def read_token_end_ms(token: str) -> int:
-    """Returns when a token ends, in ms since the epoch, without any check; 0 if it has no end, or is no token."""
+    """Returns when a token expires, in ms since the epoch, without verifying the token. Returns 0 if it never expires,
+    or if the text is not a token."""
     try:
         return _time_ms(decode_unverified_token(token)[1], "exp") or 0
     except Unauthenticated:
@@ -279,8 +280,9 @@ def format_unverified_token(token: str) -> str:
 
 
 def create_token(key: Secret, algorithm: str, subject: str, now_ms: int, lifetime_s: float | None = None) -> str:
-    """Creates a signed token for the role `subject` and returns it. The token has an id (jti) by which it can be
-    revoked. Without `lifetime_s`, the token is valid as long as the key. `key` is a secret, or a private key in PEM."""
+    """Creates a signed token for the role `subject` and returns it. The token has an id (jti), by which it can be
+    revoked. If `lifetime_s` is None, the token does not expire. `key`: a shared secret, or a private key in PEM. Raises
+    InvalidConfiguration if the key does not fit the algorithm."""
     claims: dict[str, Any] = {"sub": subject, "iat": now_ms // 1000, "jti": os.urandom(12).hex()}
     if lifetime_s is not None:
         claims["exp"] = int(now_ms / 1000 + lifetime_s)
@@ -341,7 +343,8 @@ def _public_key(source: str, data: bytes) -> tuple[Any, tuple[str, ...]]:
 
 
 def algorithms_of_public_key(key: object) -> tuple[str, ...]:
-    """Returns the signature algorithms that a public key can verify; empty if the key is weak or of another kind."""
+    """Returns the signature algorithms that a public key can verify; () if the key is too weak, or of a kind that is
+    not supported."""
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
     if isinstance(key, rsa.RSAPublicKey) and RSA_BITS_MIN <= key.key_size <= RSA_BITS_MAX:
@@ -383,8 +386,8 @@ HEAD = "# Tokens that are refused: one id (jti) or role (sub) a line. See docs/s
 
 
 class RevocationList:
-    """The list of revoked tokens, by token id and by role. Raises InvalidConfiguration if the file cannot be read, or
-    if a line is neither an id nor a role."""
+    """The list of revoked token ids and roles, in a file that is read again when it changes. Raises
+    InvalidConfiguration if the file cannot be read, or if a line is neither an id nor a role."""
 
     def __init__(self, path: str, clock: Clock) -> None:
         self._listed = WatchedValue(path, lambda: read_revocations(path), clock)
@@ -396,7 +399,8 @@ class RevocationList:
 
 
 def read_revocations(path: str) -> frozenset[str]:
-    """Returns the token ids and the roles in the file of revoked tokens. Raises InvalidConfiguration."""
+    """Returns the token ids and the roles in the file of revoked tokens. Raises InvalidConfiguration if the file cannot
+    be read, is too large, or has a line that is neither."""
     try:
         with open(path.removeprefix("file:").removeprefix("//"), "rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)

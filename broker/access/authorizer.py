@@ -1,12 +1,12 @@
-"""Decides whether a caller may: before a request is handled, and again for what is open when grants change.
+"""Decides what a caller may do: before a request is handled, and for open producers and consumers when grants change.
 
-    await authorizer.require(principal, Permission.CONSUME, topic=…, subscription=…)     or Unauthorized
-    authorizer.on_grants_changed(tenant, namespace)                 decides again, soon, about what is open there
+    await authorizer.check_permission(principal, Permission.CONSUME, topic=…, subscription=…)    raises Unauthorized
+    authorizer.on_grants_changed(tenant, namespace)    decides again about open producers and consumers, in a task
 
-Nothing is asked for a publish, a delivery or an acknowledgement: who opened a producer or a consumer may use it until
-it is closed. A LOCAL caller (a listener without security), a super user and a member of the cluster may do everything.
-The text of a refusal has what the caller said itself, and nothing about what exists: the decision comes before the
-first look at the topic, and is the same for a topic, namespace or tenant that is missing.
+A publish, a delivery or an acknowledgement is not checked: a caller that has opened a producer or a consumer may use it
+until it is closed. A LOCAL caller (a listener without security), a super user, and a broker or operator of the cluster
+may do everything. The text of a refusal contains names from the request only, and does not show which objects exist:
+the decision is made before the topic is read, and is the same for a topic, namespace or tenant that does not exist.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _RIGHTS = {
 
 
 class Authorizer:
-    """Decides which operations a caller may call. `get_rights` is a function that returns the grants of a namespace,
-    `read_administrators` one that returns the administrators of a tenant, `loaded` one that returns the topics that
-    this broker has loaded."""
+    """Decides which operations a caller may call. `get_rights`: a function that returns the grants of a namespace.
+    `read_administrators`: a function that returns the administrators of a tenant. `loaded`: a function that returns the
+    topics that this broker has loaded."""
 
     def __init__(
         self, clock: Clock, rights: Callable[[NamespaceName], Awaitable[Rights]],
@@ -109,7 +109,7 @@ class Authorizer:
 
     async def make_topic_filter(self, principal: Principal, name: NamespaceName) -> Callable[[str], bool]:
         """Returns a function that takes the full name of a topic of the namespace, and returns True if the caller may
-        see the topic. A caller sees the topics that it may look up."""
+        see the topic: if it may look the topic up."""
         if may_call_every_operation(principal):
             return lambda topic: True
         rights = await self._rights(name)
@@ -128,9 +128,9 @@ class Authorizer:
 
     # ------------------------------------------------------------------ when grants change
     def on_grants_changed(self, tenant: str, namespace: str) -> None:
-        """Called when grants have changed. Starts a task that decides again about all producers and consumers that are
-        connected to topics of the namespace. An empty `namespace` means all namespaces of the tenant; an empty `tenant`
-        means all tenants."""
+        """Called when grants have changed. Starts a task that decides again whether the producers and consumers of the
+        topics of the namespace may stay connected. An empty `namespace` means all namespaces of the tenant; an empty
+        `tenant` means all tenants."""
         if not self._again.closed:
             self._again.spawn(self._decide_again(tenant, namespace), "broker-decides-again")
 
@@ -195,8 +195,8 @@ def may_call_every_operation(principal: Principal) -> bool:
 
 
 def make_unauthorized_error(principal: Principal, permission: Permission, what: str, why: str) -> Unauthorized:
-    """Returns the Unauthorized error for a caller that does not have the permission. `what` names the object, `why` is
-    the reason."""
+    """Returns the Unauthorized error for a caller that does not have the permission. `what`: the name of the object.
+    `why`: the reason."""
     return Unauthorized(f"{principal} may not {_VERBS[permission]}{what}: {why}")
 
 
@@ -213,9 +213,9 @@ Granted = dict[str, tuple[str, ...]]
 
 
 def record_with_grant(record: GrantsRecord, topic: str, role: str, actions: Sequence[str]) -> GrantsRecord:
-    """Returns the record in which `role` has the grants `actions` in place of its former ones. `topic`: the full name
-    of a topic without partition; empty: the grant is for the namespace. Raises InvalidRequest if an action is unknown
-    or none is given."""
+    """Returns a copy of the record in which `role` has the grants `actions` in place of its former grants. `topic`: the
+    full name of a topic without partition; "": the grant is for the namespace. Raises InvalidRequest if an action is
+    unknown or none is given."""
     unknown = sorted({each for each in actions if each not in ACTIONS})
     if unknown or not actions:
         raise InvalidRequest(f"actions are {', '.join(ACTIONS)}, not {', '.join(map(repr, unknown)) or 'none'}")
@@ -226,8 +226,8 @@ def record_with_grant(record: GrantsRecord, topic: str, role: str, actions: Sequ
 
 
 def record_without_grant(record: GrantsRecord, topic: str, role: str) -> GrantsRecord:
-    """Returns the record without the grants of the role at the topic. If `topic` is empty, returns the record without
-    the grants of the role at the namespace."""
+    """Returns a copy of the record without the grants of the role at the topic; if `topic` is "", without its grants at
+    the namespace."""
     if not topic:
         return replace(record, roles=_without(record.roles, role))
     topics = {**record.topics, topic: _without(record.topics.get(topic, {}), role)}
@@ -235,8 +235,8 @@ def record_without_grant(record: GrantsRecord, topic: str, role: str) -> GrantsR
 
 
 def record_with_subscription_roles(record: GrantsRecord, subscription: str, roles: Sequence[str]) -> GrantsRecord:
-    """Returns the record in which only the given roles may use the subscription. Raises InvalidRequest if no role is
-    given."""
+    """Returns a copy of the record in which only the given roles may use the subscription. Raises InvalidRequest if no
+    role is given."""
     if not roles:
         raise InvalidRequest("a subscription's list names at least one role; without a list it takes every consumer")
     named = tuple(dict.fromkeys(check_role(each) for each in roles))
@@ -246,15 +246,15 @@ def record_with_subscription_roles(record: GrantsRecord, subscription: str, role
 
 
 def record_without_subscription_roles(record: GrantsRecord, subscription: str, roles: Collection[str]) -> GrantsRecord:
-    """Returns the record in which the given roles are removed from the roles of the subscription. When no role is left,
-    the subscription accepts every consumer again, as in Pulsar."""
+    """Returns a copy of the record in which the given roles are removed from the subscription's list of roles. When no
+    role is left, every consumer may use the subscription again, as in Pulsar."""
     left = tuple(each for each in record.subscriptions.get(subscription, ()) if each not in roles)
     lists = {**record.subscriptions, subscription: left}
     return replace(record, subscriptions={name: roles for name, roles in lists.items() if roles})
 
 
 def record_without_topic_grants(record: GrantsRecord, topic: str) -> GrantsRecord:
-    """Returns the record without any grants at the topic."""
+    """Returns a copy of the record without any grants at the topic."""
     return replace(record, topics={name: granted for name, granted in record.topics.items() if name != topic})
 
 
@@ -273,10 +273,10 @@ def _bounded(record: GrantsRecord) -> GrantsRecord:
 # -------------------------------------------------------------------------------------------------------- grants
 # The grants of namespaces and the administrators of tenants, kept current by metadata watches.
 #
-#     grants = Grants(metadata, changed)
-#     await grants.open()                      from here on changes are seen
-#     await grants.rights(namespace)           what decides there
-#     await grants.change(namespace, change)   written, and known here, when it returns
+#     grants = AccessGrants(metadata, changed)
+#     await grants.open()                      later changes are seen
+#     await grants.get_rights(namespace)       the grants of the namespace and the administrators of its tenant
+#     await grants.change(namespace, change)   stored, and in force at this broker, when it returns
 #     await grants.close()
 #
 # A change by any broker is known here after the watch's delay (milliseconds); then `changed(tenant, namespace)` is
@@ -311,7 +311,7 @@ class AccessGrants:
         self._background = Supervisor()
 
     async def open(self) -> None:
-        """Starts the watches of the metadata: this object sees every later change."""
+        """Starts the watches of the metadata. Every later change of grants or administrators is then seen."""
         revision = await self._metadata.revision()
         for path in (paths.GRANTS, paths.TENANTS):
             self._background.supervise(f"broker-watch-{path[1:]}", partial(self._follow, path, revision))
@@ -321,8 +321,8 @@ class AccessGrants:
 
     # ------------------------------------------------------------------ asking
     async def get_rights(self, name: NamespaceName) -> Rights:
-        """Returns the grants of a namespace and the administrators of its tenant; returns none of either if the
-        namespace or the tenant does not exist. Raises Unavailable if they cannot be read."""
+        """Returns the grants of a namespace and the administrators of its tenant. A namespace or tenant that does not
+        exist counts as one without grants or administrators. Raises Unavailable if they cannot be read."""
         if self._broken and self._clock.monotonic() - min(self._broken.values()) > STALE_S:
             raise Unavailable("grants cannot be read from the metadata at the moment; try again")
         found = self._known.get(name)
@@ -355,7 +355,7 @@ class AccessGrants:
     # ------------------------------------------------------------------ changing
     async def change(self, name: NamespaceName, change: Callable[[GrantsRecord], GrantsRecord]) -> None:
         """Replaces the record of grants of a namespace by the record that the function `change` returns for the current
-        one. Raises InvalidRequest if `change` raises it. After this call this broker decides by the new grants."""
+        record. Raises InvalidRequest if `change` raises it. After this call, this broker decides by the new grants."""
         path = paths.grants(name.tenant, name.namespace)
         await update_record(self._metadata, path, GrantsRecord, lambda found: change(found or GrantsRecord()))
         self._discard(name.tenant, name.namespace)
@@ -363,8 +363,7 @@ class AccessGrants:
     async def delete_topic(self, topic: TopicName, *still: Check) -> None:
         """Deletes the grants of a topic. Must be called before the topic's record is deleted, so that a later topic of
         the same name does not inherit the grants. Raises BadVersion if a check in `still` fails, because the name
-        belongs to another topic by now; raises Unavailable if others change the grants of the namespace all the
-        time."""
+        belongs to another topic by now; Unavailable if concurrent changes of the grants prevent the deletion."""
         name = topic.namespace_name
         path = paths.grants(name.tenant, name.namespace)
         for _ in range(ATTEMPTS_MAX):

@@ -1,9 +1,9 @@
-"""Every rpc of a broker and the permission that it needs: one row for each, and for each frame that opens something.
+"""The permission that each rpc of a broker needs: one row for each rpc, and for each frame that opens something.
 
-The operations of administration bring theirs (proto/operations.py).
-The border asks before the handler runs (broker/grpc/checked.py); a stream is asked where something is opened
-(broker/session/). A missing row fails the start of a broker and tests/broker/access/test_table.py, which also tries
-every row with every kind of role. docs/security.md shows this table (`python -m tests.docs.tables`).
+The rows of administrative operations come from proto/operations.py. The permission is checked before the handler of an
+rpc runs (broker/grpc/checked.py); on a stream, when a producer or a consumer is opened (broker/session/). A missing row
+fails the start of a broker and tests/broker/access/test_table.py, which also tries every row with every kind of role.
+docs/security.md shows this table (`python -m tests.docs.tables`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ RULES: Mapping[str, PermissionRule] = {
 # --------------------------------------------------------------------------------------------------- rights_core
 # The rights of a role in a namespace: the decision, from the grants and the tenant's administrators.
 #
-#     decide(role, Right.CONSUME, rights, topic, subscription)  →  "" (it may), or why not
+#     why_right_denied(role, AccessRight.CONSUME, rights, topic, subscription)  →  "" (permitted), or the reason
 #
 # The rules are Pulsar's (its PulsarAuthorizationProvider), with the differences named here:
 #
@@ -96,8 +96,9 @@ class Rights(msgspec.Struct, frozen=True):
 def why_right_denied(
     role: str, right: AccessRight, rights: Rights, topic: str, subscription: str = "", *, wildcards: bool = False
 ) -> str:
-    """Returns the reason why the role does not have the right; empty if the role has the right. `topic`: the full name
-    of a topic without partition; empty: the right at the namespace is asked for."""
+    """Returns the reason why the role does not have the right; "" if the role has the right. `topic`: the full name of
+    a topic without partition; "": the right is needed at the namespace. `wildcards`: whether the roles in grants may
+    contain `*`."""
     if not role:
         return "it has no role"
     if role in rights.admins:

@@ -40,15 +40,15 @@ ASSIGNED_MAX = 10_000
 
 
 class RandomSource(Protocol):
-    """The part of `random.Random` that the choice of brokers uses. The caller passes the source, so that a test can
-    repeat a choice."""
+    """A source of random numbers, with which brokers are chosen: one method of `random.Random`. With a source from a
+    fixed seed, a test can repeat a choice."""
 
     def randrange(self, stop: int, /) -> int: ...
 
 
 class RecentlyAssignedBundle(NamedTuple):
-    """A bundle that was assigned to a broker a moment ago. The load that the broker reports does not include the bundle
-    yet."""
+    """A bundle that was assigned to a broker a moment ago, so that the load that the broker has reported does not
+    include the bundle yet."""
 
     broker: str
     report: int  # the number of the last report of that broker then
@@ -56,16 +56,16 @@ class RecentlyAssignedBundle(NamedTuple):
 
 
 class Placement:
-    """Chooses the broker that gets a bundle, and counts bundles that were assigned a moment ago in addition to the
-    reported loads."""
+    """Chooses the broker that gets a bundle, from the loads that the brokers have reported. Also counts the bundles
+    that were assigned after these reports."""
 
     def __init__(self, rng: RandomSource) -> None:
         self._rng = rng
         self._assigned: dict[str, RecentlyAssignedBundle] = {}  # by path of the owner record, oldest first
 
     def choose_broker(self, path: str, brokers: Sequence[BrokerRecord], now_s: float) -> BrokerRecord | None:
-        """Returns the broker that should own the bundle whose owner record is at `path`; None if no broker in `brokers`
-        may get bundles. The choice is counted as an assignment from now on."""
+        """Returns the broker that should own the bundle whose owner record is at `path`; None if none of the `brokers`
+        may get bundles. From then on, counts the bundle as assigned to this broker."""
         candidates = [each for each in brokers if not each.draining]
         if not candidates:
             return None
@@ -105,8 +105,8 @@ class LoadReport(NamedTuple):
     bundles: int  # owned, and coordinators
 
     def differs_enough_to_report(self, told: BrokerRecord) -> bool:
-        """Returns True if this load differs noticeably from `told`, the load that was reported last. Thus an idle
-        broker writes no reports to the metadata."""
+        """Returns True if this load differs so much from `told`, the load that was reported last, that it must be
+        reported. So an idle broker writes no reports to the metadata."""
         busy, bundles = abs(self.busy_percent - told.busy_percent), abs(self.bundles - told.bundles)
         return busy >= BUSY_DIFFERENCE_MIN / 2 or bundles > told.bundles // 10
 

@@ -77,8 +77,8 @@ async def _any_number(_: NamespaceName) -> int:
 
 
 class CatalogLimits(NamedTuple):
-    """The largest allowed numbers of tenants, namespaces, topics and other objects; 0: no limit. A limit is checked
-    when an object is created; objects that are created at the same time may exceed the limit."""
+    """The maximum numbers of tenants, namespaces, topics and other objects; 0 means no limit. A limit is checked when
+    an object is created. Objects that are created at the same time may exceed the limit together."""
 
     tenants: int = 0
     namespaces: int = 0  # of a tenant
@@ -156,8 +156,8 @@ class Catalog:
         return found[0]
 
     async def get_cached_namespace(self, name: NamespaceName) -> NamespaceRecord:
-        """Returns the record of a namespace as it was read at most NAMESPACE_CACHE_TTL_S seconds ago. Callers must use
-        only the number of bundles of this record: that number never changes while the namespace exists."""
+        """Returns the record of a namespace, which was read at most NAMESPACE_CACHE_TTL_S seconds ago. Callers must use
+        only its number of bundles, which never changes while the namespace exists."""
         now = self._world.clock.monotonic()
         record, until = self._known.get(name, (None, now))
         if record is None or now >= until:
@@ -243,8 +243,8 @@ class Catalog:
         ]
 
     async def count_partitions(self, topic: TopicName) -> int | None:
-        """Returns the number of partitions of the topic; 0: the topic is not partitioned; None: the topic does not
-        exist. A non-persistent topic without partitions exists while it is used."""
+        """Returns the number of partitions of the topic; 0 if the topic is not partitioned; None if the topic does not
+        exist. A non-persistent topic without a record counts as not partitioned."""
         if topic.persistent and await self._is_there(topic):
             return 0  # it is one or the other
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
@@ -265,10 +265,11 @@ class Catalog:
         return found
 
     async def count_or_create_partitions(self, topic: TopicName, *, by_use: bool = False) -> int:
-        """Returns the number of partitions like `count_partitions`; creates a missing topic with the namespace's
-        default number of partitions, if automatic creation is allowed. With `by_use` and a default of 0, the topic is
-        not created now but at its first use (`ensure_topic_exists`), as this call is only a query of Pulsar's clients.
-        While the metadata does not answer, returns the last known answer (broker/common/retry.py)."""
+        """Returns the number of partitions like `count_partitions`. Creates a missing topic with the namespace's
+        default number of partitions, if automatic creation is allowed. With `by_use`, a topic that would have no
+        partitions is not created now but at its first use (`ensure_topic_exists`), because Pulsar's clients send this
+        query before they use a topic. While the metadata does not answer, returns the last known number
+        (broker/common/retry.py)."""
         return await self._last_partitions.get(topic, lambda: self._partitions_or_create(topic, by_use=by_use))
 
     async def _partitions_or_create(self, topic: TopicName, *, by_use: bool) -> int:
@@ -359,13 +360,14 @@ class Catalog:
         await create_if_absent(self._store, later)
 
     async def add_partitions(self, topic: TopicName, partitions: int) -> None:
-        """Adds partitions to a topic, so that it has `partitions`. Raises TopicNotFound if it is no partitioned topic,
-        InvalidRequest if it has more already.
+        """Adds partitions to a topic, so that it has `partitions` in all. Raises TopicNotFound if it is not a
+        partitioned topic, InvalidRequest if it has more partitions already, or `partitions` is too large.
 
-        The new partitions get the subscriptions of the first one, at their beginning: else a subscription without a
-        consumer at the moment would be created when its consumer returns, and miss what was published meanwhile. So the
-        number is changed last: a partition is used only when its subscriptions exist. A crash before that leaves
-        records that the next attempt finds; after it, partitions whose records are created by their first use.
+        First the new partitions get the subscriptions of the first partition, each at the beginning of the partition;
+        then the number of partitions is changed. So no message is published to a partition that lacks a subscription; a
+        subscription without a consumer at the moment would miss that message. After a crash before the change of the
+        number, the next attempt uses the records that exist already. After a crash after that change, missing records
+        of partitions are created at their first use.
         """
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         if found is None:
@@ -411,9 +413,9 @@ class Catalog:
         return [put_operation(_topic_path(topic.with_partition(number)), record, ABSENT) for number in numbers]
 
     async def check_incarnation(self, topic: TopicName, incarnation: int) -> None:
-        """Raises TopicNotFound if the topic or partition with this `incarnation` was deleted. `incarnation` 0: every
-        topic of the name is accepted. Does nothing for a non-persistent topic, because its schemas stay after the
-        topic."""
+        """Raises TopicNotFound if the topic or partition with this `incarnation` does not exist any more. With
+        `incarnation` 0, accepts any topic of this name. Does nothing for a non-persistent topic, because its schemas
+        outlive the topic."""
         if not incarnation or not topic.persistent:
             return
         found = await get_record(self._store, _topic_path(topic), TopicRecord)
@@ -422,10 +424,9 @@ class Catalog:
         check_incarnation(topic, found[0].created_ms, incarnation)
 
     async def make_topic_unchanged_check(self, topic: TopicName, ended: TopicRecord) -> Check | None:
-        """Returns a Check for the commit that deletes the topic and all that belongs to the topic. The Check holds
-        while the topic's record is still the record of the owner that `ended` the topic. Returns None if the topic was
-        deleted already (another topic may have its name now). Raises NotOwner if another broker has taken the topic
-        over."""
+        """Returns a Check for the commit that deletes the topic: it holds if the topic's record has not changed until
+        then. `ended`: the record with which this broker ended the topic. Returns None if the topic was deleted already
+        (another topic may have its name now). Raises NotOwner if another broker has taken the topic over."""
         found = await get_record(self._store, _topic_path(topic), TopicRecord)
         if found is None or found[0].created_ms != ended.created_ms:
             return None
@@ -437,10 +438,9 @@ class Catalog:
     async def delete_topic_record(
         self, topic: TopicName, ledgers: Sequence[int], still: Check, also: Sequence[Operation] = ()
     ) -> None:
-        """Deletes the record of a topic if the check `still` (`make_topic_unchanged_check`) holds; else raises
-        BadVersion, so that a topic that was taken over or created again meanwhile is not deleted. The same commit
-        stores that the ledgers `ledgers` are deleted, so that they can be deleted after a crash, and does the
-        operations `also`."""
+        """Deletes the record of a topic, in one commit with the operations `also`. The same commit stores that the
+        ledgers `ledgers` must be deleted, so that this is done even after a crash. Raises BadVersion and changes
+        nothing if the check `still` (`make_topic_unchanged_check`) fails: the topic was taken over or created again."""
         self._last_partitions.discard(topic.base)
         operations: list[Operation] = [Delete(still.path, still.expected), *also]
         if not topic.is_partition:
@@ -448,15 +448,15 @@ class Catalog:
         await deletions.commit_ledger_deletions(self._store, ledgers, operations)
 
     async def get_partitioned_record(self, topic: TopicName) -> PartitionedRecord | None:
-        """Returns the record of a partitioned topic; None if no partitioned topic has this name. Who deletes the topic
-        must pass the record to `make_partition_count_check`."""
+        """Returns the record of a partitioned topic; None if no partitioned topic has this name. To delete the topic,
+        pass the record to `make_partition_count_check`."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         return None if found is None else found[0]
 
     async def make_partition_count_check(self, topic: TopicName, ended: PartitionedRecord) -> Check | None:
-        """Returns a Check for the commit that deletes the record of a partitioned topic whose partitions were deleted.
-        The Check holds while the record has not changed. Returns None if the topic was deleted already. Raises Busy if
-        partitions were added meanwhile."""
+        """Returns a Check for the commit that deletes the record of a partitioned topic, after its partitions were
+        deleted: it holds while the record does not change. `ended`: the record when the deletion began. Returns None if
+        the topic was deleted already. Raises Busy if partitions were added meanwhile."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         if found is None or found[0].created_ms != ended.created_ms:
             return None
@@ -465,8 +465,8 @@ class Catalog:
         return Check(_partitioned_path(topic), found[1])
 
     async def delete_partitioned_record(self, topic: TopicName, still: Check, also: Sequence[Operation] = ()) -> None:
-        """Deletes the record of a partitioned topic if the check `still` holds; the same commit does the operations
-        `also`, and deletes the policies of a persistent topic."""
+        """Deletes the record of a partitioned topic, in one commit with the operations `also`, which also deletes the
+        policies of a persistent topic. Raises BadVersion and changes nothing if the check `still` fails."""
         self._last_partitions.discard(topic)
         await self._store.commit([
             Delete(still.path, still.expected),

@@ -175,7 +175,7 @@ async def _is_missing(metadata: MetadataStore, suspect: MissingLedger) -> bool:
 async def delete_orphans(
     metadata: MetadataStore, ledgers: LedgerClient, orphans: Iterable[Orphan], *, unexplained: bool = False
 ) -> list[Orphan]:
-    """Deletes orphan ledgers. Returns the orphans that were deleted. Skips a ledger that does not exist any more, a
+    """Deletes orphan ledgers, and returns those that were deleted. Skips a ledger that does not exist any more, a
     ledger that a record names by now, and, unless `unexplained` is True, an unexplained orphan. Raises the error if a
     ledger cannot be fenced."""
     deleted = []

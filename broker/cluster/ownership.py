@@ -118,16 +118,16 @@ async def list_drain_orders(store: MetadataStore) -> list[DrainRecord]:
 
 
 async def order_drain(store: MetadataStore, broker: BrokerRecord, now_ms: int) -> None:
-    """Stores the order that the broker drains. The order is in force until `cancel_drain`. Idempotent. Only a broker
-    with a random name is found again by its address: another one may get the address of a named one that is gone."""
+    """Stores the order that the broker drains. The order applies until `cancel_drain`. Idempotent. For a broker with a
+    random name, which has another name after a restart, the order also contains its address."""
     endpoint = broker.endpoint if _RANDOM_NAME.fullmatch(broker.name) else ""
     order = DrainRecord(broker=broker.name, endpoint=endpoint, since_ms=now_ms)
     await update_record(store, paths.draining(broker.name), DrainRecord, lambda found: found or order)
 
 
 async def cancel_drain(store: MetadataStore, name: str) -> bool:
-    """Deletes the order to drain the broker. If the broker has a random name, also deletes the order that it got under
-    an earlier name. Returns False if there is no order."""
+    """Deletes the order to drain the broker. If the broker has a random name, also deletes an order that it got under
+    an earlier name. Returns False if there was no order."""
     running = {each.name: each for each in await list_brokers(store)}
     endpoint = running[name].endpoint if name in running else ""
     ended = [
@@ -140,7 +140,8 @@ async def cancel_drain(store: MetadataStore, name: str) -> bool:
 
 
 async def list_bundle_owners(store: MetadataStore, namespace: NamespaceName) -> dict[str, OwnerRecord]:
-    """Returns the owner records of the bundles of a namespace that have an owner, by the name of the bundle."""
+    """Returns the owner records of the bundles of a namespace, by the name of the bundle. Bundles without an owner are
+    left out."""
     folder = paths.bundle_owner(namespace.tenant, namespace.namespace, "").rstrip("/")
     found = {name: await get_readable_record(store, f"{folder}/{name}", OwnerRecord)
              for name in await store.children(folder)}  # fmt: skip
@@ -165,7 +166,8 @@ MOVE_WAIT_S = 1.0
 
 
 class Ownership:
-    """The bundles that one broker owns. Also finds the owners of other bundles."""
+    """Keeps the list of bundles that this broker owns, takes bundles and gives them away, and finds the owners of other
+    bundles."""
 
     def __init__(
         self, store: MetadataStore, me: BrokerRecord, rng: random.Random, now: Callable[[], float]
@@ -195,15 +197,15 @@ class Ownership:
         self.me = me
 
     async def set_draining(self, draining: bool) -> None:
-        """Stores in the registration of this broker whether it drains. Writes nothing if the registration has this
-        value already."""
+        """Stores in the registration of this broker whether it drains. Writes nothing if the registration says so
+        already."""
         async with self._registering:
             if self.me.draining != draining:
                 await self._register(msgspec.structs.replace(self.me, draining=draining))
 
     async def report_load(self, busy_percent: int) -> None:
-        """Stores the load of this broker in its registration, if the load differs noticeably from the stored load.
-        `busy_percent`: how busy the broker is."""
+        """Stores the load of this broker in its registration, if it differs enough from the stored load.
+        `busy_percent`: the share of one processor core that the broker uses."""
         async with self._registering:
             load = LoadReport(busy_percent, len(self._owned))
             if load.differs_enough_to_report(self.me):
@@ -218,7 +220,7 @@ class Ownership:
 
     def make_owner_check(self, path: str) -> Callable[[], bool]:
         """Returns a function without arguments that returns True if this broker owns the bundle whose owner record is
-        at `path`, as far as the broker knows: the metadata session may be lost already. All topics of a bundle get the
+        at `path`, as far as the broker knows (its metadata session may be lost already). All topics of a bundle get the
         same function."""
         found = self._questions.get(path)
         if found is None:
@@ -228,16 +230,16 @@ class Ownership:
     async def find_owner(
         self, topic: TopicName, policies: NamespaceRecord, *, opens: bool = False
     ) -> BrokerRecord:
-        """Returns the broker that serves the topic. If the topic's bundle has no owner, this broker becomes the owner,
-        or assigns the bundle to another broker of its group. `opens`: a client opens the topic at this broker; if the
-        owner is a broker that drains, the draining broker has probably sent the client here, so this call waits up to
-        MOVE_WAIT_S until the bundle is given away. Raises Unavailable if the owner is shutting down."""
+        """Returns the broker that serves the topic. If the topic's bundle has no owner, this broker takes the bundle,
+        or assigns it to another broker of its group. `opens`: a client wants to open the topic here. If the owner
+        drains, it has probably sent the client to this broker, so this call then waits up to MOVE_WAIT_S until the
+        bundle has a new owner. Raises Unavailable if the owner is shutting down."""
         path = self.owner_record_path(topic, policies)
         return self.me if self.is_owned(path) else await self.find_owner_by_path(path, f"topic {topic}", opens=opens)
 
     async def find_owner_by_path(self, path: str, what: str, *, opens: bool = False) -> BrokerRecord:
-        """Returns the owner, as `find_owner` does, of any object whose owner record is at `path`. `what` names the
-        object in the texts of errors."""
+        """Returns the owner of the object whose owner record is at `path`, in the same way as `find_owner`. `what`: the
+        name of the object in texts of errors."""
         if self.is_owned(path):
             return self.me
         owner = await self._find_owner(path, what)
@@ -320,7 +322,7 @@ class Ownership:
         return self.me if chosen is not None and chosen.name == self.me.name else chosen
 
     async def has_heirs(self) -> bool:
-        """Returns whether the group has another broker that may get bundles."""
+        """Returns whether the group has another broker that may get the bundles of this broker."""
         return any(
             each.group == self.me.group and each.name != self.me.name and not each.draining
             for each in await list_brokers(self._store)
@@ -349,8 +351,8 @@ class Ownership:
         return True
 
     async def reclaim_bundles(self) -> None:
-        """Claims the bundles of this broker again, in a new metadata session. Gives up the bundles that another broker
-        owns now. If this call raises, the caller must repeat it."""
+        """Takes the bundles of this broker again, in a new metadata session. A bundle that another broker owns by now
+        is given up. If this call raises an error, the caller must repeat it."""
         for path in list(self._owned):
             if not await self._reclaim_path(path):
                 del self._owned[path]
@@ -401,8 +403,8 @@ class Ownership:
             self.leaving -= 1
 
     async def move_bundle(self, path: str, heir: BrokerRecord, unload: Callable[[], Awaitable[None]]) -> None:
-        """Gives one bundle to the broker `heir`, in the order that the head of this module gives. `unload` closes the
-        topics of the bundle that are loaded."""
+        """Gives one bundle to the broker `heir`, in the order of steps at the head of this module. `unload`: a function
+        that closes the loaded topics of the bundle."""
         async with self._asking[path]:  # a look-up of its topics here waits, and finds the next owner
             await run_to_end(self._move(path, heir, unload))
 
@@ -438,8 +440,8 @@ MEMBERS_S = 60.0
 
 
 class ClusterMembers(NamedTuple):
-    """The brokers and the bookies that are registered. `away_ms`: the time since which the metadata does not answer (ms
-    since the epoch); 0: the lists were read just now."""
+    """The registered brokers and bookies. `away_ms`: since when the metadata does not answer, in ms since the epoch; 0
+    if the lists were read just now."""
 
     brokers: tuple[BrokerRecord, ...] = ()
     bookies: tuple[BookieRecord, ...] = ()
@@ -447,7 +449,8 @@ class ClusterMembers(NamedTuple):
 
 
 class LastKnownMembers:
-    """The lists of registered brokers and bookies that one broker read last. They outlive a metadata session."""
+    """The lists of registered brokers and bookies that this broker has read last. They stay known when a metadata
+    session is lost."""
 
     def __init__(self, clock: Clock, use: MetadataResponsiveness) -> None:
         self._clock = clock

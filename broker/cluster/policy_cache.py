@@ -3,7 +3,7 @@
     cache = PolicyCache(metadata, defaults, changed)
     await cache.open()                         from here on changes are seen
     await cache.get_applied_policies(topic)    reads the policies of the namespace and its topics, once
-    await cache.change(namespace, topic, …)    written, and known here, when it returns
+    await cache.change_policies(…)             stored, and in the cache, when it returns
     await cache.close()
 
 The policies of all brokers, which replace their settings, are read at the start (`defaults`); a change of them counts
@@ -96,7 +96,7 @@ class PolicyCache:
 
     def get_applied_policies_nowait(self, topic: TopicName) -> AppliedPolicies:
         """Returns the policies in force for a topic, from the cache, without waiting. The policies of the topic's
-        namespace must have been read before."""
+        namespace must be in the cache already."""
         known = self._known[topic.namespace_name]
         own = known.topics.get(topic.local)
         applied = known.applied if own is None else resolve_policies_in_force(self.defaults, known.own, own)
@@ -107,8 +107,8 @@ class PolicyCache:
         return (await self._namespace(name)).applied
 
     async def read_uninherited_policies(self, name: NamespaceName | None, topic: TopicName | None) -> Policies:
-        """Returns the policies that are set at the topic or the namespace itself, without inherited policies. If `name`
-        is None, returns the policies that are set for all brokers."""
+        """Returns the policies that are set for the topic itself; without `topic`, for the namespace `name` itself;
+        without both, for all brokers. Inherited policies are not included."""
         found = await get_record(self._metadata, _path(name, topic), PoliciesRecord)
         return NONE if found is None else found[0].policies
 
@@ -132,8 +132,8 @@ class PolicyCache:
         return known
 
     async def read_cluster_policies_record(self) -> PoliciesRecord:
-        """Returns the record of what operators have changed for all brokers: policies, and in `properties` the texts of
-        RuntimeSettings."""
+        """Returns the record of the settings that operators have changed for all brokers: policies, and in `properties`
+        the texts of the settings in RuntimeSettings."""
         found = await get_record(self._metadata, paths.BROKER_POLICIES, PoliciesRecord)
         return PoliciesRecord() if found is None else found[0]
 
@@ -146,9 +146,9 @@ class PolicyCache:
     async def change_policies(
         self, name: NamespaceName | None, topic: TopicName | None, given: Policies, remove: tuple[str, ...] = ()
     ) -> Policies:  # fmt: skip
-        """Sets the policies in `given` and removes the policies in `remove`, at the topic or the namespace; if `name`
-        is None, for all brokers. Returns the policies that are set at that place afterwards. Raises InvalidRequest if
-        the policies contradict each other."""
+        """Sets the policies in `given`, and removes the policies named in `remove`, for the topic or the namespace; if
+        `name` is None, for all brokers. Returns the policies that are then set there. Raises InvalidRequest if the
+        policies contradict each other."""
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()
@@ -184,8 +184,8 @@ class PolicyCache:
     async def change_properties(
         self, name: NamespaceName, topic: TopicName | None, change: Callable[[dict[str, str]], Mapping[str, str]]
     ) -> None:  # fmt: skip
-        """Replaces the properties of a topic or a namespace by the properties that the function `change` returns for
-        the current ones. `change` may be called several times."""
+        """Replaces the properties of a topic or a namespace. `change`: a function that returns the new properties for
+        the current ones; it may be called several times."""
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()
@@ -276,7 +276,7 @@ def _path(name: NamespaceName | None, topic: TopicName | None) -> str:
 # --------------------------------------------------------------------------------------------------- topic_watch
 # The topics of a namespace and each change of them, from the metadata: the content of WatchTopics.
 #
-#     async for told in TopicWatcher(store, catalog).changes(namespace, after_revision): …
+#     async for fact in TopicWatcher(store, catalog).watch_namespace(namespace, after_revision): …
 #
 # First yields all topics (`TopicsListed`), unless the caller names the last revision that it got; then each
 # `TopicAdded` and `TopicRemoved`, in the order of the changes, and `TopicsListed` again if the history of the metadata
@@ -295,21 +295,21 @@ WAITING_MAX = 1000
 
 
 class TopicsListed(NamedTuple):
-    """Fact: these topics, by full name, exist in the namespace at the start of a watch."""
+    """Fact: the namespace has these topics (full names) when the watch starts."""
 
     names: list[str]
     revision: int
 
 
 class TopicAdded(NamedTuple):
-    """Fact: a topic was created. Contains its full name."""
+    """Fact: the topic with this full name was created."""
 
     name: str
     revision: int
 
 
 class TopicRemoved(NamedTuple):
-    """Fact: a topic was deleted. Contains its full name."""
+    """Fact: the topic with this full name was deleted."""
 
     name: str
     revision: int
@@ -329,8 +329,8 @@ class TopicWatcher:
         self, namespace: NamespaceName, after_revision: int = 0, *, tell_missing: bool = True
     ) -> AsyncIterator[Told]:
         """Yields the list of all topics of the namespace, and then each change of the list. If `after_revision` is
-        given, yields only the changes after that revision. Raises NamespaceNotFound if the namespace does not exist; if
-        `tell_missing` is False, a missing namespace counts as a namespace without topics instead. Raises the errors of
+        given, yields only the changes after that revision of the metadata. Raises NamespaceNotFound if the namespace
+        does not exist; with `tell_missing` False, it then counts as a namespace without topics. Raises the errors of
         the metadata; after an error the caller must start a new watch."""
         revision = after_revision
         if not revision:

@@ -1,8 +1,8 @@
 """The rules for a schema, by its type, and whether a new one is compatible with those of a topic (pure).
 
-`SchemaDefinitionText.parse(info)` raises InvalidSchema if it is no schema: everything that is registered was checked by
-it. Equal definitions have equal fingerprints: of AVRO, JSON and PROTOBUF the canonical form counts
-(schema_core.py), of others the bytes, and of KEY_VALUE also the encoding (in Pulsar that does not count).
+`SchemaDefinitionText.parse(info)` checks every schema before it is registered, and raises InvalidSchema if it is not
+valid. Equal definitions have equal fingerprints. For AVRO, JSON and PROTOBUF, definitions are equal if their canonical
+forms are; for other types, if their bytes are; for KEY_VALUE the encoding must be equal too (not so in Pulsar).
 
 `why_incompatible` is the rule for a producer's schema, `why_consumer_cannot_read` that for a consumer's. Guarding
 tests: tests/broker/cluster/test_definition.py.
@@ -241,8 +241,8 @@ def _name_in(of: dict[str, Any], where: str) -> str:
 
 # ------------------------------------------------------------------ the canonical form
 def encode_canonical_schema(loaded: Any) -> bytes:
-    """Returns the canonical form of an Avro definition, which is the same for equal schemas. `parse_avro_types` must
-    have accepted the definition. Raises InvalidSchema if the definition is nested too deep."""
+    """Returns the canonical form of an Avro definition, which is the same for equal schemas. `loaded`: the parsed JSON
+    of a definition that `parse_avro_types` has accepted. Raises InvalidSchema if the definition is nested too deep."""
     return encode_sorted_json(_canonical(loaded, ""))
 
 
@@ -426,8 +426,8 @@ class _NativeJson(msgspec.Struct):
 
 
 class SchemaDefinitionText(NamedTuple):
-    """A schema definition that was checked: its parsed form, and its fingerprint, which is the same for equal
-    schemas."""
+    """A schema definition that was checked: its parsed form, and its fingerprint. Equal schemas have equal
+    fingerprints."""
 
     info: SchemaInfo
     fingerprint: bytes  # SHA-256
@@ -528,8 +528,8 @@ def _has_message(messages: Sequence[DescriptorProto], name: str, package: str) -
 def why_incompatible(
     mode: Compatibility, new: SchemaDefinitionText, live: Sequence[tuple[int, SchemaDefinitionText]]
 ) -> str | None:
-    """Returns the reason why the schema `new` may not be added to the schemas `live` of a topic; None if it may be
-    added. `mode`: the compatibility policy; `live`: pairs of version and definition, the newest last. Raises
+    """Returns the reason why the compatibility policy `mode` forbids to add the schema `new` to a topic; None if it may
+    be added. `live`: the present schemas of the topic, as pairs of version and definition, the newest last. Raises
     InvalidSchema if the schemas have too many types to compare."""
     if not live or mode is Compatibility.ALWAYS_COMPATIBLE:
         return None
@@ -545,7 +545,7 @@ def why_consumer_cannot_read(
     mode: Compatibility, reader: SchemaDefinitionText, live: Sequence[tuple[int, SchemaDefinitionText]]
 ) -> str | None:
     """Returns the reason why a consumer with the schema `reader` cannot read the messages of a topic with the schemas
-    `live`; None if it can. The consumer's schema need not be registered for the topic."""
+    `live`; None if it can. The schema of the consumer may be one that is not registered for the topic."""
     if mode is Compatibility.ALWAYS_COMPATIBLE:
         return None
     for version, old in live if mode.transitive else live[-1:]:

@@ -166,9 +166,9 @@ class SchemaRegistry:
     async def register(
         self, topic: TopicName, info: SchemaInfo, rules: SchemaPolicies, *, user: str, by_hand: bool = False
     ) -> int:
-        """Registers a schema for the topic, unless an equal schema is registered already. Returns the version of the
-        schema. `by_hand`: an operator registers the schema, which is allowed even where producers may not register
-        schemas. Raises IncompatibleSchema, InvalidSchema, NotAllowed if the topic has too many versions,
+        """Registers a schema for the topic, and returns its version; if an equal schema is registered already, returns
+        the version of that. `by_hand`: an operator registers the schema, which is allowed even where producers may not
+        register schemas. Raises IncompatibleSchema, InvalidSchema, NotAllowed if the topic has too many versions, or
         OutcomeUnknown."""
         asked = await self._defined(info)
         last: MagnetarError | None = None
@@ -214,8 +214,8 @@ class SchemaRegistry:
         return number
 
     async def delete(self, topic: TopicName, *, force: bool) -> int | None:
-        """Marks all versions of the topic's schema as deleted; if `force` is True, also deletes their definitions.
-        Returns the newest version; None if the topic had no schema."""
+        """Marks all versions of the topic's schema as deleted. If `force` is True, also deletes their definitions.
+        Returns the number of the newest version; None if the topic had no schema."""
         for _ in range(ATTEMPTS_MAX):
             record, revision = await self._list(topic)
             if not record.schemas:
@@ -235,10 +235,11 @@ class SchemaRegistry:
     async def commit_topic_deletion(
         self, topic: TopicName, commit: Callable[[Sequence[Operation]], Awaitable[None]]
     ) -> None:
-        """Deletes a topic's schemas in the same `commit` that deletes the topic. Without this, another schema could get
-        a version number that messages of the topic still name. The schemas of a non-persistent topic are not deleted,
-        as such a topic ends whenever it is unused. Raises BadVersion if the topic itself changed, Busy if its schemas
-        change all the time."""
+        """Calls `commit`, which deletes a topic, with the operations that delete the topic's schemas in the same
+        commit. If the schemas stayed, a later topic of this name could give one of their version numbers to another
+        schema. The schemas of a non-persistent topic are not deleted, because such a topic ends whenever it is unused.
+        Raises BadVersion if the topic itself has changed, Busy if concurrent changes of its schemas prevent the
+        deletion."""
         for _ in range(ATTEMPTS_MAX):
             try:
                 await commit(await self._deletes(topic) if topic.persistent else ())

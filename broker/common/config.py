@@ -41,8 +41,7 @@ queue so much beyond its bound, and a role may still read so much after its righ
 
 
 class BrokerConfig(AppliedPolicies, frozen=True):
-    """The settings of a broker, together with the default policies that namespaces and topics inherit
-    (broker/common/config.py)."""
+    """The settings of a broker. They include the default policies that namespaces and topics inherit."""
 
     # ---- behaviour
     name: str = ""  # in the registry of brokers; empty: a random one
@@ -223,8 +222,8 @@ DYNAMIC = tuple(name for name in NAMES if name not in FIXED)
 
 
 class RuntimeSettings(msgspec.Struct, frozen=True):
-    """The settings, other than policies, that an operator can change for all brokers while they run. None: each broker
-    uses the value of its own configuration."""
+    """The settings, other than policies, that an operator can change for all brokers while they run. A setting that is
+    None has, at each broker, the value of its own configuration."""
 
     log_level: LogLevel | None = None  # of the whole process; debug costs processor time
     metrics_topics: MetricsTopics | None = None
@@ -235,8 +234,8 @@ RUNTIME = RuntimeSettings.__struct_fields__
 
 
 def parse_runtime_settings(texts: Mapping[str, str]) -> RuntimeSettings:
-    """Returns the settings that the stored `texts` set. A text that is not a valid value of its setting, as a later
-    version may store it, is ignored."""
+    """Returns the settings that `texts`, the stored values by name, set. Ignores a text that is not a valid value,
+    because a later version may have stored it."""
     found = dict[str, Any]()
     for name in RUNTIME:
         with suppress(KeyError, msgspec.ValidationError):
@@ -258,8 +257,8 @@ def resolve_policies_in_force(broker: AppliedPolicies, *levels: Policies) -> App
 
 
 def make_fully_set_policies(applied: AppliedPolicies) -> Policies:
-    """Returns Policies in which every field is set to its value in force. It is the answer to a request for applied
-    policies."""
+    """Returns Policies in which every field has its value in force. It is the answer to a request for the policies in
+    force."""
     return Policies(**{name: getattr(applied, name) for name in NAMES})
 
 
@@ -268,7 +267,7 @@ UNUSED_S = 60
 
 
 def adapt_policies_to_non_persistent(applied: AppliedPolicies) -> AppliedPolicies:
-    """Returns the policies changed for a non-persistent topic, which stores nothing: deduplication and compaction are
+    """Returns the policies in force for a non-persistent topic. As it stores nothing, deduplication and compaction are
     off, and the topic is deleted when it is unused."""
     return replace(
         applied, inactive_s=applied.inactive_s or UNUSED_S, inactive_mode="delete_when_no_subscriptions",

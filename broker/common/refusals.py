@@ -133,9 +133,8 @@ class SubscribeRefusal(_Refusal):
 
 
 class AckRefusal(_Refusal):
-    """The reasons why a broker refuses an acknowledgement. Entries that precede the refused one in the same request are
-    acknowledged. In a transaction none of them is acknowledged, because such a request is done as a whole or not at
-    all."""
+    """The reasons why a broker refuses an acknowledgement. Entries before the refused entry in the same request are
+    acknowledged nevertheless; but in a transaction, no entry of such a request is acknowledged."""
 
     UNKNOWN_KIND = "there is no such kind of acknowledgement", InvalidRequest
     TOO_MANY_INDEXES = "batch indexes of one request span more messages than an entry can hold", InvalidRequest
@@ -173,9 +172,8 @@ def are_different_incarnations(there: int, meant: int) -> bool:
 
 
 def check_incarnation(topic: TopicName, there: int, meant: int) -> None:
-    """Raises TopicNotFound if the topic that the caller means was deleted, and another topic has its name now. `there`:
-    the incarnation of the present topic; `meant`: the incarnation that the caller means; 0: the caller accepts any
-    incarnation."""
+    """Raises TopicNotFound if the caller means an earlier topic of this name, which was deleted. `there`: the
+    incarnation of the present topic; `meant`: the incarnation that the caller means; 0 means any incarnation."""
     if are_different_incarnations(there, meant):
         raise TopicNotFound(
             f"the topic {topic} that is meant was deleted and made anew since (at {there} ms, not {meant})", topic=topic

@@ -1,7 +1,7 @@
-"""Repeats work that bookies or the metadata refuse for now, with a log line when the reason changes (`LogThrottle`).
+"""Repeats work that bookies or the metadata refuse temporarily, with a log line when the error changes (`LogThrottle`).
 
-Also work that several callers ask for at once, which is done once (`SharedCallsByKey`), and values that serve while the
-newer one cannot be read (`LastMetadataAnswers`).
+Also: lets several callers share one call (`SharedCallsByKey`), and keeps the last answers of the metadata for the time
+while it does not answer (`LastMetadataAnswers`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ AGAIN_S = 10.0
 
 
 class LogThrottle:
-    """Limits how often a loop that retries logs the same kind of error. The loop must call `should_log` before it
-    writes a log line."""
+    """Limits how often a retrying loop logs the same kind of error. The loop calls `should_log` before it writes a log
+    line."""
 
     __slots__ = ("_at", "_clock", "_reason")
 
@@ -73,7 +73,7 @@ async def retry_until_done(
 # One run of some work, shared by all callers that ask for it while it runs.
 #
 #     shared = SharedCallsByKey()
-#     value = await shared.get(key, work)       begins `work()`, or joins the run of that key
+#     value = await shared.run(key, work)       calls `work()`, or joins the call for that key
 #
 # A caller that is cancelled leaves the run to the others, and it goes on to its end. Its result and its error go to the
 # callers; when all of them were cancelled they go nowhere. Guarding tests: tests/broker/node/test_failover.py.
@@ -129,15 +129,15 @@ V = TypeVar("V")
 
 
 class LastMetadataAnswers(Generic[K, V]):
-    """Remembers, by key, the last answers of the metadata to one kind of question. They are used while the metadata
+    """Stores the last answers of the metadata to one kind of query, by key. A stored answer is used while the metadata
     does not answer."""
 
     def __init__(self) -> None:
         self._answers: dict[K, V] = {}  # in the order of the last answers
 
     async def get(self, key: K, read: Callable[[], Awaitable[V]]) -> V:
-        """Returns the answer that the function `read` reads from the metadata. If `read` does not return in time and an
-        earlier answer is known, cancels `read` and returns the earlier answer."""
+        """Calls the function `read`, which reads from the metadata, and returns its answer. If the metadata does not
+        answer in time and an earlier answer is stored, cancels `read` and returns the earlier answer."""
         if key not in self._answers:
             answer = await read()
         else:
@@ -152,7 +152,7 @@ class LastMetadataAnswers(Generic[K, V]):
         return answer
 
     def put(self, key: K, answer: V) -> None:
-        """Stores a new answer for the key, because this process changed the metadata."""
+        """Stores `answer` for the key. Called when this process has changed the object in the metadata."""
         self._answers.pop(key, None)
         self._answers[key] = answer
         if len(self._answers) > ANSWERS_MAX:
@@ -160,5 +160,5 @@ class LastMetadataAnswers(Generic[K, V]):
                 del self._answers[oldest]
 
     def discard(self, key: K) -> None:
-        """Removes the stored answer for the key, because this process deleted the object."""
+        """Removes the stored answer for the key. Called when this process has deleted the object."""
         self._answers.pop(key, None)

@@ -1,14 +1,14 @@
 """Token buckets: how much of a rate is used up, and how long to wait (PIP-322; Pulsar L1, L2).
 
 Tokens derive from the time that passed: `rate` a second, at most one second's worth saved up. `spend` never refuses:
-what was read is taken and may leave the bucket below zero; then `wait_s` is the time until it is above zero again, and
+what was read is taken and may leave the bucket below zero; then `delay_s` is the time until it is above zero again, and
 the caller pauses what feeds it: it stops reading a producer's stream, or asking for the next entries of a log. It never
 sleeps while it holds anything, and nothing that arrived is dropped. So a rate holds on the average over seconds,
 whatever the size of an entry, and an entry larger than a second's worth is not stuck.
 
 A `RateLimit` is two buckets, for messages and bytes; a rate of 0 has no limit and costs nothing. Several `RateLimit`s
-in a row (subscription, topic, broker) are asked together: `wait_s` and `count_entries_rates_allow` below. Guarding
-test: test_token_bucket.py.
+in a row (subscription, topic, broker) are asked together: `delay_until_rates_allow_s`, `count_entries_rates_allow`.
+Guarding test: test_token_bucket.py.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ class TokenBucket:
         self._at = now
 
     def set_rate(self, rate: float, now: float) -> None:
-        """Changes the rate (tokens per second). Tokens that were spent under the old rate still count: a debt is paid
-        back at the new rate."""
+        """Changes the rate (tokens per second). A debt from the old rate remains, and is paid back at the new rate."""
         self._fill(now)
         self.rate = rate
         self._tokens = min(self._tokens, rate)
@@ -133,8 +132,8 @@ def delay_until_rates_allow_s(rates: Iterable[RateLimit], now: float) -> float:
 
 
 def count_entries_rates_allow(rates: Iterable[RateLimit], entries: Sequence[RateLimitedItem], now: float) -> int:
-    """Returns how many of `entries`, from the first on, the rates allow now: all entries for which there are tokens,
-    and one more entry that may leave a debt."""
+    """Returns how many of `entries`, from the first on, the rates allow now. These are the entries for which there are
+    tokens; the last of them may leave a debt."""
     limited = [rate for rate in rates if rate.limited]
     if not limited:
         return len(entries)
@@ -154,8 +153,8 @@ def count_entries_rates_allow(rates: Iterable[RateLimit], entries: Sequence[Rate
 #     turns = EventLoopSlices(clock)
 #     for each in many:
 #         do(each)
-#         if turns.is_over:
-#             await turns.next()
+#         if turns.is_slice_used_up:
+#             await turns.begin_slice()
 #
 # A slice lasts SLICE_S and one step more, so a step must be short: what is linear in a request's bytes is cut into
 # entries, what is not is refused before (broker/grpc/translate.py). In a simulation a slice never ends: no
@@ -178,7 +177,7 @@ class EventLoopSlices:
 
     @property
     def is_slice_used_up(self) -> bool:
-        """Returns True if the present time slice is used up; the caller should then await `begin_slice`."""
+        """Returns True if the current time slice is used up. The caller should then await `begin_slice`."""
         return self._clock.monotonic() > self.end
 
     async def begin_slice(self) -> None:

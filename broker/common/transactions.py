@@ -24,12 +24,12 @@ from ...runtime.access import Principal, PrincipalKind
 
 
 def role_of_writable_transactions(principal: Principal) -> str | None:
-    """Returns the role in whose transactions the caller may write; None if the caller may write in the transactions of
-    every role.
+    """Returns the role to which a transaction must belong so that the caller may write in it; None if the caller may
+    write in the transactions of every role.
 
-    None is returned for a local listener without security, for a broker, which publishes half messages of any role, and
-    for a super user. A broker that calls with a token is a super user, and so it may also join and settle transactions
-    of every role.
+    None is returned for a caller without security (LOCAL), for a broker, because brokers publish half messages of any
+    role, and for a super user. A broker that authenticates with a token is a super user; so it may also join and settle
+    transactions of every role.
     """
     free = principal.kind is PrincipalKind.LOCAL or (
         principal.kind is PrincipalKind.MEMBER and principal.name.startswith("broker/")
@@ -77,29 +77,32 @@ class ReportedTransaction(NamedTuple):
 
 
 class Coordinators(Protocol):
-    """The port through which a topic calls the transaction coordinators of the cluster."""
+    """The interface through which a topic calls the transaction coordinators of the cluster."""
 
     async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> JoinAnswer:
         """Makes `topic` a participant of the transaction. Returns OPEN or PREPARED if the topic is a participant now,
-        or was before; COMMITTED, ABORTED or a settlement if the transaction has ended, and nothing may be added.
+        or was before. Returns COMMITTED, ABORTED or a settlement if the transaction has ended; then the topic must add
+        nothing to it.
 
-        `owner` is the role that writes in the transaction at that topic; InvalidRequest is raised if the transaction is
-        another role's. `owner` is None for a caller that may write in every transaction
+        `owner`: the role that writes in the transaction at that topic; InvalidRequest is raised if the transaction
+        belongs to another role. `owner` is None for a caller that may write in every transaction
         (`role_of_writable_transactions`), and for a topic that was loaded with entries of the transaction.
 
-        Never raises TransactionForgotten: what ended long ago is ABORTED for a topic that does not know its outcome,
-        because a commit is forgotten only after every participant has stored it. Any other error says nothing of the
-        outcome, and the caller should ask again. Joins that are asked for in one turn of the loop are sent together."""
+        Never raises TransactionForgotten: a transaction that ended long ago is ABORTED for a topic that does not know
+        its outcome, because a coordinator forgets a commit only after every participant has stored it. Any other error
+        says nothing about the outcome, and the caller should ask again. Joins that are requested in one turn of the
+        loop are sent together.
+        """
 
     def join_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
-        """Makes the topic with this full name a participant without waiting, and returns True. Returns False if that is
-        not possible: the coordinator is in another process, the transaction is another role's, or its end is being
-        decided. After False the caller should await `join`, which waits, or raises the reason."""
+        """Makes the topic with the full name `topic` a participant of the transaction without waiting, and returns
+        True. Returns False if that is not possible: the coordinator is in another process, the transaction belongs to
+        another role, or it is ending. The caller should then await `join`, which waits or raises the reason."""
         ...
 
     async def ask_transaction_state(self, txn: TxnId) -> ReportedTransaction:
-        """Returns the state of the transaction as its coordinator reports it. A transaction that is being decided may
-        be reported as OPEN. An error says nothing about the outcome, as in `join`."""
+        """Returns the state of the transaction as its coordinator reports it. A transaction whose end is being decided
+        may be reported as OPEN. An error says nothing about the outcome, as in `join`."""
 
     async def abort_open(self, txn: TxnId) -> ReportedTransaction:
         """Aborts the transaction if it is open, because one of its topics is deleted by force. Returns the state of the

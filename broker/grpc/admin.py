@@ -68,8 +68,8 @@ class MessageAdminService:
         return TopicBacklogs(await self._topic(topic))
 
     async def find_orphans(self, request: wire.FindOrphansRequest, context: CallContext) -> Orphans:
-        """Returns the orphaned ledgers, which no metadata record names, and the missing ledgers, which a record names
-        but which do not exist. With `remove`, deletes the orphaned ledgers. Any broker can answer this rpc."""
+        """Returns the orphaned ledgers (no metadata record names them) and the missing ledgers (a record names them,
+        but they do not exist). With `remove`, deletes the orphaned ledgers. Any broker can answer this rpc."""
         found, deleted = await self._broker.find_orphans(remove=request.remove, unexplained=request.unexplained)
         gone = {each.ledger_id for each in deleted}
         orphans = (
@@ -120,8 +120,8 @@ def _position(given: wire.Position | wire.MessageId) -> Position:
 
 
 def to_wire_delivery(shown: EntryWithHiddenMessages) -> wire.Delivery:
-    """Returns an entry as a wire message of type Delivery, which lists the batch indexes that the caller may not
-    receive."""
+    """Returns an entry as a wire message of type Delivery. It lists the batch indexes of the messages that the caller
+    must not see."""
     ledger_id, entry_id = shown.entry.position
     return wire.Delivery(
         ledger_id=ledger_id, entry_id=entry_id, entry=shown.entry.payload, acked_batch_indexes=shown.hidden
@@ -304,8 +304,9 @@ class AdminService:
     async def namespace_stats(
         self, request: wire.NamespaceStatsRequest, context: CallContext
     ) -> wire.NamespaceStatsReply:
-        """Returns one page (about 1 MiB) of statistics of the topics that this broker owns and that the caller may see.
-        Loads topics that are not loaded. A topic whose statistics fail is left out: `topic_stats` returns its error."""
+        """Returns one page (about 1 MiB) of statistics: of the topics that this broker owns and that the caller may
+        see. Loads topics that are not loaded. Leaves out a topic whose statistics cannot be read; `topic_stats` raises
+        the error of such a topic."""
         name = NamespaceName.parse(request.namespace)
         shown = await self._broker.access.make_topic_filter(context.principal, name)
         found = wire.NamespaceStatsReply(

@@ -36,8 +36,8 @@ def handler_name_of_rpc(method: str) -> str:
 
 
 def find_rpc_handlers(name: str, parts: Sequence[object]) -> dict[str, Method]:
-    """Returns the bound method that implements each rpc of the service `name`, by the name of the method. `parts`: the
-    objects that implement the service together; exactly one of them has each method."""
+    """Returns the bound methods that implement the rpcs of the service `name`, by the name of the method. `parts`: the
+    objects that together implement the service; exactly one of them must have each method."""
     found = {}
     for attribute in map(handler_name_of_rpc, list_rpc_names(name)):
         having = [part for part in parts if hasattr(part, attribute)]
@@ -47,8 +47,8 @@ def find_rpc_handlers(name: str, parts: Sequence[object]) -> dict[str, Method]:
 
 
 class LazyService:
-    """A proxy with the methods of the gRPC service `name` ("Admin"). The first call of any method imports `module`, and
-    creates the objects that implement the service by a call of `make`."""
+    """A proxy for the gRPC service `name`, such as "Admin". The first call of any method imports `module` and calls
+    `make`, which creates the objects that implement the service."""
 
     def __init__(self, name: str, workers: Workers, module: str, make: Callable[[], Sequence[object]]) -> None:
         self._name = name
@@ -72,7 +72,7 @@ class LazyService:
 
 
 def make_lazy_admin_service(broker: TopicManager) -> LazyService:
-    """Returns a proxy of the service "Admin", whose module is imported at its first call."""
+    """Returns a proxy for the service "Admin" that imports the service's module at its first call."""
     def make() -> Sequence[object]:
         from .admin import PARTS
 
@@ -82,7 +82,7 @@ def make_lazy_admin_service(broker: TopicManager) -> LazyService:
 
 
 def make_lazy_transaction_service(broker: TopicManager) -> LazyService:
-    """Returns a proxy of the service "Transactions", whose module is imported at its first call."""
+    """Returns a proxy for the service "Transactions" that imports the service's module at its first call."""
     def make() -> Sequence[object]:
         from .transactions import PARTS
 
@@ -108,9 +108,9 @@ LOOKS = re.compile(
 
 
 class AuthorizedService:
-    """Wraps `service`, an implementation of the gRPC service `name` ("Admin"): checks the caller's permission for each
-    call, and writes each change to the audit log. The methods of an Admin implementation return plain values, and the
-    methods of this object return messages. `value_handlers`: maps an rpc to the method that returns the plain value."""
+    """Wraps `service`, an implementation of the gRPC service `name`: checks the caller's permission for each call, and
+    writes each change to the audit log. The methods of an Admin implementation return plain values; the methods of this
+    object return protobuf messages. `value_handlers`: by rpc, the methods that return plain values."""
 
     def __init__(self, name: str, service: object, access: Authorizer) -> None:
         self.value_handlers: dict[str, Handler] = {}
@@ -187,9 +187,9 @@ def _needed(path: str, rule: PermissionRule, request: Any) -> Permission:
 async def authorize_request(
     path: str, request: Any, context: CallContext, access: Authorizer, *, audited: bool = True
 ) -> None:
-    """Checks the caller's permission for the rpc `path` ("Admin.DeleteTopic") with this request, as a call of the rpc
-    would. Raises Unauthorized if the caller may not call the rpc; InvalidName if a topic or namespace in the request
-    has an invalid name. `audited`: whether the audit log records the check."""
+    """Checks whether the caller may call the rpc `path` ("Admin.DeleteTopic") with this request. Raises Unauthorized if
+    the caller may not; InvalidName if the request contains an invalid name of a topic or namespace. `audited`: whether
+    a refusal is written to the audit log."""
     if not may_call_every_operation(context.principal):
         await _authorize(path, RULES[path], request, context, access, audited=audited)
 

@@ -58,8 +58,8 @@ Connects = Stream[wire.ServerFrame | Pieces, wire.ClientFrame]
 
 
 async def serve_connect_stream(broker: TopicManager, stream: Connects, context: CallContext) -> None:
-    """Serves one Connect stream of a client until the client or the broker ends the stream. If the client ends its
-    direction of the stream, the requests in progress are answered before the stream ends."""
+    """Serves one Connect stream of a client until the client or the broker ends the stream. If the client has finished
+    sending, the requests in progress are answered before the stream ends."""
     connection = ConnectStream(broker, stream, context)
     await run_and_clean_up(_serve(connection, stream, broker.world.clock), lambda: run_to_end(connection.close()))
 
@@ -107,8 +107,8 @@ class ConnectStream:
 
     # ------------------------------------------------------------------ frames in
     def on_frame(self, frame: wire.ClientFrame) -> None:
-        """Handles a frame whose id has no handler: opens the producer or consumer that the frame requests; refuses any
-        other frame."""
+        """Called for a frame whose id has no handler. Opens the producer or consumer that the frame requests; refuses a
+        frame of any other kind."""
         if frame.WhichOneof("kind") in ("open_producer", "subscribe"):
             self._open(frame)
         else:
@@ -216,8 +216,8 @@ class ConnectStream:
 
     # ------------------------------------------------------------------ the end of the stream
     async def answer_outstanding_requests(self) -> None:
-        """Called after the client has ended its direction of the stream: answers all requests in progress, and cancels
-        the opening of producers and consumers that are not open yet."""
+        """Called when the client has finished sending: answers all requests in progress. Producers and consumers that
+        are still being opened are cancelled."""
         handlers = list(self.handlers.values())
         await asyncio.gather(*[handler.leave() for handler in handlers if not handler.opened])
         await asyncio.gather(

@@ -25,7 +25,7 @@ LIST_DEFAULT, LIST_MAX = 1_000, 5_000
 
 
 def parse_half_message_id(asked: wire.TransactionId) -> TxnId:
-    """Returns the id of the half message that two numbers of a request identify. Raises InvalidRequest if the numbers
+    """Returns the id of a half message, which a request contains as two numbers. Raises InvalidRequest if the numbers
     are not a valid id."""
     return TxnId.from_numbers(asked.most, asked.least)
 

@@ -301,8 +301,8 @@ class Handler:
         self._send_done(request_id, None)
 
     async def leave(self) -> None:
-        """Ends the producer or consumer at once, because the stream has ended or the broker has closed it: cancels its
-        opening if that is in progress, and ends its session. Idempotent."""
+        """Ends the producer or consumer at once: ends its session, or cancels its opening if that is in progress.
+        Called when the stream has ended, or the broker closes the producer or consumer. Idempotent."""
         self.has_ended = True
         work = self._work
         if work is not None and work is not asyncio.current_task() and not work.done():

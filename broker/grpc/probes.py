@@ -30,7 +30,7 @@ _Status = health_pb2.HealthCheckResponse
 
 class HealthService:
     """Implements gRPC's health service: the status is SERVING while the broker is ready. `services`: the full names of
-    the services whose status may be requested, besides "" (the whole server)."""
+    the services whose status may be requested, in addition to "" (the whole server)."""
 
     def __init__(self, readiness: ReadinessCheck, services: tuple[str, ...]) -> None:
         self._readiness = readiness
@@ -44,8 +44,8 @@ class HealthService:
         return await self._answer()
 
     async def watch(self, stream: Any, context: CallContext) -> None:
-        """Serves the rpc Watch: sends the status, and then each change of it, until the caller leaves. A service that
-        this server does not have is no error: its status is SERVICE_UNKNOWN."""
+        """Serves the rpc Watch: sends the status, and then each change of the status, until the caller disconnects. For
+        a service that this server does not have, sends SERVICE_UNKNOWN."""
         request = await stream.receive()
         known = not request.service or request.service in self._services
         last = None

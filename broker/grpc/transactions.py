@@ -225,7 +225,7 @@ class TransactionAdminService:
 
 
 def parse_txn_id(asked: wire.TransactionId) -> TxnId:
-    """Returns the id of the transaction that two numbers of a request identify. Raises InvalidRequest if the numbers
+    """Returns the id of a transaction, which a request contains as two numbers. Raises InvalidRequest if the numbers
     are not a valid id."""
     return TxnId.from_numbers(asked.most, asked.least)
 

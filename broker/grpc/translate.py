@@ -133,7 +133,7 @@ def _set_start(answer: wire.Subscribed | wire.Done, session: ConsumerSession) ->
 
 def acknowledge_in_steps(session: ConsumerSession, ack: wire.Ack) -> Iterator[None]:
     """Acknowledges the entries of a request. A generator: other tasks may run between its steps. Raises InvalidRequest
-    or NotAllowed if an entry is refused; the entries before the refused one are acknowledged."""
+    or NotAllowed if an entry is refused; the entries before it are acknowledged nevertheless."""
     yield from _check_ack(ack)
     if ack.kind == wire.Ack.CUMULATIVE:
         for entry in parse_acked_entries(ack.entries):
@@ -144,7 +144,8 @@ def acknowledge_in_steps(session: ConsumerSession, ack: wire.Ack) -> Iterator[No
 
 
 async def ack_in_transaction(session: ConsumerSession, ack: wire.Ack) -> None:
-    """Acknowledges the entries of a request in a transaction, by `ConsumerSession.ack_in_transaction`."""
+    """Acknowledges the entries of a request in the request's transaction. Raises the errors of
+    `ConsumerSession.ack_in_transaction`."""
     txn = TxnId.from_numbers(ack.txn.most, ack.txn.least)
     for _ in _check_ack(ack):
         await asyncio.sleep(0)
@@ -155,9 +156,9 @@ async def ack_in_transaction(session: ConsumerSession, ack: wire.Ack) -> None:
 
 
 def ack_in_transaction_nowait(session: ConsumerSession, ack: wire.Ack) -> bool:
-    """Acknowledges the entries of a request in a transaction without waiting, by `ConsumerSession.ack_txn_nowait`.
-    Returns True if done. Returns False if that is not possible, or if the acknowledgement is cumulative, has many
-    entries, or is invalid: the caller must then call `ack_in_transaction`."""
+    """Acknowledges the entries of a request in the request's transaction, without waiting, and returns True. Returns
+    False and changes nothing if that is not possible, or if the acknowledgement is cumulative, has many entries, or is
+    invalid: the caller must then call `ack_in_transaction`."""
     if ack.kind != wire.Ack.INDIVIDUAL or len(ack.entries) + len(ack.ledgers) > ACK_ENTRIES:
         return False
     try:
@@ -230,9 +231,9 @@ def make_last_message_frame(id_: int, request_id: int, found: LastMessage) -> wi
 
 
 def parse_permission_change(request: wire.ChangePermissionsRequest) -> Callable[[GrantsRecord, str], GrantsRecord]:
-    """Returns a function that applies the requested change of permissions. The function takes a record of grants and
-    the full name of the topic ("": the namespace itself), and returns the changed record. Raises InvalidRequest if the
-    request is invalid."""
+    """Returns a function that makes the requested change of permissions. The function takes a record of grants and the
+    full name of the topic ("" for the namespace), and returns the changed record. Raises InvalidRequest if the request
+    is invalid."""
     kind, given = request.WhichOneof("change"), request
     if kind == "grant":
         return lambda record, topic: permissions.record_with_grant(record, topic, given.grant.role, given.grant.actions)
@@ -273,8 +274,8 @@ _FIELD_2, _FIELD_3 = b"\x12", b"\x1a"
 
 
 def encode_deliveries(deliveries: Sequence[Delivery], head: bytes) -> list[Pieces]:
-    """Returns the encoded ServerFrames that contain all of the deliveries, in order. `head`: the encoded id of the
-    consumer."""
+    """Returns the encoded ServerFrames with all of the deliveries, in order. `head`: the encoded id of the consumer,
+    which each frame contains."""
     items: list[Pieces] = []
     run: list[StoredEntry] = []
     ledger_id, size = -1, 0
@@ -319,7 +320,7 @@ def _entry_prefix(size: int) -> bytes:
 
 
 def encode_read_reply(request_id: int, entry: StoredEntry) -> Pieces:
-    """Returns an encoded ReadReply that contains the entry and answers the request `request_id`."""
+    """Returns an encoded ReadReply with the entry. `request_id`: the id of the request that it answers."""
     return (wire.ReadReply(request_id=request_id).SerializeToString(), *_parts(entry, 0, None, _READ_ENTRY))
 
 

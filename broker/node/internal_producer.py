@@ -49,7 +49,7 @@ AT_ONCE = 16
 
 class InternalProducer:
     """Publishes messages that the broker itself creates, over the network like a client. `endpoint`: a function that
-    returns the address of this broker, which is asked for the owner of a topic."""
+    returns the address of this broker, from which owners of topics are requested."""
 
     def __init__(self, world: World, endpoint: Callable[[], str]) -> None:
         self._world = world
@@ -60,10 +60,11 @@ class InternalProducer:
         self, topic: TopicName, producer_name: str, client_parts: Sequence[bytes], spread: int,
         *, schema_version: bytes = b"", written_for: tuple[TopicName, int] | None = None,
     ) -> list[Position | None]:  # fmt: skip
-        """Publishes entries to a topic. Returns the position of each stored entry; None if the position is not known.
-        `spread`: any number; it determines the partition of a partitioned topic. `schema_version`: the version of the
-        entries' schema in the topic, or if `written_for` is given, in that topic and incarnation; empty: the entries
-        have no schema. After TimedOut or another error the outcome is unknown."""
+        """Publishes entries to a topic. Returns the position of each stored entry; None for an entry whose position is
+        not known. `spread`: any number; it determines the partition of a partitioned topic. `schema_version`: the
+        version of the entries' schema; empty: the entries have no schema. `written_for`: the topic and incarnation in
+        which the schema has this version; None: `topic`. After TimedOut or another error it is unknown which entries
+        are stored."""
         async with self._room:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
@@ -76,10 +77,10 @@ class InternalProducer:
         self, source: tuple[TopicName, int], topic: TopicName, producer_name: str, client_parts: Sequence[bytes],
         spread: int,
     ) -> list[Position | None]:  # fmt: skip
-        """Publishes copies of messages of `source`, a topic and its incarnation, to another topic, like `publish`. All
-        messages must have the same schema version. Registers their schema for `topic` too, and gives the copies the
-        schema version of `topic`. If the registration is refused, or the schema is deleted, the copies have no schema
-        version."""
+        """Publishes copies of messages to another topic, like `publish`. `source`: the topic and incarnation of the
+        originals; all of them must have the same schema version. Registers their schema for `topic` too, and gives the
+        copies the version that it has there. If the registration is refused, or the schema is deleted, the copies have
+        no schema version."""
         version = parse_header(client_parts[0]).metadata.schema_version if client_parts else b""
         if version:
             try:
@@ -227,9 +228,9 @@ class TopicTransactionSettler:
         self._owners: dict[str, str] = {}  # as they were last found
 
     async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
-        """Applies the outcomes of transactions to a topic of any broker, as `SettlementTargets` of
-        broker/transaction/peers.py requires. Returns, for each transaction, None if the topic has stored the outcome or
-        is certainly deleted, else the error."""
+        """Applies the outcomes of transactions to a topic of any broker (see `SettlementTargets` in
+        broker/transaction/peers.py). Returns, for each transaction, None if the topic has stored the outcome or is
+        certainly deleted, else the error."""
         try:
             endpoint = self._owners.get(topic.full)
             if endpoint is None:
@@ -255,9 +256,9 @@ class TopicTransactionSettler:
     async def settle_at_own_topic(
         self, topic: TopicName, settlements: Sequence[Settlement]
     ) -> list[MagnetarError | None]:
-        """Applies the outcomes of transactions to a topic that this broker owns. Returns None or the error for each
-        transaction. Raises NotOwner if another broker owns the topic; NotAllowed if the topic does not support
-        transactions."""
+        """Applies the outcomes of transactions to a topic that this broker owns. Returns, for each transaction, None if
+        the topic has stored the outcome, else the error. Raises NotOwner if another broker owns the topic; NotAllowed
+        if the topic does not support transactions."""
         loaded = await self._load(topic)
         if not isinstance(loaded, TransactionSettlingTopic):
             raise NotAllowed(f"topic {topic} takes no transactions")

@@ -3,8 +3,8 @@
 After a broker died, another one is asked for hundreds of its topics in the same second. Loading a topic fences, reads
 and closes ledgers. Loading all at once is slower than one after the other, and every client waits for the last.
 
-    async with turns.load_turn(name): returns when it is the topic's turn
-    turns.prioritize(name)            a producer waits for it: it comes before those that only consumers wait for
+    async with turns.make_load_turn(name):    waits until it is the topic's turn
+    turns.prioritize_topic_load(name)         a producer waits: the topic comes before those without a producer
 
 At most `at_once` topics have a turn, in the order of their arrival. A turn lasts until the load has ended, and for
 `load_turn_timeout_s` at most: then a topic whose bookies do not answer goes on without a turn and delays no other.
@@ -36,8 +36,8 @@ difference; that of a slower load becomes the usual time at once."""
 
 
 class TopicLoadQueue:
-    """Limits how many topics are loaded at the same time: each load waits for its turn. Topics for which a producer
-    waits come first."""
+    """Limits how many topics are loaded at the same time: other loads wait in a queue for their turn. Topics for which
+    a producer waits come first."""
 
     def __init__(self, at_once: int, clock: Clock) -> None:
         self._clock = clock
@@ -53,12 +53,12 @@ class TopicLoadQueue:
 
     @property
     def load_turn_timeout_s(self) -> float:
-        """The number of seconds after which the turn of a load ends, also if the load has not ended: the next topic may
-        then be loaded."""
+        """The seconds after which the turn of a load ends even if the load has not ended, so that the next topic can be
+        loaded."""
         return min(max(TURN_S, 2 * self._usual_s), TURN_S_MAX)
 
     def prioritize_topic_load(self, name: str) -> None:
-        """Puts the load of a topic before the loads for which no producer waits."""
+        """Moves the load of a topic before the loads for which no producer waits."""
         waiting = self._others.pop(name, None)
         if waiting is not None:
             self._first[name] = waiting
@@ -66,7 +66,7 @@ class TopicLoadQueue:
             self._hurried.add(name)
 
     def withdraw_load_priority(self, name: str) -> None:
-        """Undoes `prioritize_topic_load` for a topic that is loaded, or that will not be loaded."""
+        """Undoes `prioritize_topic_load` for a topic. Called when the topic is loaded, or will not be loaded."""
         self._hurried.discard(name)
 
     def make_load_turn(self, name: str) -> _Turn:
@@ -180,7 +180,8 @@ two."""
 
 
 class CacheLimits(NamedTuple):
-    """The sizes in bytes to which the two caches of entries are limited, and how much memory is lacking."""
+    """The maximum sizes in bytes of the two caches of entries (`tail`: of the tail cache; `recent`: of the cache of
+    catch-up reads), and how many bytes of memory are lacking."""
 
     tail: int
     recent: int
@@ -198,9 +199,9 @@ def compute_cache_limits(state_bytes: int, config: BrokerConfig) -> CacheLimits:
 
 
 def ack_hole_memory_limit(sizes: Sequence[int], limit: int, own_max: int) -> int:
-    """Returns the number of bytes that the acknowledged ranges ("holes") of one subscription may take in memory.
-    `sizes`: the present sizes of all subscriptions. If their sum is more than `limit`, the result is the size to which
-    the larger ones must be reduced so that the sum is `limit`. Never returns more than `own_max`."""
+    """Returns the limit, in bytes, for the memory of the acknowledged ranges ("holes") of each subscription. `sizes`:
+    the present sizes of the holes of all subscriptions. If their sum exceeds `limit`, the result is the size to which
+    the larger ones must be reduced so that the sum is `limit`. The result is at most `own_max`."""
     left, several = limit, sorted(sizes)
     for at, size in enumerate(several):
         fair = left // (len(several) - at)
@@ -211,8 +212,8 @@ def ack_hole_memory_limit(sizes: Sequence[int], limit: int, own_max: int) -> int
 
 
 class BrokerStateMemory:
-    """Measures how much memory the state of the broker takes (topics, subscriptions, connections), and limits the
-    caches to the memory that is left."""
+    """Measures how much memory the state of the broker takes (topics, subscriptions, connections), and reduces the
+    caches so that state and caches together fit into the memory."""
 
     def __init__(self, config: BrokerConfig, clock: Clock, cache: TailCache, memory: CallerMemory) -> None:
         self._config = config

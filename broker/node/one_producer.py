@@ -37,9 +37,10 @@ _ID = 1
 async def publish_entries_of_one_producer(
     world: World, channel: Channel, opening: wire.OpenProducer, client_parts: Sequence[bytes]
 ) -> list[Position | None]:
-    """Publishes entries over `channel` as one producer. Returns the position of each stored entry; None if the position
-    is not known. If `opening` contains a schema, each entry gets the version that this schema has in the topic. Makes
-    one attempt: the caller must retry after an error."""
+    """Publishes entries over `channel` as one producer, and waits for their receipts. Returns the position of each
+    stored entry; None for an entry whose position is not known. `opening`: the request that opens the producer; if it
+    contains a schema, the entries get the version of this schema in the topic. Makes one attempt: the caller must retry
+    after an error."""
     outcomes: list[Position | None] = []
     topic, name = opening.topic, opening.producer_name
     core = ProducerCore(
@@ -105,7 +106,7 @@ def _do(effect: ProducerEffect, stream: Stream[Any, Any]) -> None:
 
 
 def replace_schema_version(client_part_: bytes, version: bytes) -> bytes:
-    """Returns the message `client_part_` with `version` as its schema version; without a schema version if `version` is
+    """Returns the message `client_part_` with the schema version `version`; without a schema version if `version` is
     empty."""
     header = parse_header(client_part_)
     if header.metadata.schema_version == version:

@@ -1,4 +1,4 @@
-"""What the loaded topics of a broker come to: sums, sums per namespace, and the topics that matter most.
+"""Measures the loaded topics of a broker: their sums, the sums per namespace, and the largest topics.
 
     survey = await surveyor.take()      one walk over all loaded topics, in slices of the loop; that of the last
                                         SURVEY_S again
@@ -50,8 +50,8 @@ MEASURES = ("traffic", "backlog", "age")
 
 
 class TopicTotals(msgspec.Struct):
-    """Sums over a group of loaded topics: number of topics, backlog, storage, rates. Counters of messages and bytes are
-    since the start of the broker; all other fields are current values."""
+    """Sums over a group of loaded topics: their number, backlog, storage and rates. Counters of messages and bytes
+    count from the start of the broker; all other fields are current values."""
 
     topics: int = 0
     subscriptions: int = 0
@@ -71,9 +71,9 @@ class TopicTotals(msgspec.Struct):
 
 
 class MeasuredTopic(NamedTuple):
-    """The measured values of one topic. `rates`: its traffic between the last two measurements. `oldest_ms`: the
-    arrival time of the oldest unacknowledged message, in milliseconds since the epoch; 0: there is no such message, or
-    its time is not known yet."""
+    """The measured values of one topic. `rates`: its traffic between the last two surveys. `oldest_ms`: the arrival
+    time of the oldest unacknowledged message, in ms since the epoch; 0 if there is no such message, or its time is not
+    known yet."""
 
     topic: Topic
     rates: TrafficRates
@@ -82,8 +82,7 @@ class MeasuredTopic(NamedTuple):
 
 
 class TopicSurvey(msgspec.Struct, frozen=True):
-    """The result of one measurement of all loaded topics: totals of the broker, totals per namespace, and the largest
-    topics."""
+    """The result of measuring all loaded topics: totals of the broker, totals per namespace, and the largest topics."""
 
     at_s: float  # of the clock
     total: TopicTotals
@@ -108,7 +107,8 @@ class TopicSurvey(msgspec.Struct, frozen=True):
 
 
 def measure_topic(topic: Topic) -> MeasuredTopic:
-    """Measures one topic now, and returns the values. The rates are those of the last survey. Reads no entry."""
+    """Returns the measured values of one topic. Backlog and age are measured now; the rates are those of the last
+    survey. Reads no entry."""
     log, shape, backlog, oldest = topic.log, topic.log.shape, 0, 0
     for each in topic.subscriptions.values():
         if each.is_durable and shape.has_readable_entry_after(each.cursor.mark):
@@ -253,8 +253,8 @@ class TopicSurveyRunner:
         self._reading: asyncio.Task[None] | None = None
 
     async def take(self) -> TopicSurvey:
-        """Measures all loaded topics and returns the survey. If the last measurement is not older than SURVEY_S
-        seconds, returns its survey instead. Concurrent callers share one measurement."""
+        """Measures all loaded topics and returns the survey. If the last survey is not older than SURVEY_S seconds,
+        returns it instead. Concurrent callers share one measurement."""
         last = self._last
         if last is not None and self._clock.monotonic() - last.at_s < SURVEY_S:
             return last

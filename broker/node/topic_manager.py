@@ -97,8 +97,8 @@ PLACE_S = 1.0
 
 
 class ReadinessCheck:
-    """Checks whether this broker can serve clients. `ledgers`: a function that returns the client of the bookies, or
-    None while the broker has no metadata session or does not know which topics it owns."""
+    """Checks whether this broker can serve clients. `ledgers`: a function that returns the client of the bookies; it
+    returns None while the broker has no metadata session, or does not know which topics it owns."""
 
     def __init__(self, config: BrokerConfig, clock: Clock, ledgers: Callable[[], LedgerClient | None]) -> None:
         self._config = config
@@ -107,8 +107,8 @@ class ReadinessCheck:
         self._placed = -PLACE_S, "which bookies there are is not known yet"  # when it was checked, and why not
 
     async def why_not_ready(self) -> str:
-        """Returns the reason why the broker is not ready to serve clients; "" if it is ready. Checks the bookies at
-        most once per PLACE_S, because callers without authentication may call this method."""
+        """Returns the reason why the broker is not ready to serve clients; "" if it is ready. Asks the bookies at most
+        once every PLACE_S seconds, because callers without authentication may call this method."""
         ledgers, now_s = self._ledgers(), self._clock.monotonic()
         if ledgers is None:
             return "the broker is not registered now"
@@ -332,13 +332,13 @@ class TopicManager:
 
     @property
     def bytes_in_flight(self) -> int:
-        """The number of bytes of entries that were sent to bookies and are not confirmed yet."""
+        """The number of bytes of entries that were sent to bookies but are not confirmed yet."""
         return self._session.ledgers.bookies.memory.held if self._session is not None else 0
 
     @property
     def owned_object_count(self) -> int:
-        """Returns how many bundles and transaction coordinators this broker owns, in sum, with those whose topics are
-        closing because they are given up."""
+        """Returns the number of bundles and transaction coordinators that this broker owns. Includes those that it is
+        giving up, while their topics are closing."""
         if self._session is None:
             return 0
         ownership = self._session.ownership
@@ -411,7 +411,7 @@ class TopicManager:
     async def drain(self, *, ordered: bool = False) -> int:
         """Registers this broker as draining, and moves its bundles to the other brokers of its group, a few at a time.
         Returns the number of bundles and coordinators that this broker still owns. If the group has no other broker,
-        this broker keeps all of its bundles. May be called again. `ordered`: an operator ordered the drain, so that it
+        this broker keeps all of its bundles. May be called again. `ordered`: the drain was ordered by an operator, and
         stops within ORDER_LOOK_S seconds after the order was removed."""
         session = self._open()
         if not session.settled:
@@ -440,9 +440,9 @@ class TopicManager:
         return len(ownership.owner_record_paths)
 
     async def apply_drain_request(self) -> None:
-        """Checks whether an operator's request to drain this broker is stored in the metadata. If it is, drains this
-        broker, also after a restart, and tries again to move bundles that could not be moved before. Ends the drain if
-        the request was removed. Called again and again."""
+        """Called periodically. If the metadata contains an operator's order to drain this broker, drains this broker,
+        and tries again to move bundles that could not be moved before. Ends the drain if the order was removed. An
+        order also applies after a restart."""
         session = self._session
         if session is None or not session.settled:
             return
@@ -464,8 +464,8 @@ class TopicManager:
         )
 
     async def can_release_bundles(self) -> bool:
-        """Returns whether this broker could give bundles to other brokers now: it owns some, and the metadata
-        answers."""
+        """Returns whether this broker can give bundles to other brokers now: it owns bundles, and the metadata answers.
+        """
         session = self._session
         return (
             session is not None and session.settled and bool(session.ownership.owner_record_paths)
@@ -545,8 +545,8 @@ class TopicManager:
 
     async def find_owner(self, name: TopicName) -> BrokerRecord:
         """Returns the record of the broker that serves the topic. The topic need not exist. If the topic has no owner,
-        this broker may become the owner. Raises Unavailable while this broker has no metadata session, unless the topic
-        is loaded here, or this broker gave the topic away before it closed."""
+        this broker may become the owner. While this broker has no metadata session, raises Unavailable, unless the
+        topic is loaded here, or this broker moved the topic to another broker before it closed."""
         self.lookups += 1
         if self._session is None and (heir := self._moved.get(name.full)) is not None:
             return heir
@@ -558,8 +558,8 @@ class TopicManager:
         return await session.ownership.find_owner(name, await session.catalog.get_cached_namespace(name.namespace_name))
 
     async def report_load(self, busy_percent: int) -> None:
-        """Stores the present load of this broker, by which bundles are distributed over the brokers
-        (broker/cluster/bundles_core.py)."""
+        """Stores the current load of this broker in the metadata. Bundles are distributed over the brokers by these
+        loads (broker/cluster/bundles_core.py)."""
         session = self._session
         if session is not None and session.settled and self.config.share_group:
             await session.ownership.report_load(busy_percent)
@@ -591,8 +591,8 @@ class TopicManager:
         return self._session.transactions.loaded_coordinators if self._session is not None else ()
 
     def bookie_statistics(self) -> dict[str, dict[str, int]]:
-        """Returns the statistics of the connection to each bookie, by bookie. Empty if this broker has no ownership
-        session."""
+        """Returns the statistics of the connection to each bookie, by the id of the bookie. Returns {} if this broker
+        has no ownership session."""
         return self._session.ledgers.statistics() if self._session is not None else {}
 
     def next_client_id(self) -> int:
@@ -602,10 +602,10 @@ class TopicManager:
 
     # ------------------------------------------------------------------ topics
     async def topic(self, name: TopicName, *, create: bool = True, publishes: bool = False) -> Topic:
-        """Returns the topic, after loading it if necessary. Raises NotOwner if another broker serves the topic;
-        TopicNotFound, NotAllowed, DataLost or Unavailable if it cannot be loaded. `create`: whether a missing topic is
-        created, if that is allowed. `publishes`: the caller is a producer, so this topic is loaded before topics for
-        which only consumers wait."""
+        """Returns the topic, after loading it if necessary. `create`: whether a missing topic is created, if its
+        namespace allows that. `publishes`: the caller is a producer, so the load of this topic has priority over loads
+        for consumers. Raises NotOwner if another broker serves the topic; TopicNotFound, NotAllowed, DataLost or
+        Unavailable if the topic cannot be loaded."""
         found = self.loaded.get(name.full)
         if found is not None:
             return found
@@ -685,9 +685,9 @@ class TopicManager:
             await run_to_end(topic.close())
 
     async def unload_namespace(self, name: NamespaceName, bundle: str = "") -> tuple[int, int]:
-        """Unloads the topics of one bundle of a namespace at this broker, or of all bundles if `bundle` is empty, and
-        releases the bundles: the next broker that is asked for one of the topics becomes the owner. Returns the number
-        of unloaded topics and the number of released bundles."""
+        """Unloads the topics of one bundle of a namespace at this broker (of all bundles if `bundle` is empty), and
+        releases the bundles: the next broker that is asked for one of the topics becomes the owner. Returns (number of
+        unloaded topics, number of released bundles)."""
         session = self._open()
         if not session.settled:
             raise Unavailable(_UNSETTLED)
@@ -712,8 +712,8 @@ class TopicManager:
         return topics, bundles
 
     async def list_bundle_owners(self, name: NamespaceName, bundle: str = "") -> dict[str, OwnerRecord]:
-        """Returns the owner records of those bundles of a namespace that have an owner, by bundle; of one bundle, if
-        `bundle` is not empty. Raises InvalidRequest if the namespace has no such bundle."""
+        """Returns the owner records of the bundles of a namespace that have an owner, by bundle. If `bundle` is not
+        empty, returns only the record of this bundle. Raises InvalidRequest if the namespace has no such bundle."""
         await self._get_namespace_with_bundle(name, bundle)
         found = await list_bundle_owners(self._open().metadata, name)
         return {each: owner for each, owner in found.items() if bundle in ("", each)}
@@ -732,8 +732,9 @@ class TopicManager:
 
     async def skip_lost(self, name: TopicName, *, only: int, force: bool) -> list[LostRange]:
         """Marks the lost entries of a topic as skipped (broker/log/managed_ledger.py), and returns their ranges.
-        Unloads the topic before and afterwards, so that the topic is loaded with the new list of ledgers. Clients
-        cannot load the topic in between. Raises Busy if the list of ledgers keeps changing."""
+        `only`: the id of the ledger whose lost entries are marked; -1: all ledgers. `force`: entries that a bookie may
+        still have count as lost, too. Unloads the topic before and afterwards, so that the topic is loaded with the new
+        list of ledgers; clients cannot load the topic in between. Raises Busy if the list of ledgers keeps changing."""
         session = self._open()
         if not may_write_feature(Feature.SKIPPED_LOSSES):
             raise Unavailable("not before the upgrade is finished: run 'magnetar cluster finish-upgrade', then restart")
@@ -771,12 +772,12 @@ class TopicManager:
     async def delete_topic(
         self, name: TopicName, *, force: bool, abort: bool | None = None, incarnation: int = 0, inactive: bool = False
     ) -> None:
-        """Deletes a topic: its record first, then its ledgers, so that no record names deleted ledgers, also after a
-        crash between the two steps. `abort`: True: open transactions of the topic are aborted; False: they make the
-        deletion fail; None: as `force`. `inactive`: deletes the topic only if it is still inactive.
+        """Deletes a topic: first its record, then its ledgers. So no record names a deleted ledger, even after a crash
+        between the two steps. `abort`: whether open transactions of the topic are aborted (True) or make the deletion
+        fail (False); None: the same as `force`. `inactive`: deletes the topic only if it is still inactive.
 
-        The ended topic stays loaded and refuses every client until its record is deleted: if it were loaded again
-        before, it would confirm publishes into a ledger that no list names. If the caller is cancelled, the deletion
+        Until its record is deleted, the ended topic stays loaded and refuses every client. If it could be loaded again
+        before, it would confirm publishes into a ledger that no record names. If the caller is cancelled, the deletion
         still runs to its end.
         """
         session = self._open()
@@ -855,8 +856,8 @@ class TopicManager:
 
     async def find_orphans(self, *, remove: bool, unexplained: bool = False) -> tuple[OrphanSearchResult, list[Orphan]]:
         """Searches the cluster for orphaned ledgers (broker/cluster/orphans.py). With `remove`, deletes the orphans;
-        with `unexplained` also, those whose owner has no record. Returns the result of the search, and the orphans that
-        were deleted."""
+        with `unexplained`, also deletes orphans whose owner has no record. Returns (the result of the search, the
+        deleted orphans)."""
         session = self._open()
         found = await find_orphans(session.metadata, self.world.clock.wall_ms(), self.config.orphan_age_s)
         for missing in found.missing:
@@ -872,9 +873,9 @@ class TopicManager:
         return found, await delete_orphans(session.metadata, session.ledgers, found.orphans, unexplained=unexplained)
 
     async def delete_orphans_if_first_broker(self) -> None:
-        """Deletes the orphans of the cluster if this broker is the first one by name. All brokers call this method, and
-        one of them is enough. Deletes only what this process saw as an orphan `orphan_age_s` ago: the age of a ledger
-        is by the clock of the broker that created it, which may be wrong, and so may this one."""
+        """Deletes the orphaned ledgers of the cluster, if this broker is the first of all brokers by name; so only one
+        broker of the cluster does it. Deletes only ledgers that this process saw as orphans `orphan_age_s` ago, because
+        the age of a ledger is measured by the clocks of two brokers, which may be wrong."""
         names = sorted(each.name for each in await self.list_brokers())
         if names[:1] != [self.name]:
             self._orphans_since_s.clear()  # what it saw as an orphan then may have been named meanwhile
@@ -888,5 +889,5 @@ class TopicManager:
 
     @property
     def is_blocking_producers(self) -> bool:
-        """Returns whether a topic exists at this broker whose backlog quota blocks its producers now."""
+        """Returns whether any loaded topic blocks its producers now because its backlog quota is exceeded."""
         return any(topic.maintenance.must_pause_producers() for topic in self.loaded.values())

@@ -64,8 +64,8 @@ if TYPE_CHECKING:
 
 
 def parse_caller_credentials(caller: Caller, method: str, data: bytes) -> Caller:
-    """Returns the caller with the credentials that the client sent by the authentication method `method` ("token" or
-    "basic"). Any other method counts as no credentials."""
+    """Returns `caller` with the credentials `data` that the client sent. `method`: the client's authentication method,
+    "token" or "basic"; with any other method the result has no credentials."""
     data = data[:AUTHORIZATION_MAX]
     if method == "token":
         return replace(caller, authorization=f"Bearer {data.decode('latin-1').strip()}")
@@ -192,8 +192,7 @@ class PulsarConnection:
             self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
 
     def on_memory_reserved(self) -> None:
-        """Called when memory is reserved for the large frame that this connection receives: continues to read the
-        frame."""
+        """Called when memory is reserved for the large frame that is arriving. Continues to read the frame."""
         if self._place is not None and not self._place.done():
             self._place.set_result(None)
 
@@ -318,8 +317,8 @@ class PulsarConnection:
         self._counted_in, self._counted_out = into, out
 
     def count_waiting_bytes(self, size: int) -> None:
-        """Adds `size` to the number of bytes of entries that wait until their producers have credit. `size` may be
-        negative."""
+        """Adds `size` to the number of bytes of entries that wait because their producers have no credit. `size` is
+        negative for entries that wait no longer."""
         self._held_bytes += size
         self._count()
         if self._held_bytes <= HELD_BYTES:
@@ -422,8 +421,8 @@ class PulsarConnection:
             await asyncio.sleep(ROOM_S)
 
     def send_error(self, request_id: int, error: MagnetarError, number: pulsar.ServerError | None = None) -> None:
-        """Sends an ERROR command that answers the request. `number`: the error number to send; None: the number that
-        `pulsar_error_number` (translate.py) has for `error`."""
+        """Sends an ERROR command that answers the request `request_id`. `number`: the error number to send; None: the
+        number that `pulsar_error_number` (translate.py) returns for `error`."""
         number = pulsar_error_number(error) if number is None else number
         self.send(encode_frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message)))
 
@@ -448,7 +447,7 @@ class PulsarConnection:
         return self._tasks.spawn(work, "pulsar-request")
 
     def abort(self, error: MagnetarError) -> None:
-        """Ends the connection because of `error`: no further commands are handled, and nothing more is delivered."""
+        """Ends the connection because of `error`: handles no further commands, and delivers no further messages."""
         _LOG.debug("%s: %s", self.caller.peer, error)
         self._end_with(error)
         self.start_request(self._stream.close())
@@ -469,9 +468,9 @@ class PulsarConnection:
             raise InvalidRequest(f"more than {PINGS_MAX} pings and answers to pings in {KEEP_ALIVE_S:g} s")
 
     def make_next_owner_fields(self, error: MagnetarError) -> dict[str, str]:
-        """Returns the fields of a CLOSE command that tell the client the addresses of the broker to which the topic
-        moves. Returns no fields if `error` does not name that broker, or if the listener that the client uses is not
-        known. The client then looks the topic up."""
+        """Returns the fields of a CLOSE command with the addresses of the broker to which the topic moves. Returns {}
+        if `error` does not name that broker, or if it is not known which listener the client uses; the client then
+        looks the topic up."""
         heir = self.broker.heirs.get(error.fields.get("owner", "")) if isinstance(error, NotOwner) else None
         if heir is None or (self.listener is None and len(set(heir.pulsar.values())) > 1):
             return {}
@@ -497,7 +496,7 @@ Take = Callable[[Command, memoryview], Iterator[None] | None]
 
 
 class HandlerTable:
-    """The handlers of all producers and consumers of one connection, by the ids that the client assigns.
+    """The handlers of all producers and consumers of one connection, by the ids that the client has chosen.
     `command_handlers`: the function that handles each command, by the type of the command."""
 
     def __init__(self, connection: PulsarConnection) -> None:
@@ -521,7 +520,7 @@ class HandlerTable:
         return [*self.producers.values(), *self.consumers.values()]
 
     def remove_all_handlers(self) -> list[Awaitable[object]]:
-        """Removes all handlers from the table. Returns the awaitables that end the handlers; the caller must await
+        """Removes all handlers from the table. Returns awaitables that end the handlers; the caller must await all of
         them."""
         every = self.list_handlers()
         self.producers.clear()

@@ -108,14 +108,14 @@ class ConsumerHandler:
         connection.send_success(asked.request_id)
 
     def on_credentials_renewed(self, principal: Principal) -> None:
-        """Called when the client has renewed its credentials: passes the caller with the new credentials to the
-        session."""
+        """Called when the client has renewed its credentials. Passes `principal`, the caller with the new credentials,
+        to the session."""
         if self.session is not None:
             self.session.on_credentials_renewed(principal)
 
     async def end_session_after_seek(self, options: SubscribeOptions) -> SubscribeOptions:
-        """Ends the session of a reader after a seek. Returns the options for the reader's next session: `options`, but
-        with the target of the seek as the start position."""
+        """Ends the session of a reader after a seek. Returns the options for the next session of this reader: a copy of
+        `options` whose start position is the target of the seek."""
         session = self.session
         assert session is not None, "it has sought"
         mark, log = session.subscription.cursor.mark, session.subscription.log
@@ -258,9 +258,9 @@ class ConsumerHandler:
             self._connection.send(encode_frame(active_consumer_change=change))
 
     def on_topic_moving(self, error: MagnetarError) -> asyncio.Future[None] | None:
-        """Tells the client that its consumer is closed, because the topic moves to another broker. Acknowledgements
-        that the client sends before it reads the command still count if they arrive in time. Pulsar's protocol does not
-        mark the last acknowledgement."""
+        """Called when the topic moves to another broker. Tells the client that its consumer is closed. Acknowledgements
+        that the client sends before it reads this command still count, if they arrive in time. Returns None, because
+        Pulsar's protocol does not say which acknowledgement is the last."""
         if self.session is not None and not (self._over or self.must_resubscribe):
             self._is_moving = True
             self._close_at_client(error)
@@ -320,8 +320,7 @@ class ConsumerHandler:
 
 
 def parse_subscribe_command(asked: pulsar.CommandSubscribe) -> SubscribeOptions:
-    """Returns the options of the consumer that a SUBSCRIBE command describes. Raises InvalidRequest if they are
-    invalid."""
+    """Returns the options of the consumer that a SUBSCRIBE command opens. Raises InvalidRequest if they are invalid."""
     start = None
     if not asked.durable:
         start = translate.parse_message_id(asked.start_message_id) if asked.HasField("start_message_id") else None

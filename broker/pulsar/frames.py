@@ -51,15 +51,15 @@ FIELDS: dict[int, Any] = {number: name.lower() for name, number in pulsar.BaseCo
 
 
 class SharedReceiveBuffer:
-    """A receive buffer that all connections share; one connection at a time uses it, and only for a short time. So the
-    buffer stays in the processor's cache, and no memory is allocated and zeroed for each read."""
+    """A receive buffer that all connections share. One connection at a time uses it, for a short time. So the buffer
+    stays in the processor's cache, and no read needs to allocate and zero memory."""
 
     def __init__(self) -> None:
         self._buffer = _NOTHING
 
     def reserve_buffer(self) -> memoryview:
-        """Returns the shared buffer for exclusive use until `release`. Returns an empty buffer if another connection
-        uses the shared one."""
+        """Returns the shared buffer, for exclusive use until `release`. Returns an empty buffer if another connection
+        is using the shared buffer."""
         buffer, self._buffer = self._buffer, _NOTHING
         return buffer
 
@@ -70,14 +70,16 @@ class SharedReceiveBuffer:
 
 
 class PulsarFrameSplitter:
-    """Cuts a stream of bytes into frames, in linear time. Buffers at most one incomplete frame, whose size is checked
-    as soon as its first four bytes are here.
+    """Splits a stream of bytes into frames, in linear time. Stores at most one incomplete frame, whose size is checked
+    as soon as its first four bytes have arrived.
 
         size = await stream.read_into(frames.get_free_buffer, frames.on_bytes_received)
         for each in frames.take_complete_frames(): …
 
-    Many small frames share a buffer of CHUNK_BYTES. A larger frame gets a buffer of its size at once if one of that
-    size was complete before; else the buffer grows as bytes arrive. A buffer without a frame goes to `spare`."""
+    Many small frames share a buffer of CHUNK_BYTES. A larger frame gets a buffer of its size at once, if the connection
+    has received a frame of that size before; else its buffer grows as bytes arrive. A buffer that contains no part of a
+    frame is given to `spare`.
+    """
 
     def __init__(self, bytes_max: int, spare: SharedReceiveBuffer | None = None) -> None:
         self.bytes_max = bytes_max
@@ -88,7 +90,7 @@ class PulsarFrameSplitter:
 
     @property
     def held_bytes(self) -> int:
-        """The size in bytes of the buffer for the incomplete frame. It is never larger than the largest of: twice the
+        """The size in bytes of the buffer for the incomplete frame. It is at most the maximum of three sizes: twice the
         received bytes of that frame, the largest frame so far, and the spare buffer."""
         return len(self._buffer)
 
@@ -117,14 +119,14 @@ class PulsarFrameSplitter:
         return here >= 4 and (here >= (wanted := self._frame_bytes()) or not 8 <= wanted <= self.bytes_max + 4)
 
     def receive_frames(self, size: int) -> Iterator[memoryview]:
-        """Counts `size` bytes as received, and returns an iterator over the frames that are complete now: calls
-        `on_bytes_received`, then `take_complete_frames`."""
+        """Counts `size` bytes as received (`on_bytes_received`), and returns an iterator over the frames that are
+        complete now (`take_complete_frames`)."""
         self.on_bytes_received(size)
         return self.take_complete_frames()
 
     def take_complete_frames(self) -> Iterator[memoryview]:
-        """Yields the complete frames, each without its first size field. A frame is valid until the iterator is
-        advanced. Raises InvalidRequest if a frame is too large or too short."""
+        """Yields the complete frames, each without its first size field. A yielded frame is valid until the next one is
+        yielded. Raises InvalidRequest if a frame is too large or too short."""
         while self._end - self._begin >= 4:
             wanted, begin = self._frame_bytes(), self._begin
             if not 8 <= wanted <= self.bytes_max + 4:
@@ -153,7 +155,7 @@ class PulsarFrameSplitter:
 
 
 def parse_frame(frame: memoryview) -> tuple[pulsar.BaseCommand, memoryview]:
-    """Returns the command that a frame contains, and the bytes of the frame after the command. Raises InvalidRequest if
+    """Returns (the command that a frame contains, the bytes of the frame after the command). Raises InvalidRequest if
     the command is invalid."""
     size = _U32.unpack_from(frame)[0]
     if size > len(frame) - 4 or size > COMMAND_BYTES_MAX:
@@ -182,8 +184,9 @@ def _check_text(message: Message, name: str) -> None:
 
 
 def parse_sent_entry(rest: memoryview) -> Buffer:
-    """Returns the entry that a SEND command contains, with a checksum. If the client sent the checksum, the result is a
-    view of the frame, else a copy. Raises CorruptEntry if the command contains no entry."""
+    """Returns the entry in a SEND command, with its checksum. `rest`: the bytes after the command. If the client sent a
+    checksum, the result is a view of `rest`, else a copy with a checksum added. Raises CorruptEntry if there is no
+    entry."""
     if len(rest) < 6:
         raise CorruptEntry("a publish without an entry")
     if rest[:2] == _CHECKSUM:
@@ -193,7 +196,7 @@ def parse_sent_entry(rest: memoryview) -> Buffer:
 
 
 def encode_frame(**commands: object) -> bytes:
-    """Returns the encoded frame of one command. The argument's name is the field of the command:
+    """Returns the encoded frame of one command. The name of the argument is the field of the command:
     `encode_frame(success=CommandSuccess(…))`."""
     [name] = commands
     body = pulsar.BaseCommand(type=pulsar.BaseCommand.Type.Value(name.upper()), **commands).SerializeToString()  # type: ignore[arg-type]
@@ -204,8 +207,8 @@ _RECEIPT = b"\x08\x07\x3a"  # type SEND_RECEIPT; tag of the field `send_receipt`
 
 
 def encode_receipt(producer_id: int, sequence_id: int, highest: int, ledger_id: int, entry_id: int) -> bytes:
-    """Returns the encoded frame of a SEND_RECEIPT command, which confirms one published entry. `highest` is left out if
-    it is 0."""
+    """Returns the encoded frame of a SEND_RECEIPT command, which confirms one published entry. `highest`: the highest
+    sequence id of a batch; left out if it is 0."""
     place = b"".join((b"\x08", encode_varint(ledger_id), b"\x10", encode_varint(entry_id)))
     parts = [
         b"\x08",

@@ -59,8 +59,8 @@ Command = pulsar.BaseCommand
 
 
 async def answer_command(connection: PulsarConnection, command: Command) -> None:
-    """Handles a command of the client and sends the answer. Ends the connection if a client may not send such a
-    command."""
+    """Handles a command of the client and sends the answer. A kind of command that the broker does not support is
+    answered with an error; a kind that no client may send ends the connection."""
     kind = Command.Type.Name(command.type).lower()
     asked: Any = getattr(command, kind, None)
     answers = _ANSWERS.get(kind)
@@ -305,7 +305,8 @@ def supports_topic_patterns() -> bool:
 
 
 class TopicListWatches:
-    """The subscriptions of one connection to changes of a list of topics, by the ids that the client assigns."""
+    """The watches of one connection: each tells the client which topics of a namespace exist, and each change. They are
+    found by the ids that the client has chosen."""
 
     def __init__(self, connection: PulsarConnection) -> None:
         self._connection = connection
@@ -361,8 +362,8 @@ class _Watcher:
         self.answered = False
 
     async def run(self) -> None:
-        """Answers with the list of topics, then sends changes of the list until cancelled. Raises NamespaceNotFound,
-        Unauthorized, Unavailable if the first list cannot be read."""
+        """Sends the list of topics, and then each change of the list, until it is cancelled. Raises NamespaceNotFound,
+        Unauthorized or Unavailable if the first list cannot be read."""
         while True:
             try:
                 await self._follow()

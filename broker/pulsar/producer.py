@@ -125,8 +125,8 @@ class ProducerHandler:
         self._succeeded(request_id, session.name, session.last_sequence_id)
 
     def on_credentials_renewed(self, principal: Principal) -> None:
-        """Called when the client has renewed its credentials: passes the caller with the new credentials to the
-        session."""
+        """Called when the client has renewed its credentials. Passes `principal`, the caller with the new credentials,
+        to the session."""
         if self._session is not None:
             self._session.producer.principal = principal
 
@@ -150,7 +150,7 @@ class ProducerHandler:
     # ------------------------------------------------------------------ publishing
     def publish(self, sent: pulsar.CommandSend, rest: memoryview) -> None:
         """Publishes the entry of a SEND command. `rest`: the bytes after the command, which are copied before this
-        method returns."""
+        method returns. Raises InvalidRequest if the producer is not open yet."""
         session = self._session
         if session is None:
             raise InvalidRequest("a producer publishes after it was opened")
@@ -192,7 +192,8 @@ class ProducerHandler:
         self._connection.send(encode_receipt(self.id, first, highest, ledger_id, entry_id))
 
     def on_publish_waiting(self, error: MagnetarError) -> None:
-        """Does nothing: Pulsar's protocol has no command that tells a client that it waits for exclusive access."""
+        """Does nothing, because Pulsar's protocol has no command to tell a client that it waits for exclusive access to
+        the topic."""
 
     def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
         if isinstance(error, FINAL):
@@ -226,8 +227,8 @@ class ProducerHandler:
             self.leave_replaced()
 
     def leave_replaced(self) -> None:
-        """Called when the producer was closed, or its id is used for another producer: removes the producer from the
-        connection, and leaves the topic."""
+        """Removes the producer from the connection, and makes it leave the topic. Called when the broker has closed the
+        producer, or the client uses its id for another producer."""
         self._over = True
         self._connection.handlers.remove_producer(self)
         self._connection.start_uncancelled_cleanup(self.leave())
@@ -274,6 +275,6 @@ def _names_txn(entry: Buffer) -> bool:
 
 
 def payload_bytes_max(config: BrokerConfig) -> int:
-    """Returns the largest payload size in bytes that clients may send: `max_message_bytes`, or less if a ledger entry
-    would otherwise have too little room for the metadata of the message."""
+    """Returns the size limit for payloads that is sent to clients, in bytes: `max_message_bytes`, or less if a ledger
+    entry would otherwise have too little room for the metadata of the message."""
     return max(1, config.max_message_bytes - METADATA_BYTES + metadata_bytes_max(config))

@@ -34,7 +34,7 @@ class PulsarProtocol:
 
     async def serve(self, stream: ByteStream) -> None:
         """Serves one connection until the client or the broker ends it. Raises Unauthenticated, InvalidRequest or
-        ConnectionLost if such an error ended the connection."""
+        ConnectionLost if the connection ended with this error."""
         if self._callers is None:
             self._callers = CallerAuthenticator(stream.guard, self._broker.world.clock)
         await self._broker.world.workers.load(f"{__package__}.connection")
@@ -64,8 +64,8 @@ SCHEMES = ("pulsar", "pulsar+ssl", "magnetar", "magnetar+ssl")
 def make_advertised_urls(
     config: BrokerConfig, listening: Endpoint, *, is_encrypted: bool
 ) -> dict[str, tuple[str, ...]]:
-    """Returns the URLs of this broker for Pulsar clients, by the name of the listener. Raises InvalidConfiguration if
-    the setting `pulsar_listeners` is invalid."""
+    """Returns the URLs at which Pulsar clients reach this broker, by the name of the listener. `listening`: the address
+    at which the broker listens. Raises InvalidConfiguration if the setting `pulsar_listeners` is invalid."""
     if config.pulsar_listeners:
         return parse_listeners(config.pulsar_listeners)
     host = config.advertised.host if config.advertised is not None else listening.host
@@ -73,8 +73,8 @@ def make_advertised_urls(
 
 
 def parse_listeners(text: str) -> dict[str, tuple[str, ...]]:
-    """Parses the setting `pulsar_listeners`. Returns the URLs of each listener by its name; the key "" maps to the URLs
-    of the first listener, the default. Raises InvalidConfiguration if the text is invalid."""
+    """Parses the setting `pulsar_listeners`. Returns the URLs of each listener, by its name; the key "" has the URLs of
+    the first listener, which is the default. Raises InvalidConfiguration if the text is invalid."""
     found: dict[str, tuple[str, ...]] = {}
     for part in text.split(","):
         name, _, url = part.strip().partition(":")
@@ -92,15 +92,15 @@ def parse_listeners(text: str) -> dict[str, tuple[str, ...]]:
 
 
 class OpenProducers:
-    """The open producers of all Pulsar connections of this broker, by topic and producer name."""
+    """The open producers of all Pulsar connections to this broker, by topic and producer name."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], ProducerHandler] = {}
 
     def find_replaced_instance(self, topic: str, name: str, place: str, epoch: int) -> str:
         """Returns the instance id of the open producer that a new producer replaces, because its client has
-        reconnected: a producer with the same topic and name, from the same host (`place`), with a lower epoch. Returns
-        "" if there is no such producer."""
+        reconnected. That is a producer with the same topic and name, from the same host (`place`), and with a lower
+        epoch. Returns "" if there is no such producer."""
         known = self._open.get((topic, name))
         returns = known is not None and known.network == place and known.epoch < epoch
         return known.instance if known is not None and returns else ""

@@ -49,20 +49,20 @@ _ELSEWHERE = (NotFound, OutcomeUnknown, TimedOut, Unavailable)
 
 
 def has_txn(command: Any) -> bool:
-    """Returns whether a SEND or ACK command belongs to a transaction: whether both fields of the transaction id are
-    present, with any value."""
+    """Returns whether a SEND or ACK command belongs to a transaction: both fields of the transaction id are set, with
+    any value."""
     return bool(command.HasField("txnid_most_bits") and command.HasField("txnid_least_bits"))
 
 
 def transaction_id_of(command: Any) -> TxnId:
-    """Returns the transaction id in a command. Raises InvalidRequest if its two numbers are not a valid transaction
-    id."""
+    """Returns the transaction id that a command contains as two numbers. Raises InvalidRequest if the numbers are not a
+    valid id."""
     return TxnId.from_numbers(command.txnid_most_bits, command.txnid_least_bits)
 
 
 def coordinator_of(topic: TopicName) -> int | None:
-    """Returns the number of the transaction coordinator to which a partition of the topic `ASSIGN_TOPIC` belongs.
-    Returns None if `topic` is not such a partition."""
+    """Returns the number of the transaction coordinator that a partition of the topic `ASSIGN_TOPIC` stands for; None
+    if `topic` is not such a partition."""
     return topic.partition if topic.is_partition and topic.base == ASSIGN_TOPIC else None
 
 

@@ -60,7 +60,7 @@ _TABLE: tuple[tuple[type[errors.MagnetarError], pulsar.ServerError], ...] = (
 
 
 def pulsar_error_number(error: errors.MagnetarError) -> pulsar.ServerError:
-    """Returns the error number of Pulsar's protocol for an error."""
+    """Returns the error number in Pulsar's protocol that is sent to a client for `error`."""
     for kind, number in _TABLE:
         if isinstance(error, kind):
             return number
@@ -68,8 +68,8 @@ def pulsar_error_number(error: errors.MagnetarError) -> pulsar.ServerError:
 
 
 def ensure_magnetar_error(error: Exception) -> errors.MagnetarError:
-    """Returns `error` if it is a MagnetarError. Any other exception is unexpected: it is logged, and an InternalError
-    is returned, so that the client gets an answer."""
+    """Returns `error` if it is a MagnetarError. Logs any other exception, because it is a bug, and returns an
+    InternalError in its place, so that the client gets an answer."""
     if isinstance(error, errors.MagnetarError):
         return error
     _LOG.error("a request of a client failed", exc_info=error)
@@ -132,7 +132,7 @@ def make_wire_schema(info: SchemaInfo) -> pulsar.Schema:
 # ------------------------------------------------------------------ acknowledgements
 def acknowledge_in_steps(session: ConsumerSession, ack: pulsar.CommandAck) -> Iterator[None]:
     """Acknowledges the messages of an ACK command. A generator: other tasks may run between its steps. Raises
-    InvalidRequest or NotAllowed if an entry is refused; the entries before the refused one are acknowledged."""
+    InvalidRequest or NotAllowed if an entry is refused; the entries before it are acknowledged nevertheless."""
     yield from _check_size(ack.message_id)
     if ack.ack_type == pulsar.CommandAck.Cumulative:
         if len(ack.message_id) != 1:
@@ -144,10 +144,10 @@ def acknowledge_in_steps(session: ConsumerSession, ack: pulsar.CommandAck) -> It
 
 
 async def ack_in_transaction(session: ConsumerSession, txn: TxnId, ack: pulsar.CommandAck) -> None:
-    """Acknowledges the messages of an ACK command in a transaction, by `ConsumerSession.ack_in_transaction`. A
-    cumulative acknowledgement that covers no message yet does nothing. Any other acknowledgement becomes pending or is
-    refused, but is never ignored: otherwise the client would believe at the commit that the messages are
-    acknowledged."""
+    """Acknowledges the messages of an ACK command in a transaction. Raises the errors of
+    `ConsumerSession.ack_in_transaction`. A cumulative acknowledgement that covers no message yet does nothing. Every
+    other acknowledgement either becomes pending or raises an error, so that at the commit the client knows which
+    messages are acknowledged."""
     for _ in _check_size(ack.message_id):
         pass
     if ack.ack_type != pulsar.CommandAck.Cumulative:
@@ -188,9 +188,10 @@ def parse_individual_acks(
     ids: Iterable[MessageIdData], messages_of: Callable[[Position], int], *, exact: bool = False
 ) -> Iterator[AckedEntry]:
     """Yields the entries that an individual acknowledgement acknowledges, wholly or in part. `messages_of`: a function
-    that returns the number of messages in an entry; 0: unknown. With `exact`, every named message counts, also if only
-    a part of the batch is outstanding at this consumer (an abort requeued the rest): the batch size that the client
-    sends is used. With `exact`, raises InvalidRequest if the batch size is not known, or no message is named."""
+    that returns the number of messages in an entry; 0 if it is unknown. With `exact`, every named message counts, even
+    if only a part of the batch is outstanding at this consumer, because an abort requeued the rest; then the batch size
+    that the client sends is used. With `exact`, raises InvalidRequest if the batch size is unknown, or no message is
+    named."""
     for each in ids:
         position = Position(to_signed_long(each.ledgerId), to_signed_long(each.entryId))
         if position.entry_id < 0:
@@ -212,8 +213,8 @@ def parse_individual_acks(
 
 
 def parse_cumulative_ack(of: MessageIdData) -> Iterator[AckedEntry]:
-    """Yields the entry up to which a cumulative acknowledgement acknowledges all messages. Yields nothing for entry id
-    -1, which a client sends before it has finished the first message of a ledger."""
+    """Yields the entry up to which a cumulative acknowledgement acknowledges all messages. Yields nothing if its entry
+    id is -1: a client sends this before it has finished the first message of a ledger."""
     position = Position(to_signed_long(of.ledgerId), to_signed_long(of.entryId))
     if of.ack_set:
         left = _bits(of.ack_set)
@@ -255,9 +256,9 @@ def encode_ack_set(acked: Sequence[int], count: int) -> list[int]:
 def redeliver_in_steps(
     session: ConsumerSession, asked: pulsar.CommandRedeliverUnacknowledgedMessages
 ) -> Iterator[None]:
-    """Gives the messages that a command names back to the subscription, which delivers them again. A generator: other
-    tasks may run between its steps. As in Pulsar, gives back all messages that are outstanding at the consumer if the
-    command names none, or if the subscription type preserves the order."""
+    """Requeues the messages that a command names, so that the subscription delivers them again. Requeues all messages
+    that are outstanding at the consumer if the command names none, or if the subscription type preserves the order, as
+    in Pulsar. A generator: other tasks may run between its steps."""
     individual = session.subscription.dispatcher.policy.individual
     ids = asked.message_ids if individual else ()
     return session.redeliver(Position(to_signed_long(each.ledgerId), to_signed_long(each.entryId)) for each in ids)

@@ -1,10 +1,10 @@
 """A request as its handler sees it: names, body and query as values, and operations with the caller's rights.
 
-    await call.call_here(op.CREATE_TOPIC, name=call.topic.full)     as over gRPC: authorized, audited
-    await call.call_each_partition(op.COMPACT)                          of the topic, or of each partition
+    await call.call_local(op.CREATE_TOPIC, name=call.topic.full)    as over gRPC: authorized, audited
+    await call.call_each_partition(op.COMPACT)                      for the topic, or for each of its partitions
 
-A partition of another broker is asked there, with the rights of this broker; the caller's rights are checked here
-before.
+For a partition of another broker, the operation is called there, with the rights of this broker; the caller's rights
+are checked here before.
 """
 
 from __future__ import annotations
@@ -84,15 +84,16 @@ class JsonResponse(Response):
 
 
 class HttpError(HTTPException):
-    """Raised by a handler to answer its request with the HTTP status `status`, by default 400, and a reason."""
+    """Raised by the handler of a route: the request is answered with the HTTP status `status` (default: 400) and a
+    reason."""
 
     def __init__(self, reason: str, status: int = 400) -> None:
         super().__init__(status, reason)
 
 
 def http_status_of(error: errors.MagnetarError, busy: int = 409) -> int:
-    """Returns the HTTP status with which a request is answered that failed with `error`. `busy`: the status if the
-    error is Busy."""
+    """Returns the HTTP status that answers a request which failed with `error`. `busy`: the status for the error Busy.
+    """
     if isinstance(error, errors.Busy):
         return busy
     return next((status for kind, status in _TABLE if isinstance(error, kind)), 500)
@@ -108,8 +109,8 @@ def make_response(status: int, reason: str, headers: dict[str, str] | None = Non
 
 
 def error_response(error: Exception, busy: int = 409) -> Response:
-    """Returns the HTTP response to a request that failed with `error`. An unexpected exception is logged, and its text
-    is not sent to the client. `busy`: the status if the error is Busy."""
+    """Returns the HTTP response that answers a request which failed with `error`. An unexpected exception is logged,
+    and its text is not sent to the client. `busy`: the status for the error Busy."""
     if isinstance(error, HTTPException):
         return make_response(error.status_code, error.detail, dict(error.headers or {}))
     if isinstance(error, errors.MagnetarError):
@@ -127,7 +128,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class RestRequest:
-    """An HTTP request of the administration, as the handler of its route gets it."""
+    """An HTTP request for administration, as the handler of its route gets it."""
 
     broker: TopicManager
     services: Mapping[str, AuthorizedService]
@@ -158,8 +159,8 @@ class RestRequest:
 
     # ------------------------------------------------------------------ body and query
     def parse_body(self, kind: type[T]) -> T:
-        """Returns the body of the request as a value of type `kind`. Raises HttpError if the body is not JSON, or does
-        not fit the type."""
+        """Returns the JSON body of the request as a value of type `kind`. Raises HttpError if the body is not JSON, or
+        does not fit the type."""
         return self.parse_json(self.body, kind)
 
     def parse_json(self, data: bytes, kind: type[T]) -> T:
@@ -181,8 +182,8 @@ class RestRequest:
         return text == "true"
 
     def parse_number(self, text: str, what: str, *, least: int = 0) -> int:
-        """Returns the number that `text` contains. `what`: what error texts call the number. Raises HttpError if
-        `text` is not a number; with status 412 if the number is less than `least`, or needs more than 63 bits."""
+        """Returns the number in `text`. `what`: the name of the number in error texts. Raises HttpError if `text` is
+        not a number; with status 412 if the number is less than `least`, or needs more than 63 bits."""
         try:
             if not re.fullmatch(r"[-+]?[0-9]{1,30}", text):
                 raise ValueError
@@ -219,25 +220,24 @@ class RestRequest:
         return True
 
     async def list_partitions(self) -> list[TopicName]:
-        """Returns the partitions of the topic in the path. Returns an empty list if the topic is not partitioned, or is
-        itself a partition. Raises TopicNotFound if the topic does not exist. The caller's rights must be checked
-        before."""
+        """Returns the partitions of the topic in the path; [] if the topic is not partitioned, or is itself a
+        partition. Raises TopicNotFound if the topic does not exist. The caller's rights are not checked here."""
         if self.topic.is_partition:
             return []
         count = await self.broker.catalog.count_existing_partitions(self.topic)
         return [self.topic.with_partition(number) for number in range(count)]
 
     async def check_unpartitioned(self, operation: Operation[Any], what: str, **arguments: object) -> None:
-        """Raises HttpError (405) if the topic is partitioned; the error text ends with `what`, the advice what to do
-        instead. Raises Unauthorized if the caller may not call the operation."""
+        """Raises HttpError (405) if the topic is partitioned; the error text ends with the advice `what`. Raises
+        Unauthorized if the caller may not call the operation for the topic."""
         await self.authorize(operation, **{operation.rule.field: self.topic.full}, **arguments)
         if await self.list_partitions():
             raise HttpError(f"topic {self.topic} has partitions: {what}", 405)
 
     async def call_each_partition(self, operation: Operation[T], **arguments: object) -> list[T]:
-        """Calls the operation for the topic. If the topic is partitioned, calls the operation for each partition, in
-        order. Returns the answers in that order. Raises the first error; the operation is not undone at the partitions
-        before."""
+        """Calls the operation for the topic; if the topic is partitioned, for each of its partitions, one after the
+        other. Returns the answers in the order of the partitions. Raises the first error; the operation is not undone
+        at the partitions that were called before."""
         field = operation.rule.field
         await self.authorize(operation, **{field: self.topic.full}, **arguments)
         partitions = await self.list_partitions()
@@ -246,8 +246,8 @@ class RestRequest:
         return [await self.call_topic_owner(operation, each, **arguments) for each in partitions]
 
     async def call_topic_owner(self, operation: Operation[T], topic: TopicName, **arguments: object) -> T:
-        """Calls the operation at the topic's owner, which is this broker or another one; returns its answer. Another
-        broker does not check the caller's rights, so they must be checked before."""
+        """Calls the operation at the topic's owner, which is this broker or another broker, and returns the answer.
+        Another broker does not check the caller's rights, so the rights must be checked before this call."""
         asked: dict[str, Any] = {operation.rule.field: topic.full, **arguments}
         try:
             return await self.call_local(operation, **asked)
@@ -257,7 +257,8 @@ class RestRequest:
             )
 
     async def call_coordinator(self, operation: Operation[T], **arguments: Any) -> T:
-        """Calls the operation at the broker that owns the transaction coordinator; returns its answer."""
+        """Calls the operation at the broker that runs the transaction coordinator, and returns the answer. The caller's
+        rights are checked at this broker, also if another broker answers."""
         try:
             return await self.call_local(operation, **arguments)
         except NotOwner as error:
@@ -270,8 +271,8 @@ class RestRequest:
 # --------------------------------------------------------------------------------------------------------- table
 # The table of routes: each handler is registered with its method, its path and a sentence.
 #
-#     @route("GET", "/admin/v2/tenants", "The tenants that the caller may see.", answer="[name]")
-#     async def tenants(call: Call) -> object: …
+#     @register_route("GET", "/admin/v2/tenants", "The tenants that the caller may see.", answer="[name]")
+#     async def tenants(call: RestRequest) -> object: …
 #
 # A handler returns a value for JSON (200), None (204), or a Response. `{topic}` and other names in braces are one
 # segment each, percent-decoded after the path is split: a name may have an encoded slash. TOPIC matches persistent and
@@ -325,7 +326,7 @@ _SECRETS = {
 
 
 def openapi_path(row: RestRoute) -> str:
-    """Returns the path of a route as OpenAPI writes it, without the types of its parameters: `{domain}` instead of
+    """Returns the path of a route in the form that OpenAPI uses, without the types of parameters: `{domain}` instead of
     `{domain:domain}`."""
     return _NAME.sub(r"{\1}", row.path)
 

@@ -101,7 +101,8 @@ async def list_brokers(call: RestRequest) -> object:
 @register_route("GET", BROKERS + "/leaderBroker", "The broker that cleans up: the first by name.",
        answer="{brokerId, serviceUrl}")  # fmt: skip
 async def leader(call: RestRequest) -> object:
-    """Returns the leader of the cluster: the broker that deletes orphaned ledgers, which is the first one by name."""
+    """Returns the addresses of the leader: the first broker by name, which deletes the orphaned ledgers of the cluster.
+    """
     await call.authorize(op.LIST_BROKERS)
     found = min(await call.broker.list_brokers(), key=lambda each: each.name, default=None)
     if found is None:

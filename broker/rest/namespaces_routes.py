@@ -188,7 +188,7 @@ async def get_cluster(call: RestRequest) -> object:
     "PUT", CLUSTER, "Answers 204 for this cluster: it exists; another one cannot be made.", body="ClusterData"
 )
 async def create_cluster(call: RestRequest) -> None:
-    """Answers the request to create a cluster. Accepts it for this broker's own cluster, which exists already, because
+    """Answers a request to create a cluster. Accepts this broker's own cluster, although it exists already, because
     set-up scripts of client test suites send this request first. Refuses any other cluster."""
     await call.authorize(op.LIST_BROKERS)
     if call.names["cluster"] != call.broker.config.cluster:

@@ -112,9 +112,9 @@ Fields = dict[str, Any]
 
 
 class PolicyRow(NamedTuple):
-    """A policy in the table from which the REST routes of policies are made. `namespace` and `topic`: the last part of
-    the path of the route for namespaces and of the route for topics; empty if there is no such route. `key`: the key of
-    the policy in the JSON of a namespace."""
+    """A row of the table from which the REST routes of policies are made: one policy. `namespace` and `topic`: the last
+    part of the path of its routes for namespaces and for topics; "" if there is no such route. `key`: the key of the
+    policy in the JSON of a namespace."""
 
     namespace: str
     topic: str
@@ -141,8 +141,8 @@ _REASONS = {
 
 # ------------------------------------------------------------------ numbers and booleans
 class BodyConverter(NamedTuple):
-    """The type of a policy's JSON body, with two functions: `take` translates a body to fields of Policies, and `show`
-    translates them back."""
+    """The type of a policy's JSON body, and two functions: `take` converts a body to fields of Policies, and `show`
+    converts Policies to a body."""
 
     kind: Any
     take: Callable[[Any], Fields]
@@ -197,8 +197,8 @@ def _retention(minutes: str, mib: str) -> BodyConverter:
 
 
 def parse_quota(given: BacklogQuota, kind: str) -> Fields:
-    """Returns the fields of Policies that correspond to a backlog quota in Pulsar's JSON. Raises HttpError unless
-    `kind` is destination_storage or message_age."""
+    """Returns the fields of Policies for a backlog quota in Pulsar's JSON. `kind`: destination_storage or message_age;
+    raises HttpError if it is any other text."""
     size, fields = given.limitSize if given.limitSize is not None else given.limit, Fields()
     if kind == "message_age":
         fields["backlog_quota_s"] = _limit(given.limitTime, "limitTime")
@@ -406,8 +406,8 @@ QUOTA_FIELDS = {
 
 
 def parse_namespace_policies(given: Mapping[str, Any]) -> Fields:
-    """Returns the fields of Policies that correspond to the policies in the JSON of a namespace. Missing and unknown
-    keys are no error. Raises HttpError (400, 412) if a policy is invalid."""
+    """Returns the fields of Policies for the policies in the JSON of a namespace. Ignores missing and unknown keys.
+    Raises HttpError (400, 412) if a policy is invalid."""
     found = Fields()
     for row in POLICIES:
         value = given.get(row.key) if row.key else None
@@ -448,8 +448,8 @@ async def read_policies(call: RestRequest, place: dict[str, str], *, applied: bo
 async def change_policies(
     call: RestRequest, place: dict[str, str], fields: Fields, removed: tuple[str, ...] = ()
 ) -> None:
-    """Sets the policies in `fields` at the namespace or topic `place`. Removes the policies that are None in `fields`,
-    and those in `removed`: they are inherited again."""
+    """Sets the policies in `fields` for the namespace or topic `place`. Removes the policies that are None in `fields`,
+    and those that `removed` names, so that they are inherited again."""
     given = {name: value for name, value in fields.items() if value is not None}
     removed = (*removed, *(name for name, value in fields.items() if value is None))
     text = msgspec.json.encode(given).decode()
@@ -574,8 +574,8 @@ UNLIMITED = DispatchRate(0, 0)
 
 
 class UnsupportedPolicy(NamedTuple):
-    """A policy of Pulsar that Magnetar does not support. Its GET route returns a fixed value, setting any other value
-    is refused, and DELETE does nothing."""
+    """A policy of Pulsar that Magnetar does not support. Its GET route returns the fixed value `value`; a request to
+    set any other value is refused for the reason `why`; DELETE does nothing."""
 
     name: str  # last part of the path
     verb: str  # that sets it

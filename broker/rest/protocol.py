@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 class RestProtocol:
-    """Serves the connections of an HTTP listener. `services`: the checked services "Admin" and "Broker". `measure`: the
-    function that writes the page of `GET /metrics`."""
+    """Serves the connections of an HTTP listener. `services`: the services "Admin" and "Broker", which check the
+    caller's rights. `measure`: the function that writes the metrics page for `GET /metrics`."""
 
     def __init__(self, broker: TopicManager, services: Mapping[str, AuthorizedService]) -> None:
         self._broker = broker

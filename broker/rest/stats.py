@@ -35,8 +35,8 @@ _MODES = {
 
 
 class RateMeters:
-    """Measures the rates of producers and consumers. Stores the last counters of each, by its id, for at most
-    METERS_MAX of them: a further id replaces the one that was measured longest ago."""
+    """Measures the rates of producers and consumers. Stores the last counters of each, by its id; beyond METERS_MAX,
+    replaces the counters of the one that was measured longest ago."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -47,7 +47,8 @@ class RateMeters:
 
     def measure_rates(self, number: int, since_ms: int, counters: Numbers) -> Numbers:
         """Returns the rate per second of each counter since the last call for the producer or consumer with the id
-        `number`. The first call returns the rates since `since_ms`."""
+        `number`; in the first call, since `since_ms`. A call within RATE_S seconds of the last one returns the same
+        rates."""
         now, known = self._clock.monotonic(), self._known.get(number)
         if known is None:
             passed_s = max(RATE_S, (self._clock.wall_ms() - since_ms) / 1000)
@@ -216,8 +217,8 @@ def _consumer(found: values.ConsumerStats, live: Consumer | None, meters: RateMe
 
 # ------------------------------------------------------------------ internals
 def make_internal_stats_json(found: values.TopicInternalStats, stats: values.TopicStats) -> dict[str, Any]:
-    """Returns the internal statistics of a topic as Pulsar's JSON. `found`: the statistics of its log; `stats`: those
-    of its subscriptions."""
+    """Returns the internal statistics of a topic as Pulsar's JSON. `found`: the statistics of the topic's log; `stats`:
+    the statistics of its subscriptions."""
     newest = found.ledgers[-1] if found.ledgers else None
     ledgers = [_ledger(each) for each in found.ledgers]
     return {
@@ -261,8 +262,8 @@ def _cursor(found: values.SubscriptionStats) -> dict[str, Any]:
 
 # ------------------------------------------------------------------ of all partitions
 def merge_partition_stats(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merges the statistics of several partitions to those of one topic: adds numbers, averages averages, concatenates
-    lists and merges maps. Of times and limits the largest is returned."""
+    """Merges the statistics of several partitions to the statistics of one topic: adds numbers, averages averages,
+    concatenates lists, merges maps, and takes the largest of times and limits."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         found[name] = _merged(name, [part[name] for part in parts if name in part])
@@ -303,8 +304,8 @@ ENDING = {"COMMITTED": "COMMITTING", "ABORTED": "ABORTING"}
 def make_transaction_metadata_json(
     found: values.TransactionStats, at: Mapping[str, values.TransactionHere | None], now_ms: int
 ) -> dict[str, Any]:
-    """Returns the state of a transaction as Pulsar's JSON object TransactionMetadata. `at`: what each topic reports of
-    the transaction; None if the topic was not asked, or could not be asked."""
+    """Returns the state of a transaction as Pulsar's JSON object TransactionMetadata. `at`: the state of the
+    transaction at each of its topics; None for a topic that was not asked, or did not answer."""
     status = found.state.name
     is_known = bool(found.timeout_ms)  # it is open, or not settled yet
     return {
@@ -352,8 +353,8 @@ def make_coordinator_stats_json(found: values.CoordinatorTransactions) -> dict[s
 
 
 def make_coordinator_internals_json(number: int, found: values.CoordinatorTransactions) -> dict[str, Any]:
-    """Returns the ledger of a transaction coordinator as Pulsar's JSON object TransactionCoordinatorInternalStats. A
-    coordinator has one ledger, which begins with a snapshot."""
+    """Returns the statistics of a transaction coordinator's log as Pulsar's JSON object
+    TransactionCoordinatorInternalStats. The log consists of one ledger, which begins with a snapshot."""
     ledger: dict[str, Any] = {
         "ledgerId": found.ledger_id, "entries": found.ledger_entries, "size": found.ledger_bytes, "timestamp": 0,
         "offloaded": False, "metadata": None, "underReplicated": False, "properties": {},

@@ -23,8 +23,8 @@ from .call import SUBSCRIPTION, TOPIC, HttpError, RestRequest, register_route
 
 
 class ResetPosition(msgspec.Struct):
-    """The JSON body of a request that resets a subscription: a message id, or Java's ResetCursorData, which has more
-    keys."""
+    """The JSON body of a request that resets a subscription: a message id. It may also be Java's ResetCursorData, which
+    has more keys."""
 
     ledgerId: int
     entryId: int
@@ -273,7 +273,8 @@ def _unfolded(header: EntryHeader, part: memoryview) -> memoryview:
 
 
 class PayloadResponse(Response):
-    """A response that is sent in pieces, as fast as the client reads, and keeps memory reserved until it is sent."""
+    """A response with the payload of a message. The payload is sent in pieces, as fast as the client reads. Memory for
+    it stays reserved until it is sent."""
 
     def __init__(self, memory: MemoryBudget, size: int) -> None:
         """Reserves memory for a payload of `size` bytes. Raises BackPressure if there is none."""

@@ -57,8 +57,8 @@ LIST_DEFAULT = 1_000
 
 # ------------------------------------------------------------------ what a request names
 def parse_txn_id(call: RestRequest) -> TxnId:
-    """Returns the id of the transaction or half message that the path of a request names. Raises InvalidRequest if the
-    path contains no valid id."""
+    """Returns the id of the transaction or half message in the path of a request, where it is two numbers. Raises
+    InvalidRequest if they are not a valid id."""
     return TxnId.from_numbers(
         *(call.parse_number(call.names[each], f"the half {each} of an id") for each in ("most", "least"))
     )
@@ -77,8 +77,8 @@ def _coordinator(call: RestRequest, text: str) -> int:
 
 
 async def parse_coordinator_numbers(call: RestRequest) -> list[int]:
-    """Returns a list with the coordinator number that the query names. If the query names none, returns the numbers of
-    all coordinators."""
+    """Returns the coordinator number that the query contains, in a list; if the query contains none, the numbers of all
+    coordinators."""
     if asked := call.query.get("coordinatorId", ""):
         return [_coordinator(call, asked)]
     return list(range(await call.broker.transactions.read_coordinator_count()))

@@ -1,9 +1,10 @@
-"""`magnetar brokers …` and `magnetar bookies …`: who is there, and who is to give away what it owns.
+"""`magnetar brokers …` and `magnetar bookies …`: list the servers, and drain brokers.
 
-`magnetar status`, `magnetar top` and `magnetar why`: what an operator asks first.
+`magnetar status`, `magnetar top` and `magnetar why`: the first commands of an operator when something is wrong.
 
-`status` asks any broker for the sums of all (`BrokerSummaries`), and the bookies for their state and for repair. What
-needs somebody is an alarm: a sentence, and the command that shows more or helps; with one, the exit code is 1.
+`status` asks any broker for the sums over all brokers (`BrokerSummaries`), and the bookies for their state and for the
+state of repair. A problem that needs an operator is an alarm: a sentence, and the command that shows more or helps. If
+there is an alarm, the exit code is 1.
 proto/alarms.py has the rules. Guarding tests: tests/cli/test_status.py.
 """
 
@@ -106,9 +107,9 @@ def make_broker_row(found: dict[str, Any], now_ms: int) -> dict[str, Any]:
 
 
 class StorageState(NamedTuple):
-    """What bookies say. `repair`: the state of repair (missing copies of ledgers); None if no bookie says it, or the
-    metadata does not answer, from which bookies read it. `why`: the reason why no bookie answers; `refused`: it is that
-    this caller shows no bookie who it is."""
+    """The state of the bookies as they report it. `repair`: the state of repair (missing copies of ledgers); None if no
+    bookie reports it, or if the metadata, from which bookies read it, does not answer. `why`: the reason why no bookie
+    answers. `refused`: whether that reason is that bookies do not know this caller."""
 
     bookies: list[dict[str, Any]]
     repair: dict[str, Any] | None = None
@@ -123,9 +124,9 @@ STEPS = 3
 
 
 def ask_storage(session: Session, summary: ClusterSummary) -> StorageState:
-    """Asks the bookies within the session's time-out. Returns those that are registered, or that the metadata of
-    ledgers names, each with the state that it reports itself. While the metadata does not answer, no bookie is asked;
-    bookies that do not answer at first are not asked again."""
+    """Asks the bookies for their states, within the session's time-out, and returns the states. Includes the registered
+    bookies, and those that only the metadata of ledgers names. If the metadata does not answer, no bookie is asked. A
+    bookie that does not answer the first request is not asked again."""
     from ...proto.errors import MagnetarError, Unauthorized
     from ..storage.admin_port import ask_reachable_bookies
     from ..storage.ledgers import ask_any_bookie
@@ -178,8 +179,8 @@ def ask_storage(session: Session, summary: ClusterSummary) -> StorageState:
 
 
 def find_largest_topics(summary: ClusterSummary, by: str, limit: int) -> list[dict[str, Any]]:
-    """Returns the `limit` largest topics of all brokers, the largest first. `by` is one of SORTS, and says by which
-    number topics are compared."""
+    """Returns the `limit` largest topics of all brokers, the largest first. `by`: the measure by which topics are
+    compared, one of SORTS."""
     rows = [asdict(row) for broker in summary.brokers for row in getattr(broker, f"by_{by}")]
     if by == "traffic":
         rows.sort(key=lambda row: (-(row["throughput_in"] + row["throughput_out"]), row["name"]))

@@ -1,8 +1,8 @@
-"""`magnetar doctor`: goes through the checks of one table, and says what is wrong and which command helps.
+"""`magnetar doctor`: runs the checks of a table, and shows what is wrong and which command helps.
 
     facts = gather(session)                    plain records: brokers, bookies, quorums, subscriptions, settings
-    findings, states = run_checks(facts)       each check of CHECKS decides by them alone
-    findings, states = check_directory(dir)  OFFLINE: of a data directory whose server need not run
+    findings, states = run_checks(facts)       the checks in CHECKS, which decide only from the facts
+    findings, states = check_directory(dir)    the checks in OFFLINE, of a data directory; its server need not run
 
 A check has a code, which alarms of `magnetar status` share, and is described in docs/operations.md. A finding is an
 Alarm: a sentence, the command that shows more or helps, and whether somebody is needed; with one, the exit code is 1.
@@ -65,8 +65,8 @@ SYNCS = 20
 
 @dataclass
 class ClusterFacts:
-    """What `magnetar doctor` knows of a cluster: the input of its checks. The records are plain, so that a test can
-    write them down."""
+    """The facts about a cluster from which the checks of `magnetar doctor` decide. All records are plain values, so
+    that a test can create them."""
 
     now_ms: int
     brokers: Sequence[Row] = ()  # as of `status`
@@ -92,8 +92,8 @@ class ClusterFacts:
 
 
 class DoctorCheck(NamedTuple):
-    """One check of `magnetar doctor`: its code, what it checks, and the function that returns the alarms, or a text
-    that says why the check is not possible."""
+    """One check of `magnetar doctor`. `code`: its name. `what`: what it checks. `find`: the function that returns the
+    alarms, or a text that says why the check is not possible."""
 
     code: str
     what: str
@@ -102,8 +102,8 @@ class DoctorCheck(NamedTuple):
 
 
 def run_checks(facts: ClusterFacts) -> tuple[list[Alarm], dict[str, str]]:
-    """Runs all checks. Returns the alarms, the urgent ones first, and the state of each check by its code: ok, look (an
-    alarm that can wait), wrong (an urgent alarm), or the reason why the state is not known."""
+    """Runs all checks. Returns the alarms (the urgent ones first), and the state of each check by its code: "ok",
+    "look" (an alarm that can wait), "wrong" (an urgent alarm), or the reason why the check was not possible."""
     findings, states = list[Alarm](), dict[str, str]()
     for check in CHECKS:
         away = facts.metadata_away_ms and check.asks_metadata
@@ -252,7 +252,7 @@ def _skewed(facts: ClusterFacts) -> Iterator[Alarm]:
 
 
 class RiskySetting(NamedTuple):
-    """A risky value of a broker's setting, which the operator may have set by mistake."""
+    """A setting of a broker with values that are risky, and that an operator may have set by mistake."""
 
     setting: str
     is_risky: Callable[[str], bool]
@@ -327,8 +327,9 @@ CHECKS = (
 
 # -------------------------------------------------------------------------------------------------------- facts
 def gather(session: Session, backup: str | None) -> ClusterFacts:
-    """Asks the servers of the cluster for the facts that the checks need. Leaves out the facts of a server that does
-    not answer."""
+    """Asks the servers of the cluster for the facts that the checks need, and returns the facts. Leaves out the facts
+    of a server that does not answer. `backup`: the folder or file with copies of the metadata; None if it is not given.
+    """
     from ...proto.versions import PRODUCT
 
     now_ms = SystemClock().wall_ms()
@@ -427,8 +428,8 @@ def _read_partitions(session: Session, summary: ClusterSummary) -> list[Row]:
 
 
 def time_of_newest_file_ms(place: str | None) -> int | None:
-    """Returns when the newest file of the folder `place` (or the file `place` itself) was written, in ms since the
-    epoch; 0 if the folder is empty, None if no `place` is given."""
+    """Returns the time at which the newest file of the folder `place` (or the file `place` itself) was written, in ms
+    since the epoch. Returns 0 if there is no file, None if `place` is None."""
     if place is None:
         return None
     path = Path(place)
@@ -438,7 +439,7 @@ def time_of_newest_file_ms(place: str | None) -> int | None:
 
 # ------------------------------------------------------------------------------------------------------ offline
 class DataDirectoryCheck(NamedTuple):
-    """One check of a data directory, as `DoctorCheck` is one of a running cluster."""
+    """One check of a data directory. It has the fields of a `DoctorCheck`, which is a check of a running cluster."""
 
     code: str
     what: str
@@ -446,8 +447,8 @@ class DataDirectoryCheck(NamedTuple):
 
 
 def check_directory(directory: Path) -> tuple[list[Alarm], dict[str, str]]:
-    """Checks a data directory and returns like `run_checks`. Of the files in the directory it reads only those in which
-    bookies identify themselves; it writes one file, and removes that again."""
+    """Runs all checks of a data directory. Returns the alarms and the states of the checks, like `run_checks`. Reads
+    only those files of the directory in which bookies identify themselves; writes one file, and removes it again."""
     findings, states = list[Alarm](), dict[str, str]()
     for check in OFFLINE:
         answer = check.find(directory)
@@ -480,8 +481,8 @@ def _measured_sync(directory: Path) -> Iterable[Alarm] | str:
 
 
 def measure_sync_time_s(directory: Path) -> float:
-    """Measures how long it takes to write 4 KiB in the directory and to sync them. Returns the second slowest of
-    several times, in seconds."""
+    """Measures how long it takes to write 4 KiB to a file in the directory and to sync the file. Repeats this SYNCS
+    times, and returns the second longest time, in seconds."""
     name = directory / f".magnetar-doctor-{os.getpid()}"
     clock, took = SystemClock(), list[float]()
     descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

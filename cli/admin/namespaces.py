@@ -254,7 +254,8 @@ AT_CREATION = tuple(
 
 
 def with_policy_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a command: adds an option for each policy. The value of an option that is not given is None."""
+    """Decorates a command: adds an option for each policy of a namespace. An option that the user does not give has the
+    value None."""
     function = policy_options(AT_CREATION)(function)
     for each in (
         option("-b", "--bundles", type=click.IntRange(1), help="Hash ranges that brokers own (at creation)."),

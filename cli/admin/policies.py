@@ -191,8 +191,8 @@ ALIASES = {
 
 
 def make_policy_commands(level: str) -> dict[str, LazyCommand]:
-    """Returns the commands that set, get and remove policies, by name, for the command group `level`: `namespaces` or
-    `topics`."""
+    """Returns the commands that set, get and remove policies, by their names. `level`: the command group for which they
+    are made, `namespaces` or `topics`."""
     return {
         f"{act}-{verb.name_at(level)}": LazyCommand(".admin.policies", f"{level} {act} {verb.name}", verb.help)
         for verb in POLICIES
@@ -202,13 +202,13 @@ def make_policy_commands(level: str) -> dict[str, LazyCommand]:
 
 
 def collect_given_policies(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options that the user gave, as fields of the Policies message by name."""
+    """Returns the policies that the user gave as options, by the names of the fields of the Policies message."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def policy_options(fields: tuple[Field, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Returns a decorator that adds one option for each of these policies to a command. The value of an option that is
-    not given is None."""
+    """Returns a decorator that adds an option for each of the policies `fields` to a command. An option that the user
+    does not give has the value None."""
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
         for field in reversed(fields):
@@ -290,7 +290,8 @@ def read_policies(session: Session, level: str, target: str, *, applied: bool = 
 
 
 def change_policies(session: Session, level: str, target: str, given: dict[str, Any]) -> Policies:
-    """Sets the policies `given` of the namespace or topic `target`. Returns all policies that are then set there."""
+    """Sets the policies `given` at the namespace or topic `target`. Returns all policies that are set there afterwards.
+    Raises UsageError if a value is invalid."""
     import msgspec
 
     from ...proto.policies import Policies

@@ -19,7 +19,8 @@ from ..common.session import COMPLETED, SUBSCRIPTION, WATCHED, YES, Session, con
 
 
 def make_operation_commands(group: str) -> dict[str, LazyCommand]:
-    """Returns the commands that a group gets from the table proto/operations.py, by the last word of their names."""
+    """Returns the commands of the group `group` that are made from rows of the table proto/operations.py, by the last
+    word of their names."""
     found = (each.cli for each in OPERATIONS.values() if each.cli is not None)
     return {
         each.words.removeprefix(f"{group} "): LazyCommand(".admin.rows", each.words, each.line)

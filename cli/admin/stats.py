@@ -71,7 +71,8 @@ def make_topic_record(session: Session, topic: str, found: list[values.TopicStat
 
 
 def sum_topic_records(whose: str, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the sums over the records of topics, as a record whose `topic` is the text `whose`."""
+    """Returns the sums over the records of several topics, as one record. `whose`: the text that this record has as its
+    `topic`."""
     found: dict[str, Any] = {"topic": whose, "partitions": None, "topics": len(records)}
     for name in (*_SUMMED.split(), "msgBacklog", "backlogSize"):
         found[name] = sum(each[name] for each in records)
@@ -116,7 +117,7 @@ def _owner(session: Session, txn: TxnId) -> tuple[str, str]:
 
 
 def transaction_row(record: dict[str, Any]) -> dict[str, Any]:
-    """Returns the row of a table that shows the transactions of a topic, made from the topic's record."""
+    """Returns the row about the transactions of a topic for a table, made from the topic's record of statistics."""
     found = record["transactions"]
     return {**found, "topic": record["topic"], "lastStable": found["lastStablePositions"]}
 
@@ -148,7 +149,8 @@ _JOINED: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any]]:
-    """Returns the statistics of a topic's subscriptions, by name; counts are summed over the partitions."""
+    """Returns the statistics of a topic's subscriptions, by the name of the subscription. `found`: the statistics of
+    the topic, or of each of its partitions; counts are summed over the partitions."""
     parts: dict[str, list[values.SubscriptionStats]] = {}
     for reply in found:
         for each in reply.subscriptions:
@@ -161,7 +163,7 @@ def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any
 
 
 def make_subscription_rows(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the rows of the table of subscriptions, made from what the function `subscriptions` returned."""
+    """Returns the rows of the table of subscriptions. `found`: the result of the function `subscriptions`."""
     return [
         {
             **record,

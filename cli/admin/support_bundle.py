@@ -1,10 +1,10 @@
 """`magnetar support-bundle`: one file with what support asks for, and nothing that it must not see.
 
-What is in it is the table FILES, which --dry-run lists. Payloads, keys and properties of messages are asked of nobody:
-no request of this module has one in its answer, and statistics are those of records without properties. What may have a
-secret all the same (settings, lines of logs) is blanked twice: values of settings by their names (`redact_values`), and
-every text by what secrets look like (`redact_text`), before it is written.
-A part that cannot be had is named in README.txt with the reason; without any broker there is no bundle.
+The table FILES describes its content; --dry-run lists it. The bundle contains no payloads, keys or properties of
+messages: no request of this module has them in its answer. Other parts that may contain a secret (settings, log lines)
+are redacted twice before they are written: settings by their names (`redact_values`), and every text by patterns of
+secrets (`redact_text`).
+A part that cannot be collected is named in README.txt with the reason; if no broker answers there is no bundle.
 Guarding test: tests/cli/test_support_bundle.py, with planted secrets.
 """
 
@@ -98,14 +98,16 @@ add the files with --log. Logs and settings are on their machines: --log FILE an
 
 
 def redact_text(text: str) -> str:
-    """Returns the text with everything that looks like a secret blanked. The work is linear in its length."""
+    """Returns the text with everything blanked that looks like a secret. The work is linear in the length of the text.
+    """
     for pattern in SECRET_TEXTS:
         text = pattern.sub(rf"\g<1>{BLANKED}", text)
     return text
 
 
 def redact_values(value: Any, name: str = "") -> Any:
-    """Returns a JSON document with those values blanked whose names show that they are secrets."""
+    """Returns the JSON document `value` with every value blanked whose name says that it is a secret. `name`: the name
+    of `value` itself."""
     if name and SECRET_NAMES.search(name):
         return BLANKED
     if isinstance(value, dict):
@@ -129,8 +131,8 @@ class SupportBundle:
         self.add_text(name, json.dumps(redact_values(value), indent=1, default=str))
 
     def attempt(self, what: str, act: Callable[[], None]) -> None:
-        """Calls `act`, which adds the part `what` to the bundle. If `act` fails, notes the error in the bundle, which
-        continues without this part."""
+        """Calls `act`, which adds the part `what` to the bundle. If `act` fails, adds the error to the list of missing
+        parts, and continues."""
         from ...proto.errors import MagnetarError
 
         try:
@@ -154,8 +156,8 @@ def _private(path: str, flags: int) -> int:
 
 
 def collect(session: Session, logs: tuple[str, ...], configs: tuple[str, ...], apart_s: float) -> SupportBundle:
-    """Asks the servers of the cluster for all parts of the bundle, and returns the bundle. Raises the error of the
-    first request only, which shows that no broker can be reached."""
+    """Asks the servers of the cluster for all parts of the bundle, and returns the bundle. A part that cannot be
+    collected is listed as missing; only if no broker can be reached, raises the error of the first request."""
     bundle = SupportBundle()
     summary = session.admin.broker_summaries()
     click.echo("asking brokers and bookies", err=True)

@@ -21,8 +21,8 @@ OK, FAILED, USAGE, NOT_AVAILABLE, NOT_FOUND, IN_USE, INTERRUPTED = 0, 1, 2, 3, 4
 
 
 class Failure(click.ClickException):
-    """Raised when a command fails for a known reason. `code` is its exit code, one of those at the head of this
-    module."""
+    """Raised when a command fails for a known reason. `code`: the exit code of the command, one of the codes at the
+    head of this module."""
 
     def __init__(self, message: str, code: int = FAILED) -> None:
         super().__init__(message)
@@ -35,8 +35,8 @@ def run_command_line(command: click.Command) -> int:
 
 
 def run_reporting_errors(work: Callable[[], int]) -> int:
-    """Calls `work` and returns its exit code. If `work` raises, prints the error and returns the exit code that belongs
-    to the error."""
+    """Calls `work` and returns the exit code that it returns. If `work` raises an error, prints the error and returns
+    the exit code for it."""
     try:
         code = work()
         if sys.stdout is not None:
@@ -129,9 +129,9 @@ def _unexpected(error: Exception) -> int:
 
 
 def find_magnetar_error(error: BaseException) -> MagnetarError | None:
-    """Returns the MagnetarError that is `error` or one of its causes; None if there is none. Because exceptions of the
-    SDK wrap those of a server, the innermost MagnetarError of a specific class is returned. An OSError is converted to
-    a MagnetarError that names its path."""
+    """Returns the MagnetarError in the chain of causes of `error`; None if there is none. Of several, returns the
+    innermost that has a specific class, because exceptions of the SDK wrap those of the server. An OSError is converted
+    to a MagnetarError whose text names the path."""
     from ...proto.errors import Busy, MagnetarError
 
     found: MagnetarError | None = None
@@ -182,8 +182,8 @@ def exit_code_of(error: MagnetarError) -> int:
 
 
 def describe(error: MagnetarError) -> str:
-    """Returns the text that tells the user about an error: what was wrong, whether the operation may have happened
-    nevertheless, and what to do next if that is known."""
+    """Returns the text about an error for the user: what was wrong, whether the operation may have happened
+    nevertheless, and what to do next, if that is known."""
     from ...proto.errors import (
         Busy,
         ConnectionLost,

@@ -52,12 +52,12 @@ def _given_options(ctx: click.Context) -> list[str]:
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they run. `table`: the commands, in the order of the help page;
-    `aliases` maps another spelling to a name of the table.
+    """A command group that imports each command when it runs. `table`: the commands by name, in the order of the help
+    page. `aliases`: maps other spellings to names of the table.
 
-    `policies` (cli/admin/policies.py) are commands, too, listed in a section of their own, one line for three of them.
-    `with_rows`: adds the verbs of rows of proto/operations.py that the table lacks, after it. `settings` are those of
-    click.Group: a group that also runs by itself has a callback.
+    `policies`: the commands about policies (cli/admin/policies.py); the help page lists them in a section of their own,
+    with one line for set, get and remove of a policy. `with_rows`: also adds the commands that are made from rows of
+    proto/operations.py. `settings`: arguments of click.Group; with a `callback`, the group itself can run too.
     """
 
     def __init__(

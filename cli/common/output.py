@@ -100,12 +100,12 @@ class CommandOutput:
 
     @property
     def is_structured(self) -> bool:
-        """Returns whether the output is for programs: one document, with no other text, and not a table."""
+        """Returns whether the output is for programs: a document without any other text, and not a table."""
         return self.kind not in ("table", "wide")
 
     def print_rows(self, rows: Sequence[Row], columns: Sequence[str], *, empty: str = "none") -> None:
-        """Prints a list of records. A table shows only `columns`, in this order; other formats contain all fields.
-        `empty` is printed if there are no rows."""
+        """Prints a list of records. A table shows only `columns`, in this order; other formats contain all fields. If
+        there are no rows, a table is replaced by the text `empty`."""
         if self.kind == "name":
             self._print_first(rows, columns)
         elif self.is_structured:
@@ -116,8 +116,8 @@ class CommandOutput:
             self._table(rows, columns)
 
     def print_row_stream(self, rows: Iterable[Row], columns: Sequence[str], *, empty: str = "none") -> None:
-        """Prints the records of a list of any length as they arrive. In a table, the first rows decide the widths of
-        the columns."""
+        """Prints a list of records of any length, record by record as they arrive. The first rows of a table determine
+        the widths of its columns."""
         if self.kind == "name":
             self._print_first(rows, columns)
         elif self.kind == "json":
@@ -144,8 +144,8 @@ class CommandOutput:
             print(f"{name:<{width}}  {format_cell(value)}")
 
     def print_result_text(self, text: str, **record: Value) -> None:
-        """Prints the sentence that says what a command did, for a command without another result. In `record`, the
-        first field is the name of the object that was changed."""
+        """Prints the sentence `text` that says what a command did, for a command that has no other result. `record`:
+        fields for the other formats; the first field is the name of the changed object."""
         if self.kind == "name":
             self.print_document(record)
         elif self.is_structured:
@@ -154,8 +154,8 @@ class CommandOutput:
             print(text)
 
     def print_document(self, value: Value) -> None:
-        """Prints a value that is the whole output of the command. In the format `name`, prints only the names in it
-        (`names_of_document`)."""
+        """Prints a value that is the whole output of the command. The format `name` prints only the names that the
+        value contains (`names_of_document`)."""
         match self.kind:
             case "name":
                 for name in names_of_document(value):
@@ -170,7 +170,7 @@ class CommandOutput:
                 print(json.dumps(value, indent=2, ensure_ascii=False))
 
     def print_streamed_value(self, value: Value) -> None:
-        """Prints one value of an endless list at once: as a line of JSON, or as an item of a YAML list."""
+        """Prints one value of an endless list at once, as a line of JSON or as an item of a YAML list."""
         match self.kind:
             case "name":
                 self.print_document(value)
@@ -222,8 +222,8 @@ def _fits(value: Value) -> bool:
 
 
 def names_of_document(value: Value) -> Iterator[str]:
-    """Yields the names that a document contains: for a list the names of its items, for a mapping of records its keys,
-    for a single record its first field."""
+    """Yields the names that a document contains: of a list, the names of its items; of a mapping of records, its keys;
+    of a single record, the value of its first field."""
     match value:
         case Mapping() if value and all(isinstance(each, Mapping) for each in value.values()):
             yield from map(str, value)
@@ -241,9 +241,9 @@ CLEAR = "\x1b[H\x1b[2J"
 
 
 def print_repeatedly(out: CommandOutput, every_s: float, answer: Callable[[], None]) -> None:
-    """Calls `answer` every `every_s` seconds and prints its result, until Ctrl-C. On a terminal, a table replaces the
-    one before; other formats are printed one after the other. An error that may end by itself, such as a server that
-    restarts, is printed, and `answer` is called again."""
+    """Calls `answer` every `every_s` seconds until Ctrl-C, and prints what `answer` prints. On a terminal, each table
+    replaces the table before; other formats are printed one after the other. If `answer` fails with an error that may
+    end by itself, such as a restart of the server, prints the error and continues."""
     import io
     import time
     from contextlib import redirect_stdout
@@ -335,7 +335,7 @@ def format_cell(value: Value) -> str:
 
 
 class Counter(Protocol):
-    """Sets the progress that a progress bar shows."""
+    """Sets the number of completed steps that a progress bar shows."""
 
     def __call__(self, done: int) -> None:
         """Sets the number of items that are done."""
@@ -344,7 +344,8 @@ class Counter(Protocol):
 
 @contextmanager
 def show_progress(what: str, total: int | None, *, shown: bool = True) -> Iterator[Counter]:
-    """Shows a progress bar on stderr if stderr is a terminal. Yields the Counter that updates the bar."""
+    """While the `with` block runs, shows a progress bar on stderr, if stderr is a terminal. Yields the Counter that
+    updates the bar. `total`: the number of steps; None if it is unknown."""
     if not shown or not sys.stderr.isatty():
         yield lambda done: None
         return
@@ -370,7 +371,7 @@ def make_progress_bar() -> Progress:
 
 @dataclass(frozen=True, slots=True)
 class PrintedMessage:
-    """The fields of a message that `magnetar consume` and `peek` print, the same for messages of each client."""
+    """A message as `magnetar consume` and `peek` print it. Messages of different clients are converted to this form."""
 
     topic: str
     message_id: str  # ledger:entry:partition:batch

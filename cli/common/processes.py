@@ -31,10 +31,10 @@ class ProcessNotReady(Exception):
 
 
 def find_free_port(*hosts: str, count: int = 1) -> int:
-    """Returns a random port at which no process listens at any of the addresses `hosts`, and the same holds for the
-    `count - 1` ports after it. (A port that the system chooses could be given to a connection of another program while
-    its server is stopped.) Raises OSError if no such port is found, for example if an address does not belong to this
-    machine."""
+    """Returns a random port that is free at all addresses in `hosts`. With `count`, the `count - 1` ports after it are
+    free too. Ports that the system chooses are not used, because the system could give such a port to another program
+    while its server is stopped. Raises OSError if no such port is found, for example because an address does not belong
+    to this machine."""
     for port in random.SystemRandom().sample(PORTS, DRAWS):
         if all(_is_free(host, port + number) for host in hosts for number in range(count)):
             return port
@@ -57,9 +57,8 @@ _FOLLOW = (
 
 
 def add_parent_death_signal(command: Sequence[str]) -> list[str]:
-    """Returns the command, changed so that its process gets SIGKILL when the thread that started the process ends for
-    any reason (Linux only). No code of ours runs between fork and exec, because a library with threads (gRPC) may crash
-    there."""
+    """Returns the command, changed so that its process gets SIGKILL when the thread that started it ends for any reason
+    (Linux only). Runs no Python code between fork and exec, because a library with threads (gRPC) may crash there."""
     if sys.platform != "linux":
         return list(command)
     return [sys.executable, "-I", "-S", "-c", _FOLLOW, str(os.getpid()), *command]
@@ -76,9 +75,9 @@ def _with_ports(arguments: Sequence[str]) -> list[str]:
 
 
 class Process:
-    """One process that runs `magnetar ARGUMENTS…`. `start` returns at once; `wait_ready` returns the URL of its ready
-    line. A port 0 in `--listen` and `--port` is replaced by a free port, which stays the same when the process is
-    started again. `module`: the Python module that runs."""
+    """A process that runs `magnetar ARGUMENTS…`. `start` returns at once; `wait_ready` returns the URL of the ready
+    line. A port 0 in `--listen` or `--port` is replaced by a free port, which stays the same when the process is
+    started again. `module`: the Python module that the process runs."""
 
     module = "magnetar.cli.main"
 

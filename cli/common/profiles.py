@@ -47,16 +47,17 @@ def profiles_path() -> Path:
 
 
 def load_profile(name: str) -> Mapping[str, str]:
-    """Returns the values of the profile `name` from the file of profiles. If `name` is empty, returns those of the
-    default profile, or nothing if there is no file; leaves out what programs do not need, which is not in NAMES. Raises
-    InvalidConfiguration."""
+    """Returns the values of the profile `name` from the file of profiles; of the default profile if `name` is empty, or
+    no values if there is no file. Leaves out values that programs do not need (not in NAMES). Raises
+    InvalidConfiguration if the profile is missing or the file is invalid."""
     found = {} if not name and not profiles_path().exists() else find_profile(read_profiles(), name)
     return {key: found[key] for key in found if key in NAMES}
 
 
 def load_context(name: str) -> tuple[str, Mapping[str, str]]:
-    """Returns the name and the values of the context `name`. If `name` is empty, returns those of the current context;
-    its name is empty if there is no file. Raises InvalidConfiguration."""
+    """Returns the name and the values of the context `name`; of the current context if `name` is empty. If `name` is
+    empty and there is no file, returns an empty name and no values. Raises InvalidConfiguration if the context is
+    missing or the file is invalid."""
     if not name and not profiles_path().exists():
         return "", {}
     found = read_profiles()
@@ -65,8 +66,8 @@ def load_context(name: str) -> tuple[str, Mapping[str, str]]:
 
 
 def current_profile_name(found: Mapping[str, Any]) -> str:
-    """Returns the name of the current profile in a parsed file, which `magnetar context use` stored; empty if the file
-    names none."""
+    """Returns the name of the current profile, which `magnetar context use` has stored in the file; "" if there is
+    none. `found`: the content of the file."""
     named = found.get(CURRENT, "")
     return named if isinstance(named, str) else ""
 
@@ -118,8 +119,8 @@ def make_missing_profile_error(found: Mapping[str, Any], name: str) -> InvalidCo
 
 
 def find_profile(found: Mapping[str, Any], name: str) -> Mapping[str, str]:
-    """Returns the values of the profile `name` from a parsed file; those of the default profile if `name` is empty.
-    Raises InvalidConfiguration."""
+    """Returns the values of the profile `name` from `found`, the parsed file; of the default profile if `name` is
+    empty. Raises InvalidConfiguration if the profile is missing or invalid."""
     from ...proto.errors import InvalidConfiguration
 
     file = profiles_path()

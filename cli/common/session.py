@@ -1,13 +1,13 @@
 """The session of every administering command: a server's address, an output, and the admin client.
 
-`--url` (or `MAGNETAR_URL`) is a service URL as the SDK takes it (client/connect/discovery.py). Who calls is said by
-`--token` or by `--tls-cert`; a secret itself is never an argument, which other users of the machine would see. What is
-not said comes from a context (profiles.py).
+`--url` (or `MAGNETAR_URL`) is a service URL as in the SDK (client/connect/discovery.py). The caller authenticates with
+`--token` or `--tls-cert`, which name files; a secret itself is never an argument, because other users of the machine
+could see it. Options that are not given come from a context (profiles.py).
 
-Names of what a server has: those that a shell completes, and the near one that an error names.
+Also finds names of objects at the server: for the completion of a shell, and the most similar name for an error.
 
-Both ask as the caller, so they show nothing that the caller may not list. Both wait for SOON_S at most and are silent
-when they fail: a name that is not known costs neither the line that is typed nor the error that is told.
+Both requests have the rights of the caller, so they show only names that the caller may list. They wait for at most
+SOON_S, and failures are ignored, so that they disturb neither the command line nor the error text.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ parameters before it."""
 
 # ---------------------------------------------------------------------------------------------------- near names
 def add_name_suggestion(session: Session, error: Exception, given: Mapping[str, Any]) -> None:
-    """Adds a note to an error that says that something was not found: the most similar name that exists. `given`: the
-    arguments of the command."""
+    """If `error` says that an object was not found, adds a note to the error with the most similar name that exists.
+    `given`: the arguments of the command."""
     from .exits import find_magnetar_error
 
     found = find_magnetar_error(error)
@@ -146,9 +146,9 @@ DEFAULT_URL = "magnetar://127.0.0.1:7650"
 
 
 class Session:
-    """What one command of the command line works with: the server, the credentials and the output. `admin` connects
-    when it is first used; `close` ends the connection. `context`: the name of the context from which server and
-    credentials come, empty if there is none."""
+    """The server, the credentials and the output of one command. `admin` is an admin client that connects when it is
+    first used; `close` ends its connection. `context`: the name of the context from which the server and the
+    credentials come; "" if there is none."""
 
     context = ""
 
@@ -220,7 +220,7 @@ class Session:
 
     @property
     def place(self) -> str:
-        """Returns a text for users that says on which server the command acts: its URL and context."""
+        """Returns a text for users that names the server on which the command acts: its URL and the context."""
         return f"{self.url} (context {self.context})" if self.context else self.url
 
     def close(self) -> None:
@@ -248,8 +248,9 @@ def _authentication(token: str, certificate: str, key: str) -> Authentication | 
 
 
 def read_token(source: str) -> str:
-    """Returns the token that `source` names: `env:NAME` for a variable, or the path of a file that others may not read,
-    with or without `file:`. Raises InvalidConfiguration."""
+    """Returns the token that `source` names: `env:NAME` for an environment variable, or the path of a file that other
+    users may not read, with or without `file:`. Raises InvalidConfiguration if the token cannot be read, or if `source`
+    contains the token itself."""
     from ...proto.errors import InvalidConfiguration
     from ...security.settings import describe_source, read_secret
 
@@ -314,8 +315,8 @@ def confirm(what: str, yes: bool) -> None:
 
 
 def make_session(options: dict[str, Any], out: CommandOutput, timeout_s: float) -> Session:
-    """Removes the options that `with_session` added from `options`, and returns the Session that they describe. Raises
-    InvalidConfiguration."""
+    """Returns the Session that the options of `with_session` describe, and removes these options from `options`. Raises
+    InvalidConfiguration if the context is missing or invalid."""
     context = click.get_current_context()
     named = options.pop("profile")
     said = {name: options.pop(name) for name in NAMES}
@@ -343,7 +344,7 @@ def _with_profile(said: Mapping[str, str], profile: Mapping[str, str]) -> dict[s
 
 def with_session(function: Callable[..., None], *watched: str) -> Callable[..., None]:
     """Decorates a command: adds --url, -o, --timeout, --token, --tls-… and --context, and passes the Session that they
-    describe as the first argument. `watched`: the flags with which the command repeats its answer; empty for a command
+    describe as the first argument. `watched`: the option with which the command repeats its answer; empty for a command
     that changes something."""
 
     @click.option("--url", envvar="MAGNETAR_URL", default="", help=f"The server (default: {DEFAULT_URL}).")

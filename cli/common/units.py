@@ -47,8 +47,8 @@ MEBIBYTES = {"m": 1, "g": 1 << 10, "t": 1 << 20}
 
 
 def parse_duration(text: str | None, unit_s: int) -> int | None:
-    """Parses a duration and returns how many times `unit_s` seconds it is, rounded up. A bare number already counts
-    these units; -1 is returned as it is."""
+    """Returns a duration, such as `10m`, as a number of units of `unit_s` seconds, rounded up. A number without a unit
+    is already such a number. Returns -1 for "-1", None for None. Raises BadParameter if the text is not a duration."""
     if text is None or text == "-1":
         return None if text is None else -1
     if (number := parse_number(text)) is not None:
@@ -60,7 +60,8 @@ def parse_duration(text: str | None, unit_s: int) -> int | None:
 
 
 def parse_mebibytes(text: str | None) -> int | None:
-    """Parses a size and returns it in MiB. A bare number means MiB; -1 is returned as it is."""
+    """Returns a size, such as `10G`, in MiB. A number without a unit is already in MiB. Returns -1 for "-1", None for
+    None. Raises BadParameter if the text is not a size."""
     if text is None or text == "-1":
         return None if text is None else -1
     if (number := parse_number(text)) is not None:
@@ -99,8 +100,8 @@ def parse_message_id(text: str) -> MessageId:
 
 
 def parse_moment_ms(text: str, now_ms: int) -> int:
-    """Returns the time that `text` means, in ms since the epoch: `10m` (10 minutes ago), an ISO time, or ms since the
-    epoch."""
+    """Returns a time in ms since the epoch. `text`: `10m` (10 minutes before `now_ms`), an ISO time, or a number of ms
+    since the epoch."""
     from datetime import datetime
 
     text = text.strip()

@@ -1,8 +1,8 @@
 """Copies topics, partition by partition: the driver between the source and the destination.
 
-    copying = Copying(source, client, admin, wanted, clock)
-    await copying.prepare(topics)        tenants, namespaces, topics, schemas; and refuses what must not be mixed
-    await copying.run()                  until everything that was there is stored; with `follow` until it is cancelled
+    copying = Copier(source, client, admin, wanted, clock)
+    await copying.prepare(topics)        creates tenants, namespaces, topics and schemas; checks the destination topics
+    await copying.run()                  until all present messages are copied; with `follow` until it is cancelled
 
 Each partition has a task: it opens an exclusive producer at the destination, reads where the copy continues, and copies
 entries. After an error that may pass (a lost connection, a broker that moves a topic) it retries for `patience_s`
@@ -76,8 +76,8 @@ PRODUCER = "magnetar-migrate"
 
 
 async def find_newest_origin(client: Client, topic: TopicName, first: int, end: int) -> Origin | None:
-    """Returns the origin (the source's entry) of the newest entry between the indexes `first` and `end - 1`. Returns
-    None if there is no entry, or if the newest one was not copied."""
+    """Returns the origin (the source's entry) of the newest entry between the indexes `first` and `end - 1` of the
+    destination topic. Returns None if there is no entry, or if the newest entry is not a copy."""
     if end <= first:
         return None
     found: Origin | None = None
@@ -87,9 +87,9 @@ async def find_newest_origin(client: Client, topic: TopicName, first: int, end: 
 
 
 async def scan_newest_origin(client: Client, topic: TopicName, first: int, end: int, number: int) -> Origin | None:
-    """Reads the topic from the index `first` up to `end`, and returns the origin (the source's entry) of the last
-    copied message; None if no message was copied. Needed for a topic to which other producers wrote too, because its
-    last entry need not be a copy."""
+    """Reads the destination topic from the index `first` up to `end`, and returns the origin (the source's entry) of
+    the last copied message; None if no message is a copy. `number`: the source topic as a number (`hash_topic`). Needed
+    for a topic to which other producers have written too, because its last entry may not be a copy."""
     found: Origin | None = None
     async for entries in client.read_range(topic.full, first, end):
         for entry in entries:
@@ -100,8 +100,8 @@ async def scan_newest_origin(client: Client, topic: TopicName, first: int, end: 
 
 
 async def message_index_after(client: Client, topic: TopicName, first: int, end: int, mark: Position) -> int:
-    """Finds by bisection the first message that was copied from a position after `mark`. Returns its index; `end` if
-    there is none."""
+    """Returns the index of the first message in the destination topic that was copied from a position after `mark` of
+    the source; `end` if there is none. Searches by bisection between `first` and `end`."""
     while first < end:
         middle = (first + end) // 2
         entry = None
@@ -127,9 +127,9 @@ RATE_OVER_S = 10.0
 
 
 class PartitionProgress:
-    """How far the copy of one partition is. `lag`: the number of messages that the source has and the destination
-    lacks, as of the last answer of the source; None: not known yet. Pulsar counts entries instead of messages, so for
-    batches the lag is estimated from the batches that were copied."""
+    """The progress of the copy of one partition. `lag`: the number of messages that the source has and the destination
+    lacks, by the last answer of the source; None if it is not known yet. Pulsar reports entries instead of messages, so
+    for batches the lag is estimated from the size of the batches that were copied."""
 
     def __init__(self, topic: TopicName) -> None:
         self.topic = topic
@@ -149,7 +149,8 @@ class PartitionProgress:
             self.lag = max(0, self.lag - messages)
 
     def set_lag(self, count: int, *, entries: bool) -> None:
-        """Sets the lag from the source's backlog `count`. `entries`: the source counts entries, not messages."""
+        """Sets the lag from the backlog `count` that the source reported. `entries`: whether the source counts entries
+        instead of messages."""
         self.lag = round(count * self.messages / self.entries) if entries and self.entries else count
 
 
@@ -170,7 +171,7 @@ class CopyTotals:
 
     @property
     def lag(self) -> int | None:
-        """Returns the lag of all partitions together, in messages; None if the lag of any of them is not known."""
+        """Returns the sum of the lags of all partitions, in messages; None if the lag of any partition is not known."""
         known = [each.lag for each in self._tallies if each.lag is not None]
         return sum(known) if len(known) == len(self._tallies) else None
 
@@ -183,7 +184,8 @@ class CopyTotals:
         return next((each.note for each in self._tallies if each.note), "")
 
     def rate(self, now: float) -> float:
-        """Returns how many messages per second were copied, over the calls of the last RATE_OVER_S seconds."""
+        """Returns how many messages per second were copied in the last RATE_OVER_S seconds, measured between the calls
+        of this method."""
         self._samples.append((now, self.messages))
         while len(self._samples) > 2 and now - self._samples[0][0] > RATE_OVER_S:
             self._samples.popleft()
@@ -191,7 +193,8 @@ class CopyTotals:
         return (self.messages - before) / (now - since) if now > since else 0.0
 
     def remaining_time_s(self, rate: float) -> float | None:
-        """Returns after how many seconds the lag is zero at this rate; None if that is not known."""
+        """Returns the seconds until the lag is zero, at `rate` messages per second; None if the lag is not known, or
+        the rate is 0."""
         lag = self.lag
         if not lag:
             return None if lag is None else 0.0
@@ -221,14 +224,14 @@ class CopyOptions:
 
 @dataclass(frozen=True)
 class DestinationState:
-    """How much of one partition exists at the destination already."""
+    """The part of one partition that exists at the destination already."""
 
     messages: int
     newest: Origin | None  # None: there is no copied entry, or a foreign one is the newest
 
 
 class SchemaVersionCopier:
-    """Copies the schemas of one topic, and maps each version at the source to the version at the destination."""
+    """Copies the schemas of one topic, and finds for each version at the source the version at the destination."""
 
     def __init__(self, source: MigrationSource, admin: AdminClient, topic: TopicName) -> None:
         self._source = source
@@ -237,8 +240,8 @@ class SchemaVersionCopier:
         self._known: dict[bytes, bytes] = {}
 
     async def copy_all(self) -> int:
-        """Copies all versions of the schema. Returns how many versions the destination now has. Raises
-        IncompatibleSchema if the destination refuses a version."""
+        """Copies all versions of the schema that the source has. Returns the number of copied versions. Raises
+        IncompatibleSchema or NotAllowed if the destination refuses a version."""
         newest = await self._source.schema(self._topic)
         if newest is None:
             return 0
@@ -247,8 +250,8 @@ class SchemaVersionCopier:
         return len([each for each in self._known.values() if each])
 
     async def find_destination_version(self, version: bytes) -> bytes:
-        """Returns the destination's version for the source's `version`, and copies the schema first if necessary.
-        Returns an empty value if the source has deleted this version."""
+        """Returns the version at the destination for the source's `version`, after copying the schema if necessary.
+        Returns b"" if the source has deleted this version."""
         found = self._known.get(version)
         if found is None:
             schema = await self._source.schema(self._topic, version)
@@ -282,7 +285,8 @@ class Copier:
 
     # ------------------------------------------------------------------------------ before
     async def find_destination_state(self, topic: TopicName) -> DestinationState | None:
-        """Returns how much of a partition the destination has already; None if the topic does not exist there."""
+        """Returns which part of the partition exists at the destination already; None if the topic does not exist
+        there."""
         try:
             offsets = await self._admin.offsets(topic.full)
         except NotFound:
@@ -491,7 +495,7 @@ class SourceSubscription(NamedTuple):
 
 
 class SourceAdmin:
-    """A client for the HTTP service of the source cluster. `url` is http://HOST:8080."""
+    """A client for the HTTP service (administration) of the source cluster. `url` is http://HOST:8080."""
 
     def __init__(self, url: str, access: CallerAccess, timeout_s: float) -> None:
         """Makes a client of the source's HTTP service. Raises InvalidRequest if the URL is wrong."""
@@ -502,7 +506,8 @@ class SourceAdmin:
         self._timeout_s = timeout_s
 
     async def subscriptions(self, topic: TopicName) -> list[SourceSubscription]:
-        """Returns the durable subscriptions of one partition. Raises Unavailable, TopicNotFound, Unauthorized."""
+        """Returns the durable subscriptions of one partition. Raises Unavailable if the source does not answer,
+        TopicNotFound, Unauthenticated or Unauthorized."""
         stats = await asyncio.to_thread(self._get, topic, "stats")
         cursors = (await asyncio.to_thread(self._get, topic, "internalStats"))["cursors"]
         marks = {unquote(name): each["markDeletePosition"] for name, each in cursors.items()}

@@ -1,11 +1,11 @@
 """The cluster that is copied from, by Pulsar's binary protocol: topics, schemas, and the entries of a partition.
 
-    source = Source(url, access, timeout_s, world)
+    source = MigrationSource(url, access, timeout_s, world)
     await source.topics(namespace); await source.partitions(topic); await source.schema(topic, version)
-    reader = await source.read(topic, after)     a subscription that does not last, by a connection of its own
-    reader.flow()                                the entries may come
-    event = await reader.next(wait_s)            an Entry, an answer, or None: nothing came
-    reader.acknowledge(position)                 the source counts what is left after it
+    reader = await source.read(topic, after)     a non-durable subscription, with a connection of its own
+    reader.grant_permits(…)                      permits the source to send entries
+    event = await reader.next_event(wait_s)      an entry, an answer, or None if nothing has arrived
+    reader.acknowledge(position)                 so that the source counts only the entries after `position` as backlog
 
 Entries come as they are stored: pulsar-client would take them apart, decrypt and decompress them, and does not tell
 when a message is due, whether its key is bytes, or its sequence id. Memory: one entry, since a connection is not read
@@ -70,7 +70,7 @@ _ERRORS: dict[int, type[errors.MagnetarError]] = {
 
 
 class SourceEntry(NamedTuple):
-    """An entry that was read from the source. `data` is the client-part of the entry: its metadata and payload
+    """An entry that was read from the source. `data`: the entry's client-part, which consists of metadata and payload
     (proto/entry.py)."""
 
     position: Position
@@ -78,14 +78,14 @@ class SourceEntry(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """The source's answer about its backlog: the number of unacknowledged entries (if the source is Pulsar) or messages
-    (if it is Magnetar)."""
+    """The source's answer to a request for the backlog: the number of unacknowledged entries (if the source is Pulsar)
+    or messages (if it is Magnetar)."""
 
     left: int
 
 
 class EndOfTopic(NamedTuple):
-    """The event that the source's topic is terminated: no entry follows."""
+    """Event: the source's topic is terminated, and no further entry follows."""
 
 
 Event = SourceEntry | Backlog | EndOfTopic
@@ -182,8 +182,8 @@ class MigrationSource:
         return int(found.partitions)
 
     async def schema(self, topic: TopicName, version: bytes | None = None) -> tuple[SchemaInfo, bytes] | None:
-        """Returns one version of the topic's schema (the newest if `version` is None) with its version; None if there
-        is none."""
+        """Returns (schema, version) of the topic; the newest version if `version` is None. Returns None if there is no
+        such schema."""
         asked = pulsar.CommandGetSchema(request_id=1, topic=topic.full)
         if version is not None:
             asked.schema_version = version
@@ -217,8 +217,8 @@ class MigrationSource:
         raise errors.Unavailable(f"the source sends a look-up of {topic} round and round")
 
     async def read(self, topic: TopicName, after: Position | None) -> PartitionReader:
-        """Returns a reader that starts after the position `after`, or at the oldest entry if `after` is None. The
-        source sends no entry before `grant_permits` is called."""
+        """Opens and returns a reader that begins after the position `after`, or at the oldest entry if `after` is None.
+        The source sends no entry before `grant_permits` is called."""
         endpoint, proxied = await self._owner(topic)
         connection = await self._connect(endpoint, proxied)
         try:
@@ -236,8 +236,8 @@ class MigrationSource:
 
 
 class SourceConnection:
-    """One TCP connection to the source, with Pulsar's protocol. While it is read, PINGs and authentication challenges
-    of the source are answered."""
+    """One TCP connection to the source, with Pulsar's protocol. `receive` also answers PINGs and authentication
+    challenges of the source."""
 
     def __init__(self, stream: ByteStream, credentials: Callable[[], tuple[str, bytes]], endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -272,8 +272,8 @@ class SourceConnection:
         return str(answer.server_version)
 
     async def ask(self, wanted: str, of: str, timeout_s: float, **command: Any) -> Any:
-        """Sends a command and returns the answer, which must be of the kind `wanted`. Raises TimedOut, ConnectionLost,
-        or the error that the source answers."""
+        """Sends a command, and returns the answer, which must be of the kind `wanted`. `of`: what is asked about, for
+        error texts. Raises TimedOut, ConnectionLost, or the error that the source answers."""
         self.send(**command)
         try:
             async with asyncio.timeout(timeout_s):
@@ -293,8 +293,8 @@ class SourceConnection:
         return answer
 
     async def receive(self) -> tuple[str, Any, bytes]:
-        """Receives the next command. Returns its kind, the command, and the rest of its frame. If the call is
-        cancelled, nothing is lost. Raises ConnectionLost or InvalidRequest."""
+        """Returns the next command from the source: its kind, the command, and the rest of its frame. If the call is
+        cancelled, no data is lost. Raises ConnectionLost, or InvalidRequest if a frame is invalid."""
         while not self._came:
             try:
                 size = await self._stream.read_into(self._frames.get_free_buffer)
@@ -352,16 +352,16 @@ class PartitionReader:
         await self._connection.ask("success", self._topic.full, self._timeout_s, subscribe=asked)
 
     async def newest_position(self) -> Position:
-        """Returns the position of the newest entry of the partition. Its entry id is below 0 if there is no entry. Must
-        be called before any entry is read."""
+        """Returns the position of the newest entry of the partition; its entry id is negative if the partition has no
+        entry. Must be called before any entry is read."""
         asked = pulsar.CommandGetLastMessageId(consumer_id=_CONSUMER, request_id=2)
         told = await self._ask("get_last_message_id_response", get_last_message_id=asked)
         ledger_id, entry_id = told.last_message_id.ledgerId, told.last_message_id.entryId
         return Position(_signed(ledger_id), _signed(entry_id))
 
     async def backlog(self) -> int:
-        """Returns how much of the partition is not acknowledged, as the source counts it. Must be called before any
-        entry is read."""
+        """Returns the backlog of the partition, as the source counts it: entries if it is Pulsar, messages if it is
+        Magnetar. Must be called before any entry is read."""
         asked = pulsar.CommandConsumerStats(consumer_id=_CONSUMER, request_id=3)
         told = await self._ask("consumer_stats_response", consumer_stats=asked)
         return int(told.msgBacklog)
@@ -379,8 +379,9 @@ class PartitionReader:
         )
 
     async def next_event(self, wait_s: float) -> Event | None:
-        """Returns the next entry, backlog or end of the topic; None if nothing arrives within `wait_s`. Raises
-        ConnectionLost if the source closed the reader: then the copy may continue with a new reader."""
+        """Returns the next event: an entry, an answer about the backlog, or the end of the topic. Returns None if
+        nothing arrives within `wait_s`. Raises ConnectionLost if the source has closed the reader: the copy may
+        continue with a new reader."""
         try:
             async with asyncio.timeout(wait_s):
                 while True:
@@ -413,7 +414,8 @@ class PartitionReader:
                 return None
 
     def renew_permits(self, messages: int) -> None:
-        """Counts `messages` as copied, and allows the source to send as many more. The permits are sent in groups."""
+        """Counts `messages` messages as copied, and permits the source to send as many more. Permits are collected, and
+        sent when they are a quarter of PERMITS."""
         self._owed += messages
         if self._owed * 4 >= PERMITS:
             self.grant_permits(self._owed)
@@ -458,20 +460,21 @@ ORIGIN_BYTES = len(_TAG) + _BODY.size
 
 
 class Origin(NamedTuple):
-    """Where a copied entry comes from: the source's topic and the position of the entry there."""
+    """The origin of a copied entry: the topic at the source (as a number, see `hash_topic`) and the position of the
+    entry there."""
 
     topic: int  # `hash_topic` its topic
     position: Position
 
 
 def hash_topic(topic: str) -> int:
-    """Returns the hash of a topic's full name. The origin of a copied entry names its topic by this number."""
+    """Returns a hash of a topic's full name. `Origin` names the source's topic by this number."""
     return int.from_bytes(hashlib.sha256(topic.encode()).digest()[:8])
 
 
 def encode_copied_entry(client_part: bytes, header: EntryHeader, origin: Origin, schema_version: bytes | None) -> bytes:
-    """Returns the bytes of a copied entry as they are published at the destination, with the entry's origin.
-    `schema_version` is the schema's version at the destination; None: the version of the source is kept."""
+    """Returns the bytes of a copied entry as it is published at the destination; they contain `origin`.
+    `schema_version`: the version of the schema at the destination; None: the entry keeps the version that it has."""
     added = b"" if schema_version is None else _SCHEMA_VERSION + encode_varint(len(schema_version)) + schema_version
     added += _TAG + _BODY.pack(_MAGIC, origin.topic, *origin.position)
     metadata = client_part[ENTRY_HEAD_BYTES : header.payload_offset] + added
@@ -479,8 +482,8 @@ def encode_copied_entry(client_part: bytes, header: EntryHeader, origin: Origin,
 
 
 def decode_origin(entry: bytes) -> Origin | None:
-    """Returns the origin (topic and position at the source) that a stored entry names; None if the entry is not a copy.
-    Raises CorruptEntry."""
+    """Returns the origin (topic and position at the source) that a stored entry contains; None if the entry is not a
+    copy. Raises CorruptEntry if the entry is damaged."""
     client_part = split_broker_part(entry)[2]
     end = parse_header(client_part).payload_offset
     begin = end - ORIGIN_BYTES
@@ -513,7 +516,8 @@ class CopiedTopic(NamedTuple):
 
 async def find_matching_topics(source: MigrationSource, asked: Sequence[str]) -> list[CopiedTopic]:
     """Returns the topics of the source that match the names and patterns in `asked`, sorted by name, without
-    duplicates. Raises InvalidName; InvalidRequest if a topic cannot be copied; TopicNotFound."""
+    duplicates. Raises InvalidName if a name is invalid, InvalidRequest if a topic cannot be copied, TopicNotFound if no
+    topic matches a name."""
     names: dict[TopicName, None] = {}
     listed: dict[str, list[TopicName]] = {}
     for text in asked:

@@ -92,8 +92,8 @@ class ReservedPorts:
         self._held: list[socket.socket] = []
 
     def reserve(self, where: Endpoint) -> Endpoint:
-        """Reserves the port of the address `where`; if that is 0, reserves a free port. Returns the address with the
-        port. Raises Busy."""
+        """Reserves the port of the address `where`, or a free port if the port is 0. Returns the address with the
+        reserved port. Raises Busy if the port is taken."""
         from ...proto.errors import Busy
 
         def bound() -> socket.socket:
@@ -111,9 +111,10 @@ class ReservedPorts:
 
 
 def address_of_process(where: Endpoint, number: int, *, forwarded: bool = False) -> Endpoint:
-    """Returns the address at which process `number` (from 0) listens. On loopback, and for port 0, the port is any free
-    one. Elsewhere it is the port of the first process plus `number`; the same holds if an advertised address is
-    `forwarded` to the process, because then the port must be known in advance. Raises InvalidConfiguration."""
+    """Returns the address at which process `number` (from 0) of a server listens. Process 0 listens at `where`. Another
+    process listens at any free port (port 0 in the result) if `where` has port 0 or a loopback host; otherwise its port
+    is the port of `where` plus `number`. `forwarded`: an advertised address leads to the process, so its port is known
+    in advance on loopback too. Raises InvalidConfiguration if there is no such port."""
     from ...proto.errors import InvalidConfiguration
 
     if not number or not where.port:
@@ -164,8 +165,9 @@ LIBRARIES = ("uvloop", "zmq", "ssl", "asyncio.runners")
 def make_process_spec(
     name: str, main: Main, log_level: str, log_format: Any, *, shows: bool = False, health: Endpoint | None = None
 ) -> ProcessSpec:
-    """Returns the description of a process that runs `main(world, voice)` until it is cancelled. `shows`: the metrics
-    page of this process contains the metrics of all processes. `health`: the address at which it answers probes."""
+    """Returns the description of a process that runs `main(world, voice)` until it is cancelled. `shows`: whether the
+    metrics page of this process contains the metrics of all processes. `health`: the address at which the process
+    answers probes."""
     from ...runtime.parent import ProcessSpec
 
     def work(child: ChildProcess) -> int:
@@ -182,8 +184,8 @@ def run_process_tiers(
     object]]],
     log_level: str, log_format: Any,
 ) -> int:  # fmt: skip
-    """Runs the processes until the server ends, and returns the exit code of the server. `said` makes the ready line
-    from the facts that each process reported."""
+    """Runs the processes until the server ends, and returns the exit code of the server. `said`: the function that
+    makes the URL and the facts of the ready line from the facts that each process reported."""
     from ...runtime import logs
     from ...runtime.parent import Parent
 
@@ -263,9 +265,9 @@ async def run_broker(given: BrokerOptions, world: World, voice: StatusOutput) ->
 def make_broker_specs(
     given: BrokerOptions, count: int, base: str, ports: ReservedPorts, log_level: str, log_format: Any
 ) -> list[ProcessSpec]:
-    """Returns the descriptions of `count` processes, each with a broker, that share all their topics: a client may ask
-    any of them. The first process uses the ports, the metrics and the warning of `given`; the others get ports of their
-    own. Raises Busy or InvalidConfiguration."""
+    """Returns the descriptions of `count` broker processes that share all their topics, so that a client may ask any of
+    them. The first process has the ports, the metrics and the warning of `given`; the other processes get other ports.
+    Raises Busy if a port is taken, or InvalidConfiguration."""
     found = []
     given = given._replace(
         metrics=given.metrics and ports.reserve(given.metrics), health=given.health and ports.reserve(given.health)
@@ -290,24 +292,24 @@ def make_broker_specs(
 
 
 def make_broker_ready_line(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
-    """Returns the content of the ready line for several broker processes: the URL and the facts of the first one, to
+    """Returns the URL and the facts of the ready line for several broker processes: those of the first process, to
     which clients connect."""
     first = dict(facts["broker-1"])
     return first.pop("url"), first
 
 
 def add_share_group(settings: BrokerConfig) -> BrokerConfig:
-    """Returns the broker's settings with a group in which several brokers share their topics, unless the settings name
-    groups already."""
+    """Returns the broker's settings with a share group, in which several brokers share their topics. Settings that have
+    a share group already are returned unchanged."""
     import msgspec
 
     return settings if settings.share_group else msgspec.structs.replace(settings, share_group=settings.cluster)
 
 
 def make_broker_name(settings: BrokerConfig) -> str:
-    """Returns a name for several brokers of one server that were not given a name. The name is made of the address at
-    which clients reach the first broker, so it is the same after a restart, and an order to drain one of the brokers is
-    found again. If the address is too general, the name is random."""
+    """Returns a name for the brokers of a server whose settings contain no name. It is made from the address at which
+    clients reach the first broker. So it is the same after a restart, and an order to drain one of the brokers still
+    applies. If the address is 0.0.0.0 or has no port, the name is random."""
     known = settings.advertised or settings.listen
     port = known.port or settings.listen.port
     is_any = known.host in ("0.0.0.0", "::")
@@ -318,8 +320,9 @@ def make_broker_name(settings: BrokerConfig) -> str:
 def settings_of_process(
     settings: BrokerConfig, number: int, base: str, listening: dict[str, Endpoint | None]
 ) -> BrokerConfig:
-    """Returns the settings of process `number` (from 0) of several broker processes that share topics. Raises
-    InvalidConfiguration."""
+    """Returns the settings of process `number` (from 0) of several broker processes that share topics. `base`: the
+    beginning of their names. `listening`: the addresses at which this process listens, by setting. Raises
+    InvalidConfiguration if the settings name `pulsar_listeners`, which several processes cannot use."""
     import msgspec
 
     from ...proto.errors import InvalidConfiguration

@@ -102,8 +102,8 @@ def memory_used_by_bookies(bookies: Sequence[Bookie]) -> dict[str, int]:
 
 
 def memory_used_by_metadata(metadata: SqliteStore | MetadataServer) -> dict[str, int]:
-    """Returns the bytes that clients of the metadata service use, by share of the memory plan; empty if this process
-    does not run the service."""
+    """Returns the bytes that requests and answers of metadata clients use, by share of the memory plan; empty if this
+    process does not run the metadata service."""
     memory = getattr(metadata, "memory", None)
     return {} if memory is None else {"metadata-clients": _held(memory)}
 
@@ -127,8 +127,9 @@ QUANTILES = ("0.5", "0.75", "0.95", "0.99", "0.999", "0.9999", "1.0")
 
 
 class BookKeeperMetric(NamedTuple):
-    """A metric under the name that BookKeeper gives it. `ours`: the names of the same numbers on our page; if there are
-    two, the first counts successes and the second failures. `note`: what differs from BookKeeper's metric."""
+    """A metric under the name that BookKeeper gives it. `ours`: the names of our metrics with the same numbers; if
+    there are two, the first counts successes and the second failures. `note`: how the metric differs from BookKeeper's.
+    """
 
     name: str
     ours: tuple[str, ...]
@@ -181,16 +182,16 @@ SECOND = (
 
 
 class BookKeeperMetricNames:
-    """Adds the metrics of bookies to the page again, under BookKeeper's names. Each process has one such object, which
-    stores earlier counts to compute quantiles from them."""
+    """Adds the metrics of bookies to a page a second time, under BookKeeper's names. Each process has one such object,
+    which stores earlier counts to compute quantiles from them."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._recent = RecentQuantiles()
 
     def add(self, page: MetricsPage, bookie: str) -> None:
-        """Adds each metric of `bookie` once more, under BookKeeper's name. A metric that is not on the page yet is left
-        out."""
+        """Adds each metric of the bookie again, under BookKeeper's name. Leaves out metrics that the page does not
+        contain."""
         labels = (("bookie", bookie),)
         for second in SECOND:
             help = f"BookKeeper's name of {' and '.join(second.ours)}."
@@ -266,8 +267,8 @@ BACKLOGS_TIMEOUT_S = 2.0
 
 
 class MeasuredParts(msgspec.Struct, frozen=True):
-    """The parts of a process (broker, bookies, metadata service) whose metrics are served. A call adds their metrics to
-    a page; it must be made in the event loop of these parts."""
+    """The parts of a process (broker, bookies, metadata service) whose metrics are served. A call of this object adds
+    their metrics to a page. The call must be made in the event loop of the parts."""
 
     metadata: SqliteStore | MetadataServer | None = None
     bookies: Sequence[Bookie] = ()
@@ -321,9 +322,9 @@ class MeasuredParts(msgspec.Struct, frozen=True):
 
 
 class CachedMetricsPage:
-    """Writes the page of metrics with `measure`. A page of more than PAGE_LINES lines is reused for PAGE_S seconds, so
-    that several scrapers cost the process as much as one. Pages of up to PAGES different queries are kept, because a
-    slow job asks for another page than the usual one."""
+    """Writes the page of metrics with the function `measure`. Reuses a page of more than PAGE_LINES lines for PAGE_S
+    seconds, so that several scrapers cost the process as much as one. Stores up to PAGES pages with different queries,
+    because two scrapers may send different queries."""
 
     def __init__(self, measure: Measure, clock: Clock) -> None:
         self._measure = measure
@@ -346,12 +347,12 @@ class CachedMetricsPage:
 
 
 def make_bookkeeper_metric_names(compat: str, clock: Clock) -> BookKeeperMetricNames | None:
-    """Returns the object that adds metrics under BookKeeper's names if --metrics-compat asks for them; else None."""
+    """Returns the object that adds metrics under BookKeeper's names if --metrics-compat requests them; else None."""
     return BookKeeperMetricNames(clock) if compat in ("bookkeeper", "both") else None
 
 
 def wants_pulsar_names(compat: str) -> bool:
-    """Returns whether --metrics-compat asks for metrics under Pulsar's names."""
+    """Returns whether --metrics-compat requests metrics under Pulsar's names."""
     return compat in ("pulsar", "both")
 
 
@@ -629,7 +630,7 @@ class SingleProcessOutput:
 
 
 class ProcessOutput:
-    """The StatusOutput of one process, for a server that consists of several processes."""
+    """The StatusOutput of one process of a server that consists of several processes."""
 
     def __init__(self, child: ChildProcess, *, shows: bool) -> None:
         self.child = child

@@ -99,8 +99,8 @@ QUERIES = 4
 
 
 class PulsarMetricNames:
-    """Adds the metrics of topics, subscriptions and the broker to the page under Pulsar's names. Each process has one
-    such object, which keeps the last numbers of subscriptions to compute their rates."""
+    """Adds the metrics of topics, subscriptions and the broker to a page under Pulsar's names. Each process has one
+    such object, which stores the last counters of subscriptions to compute their rates."""
 
     def __init__(self) -> None:
         self._recent = RecentQuantiles()
@@ -109,8 +109,8 @@ class PulsarMetricNames:
     def add(
         self, page: MetricsPage, broker: TopicManager, survey: TopicSurvey, topics: Sequence[Topic], *, each: bool
     ) -> None:
-        """Adds the metrics under Pulsar's names to the page. `each`: `topics` are all loaded topics, and each gets
-        metrics of its own."""
+        """Adds the metrics under Pulsar's names to the page. `each` True: `topics` are all loaded topics, and each
+        topic gets its own metrics."""
         from ...broker.node.survey import measure_topic
 
         cluster = broker.config.cluster

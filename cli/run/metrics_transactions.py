@@ -27,7 +27,7 @@ LATENCY = "pulsar_txn_execution_latency_le_"
 
 
 class PulsarMetric(NamedTuple):
-    """A metric under Pulsar's name. `ours`: the names of our metrics, whose sum is its value."""
+    """A metric under Pulsar's name. Its value is the sum of our metrics with the names `ours`."""
 
     name: str
     ours: tuple[str, ...]
@@ -56,8 +56,8 @@ PULSAR = (
 
 
 def add_coordinator_metrics(page: MetricsPage, loaded: Sequence[RunningCoordinator], cluster: str | None) -> None:
-    """Adds the metrics of transaction coordinators to the page. `cluster`: the label of the metrics under Pulsar's
-    names; None: these are left out."""
+    """Adds the metrics of transaction coordinators to the page. `cluster`: the cluster label of the metrics under
+    Pulsar's names; None: no metrics under Pulsar's names are added."""
     from ...broker.transaction.intents_core import LASTED_S  # there is a broker, so it is loaded
 
     for each in loaded:
@@ -113,8 +113,8 @@ TOPIC_SERIES = {
 
 
 class TopicTransactionSeries:
-    """Adds the transaction metrics of topics to the page. Series are created at the first topic that has seen a
-    transaction; every other topic costs one comparison."""
+    """Adds the transaction metrics of topics to the page. Creates the series at the first topic that has seen a
+    transaction, so that a topic without transactions costs almost nothing."""
 
     def __init__(self, page: MetricsPage, cluster: str | None) -> None:
         self._page, self._cluster = page, cluster

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 
 def make_member_world(world: World, settings: str | None, role: str) -> World:
-    """Returns a world (see runtime/network.py) whose connections to the metadata service use the certificate of this
-    member of the cluster. For the metadata service itself, its listener uses the certificate too. Returns `world`
-    unchanged if the settings have no section [members]. Raises InvalidConfiguration if they are wrong."""
+    """Returns a world (see runtime/network.py) for a member of the cluster: its connections to the metadata service, or
+    the listener of the metadata service itself, use the member's certificate. Returns `world` unchanged if the settings
+    have no section [members]. Raises InvalidConfiguration if they are invalid."""
     members = get_members_section(settings)
     if members is None:
         return world
@@ -54,8 +54,9 @@ def make_member_world(world: World, settings: str | None, role: str) -> World:
 async def make_registered_world(
     parts: ProcessParts, world: World, settings: str | None, role: str, session: Callable[[], Awaitable[MetadataStore]]
 ) -> World:
-    """Returns a world for a process that has registered its key in the metadata, so that the other members accept it.
-    `session()` opens a session with the metadata."""
+    """Registers the key of this process in the metadata, so that the other members of the cluster accept it, and
+    returns a world that uses this key. Returns `world` unchanged if the settings have no section [members]. `session()`
+    opens a session with the metadata."""
     section = get_members_section(settings)
     if section is None:
         return world
@@ -157,8 +158,8 @@ METADATA_HELP = "The metadata service: HOST:PORT, or zk://HOST:PORT,HOST:PORT/PA
 
 
 def metadata_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options --metadata, --wait and --session-timeout to a command: how a process finds the metadata service,
-    and how long after its end the other processes notice that."""
+    """Decorates a command: adds the options --metadata, --wait and --session-timeout. They say how a process finds the
+    metadata service, and after how many seconds the other processes notice that this process has ended."""
     options = (
         click.option(
             "--metadata",
@@ -196,8 +197,8 @@ def parse_endpoint(text: str, option: str) -> Endpoint:
 
 
 def parse_metadata_address(text: str, security: str | None = None) -> Address:
-    """Returns the address that the value of --metadata means. `security` is the value of --security: its section
-    [zookeeper] contains the credentials for ZooKeeper. Raises UsageError."""
+    """Returns the address in the value of --metadata. `security`: the value of --security, whose section [zookeeper]
+    contains the credentials for ZooKeeper. Raises UsageError if the value is invalid."""
     from ...metadata.address import parse
 
     try:
@@ -214,13 +215,15 @@ def parse_metadata_address(text: str, security: str | None = None) -> Address:
 
 
 def parse_metrics_endpoint(text: str | None) -> Endpoint | None:
-    """Returns the address that the value of --metrics means. A port alone means loopback."""
+    """Returns the address in the value of --metrics; None if the option is not given. A port without a host means a
+    loopback address."""
     return _local_endpoint(text, "--metrics")
 
 
 def parse_health_endpoint(text: str | None) -> Endpoint | None:
-    """Returns the address that the value of --health means; a port alone means loopback. The address may be reachable
-    from other machines without --insecure, because the answer says only whether the process serves."""
+    """Returns the address in the value of --health; None if the option is not given. A port without a host means a
+    loopback address. Other machines may reach the address without --insecure, because the answer says only whether the
+    process serves."""
     return _local_endpoint(text, "--health")
 
 
@@ -241,7 +244,8 @@ SECURITY = click.option(
 
 
 def add_authentication(world: World, settings: str | None) -> World:
-    """Returns the world for a broker. With `settings`, the broker's listener authenticates callers."""
+    """Returns a world for a broker whose listeners authenticate callers by the settings in the file `settings`. Returns
+    `world` unchanged if `settings` is None."""
     if settings is None:
         return world
     from ...security.authenticator import make_secured_world
@@ -250,8 +254,8 @@ def add_authentication(world: World, settings: str | None) -> World:
 
 
 def is_listener_secured(settings: str | None) -> bool:
-    """Returns whether the listener authenticates callers and encrypts, so that it may be reachable from other machines.
-    Raises InvalidConfiguration if the settings are wrong."""
+    """Returns whether the settings secure the listener with TLS, so that other machines may reach it. Raises
+    InvalidConfiguration if the settings are invalid."""
     if settings is None:
         return False
     from ...security.settings import SecuritySettings
@@ -265,9 +269,9 @@ def scheme(settings: str | None) -> str:
 
 
 def check_listeners(insecure: bool, **listeners: Endpoint | None) -> str:
-    """Checks that listeners which do not authenticate callers listen for this machine only. `listeners`: the address of
-    each, by option. With `insecure` they may also listen for other machines; then returns a warning for the log, else
-    "". Raises UsageError."""
+    """Checks that only this machine can reach listeners that do not authenticate their callers. `listeners`: the
+    address of each listener, by its option. Raises UsageError if other machines can reach one; with `insecure`, returns
+    a warning for the log instead. Returns "" if there is nothing to warn of."""
     beyond = [(name, where) for name, where in listeners.items() if where is not None and not where.is_loopback]
     if not beyond:
         return ""
@@ -285,9 +289,9 @@ def run_server(
     voice: ProcessOutput | None = None,
     health: Endpoint | None = None,
 ) -> int:
-    """Runs a server to its end and returns its exit code. Raises errors, which exits.py reports. `voice`: the output
-    for one of several processes, which only their parent may stop. `health`: the address at which probes are answered
-    from the start on."""
+    """Runs a server to its end and returns its exit code. `voice`: the output for one of several processes, which only
+    their parent may stop. `health`: the address at which probes are answered from the start on. Raises the errors of
+    the server, which cli/common/exits.py reports."""
     from ...proto.errors import MagnetarError
     from ...runtime import logs, process
     from ...runtime.clock import SystemClock
@@ -334,10 +338,10 @@ def run_server(
 async def run_until_ready(
     clock: Clock, start: Callable[[], Awaitable[None]], is_ready: Callable[[], bool], pause_s: float = 0.5
 ) -> None:
-    """Calls `start`. If the metadata service is lost before the process is ready, calls `start` again from the
-    beginning; after WAIT_S raises the error. The metadata service may restart, or be unreachable for longer than the
-    session lasts, while a bookie replays its journal. A permanent error (a wrong directory, a taken port, no server at
-    that address) is raised at once."""
+    """Calls `start`, which starts the server. If the metadata service is lost before `is_ready()` is true, waits
+    `pause_s` and calls `start` again, because the service may restart, or the session may end while a bookie replays
+    its journal. After WAIT_S raises the error. Raises a permanent error (a wrong directory, a taken port, no server at
+    that address) at once."""
     from ...proto.errors import ConnectionLost, OutcomeUnknown, SessionExpired, TimedOut
 
     deadline = clock.monotonic() + WAIT_S
@@ -352,16 +356,16 @@ async def run_until_ready(
 
 
 def make_pulsar_ready_facts(broker: Broker) -> dict[str, object]:
-    """Returns facts for the ready line: the addresses for Pulsar's clients and tools, and that of the administration
-    page."""
+    """Returns facts for the ready line: the addresses for Pulsar's clients and tools, and the address of the
+    administration page."""
     urls = broker.pulsar_urls.get("", ())
     found: dict[str, object] = {"pulsar": urls[0]} if urls else {}
     return found | ({"http": broker.http_url, "page": f"{broker.http_url}/ui"} if broker.http_url else {})
 
 
 async def serve_metrics(parts: ProcessParts, where: Endpoint | None, measured: Measure) -> dict[str, object]:
-    """Serves the page of metrics at the address `where`, if one is given. Returns the fact with this address for the
-    ready line. Raises Busy if the port is taken."""
+    """Starts to serve the page of metrics at the address `where`, and returns this address as a fact for the ready
+    line. Does nothing and returns no fact if `where` is None. Raises Busy if the port is taken."""
     if where is None:
         return {}
     from ...runtime.metrics_server import MetricsServer
@@ -371,8 +375,8 @@ async def serve_metrics(parts: ProcessParts, where: Endpoint | None, measured: M
 
 
 async def serve_for_ever(warning: str = "", readiness: Readiness | None = None) -> NoReturn:
-    """Waits until this process is asked to end (runtime/process.py then cancels the call). Logs the warning now and
-    every hour. `readiness` answers probes meanwhile; without it the process counts as ready."""
+    """Waits until the call is cancelled, because this process must end. Logs the warning now and every hour.
+    `readiness`: the function that answers probes meanwhile; if it is None, the process counts as ready."""
     from ...runtime.health import HEALTH
     from ...runtime.process import freeze_objects
 
@@ -392,8 +396,8 @@ async def _nothing_missing() -> Sequence[str]:
 
 
 def make_readiness_check(bookies: Sequence[Bookie] = (), broker: Broker | None = None) -> Readiness:
-    """Returns a function for probes. The function returns the reasons why the broker or one of the bookies of this
-    process is not ready; none if they are ready."""
+    """Returns a function for probes. The function returns the reasons why the broker or a bookie of this process is not
+    ready; no reasons if all are ready."""
 
     async def why_not_ready() -> Sequence[str]:
         reasons = [reason for each in bookies for reason in each.why_not_ready()]
@@ -405,8 +409,8 @@ def make_readiness_check(bookies: Sequence[Bookie] = (), broker: Broker | None =
 
 
 async def connect_metadata(world: World, where: Address, wait_s: float, session_s: float) -> MetadataStore:
-    """Opens a session with the metadata service that lasts `session_s`; waits up to `wait_s` for the service to
-    answer."""
+    """Opens a session with the metadata service, and returns the store. Waits up to `wait_s` for the service to answer.
+    `session_s`: after how many seconds without contact the session ends."""
     from ...metadata.remote import connect_address
     from ...proto.errors import Unavailable
 
@@ -508,8 +512,8 @@ def metadata(
 # -------------------------------------------------------------------------------------------------------- memory
 # The memory of a process: `memory_bytes` is shared out to what runs in it, before that starts.
 #
-#     plan = planned(config, option, broker=settings)       InvalidConfiguration: it cannot be shared out
-#     settings = plan.applied(settings, "broker")           as runtime/memory_shares.py says
+#     plan = make_memory_plan(config, option, broker=settings)    raises InvalidConfiguration if memory is too small
+#     settings = plan.apply_to_config(settings, "broker")         see runtime/memory_shares.py
 
 
 STANDALONE_BYTES = 256 << 20

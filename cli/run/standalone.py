@@ -113,7 +113,8 @@ def decide_bookie_count(folder: Path, wanted: int | None) -> int:
 
 
 def bookie_settings(given: StandaloneOptions, number: int) -> BookieConfig:
-    """Returns the settings of bookie `number` (from 1), with its folder; its share of the memory is not applied yet."""
+    """Returns the settings of bookie `number` (from 1), with its folder. The settings do not contain its share of the
+    memory yet."""
     from ...bookie.server import BookieConfig
     from ...runtime.config import load
 
@@ -126,8 +127,8 @@ async def start_bookie(
     parts: ProcessParts, world: World, given: StandaloneOptions, number: int, plan: MemoryPlan, store: MetadataStore,
     new_session: NewSession | None = None,
 ) -> Bookie:  # fmt: skip
-    """Starts bookie `number` (from 1) in its folder. `new_session` opens a session with the metadata again, if the
-    first one can be lost."""
+    """Starts bookie `number` (from 1) in its folder and returns it. `new_session`: opens another session with the
+    metadata if the first one can be lost."""
     from ...bookie.server import Bookie
 
     settings = plan.apply_to_config(bookie_settings(given, number), "bookie")
@@ -284,8 +285,8 @@ LOADED = ("bookie.server", "metadata.server", "runtime.peer.inside")
 
 
 def run_processes(given: StandaloneOptions, count: int, log_level: str, log_format: Any) -> int:
-    """Runs a standalone server that consists of `count` processes, to its end. Returns its exit code. Raises Busy or
-    InvalidConfiguration."""
+    """Runs a standalone server that consists of `count` processes, until it ends, and returns its exit code. Raises
+    Busy if the folder or a port is in use, InvalidConfiguration if the settings are invalid."""
     from ...runtime.network import Endpoint
 
     processes.check_fork_is_possible()
@@ -330,15 +331,15 @@ def bookies_by_process(bookies: int, processes: int) -> list[list[int]]:
 
 
 class SharedMemoryLimit(NamedTuple):
-    """The memory of all processes of a standalone server together, in equal shares. If no setting limits the memory, it
-    is at most `most` bytes."""
+    """The memory of all processes of a standalone server, which get equal shares. If no setting limits the memory, all
+    processes together may use at most `most` bytes."""
 
     most: int
     processes: int
 
     def plan(self, given: StandaloneOptions, numbers: list[int], *, metadata: bool) -> MemoryPlan:
-        """Returns the memory plan for the process that runs the bookies with these `numbers`. Raises
-        InvalidConfiguration."""
+        """Returns the memory plan for the process that runs the bookies with these `numbers`. `metadata`: whether it
+        also runs the metadata service. Raises InvalidConfiguration if the memory is too small."""
         return make_memory_plan(
             given.config, given.memory_bytes, bookie=bookie_settings(given, numbers[0]), bookies=len(numbers),
             metadata=metadata, most=self.most, processes=self.processes,

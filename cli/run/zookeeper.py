@@ -8,8 +8,9 @@ from ...security.settings import ZookeeperSection, read_private_file, read_secre
 
 
 def add_zookeeper_credentials(address: Address, section: ZookeeperSection) -> Address:
-    """Returns the ZooKeeper address with the credentials of the settings' `section`. Raises InvalidConfiguration if the
-    credentials cannot be read, are not a user and a password, or if other users may read the key."""
+    """Returns the ZooKeeper address with the credentials of the settings' `section`; any other address unchanged.
+    Raises InvalidConfiguration if the credentials cannot be read, are not USER:PASSWORD, or if other users may read the
+    key."""
     if not isinstance(address, ZookeeperAddress):
         return address
     if section.key:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ...runtime.peer.keys import PeerClientKeys
 
 class BookiePeer:
-    """A registered bookie, to which requests of an operator are sent over the network of the cluster's members. `ask`
-    must be called in one event loop only."""
+    """The connection of an operator to a registered bookie, over the network of the cluster's members. `ask` must be
+    called in one event loop only."""
 
     def __init__(self, id_: str, endpoint: str, timeout_s: float, operator: OperatorOptions | None = None) -> None:
         self.id = id_
@@ -37,8 +37,9 @@ class BookiePeer:
         self._peer: Peer | None = None
 
     async def ask(self, verb: str, **options: object) -> dict[str, Any]:
-        """Sends the request `verb` to the bookie and returns its answer. Raises the error that the bookie answers, as
-        an exception of the same class; Failure if the bookie does not support such requests."""
+        """Sends the request `verb` to the bookie and returns its answer. If the bookie answers with an error, raises it
+        as an exception of the same class. Raises Busy if the bookie has too many requests, Failure if it refuses the
+        request, as an older version does."""
         from ...ledger.peer_format import Status, decode_answer, encode_admin
         from ...proto import errors
 
@@ -74,7 +75,7 @@ class BookiePeer:
 
     def connect_as_member(self, world: World, key: str) -> None:
         """Connects to the bookie process that has the public key `key`, as the member of the cluster that `world`
-        belongs to. For an operator that asks many bookies."""
+        belongs to. With it, an operator can ask many bookies without a registration for each."""
         from ...runtime.peer.keys import PeerClientKeys
 
         self._peer = self._reach(world, PeerClientKeys(key))
@@ -92,8 +93,9 @@ class BookiePeer:
 
 
 def find_bookies(session: Session, wanted: str | None, timeout_s: float | None = None) -> list[BookiePeer]:
-    """Returns the registered bookies, or only the one whose id begins with `wanted`. Raises NotFound if there is none.
-    `timeout_s`: how long to wait for their answers, if that must be longer than the session's time-out."""
+    """Returns the registered bookies; if `wanted` is not None, only the bookie whose id begins with `wanted`.
+    `timeout_s`: how long to wait for their answers, if that must be longer than the session's time-out. Raises NotFound
+    if there is no such bookie, Failure if `wanted` fits several."""
     from ...proto.errors import NotFound
 
     listed = session.admin.bookies()
@@ -159,8 +161,9 @@ SESSION_S = 10.0
 
 
 def take_from_context(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
-    """Returns the value of --security or --metadata: of the option, else of its variable, else of the context, else
-    the default. A context that is named by an option beats the variable. Raises InvalidConfiguration."""
+    """Returns the value of the option --security or --metadata. Takes the first that is set: the option itself, its
+    environment variable, the context, the default. If a context is given by an option, it has priority over the
+    variable. Raises InvalidConfiguration if the context is missing or invalid."""
     source = context.get_parameter_source(str(parameter.name))
     typed = context.get_parameter_source("profile") is ParameterSource.COMMANDLINE
     beaten = (ParameterSource.DEFAULT, ParameterSource.ENVIRONMENT) if typed else (ParameterSource.DEFAULT,)
@@ -183,8 +186,8 @@ METADATA = click.option(
 
 
 class OperatorOptions(NamedTuple):
-    """The values of the options `--security` and `--metadata` of a command that asks bookies as an operator. Without
-    `security`, the command has no key, and its requests are not encrypted."""
+    """The options `--security` and `--metadata` of a command that sends requests to bookies as an operator. Without
+    `security` the command has no key, and its requests are not encrypted."""
 
     security: str | None = None
     metadata: str = ""
@@ -192,7 +195,7 @@ class OperatorOptions(NamedTuple):
 
     async def make_operator_world(self) -> tuple[World, Members | None]:
         """Returns a world (see runtime/network.py) with which bookies accept this command as an operator, and the list
-        of the cluster's members, which the caller must close."""
+        of the cluster's members, which the caller must close. Without `security`, returns None in place of the list."""
         from ...metadata.members import Members
         from ...runtime.process import real_world
         from ...security.members import read_own_name

@@ -171,8 +171,9 @@ async def run_bookie(given: BookieOptions, world: World, voice: StatusOutput) ->
 
 
 def decide_process_count(folder: Path, wanted: int | None) -> int:
-    """Returns how many processes to start: one for each bookie with data in the folder, or `wanted` if that is more.
-    Raises InvalidConfiguration."""
+    """Returns how many processes to start: `wanted`; if that is None, one for each bookie with data in the folder, at
+    least 1. Raises InvalidConfiguration if `wanted` is less than the number of bookies with data, or if the folder
+    contains the data of a single bookie itself."""
     from ...bookie.store.identity import COOKIE
     from ...proto.errors import InvalidConfiguration
 

@@ -32,16 +32,15 @@ BOOKIE = click.argument("bookie")
 
 
 class MetadataAccessOptions(NamedTuple):
-    """The values of the options --metadata and --security: where the metadata is, and with which credentials to connect
-    to it."""
+    """The options --metadata and --security: the address of the metadata, and the file with the credentials for it."""
 
     address: str
     security: str | None
 
 
 def with_metadata_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a command: adds the options --metadata, --security and --data, which say where the metadata is, and
-    which credentials to use for it."""
+    """Decorates a command: adds the options --metadata, --security and --data, which say where the metadata is and
+    which credentials to use."""
 
     @click.option(
         "--metadata", "metadata_", envvar="MAGNETAR_METADATA", default="127.0.0.1:7640", show_default=True,

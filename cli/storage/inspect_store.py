@@ -1,10 +1,8 @@
-"""`magnetar bookie inspect store`: a bookie's directory in short; its logs as rows, or all of it as a picture.
+"""`magnetar bookie inspect …`: shows the content of a bookie's directory. Changes nothing and takes no lock, so it also
+works while the bookie runs.
 
-`magnetar bookie inspect …`: what is in a bookie's directory. Read-only, takes no lock, also beside a running bookie.
-
-The readers are bookie/inspect/; these commands filter and print while they read, and collect nothing, whatever the
-size. This module has cookie, mark, journal, log and index; ledger is cli/storage/inspect_store.py, store
-cli/storage/inspect_store.py.
+The files are read by bookie/inspect/. These commands filter and print rows while they read, so they need little memory
+for a directory of any size.
 """
 
 from __future__ import annotations
@@ -37,8 +35,8 @@ if TYPE_CHECKING:
 
 
 class StoreInspection:
-    """Reads a bookie's directory for one `magnetar bookie inspect` command. Has the output of the command, and counts
-    the damage that was found."""
+    """Reads a bookie's directory for one `magnetar bookie inspect` command. Prints the output of the command, and
+    counts the damage that it finds."""
 
     def __init__(self, directory: str, output: str, limit: int | None = None) -> None:
         from ...bookie.inspect.snapshot import take_snapshot
@@ -53,7 +51,7 @@ class StoreInspection:
             self.count_damage(damage)
 
     def count_damage(self, damage: Damage) -> str:
-        """Counts one damaged place of the store. Returns the reason, as text for the output."""
+        """Counts one damaged place of the store. Returns the reason of the damage as text for the output."""
         self._first = self._first or damage
         self.damages += 1
         return damage.reason
@@ -62,7 +60,7 @@ class StoreInspection:
         print(f"magnetar: {gone.path} is gone: the bookie removed it meanwhile", file=sys.stderr)
 
     def limit_rows(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Yields the first `limit` rows. If there are more, prints a note on stderr."""
+        """Yields the rows up to the option --limit. If there are more, prints a note on stderr."""
         each = iter(rows)
         yield from islice(each, self.limit)
         if self.limit is not None and next(each, None) is not None:
@@ -228,7 +226,8 @@ def make_log_rows(look: StoreInspection, numbers: Sequence[int], verify: bool) -
 
 
 def verify_log(look: StoreInspection, number: int) -> dict[str, object]:
-    """Reads and checks all records of an entry log. Returns the columns of the log's row that need this."""
+    """Reads and checks all records of an entry log. Returns those columns of the log's row that result from the check.
+    """
     from ...bookie.inspect import logs
     from ...bookie.inspect.snapshot import Damage
 

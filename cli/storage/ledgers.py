@@ -61,9 +61,9 @@ MARK_COLUMNS = ("ledger", "missing", "since", "reason", "attempts", "retry", "st
 def ask_any_bookie(
     session: Session, verb: str, among: Collection[str] | None = None, **options: object
 ) -> dict[str, Any]:
-    """Sends the request `verb` to the registered bookies, or those `among` them, one after the other, until a bookie
-    answers; returns this answer. Raises Unauthorized if no bookie permits requests from this machine, Failure if none
-    can be reached."""
+    """Sends the request `verb` to the registered bookies, one after the other, until a bookie answers, and returns this
+    answer. `among`: asks only bookies with these ids. Raises Unauthorized if no bookie permits requests from this
+    machine, Failure if no bookie can be reached."""
     from ...proto.errors import ConnectionLost, TimedOut, Unauthorized, Unavailable
     from ..common.exits import Failure
     from .admin_port import ask_bookies, find_bookies
@@ -164,12 +164,12 @@ def under_replicated(session: Session, limit: int) -> None:
 
 
 def shorten_bookie_ids(bookies: list[str]) -> list[str]:
-    """Returns the first characters of each bookie id: as many as make the ids different."""
+    """Returns the first eight characters of each bookie id."""
     return [bookie[:8] for bookie in bookies]
 
 
 def format_duration(seconds: float | None) -> str:
-    """Returns a duration as a short text for people: `42s`, `3m`, `2h 5m`, `4d 1h`."""
+    """Returns a duration as a short text for people: `42s`, `3m`, `2h 5m`, `4d 1h`; `-` for None."""
     if seconds is None:
         return "-"
     whole = int(seconds)
@@ -255,8 +255,8 @@ def recover(session: Session, bookie: str, forget: bool, wait: bool, wait_s: flo
 
 
 def find_full_bookie_id(session: Session, beginning: str) -> str:
-    """Returns the complete id of the only bookie, registered or not, whose id begins with `beginning`. Raises NotFound
-    if there is no such bookie, Failure if there are several."""
+    """Returns the complete id of the bookie (registered or not) whose id begins with `beginning`. Raises NotFound if
+    there is no such bookie, Failure if there are several."""
     from ...proto.errors import NotFound
 
     known = [each["id"] for each in ask_any_bookie(session, "bookies")["bookies"]]

@@ -184,8 +184,8 @@ async def _highest(peer: BookiePeer) -> int | Exception:
 async def serve_metadata_copy(
     world: World, endpoint: Endpoint, copy: str, scratch: str
 ) -> AsyncIterator[MetadataServer]:
-    """Serves the metadata file `scratch`, a copy of the file `copy`, at `endpoint` while the block runs; then deletes
-    `scratch`. Raises Busy if the port is taken."""
+    """While the `async with` block runs, serves the metadata in the file `scratch`, a copy of the file `copy`, at
+    `endpoint`, and yields the server. Then deletes `scratch`. Raises Busy if the port is taken."""
     from ...metadata import backup
     from ...metadata.server import MembersOnlyService, MetadataServer
 
@@ -232,9 +232,9 @@ async def _ask_as_member(found: BackupContents, where: RestoreLocations, wait_s:
 
 
 class RestoredBookieAsker:
-    """Asks the bookies that restored metadata names which ledgers they have seen. The copy of the metadata contains the
-    keys of the processes of its time; a bookie that was started later has another key. So all keys that running
-    processes register are tried."""
+    """Asks the bookies in restored metadata which ledgers they have seen. The copy of the metadata contains the keys
+    that the bookies had when it was made; a bookie that was restarted later has another key. So this class also tries
+    all keys that running processes register."""
 
     def __init__(self, world: World, members: Members, wait_s: float) -> None:
         self._world = world

@@ -1,8 +1,8 @@
 """gRPC's client on our HTTP/2: the `connect` of `runtime/network.py`. The wire is gRPC's own (doc/PROTOCOL-HTTP2.md).
 
-A channel has one connection, made at its first call and again after it broke. An attempt is shared by all calls that
-wait for it, and a call that begins after it failed makes another one. A call is sent after the server's settings came:
-so an error before that is definite, nothing was sent.
+A channel has one connection, which is made at its first call, and again after it broke. All calls that wait share one
+attempt to connect; a call that begins after a failed attempt makes another attempt. A call is sent only after the
+server's settings have arrived: so an error before that is definite, because nothing was sent.
 
 Streams: `runtime/grpc/stream.py`. Errors: `runtime/grpc/errors.py`.
 """
@@ -197,7 +197,7 @@ class _ClientStream(GrpcStream):
                 self._reset(ErrorCode.CANCEL)
 
     def end_with_failure(self, error: MagnetarError) -> None:
-        """Ends the stream with an error that the server sent, or of the connection."""
+        """Ends the stream with `error`, which the server sent, or which broke the connection."""
         self.fail_sending(_broken_by(error))
         self.end_receiving(error)
         self._reset(ErrorCode.CANCEL)
@@ -219,8 +219,8 @@ class _ClientStream(GrpcStream):
             self.connection.reset(self, code)
 
     async def close(self) -> None:
-        """Half-closes after the queued items and waits for the server's end; a reader may still receive the last items.
-        """
+        """Ends this side of the stream after the queued items, and waits until the server ends its side, at most
+        CLOSE_TIMEOUT_S. A reader may still receive the last items meanwhile."""
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self.finish()

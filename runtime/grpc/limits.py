@@ -1,9 +1,9 @@
 """Limits of a gRPC listener: how many streams callers may have, and how long a stream may stay without progress
 (`OpenStreams`); the authentication of callers (`CallerAuthenticator`); and the TLS of listeners and channels.
 
-Connections are bounded by the listener, and what each of them holds by its windows (runtime/tcp/http2.py).
-`OpenStreams` bounds the streams of an address, and looks at all of them now and then: nothing is done per message. It
-counts its looks and not seconds, so that a process that was stopped cuts no stream for the time that it did not see.
+The listener limits the number of connections, and the windows of a connection limit its memory (runtime/tcp/http2.py).
+`OpenStreams` limits the streams of an address, and checks all streams periodically, so that a message causes no work.
+It counts checks and not seconds, so that a process that was paused does not end streams for the time of the pause.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LOG = logging.getLogger("magnetar.rpc")
 
 
 class WatchedStream(Protocol):
-    """A stream as `OpenStreams` sees it when it looks for streams that are silent, or whose caller does not read."""
+    """A stream as `OpenStreams` sees it when it searches for streams that are silent, or whose caller does not read."""
 
     has_read: bool  # something came
 
@@ -66,8 +66,8 @@ class _Seen:
 
 
 class OpenStreams:
-    """The open streams of one listener: limits how many an address may have, and ends streams on which nothing
-    moves."""
+    """The open streams of one listener. Limits how many streams an address may have, and ends streams that make no
+    progress."""
 
     def __init__(self, limits: CallerLimits, answers: MemoryBudget) -> None:
         self._limits = limits
@@ -132,12 +132,11 @@ class OpenStreams:
 # ------------------------------------------------------------------------------------------------------- callers
 # The callers of one listener, and for how long they are admitted: the same at gRPC's listeners and at simulated ones.
 #
-#     principal = await callers.admitted(caller, path)          or the guard's error, with a line of the audit log
-#     with callers.holding(principal, stream.terminate_with_error): …   breaks the stream off when the credentials
-#                                                                       hold no more
+#     principal = await callers.admit(caller, path)     or raises the guard's error, which the audit log records
+#     with callers.end_when_credentials_expire(principal, stream.terminate_with_error): …
 #
 # A stream ends when the credentials of its caller expire, and within LOOK_S after the guard says that they have lapsed.
-# The error is CredentialsExpired, so a client connects again, with credentials that hold or to be refused.
+# The error is CredentialsExpired, so a client connects again, and is refused if its credentials are not valid.
 
 
 LOOK_S = 2.0
@@ -161,7 +160,7 @@ class CallerAuthenticator:
         return self._guard is not None
 
     async def admit(self, caller: Caller, path: str) -> Principal:
-        """Authenticates a caller that calls the rpc `path`, checks that it may call this, and returns its principal.
+        """Authenticates a caller, and checks that it may call the rpc `path`. Returns the principal of the caller.
         Raises the errors of the guard; refusals are written to the audit log."""
         if self._guard is None:
             return LOCAL
@@ -178,7 +177,8 @@ class CallerAuthenticator:
         return principal
 
     def record_refusal(self, caller: Caller, path: str, refusal: MagnetarError) -> None:
-        """Writes to the audit log that the caller was refused."""
+        """Writes to the audit log that the caller was refused when it called the rpc `path`, and the text of the error.
+        """
         self._audit.record_refusal(caller, _act(path), refusal.message)
 
     @contextmanager

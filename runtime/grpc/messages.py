@@ -177,8 +177,8 @@ class MessageStream(Http2Stream):
             self.on_message(message, self._cost)
 
     def on_service_read(self, cost: int) -> None:
-        """Called when the service has read all messages that arrived. `cost` is the sum of their costs, which the other
-        end may now send again."""
+        """Called when the service has read all messages that arrived. `cost` is the sum of their costs: the other end
+        may now send as many bytes more."""
         self._has_waiting = False
         if self._arrivals is not None:
             self._arrivals.on_messages_read(self)
@@ -226,15 +226,15 @@ PREFIXES = [b"\x0a" + encode_varint(size) for size in range(SHORT)]
 
 
 def find_copied_tags(envelope: type[Any]) -> frozenset[int]:
-    """Returns the tags of those fields that protobuf copies without parsing them: fields of type bytes, as in an
-    entry."""
+    """Returns the protobuf tags of the bytes fields that an item of `envelope` may have. Protobuf copies the content of
+    such a field without parsing it."""
     fields = envelope.DESCRIPTOR.fields_by_name["items"].message_type.fields
     return frozenset(field.number << 3 | 2 for field in fields if field.type == field.TYPE_BYTES)
 
 
 def find_field_bounds(data: bytes | bytearray, offset: int) -> tuple[int, int]:
-    """Returns the begin and the end of the content of the bytes field whose tag is at `offset`. The end is after the
-    end of `data` if the field is cut off."""
+    """Returns (begin, end) of the content of the bytes field whose tag is at `offset`. The end exceeds the length of
+    `data` if the field is cut off."""
     offset, size, shift, end = offset + 1, 0, 0, len(data)
     while offset < end:
         byte = data[offset]
@@ -256,12 +256,13 @@ def _after_number(data: bytes | bytearray, begin: int, end: int) -> int:
 
 
 def measure_item(data: bytes | bytearray, offset: int, copied: frozenset[int] | None) -> tuple[int, int]:
-    """Returns the end of the item at `offset`, and how many of its bytes protobuf must parse: 0 if the item is one
-    field of `copied`, with or without a number (its id) before it; at most PARSED_AT_ONCE for any other item. Raises
-    WrongProtocol, or MessageTooLarge above that.
+    """Returns (the offset after the item that begins at `offset`, the number of its bytes that protobuf must parse).
+    The number is 0 if the item consists of a field whose tag is in `copied`, or of an id and such a field. Raises
+    WrongProtocol if there is no item at `offset`, MessageTooLarge if protobuf would have to parse more than
+    PARSED_AT_ONCE bytes.
 
-    Reads only lengths, not the bytes: entries of some hundred KiB are most of the traffic, and reading them costs more
-    than all else here. `copied` is None at a client, whose servers do send items that are long to parse.
+    Reads only lengths, because most of the traffic are entries of some hundred KiB, and reading their bytes would cost
+    more than all other work here. `copied` is None at a client: then the item is not checked, and the number is 0.
     """
     if data[offset] != _TAG:
         raise WrongProtocol(f"an envelope has something other than items at byte {offset} of {len(data)}")

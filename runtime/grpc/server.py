@@ -2,10 +2,11 @@
 
     connection ──HEADERS──▶ `_ServerConnection.on_stream_opened` ──▶ `_UnaryCall` or `_ServerStream` ──▶ a task: handler
 
-Each call has one task. Who calls is asked before anything of the request is read. A handler is not cancelled when its
-caller disconnects. A stream's handler gets ConnectionLost from its stream and ends in its own order. A unary call's
-handler runs to its end, because a change that it has begun must not stay half done: a topic that was being unloaded
-would keep its consumers and send them nothing. An error of a handler ends the call; what was sent before still arrives.
+Each call has one task. The caller is authenticated before anything of the request is read. A handler is not cancelled
+when its caller disconnects. A stream's handler gets ConnectionLost from its stream and ends in its own order. A unary
+call's handler runs to its end, because a change that it has begun must not stay half done: a topic that was being
+unloaded would keep its consumers and send them nothing. An error of a handler ends the call; what was sent before still
+arrives.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class RunningGrpcServer:
         return self._endpoint
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Stops accepting calls. Running calls may continue for `grace_s`, and are then ended. Returns when all
+        """Stops accepting calls. Running calls may continue for `grace_s` seconds, and are then ended. Returns when all
         handlers have returned."""
         if self._closed:
             return
@@ -184,7 +185,8 @@ class _Listener:
         self._under_way = 0
 
     def admit_connection(self, connection: _ServerConnection) -> bool:
-        """Counts a new connection, whose caller is unknown; returns False if there may be no more."""
+        """Counts a new connection, whose caller is not authenticated yet. Returns False, and does not count it, if
+        there are too many connections, or the listener is closed."""
         if self.closed or not self.strangers.add(connection, connection.peer):
             return False
         if len(self.connections) < self.access.limits.connections and PROCESS.reserve_connection():
@@ -208,11 +210,11 @@ class _Listener:
             _LOG.error("a call failed", exc_info=error)
 
     async def authenticate(self, connection: _ServerConnection, head: _Head, cost: int) -> CallContext:
-        """Authenticates the caller of a call. Raises what the guard raises, or BackPressure if too many callers are
-        being authenticated.
+        """Authenticates the caller of a call and returns its context. Raises the errors of the guard, or BackPressure
+        if too many callers are being authenticated.
 
-        The first admitted call marks the connection as authenticated. A refused call is charged to the connection;
-        `cost` is that of its header block.
+        The first admitted call marks the connection as authenticated. A refused call is charged to the connection's
+        allowance; `cost` is the cost of its header block.
         """
         if not self.callers.requires_authentication:
             found = CallContext(connection.peer)
@@ -235,8 +237,9 @@ class _Listener:
         self, stream: _ServerStream | _PlainStream, connection: _ServerConnection, head: _Head, cost: int,
         held: contextlib.ExitStack,
     ) -> CallContext | None:  # fmt: skip
-        """Returns the caller of a stream; None if the stream is refused, or the caller gave up. Until `held` is closed
-        it has its place among those of its address, and ends when its credentials do."""
+        """Authenticates the caller of a new stream and returns its context; returns None if the stream is refused, or
+        the caller has disconnected. Until `held` is closed, the stream counts as a stream of the caller's address, and
+        is ended when the caller's credentials expire."""
         try:
             held.enter_context(self.streams.count_stream_while_open(connection.peer))
             who = await self.authenticate(connection, head, cost)
@@ -322,7 +325,7 @@ class _ServerConnection(Http2Connection[_Head]):
 
     @property
     def is_busy(self) -> bool:
-        """Returns whether a call is being handled, such as the first one, which is being authenticated."""
+        """Returns whether a call of this connection is being handled or authenticated."""
         return self.calls > 0
 
     def evict(self) -> None:
@@ -373,7 +376,8 @@ class _ServerConnection(Http2Connection[_Head]):
             self.out.write(frames.encode_goaway(self._last, ErrorCode.NO_ERROR))
 
     def charge_refused_call(self, cost: int) -> None:
-        """Charges the connection for a call that was refused; `cost` is that of its header block."""
+        """Charges a refused call to the allowance of the connection, and ends the connection if the allowance is used
+        up. `cost`: the cost of the call's header block."""
         try:
             self.allowance.charge(REFUSED + cost)
         except frames.ProtocolViolation as error:
@@ -696,11 +700,12 @@ class _PlainStream(MessageStream):
 
     @property
     def is_open(self) -> bool:
-        """Returns whether the caller is there."""
+        """Returns whether the stream can still be used: its caller has not disconnected."""
         return self.connection is not None and self._lost is None
 
     async def receive(self) -> Any:
-        """Returns the next request. Raises EndOfStream after the last one, ConnectionLost if the caller is gone."""
+        """Returns the next request. Raises EndOfStream after the last request, ConnectionLost if the caller has
+        disconnected."""
         while not self._requests:
             if self._lost is not None or self.connection is None:
                 raise self._lost or ConnectionLost("the caller is gone")
@@ -716,7 +721,8 @@ class _PlainStream(MessageStream):
             raise WrongProtocol(f"the request is no {self._method.target.request.DESCRIPTOR.full_name}") from error
 
     async def send(self, message: Any) -> None:
-        """Sends a message; waits while much is queued. Raises ConnectionLost."""
+        """Sends a message. Waits while more than STREAM_QUEUE_BYTES are queued. Raises ConnectionLost if the caller has
+        disconnected."""
         data = message.SerializeToString()
         self._out += prefix(len(data)) + data
         self.on_writable()

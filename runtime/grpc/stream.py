@@ -109,7 +109,8 @@ class GrpcStream(MessageStream):
 
     # ------------------------------------------------------------------------------ out
     def send_nowait(self, item: Message | bytes | Pieces) -> None:
-        """Adds an item, or the bytes of one, to the queue of this stream. Never waits."""
+        """Adds an item, or the encoded bytes of an item, to the queue of this stream. Never waits. Raises an error if
+        the stream is broken."""
         if self._broken is not None:
             raise copy_error(self._broken)
         if isinstance(item, tuple):
@@ -329,8 +330,8 @@ class GrpcStream(MessageStream):
 
     # ------------------------------------------------------------------------------ the end
     def fail_sending(self, error: MagnetarError) -> None:
-        """Ends sending: nothing more is sent, and senders get `error`. Items that have arrived can still be
-        received."""
+        """Ends the sending direction: queued items are dropped, and senders get `error`. Items that have arrived can
+        still be received."""
         if self._broken is not None:
             return
         self._broken = error

@@ -172,8 +172,8 @@ class ZmqPeer:
         self.flush()
 
     def flush(self) -> None:
-        """Sends queued requests, as many as the socket accepts now. The others are sent when the socket is connected or
-        accepts more."""
+        """Sends the queued requests, as many as the socket accepts now. The remaining requests are sent when the socket
+        is connected or accepts more."""
         if self._closed:
             return
         if self._link is None:
@@ -235,8 +235,9 @@ class ZmqPeer:
         self.on_disconnected(how)
 
     def on_handshake_failed(self, *, certain: bool) -> None:
-        """Called when a handshake has failed. Nothing was sent yet, so the requests wait for more attempts, as many as
-        a correct server may need."""
+        """Called when a handshake with the server has failed, before anything was sent. Tries again, up to
+        HANDSHAKES_MAX times, because a correct server may need several attempts. After the last attempt, or if
+        `certain` (the server violated ZeroMQ's protocol), finds out the reason and fails all requests."""
         self._forget_link()
         self._handshakes_failed += 1
         if certain or self._handshakes_failed >= HANDSHAKES_MAX:
@@ -262,7 +263,8 @@ class ZmqPeer:
         self.on_refused(f"{asks}, as the other processes of its cluster")
 
     def on_refused(self, why: str) -> None:
-        """Called when one end has refused the other before any request was sent. Fails all requests."""
+        """Called when one end has refused the other before any request was sent; `why` is the reason. Fails all
+        requests with Unauthorized."""
         self._forget_link()
         self._fail_all(Unauthorized(f"{self._endpoint} {why}", endpoint=self._endpoint))
 

@@ -120,7 +120,8 @@ def encode_refusal(kind: EnvelopeKind, identity: bytes, ids: Iterable[int] = ())
 
 def decode(header: Buffer) -> Envelope:
     """Decodes the header of an envelope. The large frames are not part of the result (`Envelope.parts`). Raises
-    WrongEnvelopeMagic or Malformed."""
+    WrongEnvelopeMagic if the bytes belong to another protocol or version, MalformedEnvelope if they are not a valid
+    header."""
     if len(header) < 5 or bytes(header[:4]) != MAGIC:
         raise WrongEnvelopeMagic(f"a message that begins with {bytes(header[:8])!r} is not of Magnetar's peer protocol")
     if header[4] != VERSION:

@@ -12,7 +12,7 @@ contract (`runtime/network.py`) holds:
 | requests of one turn | reach the service together, in the next turn; about TURN_BYTES at once |
 | a server that is slowed down | takes a batch of COALESCE_BYTES from one peer in turn every SLOW_S |
 | a peer's queue | QUEUE_BYTES_MAX; past it BackPressure, definite |
-| deadlines | `runtime/peer/inside.py` |
+| deadlines | one alarm for all requests of a peer (`RequestsInFlight`) |
 | a server that closes | requests without an answer: ConnectionLost, unknown |
 
 Measured, against ZeroMQ over loopback: benchmarks/results, `produce` and `pulsar-java-produce`.
@@ -53,8 +53,8 @@ from .sockets import TURN_BYTES
 
 
 class FutureAnswerListener:
-    """Sets the outcome of a request as the result of a future. If the future is done already (cancelled), does
-    nothing."""
+    """Sets the outcome of a request as the result or the error of a future. Does nothing if the future is done already,
+    because it was cancelled."""
 
     __slots__ = ("future",)
 
@@ -159,7 +159,7 @@ def message_bytes(head: bytes, frames: Sequence[Buffer]) -> int:
 
 
 class SendQueue:
-    """The queue of messages for one connection. Decides how much of it the next multipart message contains."""
+    """The queue of messages for one connection. Decides how many of them the next multipart message contains."""
 
     __slots__ = ("bytes", "items")
 
@@ -203,9 +203,9 @@ class SendQueue:
 
 
 class InProcessRequest:
-    """A request (`runtime.network.Request`) between two parts of the same process, from the queue of its peer to its
-    answer. `InProcessPeer.post` sets its fields; `size` is the number of its bytes in the queue. The `AnswerListener`
-    of a request may be a subclass of it, which saves an object per request."""
+    """A request (`runtime.network.Request`) between two parts of the same process. The object lives from the queue of
+    the peer until the answer. `InProcessPeer.post` sets its fields; `size` is the number of bytes that it takes in the
+    queue. The `AnswerListener` of a request may be a subclass of this class, which saves an object per request."""
 
     __slots__ = ("connection", "frames", "head", "id", "size")
 
@@ -224,7 +224,7 @@ class InProcessRequest:
 
 
 class InProcessServer:
-    """Receives the requests that peers in the same process send, from each peer in turn."""
+    """Receives the requests that peers in the same process send, from one peer after the other."""
 
     def __init__(self, identity: bytes, service: PeerService) -> None:
         self.identity = identity
@@ -340,8 +340,8 @@ class InProcessPeer:
         return None
 
     def move_queued_requests(self, came: list[InProcessRequest]) -> int:
-        """Moves the first requests of the queue, about COALESCE_BYTES, to the end of the list `came`. Returns the
-        number of their bytes."""
+        """Moves the first requests of the queue, about COALESCE_BYTES in sum, to the end of the list `came`. Returns
+        the number of moved bytes."""
         queue, size = self._queue, 0
         while queue and not (size and size + queue[0].size > COALESCE_BYTES):
             request = queue.popleft()

@@ -40,8 +40,8 @@ class PeerGate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PeerServerKeys:
-    """The keys of a peer server and its gate. Only clients that know the server's public key, and that the gate admits,
-    are served."""
+    """The keys of a peer server, and its gate. The server serves only clients that know its public key and that the
+    gate admits."""
 
     own: KeyPair
     gate: PeerGate

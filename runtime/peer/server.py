@@ -164,8 +164,8 @@ class ZmqRequest:
 
     @property
     def is_local(self) -> bool:
-        """Returns whether the connection of the message comes from this machine. The routing id is not used for that,
-        because a client may choose any."""
+        """Returns whether the request came from this machine. This is decided by the address of the connection and not
+        by the routing id, because a client may choose any routing id."""
         return is_local(str(self._came.get("Peer-Address")))
 
     @property
@@ -182,7 +182,7 @@ class ZmqRequest:
 
 
 class ZmqPeerServer:
-    """The server of peer connections over ZeroMQ (a ROUTER socket). The function `serve` creates it."""
+    """The server of peer connections over ZeroMQ (a ROUTER socket). It is created by the function `serve`."""
 
     def __init__(
         self, wire: LoopSocket, address: str, endpoint: Endpoint, identity: bytes, service: PeerService,

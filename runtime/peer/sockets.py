@@ -79,7 +79,7 @@ class ZapHandler:
         return domain
 
     def remove(self, domain: str) -> bool:
-        """Removes the gate of the server with this ZAP domain. Returns True if there is no gate any more."""
+        """Removes the gate of the server with this ZAP domain. Returns True if no gate is left."""
         del self._gates[domain]
         return not self._gates
 
@@ -400,9 +400,8 @@ class LoopSocket:
         return False
 
     def send(self, parts: Sequence[Buffer]) -> bool:
-        """Sends one multipart message. Returns False if the socket accepts nothing now: ZeroMQ accepts either all parts
-        or none.
-        """
+        """Sends one multipart message and returns True. Returns False if the socket accepts nothing now; then no part
+        was sent."""
         zmq = self._zmq
         send = self.socket.send
         last = len(parts) - 1
@@ -426,8 +425,8 @@ class LoopSocket:
 
 
 class MemberNetwork:
-    """Wraps another `runtime.network.Network`, and adds the certificates of a member of the cluster to its connections
-    and, with `peers`, the member's keys to its peer connections."""
+    """Wraps another `runtime.network.Network` for a process that is a member of the cluster: its connections use the
+    certificates of the member, and with `peers`, its peer connections use the keys of the member."""
 
     def __init__(
         self, inner: Network, listener: ListenerAccess, caller: CallerAccess, peers: PeerServerKeys | None = None

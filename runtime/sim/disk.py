@@ -5,7 +5,7 @@ Durable is exactly what runtime/files.py guarantees:
 - *names*: `sync_directory` of a folder makes the creations, renames and removals in it so far durable, and nothing
   else does, not even `fdatasync` of the new file. A rename is one step: both names change or none.
 
-`Disk` is the hardware: it outlives processes. `SimFiles` (files.py) is one process' view of it.
+`Disk` is the hardware: it outlives processes. `SimFiles` is the view that one process has of it.
 A process kill (`on_process_died`) loses only locks and open files: the system's cache survives.
 A power loss (`apply_power_loss(rng)`) keeps what is durable; each later write is kept, dropped, or torn (each of its
 512-byte sectors kept or dropped), each later operation on a name is kept or dropped, in any combination: more than
@@ -16,9 +16,8 @@ rest), `crash_at_operation` (run something, for example a crash, at the n-th ope
 Every operation that takes effect is passed to `record` as an `Operation`: crash-point enumeration (tests/crashes)
 builds its states from that log.
 
-A simulated process' files (`runtime.files.Files`): its view of a `Disk` (disk.py), dead with the process.
-
-Behaves as runtime/disk.py: the same errors for the same mistakes. The disk decides what survives a crash.
+`SimFiles` implements `runtime.files.Files` for one simulated process, and can no longer be used when the process has
+died. It behaves like runtime/disk.py: the same mistakes raise the same errors.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Pages:
         return Pages(self.size, dict(self._pages))
 
     def numbered(self) -> ItemsView[int, bytes]:
-        """Returns (page number, content) of each page that does not consist of zeros."""
+        """Returns (page number, content) of each stored page. A page of zeros is not stored."""
         return self._pages.items()
 
     def read(self, size: int, offset: int) -> bytes:
@@ -162,8 +161,8 @@ class UnsyncedResize:
 
 
 class SimInode:
-    """The content of a simulated file: `now` is what is read, `durable` is what certainly survives a power loss, and
-    the list of unsynced changes between the two."""
+    """The content of a simulated file. `now`: the content that a read returns. `durable`: the content that certainly
+    survives a power loss. `volatile`: the unsynced changes between the two."""
 
     __slots__ = ("durable", "now", "number", "volatile")
 
@@ -183,7 +182,8 @@ class SimInode:
         self.volatile.clear()
 
     def apply_power_loss(self, rng: random.Random) -> None:
-        """Keeps what is durable of this file; keeps, drops or tears each unsynced change at random."""
+        """Applies a power loss to this file: the durable content stays, and each unsynced change is kept, dropped or
+        torn at random."""
         for change in self.volatile:
             match change:
                 case UnsyncedResize():
@@ -226,7 +226,8 @@ def _survivors(write: Write, rng: random.Random) -> list[Write]:
 
 
 class Directory:
-    """A simulated directory: its names, as they are now and as they are durable."""
+    """A simulated directory: its names as a process sees them now (`now`), and its names that survive a power loss
+    (`durable`)."""
 
     __slots__ = ("durable", "now", "volatile")
 
@@ -241,8 +242,8 @@ Node = SimInode | Directory
 
 @dataclass(eq=False, slots=True)
 class NameChange:
-    """One atomic change of names in directories: the names in `removed` are deleted and those in `added` are created. A
-    rename has one of each."""
+    """One atomic change of names in directories: deletes the names in `removed`, and creates the names in `added`. A
+    rename removes one name and adds one."""
 
     removed: list[tuple[Directory, str, Node]]
     added: list[tuple[Directory, str, Node]]
@@ -264,8 +265,8 @@ class NameChange:
             directory.volatile.append(self)
 
     def make_durable(self) -> None:
-        """Makes this change durable. If an earlier change of the same name was lost, there is no name to remove, and
-        this change is lost too."""
+        """Makes this change durable. If an earlier change of the same name was lost, the name to remove does not exist,
+        and this change is lost too."""
         if self.done:
             return
         self.done = True
@@ -294,8 +295,8 @@ class Disk:
 
     # ------------------------------------------------------------------ faults
     def crash_at_operation(self, operations: int, strike: Callable[[], None]) -> None:
-        """Arranges that the disk calls `strike` just before the `operations`-th operation from now (1: the next one).
-        `strike` may raise SimulatedDeath."""
+        """Sets a crash: the disk will call `strike` just before the `operations`-th operation from now (1: the next
+        one). `strike` may raise SimulatedDeath."""
         assert operations >= 1
         self._armed = (self.operations + operations, strike)
 
@@ -303,8 +304,8 @@ class Disk:
         self._armed = None
 
     def on_process_died(self) -> None:
-        """Called when the process that used the disk has died. Releases its locks; the content and the names of files
-        stay as they were read."""
+        """Called when the process that used the disk has died. Releases the locks of the process. The files keep their
+        names and their content, synced or not."""
         self._locks.clear()
         self.cancel_crash()
 
@@ -327,7 +328,8 @@ class Disk:
             directory.now = dict(directory.durable)
 
     def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
-        """Damages a file for a test: flips one bit of its content, both as it is read and as it is durable."""
+        """Damages a file for a test: flips one bit of its content, in the content that is read and in the durable
+        content."""
         inode = self.inode(path)
         for pages in (inode.now, inode.durable):
             byte = pages.read(1, offset)
@@ -342,12 +344,12 @@ class Disk:
                 pages.resize(size)
 
     def wipe(self) -> None:
-        """Deletes everything, as if the disk were replaced by a new one."""
+        """Deletes all files and directories, as if the disk were replaced by a new one."""
         self.root = Directory()
         self.on_process_died()
 
     def snapshot(self) -> Directory:
-        """Returns a copy of everything that is durable now, for `restore`."""
+        """Returns a copy of the durable files and directories. `restore` can put it back."""
         copied: dict[int, Node] = {}
 
         def copy(node: Node) -> Node:
@@ -367,7 +369,7 @@ class Disk:
         return root
 
     def restore(self, root: Directory) -> None:
-        """Replaces the content of the disk by a snapshot. No process may be using the disk."""
+        """Replaces the content of the disk by `root`, a result of `snapshot`. No process may be using the disk."""
         self.root = root
         self.on_process_died()
 
@@ -418,7 +420,7 @@ class Disk:
         inode: int = 0, more_bytes: int = 0,
     ) -> None:  # fmt: skip
         """Counts and records an operation. Must be called before the operation takes effect. Calls `strike` if a crash
-        is armed for this operation, and raises an injected fault that matches it."""
+        is set for this operation (`crash_at_operation`), and raises an injected fault that matches the operation."""
         self.operations += 1
         if self._armed is not None and self.operations >= self._armed[0]:
             strike = self._armed[1]
@@ -431,8 +433,8 @@ class Disk:
             self.record(Operation(self.operations, kind, path, offset, data, size, target, inode))
 
     def raise_injected_fault(self, kind: str, path: str) -> None:
-        """Raises an OSError if an injected fault matches this operation. For an operation that changes nothing, only
-        this method is called, because such operations are not counted."""
+        """Raises an OSError if an injected fault matches this operation. Operations that change nothing are not
+        recorded, and call only this method."""
         for fault in self.faults:
             if fault.matches(kind, path):
                 if self.failed is not None:

@@ -50,8 +50,8 @@ _FLUSH_LINES = 512
 
 
 class SimTrace:
-    """The trace of a simulation, and the hash of all its lines. `add_line` adds a line for readers, `add_detail` a line
-    that is shown only on demand, and `add_step` a step of the loop, which is only hashed."""
+    """The trace of a simulation, and the hash of all its lines. `add_line` adds a line that is always shown;
+    `add_detail` adds a line that is shown only on demand; `add_step` adds a step of the loop, which is only hashed."""
 
     def __init__(self, show: Callable[[str], None] | None = None, *, details: bool = True) -> None:
         self.show = show
@@ -63,7 +63,7 @@ class SimTrace:
         self._frozen = False
 
     def freeze(self) -> None:
-        """Ends the trace. Lines that are added later, by cleaning up after the run, are ignored."""
+        """Ends the trace. Lines that are added later are ignored: they come from the cleaning up after the run."""
         self._frozen = True
 
     def add_step(self, now: float, what: str) -> None:
@@ -178,7 +178,7 @@ class _Interruptible(Coroutine[Any, Any, T]):
 
 
 def raise_inside_task(task: SimTask[Any], fault: Exception) -> None:
-    """Raises the error `fault` inside a task, at the await where the task waits now, as if the task's own code had
+    """Raises the error `fault` inside a task, at the `await` where the task waits now, as if the awaited code had
     raised it. The task must be waiting, and belong to a simulated process."""
     coroutine = task.get_coro()
     assert isinstance(coroutine, _Interruptible), "tasks of processes can be thrown into"
@@ -339,7 +339,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return SimFuture(loop=self)
 
     def schedule_held_steps(self, held: list[events.Handle]) -> None:
-        """Schedules, in order, the steps of a paused process that were kept back while it was paused."""
+        """Schedules, in order, the steps of a process that were held back while the process was paused."""
         self._ready.extend(held)
 
     # ------------------------------------------------------------------ what there is not
@@ -407,8 +407,9 @@ R = TypeVar("R")
 
 @dataclass(slots=True)
 class DiskDelays:
-    """The random delays of a call to a simulated worker thread, before it runs and before its result arrives. They are
-    exponentially distributed around `mean_s`, with occasional long stalls."""
+    """The random delays of a call to a simulated worker thread: one delay before the call runs, and one before its
+    result arrives. The delays are exponentially distributed around `mean_s` seconds; with the probability `stall_rate`
+    a delay is a stall of up to `stall_s` seconds."""
 
     mean_s: float = 0.0005
     stall_rate: float = 0.0
@@ -421,7 +422,7 @@ class DiskDelays:
 
 
 class SimWorker:
-    """A simulated worker thread; implements `runtime.threads.Worker`."""
+    """A simulated worker thread; implements `runtime.tasks.Worker`."""
 
     def __init__(self, name: str, rng: random.Random, delays: DiskDelays, is_alive: Callable[[], bool]) -> None:
         self.name = name
@@ -490,7 +491,7 @@ class SimWorker:
 
 
 class SimWorkers:
-    """The worker threads of a simulated process; implements `runtime.threads.Workers`."""
+    """The worker threads of a simulated process; implements `runtime.tasks.Workers`."""
 
     def __init__(self, rng: random.Random, delays: DiskDelays, is_alive: Callable[[], bool]) -> None:
         self._rng = rng
@@ -503,7 +504,7 @@ class SimWorkers:
         return SimWorker(name, self._rng, self._delays, self._is_alive)
 
     async def load(self, *modules: str) -> None:
-        """Imports the modules within this call, so that the trace is the same whether or not a module was imported
+        """Imports the modules before this call returns. So the trace is the same whether or not a module was imported
         before."""
         for each in modules:
             import_module(each)

@@ -5,7 +5,6 @@ in the queue fail with ConnectionLost; it connects again after 50 ms, then more 
 meanwhile wait for that attempt; another identity answers WrongIdentity; every request has its deadline.
 Messages may be lost in transit (`NetworkFaults.drop_rate`). TCP does not lose them, but a broken switch, a stopped
 process or a full queue has the same effect: the deadline passes.
-The server end: runtime/sim/peers.py.
 
 Keys of simulated peers: what CURVE and ZAP decide on real ones (runtime/peer/sockets.py), in two messages.
 
@@ -62,8 +61,8 @@ def hello(access: PeerClientKeys) -> list[bytes]:
 
 
 async def answer(parts: list[bytes], access: PeerServerKeys | None) -> tuple[list[bytes], str]:
-    """Returns the answer to the handshake message HELLO, and the client's key if the answer is WELCOME. An empty answer
-    means that the connection is broken off."""
+    """Returns the server's answer to the handshake message HELLO of a client, and the key of the client if the answer
+    is WELCOME. An empty answer means that the server breaks the connection off."""
     if access is None:
         return [REFUSED, SPOKE_CLEAR], ""
     public, secret, server = parts[1].decode(), parts[2], parts[3].decode()
@@ -378,7 +377,7 @@ class SimPeerServer:
 
     def on_envelope(self, connection: _Connection, envelope: Envelope) -> None:
         """Called when an envelope has arrived. Passes its requests to the service; while the server is slowed down,
-        keeps them back."""
+        stores them first."""
         if not self._slow and not self._came:
             self._serve(connection, envelope)
             return

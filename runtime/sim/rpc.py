@@ -19,7 +19,7 @@ An end of a simulated gRPC stream: coalescing, back-pressure, order, and the fou
 | cut, crash, the other side cancelled | ConnectionLost | ConnectionLost |
 | `cancel` or `close` on this side | ConnectionLost | ConnectionLost |
 
-The messages are in rpc.py; the real counterpart is `GrpcStream` in runtime/grpc/stream.py.
+The real counterpart is `GrpcStream` in runtime/grpc/stream.py.
 """
 
 from __future__ import annotations
@@ -243,8 +243,8 @@ class SimStream:
         self._wake()
 
     def end_with_error(self, error: errors.MagnetarError, *, in_order: bool = False) -> None:
-        """Ends the stream. Senders get `error` (ConnectionLost). `receive` returns the items that have arrived, and
-        then raises EndOfStream if the stream ended in order, else `error`."""
+        """Ends the stream. Senders get ConnectionLost with the text of `error`. `receive` returns the items that have
+        arrived, and then raises EndOfStream if `in_order` is True, else `error`."""
         if self._broken is not None:
             return
         if not in_order:

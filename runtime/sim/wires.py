@@ -52,8 +52,8 @@ _WILDCARDS = ("", "0.0.0.0", "::")
 
 @dataclass(slots=True)
 class NetworkFaults:
-    """How often, and with which delays, a simulated network fails. Rates are per message, times are in virtual seconds.
-    The defaults are those of a healthy network."""
+    """The faults of a simulated network: how often each kind occurs, and how long the delays are. Rates are
+    probabilities per message, times are in virtual seconds. The defaults describe a healthy network."""
 
     latency_s: float = 0.0003
     slow_rate: float = 0.0
@@ -75,8 +75,8 @@ class Listener(Protocol):
 
 
 class ConnectionEnd:
-    """One end of a simulated connection. `receive(message)` and `lost()` are called in the context of the process that
-    owns this end."""
+    """One end of a simulated connection. The functions `receive(message)` and `lost()` are called in the context of the
+    process that owns this end."""
 
     def __init__(self, wires: SimConnections, owner: SimProcess, number: int) -> None:
         self.owner = owner
@@ -185,16 +185,16 @@ class SimConnections:
 
     # ------------------------------------------------------------------ faults
     def partition(self, source: str, target: str, *, both: bool = True) -> None:
-        """Blocks all messages from the node `source` to the node `target` (with `both` also in the other direction)
-        until `heal` is called."""
+        """Blocks all messages from the node `source` to the node `target` until `heal` is called. With `both`, also
+        blocks the other direction."""
         self._trace.add_line(self._loop.elapsed_s, f"fault: {source} -{'/' if not both else 'X'}- {target}")
         self._blocked[source, target] = True
         if both:
             self._blocked[target, source] = True
 
     def heal(self, source: str | None = None, target: str | None = None) -> None:
-        """Ends the partition between two nodes; without arguments ends all partitions and all blocked directions. The
-        messages that waited are delivered, in order."""
+        """Ends the partition between two nodes; without arguments, ends all partitions and delays. The blocked messages
+        are delivered, in order."""
         self._trace.add_line(self._loop.elapsed_s, f"heal: {source or 'all'} {target or ''}")
         if source is None:
             self._clogged.clear()
@@ -222,8 +222,8 @@ class SimConnections:
         return len(ends)
 
     def half_open(self, source: str, target: str, noticed_s: float) -> int:
-        """Makes all connections between two nodes half-open: their messages are lost, and each connection breaks at
-        most `noticed_s` later. Returns the number of connections."""
+        """Makes all connections between two nodes half-open: their messages are lost, and each end notices the loss of
+        its connection at most `noticed_s` virtual seconds later. Returns the number of connections."""
         ends = [end for end in self._ends.values() if {end.owner.node, end.other.owner.node} == {source, target}]
         self._trace.add_line(self._loop.elapsed_s, f"fault: {len(ends) // 2} silent connections {source}-{target}")
         for end in ends:
@@ -232,7 +232,8 @@ class SimConnections:
         return len(ends) // 2
 
     def delay_messages(self, source: str, target: str, seconds: float) -> None:
-        """Delays each message from `source` to `target` by up to `seconds` more than usual; 0 ends this."""
+        """Delays each message between `source` and `target`, in both directions, by up to `seconds` more than usual. 0
+        ends the delay."""
         self._trace.add_line(self._loop.elapsed_s, f"fault: {source}-{target} up to {seconds:.3f} s slow")
         for pair in ((source, target), (target, source)):
             if seconds:
@@ -250,8 +251,8 @@ class SimConnections:
 
     # ------------------------------------------------------------------ pings
     def ping(self, end: ConnectionEnd, answer: asyncio.Future[None]) -> None:
-        """Sets the result of the future `answer` after one round trip of the connection; services do not see it. Draws
-        no random number."""
+        """Sets the result of the future `answer` after one round trip of the connection. Services do not see the ping,
+        and no random number is drawn."""
         self._loop.call_later(PING_S, self._pinged, end, end.other, answer, context=end.other.owner.context)
 
     def _pinged(self, end: ConnectionEnd, at: ConnectionEnd, answer: asyncio.Future[None]) -> None:

@@ -114,8 +114,7 @@ other meaning, and no two origins agree: those of two nodes, or of `loop.time()`
 
 
 def random_boot_uptime_s(rng: random.Random) -> float:
-    """Returns a random value for a monotonic clock to start at, in seconds, as if its machine had been running for that
-    long."""
+    """Returns a random uptime in seconds, at which the monotonic clock of a simulated machine starts."""
     return float(rng.randint(0, rng.choice(UPTIMES_S)))
 
 
@@ -210,16 +209,17 @@ class SimProcess:
                 future.exception()  # the caller need not wait
 
     def end_tasks(self) -> None:
-        """Closes the coroutines that are left after the run. Their `finally` blocks run now, but have no effect."""
+        """Closes the coroutines that are left after the run. Their `finally` blocks run now, but cannot change anything
+        any more."""
         self.alive = False
         for task in self._tasks:
             _end_task(task)
 
 
 class Simulation:
-    """A simulated cluster; see the head of this module. `show` is called with each line of the trace; with `details`,
-    also with lines about messages and disk operations. `steps_max` and `seconds_max` limit the run
-    (SimulationLimitExceeded)."""
+    """A simulated cluster; see the head of this module. `show`: a function that is called with each line of the trace;
+    with `details`, also with lines about single messages and disk operations. `steps_max` and `seconds_max` limit the
+    run; beyond them it raises SimulationLimitExceeded."""
 
     def __init__(
         self,
@@ -292,7 +292,8 @@ class Simulation:
         return self.spawn_in_process(self._process(name), coroutine)
 
     def spawn_in_process(self, process: SimProcess, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """Runs the coroutine like `spawn`, in the given process, which may be one of `start_second_process`."""
+        """Runs the coroutine in the given process, and returns a future of its result, like `spawn`. The process may be
+        one that `start_second_process` returned."""
         outer: asyncio.Future[T] = self.loop.create_future()
         process.fail_when_process_dies(outer)
         task = self.loop.create_task(coroutine, context=process.context.copy())
@@ -307,14 +308,15 @@ class Simulation:
         return SimProcess(self, self.node(name))
 
     def end_process(self, process: SimProcess) -> None:
-        """Kills a second process as `kill -9` does. The process must hold no locks, because they would stay."""
+        """Kills a process that `start_second_process` returned, as `kill -9` does. The process must hold no locks,
+        because they would stay."""
         if process.alive:
             process.die("killed")
             self._ended.append(process)
             self.wires.on_process_died(process, silent=False)
 
     def crash(self, name: str, *, power_loss: bool = False) -> None:
-        """Kills the process of a node, as `kill -9` does. With `power_loss` the whole machine stops, and data that was
+        """Kills the process of a node, as `kill -9` does. With `power_loss` the machine stops too, and data that was
         not synced is lost, in part or completely."""
         node = self.node(name)
         process = node.process
@@ -335,7 +337,8 @@ class Simulation:
             told(name, power_loss)
 
     def crash_at(self, name: str, operations: int, *, power_loss: bool = False) -> None:
-        """Arranges that the process of a node crashes just before its `operations`-th disk operation from now."""
+        """Arranges that the process of a node crashes just before its `operations`-th disk operation from now. With
+        `power_loss`, its machine loses power at that moment."""
 
         def strike() -> None:
             self.crash(name, power_loss=power_loss)
@@ -344,8 +347,8 @@ class Simulation:
         self.node(name).disk.crash_at_operation(operations, strike)
 
     def pause(self, name: str) -> bool:
-        """Pauses the process of a node, as SIGSTOP does: it does nothing until `resume`, and messages to it wait.
-        Returns False if there is no process, or if it is paused already."""
+        """Pauses the process of a node, as SIGSTOP does: until `resume` the process runs no code, and messages to it
+        wait. Returns False if there is no process, or if it is paused already."""
         process = self.node(name).process
         if process is None or process.held is not None:
             return False
@@ -354,7 +357,8 @@ class Simulation:
         return True
 
     def resume(self, name: str) -> None:
-        """Continues the paused process of a node, as SIGCONT does. Its timers are late."""
+        """Continues the paused process of a node, as SIGCONT does. Timers that were due during the pause run now, late.
+        """
         process = self.node(name).process
         if process is not None and process.held is not None:
             self.add_line(f"{name} goes on")

@@ -140,13 +140,13 @@ class Http2Stream:
         self.is_shut = False  # something is to be sent, and the other end's window of the stream has no room
 
     def on_headers(self, head: Any, ended: bool) -> None:
-        """Called when a header block has arrived: the headers or the trailers of an answer. `ended`: it is the last
-        thing that the other end sends on this stream."""
+        """Called when a header block has arrived: the headers or the trailers of an answer. `ended`: the other end
+        sends nothing more on this stream."""
 
     def on_data(self, data: memoryview) -> int:
-        """Called with received data, which is valid only during the call. Returns how many bytes were accepted: fewer
-        than all if handling them takes much work; then the method is called again with the rest. Data that is kept for
-        later must be credited to the receive window when it is read (`credit_stream`)."""
+        """Called with received data, which is valid only during the call. Returns how many bytes were accepted. If
+        these are fewer than all, because handling them takes much work, the method is called again with the rest. Data
+        that is stored for later must be credited to the receive window when it is read (`credit_stream`)."""
         return len(data)
 
     def direct_read_buffer(self) -> memoryview | None:
@@ -164,8 +164,8 @@ class Http2Stream:
         """Called when the stream can probably send data again, after `send_data` could not send all."""
 
     def on_lost(self, error: MagnetarError, code: int | None) -> None:
-        """Called when the stream has ended with an error: the other end reset it with `code`, or its connection is
-        lost."""
+        """Called when the stream has ended with an error. `code`: the code with which the other end has reset the
+        stream; None if the connection is lost, or this end has ended the stream."""
 
 
 class Http2Output:
@@ -188,9 +188,9 @@ class Http2Output:
         self._cutting: asyncio.Handle | None = None
 
     def write(self, data: bytes) -> None:
-        """Writes a frame that is not subject to flow control. If the other end does not read the answers to its
-        requests, the connection is aborted, but in a later step, because the caller may be in the middle of a change of
-        a stream."""
+        """Writes a frame to which flow control does not apply. If too much is unsent, because the other end does not
+        read the answers to its requests, the connection is aborted. The abort happens in a later step of the loop,
+        because the caller may be in the middle of a change of a stream."""
         if self._connection.is_lost:
             return
         if self.is_paused and self._cutting is None and self.transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
@@ -200,8 +200,8 @@ class Http2Output:
             self.transport.write(data)
 
     def send_headers(self, stream: Http2Stream, block: bytes, *, ends: bool, data: bytes = b"") -> None:
-        """Sends headers, and in the same write `data`. If there is data, `fits` must have returned True for it
-        before."""
+        """Sends headers, and `data` in the same write. If there is data, the caller must have checked with `fits` that
+        it may be sent."""
         framed = frames.encode_header_block(
             stream.id, block, frames.END_STREAM if ends and not data else 0, self.peer_frame
         )
@@ -215,8 +215,8 @@ class Http2Output:
             self._connection.on_output_ended(stream)
 
     def send_whole_answer(self, stream: Http2Stream, head: bytes, data: bytes, trailers: bytes) -> None:
-        """Sends a complete answer in one write: its headers, all data and its trailers. `fits` must have returned True
-        before."""
+        """Sends a complete answer in one write: its headers, its data and its trailers. The caller must have checked
+        with `fits` that the data may be sent."""
         id_, size = stream.id, len(data)
         stream.send_left -= size
         self.send_left -= size
@@ -231,9 +231,9 @@ class Http2Output:
         return size <= min(stream.send_left, self.send_left, self.peer_frame) and not self.is_paused
 
     def send_data(self, stream: Http2Stream, data: memoryview, *, ends: bool = False) -> int:
-        """Sends as much of `data` as may be sent now, and returns how many bytes that were. If some are left, the
-        stream's `on_writable` is called later. With `ends`, the last byte ends the stream. `data` must not change
-        afterwards."""
+        """Sends as much of `data` as the windows and the transport allow now, and returns how many bytes that were. If
+        some bytes are left, the stream's `on_writable` is called later. With `ends`, the last byte ends the stream.
+        `data` must not be changed afterwards."""
         size, sent, id_ = len(data), 0, stream.id
         while not self.is_paused and not self._connection.is_lost:
             part = min(size - sent, stream.send_left, self.send_left, self.peer_frame)
@@ -258,8 +258,8 @@ class Http2Output:
         return sent
 
     def send_parts(self, stream: Http2Stream, parts: deque[Buffer], size: int) -> int:
-        """Sends the buffers in `parts`, which have `size` bytes together, like `send_data`. Removes what was sent from
-        `parts`, without copying the rest."""
+        """Sends the buffers in `parts` (`size` bytes together) like `send_data`, and returns the number of sent bytes.
+        Removes the sent bytes from `parts`, without copying the rest."""
         sent, id_ = 0, stream.id
         while not self.is_paused and not self._connection.is_lost:
             left = part = min(size - sent, stream.send_left, self.send_left, self.peer_frame)
@@ -306,8 +306,9 @@ class Http2Output:
             stream.on_writable()
 
     def change_send_windows(self, change: int) -> None:
-        """Adds `change` to the send windows of all streams, as a SETTINGS frame demands. Called once for each frame: it
-        may contain the setting thousands of times, and there may be a thousand streams."""
+        """Adds `change` to the send windows of all streams, as a SETTINGS frame requires. Called once for each frame,
+        although a frame may contain this setting thousands of times. Raises ProtocolViolation if a window becomes too
+        large."""
         self._connection.allowance.charge(len(self._connection.streams) // 10)
         for stream in list(self._connection.streams.values()):
             stream.send_left += change
@@ -331,7 +332,8 @@ class Http2Output:
 
 
 class ReceiveWindow:
-    """The receive window of a connection (how much the other end may send), and the receive windows of its streams."""
+    """The receive window of a connection (the number of bytes that the other end may still send), and the receive
+    windows of its streams."""
 
     __slots__ = ("_connection", "left", "owed", "size")
 
@@ -341,8 +343,8 @@ class ReceiveWindow:
         self.owed = 0  # read, and not credited yet
 
     def open(self, stream: Http2Stream, window: int = STREAM_WINDOW) -> None:
-        """Enlarges the receive window of a stream, which the service now reads, to `window`, and that of the connection
-        to its full size."""
+        """Called when the service begins to read a stream: enlarges the receive window of the stream to `window` bytes,
+        and the window of the connection to its full size."""
         stream.is_read = True
         if stream._window < window:
             more, stream._window = window - stream._window, window
@@ -358,7 +360,7 @@ class ReceiveWindow:
             self._connection.out.write(frames.encode_window_update(0, more))
 
     def credit_stream(self, stream: Http2Stream, size: int) -> None:
-        """Lets the other end send `size` more bytes on the stream, because the service has read as many."""
+        """Lets the other end send `size` more bytes on the stream, because the service has read `size` bytes."""
         stream.unread -= size
         if not self._connection.credits_at_once:
             self.owed += size
@@ -380,8 +382,8 @@ class ReceiveWindow:
 
 
 class Http2LivenessCheck:
-    """Detects that the other end of a connection is dead. It counts its own checks since anything was received, not
-    seconds."""
+    """Detects that the other end of a connection is dead: counts the checks in a row in which nothing was received. It
+    counts checks, not seconds, so that a paused process does not end its connections."""
 
     __slots__ = ("_answer", "_connection", "_looks", "_silent", "received", "timer")
 
@@ -394,7 +396,8 @@ class Http2LivenessCheck:
         self._answer: asyncio.Future[None] | None = None  # to a PING of `is_answering`
 
     def check_alive(self) -> None:
-        """Called every LOOK_S. Checks whether anything was received since the last call."""
+        """Called every LOOK_S seconds. Checks whether anything was received since the last call. After SILENT_LOOKS
+        calls without any received bytes it sends a PING; after DEAD_LOOKS it aborts the connection."""
         connection = self._connection
         self.timer = connection.loop.call_later(LOOK_S, self.check_alive)
         self._looks += 1
@@ -410,8 +413,8 @@ class Http2LivenessCheck:
             connection.on_liveness_check(self._looks)
 
     async def is_answering(self, timeout_s: float) -> bool:
-        """Returns whether the other end answers a PING within `timeout_s`: the one that this call sends, or an earlier
-        one."""
+        """Sends a PING. Returns True if the other end answers this PING, or an earlier one, within `timeout_s`; else
+        False."""
         if self._answer is None:
             self._answer = self._connection.loop.create_future()
         self._connection.out.write(frames.ping(b"magnetar"))
@@ -429,7 +432,7 @@ class Http2LivenessCheck:
 
 
 class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
-    """An HTTP/2 connection. `T` is the type that its decoder makes of a header block."""
+    """An HTTP/2 connection. `T` is the type of a decoded header block."""
 
     def __init__(self, decoder: HeaderDecoder[T], first: bytes, settings: dict[Setting, int]) -> None:
         """Creates a connection. `first` is sent before the settings (a client's preface)."""
@@ -466,8 +469,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     # ------------------------------------------------------------------ for the ends
     def consume_preface(self, view: memoryview) -> memoryview:
-        """At a server whose client has not sent its complete preface yet (`is_greeted`): removes the part of the
-        preface at the beginning of `view`, and returns the rest."""
+        """Removes from the beginning of `view` the bytes that belong to the client's preface, and returns the rest.
+        Called at a server until the preface is complete (`is_greeted`)."""
         raise NotImplementedError
 
     def on_stream_opened(self, id_: int, head: T, ended: bool) -> None:
@@ -889,7 +892,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"an RST_STREAM for stream {id_}, which is not open")
 
     def open(self, stream: Http2Stream, id_: int, *, has_head: bool) -> None:
-        """Adds a stream to the connection. `has_head`: the other end has opened the stream."""
+        """Adds a stream to the connection. `has_head`: the headers of the other end have arrived, because it opened the
+        stream."""
         stream.connection, stream.id, stream.has_head = self, id_, has_head
         stream._window = stream.receive_left = self.stream_window
         stream.is_read = self.credits_at_once
@@ -902,8 +906,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._remove_stream(stream)
 
     def reset(self, stream: Http2Stream, code: ErrorCode, error: MagnetarError | None = None) -> None:
-        """Ends a stream at once by sending RST_STREAM. With `error`, the stream's `on_lost` is called with this
-        error."""
+        """Ends a stream at once by sending RST_STREAM. If `error` is given, calls the stream's `on_lost` with it."""
         if stream.connection is None:
             return
         self.out.write(frames.encode_rst_stream(stream.id, code))
@@ -935,7 +938,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._close_transport()
 
     def close(self, error: MagnetarError) -> None:
-        """Closes the connection. What was written before is still sent."""
+        """Closes the connection after all written data was sent. Its streams end with `error`."""
         if not self.is_lost:
             self._close_with(error)
             self._close_transport()
@@ -952,7 +955,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._leaves = self.loop.call_later(LEAVE_S, self.out.transport.abort)
 
     def abort_connecting(self) -> None:
-        """Ends an attempt to connect, also while there is no transport yet."""
+        """Ends an attempt to connect. May be called before the connection has a transport."""
         if hasattr(self.out, "transport"):
             self.abort(ConnectionLost("the attempt to connect was given up"))
 

@@ -73,8 +73,8 @@ class ErrorCode(IntEnum):
 
 
 class ProtocolViolation(Exception):
-    """Raised when the other end violated the HTTP/2 protocol (RFC 9113). The connection must be ended with the error
-    code `code`."""
+    """Raised when the other end has violated the HTTP/2 protocol (RFC 9113). The connection must be ended with the
+    error code `code`."""
 
     def __init__(self, code: ErrorCode, text: str) -> None:
         super().__init__(text)
@@ -127,7 +127,8 @@ def encode_header_block(stream: int, block: bytes, flags: int, frame_max: int) -
 
 
 def strip_padding(flags: int, payload: bytes) -> tuple[bytes, int]:
-    """Removes the padding of a frame. Returns the payload, and how many bytes the padding and its length field had."""
+    """Removes the padding of a frame. Returns the payload without padding, and the number of removed bytes (the padding
+    and its length field). Raises ProtocolViolation if the padding is longer than the frame."""
     if not flags & PADDED:
         return payload, 0
     if not payload or payload[0] >= len(payload):
@@ -172,7 +173,8 @@ _COMPLETE = _complete()
 
 
 def decode_huffman_text(data: bytes) -> bytes:
-    """Returns the text of a Huffman-coded string. Raises HPACKDecodingError."""
+    """Returns the text of a Huffman-coded string. Raises HPACKDecodingError if the string is not valid, or is cut off.
+    """
     row, parts, left = _ROWS[0], list[bytes](), ROWS_A_CALL
     append, rest = parts.append, iter(data)
     while True:
@@ -212,11 +214,11 @@ def _make(row: _Row) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ patience
-# The patience of an end of HTTP/2 with the other: how much it takes of what carries nothing, and of what is refused.
+# The allowance of a connection: how many frames without content, and how many refused calls, the other end may send.
 #
-#     patience.allow(most, rate)     from now on
-#     patience.charge(frames)        BrokenRules: it was too much
-#     patience.charged               of the slice of now, less CHARGED_A_TURN for each one before
+#     allowance.set_allowance(most, rate)    from now on
+#     allowance.charge(frames)               raises ProtocolViolation if the allowance is used up
+#     allowance.charged                      in the present slice, less CHARGED_A_TURN for each earlier slice
 #
 # A server has PATIENCE for a stranger and PATIENCE_KNOWN for a connection with a call that was admitted. A client has
 # chosen its server, and is patient without end. What strangers are charged is their port's `UnauthenticatedLoopShare`
@@ -241,7 +243,8 @@ SMALL_UPDATE = 8
 
 
 class FrameAllowance:
-    """Limits how many frames without content, and how many refused calls, one connection may send."""
+    """Limits how many frames without content and how many refused calls one connection may send. The connection has an
+    allowance that is refilled over time."""
 
     __slots__ = (
         "_granted", "_granted_most", "_granted_streams", "_granted_streams_most", "_left", "_loop", "_most", "_rate",
@@ -263,20 +266,21 @@ class FrameAllowance:
         self._granted_streams_most = 0  # … and of all streams'
 
     def set_allowance(self, most: float, rate: float) -> None:
-        """Sets how many such frames the connection may send: `most` at once, and `rate` more per second."""
+        """Sets the allowance of the connection: it may send `most` frames without content at once, and `rate` more per
+        second."""
         self._left = self._most = most
         self._rate, self._since = rate, self._loop.time()
         self.is_known = most > PATIENCE
 
     @property
     def must_wait(self) -> bool:
-        """Returns whether this connection must wait: its caller is not authenticated yet, and all such connections of
-        the port together have used up their share of the event loop."""
+        """Returns whether this connection must wait before it is read: its caller is not authenticated yet, and the
+        unauthenticated connections of the port have together used up their share of the event loop."""
         return not self.is_known and self.share is not None and self.share.is_share_used_up
 
     def charge(self, frames_: int = 1) -> None:
-        """Counts work that costs as much as `frames_` frames without content. Raises ProtocolViolation if the
-        connection has used up its allowance."""
+        """Takes `frames_` from the allowance, for work that costs as much as `frames_` frames without content. Raises
+        ProtocolViolation if the allowance is used up."""
         if self._most == math.inf:
             return
         self.charged += frames_
@@ -295,9 +299,9 @@ class FrameAllowance:
                 )
 
     def charge_window_update(self, id_: int, size: int, send_left: int) -> None:
-        """Counts a window update against the allowance, unless it only returns credit for data that was sent. An update
-        is counted if it is small, or grants more than any before. `send_left` is the connection's send window before
-        the update."""
+        """Takes a window update from the allowance, unless it only gives back credit for data that was sent. An update
+        is charged if it is small, or grants more than any update before. `send_left`: the send window of the connection
+        before the update."""
         sent = WINDOW_DEFAULT + self._granted - send_left
         if id_:
             self._granted_streams += size
@@ -438,8 +442,8 @@ def _text(data: bytes, offset: int) -> tuple[bytes, int]:
 
 
 class HeaderDecoder(Generic[T]):
-    """Decodes the header blocks of one connection. `parse` makes the result of a block from its headers; `decode`
-    returns this result."""
+    """Decodes the header blocks of one connection. `parse`: the function that makes the result of `decode` from the
+    headers of a block."""
 
     def __init__(self, parse: Callable[[list[Header]], T], list_bytes_max: int) -> None:
         self._parse = parse
@@ -450,8 +454,8 @@ class HeaderDecoder(Generic[T]):
         self.cost = 0  # of the last block, in frames that carry nothing
 
     def decode(self, data: bytes) -> T:
-        """Decodes a header block. Raises ProtocolViolation if the block is malformed, or needs more work than the
-        headers of a call may need."""
+        """Decodes a header block, and returns the result of `parse` for its headers. Raises ProtocolViolation if the
+        block is malformed, or needs more work than the headers of a call may need."""
         found = self._known.get(data)
         if found is not None:
             self.cost = 0

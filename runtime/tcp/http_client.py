@@ -1,7 +1,8 @@
-"""JSON over HTTP, of issuers of tokens: one bounded request, in a thread. Addresses are the program's own.
+"""Requests JSON documents over HTTP from issuers of tokens, in a thread; the size and the time of a request are
+limited.
 
-A redirect is an error: it would lead where the program does not. An error quotes nothing of the answer, because an
-issuer may repeat in it what it was asked.
+A redirect is an error, because only the configured addresses may be asked. The text of an error quotes nothing of the
+answer, because an issuer may repeat secrets of the request in it.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class JsonClient:
-    """Sends HTTP requests and returns the JSON of the answers. `tls.ca` are the trusted authorities; empty: the
-    system's. With `require_https=False`, http:// to this machine is allowed too. Raises InvalidConfiguration if a file
-    of `tls` cannot be used."""
+    """Sends HTTP requests, and returns the JSON documents in the answers. `tls.ca`: the file of trusted certificate
+    authorities; empty: those of the system. `require_https` False: http:// to this machine is allowed too. Raises
+    InvalidConfiguration if a file of `tls` cannot be used."""
 
     def __init__(self, clock: Clock, tls: TlsFiles | None = None, *, require_https: bool = True) -> None:
         self._clock = clock
@@ -59,9 +60,10 @@ class JsonClient:
         return found.scheme == "https" or in_clear
 
     def ask(self, url: str, form: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Sends a GET request, or a POST request with a form, and returns the JSON of the answer; blocks its thread.
-        Raises Unavailable if there is no answer within TIMEOUT_S, or if it is no JSON object of at most
-        ANSWER_BYTES_MAX; the error's field `status` is the HTTP status of an error."""
+        """Sends a GET request, or a POST request if there is a `form`, and returns the JSON object of the answer.
+        Blocks the calling thread. Raises Unavailable if there is no answer within TIMEOUT_S, or if the answer is not a
+        JSON object of at most ANSWER_BYTES_MAX. For an HTTP error, the field `status` of the exception is the HTTP
+        status."""
         if not self.is_url_allowed(url):
             raise Unavailable(f"{url} is not asked: its address does not begin with https://")
         data = None if form is None else urlencode(form).encode()

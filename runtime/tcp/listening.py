@@ -11,12 +11,12 @@ tests/runtime/tcp/test_strangers.py, tests/cli/test_start.py.
 
 The TLS certificates that this process shows to others, and when each ends: for its metrics.
 
-    CERTIFICATES.add(path)              by what makes a TLS context of the file
-    CERTIFICATES.read_expiry_times()    path → seconds since the epoch at which its first certificate to end ends
+    CERTIFICATES.add(path)              called by the code that makes a TLS context from the file
+    CERTIFICATES.read_expiry_times()    by path, the time at which its first certificate expires (s since the epoch)
 
-A file that was replaced is read again, because the next handshake uses it (listening.py). One that cannot be read, or
-has no certificate, keeps the end that it had. Only the end is read out of a certificate, so the standard library is
-enough. Guarding tests: tests/runtime/tcp/test_certificates.py.
+A file that was replaced is read again, because the next handshake uses it. For a file that cannot be read, or has no
+certificate, the last known time stays. Only the end of its validity is read from a certificate, so the standard library
+is enough. Guarding tests: tests/runtime/tcp/test_certificates.py.
 
 TCP and TLS on asyncio: the `serve_bytes` and `connect_bytes` of `runtime/network.py`.
 """
@@ -56,8 +56,8 @@ class CertificateFiles:
         self._found.setdefault(path, (None, None))
 
     def read_expiry_times(self) -> dict[str, float]:
-        """Returns for each file when its certificate expires; for a chain of certificates, when the first of them does.
-        Files that have changed are read again."""
+        """Returns, by file, the time at which its certificate expires (for a chain, the earliest time), in seconds
+        since the epoch. Reads a file again if it has changed."""
         for path, (stamp, end) in self._found.items():
             try:
                 known = os.stat(path)
@@ -76,7 +76,7 @@ CERTIFICATES = CertificateFiles()
 
 
 def find_certificate_expiry(pem: str) -> float:
-    """Returns the time at which the first certificate of a PEM text expires, in seconds since the epoch. Raises
+    """Returns the earliest time at which a certificate of a PEM text expires, in seconds since the epoch. Raises
     ValueError if the text contains no certificate, or a damaged one."""
     return min(_end(ssl.PEM_cert_to_DER_cert(each)) for each in _PEM.findall(pem))
 
@@ -114,8 +114,8 @@ def _content(der: bytes, at: int) -> tuple[int, int]:
 # ----------------------------------------------------------------------------------------------------- strangers
 # Connections of a port whose callers are not known yet: they are bounded, and keep no other caller out.
 #
-#     strangers.came(stranger, peer)    it is in its TLS handshake, or has made no call that was admitted
-#     strangers.left(stranger)          it is known now, or over
+#     strangers.add(stranger, peer)     a connection in its TLS handshake, or without an admitted call
+#     strangers.remove(stranger)        its caller is authenticated now, or the connection has ended
 #
 # **Bound.** Half of the port's connections, at most an eighth of those that the process may have: so the strangers of
 # all ports leave room for callers that are known. When one more comes, the oldest of the address that has most of them
@@ -141,8 +141,8 @@ class UnauthenticatedConnection(Protocol):
 
 
 class UnauthenticatedConnections:
-    """The connections of one port whose callers are not authenticated yet and that are in one stage: during the TLS
-    handshake, or after it. Bounds their number."""
+    """The connections of one port whose callers are not authenticated yet. Limits their number. A port with TLS has two
+    such objects: one for connections in the TLS handshake, and one for those after it."""
 
     def __init__(self, limits: CallerLimits) -> None:
         self._half = max(limits.connections // 2, min(limits.connections, STRANGERS_MIN))
@@ -165,8 +165,8 @@ class UnauthenticatedConnections:
         return min(self._half, max(PROCESS.connections_max // 8, STRANGERS_MIN))
 
     def add(self, stranger: UnauthenticatedConnection, peer: str) -> bool:
-        """Adds a connection from `peer`. If there are too many, closes an old one; returns False if none of them may be
-        closed."""
+        """Adds a connection from `peer`, and returns True. If there are too many connections, closes an old one first.
+        Returns False, and adds nothing, if none of them may be closed."""
         if len(self._address) >= self.count_max and not self._push_out():
             return False
         address = network_of_caller(peer)
@@ -209,18 +209,17 @@ _LOG = logging.getLogger("magnetar.bytes")
 
 
 def make_listener_tls_context(tls: TlsFiles, protocols: Sequence[str] = ()) -> ssl.SSLContext:
-    """Returns the TLS context of a listener: TLS 1.2 or later. With `ca` each caller must have a certificate from that
-    authority, or may have one (`optional`). `protocols` are offered in the handshake (ALPN). Raises
-    InvalidConfiguration.
-    """
+    """Returns the TLS context of a listener: TLS 1.2 or later. If `tls` has a `ca`, each caller must present a
+    certificate of that authority, or may do so if `optional` is set. `protocols` are offered in the handshake (ALPN).
+    Raises InvalidConfiguration if a file cannot be used."""
     found = _Reloaded(tls, protocols)
     found.outer.sni_callback = found.before_handshake
     return found.outer
 
 
 def make_caller_tls_context(tls: TlsFiles) -> ssl.SSLContext:
-    """Returns the TLS context of a client: it verifies the server by `ca` or the system's authorities, and presents the
-    certificate of `tls` if there is one. Raises InvalidConfiguration.
+    """Returns the TLS context of a client. The client verifies the server with `ca`, or with the authorities of the
+    system, and presents the certificate of `tls` if there is one. Raises InvalidConfiguration if a file cannot be used.
     """
     try:
         context = ssl.create_default_context(cafile=tls.ca or None)
@@ -300,7 +299,7 @@ MakeProtocol = Callable[[], asyncio.BaseProtocol]
 
 
 class Listening:
-    """The listening sockets of one port, which `listen` returns."""
+    """The listening sockets of one port. The function `listen` creates this object."""
 
     def __init__(self, server: asyncio.Server | TlsListener) -> None:
         self._server = server
@@ -321,8 +320,8 @@ class Listening:
 async def listen(
     endpoint: Endpoint, make_protocol: MakeProtocol, tls: ssl.SSLContext | None, limits: CallerLimits
 ) -> Listening:
-    """Starts to listen at `endpoint`, and returns the sockets. Raises Busy if the port is taken, or the address is not
-    one of this machine."""
+    """Starts to listen at `endpoint`, and returns the listening sockets. `make_protocol` is called for each accepted
+    connection. Raises Busy if the port is taken, or the address does not belong to this machine."""
     loop = asyncio.get_running_loop()
     try:
         if tls is not None:

@@ -1,17 +1,18 @@
 """The share of the event loop that all unauthenticated connections of a port (strangers) have together, with the
 connections that send too many frames that carry nothing.
 
-    share.spend(frames)          what such a connection was charged (`FrameAllowance.charge`)
-    share.is_share_used_up               nothing is left now: a stranger's bytes wait
-    share.queue_connection_turn(go_on, …)   calls it when something is left again; `wait_turn` waits for that
+    share.spend(frames)                     counts work of such a connection (`FrameAllowance.charge`)
+    share.is_share_used_up                  True: the received bytes of unauthenticated connections must wait
+    share.queue_connection_turn(go_on, …)   calls `go_on` when the share is not used up; `wait_turn` waits for that
 
-Those that were charged little go first, the latest of them before the others: it is a caller that has just come, and
-the oldest stranger is the first that others push out (runtime/tcp/listening.py). The others go in turn.
+Connections that have used little come first, the newest of them before the others: the newest is a caller that has just
+connected, and the oldest are closed first to make room (runtime/tcp/listening.py). All other connections follow in the
+order of their arrival.
 
-Each connection has a budget of its own (`PATIENCE`), and a slice of a turn. A thousand of them would have the whole
-loop all the same. So all of them together have SHARE_RATE: a twelfth of the loop, however many they are. Callers that
-were admitted, and send what carries something, spend nothing here and wait for nothing. Guarding tests:
-tests/runtime/tcp/test_share.py.
+Each connection has an allowance of its own (`PATIENCE`), and a slice of time per turn. A thousand such connections
+could still use the whole event loop. So all of them together have SHARE_RATE: a twelfth of the loop, however many they
+are. Connections of authenticated callers that send frames with content use nothing of this share, and never wait.
+Guarding tests: tests/runtime/tcp/test_share.py.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TIDY_MIN = 256
 
 
 class Turn:
-    """The place of one connection in the queue of an UnauthenticatedLoopShare. `cancel` gives the place up."""
+    """The place of one connection in the queue of an UnauthenticatedLoopShare. `cancel` removes it from the queue."""
 
     __slots__ = ("go_on",)
 
@@ -41,8 +42,7 @@ class Turn:
 
 
 class UnauthenticatedLoopShare:
-    """The share of the event loop's time that all connections of one port without an authenticated caller have
-    together."""
+    """Limits the share of the event loop's time that all unauthenticated connections of one port may use together."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.get_running_loop()
@@ -69,8 +69,9 @@ class UnauthenticatedLoopShare:
         return self._left
 
     def queue_connection_turn(self, go_on: Callable[[], None], *, is_light: bool) -> Turn:
-        """Calls `go_on` later, when the share is not used up, but not before LOOK_S. `is_light`: the connection has
-        used little, and comes before the others."""
+        """Queues a call of `go_on`, and returns its place in the queue. `go_on` is called when the share is not used
+        up, but not before LOOK_S seconds. `is_light`: the connection has used little time, and comes before connections
+        that have used more."""
         turn = Turn(go_on)
         (self._light if is_light else self._heavy).append(turn)
         self._look_later()

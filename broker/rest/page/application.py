@@ -85,8 +85,8 @@ COOKIE_MAX = 128
 
 def check_host(host: str, advertised: str) -> None:
     """Raises HttpError (421) unless the HTTP header `Host` is an IP address, localhost or the advertised host of this
-    broker. This prevents that a web page of another site, whose name was pointed at this machine, reads the page of
-    this broker."""
+    broker. So a web page of another site cannot read this page by pointing its own host name at this machine (DNS
+    rebinding)."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -100,8 +100,8 @@ def check_host(host: str, advertised: str) -> None:
 
 
 def check_origin(headers: Mapping[str, str]) -> None:
-    """Raises HttpError (403) unless the change was requested by a page of this server or by the user directly, and not
-    by a page of another site."""
+    """Raises HttpError (403) if the request for a change was made by a page of another site. Requests by pages of this
+    server, or by the user directly, are accepted."""
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site not in (None, "same-origin", "none"):
         raise HttpError("a page of another site may change nothing here", 403)
@@ -110,8 +110,8 @@ def check_origin(headers: Mapping[str, str]) -> None:
 
 
 class FormTokens:
-    """Makes and checks the tokens in HTML forms, which prevent that another site posts a form. A token is valid for one
-    browser, which is identified by its cookie, and until this process ends."""
+    """Makes and checks the tokens in HTML forms, which prevent that another site posts a form (CSRF). A token is valid
+    for one browser, identified by its cookie, until this process ends."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
@@ -127,14 +127,15 @@ class FormTokens:
 
 
 class Session(NamedTuple):
-    """A login of a browser. Its credentials, `authorization`, are checked again at each request."""
+    """A login of a browser. `authorization`: its credentials, which are checked again at each request. `end_s`: when
+    the login ends."""
 
     authorization: str
     end_s: float
 
 
 class Sessions:
-    """The logins of all browsers at this process, by cookie."""
+    """The logins of all browsers at this process, by their cookies."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -149,7 +150,7 @@ class Sessions:
         return cookie
 
     def find(self, cookie: str) -> str:
-        """Returns the credentials of the login that has this cookie; "" if there is no such login."""
+        """Returns the credentials of the login that has this cookie; "" if there is no such login, or it has ended."""
         session = self._sessions.get(cookie)
         if session is None:
             return ""
@@ -172,8 +173,8 @@ SECONDS_MAX = 100 * 365 * 86_400
 
 
 class PageAction(NamedTuple):
-    """A change of a subscription's backlog that the user requested on the page: skip the whole backlog, expire the
-    messages older than `value` seconds, or reset the subscription to `value` milliseconds since the epoch."""
+    """A change of a subscription's backlog that the user requested on the page. `act`: "skip" (the whole backlog),
+    "expire" (messages older than `value` seconds), or "reset" (to the time `value`, in ms since the epoch)."""
 
     act: str
     value: int
@@ -196,7 +197,7 @@ def parse_page_action(form: Mapping[str, str]) -> PageAction:
 
 
 async def preview_page_action(call: RestRequest, action: PageAction) -> str:
-    """Returns a sentence that tells the user what the action would do."""
+    """Returns a text that tells the user what `run_page_action` would do with this action. Changes nothing."""
     topic, name = call.topic, call.names["subscription"]
     await call.authorize(op.ANALYZE_BACKLOG, topic=topic.full, name=name)
     found = await call.call_topic_owner(op.ANALYZE_BACKLOG, topic, name=name)
@@ -213,7 +214,8 @@ async def preview_page_action(call: RestRequest, action: PageAction) -> str:
 
 
 async def run_page_action(call: RestRequest, action: PageAction) -> None:
-    """Changes the backlog of the subscription as the action requests. Raises the errors of the operation."""
+    """Changes the backlog of the subscription in the path of the request, as the action requests. Raises the errors of
+    the operation."""
     topic, name = call.topic, call.names["subscription"]
     if action.act == "skip":
         await call.authorize(op.SKIP_MESSAGES, topic=topic.full, name=name)

@@ -1,15 +1,16 @@
-"""The messages of one topic on the page: shown, found, and followed. resending.py publishes one of them again.
+"""The messages of one topic on the page: shows them, searches them, and shows the newest as they arrive. resending.py
+publishes one of them again.
 
-    messages(call)      those of an id, a time or a backlog; with a key, a property or a text: those that fit
-    tail(call)          the newest, for a view that is renewed while it is open
+    messages(call)      the messages with an id, at a time or of a backlog; or a search by key, property or text
+    tail(call)          the newest messages, for a view that is renewed while it is open
 
-A search reads the topic backwards from its end, or from where the search before ended, in windows of indexes; each
-window is read forwards by `OwnerReader`, at the topic's owner. It shows what a consumer could get: no message of an
-open or an aborted transaction. One search looks at FIND_MESSAGES or FIND_BYTES at most, or for FIND_S, and a window
-more; its answer says how far it got, and has the link to go on. FINDS_MAX at a time at a broker, one of each topic
-(`Searches`).
+A search reads the topic backwards from its end, or from the end of the search before, in windows of indexes; each
+window is read forwards by `OwnerReader`, at the topic's owner. A search finds only messages that a consumer could get:
+no message of an open or an aborted transaction. One search ends after FIND_MESSAGES messages, FIND_BYTES bytes or
+FIND_S seconds, and the rest of its window; its answer says how far it got, and contains the link to continue. At most
+FINDS_MAX searches run at a broker at a time, and one in each topic (`Searches`).
 
-Who calls needs the permission to consume, which is checked before anything is read.
+The caller needs the permission to consume, which is checked before anything is read.
 Guarding tests: tests/broker/rest/test_page_messages.py.
 """
 
@@ -76,7 +77,8 @@ T = TypeVar("T")
 
 
 async def ask_owner(call: RestRequest, operation: Operation[T], **arguments: object) -> T:
-    """Calls an operation at the owner of the topic, as the caller."""
+    """Calls an operation at the owner of the topic in the path, and returns the answer. Raises Unauthorized if the
+    caller may not call the operation."""
     await call.authorize(operation, **{operation.rule.field: call.topic.full}, **arguments)
     return await call.call_topic_owner(operation, call.topic, **arguments)
 
@@ -91,8 +93,8 @@ def parse_form_time(text: str) -> int:
 
 
 def json_text(text: str) -> str:
-    """Returns a JSON document, indented over several lines. Raises ValueError if `text` is not JSON, or is nested so
-    deep that its indentation would be many times as long as the document."""
+    """Returns the JSON document `text`, indented over several lines. Raises ValueError if `text` is not JSON, or is
+    nested so deep that the indentation would make it many times as long."""
     depth = deepest = 0
     for bracket in re.findall(r"[\[\]{}]", text):
         depth += 1 if bracket in "[{" else -1
@@ -106,9 +108,9 @@ def json_text(text: str) -> str:
 
 
 def format_payload_text(payload: bytes, way: str, most: int) -> tuple[str, str]:
-    """Formats the first `most` bytes of a payload for the page. Returns the format ("json", "text" or "hex") and the
-    text. `way`: the wanted format. If it is empty, or is "json" and the payload is not JSON, the first of the three
-    formats that fits is used."""
+    """Formats the first `most` bytes of a payload for the page. Returns the format that was used ("json", "text" or
+    "hex") and the text. `way`: the wanted format; if it is "", or "json" for a payload that is not JSON, the first of
+    the three formats that fits is used."""
     part, is_whole = payload[:most], len(payload) <= most
     try:
         text = getincrementaldecoder("utf-8")("replace" if way == "text" else "strict").decode(part, is_whole)
@@ -134,7 +136,7 @@ def _hex_text(payload: bytes) -> str:
 @dataclass(frozen=True, slots=True)
 class Message:
     """A stored message as the page shows it. `way`: the format of the text `payload`. `cut`: whether `payload` is only
-    a part of the message's payload."""
+    the beginning of the message's payload. `acts`: what the caller may do with the message (RESEND, REDRIVE)."""
 
     id: str  # LEDGER:ENTRY, of a batch with :INDEX
     index: int
@@ -151,8 +153,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a search got. `before`: the index below which the next search goes on; 0: everything was looked at.
-    `unread`: messages whose payload could not be searched, because it is encrypted, a chunk, damaged or too large."""
+    """The progress of a search. `before`: the index below which the next search must continue; 0 if everything was
+    searched. `why`: the reason why the search stopped before that. `unread`: the number of messages that could not be
+    searched, because they are encrypted, chunks, damaged or too large."""
 
     messages: int
     bytes: int
@@ -163,9 +166,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class MessagesView:
-    """The content of the page with messages of a topic: the messages that the query selects by `id`, `time` or
-    `subscription`; or by a search for `key`, `property` and `text`, published from `since` until `until`; if it selects
-    none, the last message. `progress`: of a search; None for the others."""
+    """The content of the page with messages of a topic. The query selects messages by `id`, `time` or `subscription`;
+    or by a search for `key`, `property` and `text`, published from `since` until `until`. Without a selection, it has
+    the last message. `progress`: the progress of a search; None if the query is not a search."""
 
     topic: str
     id: str
@@ -183,8 +186,8 @@ class MessagesView:
 
 @dataclass(frozen=True, slots=True)
 class TailView:
-    """The newest messages of a topic, the newest first. `end_index`: the index of the next message, so that who watches
-    sees how many came that are not shown."""
+    """The content of the page with the newest messages of a topic, the newest first. `end_index`: the index that the
+    next message will get; it shows users how many messages have arrived since, also if they are not in `messages`."""
 
     topic: str
     end_index: int
@@ -192,7 +195,7 @@ class TailView:
 
 
 class StoredDelivery(NamedTuple):
-    """An entry as a search reads it, in the shape of `wire.Delivery`."""
+    """An entry that a search has read. It has the same fields as `wire.Delivery`."""
 
     ledger_id: int
     entry_id: int
@@ -205,13 +208,14 @@ FIELDS = ("id", "time", "subscription", *SEARCHED)
 
 
 def is_search(call: RestRequest) -> bool:
-    """Returns True if the query searches, and so reads much of the topic."""
+    """Returns True if the query of the request is a search, which may read a large part of the topic."""
     return any(call.query.get(each) for each in SEARCHED)
 
 
 async def messages(call: RestRequest) -> MessagesView | Response:
-    """Returns the messages that the query selects. With the parameter `download`, returns the payload of the message
-    that `id` names. Raises HttpError if the query is invalid; NotFound if the message does not exist."""
+    """Returns the messages of the topic that the query selects. With the parameter `download`, returns a response with
+    the payload of the single message that `id` names. Raises HttpError if the query is invalid; NotFound if the message
+    does not exist."""
     await call.check_unpartitioned(op.GET_MESSAGE, ONE)
     asked = {name: call.query.get(name, "") for name in FIELDS}
     asked |= {name: text.strip() for name, text in asked.items() if name not in ("key", "text")}
@@ -240,8 +244,8 @@ async def messages(call: RestRequest) -> MessagesView | Response:
 
 
 async def tail(call: RestRequest) -> TailView:
-    """Returns the newest messages: at most TAIL_MAX, and fewer of them where they are large. Nothing is kept between
-    two calls, so a view that is open for long costs the same each time, and nothing where it is not open."""
+    """Returns the newest messages of the topic: at most TAIL_MAX, and fewer if they are large. Stores nothing between
+    two calls, so an open page costs the same for each call, and a closed page costs nothing."""
     await call.check_unpartitioned(op.GET_MESSAGE, ONE)
     offsets = await ask_owner(call, op.OFFSETS)
     end, count = offsets.end_index, offsets.end_index - offsets.earliest_index
@@ -256,7 +260,8 @@ async def tail(call: RestRequest) -> TailView:
 
 
 def find_real_topic(message: Found, here: TopicName) -> TopicName | None:
-    """Returns the topic where the dead letter fell; None if the message is no dead letter."""
+    """Returns the topic from which a dead letter came; None if the message is not a dead letter. `here`: the topic that
+    contains the message."""
     told = decode_properties(message.metadata).get(REAL_TOPIC, "")
     try:
         found = TopicName.parse(told)
@@ -268,7 +273,8 @@ def find_real_topic(message: Found, here: TopicName) -> TopicName | None:
 
 
 async def find_acts(call: RestRequest, messages: Sequence[Found]) -> list[tuple[str, ...]]:
-    """Returns, for each message, what the caller may do with it: RESEND, REDRIVE."""
+    """Returns, for each message, the actions that the caller may do with it: RESEND (publish it again), REDRIVE (send a
+    dead letter back to the topic from which it came)."""
     may = dict[TopicName, bool]()
     for target in (call.topic, *(find_real_topic(each, call.topic) for each in messages)):
         if target is not None and target not in may:
@@ -290,7 +296,8 @@ async def _may_produce(call: RestRequest, topic: TopicName) -> bool:
 
 
 async def require_produce(call: RestRequest, topic: TopicName, *, audited: bool = True) -> None:
-    """Raises Unauthorized unless the caller may publish to the topic."""
+    """Raises Unauthorized if the caller may not publish to the topic. `audited`: whether a refusal is written to the
+    audit log."""
     context = call.context
     await call.broker.access.check_permission(
         context.principal, Permission.PRODUCE, topic=topic, peer=context.peer, audited=audited
@@ -298,14 +305,16 @@ async def require_produce(call: RestRequest, topic: TopicName, *, audited: bool 
 
 
 async def show(call: RestRequest, found: list[Found], way: str) -> tuple[Message, ...]:
-    """Returns the messages as the page shows them, each with its share of PAYLOADS_BYTES."""
+    """Returns the messages `found` in the form in which the page shows them. Their payloads together have at most
+    PAYLOADS_BYTES, in equal shares. `way`: the format of the payloads."""
     most = PAYLOADS_BYTES // max(1, len(found))
     acts = await find_acts(call, found)
     return tuple(_message(each, way, most, may) for each, may in zip(found, acts, strict=True))
 
 
 def parse_id(text: str) -> tuple[int, int, int]:
-    """Returns ledger, entry and batch index of a message id; -1: the whole entry. Raises HttpError."""
+    """Returns (ledger id, entry id, batch index) of a message id LEDGER:ENTRY[:INDEX]. The batch index is -1 if it is
+    missing: the id then means the whole entry. Raises HttpError if the text is not a message id."""
     parts = [parse_number(each) for each in text.split(":")]
     numbers = [each for each in parts if each is not None and 0 <= each < 1 << 63]
     if not 2 <= len(parts) <= 3 or len(numbers) != len(parts):
@@ -330,7 +339,8 @@ async def _find_entries(call: RestRequest, wanted: tuple[int, int, int] | None, 
 
 @dataclass(slots=True)
 class Found:
-    """A message of an entry. `metadata`: of the message alone, or of its entry if that is not a batch."""
+    """A message that was decoded from an entry. `metadata`: the metadata of this message in a batch, or of its entry if
+    the entry is not a batch."""
 
     id: str
     index: int
@@ -343,8 +353,8 @@ class Found:
 
 
 async def decode_entry(call: RestRequest, found: Any, wanted: tuple[int, int, int] | None) -> list[Found]:
-    """Returns the messages of an entry, but those that are acknowledged; the one that is wanted if its index is. Raises
-    HttpError if the entry is too large for the page."""
+    """Returns the messages of an entry, without those that are acknowledged. If `wanted` has a batch index, returns
+    only the message with this index. Raises HttpError if the entry is too large for the page."""
     last_index, header = parse_entry(found.entry)
     if _is_too_large(header):
         raise HttpError("this entry is too large for the page: read it with 'magnetar consume' or the SDK", 413)
@@ -378,14 +388,15 @@ def _message(found: Found, way: str, most: int, acts: tuple[str, ...]) -> Messag
 
 # ----------------------------------------------------------------------------------------------------- search
 class Searches:
-    """The searches that run at this broker: FINDS_MAX at a time, and one of each topic."""
+    """The searches that are running at this broker. At most FINDS_MAX may run at a time, and one for each topic."""
 
     def __init__(self) -> None:
         self._topics = set[str]()
 
     @contextmanager
     def running(self, topic: str) -> Iterator[None]:
-        """Raises HttpError (503) if there are too many searches already."""
+        """Counts a search in the topic as running while the `with` block runs. Raises HttpError (503) if too many
+        searches are running, or one in this topic."""
         if topic in self._topics or len(self._topics) >= FINDS_MAX:
             raise HttpError("another search is running: try again in some seconds", 503)
         self._topics.add(topic)
@@ -396,8 +407,8 @@ class Searches:
 
 
 class Criteria(NamedTuple):
-    """What the messages have that a search finds: all of what is not empty. `name`: of a property, with any value if
-    `value` is None."""
+    """The criteria of a search. A message must have the key `key`, the property `name` with the value `value`, and a
+    payload that contains `text`. Empty criteria are ignored; if `value` is None, the property may have any value."""
 
     key: str = ""
     name: str = ""
@@ -417,7 +428,7 @@ class Criteria(NamedTuple):
 
 
 def parse_criteria(asked: dict[str, str]) -> Criteria:
-    """Raises HttpError if what is searched for is too long."""
+    """Returns the criteria in the parameters of a search. Raises HttpError if a parameter is too long."""
     if any(len(asked[each]) > PATTERN_MAX for each in ("key", "property", "text")):
         raise HttpError(f"what is searched for has at most {PATTERN_MAX} characters")
     name, has_value, value = asked["property"].partition("=")
@@ -425,7 +436,8 @@ def parse_criteria(asked: dict[str, str]) -> Criteria:
 
 
 async def search(call: RestRequest, asked: dict[str, str]) -> tuple[list[Found], Progress]:
-    """Searches the topic backwards for messages that fit. Raises HttpError."""
+    """Searches the topic backwards for the messages that meet the criteria in `asked`. Returns the messages, and the
+    progress of the search. Raises HttpError if a parameter is invalid."""
     criteria = parse_criteria(asked)
     times = [parse_form_time(asked[each]) for each in ("since", "until") if asked[each]]
     offsets = await ask_owner(call, op.OFFSETS, publish_times_ms=times)
@@ -443,7 +455,9 @@ async def search_backwards(
     call: RestRequest, reader: OwnerReader, criteria: Criteria, floor: int, before: int, *,
     most: int | None = None, bytes_most: int | None = None,
 ) -> tuple[list[Found], Progress]:  # fmt: skip
-    """Returns the last messages with indexes from `floor` to `before` (exclusive) that fit, the newest first."""
+    """Searches the indexes from `before - 1` down to `floor` for messages that meet the criteria. Returns the messages,
+    the newest first, and the progress of the search. Stops after `most` messages, after reading `bytes_most` bytes or
+    FIND_MESSAGES messages, or after FIND_S seconds."""
     most, bytes_most = most or FOUND_MAX, bytes_most or FIND_BYTES
     clock = call.broker.world.clock
     turns, end_s = EventLoopSlices(clock), clock.monotonic() + FIND_S
@@ -524,8 +538,8 @@ async def _search_window(
 
 
 class OwnerReader:
-    """Reads entries of a topic by the indexes of their messages, at the topic's owner, which is this broker or another
-    one. Another broker does not check the caller's rights, so they must be checked before."""
+    """Reads entries of a topic by the indexes of their messages, from the topic's owner, which is this broker or
+    another broker. Another broker does not check the caller's rights, so the rights must be checked before."""
 
     def __init__(self, call: RestRequest) -> None:
         self._call = call
@@ -544,7 +558,8 @@ class OwnerReader:
             await self._channel.close()
 
     async def read(self, first: int, end: int) -> tuple[list[StoredDelivery], int]:
-        """Returns the first entries of the range of indexes, about READ_BYTES of them, and the index after them."""
+        """Reads the entries with the indexes from `first` to `end - 1`, but at most about READ_BYTES. Returns the
+        entries, and the index at which the next read must begin."""
         if self._stream is None:
             try:
                 return await self._read_here(first, end)

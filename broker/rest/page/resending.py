@@ -1,9 +1,9 @@
-"""One message published again from the page, to its own topic (`resend`) or as a dead letter back to the topic where it
-fell (`redrive`).
+"""Publishes one message again from the page: to its own topic (`resend`), or a dead letter to the topic from which it
+came (`redrive`).
 
-    plan = await plan_resend(call, act, id, once)      what would be published and where; refuses what cannot be right
-    plan.preview                                 "This would …", and nothing is published
-    outcome = await publish_again(call, plan)    published, confirmed, and in the audit log
+    plan = await plan_resend(call, act, id, once)    the message and its target; raises if a copy cannot be correct
+    plan.preview                                     a text for the user: "This would …"
+    outcome = await publish_again(call, plan)        publishes and confirms it, and writes to the audit log
 
 The copy is what its consumers got: payload, key, ordering key, event time, properties and schema, at the end of the
 topic, in the partition where it was. It is a message of its own: a new id and time, no transaction, no delay. The
@@ -61,7 +61,8 @@ TIMES_DIGITS_MAX = 9
 
 @dataclass(frozen=True, slots=True)
 class ResendPlan:
-    """A message that would be published again. `preview`: what that would do, as text."""
+    """A message that would be published again, and the topic to which. `preview`: a text for the user that says what
+    this would do."""
 
     act: str
     id: str
@@ -78,15 +79,16 @@ class ResendPlan:
 
 @dataclass(frozen=True, slots=True)
 class Resent:
-    """A message that was published again: its topic, and its new id; "" if that is not known."""
+    """The result of publishing a message again: its topic and its new id; the id is "" if it is not known."""
 
     target: str
     id: str
 
 
 async def plan_resend(call: RestRequest, act: str, id_: str, once: str) -> ResendPlan:
-    """Returns what publishing the message `id_` again would do. `once`: a text that is different for each plan. Raises
-    HttpError (409) if it cannot be published again as what it was; NotFound, Unauthorized."""
+    """Prepares to publish the message `id_` again, and returns the plan; publishes nothing. `act`: RESEND (to the same
+    topic) or REDRIVE (a dead letter back to the topic from which it came). `once`: a text that is different for each
+    plan. Raises HttpError (409) if the page cannot make a correct copy of the message; NotFound, Unauthorized."""
     if act not in (RESEND, REDRIVE):
         raise HttpError(f"an action is {RESEND} or {REDRIVE}")
     await call.check_unpartitioned(op.GET_MESSAGE, "open one of them")
@@ -161,8 +163,9 @@ def _preview(act: str, id_: str, target: TopicName, metadata: MessageMetadata, t
 
 
 async def publish_again(call: RestRequest, plan: ResendPlan) -> Resent:
-    """Publishes the message, and returns when it is confirmed. Writes it to the audit log. Raises IncompatibleSchema
-    and the errors of a producer; after TimedOut or ConnectionLost it is unknown whether it was published."""
+    """Publishes the message of the plan, writes this to the audit log, and returns when the message is confirmed.
+    Raises IncompatibleSchema and the errors of a producer. After TimedOut or ConnectionLost it is unknown whether the
+    message was published."""
     broker, context, result, new = call.broker, call.context, "done", ""
     try:
         (place,) = await broker.internal_producer.publish(

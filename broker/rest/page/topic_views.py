@@ -82,13 +82,13 @@ def rate(count: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Returns a share (0 to 1) as text in percent; "–" for a share below 0, which means unknown."""
+    """Returns a share (0 to 1) as text in percent. Returns "–" for a share below 0, which means that it is unknown."""
     return "–" if share < 0 else f"{100 * share:.0f} %"
 
 
 def age(since_ms: int, now_ms: int) -> str:
-    """Returns as text how much time has passed from `since_ms` to `now_ms`, in the largest fitting unit: "3 h". Returns
-    "–" if `since_ms` is 0, which means that there is no such time."""
+    """Returns the time from `since_ms` to `now_ms` as text, in the largest fitting unit: "3 h". Returns "–" if
+    `since_ms` is 0, which means that there is no such time."""
     if not since_ms:
         return "–"
     seconds = max(0, now_ms - since_ms) // 1000
@@ -99,8 +99,8 @@ def age(since_ms: int, now_ms: int) -> str:
 
 
 def moment(at_ms: int) -> str:
-    """Returns a time (ms since the epoch) as text, as date and time in UTC; as the number that it is, if it is after
-    the year 9999: a producer chooses it. Returns "–" for 0, which means that there is no such time."""
+    """Returns a time (ms since the epoch) as text: date and time in UTC. Returns the number itself for a time after the
+    year 9999, which a producer may have sent; "–" for 0, which means that there is no such time."""
     try:
         return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if at_ms else "–"
     except (ValueError, OverflowError, OSError):
@@ -120,8 +120,8 @@ def segment(name: str) -> str:
 
 
 def stretches(sizes: Sequence[float]) -> list[tuple[float, float]]:
-    """Divides a bar with a width of 1,000 in proportion to `sizes`. Returns the beginning and the width of each
-    part."""
+    """Divides a bar with a width of 1,000 into parts in proportion to `sizes`. Returns (beginning, width) of each part.
+    """
     whole, found, at = sum(sizes) or 1, list[tuple[float, float]](), 0.0
     for each in sizes:
         found.append((round(1000 * at / whole, 2), round(1000 * each / whole, 2)))
@@ -130,12 +130,13 @@ def stretches(sizes: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def shade(bucket: CursorBucket) -> float:
-    """Returns the share (0 to 1) of the entries of a bucket that are acknowledged, or pending in a transaction."""
+    """Returns the share (0 to 1) of a bucket's entries that are acknowledged, or whose acknowledgement is pending in a
+    transaction."""
     return round((bucket.acknowledged + bucket.pending) / max(1, bucket.entries), 3)
 
 
 def steps(path: str) -> list[tuple[str, str]]:
-    """Splits a path of the metadata into its names. Returns each name, with the path from the root to this name."""
+    """Splits a path of the metadata into its names. Returns each name together with the path from the root to it."""
     names = path.strip("/").split("/") if path.strip("/") else []
     return [(name, "/" + "/".join(names[: at + 1])) for at, name in enumerate(names)]
 
@@ -164,8 +165,9 @@ class ExplainedSubscription:
 
 @dataclass(frozen=True, slots=True)
 class TopicView:
-    """The content of the page of one topic. Of a partitioned topic only `name` and `partitions` are set; of any other
-    topic or a partition, `partitions` is empty."""
+    """The content of the page of one topic. For a partitioned topic only `name` and `partitions` are set; for any other
+    topic or a partition, `partitions` is empty. `may_peek`: whether the caller may consume the topic, and so see its
+    messages."""
 
     name: str
     partitions: tuple[str, ...] = ()
@@ -275,8 +277,8 @@ CHILDREN = 200
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The content of the first page: sums over the cluster, the alarms, and the topics with the largest backlogs and
-    the most traffic."""
+    """The content of the start page: sums over the cluster, the alarms, the topics with the largest backlogs, and the
+    topics with the most traffic."""
 
     topics: int
     subscriptions: int
@@ -298,8 +300,8 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """The content of one page of the list of topics. `q` and `sort`: the query by which the topics were selected and
-    sorted."""
+    """The content of one page of the list of topics. `q`: the text by which the topics were selected. `sort`: the order
+    of the topics."""
 
     q: str
     sort: str
@@ -308,7 +310,7 @@ class Topics:
 
 @dataclass(frozen=True, slots=True)
 class Brokers:
-    """The content of the page about brokers. `silent`: the brokers that did not answer."""
+    """The content of the page about brokers. `silent`: the endpoints of the brokers that did not answer."""
 
     brokers: tuple[BrokerSummary, ...]
     silent: tuple[str, ...]
@@ -316,7 +318,7 @@ class Brokers:
 
 @dataclass(frozen=True, slots=True)
 class Bookies:
-    """The content of the page about bookies: all bookies that are registered."""
+    """The content of the page about bookies, with all registered bookies."""
 
     bookies: tuple[BookieInfo, ...]
 
