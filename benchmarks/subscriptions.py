@@ -245,9 +245,9 @@ def _key_that_moves(first: str, second: str) -> str:
     """A key that is the first consumer's until the second one comes."""
     from magnetar.broker.subscription.core.policy import Member
     from magnetar.broker.subscription.core.slot_owners import HashRingSlotOwners
-    from magnetar.proto.names import sticky_slot
+    from magnetar.proto.names import compute_key_slot
 
     ring, newcomer = HashRingSlotOwners(), Member(2, second)
     ring.join(Member(1, first))
     ring.join(newcomer)
-    return next(key for number in range(1000) if ring.owner(sticky_slot(key := f"stuck-{number}")) is newcomer)
+    return next(key for number in range(1000) if ring.owner(compute_key_slot(key := f"stuck-{number}")) is newcomer)

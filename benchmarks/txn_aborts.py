@@ -101,7 +101,7 @@ async def _write(world: Any, client: Any, log: Any, aborts: int, rng: random.Ran
     for number, index in enumerate(sorted(rng.sample(range(log.shape.end_index), aborts))):
         txn = TxnId(0, number)
         core.register_unresolved_transaction(txn)
-        core.on_joined(txn)
+        core.on_transaction_joined(txn)
         core.judge(txn, "bench", SequenceRange(number, number))
         position = Position(index // LEDGER_ENTRIES + 1, index % LEDGER_ENTRIES)
         core.on_publish_confirmed(txn, "bench", SequenceRange(number, number), position, index, 1, 100)

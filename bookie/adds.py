@@ -110,7 +110,7 @@ REQUESTS_MAX = 32_768
 """The largest number of add requests that are admitted and not yet answered. They occupy about 32 MiB of memory."""
 
 
-class AddBatch:
+class VerifiedAddRequest:
     """A verified ADD or ADD_MANY request, from its arrival until it is answered.
 
     `statuses` has OK or BAD_REQUEST for each entry of an ADD_MANY; None for an ADD, whose only entry is good. `entries`
@@ -135,7 +135,7 @@ class AddBatch:
         self.lac = lac
 
 
-Intent = AddBatch | Callable[[bool], None]
+Intent = VerifiedAddRequest | Callable[[bool], None]
 """An item that waits for the journal: a request of adds, or a function. The function is called with True when the
 item's record is durable, with False if the journal had no room for it."""
 SEAL_BYTES = 1 << 20
@@ -162,11 +162,11 @@ class LoopTurnAdds:
 
 class _Queue:
     def __init__(self) -> None:
-        self.batches: deque[AddBatch] = deque()
+        self.batches: deque[VerifiedAddRequest] = deque()
         self.bytes = 0
         self._by_connection: dict[Hashable, int] = {}
 
-    def has_room_for(self, batch: AddBatch, bytes_max: int) -> bool:
+    def has_room_for(self, batch: VerifiedAddRequest, bytes_max: int) -> bool:
         """Returns whether the batch fits into the queue's bound `bytes_max` and its connection's share of it. An empty
         queue has room for any batch."""
         size = batch.size + REQUEST_BYTES
@@ -175,16 +175,16 @@ class _Queue:
             return True
         return self.bytes + size <= bytes_max and (not own or own + size <= CONNECTION_SHARE * bytes_max)
 
-    def push(self, batch: AddBatch) -> None:
+    def push(self, batch: VerifiedAddRequest) -> None:
         self.batches.append(batch)
         self._count(batch, batch.size + REQUEST_BYTES)
 
-    def pop(self) -> AddBatch:
+    def pop(self) -> VerifiedAddRequest:
         batch = self.batches.popleft()
         self._count(batch, -batch.size - REQUEST_BYTES)
         return batch
 
-    def _count(self, batch: AddBatch, size: int) -> None:
+    def _count(self, batch: VerifiedAddRequest, size: int) -> None:
         self.bytes += size
         own = self._by_connection.get(batch.request.connection, 0) + size
         if own:
@@ -253,7 +253,7 @@ class AddRequests:
             self._refuse_whole(request, Op.ADD, ledger, entry, came)
             return
         stored, lac = opened
-        batch = AddBatch(request, came, ledger, entry, key, False, None, [stored], stored[2], lac)
+        batch = VerifiedAddRequest(request, came, ledger, entry, key, False, None, [stored], stored[2], lac)
         if self.read_only:
             self._refuse(batch, Status.READ_ONLY)
         elif self._held.batches:
@@ -261,20 +261,24 @@ class AddRequests:
         else:
             self._admit(batch)
 
-    def _open(self, request: Request, head: RequestHead, came: float) -> AddBatch:
+    def _open(self, request: Request, head: RequestHead, came: float) -> VerifiedAddRequest:
         if head.flags and head.flags in FENCING:
             raise ValueError("an add fences nothing")
         recovery = bool(head.flags) and head.flags in RECOVERING
         if head.op is Op.ADD_MANY:
             statuses, entries, size, lac = verify_adds(head, request.frames, self._entry_bytes_max)
-            return AddBatch(request, came, head.ledger, head.entry, head.key, recovery, statuses, entries, size, lac)
+            return VerifiedAddRequest(
+                request, came, head.ledger, head.entry, head.key, recovery, statuses, entries, size, lac
+            )
         opened = verify_add(head.ledger, head.entry, request.frames, self._entry_bytes_max)
         if opened is None:
             raise ValueError("not a stored entry")
         stored, lac = opened
-        return AddBatch(request, came, head.ledger, head.entry, head.key, recovery, None, [stored], stored[2], lac)
+        return VerifiedAddRequest(
+            request, came, head.ledger, head.entry, head.key, recovery, None, [stored], stored[2], lac
+        )
 
-    def _admit(self, batch: AddBatch) -> None:
+    def _admit(self, batch: VerifiedAddRequest) -> None:
         """Passes the batch to the store. If the store has no room, queues the batch; if the store does not accept it,
         answers it with the store's status."""
         if self._in_flight >= REQUESTS_MAX:
@@ -302,7 +306,7 @@ class AddRequests:
         for each in intents:
             if self.closed:
                 break
-            if not isinstance(each, AddBatch):
+            if not isinstance(each, VerifiedAddRequest):
                 each(ok)
                 continue
             self._in_flight -= 1
@@ -323,7 +327,7 @@ class AddRequests:
         self.entry_bytes.observe_all(sizes)
 
     # ------------------------------------------------------------------------------------ what waits
-    def _enqueue(self, batch: AddBatch) -> None:
+    def _enqueue(self, batch: VerifiedAddRequest) -> None:
         """Queues the batch until the store has room. Answers it with READ_ONLY or BUSY if the queue is full, or if
         waiting would not help."""
         queue = self._held_recovery if batch.recovery else self._held
@@ -374,7 +378,7 @@ class AddRequests:
         self._held, self._held_recovery = _Queue(), _Queue()
 
     # ------------------------------------------------------------------------------------ answers
-    def _refuse(self, batch: AddBatch, status: Status) -> None:
+    def _refuse(self, batch: VerifiedAddRequest, status: Status) -> None:
         """Answers the batch: `status` for each entry that passed the verification, BAD_REQUEST for the others."""
         statuses = batch.statuses
         if statuses is None:
@@ -395,7 +399,7 @@ class AddRequests:
         self.failed_seconds.observe(self._clock.monotonic() - came)
         request.reply(AnswerHead(op, status, ledger, entry, -1, 0).encode())
 
-    def _answer(self, batch: AddBatch) -> None:
+    def _answer(self, batch: VerifiedAddRequest) -> None:
         """Answers an ADD_MANY with the status of each of its entries, and counts the refused entries."""
         statuses = batch.statuses
         if self.closed or statuses is None:

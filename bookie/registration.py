@@ -8,9 +8,9 @@ serves the brokers that know it.
 
 *One process of a uuid.* For the metadata a copy of a directory at the same place is the same bookie: two processes
 would answer for one uuid, and neither has the entries of the other. So a start first asks at the registered endpoint
-(`check_only_process`). If a process answers as this bookie, the start is refused (Busy). A process that does not answer
-is replaced. If it still runs, it finds another `process` in the node at its next check of the disk (`is_replaced`),
-and ends at once.
+(`check_no_other_process`). If a process answers as this bookie, the start is refused (Busy). A process that does not
+answer is replaced. If it still runs, it finds another `process` in the node at its next check of the disk
+(`is_replaced_by_other_process`), and ends at once.
 Guarded by tests/bookie/test_service.py and tests/bookie/test_registration.py.
 
 The disk under a bookie: when the bookie stops taking adds of clients, and when it takes them again.
@@ -97,7 +97,7 @@ class Registration:
         self._lost = False  # the session
         self._sessions_ended = 0
 
-    async def check_only_process(self, world: World, bookie: UUID) -> None:
+    async def check_no_other_process(self, world: World, bookie: UUID) -> None:
         """Raises Busy if another process serves as the bookie with this uuid now. Must be called before this process
         changes anything in the data directory."""
         found = await get_record(self.metadata, paths.bookie(str(bookie)), records.BookieRecord)
@@ -119,7 +119,7 @@ class Registration:
             bookie=str(bookie), endpoint=found[0].endpoint,
         )  # fmt: skip
 
-    async def is_replaced(self) -> bool:
+    async def is_replaced_by_other_process(self) -> bool:
         """Returns whether the bookie's registration node in the metadata is now that of another process."""
         if self._said is None:
             return False

@@ -31,7 +31,7 @@ from .format.journal import DamagedFile
 from .maintenance.garbage import CompactionSchedule, GarbageCollector, GracePeriod
 from .maintenance.repair import RepairSupervisor
 from .maintenance.repair_worker import BATCH_MEMORY_BYTES, RepairConfig
-from .maintenance.restore import LimboRestorer, largest_allocated_ledger
+from .maintenance.restore import LimboRestorer, read_largest_allocated_ledger
 from .maintenance.scrub import EntryRepairer, QuarantineReports, Scrubber
 from .maintenance.seen import RollbackGuard
 from .registration import DiskLimits, DiskMonitor, DiskState, JournalPositionRecorder, NewSession, Registration
@@ -152,11 +152,11 @@ class Bookie:
         except (DamagedFile, NewerFormat, NoSpace) as error:
             raise self._refusal(error) from error
         try:
-            upto = partial(largest_allocated_ledger, self._registration.metadata)
-            await self._registration.check_only_process(world, UUID(bytes=self._identity.uuid))
+            upto = partial(read_largest_allocated_ledger, self._registration.metadata)
+            await self._registration.check_no_other_process(world, UUID(bytes=self._identity.uuid))
             await self._memory.load()
             await self._memory.check_metadata_not_older(
-                self._registration.metadata, accepted=self._identity.metadata_accepted
+                self._registration.metadata, accepted=self._identity.is_metadata_accepted
             )
             known = DirectoryFacts(self._identity.journal, self._identity.losses, upto)
             ports = StoreCallbacks(
@@ -388,7 +388,7 @@ class Bookie:
 
     async def _check_registration(self) -> None:
         await self._learn_departing()
-        replaced = await self._registration.is_replaced()
+        replaced = await self._registration.is_replaced_by_other_process()
         try:
             await self._trust(self._registration.metadata)
         except InvalidConfiguration as error:  # an older copy may have the bookie's session, and its former process

@@ -231,7 +231,7 @@ class BookieService:
         self._reads_bytes = 0
         self.newcomers: RequestsOfUnknownLedgers | None = None  # None: any ledger may begin
         if metadata is not None:
-            store.keys.require_recorded_keys()
+            store.keys.require_keys_from_metadata()
             self.newcomers = RequestsOfUnknownLedgers(
                 metadata, store.keys.record_key_of_metadata, self._handle_parked, self._refuse,
                 waiting_bytes_max=held_bytes_max
@@ -389,7 +389,7 @@ class BookieService:
     def _is_opened(self, request: Request, head: RequestHead, came: float) -> bool:
         """Returns whether the request has the ledger's key. If not, answers the request with an error, or holds it
         until the ledger's record in the metadata is read."""
-        status = self._store.keys.judge_read(head.ledger, head.key)
+        status = self._store.keys.judge_read_key(head.ledger, head.key)
         if status is not Status.OK:
             self._park_or_refuse(request, head, came, status)
         return status is Status.OK

@@ -197,7 +197,7 @@ class Broker:
         while True:
             await asyncio.sleep(ORDERS_LOOK_S)
             try:
-                await self.topic_manager.apply_drain_request()
+                await self.topic_manager.apply_drain_order()
             except MagnetarError as error:
                 if throttle.should_log(error):
                     _LOG.warning("whether this broker is to drain is not known: %s", error)

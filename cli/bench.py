@@ -115,7 +115,7 @@ async def _topic_of(session: Session, kind: str, topic: str | None, given: dict[
     """Yields the load on `topic`; on a new one if that is None, which is deleted at the end."""
     from ..proto.errors import MagnetarError
 
-    admin = session.brief(min(session.timeout_s, ADMIN_S)).asyncio_admin()
+    admin = session.brief(min(session.timeout_s, ADMIN_S)).make_asyncio_admin()
     try:
         name = topic or f"bench-{uuid.uuid4().hex[:8]}"
         if topic is None:

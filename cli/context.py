@@ -113,9 +113,9 @@ def _write(text: str, meant: dict[str, Any]) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- verbs
 def _source(value: str) -> str:
-    from ..security.settings import describe_source
+    from ..security.settings import describe_secret_source
 
-    return describe_source(value)
+    return describe_secret_source(value)
 
 
 def _row(found: dict[str, Any], name: str) -> dict[str, Any]:

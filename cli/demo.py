@@ -107,7 +107,7 @@ def _run(steps: Steps, missing: str | None, data: DemoInput) -> bool:
 
     with Cluster(steps.directory / "cluster") as cluster:
         steps.print_step(f"a cluster serves: metadata, {len(cluster.bookies)} bookies, {len(cluster.brokers)} brokers")
-        steps.make_topics(cluster)
+        steps.create_demo_topics(cluster)
         steps.publish(cluster, data.messages, data.total)
         if missing is None:
             steps.aggregate_in_spark(cluster, data.total)
@@ -287,7 +287,7 @@ class Steps:
         columns = (TextColumn("{task.description:>18}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         return Progress(*columns, console=self.console)
 
-    def make_topics(self, cluster: Cluster) -> None:
+    def create_demo_topics(self, cluster: Cluster) -> None:
         """Creates the topics of the demo. First sets an unlimited retention, because without a subscription the
         messages could be deleted before Spark begins to read them."""
         from ..client.admin import Admin

@@ -90,9 +90,9 @@ class RootGroup(LazyGroup):
 
 def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from ..proto.versions import version_text
+        from ..proto.versions import format_version_text
 
-        click.echo(version_text())
+        click.echo(format_version_text())
         ctx.exit()
 
 

@@ -259,7 +259,7 @@ def revoke(source: str, settings: str, identity: str, role: str) -> None:
     token = SecuritySettings.load(settings).token
     if token is None or not token.revoked:
         raise InvalidConfiguration(f'{settings}: [token] has no `revoked`, such as  revoked = "revoked.txt"')
-    what = revoked.token_id_of(_read(source)) if source else identity or role
+    what = revoked.read_token_id(_read(source)) if source else identity or role
     revoked.revoke(token.revoked, what)
     click.echo(f"{what} is in {token.revoked}")
 

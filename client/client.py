@@ -37,7 +37,7 @@ from .common.checks import (
     shorten_value,
     to_plain_text,
 )
-from .common.closing import ClosedAfterAsyncWith, close_all, timeout_when_quiet
+from .common.closing import ClosedAfterAsyncWith, close_all, timeout_after_silence
 from .common.errors import AlreadyClosed, PulsarException, Timeout, TopicNotFound, translate_error
 from .common.loggers import StatisticsReporter, attach_logger
 from .connect.connections import Connections, make_client_world
@@ -389,7 +389,7 @@ class Client(ClosedAfterAsyncWith):
         options = pick_parameters(locals(), "topic")
         check_parameters(CONSUMER, options)
         check_parameter("batch_receive_policy", make_instance_check(ConsumerBatchReceivePolicy), batch_receive_policy)
-        subscription_name = parse_topic_text(check_subscription_name, options["subscription_name"])
+        subscription_name = parse_name_argument(check_subscription_name, options["subscription_name"])
         settings = make_consumer_settings(
             pick_parameters(
                 options,
@@ -576,7 +576,7 @@ class Client(ClosedAfterAsyncWith):
             return connections.received_at
 
         try:
-            async with timeout_when_quiet(quiet_s, received_at, connections.world.clock.monotonic, longest_s):
+            async with timeout_after_silence(quiet_s, received_at, connections.world.clock.monotonic, longest_s):
                 await self._close_in_order()
         except TimeoutError as error:
             if isinstance(error, MagnetarError) or unsettled:
@@ -624,12 +624,12 @@ async def run_translating_errors(awaitable: Awaitable[T]) -> T:
 def parse_topic(text: str) -> TopicName:
     if not isinstance(text, str):
         raise WrongTopicType(f"a topic name is text, not {shorten_value(text)}")
-    found = parse_topic_text(TopicName.parse, text)
-    parse_topic_text(lambda _: found.full.encode(), text)
+    found = parse_name_argument(TopicName.parse, text)
+    parse_name_argument(lambda _: found.full.encode(), text)
     return found
 
 
-def parse_topic_text(parse: Callable[[str], T], text: str) -> T:
+def parse_name_argument(parse: Callable[[str], T], text: str) -> T:
     try:
         return parse(text)
     except (MagnetarError, ValueError) as error:

@@ -37,7 +37,7 @@ from ..metadata.store import (
     VersionedValue,
     allocate_ids,
     get_record,
-    put_operation,
+    make_put_operation,
     update_nodes,
     update_record,
 )
@@ -113,7 +113,7 @@ async def make_deletion_operations(store: MetadataStore, ledgers: Iterable[int])
         path = paths.deleted_ledgers(page)
         found = await get_record(store, path, DeletedLedgersRecord)
         record, version = (None, ABSENT) if found is None else found
-        operations.append(put_operation(path, _with(record, page, ids), version))
+        operations.append(make_put_operation(path, _with(record, page, ids), version))
     return operations
 
 

@@ -23,7 +23,7 @@ All integers are big-endian. The payload of ADD, and of READ answers, travels in
 | ADMIN | one frame: a JSON object of at most ADMIN_BYTES_MAX | OK and one frame: a JSON object; BAD_REQUEST for all |
 |       |   | else; BUSY: too many at once; UNKNOWN: the verb failed, the bookie's log says why |
 
-A verified entry says the checksum of its payload, so `extend_checksum` knows that of any record around it.
+A verified entry says the checksum of its payload, so `compute_checksum_with_entry` knows that of any record around it.
 
 Flags: FENCE (with READ, READ_LAC): no add without RECOVERY is accepted for the ledger after this, ever; the fence is
 synced before *any* answer, also NO_SUCH_ENTRY. RECOVERY (with ADD, ADD_MANY): accepted although fenced.
@@ -238,7 +238,7 @@ def decode_answer(head: bytes) -> AnswerHead:
     return AnswerHead(_OP_OF.get(op) or Op(op), Status(status) if known is None else known, *rest)
 
 
-def extend_checksum(before: bytes, header: bytes, payload_bytes: int) -> int:
+def compute_checksum_with_entry(before: bytes, header: bytes, payload_bytes: int) -> int:
     """Returns the CRC32C of some bytes followed by a stored entry, without reading the entry's payload. `before` is the
     CRC32C of these bytes. `header` is the header of the entry, which must be verified; its checksum is used instead of
     the payload."""

@@ -107,7 +107,7 @@ def choose_bookies(
     rule = rule or RackRule()
     size = count + len(existing)
     quorum = size if write_quorum is None else write_quorum
-    order = draw_in_weighted_order(candidates, rng)
+    order = shuffle_by_weight(candidates, rng)
     if len(order) < count:
         return PlacementFailure.BOOKIES
     well = [each for each in order if not each.quarantined]
@@ -122,7 +122,7 @@ def choose_bookies(
     return PlacementFailure.RACKS if rule.enforce else ChosenBookies(puzzle.spread(pool), racks_short=True)
 
 
-def draw_in_weighted_order(candidates: Sequence[BookieCandidate], rng: RandomSource) -> list[BookieCandidate]:
+def shuffle_by_weight(candidates: Sequence[BookieCandidate], rng: RandomSource) -> list[BookieCandidate]:
     """Returns all candidates in a random order. A candidate with a larger weight is more likely to come early
     (Efraimidis and Spirakis)."""
     weights = compute_candidate_weights(candidates)

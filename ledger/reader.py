@@ -157,12 +157,12 @@ class LedgerReader:
     async def _ask_on(self, read: EntryRangeRead, asked: dict[asyncio.Task[Fact], None]) -> FinishRead | FailRead:
         effect: Effect | None = read.start()
         while not isinstance(effect, FinishRead | FailRead):
-            if effect is not None and not asked and not read.may_read_speculatively:
+            if effect is not None and not asked and not read.has_bookie_to_ask:
                 effect = read.receive(await self._ask(effect))  # no other to ask: no task, no wait for it
                 continue
             if effect is not None:
                 asked[asyncio.create_task(self._ask(effect), name="ledger-read")] = None
-            effect = read.receive(await self._next_fact(asked, speculates=read.may_read_speculatively))
+            effect = read.receive(await self._next_fact(asked, speculates=read.has_bookie_to_ask))
         return effect
 
     async def _asked_enough(self, read: EntryRangeRead, asked: dict[asyncio.Task[Fact], None]) -> None:

@@ -197,13 +197,16 @@ class EntryRangeRead:
             striping.write_set(first),
             key=lambda slot: (
                 trouble.get(fragment.bookies[slot], 0.0),
-                -striping.run_length(first, slot),
+                -striping.count_consecutive_entries(first, slot),
                 (slot - prefer) % striping.ensemble_size,
             ),
         )  # fmt: skip
         self._to_ask = [
             SendReadToBookie(
-                fragment.bookies[slot], first, min(striping.run_length(first, slot), self.last - first + 1), bytes_max
+                fragment.bookies[slot],
+                first,
+                min(striping.count_consecutive_entries(first, slot), self.last - first + 1),
+                bytes_max,
             )
             for slot in slots
         ]
@@ -218,7 +221,7 @@ class EntryRangeRead:
         return effect
 
     @property
-    def may_read_speculatively(self) -> bool:
+    def has_bookie_to_ask(self) -> bool:
         """Returns whether another bookie can be asked while the bookies asked so far have not answered."""
         return bool(self._to_ask)
 

@@ -372,7 +372,7 @@ class Recovery:
 
     def _verdict(self, entry: int, votes: EntryVotes) -> EntryVerdict:
         return (
-            votes.verdict(self.striping.count_misses_proving_absence) if entry > self.lac0
+            votes.verdict(self.striping.misses_proving_absence) if entry > self.lac0
             else votes.judge_confirmed_entry()
         )
 
@@ -380,7 +380,10 @@ class Recovery:
     def _write_back(self, stored: StoredCopy) -> list[Effect]:
         assert stored.entry == self._adds.lap + 1, "entries are written back in order"
         size = stored.length - self._adds.length
-        return [*self._replace_failed(), *self._sends(self._adds.add_with_sends(PendingAddWithPayload(stored), size))]
+        return [
+            *self._replace_failed(),
+            *self._sends(self._adds.add_and_make_sends(PendingAddWithPayload(stored), size)),
+        ]
 
     def _sends(self, sends: Sequence[SendAdd[PendingAddWithPayload[StoredCopy]]]) -> list[Effect]:
         """Returns these sends with LAC0 as the last-add-confirmed: what this attempt writes back counts only if *this*

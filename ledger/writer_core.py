@@ -118,12 +118,12 @@ class Striping:
         )
 
     @property
-    def count_misses_proving_absence(self) -> int:
+    def misses_proving_absence(self) -> int:
         """Returns how many bookies of a write set must certainly lack an entry to prove that it was never confirmed (Qw
         - Qa + 1): fewer than Qa could have it then (§1.8)."""
         return self.write_quorum - self.ack_quorum + 1
 
-    def run_length(self, entry: int, slot: int) -> int:
+    def count_consecutive_entries(self, entry: int, slot: int) -> int:
         """Returns how many consecutive entries, from `entry` on, are stored at `slot`; 0 if `entry` itself is not.
         Returns 1 << 62 if every slot stores all entries (E = Qw)."""
         offset = (slot - entry) % self.ensemble_size
@@ -232,7 +232,7 @@ class PendingAdds(Generic[A]):
             if slot not in failed:
                 add.sent[slot] = ensemble[slot]
 
-    def add_with_sends(self, add: A, size: int) -> list[SendAdd[A]]:
+    def add_and_make_sends(self, add: A, size: int) -> list[SendAdd[A]]:
         """Adds the next entry, like `add`. Returns the effects that send it, one for each bookie."""
         self.add(add, size)
         return [SendAdd(add, slot, bookie, self.lac) for slot, bookie in add.sent.items()]
@@ -316,7 +316,7 @@ class PendingAdds(Generic[A]):
         return bool(self.failed) and any(self.is_unconfirmable(entry) for entry in self._adds)
 
     @property
-    def can_confirm(self) -> bool:
+    def can_confirm_new_entries(self) -> bool:
         """Returns whether new entries can be confirmed: every write set has at least Qa slots that have not failed."""
         return not self.failed or self.striping.is_writable(self.failed)
 
@@ -486,7 +486,7 @@ class Writer(Generic[A]):
         """Adds the next entry, of `size` payload bytes. Returns the effects that send it to bookies. May be called only
         while `accepts_appends`."""
         assert self.state is WriterState.OPEN or self.accepts_appends, "only an open writer appends"
-        return self.adds.add_with_sends(add, size)
+        return self.adds.add_and_make_sends(add, size)
 
     @property
     def accepts_appends(self) -> bool:
@@ -581,7 +581,7 @@ class Writer(Generic[A]):
             effects += self.adds.replace_ensemble(self._committed)
         self.adds.frozen = False
         effects += [ConfirmEntries(add) for add in self.adds.take_confirmed()]
-        if self.state is WriterState.CHANGING and self._committed is not None and self.adds.can_confirm:
+        if self.state is WriterState.CHANGING and self._committed is not None and self.adds.can_confirm_new_entries:
             self.state = WriterState.OPEN
             return effects
         return [*effects, *self._drain_out()]
@@ -645,7 +645,7 @@ class Writer(Generic[A]):
         assert self.fragment_first <= self.adds.lac + 1, "the last fragment begins at most one past LAC"
         assert self.changes <= self._changes_max, "an ensemble changes a bounded number of times"
         if self.state is WriterState.OPEN:
-            assert self.adds.can_confirm, "an open writer has Qa live slots in every write set"
+            assert self.adds.can_confirm_new_entries, "an open writer has Qa live slots in every write set"
         if self.state in _CHANGE_UNDER_WAY and self._committed is not None:
             assert self.fragment_first == self.adds.lac + 1, "LAC does not move while an ensemble change is on its way"
         assert (self.why is not None) or self.state is not WriterState.POISONED, "a poisoned writer says why"

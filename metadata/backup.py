@@ -25,7 +25,7 @@ from typing import NamedTuple
 from ..proto.errors import Busy, NotFound
 from . import paths
 from .records import BookieRecord, CounterRecord, DamagedRecord, LedgerRecord, decode
-from .store import parse_ledger_ids, put_operation
+from .store import make_put_operation, parse_ledger_ids
 from .tree import ENDING, MetadataTree, create_private_file, sync_file
 from .tree_core import Commit
 
@@ -40,7 +40,7 @@ class BackupContents(NamedTuple):
     topics: dict[str, int]  # topic → how many of its ledgers are not among the `known` ones
 
 
-def inspect_backup(path: str, known: frozenset[int] | None = None) -> BackupContents:
+def read_backup_contents(path: str, known: frozenset[int] | None = None) -> BackupContents:
     """Reads the backup at `path` and returns its contents. Neither changes nor locks the file. `known`: the ledgers of
     another copy, with which it is compared; None: no comparison. Raises NotFound, DataLost, InvalidConfiguration or
     Busy."""
@@ -101,7 +101,7 @@ def restore_backup(backup: str, target: str, least_id: int, token: str) -> str:
     tree = MetadataTree(scratch)
     try:
         if _next_id(tree) <= least_id:
-            tree.apply([Commit([put_operation(paths.LEDGER_IDS, CounterRecord(next=least_id + 1))], "")])
+            tree.apply([Commit([make_put_operation(paths.LEDGER_IDS, CounterRecord(next=least_id + 1))], "")])
         tree.mark_restored(token)
     finally:
         tree.close()

@@ -391,7 +391,7 @@ async def get_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, 
     return None if found is None else (decode(found.value, cls, path), found.version)
 
 
-def put_operation(path: str, record: Record, expected: int = ANY) -> Put:
+def make_put_operation(path: str, record: Record, expected: int = ANY) -> Put:
     """Returns the operation of a commit that writes `record` at `path`."""
     return Put(path, encode(record, path), expected)
 
@@ -440,7 +440,7 @@ async def ensure_id_counter(store: MetadataStore, path: str = paths.LEDGER_IDS) 
     await update_record(store, path, CounterRecord, lambda counter: counter or CounterRecord(next=1))
 
 
-async def ensure_cluster(store: MetadataStore, rng: random.Random) -> ClusterRecord:
+async def ensure_cluster_record(store: MetadataStore, rng: random.Random) -> ClusterRecord:
     """Returns the cluster's record. Creates it, with a random instance id, if this is the first process of the
     cluster."""
     instance = rng.randbytes(16).hex()

@@ -2,8 +2,8 @@
 
     node(path, value, version, revision, session)   session: the owner of an ephemeral, else NULL
     session(id, timeout_s)                          sessions that outlive this process (of the metadata service)
-    state(revision, summed, total)                  one row; total: the sum of all nodes' rows (`checksum_of_row`) at
-    revision
+    state(revision, summed, total)                  one row; total: the sum of all nodes' rows at `revision`
+                                                    (`compute_row_checksum`)
                                                     `summed`: another one when a version without sums wrote last
     incarnation(number, token, revision, restored)  each opening of the file, the last few
 
@@ -48,7 +48,7 @@ from ..proto.versions import METADATA_FILE, check_format
 from . import paths
 from .records import ClusterRecord, DamagedRecord, Incarnation, IncarnationsRecord, decode, encode
 from .store import ABSENT, NodeChanged
-from .tree_core import Commit, CommitBatch, Row, TreeJobResult, paths_of_commits
+from .tree_core import Commit, CommitBatch, Row, TreeJobResult, list_commit_paths
 
 APPLICATION_ID = 0x4D414754  # "MAGT": the magic of the file
 FORMAT = METADATA_FILE.version
@@ -231,7 +231,7 @@ class MetadataTree:
 
     def _sum(self) -> int:
         rows = self._sql.execute("SELECT path, version, revision FROM node")
-        return sum(checksum_of_row(path, version, revision) for path, version, revision in rows) & _SUM_MASK
+        return sum(compute_row_checksum(path, version, revision) for path, version, revision in rows) & _SUM_MASK
 
     def _store_sum(self) -> None:
         """Stores the revision and the checksum over all rows, as a part of the open transaction."""
@@ -241,9 +241,9 @@ class MetadataTree:
         """Updates the checksum for a change of one node. `before`: its old version and revision; `after`: its new row;
         None: there is none."""
         if before is not None:
-            self._total = (self._total - checksum_of_row(path, *before)) & _SUM_MASK
+            self._total = (self._total - compute_row_checksum(path, *before)) & _SUM_MASK
         if after is not None:
-            self._total = (self._total + checksum_of_row(path, after[2], after[3])) & _SUM_MASK
+            self._total = (self._total + compute_row_checksum(path, after[2], after[3])) & _SUM_MASK
 
     def _check_answered(self, revision: int) -> None:
         """Raises DataLost if a revision later than `revision` was answered to a client: then the file has lost
@@ -391,7 +391,7 @@ class MetadataTree:
 
     def _commit(self, jobs: Sequence[Job]) -> list[TreeJobResult | MagnetarError]:
         commits = [job for job in jobs if isinstance(job, Commit)]
-        known = self._versions(list(paths_of_commits(commits)))
+        known = self._versions(list(list_commit_paths(commits)))
         batch = CommitBatch({path: version for path, (version, _) in known.items()}, self.revision)
         outcomes: list[TreeJobResult | MagnetarError] = [batch.add(commit) for commit in commits]
         self._write(batch)
@@ -463,7 +463,7 @@ class AnsweredRevisionFile:
         os.close(self._file)
 
 
-def checksum_of_row(path: str, version: int, revision: int) -> int:
+def compute_row_checksum(path: str, version: int, revision: int) -> int:
     """Returns the checksum of a node's row in the table of nodes. No two rows of a node have the same revision, so an
     older row has another checksum. It does not cover the value, which has a checksum of its own."""
     return int.from_bytes(blake2b(f"{path} {version} {revision}".encode(), digest_size=8).digest()) & _SUM_MASK

@@ -209,7 +209,7 @@ class CommitBatch:
                 return found + 1
 
 
-def paths_of_commits(commits: Sequence[Commit]) -> Iterator[str]:
+def list_commit_paths(commits: Sequence[Commit]) -> Iterator[str]:
     """Yields the path of each node that the commits name, each path once."""
     return iter({operation.path: None for commit in commits for operation in commit.operations})
 

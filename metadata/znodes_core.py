@@ -61,22 +61,22 @@ def folder(prefix: str) -> str:
     return "" if prefix == "/" else "/".join(map(_escape, prefix.split("/")))
 
 
-def znode_of_value(path: str) -> str:
+def value_znode_path(path: str) -> str:
     """Returns the path of the znode that contains the value of the metadata node at `path`."""
     above, _, last = path.rpartition("/")
     return f"{folder(above) if above else ''}/{VALUE}{_escape(last)}"
 
 
-def folders_of_key(path: str) -> list[str]:
+def folder_znode_paths(path: str) -> list[str]:
     """Returns the paths of the folder znodes that must exist before the node at `path` can be written, the outermost
     first."""
     parts = folder(path.rpartition("/")[0] or "/").split("/")
     return ["/".join(parts[:end]) for end in range(2, len(parts) + 1)]
 
 
-def key_of_znode(znode: str) -> str | None:
+def node_path_of_znode(znode: str) -> str | None:
     """Returns the path of the metadata node whose value the znode contains; None if the znode is a folder. The inverse
-    of `znode_of_value`."""
+    of `value_znode_path`."""
     above, _, last = znode.rpartition("/")
     if not last.startswith(VALUE):
         return None
@@ -97,7 +97,7 @@ class FolderContent(NamedTuple):
 
 
 # -------------------------------------------------------------------------------------------- commits
-class NodeRead(NamedTuple):
+class NodeVersionAndOwner(NamedTuple):
     """The version and the owner of a metadata node, as they were read from ZooKeeper."""
 
     version: int
@@ -141,14 +141,16 @@ class CheckZnodeVersion:
 Step = Create | Set | Remove | CheckZnodeVersion
 
 
-class CommitPlan(NamedTuple):
+class ZookeeperCommitPlan(NamedTuple):
     """How to do a commit: the steps of its ZooKeeper transaction, and the versions to return to its caller."""
 
     steps: list[Step]  # empty: nothing to do
     versions: list[int]  # the answer to the commit
 
 
-def plan_commit(operations: Sequence[Operation], found: Mapping[str, NodeRead | None], session: int) -> CommitPlan:
+def plan_commit(
+    operations: Sequence[Operation], found: Mapping[str, NodeVersionAndOwner | None], session: int
+) -> ZookeeperCommitPlan:
     """Plans the ZooKeeper transaction of a commit and returns the plan. `found`: the nodes as they were read at the
     paths of the operations (None: no node). `session`: the session that owns ephemeral nodes. Raises BadVersion if a
     node does not have the expected version."""
@@ -175,18 +177,18 @@ def plan_commit(operations: Sequence[Operation], found: Mapping[str, NodeRead | 
     for path in absences if steps else ():
         if path not in proven:
             steps += [Create(path, b"", ephemeral=False), Remove(path, 0)]
-    return CommitPlan(steps, versions)
+    return ZookeeperCommitPlan(steps, versions)
 
 
-def _put(steps: list[Step], put: Put, node: NodeRead | None, session: int) -> NodeRead:
+def _put(steps: list[Step], put: Put, node: NodeVersionAndOwner | None, session: int) -> NodeVersionAndOwner:
     owner = session if put.ephemeral else 0
     if node is None:
         steps.append(Create(put.path, put.value, put.ephemeral))
-        return NodeRead(0, owner)
+        return NodeVersionAndOwner(0, owner)
     version = node.version + 1
     if node.owner == owner:
         steps.append(Set(put.path, put.value, node.version))
-        return NodeRead(version, owner)
+        return NodeVersionAndOwner(version, owner)
     if version > RETYPED_VERSION_MAX:
         raise InvalidRequest(
             f"{put.path}: version {node.version} is too high for a node that becomes ephemeral, or lasting, or "
@@ -194,7 +196,7 @@ def _put(steps: list[Step], put: Put, node: NodeRead | None, session: int) -> No
         )  # fmt: skip
     steps += [Remove(put.path, node.version), Create(put.path, put.value, put.ephemeral)]
     steps += [Set(put.path, put.value, at) for at in range(version)]
-    return NodeRead(version, owner)
+    return NodeVersionAndOwner(version, owner)
 
 
 # -------------------------------------------------------------------------------------------- size
@@ -209,7 +211,7 @@ def size_bytes(steps: Sequence[Step], root_bytes: int) -> int:
     the tree's root znode."""
     size = MULTI_BYTES
     for step in steps:
-        size += STEP_BYTES + root_bytes + len(znode_of_value(step.path).encode())
+        size += STEP_BYTES + root_bytes + len(value_znode_path(step.path).encode())
         if isinstance(step, Create | Set):
             size += len(step.value)
     return size

@@ -146,7 +146,7 @@ class TreeWatch:
             version = ABSENT if kind == EventKind.DELETED else self.versions.get(path, 0)
             self._queue_change(NodeChanged(path, version, revision))
 
-    def end_watch_reset(self, youngest: int, now: int) -> None:
+    def on_watch_attached(self, youngest: int, now: int) -> None:
         """Called when the watch is attached: it receives every change after the revision `now`. `youngest` is the
         revision of the latest change below its prefix. If changes may have been missed, queues a WatchReset."""
         self.attached = True
@@ -183,7 +183,7 @@ class SessionWatches:
         watches that it concerns."""
         if event.kind == EventKind.CHILD or not event.path.startswith(self._root + "/"):
             return
-        path = znodes.key_of_znode(event.path[len(self._root) :])
+        path = znodes.node_path_of_znode(event.path[len(self._root) :])
         if path is None:
             return
         revision = event.zxid if event.zxid > 0 else self._line().zxid
@@ -225,7 +225,7 @@ class SessionWatches:
 
     def _watched(self, prefix: str) -> list[str]:
         folder = self._root + znodes.folder(prefix)
-        return [folder] if prefix == "/" else [folder, self._root + znodes.znode_of_value(prefix)]
+        return [folder] if prefix == "/" else [folder, self._root + znodes.value_znode_path(prefix)]
 
     async def _attach(self, watch: TreeWatch) -> None:
         """Attaches a watch to the current connection; `watch.attached` says whether that succeeded. If the connection
@@ -240,7 +240,7 @@ class SessionWatches:
         except ConnectionLost:
             return
         if connection == self._connection:
-            watch.end_watch_reset(youngest, line.zxid)
+            watch.on_watch_attached(youngest, line.zxid)
 
 
 class _VersionReader:
@@ -270,7 +270,7 @@ class _VersionReader:
                 self._youngest = max(self._youngest, answer.value.mzxid)
 
         async with self._several:
-            return (await self._line.exists(self._root + znodes.znode_of_value(path), note)).value is not None
+            return (await self._line.exists(self._root + znodes.value_znode_path(path), note)).value is not None
 
     async def _folder(self, prefix: str) -> bool:
         try:
@@ -290,7 +290,7 @@ class _VersionReader:
     async def _above(self, prefix: str) -> None:
         """Called when a node does not exist: finds the revision of its possible deletion, in the pzxid of the nearest
         folder that exists."""
-        for folder in reversed(["", *znodes.folders_of_key(prefix)]):
+        for folder in reversed(["", *znodes.folder_znode_paths(prefix)]):
             stat = (await self._line.exists(self._root + folder)).value
             if stat is not None:
                 self._youngest = max(self._youngest, stat.pzxid)
@@ -470,7 +470,7 @@ class ZookeeperStore(SessionStore):
         return (await self._read(lambda: self._line.exists(self._address.root), fresh=True)).zxid
 
     def _znode(self, path: str) -> str:
-        return self._address.root + znodes.znode_of_value(path)
+        return self._address.root + znodes.value_znode_path(path)
 
     async def _read(self, ask: Callable[[], Awaitable[T]], *, fresh: bool) -> T:
         """Repeats the read `ask` until it is answered or its deadline has passed. `fresh`: reads the latest state of
@@ -528,7 +528,7 @@ class ZookeeperStore(SessionStore):
                 return plan.versions
         raise Unavailable(f"{operations[0].path}: other writers changed it at every attempt; try again")
 
-    async def _plan(self, operations: Sequence[Operation], *, fresh: bool) -> znodes.CommitPlan:
+    async def _plan(self, operations: Sequence[Operation], *, fresh: bool) -> znodes.ZookeeperCommitPlan:
         """Plans a commit by the versions of its nodes. If the plan has no steps, or a version refuses the commit, makes
         it again from the latest state."""
         try:
@@ -541,18 +541,20 @@ class ZookeeperStore(SessionStore):
                 return plan
         return await self._plan(operations, fresh=True)
 
-    async def _found(self, operations: Sequence[Operation], *, fresh: bool) -> dict[str, znodes.NodeRead | None]:
+    async def _found(
+        self, operations: Sequence[Operation], *, fresh: bool
+    ) -> dict[str, znodes.NodeVersionAndOwner | None]:
         paths = list(dict.fromkeys(operation.path for operation in operations))
         ask = lambda: asyncio.gather(*[self._line.exists(self._znode(path)) for path in paths])
         stats = [answer.value for answer in await self._read(ask, fresh=fresh)]
         return {
-            path: None if stat is None else znodes.NodeRead(stat.version, stat.ephemeralOwner)
+            path: None if stat is None else znodes.NodeVersionAndOwner(stat.version, stat.ephemeralOwner)
             for path, stat in zip(paths, stats, strict=True)
         }
 
     async def _make_folders(self, steps: Sequence[znodes.Step]) -> None:
         wanted = [step.path for step in steps if isinstance(step, znodes.Create)]
-        for folder in dict.fromkeys(folder for path in wanted for folder in znodes.folders_of_key(path)):
+        for folder in dict.fromkeys(folder for path in wanted for folder in znodes.folder_znode_paths(path)):
             with contextlib.suppress(ZnodeExists):
                 await self._read(partial(self._line.create_folder, self._address.root + folder), fresh=False)
 

@@ -462,7 +462,7 @@ _STALE = {zk.BadVersionError.code, zk.NoNodeError.code, zk.NodeExistsError.code}
 
 
 def _request(root: str, step: znodes.Step, acl: Any) -> Any:
-    path = root + znodes.znode_of_value(step.path)
+    path = root + znodes.value_znode_path(step.path)
     match step:
         case znodes.Create():
             return CreateRequest(path, step.value, acl, EPHEMERAL if step.ephemeral else 0)

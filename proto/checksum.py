@@ -26,14 +26,14 @@ from typing import Protocol, cast
 Buffer = bytes | bytearray | memoryview
 
 
-class Checksum(Protocol):
+class ChecksumFunction(Protocol):
     """The type of the checksum function. It returns the CRC32C of `data`; with `crc`, the CRC32C of earlier bytes, that
     of the earlier bytes followed by `data`."""
 
     def __call__(self, data: Buffer, crc: int = 0, /) -> int: ...
 
 
-def _function() -> Checksum:
+def _function() -> ChecksumFunction:
     """Returns the checksum function of the package crc32c. Loads only its C module, because importing the package takes
     20 ms of each start."""
     package = importlib.util.find_spec("crc32c")
@@ -44,7 +44,7 @@ def _function() -> Checksum:
         raise ImportError("the package crc32c has no C module _crc32c", name="crc32c")
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
-    return cast(Checksum, module.crc32c)
+    return cast(ChecksumFunction, module.crc32c)
 
 
 crc32c = _function()

@@ -407,7 +407,7 @@ def decode_payload(header: EntryHeader, entry: Buffer) -> bytes:
 def decode_batch(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields, bytes]]:
     """Decodes the messages of an entry, whether it is a batch or not. Returns (metadata, payload) of each message.
     Messages with equal metadata may share one object, which must not be changed. Raises CorruptEntry."""
-    return list(zip(*decode_columns(header, entry), strict=True))
+    return list(zip(*decode_message_columns(header, entry), strict=True))
 
 
 def decode_for_inspection(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields, bytes]]:
@@ -419,18 +419,18 @@ def decode_for_inspection(header: EntryHeader, entry: Buffer) -> list[tuple[Mess
     return decode_batch(header, entry)
 
 
-def decode_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes]]:
+def decode_message_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes]]:
     """Decodes the messages of an entry into two lists: the metadata of all messages, and their payloads. This saves the
     garbage collector an object for each message. Raises CorruptEntry."""
-    fields, payloads = decode_columns_lazily(header, entry)
+    fields, payloads = decode_message_columns_lazily(header, entry)
     return fields, payloads if isinstance(payloads, list) else payloads.copy_all()
 
 
-def decode_columns_lazily(header: EntryHeader, entry: Buffer) -> tuple[
+def decode_message_columns_lazily(header: EntryHeader, entry: Buffer) -> tuple[
     list[MessageFields], list[bytes] | EqualLengthPayloads
 ]:
-    """Decodes an entry like `decode_columns`. If all payloads have the same length, copies each of them only when it is
-    read."""
+    """Decodes an entry like `decode_message_columns`. If all payloads have the same length, copies each of them only
+    when it is read."""
     if not header.batched:
         return [header.metadata], [decode_payload(header, entry)]
     if header.metadata.compression:
@@ -490,7 +490,7 @@ class EqualLengthPayloads:
 def _alike(items: bytes, offset: int, count: int) -> tuple[SingleMessageMetadata, EqualLengthPayloads | None]:
     """Decodes `count` items whose heads are equal. Returns (their common metadata, their payloads); None in place of
     the payloads if the heads differ. Records of a fixed size cost a quarter this way. Raises errors that
-    `decode_columns` turns into CorruptEntry."""
+    `decode_message_columns` turns into CorruptEntry."""
     head = items[offset : offset + 4 + _U32.unpack_from(items, offset)[0]]
     single, size, length = _HEADS[head]
     step = length + size

@@ -16,7 +16,8 @@ Hashes of keys: the partition that a producer picks, and the slot that Key_Share
 
     key_hash(key)        Murmur3 x86 32-bit, seed 0, of the key's UTF-8 bytes, masked with 0x7fffffff
     partition_of(key, n) key_hash(key) % n
-    sticky_slot(key)     key_hash(key) % 65536, 1 in place of 0; of the ordering key if there is one, else of the key
+    compute_key_slot(key)  key_hash(key) % 65536, 1 in place of 0; of the ordering key if there is one, else of the
+                         key
 
 The numbers are Pulsar's: a topic that clients of both write to keeps the order of each key, and a consumer that asks
 for the slots of a key (Sticky) gets it. Pulsar's broker also takes modulo 65536 there, and where it halves ranges;
@@ -51,7 +52,7 @@ def partition_of(key: str | bytes, partitions: int) -> int:
     return key_hash(key) % partitions
 
 
-def sticky_slot(key: str | bytes) -> int:
+def compute_key_slot(key: str | bytes) -> int:
     """Returns the slot, 1 … 65535, of a message's key. Key_Shared assigns slots to consumers. Raises UnicodeEncodeError
     if the key has a lone surrogate, like `key_hash`."""
     return mmh3.hash(key.encode() if isinstance(key, str) else key, 0, False) & STICKY_SLOTS or 1

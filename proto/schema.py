@@ -102,7 +102,7 @@ class KeyValuePair(NamedTuple):
     value: SchemaInfo
 
 
-def parse_type(text: str) -> SchemaType:
+def parse_schema_type(text: str) -> SchemaType:
     """Returns the schema type with this name, in upper or lower case; BYTES is NONE. Raises InvalidSchema if there is
     no such type."""
     name = text.upper()
@@ -141,7 +141,7 @@ def split_key_value(info: SchemaInfo) -> KeyValuePair:
         raise InvalidSchema(f"{len(info.data) - end} bytes follow the two definitions of KEY_VALUE")
     return KeyValuePair(*(
         SchemaInfo(
-            type=parse_type(info.properties.get(f"{half}.schema.type", "BYTES")), data=data,
+            type=parse_schema_type(info.properties.get(f"{half}.schema.type", "BYTES")), data=data,
             name=info.properties.get(f"{half}.schema.name", ""), properties=_properties(info, half),
         )
         for half, data in (("key", key), ("value", value))
@@ -181,7 +181,7 @@ def join_key_value(key: SchemaInfo, value: SchemaInfo, *, separated: bool = Fals
 
 
 # ------------------------------------------------------------------ as operators write it
-def definition_text(info: SchemaInfo) -> str:
+def format_schema_definition(info: SchemaInfo) -> str:
     """Returns the definition of a schema as text. That of a KEY_VALUE schema is JSON with `key` and `value`, as in
     pulsar-admin. Raises InvalidSchema."""
     if info.type is not SchemaType.KEY_VALUE:
@@ -197,10 +197,10 @@ def _told(data: bytes) -> object:
         return data.decode(errors="replace")
 
 
-def parse_info(type_: str, text: str, properties: dict[str, str], name: str = "") -> SchemaInfo:
+def make_schema_info(type_: str, text: str, properties: dict[str, str], name: str = "") -> SchemaInfo:
     """Makes a schema from the parts that operators write: {"type": …, "schema": text, "properties": …}. `text` has the
-    form that `definition_text` returns. Raises InvalidSchema."""
-    kind, data = parse_type(type_), text.encode()
+    form that `format_schema_definition` returns. Raises InvalidSchema."""
+    kind, data = parse_schema_type(type_), text.encode()
     if kind is SchemaType.KEY_VALUE:
         try:
             halves = json.loads(text)

@@ -25,7 +25,7 @@ from .names import Position, partition_of
 # |---|---|
 # | `KEY_SHARED` | the wire, statistics |
 # | `Key_Shared` | `title`: the policy `subscription_types`, messages to users |
-# | `KeyShared` | `client_name`: the SDK |
+# | `KeyShared` | `sdk_type_name`: the SDK |
 # | `key_shared` | the command line |
 #
 # Which policy a type has: broker/subscription/core/subscription_types.py.
@@ -39,7 +39,7 @@ def title(name: str) -> str:
     return name.title()
 
 
-def client_name(name: str) -> str:
+def sdk_type_name(name: str) -> str:
     return name.title().replace("_", "")
 
 

@@ -80,7 +80,7 @@ def build_kind() -> str:
     return "compiled" if is_compiled() else "pure Python"
 
 
-def version_text() -> str:
+def format_version_text() -> str:
     """Returns the text that `magnetar --version` prints."""
 
     def listed(forms: tuple[Format, ...]) -> str:

@@ -95,7 +95,7 @@ def source_of(section: str, name: str, *, is_default: bool) -> str:
     return _SOURCES.get(section, {}).get(name) or ("default" if is_default else "option")
 
 
-def explicit_settings(
+def find_explicit_settings(
     kind: type[msgspec.Struct],
     section: str,
     *,
@@ -111,17 +111,17 @@ def explicit_settings(
     return frozenset(found | _variables(section, environment).keys())
 
 
-def setting_value(config: msgspec.Struct, name: str) -> object:
-    """Returns the value of one setting of `config`. `name` has the form of the names that `explicit_settings` returns,
-    such as `store.memtable_bytes`."""
+def get_setting_value(config: msgspec.Struct, name: str) -> object:
+    """Returns the value of one setting of `config`. `name` has the form of the names that `find_explicit_settings`
+    returns, such as `store.memtable_bytes`."""
     head, _, rest = name.partition(".")
     value = getattr(config, head)
-    return setting_value(value, rest) if rest else value
+    return get_setting_value(value, rest) if rest else value
 
 
 def replace_settings(config: Config, values: Mapping[str, object]) -> Config:
     """Returns a copy of `config` with other values for some settings. `values`: the new values, by names like those
-    that `explicit_settings` returns."""
+    that `find_explicit_settings` returns."""
     direct = {name: value for name, value in values.items() if "." not in name}
     tables = dict.fromkeys(name.partition(".")[0] for name in values if "." in name)
     for table in tables:
@@ -138,11 +138,11 @@ def settings(kind: type) -> list[Setting]:
             name, _type_text(_type_of(kind, name)), "required" if default is REQUIRED else repr(default),
             docs.get(name, ""),
         )
-        for name, default in defaults_of(kind).items()
+        for name, default in list_setting_defaults(kind).items()
     ]  # fmt: skip
 
 
-def defaults_of(kind: type) -> dict[str, object]:
+def list_setting_defaults(kind: type) -> dict[str, object]:
     """Returns the defaults of all settings, by name; REQUIRED for a setting without a default. `kind` is a struct or,
     in the SDK, a dataclass."""
     if issubclass(kind, msgspec.Struct):
@@ -199,7 +199,7 @@ def _add_settings(
 
 def _variables(section: str, environment: Mapping[str, str] | None) -> dict[str, tuple[str, str]]:
     """Returns by setting the environment variable that sets it, and its text; the names are like those of
-    `explicit_settings`. Raises InvalidConfiguration if two variables set one setting."""
+    `find_explicit_settings`. Raises InvalidConfiguration if two variables set one setting."""
     prefix = f"MAGNETAR_{section.upper()}_"
     found: dict[str, tuple[str, str]] = {}
     for variable, text in sorted((os.environ if environment is None else environment).items()):
@@ -232,7 +232,7 @@ def _add_variables(
         inside = tables.setdefault(table, {})
         inside[rest] = _convert_inside(kind, name, text, source)
     for table, given in tables.items():
-        before = values.get(table, defaults_of(kind)[table])
+        before = values.get(table, list_setting_defaults(kind)[table])
         assert isinstance(before, msgspec.Struct), "its settings were found"
         try:
             values[table] = replace_settings(before, given)

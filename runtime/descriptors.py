@@ -59,7 +59,7 @@ class Descriptors:
         self._spares: list[int] = []
         self._lock = threading.Lock()
         self._pid = 0
-        self.limit = soft_files_limit()
+        self.limit = get_soft_files_limit()
 
     @property
     def connections_max(self) -> int:
@@ -132,7 +132,7 @@ class Descriptors:
         self.connections -= 1
 
 
-def soft_files_limit() -> int:
+def get_soft_files_limit() -> int:
     if resource is None:
         return FILES_MAX
     return _bounded(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -147,7 +147,7 @@ def raise_files_limit() -> int:
     if _bounded(soft) < wanted:
         with contextlib.suppress(OSError, ValueError):  # macOS has a limit of its own below its hard one
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return soft_files_limit()
+    return get_soft_files_limit()
 
 
 def _bounded(limit: int) -> int:

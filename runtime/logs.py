@@ -59,7 +59,7 @@ def set_level(level: str | None, source: str) -> None:
     """Changes the log level of the running process; None sets the level that `configure_logging` got. The audit log has
     no level and does not change. Logs the change as a warning that names `source`, the person or program that requested
     it."""
-    root, before, after = logging.getLogger(), current_level(), level or _configured
+    root, before, after = logging.getLogger(), get_log_level(), level or _configured
     if after == before:
         return
     root.setLevel(min(root.level, logging.getLevelNamesMapping()[after.upper()]))
@@ -67,7 +67,7 @@ def set_level(level: str | None, source: str) -> None:
     root.setLevel(after.upper())
 
 
-def current_level() -> str:
+def get_log_level() -> str:
     return logging.getLevelName(logging.getLogger().level).lower()
 
 

@@ -67,7 +67,7 @@ class MemoryPlan(NamedTuple):
         return replace_settings(config, own)
 
 
-def compute_least_bytes(shares: Sequence[MemoryShare], given: Mapping[str, int]) -> int:
+def compute_minimum_bytes(shares: Sequence[MemoryShare], given: Mapping[str, int]) -> int:
     """Returns the smallest number of bytes with which the process can run. `given`: the values of the settings that the
     operator has set."""
     return sum(given.get(each.setting, each.least) * each.unit_bytes for each in shares)
@@ -76,7 +76,7 @@ def compute_least_bytes(shares: Sequence[MemoryShare], given: Mapping[str, int])
 def plan_memory(budget: int, shares: Sequence[MemoryShare], given: Mapping[str, int]) -> MemoryPlan:
     """Divides the bytes `budget` among the shares, and returns the plan. `given`: the values of the settings that the
     operator has set. Raises InvalidConfiguration if the budget is too small for the shares."""
-    needed = compute_least_bytes(shares, given)
+    needed = compute_minimum_bytes(shares, given)
     if needed > budget:
         raise _too_small(budget, needed, shares, given)
     values = {each.setting: given.get(each.setting, each.least) for each in shares}
@@ -104,7 +104,7 @@ def _most(share: MemoryShare) -> int:
 def _too_small(
     budget: int, needed: int, shares: Sequence[MemoryShare], given: Mapping[str, int]
 ) -> InvalidConfiguration:
-    least = compute_least_bytes(shares, {})
+    least = compute_minimum_bytes(shares, {})
     if not given:
         text = f"memory_bytes is {_mib(budget)}; this process needs {_mib(needed)} at least"
     else:
@@ -186,6 +186,6 @@ def compute_process_memory(
     never less than the process needs with the settings `given`. Raises InvalidConfiguration if the setting is invalid.
     """
     process = load(ProcessConfig, "process", file=file, overrides={"memory_bytes": option})
-    needed = compute_least_bytes(shares, given)
+    needed = compute_minimum_bytes(shares, given)
     own = process.memory_bytes // processes
     return own or max(needed, min(most, measure_machine_memory() // MACHINE_SHARE) // processes)

@@ -84,7 +84,7 @@ class Endpoint(NamedTuple):
         return cls(host.strip("[]"), port)
 
 
-def network_of_caller(peer: str) -> str:
+def find_caller_network(peer: str) -> str:
     """Returns the network to which a limit per address applies. For `peer` (HOST:PORT) with an IPv4 address it is the
     host; for an IPv6 address its /64 network, because one host can use all addresses of such a network."""
     host = peer.rpartition(":")[0].strip("[]")

@@ -51,12 +51,12 @@ from ..runtime.network import (
     World,
 )
 from ..runtime.tasks import SystemWorkers, Workers
-from .settings import CertificateSection, SecuritySettings, describe_source, read_private_file, read_secret
+from .settings import CertificateSection, SecuritySettings, describe_secret_source, read_private_file, read_secret
 from .token import (
     PrincipalCache,
     RevocationList,
     TokenProvider,
-    digest_of_credential,
+    compute_credential_digest,
     format_time,
     read_token_end_ms,
 )
@@ -108,7 +108,7 @@ class CertificateProvider:
         names no principal of this cluster."""
         if len(pem) > CERTIFICATE_BYTES_MAX:
             raise Unauthenticated(f"the client certificate has more than {CERTIFICATE_BYTES_MAX} bytes")
-        digest, now_ms = digest_of_credential(pem), self._clock.wall_ms()
+        digest, now_ms = compute_credential_digest(pem), self._clock.wall_ms()
         found = self._known.find(digest, now_ms)
         if found is None:
             found = self._read(pem, now_ms)
@@ -378,7 +378,9 @@ class OwnToken:
         self._token, self._ends_ms, self._warned_ms = "", 0, 0
         self.read()
         if self._ends_ms:
-            _LOG.info("%s, the broker's own token, ends at %s", describe_source(source), format_time(self._ends_ms))
+            _LOG.info(
+                "%s, the broker's own token, ends at %s", describe_secret_source(source), format_time(self._ends_ms)
+            )
 
     def read(self) -> str:
         token = read_token(self._source)
@@ -389,7 +391,7 @@ class OwnToken:
             self._warned_ms = now_ms
             _LOG.warning(
                 "%s, the broker's own token, ends at %s: no other broker answers this one then; write a new one to the"
-                " same file", describe_source(self._source), format_time(self._ends_ms)
+                " same file", describe_secret_source(self._source), format_time(self._ends_ms)
             )  # fmt: skip
         return token
 
@@ -417,7 +419,7 @@ def read_token(source: str) -> str:
     try:
         return read_secret(source).reveal().decode("ascii").strip()
     except UnicodeDecodeError:
-        raise InvalidConfiguration(f"{describe_source(source)} has no token") from None
+        raise InvalidConfiguration(f"{describe_secret_source(source)} has no token") from None
 
 
 def make_secured_world(world: World, path: str) -> World:

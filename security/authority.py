@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..proto.errors import AlreadyExists, InvalidConfiguration, Unauthenticated
-from .members import METADATA, ROLES, member_name_of_host, member_uri
+from .members import METADATA, ROLES, make_member_name, make_member_uri
 from .settings import Secret, SecuritySettings, read_private_file
 from .token import HEAD, create_token, verify_claims
 
@@ -48,7 +48,7 @@ def create_files(folder: Path, hosts: list[str], now: datetime.datetime, cluster
     a random name if it is empty. Raises AlreadyExists if the folder is not empty, InvalidConfiguration if a host is not
     a valid name or address."""
     names, cluster = [_name(host) for host in hosts], cluster or f"cluster-{secrets.token_hex(4)}"
-    member_uri(cluster, METADATA, member_name_of_host(hosts[0]))
+    make_member_uri(cluster, METADATA, make_member_name(hosts[0]))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise AlreadyExists(f"{folder} is not empty: give a new folder, which no key is lost in")
@@ -71,7 +71,7 @@ def create_files(folder: Path, hosts: list[str], now: datetime.datetime, cluster
     (folder / MEMBERS).mkdir(mode=0o700)
     for role in ROLES:
         issue_member_certificate(
-            folder, role, OPERATOR if role == "operator" else member_name_of_host(hosts[0]), hosts, now
+            folder, role, OPERATOR if role == "operator" else make_member_name(hosts[0]), hosts, now
         )
     return CreatedFiles(folder, sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()))
 
@@ -176,7 +176,7 @@ def issue_member_certificate(
     if members is None:
         raise InvalidConfiguration(f"{folder}/security.toml has no [members], which names the cluster")
     names = [_name(host) for host in hosts] if role == METADATA else []
-    names.append(x509.UniformResourceIdentifier(member_uri(members.cluster, role, name)))
+    names.append(x509.UniformResourceIdentifier(make_member_uri(members.cluster, role, name)))
     return _issue(folder, f"{MEMBERS}/{role}", name, names, now, days)
 
 

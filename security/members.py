@@ -36,7 +36,7 @@ REMEMBERED_MAX = 1000
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
 
 
-def member_uri(cluster: str, role: str, name: str) -> str:
+def make_member_uri(cluster: str, role: str, name: str) -> str:
     """Returns the URI that identifies a member of the cluster in its certificate. Raises InvalidConfiguration if a part
     contains characters other than letters, digits and ._:-"""
     for part in (cluster, role, name):
@@ -45,7 +45,7 @@ def member_uri(cluster: str, role: str, name: str) -> str:
     return f"{SCHEME}{cluster}/{role}/{name}"
 
 
-def member_name_of_host(host: str) -> str:
+def make_member_name(host: str) -> str:
     """Returns a default name for a member of the cluster that runs at this host: the host's name or address, in which
     each character that a name may not have is replaced by `-`; `member` if nothing is left."""
     return re.sub(r"[^A-Za-z0-9._:-]", "-", host).strip("-.:") or "member"
@@ -128,7 +128,7 @@ def tls_files(settings: MembersSection, role: str) -> TlsFiles:
     return found
 
 
-def read_own_name(settings: MembersSection, role: str) -> str:
+def read_own_member_name(settings: MembersSection, role: str) -> str:
     """Returns the NAME in the certificate of this process. Raises InvalidConfiguration if the certificate is for
     another role or another cluster."""
     path = tls_files(settings, role).certificate
@@ -144,10 +144,10 @@ def read_own_name(settings: MembersSection, role: str) -> str:
     return principal.name.partition("/")[2]
 
 
-def member_network(inner: Network, settings: MembersSection, role: str, clock: Clock) -> MemberNetwork:
+def make_member_network(inner: Network, settings: MembersSection, role: str, clock: Clock) -> MemberNetwork:
     """Returns a network for a process that is a member of the cluster with this role. Its connections present the
     member's certificate and verify those of other members. Raises InvalidConfiguration if the certificate is missing,
     or is for another role or cluster."""
-    read_own_name(settings, role)
+    read_own_member_name(settings, role)
     files = tls_files(settings, role)
     return MemberNetwork(inner, ListenerAccess(MemberGuard(settings.cluster, clock), files), CallerAccess(files))

@@ -26,9 +26,9 @@ from .token import (
     RSA_BITS_MAX,
     ClaimRules,
     PrincipalCache,
-    algorithms_of_public_key,
+    compute_credential_digest,
     decode_unverified_token,
-    digest_of_credential,
+    find_public_key_algorithms,
     principal_of,
     verify_claims,
 )
@@ -77,7 +77,7 @@ def _parsed(jwk: object) -> IssuerPublicKey | None:
     if not isinstance(kid, str) or len(kid) > TEXT_MAX:
         return None
     key = _public(jwk)
-    fits = tuple(each for each in algorithms_of_public_key(key) if each in _ALLOWED and algorithm in (None, each))
+    fits = tuple(each for each in find_public_key_algorithms(key) if each in _ALLOWED and algorithm in (None, each))
     return IssuerPublicKey(kid, fits, key) if fits else None
 
 
@@ -140,7 +140,7 @@ class OidcProvider:
         if version != self._version:
             self._version = version
             self._known.clear()
-        digest = digest_of_credential(token)
+        digest = compute_credential_digest(token)
         found = self._known.find(digest, self._clock.wall_ms())
         if found is None:
             found = await self._verified(token)

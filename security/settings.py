@@ -95,7 +95,7 @@ def read_secret(source: str) -> Secret:
     return Secret(read_private_file(source.removeprefix("file:").removeprefix("//")))
 
 
-def describe_source(source: str) -> str:
+def describe_secret_source(source: str) -> str:
     """Returns a text for errors and logs that names the source of a secret. If the source may be the secret itself,
     because a user wrote it in place of its path, the text does not show it."""
     if source.startswith("data:"):
@@ -118,10 +118,10 @@ def read_private_file(path: str, bytes_max: int = SECRET_BYTES_MAX) -> bytes:
                 raise InvalidConfiguration(f"the secret in {path} belongs to another user: chown it, or copy it")
             data = file.read(bytes_max + 1)
     except OSError as error:
-        raise InvalidConfiguration(f"{describe_source(path)} cannot be read: {error.strerror}") from None
+        raise InvalidConfiguration(f"{describe_secret_source(path)} cannot be read: {error.strerror}") from None
     if not data or len(data) > bytes_max:
         raise InvalidConfiguration(
-            f"{describe_source(path)} is empty or has more than {bytes_max} bytes: it is no secret"
+            f"{describe_secret_source(path)} is empty or has more than {bytes_max} bytes: it is no secret"
         )
     return data
 

@@ -34,7 +34,7 @@ from .settings import Secret, TokenSection, WatchedValue, read_secret
 REMEMBERED_MAX = 10_000
 
 
-def digest_of_credential(credential: str | bytes) -> bytes:
+def compute_credential_digest(credential: str | bytes) -> bytes:
     """Returns the SHA-256 digest of a credential. Caches store the verified principal under this digest."""
     return hashlib.sha256(credential if isinstance(credential, bytes) else credential.encode(errors="replace")).digest()
 
@@ -102,7 +102,7 @@ class TokenProvider:
         if self._version != self._verifier.version:
             self._version = self._verifier.version
             self._known.clear()
-        digest = digest_of_credential(token)
+        digest = compute_credential_digest(token)
         found = self._known.find(digest, self._clock.wall_ms())
         if found is None:
             found = verifier.verify(token)
@@ -126,7 +126,7 @@ class TokenVerifier:
         self._clock = clock
         data = read_secret(settings.secret_key).reveal() if settings.secret_key else _public_bytes(settings.public_key)
         self._keys = [
-            (key, _chosen(possible, settings.algorithm), digest_of_credential(own))
+            (key, _chosen(possible, settings.algorithm), compute_credential_digest(own))
             for key, possible, own in _verification_keys(settings, data)
         ]
         self.proofs = [proof for _, _, proof in self._keys]
@@ -337,12 +337,12 @@ def _public_key(source: str, data: bytes) -> tuple[Any, tuple[str, ...]]:
         key = load(data)
     except (ValueError, TypeError) as error:
         raise InvalidConfiguration(f"{source} is no public key in PEM or DER form") from error
-    if not (algorithms := algorithms_of_public_key(key)):
+    if not (algorithms := find_public_key_algorithms(key)):
         raise InvalidConfiguration(f"{source} is neither RSA of 2048 bits or more nor EC on a curve of JWT")
     return key, algorithms
 
 
-def algorithms_of_public_key(key: object) -> tuple[str, ...]:
+def find_public_key_algorithms(key: object) -> tuple[str, ...]:
     """Returns the signature algorithms that a public key can verify; () if the key is too weak, or of a kind that is
     not supported."""
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
@@ -417,7 +417,7 @@ def read_revocations(path: str) -> frozenset[str]:
     return frozenset(line for line in lines if line and not line.startswith("#"))
 
 
-def token_id_of(token: str) -> str:
+def read_token_id(token: str) -> str:
     """Returns the id (`jti`) of a token without verifying the token's signature. Raises Unauthenticated if the text is
     not a token, InvalidRequest if the token has no id."""
     found = decode_unverified_token(token)[1].get("jti")

@@ -123,7 +123,7 @@ class QueryAccess:
         yield from (f"file:{each}" for each in (self.trust, self.certificate, self.key) if each)
 
 
-def parse_access(found: dict[str, str]) -> QueryAccess:
+def parse_query_access(found: dict[str, str]) -> QueryAccess:
     """Returns the QueryAccess of a query, made from its options (by their canonical names). Missing options are taken
     from the environment and the profile. Raises InvalidConfiguration."""
     profile = _profile(found)

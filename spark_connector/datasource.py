@@ -75,11 +75,13 @@ def _columns(options: SourceOptions) -> StructType:
     from . import rows
 
     if not options.by_registry:
-        return rows.default_columns(options)
+        return rows.make_default_columns(options)
     from .ranges import get_query_connection
-    from .shapes import columns_of_schemas
+    from .shapes import merge_schema_columns
 
-    return columns_of_schemas(get_query_connection(options).find_newest_schemas(), rows.metadata_columns(options))
+    return merge_schema_columns(
+        get_query_connection(options).find_newest_schemas(), rows.list_metadata_columns(options)
+    )
 
 
 def _check_columns(schema: StructType, options: SourceOptions) -> None:
@@ -92,7 +94,7 @@ def _check_columns(schema: StructType, options: SourceOptions) -> None:
     from .ranges import get_query_connection
     from .shapes import check_metadata_columns
 
-    check_metadata_columns(schema, rows.metadata_columns(options))
+    check_metadata_columns(schema, rows.list_metadata_columns(options))
     asked = get_query_connection(options)
     for topic in {topic for topic, _ in asked.partitions(anew=True)}:
         asked.find_schema_with_columns(topic, schema)

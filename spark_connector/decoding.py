@@ -129,7 +129,7 @@ class ColumnDecoder:
         self._fields = {each.name: each for each in self._reader.record.fields}
         self._blank = _blank(self._reader)
 
-        def building(name: str) -> Build:
+        def make_column_builder(name: str) -> Build:
             def build(rows: RowBuilder, type_: pa.DataType) -> pa.Array:
                 if not self._cells:
                     with disable_garbage_collector():
@@ -138,7 +138,7 @@ class ColumnDecoder:
 
             return build
 
-        return {name: building(name) for name in names}
+        return {name: make_column_builder(name) for name in names}
 
     def _columns(self, builder: RowBuilder, wanted: dict[str, pa.DataType]) -> dict[str, pa.Array]:
         pieces = [self._piece(builder, first, rows, wanted) for first, rows in self._decoded(builder)]
@@ -187,8 +187,8 @@ class ColumnDecoder:
         schemaErrors=fail."""
         if self._is_strict:
             raise InvalidMessage(
-                f"message {builder.offset_of_row(row)} of {builder.topic} partition {builder.partition} is not of its "
-                f"schema: {_said(error)}; set schemaErrors=null to read null in its place"
+                f"message {builder.find_offset_of_row(row)} of {builder.topic} partition {builder.partition} is not of "
+                f"its schema: {_said(error)}; set schemaErrors=null to read null in its place"
             ) from error
         builder.unfit["schema"] += 1
         return self._blank

@@ -392,7 +392,7 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
         raise InvalidConfiguration(f"option {clash[0]!r} has no meaning with schema=registry; remove it")
     if "schemaerrors" in found and not by_registry:
         raise InvalidConfiguration("option 'schemaErrors' has a meaning only with schema=registry")
-    who = access.parse_access(found)
+    who = access.parse_query_access(found)
     return SourceOptions(
         access=who,
         identity=_identity(found, who, streaming),
@@ -454,7 +454,7 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False, c
     if bool(names) != ("crypto.public.key.file" in found):
         raise InvalidConfiguration("options 'encryption.keys' and 'crypto.public.key.file' go together")
     return SinkOptions(
-        access=access.parse_access(found),
+        access=access.parse_query_access(found),
         topic=str(_topic(topic, "topic")) if topic else None,
         client=_settings(found, "magnetar.client.", _CLIENT_SETTINGS, CLIENT),
         producer=_settings(found, "magnetar.producer.", _PRODUCER_SETTINGS, _PRODUCER_ROWS),

@@ -65,7 +65,7 @@ from pyspark.sql.types import (
 
 from ..client.aio import StoredEntry
 from ..client.common.errors import CryptoError
-from ..proto.entry import MessageFields, decode_columns, decode_properties, decode_text, parse_entry
+from ..proto.entry import MessageFields, decode_message_columns, decode_properties, decode_text, parse_entry
 from ..proto.entry_pb2 import MessageIdData, SingleMessageMetadata
 from ..proto.errors import InvalidConfiguration, NotAllowed
 from ..proto.schema import decode_version
@@ -87,7 +87,7 @@ TIME_MS_MIN, TIME_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
 
-def default_columns(options: SourceOptions) -> StructType:
+def make_default_columns(options: SourceOptions) -> StructType:
     """Returns the columns of a query that reads messages without decoding them by the topic's schema (without
     schema=registry)."""
     names = ["key", "value", "topic", "partition", "offset"]
@@ -104,7 +104,7 @@ def default_columns(options: SourceOptions) -> StructType:
     return StructType([StructField(name, _type(name, options), _COLUMNS[name].nullable) for name in names])
 
 
-def metadata_columns(options: SourceOptions) -> list[StructField]:
+def list_metadata_columns(options: SourceOptions) -> list[StructField]:
     """Returns the columns that a query with schema=registry has in addition to those of the topic's schema, such as the
     key of a message."""
     names = ["key", "topic", "partition", "offset", "messageId", "publishTime", "eventTime", "producerName"]
@@ -141,7 +141,7 @@ class Entry:
         index, header = parse_entry(stored.data)
         if header.metadata.encryption_param:
             raise CryptoError("it is encrypted, and option 'crypto.private.key.file' names no key that decrypts it")
-        self.fields, self.payloads = decode_columns(header, stored.data)
+        self.fields, self.payloads = decode_message_columns(header, stored.data)
         self.uniform = _is_uniform(self.fields)  # one metadata for all, but for the sizes of their payloads
         self.first_index = index - len(self.payloads) + 1
         self.batched, self.publish_ms, self.producer_name = header.batched, header.publish_time, header.producer_name
@@ -237,7 +237,7 @@ class RowBuilder:
         self.runs.append(run)
         return entry.first_index + skipped + run.rows
 
-    def offset_of_row(self, row: int) -> int:
+    def find_offset_of_row(self, row: int) -> int:
         """Returns the index (offset) of the message in row number `row`."""
         for run in self.runs:
             if row < run.rows:

@@ -330,7 +330,7 @@ def _name_of(schema: Any) -> str:
 # and shows a new field when it is started anew. All topics of a query have to have the same columns.
 #
 # Columns: one for each field of the schema (shapes.py), or `value` for a schema that is no record; after them those of
-# rows.py (`metadata_columns`), whose names begin with `META`.
+# rows.py (`list_metadata_columns`), whose names begin with `META`.
 
 
 META = "__"
@@ -435,7 +435,7 @@ def _has(found: TypedSchema, named: Mapping[str, DataType]) -> bool:
     return all(there.get(name) == type_ for name, type_ in named.items())
 
 
-def columns_of_schemas(schemas: Mapping[str, TypedSchema], metadata: Iterable[StructField]) -> StructType:
+def merge_schema_columns(schemas: Mapping[str, TypedSchema], metadata: Iterable[StructField]) -> StructType:
     """Returns the columns of a query over all topics of `schemas`. `metadata`: the columns that do not come from a
     schema. Raises InvalidConfiguration if the columns of two topics differ, or if a field has the name of a column in
     `metadata`."""

@@ -203,13 +203,15 @@ def _decoding(
     listed = asked.schemas(topic)
     known = {each.version: each.schema for each in listed}
 
-    def version_of(version: int) -> SchemaInfo:
+    def fetch_schema_version(version: int) -> SchemaInfo:
         if version not in known:
             known[version] = asked.schema(topic, version)
             asked.check_incarnation(part)
         return known[version]
 
-    return ColumnDecoder(find_reader_schema(topic, listed, schema), version_of, is_strict=options.strict_schema)
+    return ColumnDecoder(
+        find_reader_schema(topic, listed, schema), fetch_schema_version, is_strict=options.strict_schema
+    )
 
 
 def _unreadable(

@@ -37,7 +37,7 @@ def test_the_twin_that_is_asked_for_is_tested() -> None:
         assert str(each.__file__).endswith(".py") is not wanted, f"{each.__file__} is tested"
     assert COMPILED is wanted
     assert versions.is_compiled() is wanted
-    assert ("(compiled)" in versions.version_text()) is wanted
+    assert ("(compiled)" in versions.format_version_text()) is wanted
 
 
 def test_an_id_is_copied_and_pickled() -> None:

@@ -110,7 +110,7 @@ async def _fill(store: Store, size: int) -> None:
             await store.checkpoint()
         store.keys.record_key_of_metadata(ledger, key)
         assert store.add_many(ledger, key, entries, total, 14, False) is Status.OK
-        await store.commit_group_and_wait()
+        await store.seal_and_wait()
     await store.checkpoint()
     await store.delete([ledger for ledger in ledgers if ledger % 5 < 3])
     await store.checkpoint()

@@ -85,7 +85,7 @@ def journal(options: Options) -> Run:
                     continue
                 assert status is Status.OK, status
                 entry += 1
-                await outstanding.add(asyncio.ensure_future(store.commit_group_and_wait()))
+                await outstanding.add(asyncio.ensure_future(store.seal_and_wait()))
             await outstanding.all()
             return time.perf_counter() - begin
 

@@ -124,7 +124,7 @@ async def _journal(directory: str, size: int, blocks: int, direct: bool) -> floa
             await outstanding.acquire()
             journal.enqueue(RecordType.ADD, 1, entry, payload)
             journal.seal(lambda ok: outstanding.release())
-        await journal.commit_group_with_future()
+        await journal.seal_with_future()
 
     await write(2)
     before = journal.counters["synced_bytes"]
@@ -195,7 +195,7 @@ async def _write_journal(world: World, directory: str, uuid: bytes, options: Opt
             journal.enqueue(RecordType.ADD, ledger, entry, (stored,))
             group += len(stored)
         await _two_groups(journal)
-    await journal.commit_group_with_future()
+    await journal.seal_with_future()
     await journal.close()
     for worker in (*workers, filler):
         await worker.close()
@@ -203,7 +203,7 @@ async def _write_journal(world: World, directory: str, uuid: bytes, options: Opt
 
 
 async def _two_groups(journal: Journal) -> None:
-    synced = journal.commit_group_with_future()
+    synced = journal.seal_with_future()
     if journal.queued_bytes > 2 * GROUP_BYTES:
         await synced
 

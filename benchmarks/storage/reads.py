@@ -59,7 +59,7 @@ async def _build_many(directory: str, ledgers: int, size: int) -> dict[str, Any]
     for first in range(0, ledgers, TURN):
         for ledger in range(first, min(first + TURN, ledgers)):
             await _add(store, ledger, 0, payload)
-        waiting.append(asyncio.ensure_future(store.commit_group_and_wait()))
+        waiting.append(asyncio.ensure_future(store.seal_and_wait()))
         if len(waiting) > 8:
             assert await waiting.pop(0)
         await asyncio.sleep(0)
@@ -147,8 +147,8 @@ async def _build_catch_up(directory: str, entries: int, entry_bytes: int, among:
             lasts[ledger] += 1
             await _add(store, ledger, lasts[ledger], small)
         if entry % 64 == 0 or among:
-            await store.commit_group_and_wait()
-    await store.commit_group_and_wait()
+            await store.seal_and_wait()
+    await store.seal_and_wait()
     await store.close()
     return {}
 

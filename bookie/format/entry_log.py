@@ -20,7 +20,7 @@ from itertools import pairwise, zip_longest
 from operator import add
 from typing import NamedTuple
 
-from ...ledger.peer_format import ENTRY_HEADER, extend_checksum
+from ...ledger.peer_format import ENTRY_HEADER, compute_checksum_with_entry
 from ...proto import checksum, versions
 from ...proto.checksum import JOINED_BYTES_MIN
 from .journal import crc32c
@@ -70,7 +70,7 @@ def _record_crc(length: int, stored: tuple[bytes, ...]) -> int:
     head = _LENGTH.pack(length)
     if length < JOINED_BYTES_MIN:
         return crc32c(head, *stored)
-    return extend_checksum(head, stored[0][: ENTRY_HEADER.size], length - ENTRY_HEADER.size)
+    return compute_checksum_with_entry(head, stored[0][: ENTRY_HEADER.size], length - ENTRY_HEADER.size)
 
 
 def decode_record_if_intact(data: bytes, start: int, end: int) -> bytes | None:

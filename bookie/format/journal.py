@@ -41,7 +41,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ...ledger.peer_format import ENTRY_HEADER, extend_checksum
+from ...ledger.peer_format import ENTRY_HEADER, compute_checksum_with_entry
 from ...proto import checksum, versions
 from ...proto.checksum import JOINED_BYTES_MIN
 
@@ -203,7 +203,7 @@ class BlockHeader(NamedTuple):
 
     @property
     def padded_bytes(self) -> int:
-        return padded_size(BLOCK_HEADER_BYTES + self.length)
+        return round_up_to_alignment(BLOCK_HEADER_BYTES + self.length)
 
 
 _TYPES = {int(kind): kind for kind in RecordType}
@@ -211,7 +211,7 @@ _ADD = int(RecordType.ADD)
 _sum = checksum.crc32c
 
 
-def padded_size(size: int) -> int:
+def round_up_to_alignment(size: int) -> int:
     """Returns `size` rounded up to a multiple of the alignment of journal blocks."""
     return (size + ALIGNMENT - 1) & -ALIGNMENT
 
@@ -245,7 +245,7 @@ def encode_adds(
             for part in stored[1:]:
                 crc = _sum(part, crc)
         else:
-            crc = extend_checksum(body[: _BODY.size], body[_BODY.size :], size - ENTRY_HEADER.size)
+            crc = compute_checksum_with_entry(body[: _BODY.size], body[_BODY.size :], size - ENTRY_HEADER.size)
         header = _CRC.pack(crc) + body
         headers.append(header)
         buffers.append(header)

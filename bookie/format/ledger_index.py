@@ -166,7 +166,7 @@ def decode_record_if_intact(data: Buffer, offset: int = 0) -> State | None:
     return None
 
 
-def decode_all(data: bytes, path: str) -> Iterator[State]:
+def decode_ledger_index_records(data: bytes, path: str) -> Iterator[State]:
     """Yields all records of a ledger index file with the content `data`. The caller must have verified the file header,
     and must have cut `data` at the end that the checkpoint mark names. Raises DamagedFile if a record is damaged."""
     for offset in range(FILE_HEADER_BYTES, len(data), RECORD_BYTES):

@@ -6,9 +6,9 @@ Heads are read and checked in pieces, so that a group of a million extents needs
 
 The ledger index (format/ledger_index.py): descriptors, tombstones, quarantine, limbo, drained logs.
 
-`read_index_overview` is one pass over the file: the facts, and which ledgers have a descriptor. `walk_ledgers` makes
-one pass for every `WINDOW` ledgers, so that a million of them are shown in order and are not in memory. No reader of
-this folder returns a key.
+`read_ledger_index_overview` is one pass over the file: the facts, and which ledgers have a descriptor. `walk_ledgers`
+makes one pass for every `WINDOW` ledgers, so that a million of them are shown in order and are not in memory. No reader
+of this folder returns a key.
 
 A rewrite replaces the file as a whole: when the one that the mark named is gone, the newer mark is read.
 """
@@ -28,9 +28,9 @@ from ..format.journal import FILE_HEADER_BYTES, crc32c
 from ..format.ledger_index import MAGIC as LEDGER_INDEX_MAGIC
 from ..format.ledger_index import RECORD_BYTES, LedgerState, State, Tombstone
 from ..store.boot import ENTRIES, LEDGERS
-from ..store.entrylog.files import INDEX_SUFFIX, LOG_SUFFIX, index_name
+from ..store.entrylog.files import INDEX_SUFFIX, LOG_SUFFIX, entry_log_index_file_name
 from ..store.index import ExtentLocation
-from ..store.index_files import SUFFIX, index_file_name
+from ..store.index_files import SUFFIX, ledger_index_file_name
 from ..store.state_log import StateLog
 from .snapshot import (
     WINDOW_BYTES,
@@ -72,7 +72,7 @@ class LedgerIndexOverview(NamedTuple):
     quarantined: dict[int, list[tuple[int, int]]]  # ledger: intervals of entries
 
 
-def read_index_overview(snapshot: Snapshot) -> LedgerIndexOverview:
+def read_ledger_index_overview(snapshot: Snapshot) -> LedgerIndexOverview:
     facts, ledgers, damages = StateLog(), BitMap64(), list[Damage]()
     opened = _open(snapshot)
     if isinstance(opened, Damage):
@@ -122,7 +122,7 @@ def _open(snapshot: Snapshot) -> tuple[ReadableFile, int] | Damage:
     mark returns the newest file of the index and its size."""
     for _ in range(_TRIES):
         generation, end = _named(snapshot)
-        path = snapshot.path(LEDGERS, index_file_name(generation))
+        path = snapshot.path(LEDGERS, ledger_index_file_name(generation))
         file = open_file(snapshot, path)
         if file is not None:
             return file, file.size() if end is None else end
@@ -179,7 +179,7 @@ def list_log_numbers(snapshot: Snapshot) -> list[int]:
 
 
 def index_path(snapshot: Snapshot, log: int) -> str:
-    return snapshot.path(ENTRIES, index_name(log))
+    return snapshot.path(ENTRIES, entry_log_index_file_name(log))
 
 
 class IndexFile:

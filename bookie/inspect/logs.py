@@ -24,11 +24,11 @@ from ...ledger.peer_format import ENTRY_HEADER
 from ..format.entry_log import DATA_OFFSET, MAGIC, RECORD_HEADER_BYTES, EntryIds, decode_record_if_intact, entry_ids
 from ..format.journal import RECORD_BYTES_MAX, RecordType, crc32c
 from ..store.boot import ENTRIES, JOURNAL
-from ..store.entrylog.files import log_name
+from ..store.entrylog.files import entry_log_file_name
 from ..store.index import ExtentLocation
 from ..store.replay import journal_name
 from . import indexes, journals
-from .indexes import index_path, read_index_overview, walk_log_extents
+from .indexes import index_path, read_ledger_index_overview, walk_log_extents
 from .snapshot import (
     WINDOW_BYTES,
     Damage,
@@ -70,7 +70,7 @@ Found = OpenedLogFile | LoggedEntry | Damage | RemovedFile
 
 
 def log_path(snapshot: Snapshot, log: int) -> str:
-    return snapshot.path(ENTRIES, log_name(log))
+    return snapshot.path(ENTRIES, entry_log_file_name(log))
 
 
 def classify_missing_log(snapshot: Snapshot, log: int) -> Damage | RemovedFile:
@@ -82,7 +82,7 @@ def classify_missing_log(snapshot: Snapshot, log: int) -> Damage | RemovedFile:
     path, index = log_path(snapshot, log), index_path(snapshot, log)
     if not snapshot.is_committed(log) or not snapshot.files.exists(index):
         return RemovedFile(path)
-    facts = read_index_overview(take_snapshot(snapshot.files, snapshot.directory)).facts
+    facts = read_ledger_index_overview(take_snapshot(snapshot.files, snapshot.directory)).facts
     if log in facts.drained or not snapshot.files.exists(index) or snapshot.files.exists(path):
         return RemovedFile(path)
     if all(

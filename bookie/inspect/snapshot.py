@@ -46,7 +46,7 @@ __all__ = [
     "ReadableFile",
     "RemovedFile",
     "Snapshot",
-    "ends_of_open_logs",
+    "committed_ends_of_open_logs",
     "list_file_numbers",
     "open_file",
     "read_file_in_parts",
@@ -93,7 +93,7 @@ class Snapshot(NamedTuple):
     def committed_ends_of_log(self, log: int) -> tuple[int, int] | None:
         """Returns (end of the log file, end of its index file), the committed lengths in bytes of a log that is being
         written. Returns None for any other log: its files are committed up to their ends."""
-        return None if self.mark is None else ends_of_open_logs(self.mark).get(log)
+        return None if self.mark is None else committed_ends_of_open_logs(self.mark).get(log)
 
     def is_committed(self, log: int) -> bool:
         """Returns whether a finished checkpoint includes the log. If not, an unfinished checkpoint created the log, and
@@ -101,7 +101,7 @@ class Snapshot(NamedTuple):
         return self.mark is None or log <= self.mark.last_log
 
 
-def ends_of_open_logs(mark: CheckpointMark) -> dict[int, tuple[int, int]]:
+def committed_ends_of_open_logs(mark: CheckpointMark) -> dict[int, tuple[int, int]]:
     """Returns (committed end of the log file, committed end of the index file), in bytes, of each entry log that is
     being written according to `mark`, by the number of the log."""
     return {

@@ -202,7 +202,7 @@ def summarize_journal(snapshot: Snapshot, number: int) -> JournalSummary | Remov
 def summarize_store(snapshot: Snapshot, advance: Callable[[int], None] = lambda files: None) -> StoreSummary:
     """Returns the summary of the whole store. Reads the journals and the indexes of all entry logs. Calls `advance`
     with the number of files that are done."""
-    seen = ledgers.read_index_overview(snapshot)
+    seen = ledgers.read_ledger_index_overview(snapshot)
     of_logs: list[LogSummary | RemovedFile] = []
     for number in indexes.list_log_numbers(snapshot):
         of_logs.append(summarize_log(snapshot, number, seen.facts))

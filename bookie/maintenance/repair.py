@@ -40,7 +40,7 @@ from .repair_core import (
     decide_repair_mark,
     find_copy_gaps,
     list_bookies_of_ledger,
-    list_copies_to_ask,
+    list_copies_to_check,
     schedule_next_attempt_now,
 )
 from .repair_worker import Copier, RepairConfig, RepairWorker
@@ -402,7 +402,7 @@ class Auditor:
         departing, that lack entries."""
         gone = self._gone or {}
         held: dict[tuple[int, str], IntegerIntervals | None] = {}
-        for final, bookie in list_copies_to_ask(record, gone):
+        for final, bookie in list_copies_to_check(record, gone):
             there = (self._available or {}).get(bookie)
             answer = None
             if there is not None and not there.limbo:
@@ -422,7 +422,7 @@ COUNTERS = (
 """The names of those `statistics` that only grow; the others can fall."""
 
 
-def make_owner_token(world: World) -> str:
+def make_repair_owner_token(world: World) -> str:
     return world.rng.randbytes(16).hex()
 
 
@@ -438,7 +438,7 @@ class AutoRepair:
         name: str = "", token: str = "",
     ) -> None:  # fmt: skip
         config = config or RepairConfig()
-        token = token or make_owner_token(world)
+        token = token or make_repair_owner_token(world)
         self.name = name or f"worker-{token[:8]}"
         self._client = client
         self.auditor = Auditor(world, metadata, client, config, self.name, token)
@@ -478,7 +478,7 @@ class RepairSupervisor:
         while self._config.enabled:
             metadata = self._metadata()
             if metadata is not self._session:
-                self._session, self._token = metadata, make_owner_token(self._world)
+                self._session, self._token = metadata, make_repair_owner_token(self._world)
             client = LedgerClient(self._world, metadata)
             self._repair = AutoRepair(self._world, metadata, client, self._config, self.name, self._token)
             try:

@@ -148,23 +148,23 @@ def _changed(mark: UnderReplicatedRecord, bookies: dict[str, str], in_recovery: 
     )
 
 
-def repair_mark_after_failure(
+def make_repair_mark_after_failure(
     mark: UnderReplicatedRecord, stuck: StuckReason, error: str, now_ms: int, retry_min_s: float, retry_max_s: float
 ) -> UnderReplicatedRecord:
     """Returns the repair mark after one more failed attempt: with the reason, the error text, and the time of the next
     attempt. Each wait is twice as long as the previous one, up to `retry_max_s`."""
-    wait_s = back_off_s(mark.attempts + 1, retry_min_s, retry_max_s)
+    wait_s = compute_back_off_s(mark.attempts + 1, retry_min_s, retry_max_s)
     return msgspec.structs.replace(
         mark, attempts=mark.attempts + 1, stuck=stuck.value, last_error=error, retry_ms=now_ms + int(1000 * wait_s)
     )
 
 
-def back_off_s(attempts: int, retry_min_s: float, retry_max_s: float) -> float:
+def compute_back_off_s(attempts: int, retry_min_s: float, retry_max_s: float) -> float:
     """Returns how many seconds a ledger waits for its next repair attempt after `attempts` failed attempts."""
     return min(retry_max_s, retry_min_s * 2.0 ** min(attempts - 1, 30)) if attempts else 0.0
 
 
-def seconds_until_attempt(
+def compute_seconds_until_attempt(
     mark: UnderReplicatedRecord, now_ms: int, seen_s: float, retry_min_s: float, retry_max_s: float
 ) -> float:  # fmt: skip
     """Returns how many seconds the ledger must still wait before its next repair attempt. `seen_s`: for how many
@@ -172,7 +172,7 @@ def seconds_until_attempt(
 
     The clock of the worker that failed has set `retry_ms`, and that clock may be a day off. So the wait ends at the
     latest when the back-off after `attempts` failures has passed since the caller first saw the mark."""
-    bound_s = back_off_s(mark.attempts, retry_min_s, retry_max_s) - seen_s
+    bound_s = compute_back_off_s(mark.attempts, retry_min_s, retry_max_s) - seen_s
     return max(0.0, min((mark.retry_ms - now_ms) / 1000, bound_s))
 
 
@@ -261,7 +261,7 @@ def runs(striping: Striping, slot: int, first: int, last: int) -> Iterator[tuple
     store, in ascending order."""
     entry = first
     while entry <= last:
-        length = striping.run_length(entry, slot)
+        length = striping.count_consecutive_entries(entry, slot)
         if length:
             yield entry, min(last, entry + length - 1)
         entry += max(length, 1)
@@ -282,7 +282,7 @@ def find_runs_without_copies(wanted: Iterator[tuple[int, int]], held: IntegerInt
     return tuple(found)
 
 
-def list_copies_to_ask(record: LedgerRecord, gone: Collection[str]) -> list[tuple[FinalFragment, str]]:
+def list_copies_to_check(record: LedgerRecord, gone: Collection[str]) -> list[tuple[FinalFragment, str]]:
     """Returns (final fragment, bookie) for each copy about which a bookie must be asked: all copies of the final
     fragments except those at the bookies `gone`."""
     return [(final, bookie) for final in list_final_fragments(record) for bookie in final.bookies if bookie not in gone]
@@ -308,7 +308,7 @@ def find_copy_gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> t
     return tuple(gap for _, _, gap in sorted(found, key=lambda each: each[:2]))
 
 
-def find_gone_bookies(
+def find_lost_or_departing_bookies(
     mark: UnderReplicatedRecord, available: Collection[str], departing: Collection[str]
 ) -> frozenset[str]:
     """Returns the bookies whose copies a repair worker may treat as gone: the departing bookies, and the bookies that
@@ -346,7 +346,7 @@ def why_unreadable(look: LedgerCopies, entry: int) -> StuckReason:
     return StuckReason.LOST
 
 
-def needs_recovery_to_end(record: LedgerRecord, gone: Collection[str]) -> bool:
+def is_recovery_needed(record: LedgerRecord, gone: Collection[str]) -> bool:
     """Returns whether only a recovery can end the ledger's last fragment, so that its missing copies can be made. The
     worker may wait for the ledger's writer first.
 
@@ -377,7 +377,7 @@ def decide_next_step(look: LedgerCopies, tried: bool, open_grace_s: float) -> St
     found = find_copy_gaps(record, look.gone, look.held)
     if found and not tried:
         return CopyMissingEntries(found)
-    if needs_recovery_to_end(record, look.gone | look.damaged):
+    if is_recovery_needed(record, look.gone | look.damaged):
         left = open_grace_s - look.unsettled_s
         if left <= 0:
             return RecoverLedger()

@@ -65,14 +65,14 @@ from .repair_core import (
     RemoveRepairMark,
     StuckReason,
     WaitForNextAttempt,
+    compute_seconds_until_attempt,
     decide_next_step,
     find_bookies_damaged_in_last_fragment,
-    find_gone_bookies,
+    find_lost_or_departing_bookies,
     find_runs_without_copies,
-    list_copies_to_ask,
-    needs_recovery_to_end,
-    repair_mark_after_failure,
-    seconds_until_attempt,
+    is_recovery_needed,
+    list_copies_to_check,
+    make_repair_mark_after_failure,
     why_unreadable,
 )
 
@@ -473,7 +473,9 @@ class RepairWorker:
         if self._seen.get(ledger, (-1, 0.0))[0] != version:
             self._seen[ledger] = version, now
         seen_s = now - self._seen[ledger][1]
-        return seconds_until_attempt(mark, self._clock.wall_ms(), seen_s, config.retry_min_s, config.retry_max_s)
+        return compute_seconds_until_attempt(
+            mark, self._clock.wall_ms(), seen_s, config.retry_min_s, config.retry_max_s
+        )
 
     def _put_off(self, ledger: int, seconds: float) -> None:
         """Schedules the next attempt to repair the ledger, after `seconds`."""
@@ -523,14 +525,14 @@ class RepairWorker:
         """Reads the ledger's record, asks its bookies which entries they have, and returns the findings."""
         record = await marks.read_ledger(self._metadata, ledger)
         available = await marks.list_registered_bookies(self._metadata)
-        gone = find_gone_bookies(mark, available, await marks.list_departing_bookies(self._metadata))
+        gone = find_lost_or_departing_bookies(mark, available, await marks.list_departing_bookies(self._metadata))
         damaged = frozenset[str]()
         held: dict[tuple[int, str], IntegerIntervals | None] = {}
         if record is not None:
             damaged = find_bookies_damaged_in_last_fragment(
                 record, await marks.list_damage_reports(self._metadata, ledger)
             )
-            asked = list_copies_to_ask(record, gone)
+            asked = list_copies_to_check(record, gone)
             answers = await asyncio.gather(*[
                 self._copier.find_stored_entries(record, bookie, final.first, final.last)
                 if bookie in available and not available[bookie].limbo else _silent()
@@ -543,7 +545,7 @@ class RepairWorker:
     def _unsettled_s(self, ledger: int, record: LedgerRecord | None, gone: frozenset[str]) -> float:
         """Returns for how many seconds the ledger's last fragment has been in its present state. A change by the writer
         starts this time again."""
-        if record is None or not needs_recovery_to_end(record, gone):
+        if record is None or not is_recovery_needed(record, gone):
             self._unsettled.pop(ledger, None)
             return 0.0
         now = self._clock.monotonic()
@@ -573,7 +575,7 @@ class RepairWorker:
         def change(current: UnderReplicatedRecord | None) -> UnderReplicatedRecord | None:
             if current is None or stuck.why is StuckReason.OPEN:
                 return current
-            return repair_mark_after_failure(
+            return make_repair_mark_after_failure(
                 current, stuck.why, stuck.text, now_ms, config.retry_min_s, config.retry_max_s
             )
 

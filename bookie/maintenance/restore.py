@@ -163,14 +163,14 @@ class LedgerCopyRestorer:
             size = sum(map(len, stored))
             status = self._store.add(ledger, entry.entry, record.key, stored, size, entry.lac, True)
             while status is Status.BUSY:
-                await self._store.commit_group_and_wait()  # what was added before is part of what there is no room for
+                await self._store.seal_and_wait()  # what was added before is part of what there is no room for
                 await asyncio.sleep(_BUSY_PAUSE_S)
                 status = self._store.add(ledger, entry.entry, record.key, stored, size, entry.lac, True)
             if status is not Status.OK:
                 return f"ledger {ledger}: entry {entry.entry} is refused here: {status.name}"
             self.counters["restored_entries"] += 1
             self.counters["restored_bytes"] += size
-        return None if await self._store.commit_group_and_wait() else f"ledger {ledger}: the disk is full"
+        return None if await self._store.seal_and_wait() else f"ledger {ledger}: the disk is full"
 
 
 def _placed(record: LedgerRecord, bookie: str) -> bool:
@@ -188,7 +188,7 @@ def _held(record: LedgerRecord, bookie: str) -> Iterator[tuple[int, int]]:
         slot = fragment.bookies.index(bookie)
         entry = fragment.first_entry
         while entry <= end:
-            run = striping.run_length(entry, slot)
+            run = striping.count_consecutive_entries(entry, slot)
             if run:
                 yield entry, min(end, entry + run - 1)
             entry += max(run, 1)
@@ -199,7 +199,7 @@ PARALLEL = 8
 REASONS_LOGGED_MAX = 10
 
 
-async def largest_allocated_ledger(metadata: MetadataStore) -> int:
+async def read_largest_allocated_ledger(metadata: MetadataStore) -> int:
     """Returns the largest ledger id that was given out so far; -1 if there is none. All ids of a block that a client
     has reserved count, whether they are used or not."""
     counter = await get_record(metadata, paths.LEDGER_IDS, CounterRecord)

@@ -129,7 +129,8 @@ class Scrubber:
         files, entries = self._world.files, self._entries
         logs = self._store.index.logs()
         sizes = [
-            await self._worker.run(file_size, files, join_path(entries, log_files.log_name(each))) for each in logs
+            await self._worker.run(file_size, files, join_path(entries, log_files.entry_log_file_name(each)))
+            for each in logs
         ]
         self._total_bytes = sum(sizes)
         for number in logs:
@@ -165,7 +166,7 @@ class Scrubber:
                 return
 
     async def _scrub_extent(self, number: int, extent: Extent) -> None:
-        path = join_path(self._entries, log_files.log_name(number))
+        path = join_path(self._entries, log_files.entry_log_file_name(number))
         try:
             walk = await self._worker.run(ExtentScan, self._world.files, path, extent)
         except FileNotFoundError:
@@ -188,7 +189,7 @@ class Scrubber:
         found = await self._store.find_extent(number, extent)
         if found is None or found[1] is not None:
             return
-        path = join_path(self._entries, log_files.index_name(number))
+        path = join_path(self._entries, log_files.entry_log_index_file_name(number))
         if await self._worker.run(rewrite_table, self._world.files, path, found[0].table_offset, extent, walk):
             _LOG.warning("a table of the index of log %d was damaged and is written again", number)
             self.counters["scrub_tables_mended"] += 1

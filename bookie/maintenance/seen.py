@@ -115,7 +115,7 @@ def _last_restore(incarnations: tuple[Incarnation, ...]) -> str:
     return next((each.token for each in reversed(incarnations) if each.restored), "")
 
 
-def make_next_seen_metadata(
+def make_recorded_metadata_state(
     seen: RecordedMetadataState, shown: CurrentMetadataState, *, restored: bool
 ) -> RecordedMetadataState:
     """Returns the state that the bookie must record after it has seen the present state (`shown`) of the metadata.
@@ -162,7 +162,7 @@ class RollbackGuard:
         restored = verdict is not MetadataAgeVerdict.CURRENT
         if restored:
             shown = await self._raise_counter(metadata, shown)
-        seen = make_next_seen_metadata(self.seen, shown, restored=restored)
+        seen = make_recorded_metadata_state(self.seen, shown, restored=restored)
         if restored:
             _LOG.error(
                 "the metadata was restored from an older copy: ledgers up to %d that are here and not in it are kept, "

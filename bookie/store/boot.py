@@ -55,9 +55,9 @@ from .checkpoint import MARK, Checkpoint, JournalPort
 from .entrylog import files as log_files
 from .entrylog import repair_at_start as logs_at_boot
 from .index import LoadedIndexGroup
-from .index_files import LedgerDescriptor, LedgerDescriptors, LedgerIndexFile, LoadedIndex
+from .index_files import LedgerDescriptor, LedgerDescriptors, LedgerIndexFile, LoadedLedgerIndex
 from .memtable import EntryTable, Memtable, Stored
-from .replay import JournalPosition, JournalReader, journal_numbers
+from .replay import JournalPosition, JournalReader, list_journal_file_numbers
 from .state_log import DataLossLog, DirectoryFacts, read_or_raise_damaged
 
 _LOG = logging.getLogger("magnetar.bookie.store")
@@ -69,20 +69,20 @@ READ_BYTES = 8 << 20
 _ADD = int(RecordType.ADD)
 
 
-class BootResult(NamedTuple):
+class LoadedStoreFiles(NamedTuple):
     """What steps 1 to 4 of the start of a store found in its files."""
 
     mark: CheckpointMark
     marks_written: int
     ledgers: LedgerIndexFile
-    loaded: LoadedIndex
+    loaded: LoadedLedgerIndex
     groups: list[LoadedIndexGroup]
     facts: Sequence[QuarantinedEntries | DrainedEntryLog]  # that follow from what was found
     gone: Mapping[str, BitMap64]  # logs of which only the index is here: for `report_missing_logs`
     last_log: int
 
 
-def load_files(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> BootResult:
+def load_store_files(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> LoadedStoreFiles:
     """Does steps 1 to 4 of the start of a store: reads and repairs its files, except the journal. Returns what they
     contain. Must run in a worker thread. Raises ForeignFile, NewerFormat or NoSpace."""
     for name in (JOURNAL, ENTRIES, LEDGERS):
@@ -96,7 +96,7 @@ def load_files(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -
     ledgers.remove_old_generations()
     logs = logs_at_boot.EntryLogRepairAtStart(files, join_path(directory, ENTRIES), uuid, mark, drained, losses)
     groups = logs.open()
-    return BootResult(mark, count, ledgers, loaded, groups, logs.facts, logs.gone, mark.last_log)
+    return LoadedStoreFiles(mark, count, ledgers, loaded, groups, logs.facts, logs.gone, mark.last_log)
 
 
 def _read_mark(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> tuple[CheckpointMark, int]:
@@ -104,7 +104,7 @@ def _read_mark(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -
     files. If the mark is damaged or missing, records a data loss and returns a mark that fits the files."""
     path = join_path(directory, MARK)
     numbers = log_files.list_log_numbers(files, join_path(directory, ENTRIES))
-    journals = journal_numbers(files, join_path(directory, JOURNAL))
+    journals = list_journal_file_numbers(files, join_path(directory, JOURNAL))
     if files.exists(path):
         try:
             return mark_format.decode_mark(read_or_raise_damaged(path, lambda: disk.read_file(files, path)), uuid, path)
@@ -182,7 +182,7 @@ class JournalReplay:
 
     async def _run(self, files: Files, directory: str, uuid: bytes, worker: Worker) -> JournalPosition:
         start = JournalPosition(*self._checkpoint.mark.position)
-        if start.journal == 0 and not journal_numbers(files, directory):
+        if start.journal == 0 and not list_journal_file_numbers(files, directory):
             return start
         if start.journal == 0:
             start = JournalPosition(1, ALIGNMENT)

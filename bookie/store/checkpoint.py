@@ -44,7 +44,7 @@ from ..format.mark import CheckpointMark
 from . import disk
 from .entrylog.writer import EntryLogWriter, LogNumberSequence, MemtableFlush, WrittenEntries
 from .index import EntryLogIndex
-from .index_files import IndexContent, LedgerDescriptors, LedgerIndexFile
+from .index_files import LedgerDescriptors, LedgerIndexContent, LedgerIndexFile
 from .memtable import RELEASE_SLICE, Memtable, clear_in_steps
 from .replay import JournalPosition
 from .state_log import Fact
@@ -104,7 +104,7 @@ class Checkpoint:
         self._whole = True  # no run was cut off
         self._source = JournalPort(lambda: JournalPosition(*self.mark.position))  # of the last run
         self._captured: JournalPosition | None = None
-        self._settled: IndexContent | None = None
+        self._settled: LedgerIndexContent | None = None
         self._release: tuple[dict[int, Any], ...] = ()
         self._next = self.mark
         self._flush: MemtableFlush | None = None
@@ -151,7 +151,7 @@ class Checkpoint:
         """Swaps the two tables of the memtable, so that the full one can be flushed. If the last run failed before its
         table was flushed, keeps that table instead."""
         if self._memtable.flushing is None:
-            self._descriptors.end_stored_quarantine(self._memtable.swap().ledgers)
+            self._descriptors.end_quarantine_of_flushed_entries(self._memtable.swap().ledgers)
             self._source.swapped()
         self._descriptors.begin_checkpoint()
 
@@ -167,7 +167,7 @@ class Checkpoint:
         while slices := await self._worker.run(flush.take_next_slices, self._at_once(flush)):
             if written is not None:
                 await written
-            written = self.writer.run(self._hot.append_all, slices)
+            written = self.writer.run(self._hot.append_slices, slices)
         if written is not None:
             await written
         self._flush = flush

@@ -47,7 +47,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from ..format.journal import ALIGNMENT, BLOCK_HEADER_BYTES, padded_size
+from ..format.journal import ALIGNMENT, BLOCK_HEADER_BYTES, round_up_to_alignment
 
 G = TypeVar("G")
 
@@ -206,7 +206,7 @@ class GroupCommit(Generic[G]):
         return self._closing and not (self._waiting or self._flights) and self._stage is not Stage.BEGINNING
 
     @property
-    def has_waiting(self) -> bool:
+    def has_waiting_groups(self) -> bool:
         """Returns whether any group of records waits to be put into a block."""
         return bool(self._waiting)
 
@@ -290,7 +290,7 @@ class GroupCommit(Generic[G]):
         if len(self._flights) >= (1 if self._refused else DEPTH):
             return []
         count, length, records = self._next_block()
-        size = padded_size(BLOCK_HEADER_BYTES + length) if records else 0
+        size = round_up_to_alignment(BLOCK_HEADER_BYTES + length) if records else 0
         end = self._offset + size
         if spare and end > self._segment.size and self._may_roll(size):
             if self._flights:

@@ -46,7 +46,7 @@ from ...metadata.store import (
     Check,
     Delete,
     MetadataStore,
-    ensure_cluster,
+    ensure_cluster_record,
     get_readable_record,
     get_record,
     put_record,
@@ -145,7 +145,7 @@ class BookieIdentity(msgspec.Struct, frozen=True):
         return str(uuids.UUID(bytes=self.uuid))
 
     @property
-    def metadata_accepted(self) -> bool:
+    def is_metadata_accepted(self) -> bool:
         """Returns whether an operator accepted the present metadata for this start (`accept_metadata`)."""
         return self.known is not None and self.known.starts >= _ACCEPT
 
@@ -227,7 +227,7 @@ async def _claim(
     world: World, metadata: MetadataStore, directory: str, lock: File, places: tuple[str, ...]
 ) -> BookieIdentity:
     files = world.files
-    instance = (await ensure_cluster(metadata, world.rng)).instance
+    instance = (await ensure_cluster_record(metadata, world.rng)).instance
     cookie = _read_cookie(files, directory)
     known = None if cookie is None else await get_record(metadata, paths.cookie(cookie.bookie), CookieRecord)
     facts = DirectoryAtStart(

@@ -26,8 +26,8 @@ before it, in the flush worker, so that the event loop never walks over all ledg
 leaf is up to `2 * LEAF_RECORDS` records of format/ledger_index.py, byte for byte: loading is slicing, a rewrite of the
 ledger index is writing the leaves one after the other.
 
-`TableLoader` makes a table from a ledger index file: each checkpoint appended its ledgers in ascending order, later
-records replace earlier ones. Guarded by tests/bookie/store/test_ledger_table.py.
+`LedgerTableLoader` makes a table from a ledger index file: each checkpoint appended its ledgers in ascending order,
+later records replace earlier ones. Guarded by tests/bookie/store/test_ledger_table.py.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _SORT_SLICE = 4096
 100,000."""
 
 
-def sorted_in_slices(values: Collection[int]) -> Iterator[int]:
+def sort_in_slices(values: Collection[int]) -> Iterator[int]:
     """Yields the values in ascending order. Sorts them in slices, so that the event loop gets the interpreter in
     between. Must run in a worker."""
     if len(values) <= _SORT_SLICE:
@@ -125,7 +125,7 @@ class LedgerTable:
         done = 0
         for at in sorted(by_leaf):
             leaves += self.leaves[done:at]
-            leaves += _merge(self.leaves[at] if self.leaves else b"", sorted_in_slices(by_leaf[at]), changes)
+            leaves += _merge(self.leaves[at] if self.leaves else b"", sort_in_slices(by_leaf[at]), changes)
             done = at + 1
         return LedgerTable(leaves + self.leaves[done:])
 
@@ -185,7 +185,7 @@ def _cut(parts: list[bytes]) -> list[bytes]:
     return [data[at : at + LEAF_BYTES] for at in range(0, len(data), LEAF_BYTES)]
 
 
-class LoadedIndex(NamedTuple):
+class LoadedLedgerIndex(NamedTuple):
     """The content of a ledger index file: the table of its ledger records, the ids of the ledgers that are not deleted,
     and its facts."""
 
@@ -194,7 +194,7 @@ class LoadedIndex(NamedTuple):
     facts: list[State]  # in the order in which they were stated
 
 
-class TableLoader:
+class LedgerTableLoader:
     """Makes the content of a ledger index from the bytes of its file. The caller calls `feed` with the file's records,
     slice by slice in order, then `finish`, which returns the content."""
 
@@ -257,7 +257,7 @@ class TableLoader:
         self._leaves, self._changes = table.leaves, {}
         return table
 
-    def finish(self) -> LoadedIndex:
+    def finish(self) -> LoadedLedgerIndex:
         table = self._settle()
         ledgers = BitMap64()
         for leaf in table.leaves:
@@ -265,7 +265,7 @@ class TableLoader:
         for fact in self._facts:
             if isinstance(fact, Tombstone):
                 ledgers.remove_range(fact.first, fact.last + 1)
-        return LoadedIndex(table, ledgers, self._facts)
+        return LoadedLedgerIndex(table, ledgers, self._facts)
 
 
 # --------------------------------------------------------------------------------------------------- descriptors
@@ -325,7 +325,7 @@ class LedgerDescriptor:
         return hmac.compare_digest(self.key, key)
 
 
-class IndexContent(NamedTuple):
+class LedgerIndexContent(NamedTuple):
     """What a checkpoint writes to the ledger index: the new records alone (`changes`), or all records (`statements` and
     the `table`). `unsynced` are the descriptors whose key or fence was not durable yet when they were encoded."""
 
@@ -345,12 +345,12 @@ class PendingIndexChanges(NamedTuple):
     facts: StateLog
     alive: int
 
-    def encode_changes(self, everything: bool) -> IndexContent:
+    def encode_changes(self, everything: bool) -> LedgerIndexContent:
         """Encodes the changes and merges them into a new table of all ledgers. Returns the content to write.
         `everything`: also encodes all facts, and leaves deleted ledgers out of the table."""
         records: dict[int, bytes] = {}
         unsynced: list[LedgerDescriptor] = []
-        for ledger in sorted_in_slices(self.settling):
+        for ledger in sort_in_slices(self.settling):
             found = self.settling[ledger]
             if not found.key_synced or (found.fenced and not found.fence_synced):
                 unsynced.append(found)
@@ -358,8 +358,8 @@ class PendingIndexChanges(NamedTuple):
         table = self.table.with_ledger_records(records) if records else self.table
         if everything:
             statements = list(map(ledger_index.encode, self.facts.all_facts()))
-            return IndexContent(table.without(self.facts.tombstones), [], statements, unsynced)
-        return IndexContent(table, [*map(ledger_index.encode, self.changes), *records.values()], [], unsynced)
+            return LedgerIndexContent(table.without(self.facts.tombstones), [], statements, unsynced)
+        return LedgerIndexContent(table, [*map(ledger_index.encode, self.changes), *records.values()], [], unsynced)
 
 
 class LedgerDescriptors(StateLog):
@@ -439,7 +439,7 @@ class LedgerDescriptors(StateLog):
             self.dirty_ledgers.pop(ledger, None)
 
     # ------------------------------------------------------------------------------------ for the ledger index
-    def load(self, loaded: LoadedIndex) -> None:
+    def load(self, loaded: LoadedLedgerIndex) -> None:
         """Sets the descriptors and facts to those that were read from the ledger index. Must be called once, when the
         store starts."""
         assert not len(self)
@@ -465,7 +465,7 @@ class LedgerDescriptors(StateLog):
         alive = len(self._ids) + len(self.tombstones)
         return PendingIndexChanges(self._table, self._settling, self._unwritten, self.copy(), alive)
 
-    def on_written(self, settled: IndexContent) -> dict[int, LedgerDescriptor]:
+    def on_written(self, settled: LedgerIndexContent) -> dict[int, LedgerDescriptor]:
         """Called when the changes of a checkpoint are durable. Returns descriptors that are not needed any more; the
         caller must free them in small steps, because they may be many."""
         self._table, old, self._settling, self._unwritten = settled.table, self._settling, {}, []
@@ -505,7 +505,7 @@ syncs."""
 _BAD = "record of the ledger index is not what was written"
 
 
-def index_file_name(generation: int) -> str:
+def ledger_index_file_name(generation: int) -> str:
     return f"{generation:016d}{SUFFIX}"
 
 
@@ -521,11 +521,11 @@ class LedgerIndexFile:
         self.end = end
         self._faulty = False
 
-    def load(self, missing: Callable[[str], None]) -> LoadedIndex:
+    def load(self, missing: Callable[[str], None]) -> LoadedLedgerIndex:
         """Reads the file and returns the content of all its undamaged records. Calls `missing` with a text for each
         damage. Raises ForeignFile or NewerFormat."""
-        path = join_path(self._directory, index_file_name(self.generation))
-        loading = TableLoader()
+        path = join_path(self._directory, ledger_index_file_name(self.generation))
+        loading = LedgerTableLoader()
         faults: list[str] = []
         try:
             read_or_raise_damaged(path, lambda: self._feed(path, loading, faults))
@@ -540,7 +540,7 @@ class LedgerIndexFile:
         self._faulty = bool(faults)
         return loading.finish()
 
-    def _feed(self, path: str, loading: TableLoader, faults: list[str]) -> None:
+    def _feed(self, path: str, loading: LedgerTableLoader, faults: list[str]) -> None:
         file = self._files.open(path, write=False)
         try:
             end = min(self.end, file.size())
@@ -565,7 +565,7 @@ class LedgerIndexFile:
         large = self.end > _REWRITE_BYTES_MIN and self.end > _OUTDATED_MAX * alive * ledger_index.RECORD_BYTES
         return self._faulty or large
 
-    def write(self, unwritten: PendingIndexChanges) -> tuple[IndexContent, int, int]:
+    def write(self, unwritten: PendingIndexChanges) -> tuple[LedgerIndexContent, int, int]:
         """Appends the changes to the file, or writes a new file with all records. Returns (content that was written,
         generation of the file, its end). The mark must name generation and end."""
         if self.must_rewrite(unwritten.alive):
@@ -584,7 +584,7 @@ class LedgerIndexFile:
         return self._append(list(map(ledger_index.encode, facts)))
 
     def _append(self, records: Sequence[bytes]) -> tuple[int, int]:
-        file = disk.open_file(self._files, join_path(self._directory, index_file_name(self.generation)))
+        file = disk.open_file(self._files, join_path(self._directory, ledger_index_file_name(self.generation)))
         try:
             size = disk.write(self._files, file, [b"".join(records)], self.end)
             disk.sync(self._files, file)
@@ -598,7 +598,7 @@ class LedgerIndexFile:
         generation = self.generation + 1
         header = encode_file_header(FileHeader(ledger_index.MAGIC, self._uuid, generation))
         size = disk.replace_file_in_slices(
-            self._files, self._directory, index_file_name(generation), _slices([header, *records])
+            self._files, self._directory, ledger_index_file_name(generation), _slices([header, *records])
         )
         return generation, size
 
@@ -614,7 +614,7 @@ class LedgerIndexFile:
         """Removes the files of other generations, without a sync. If a crash brings one of them back, the next start
         removes it."""
         for other in disk.list_removable_files(self._files, self._directory):
-            if other != index_file_name(self.generation):
+            if other != ledger_index_file_name(self.generation):
                 self._files.remove(join_path(self._directory, other))
 
 
@@ -667,7 +667,7 @@ class LedgerKeys:
         self._introduced: LruCache[int, bytes] | None = None
         self._keying: dict[int, LedgerDescriptor] = {}  # whose key goes out with the next seal
 
-    def require_recorded_keys(self) -> None:
+    def require_keys_from_metadata(self) -> None:
         """From now on a ledger that is unknown here may begin only if its key was read from the metadata
         (`record_key_of_metadata`)."""
         self._introduced = LruCache(INTRODUCED_MAX)
@@ -695,7 +695,7 @@ class LedgerKeys:
             return Status.FENCED
         return Status.OK if self.may_begin_unknown_ledger(ledger, key) else Status.NO_SUCH_LEDGER
 
-    def judge_read(self, ledger: int, key: bytes) -> Status:
+    def judge_read_key(self, ledger: int, key: bytes) -> Status:
         """Returns the status for a read with this key. OK: the sender may read the ledger. NO_SUCH_LEDGER: this store
         may have lost the ledger's key, which must be read from the metadata first. UNAUTHORIZED: the ledger has another
         key."""

@@ -53,7 +53,7 @@ from ..format.journal import (
     RecordType,
     encode_block_header,
     encode_record,
-    padded_size,
+    round_up_to_alignment,
 )
 from . import disk
 from .group_commit_core import (
@@ -138,7 +138,7 @@ class JournalRecordGroup(msgspec.Struct):
     sealed_at: float = 0.0
 
 
-def block_buffers(block: WriteBlock[JournalRecordGroup], number: int, salt: int) -> list[Buffer]:
+def encode_block_buffers(block: WriteBlock[JournalRecordGroup], number: int, salt: int) -> list[Buffer]:
     """Returns the buffers of a block to be written: its header and its records, without padding. `number` and `salt`
     are those of the journal file."""
     headers: list[bytes] = []
@@ -192,7 +192,7 @@ class Journal:
         self._fault: BaseException | None = None  # of a block that was answered, for the task
         self._segment: JournalSegment | None = None
         # a last entry may exceed the bound
-        self._arenas = JournalBlockBuffers(world.files, 2 * padded_size(block_bytes_max), DEPTH)
+        self._arenas = JournalBlockBuffers(world.files, 2 * round_up_to_alignment(block_bytes_max), DEPTH)
         self._closing = False
         self.histograms = {
             "queue_seconds": Histogram(SECONDS),  # of each group: from its seal until its block goes to the worker
@@ -282,7 +282,7 @@ class Journal:
         group.done = done
         group.sealed_at = self._clock.monotonic()
         core = self.core
-        idle = not self._flying and not core.has_waiting and self._next is None
+        idle = not self._flying and not core.has_waiting_groups and self._next is None
         core.append(group, group.size, len(group.headers))
         if not (idle and group.headers):  # one without records may be answered at once, and never within its seal
             self._work.set()
@@ -295,10 +295,10 @@ class Journal:
                     self._next = effect  # only the task can wait for it
         except BaseException as error:  # the block is lost: the task ends the process
             self._fault = error
-        if core.has_waiting or self._fault is not None:
+        if core.has_waiting_groups or self._fault is not None:
             self._work.set()
 
-    def commit_group_with_future(self) -> asyncio.Future[bool]:
+    def seal_with_future(self) -> asyncio.Future[bool]:
         """Ends the present group of records, like `seal`. Returns a future of the outcome: True if the records are
         synced, False if the disk had no room for them."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -337,7 +337,7 @@ class Journal:
                 self._report_finished()
             except BaseException as error:  # a fault of ours; the task raises it
                 self._fault = error
-        if not stored or self.core.has_waiting or self._closing or self._fault is not None:
+        if not stored or self.core.has_waiting_groups or self._closing or self._fault is not None:
             self._work.set()
 
     def _report_finished(self) -> None:
@@ -381,7 +381,7 @@ class Journal:
         now = self._clock.monotonic()
         for group in block.groups:
             self.histograms["queue_seconds"].observe(now - group.sealed_at)
-        buffers = block_buffers(block, segment.number, segment.salt)
+        buffers = encode_block_buffers(block, segment.number, segment.salt)
         if segment.file.direct:
             buffers = [self._arenas.fill(buffers, block.size)]
         else:
@@ -433,7 +433,7 @@ class Journal:
     async def refresh_no_space(self) -> None:
         """Sets `no_space` to false if the disk has room again for a block of the largest size."""
         try:
-            await self._filler.run(self._segments.check_room, self._block_bytes_max)
+            await self._filler.run(self._segments.check_disk_room, self._block_bytes_max)
         except disk.NoSpace:
             return
         self.core.receive(DiskRoomFound())

@@ -42,7 +42,7 @@ from ...runtime.files import Buffer
 from ...runtime.tasks import Worker
 from ..format.index import Extent, ExtentTable
 from . import disk
-from .entrylog.files import EntriesOfExtent, EntryLogReader
+from .entrylog.files import EntryLogReader, ExtentReadResult
 from .index import (
     EntryLogIndex,
     ExtentLocation,
@@ -279,10 +279,10 @@ class Chunk(NamedTuple):
 
     entry: int
     entries: int | None
-    read: Future[EntriesOfExtent]
+    read: Future[ExtentReadResult]
 
 
-class SequentialRead:
+class ReadAheadStream:
     """The stream of one client that reads a ledger in order: entries that are read and ready, and after them chunks
     that are still being read. Each chunk begins where the previous one ends; the next chunk begins at entry `after`."""
 
@@ -345,9 +345,9 @@ class ReadAhead:
         self._index = index
         self._lanes = deque(lanes)
         self._chunk_bytes = chunk_bytes
-        self._streams: LruCache[tuple[int, int], SequentialRead] = LruCache(bytes_max)
+        self._streams: LruCache[tuple[int, int], ReadAheadStream] = LruCache(bytes_max)
 
-    def take_entries_read_ahead(self, ledger: int, entry: int) -> SequentialRead | None:
+    def take_read_ahead_stream(self, ledger: int, entry: int) -> ReadAheadStream | None:
         """Removes and returns the stream whose next entry is `entry`; None if there is no such stream. The caller owns
         the stream from then on."""
         stream = self._streams.get((ledger, entry))
@@ -355,19 +355,19 @@ class ReadAhead:
             self._streams.pop((ledger, entry))
         return stream
 
-    def read_ahead(self, ledger: int, entry: int, stream: SequentialRead | None) -> None:
+    def read_ahead(self, ledger: int, entry: int, stream: ReadAheadStream | None) -> None:
         """Starts to read more chunks of `stream` (None: of a new stream), and keeps the stream for the client's next
         read, which is expected to begin at `entry`."""
         chunk = min(self._chunk_bytes, self._streams.bytes_max // ((1 + CHUNKS_MAX) * (len(self._streams) + 1)))
         if stream is None:
-            stream = SequentialRead(entry)
+            stream = ReadAheadStream(entry)
         while chunk * SHRINK_MAX >= self._chunk_bytes and len(stream.chunks) < CHUNKS_MAX and stream.after is not None:
             self._read_on(stream, ledger, stream.after, chunk)
         if stream.chunks or stream.ready_entries:
             size = stream.ready_bytes + stream.ready_entries * ENTRY_OVERHEAD_BYTES + len(stream.chunks) * chunk
             self._streams.put((ledger, entry), stream, size)
 
-    def _read_on(self, stream: SequentialRead, ledger: int, entry: int, chunk: int) -> None:
+    def _read_on(self, stream: ReadAheadStream, ledger: int, entry: int, chunk: int) -> None:
         """Starts to read one more chunk of the stream, from `entry` on. Does nothing if pages of the index would have
         to be read first."""
         stream.after = None
@@ -402,7 +402,7 @@ class ReadAhead:
         self._lanes.rotate()
         return self._lanes[0]
 
-    def _arrived(self, place: ExtentLocation, done: Future[EntriesOfExtent]) -> None:
+    def _arrived(self, place: ExtentLocation, done: Future[ExtentReadResult]) -> None:
         """Called when a chunk was read: caches the extent's table, also if the stream was dropped. Ignores errors: the
         client's next read then reads in the ordinary way."""
         if not done.cancelled() and done.exception() is None:
@@ -512,7 +512,7 @@ class StoreReads:
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
         result = self._read_memory(ledger, entry, count, bytes_max)
         if result is None:
-            stream = self._ahead.take_entries_read_ahead(ledger, entry)
+            stream = self._ahead.take_read_ahead_stream(ledger, entry)
             if stream is not None:
                 if stream.may_accept_chunk:
                     stream.accept_chunk()
@@ -529,7 +529,7 @@ class StoreReads:
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
         result = self._read_memory(ledger, entry, count, bytes_max)
         if result is None:
-            stream = self._ahead.take_entries_read_ahead(ledger, entry)
+            stream = self._ahead.take_read_ahead_stream(ledger, entry)
             if stream is not None:
                 result = await self._read_ahead(stream, ledger, entry, count, bytes_max)
                 if result is None:
@@ -547,14 +547,14 @@ class StoreReads:
         return result
 
     async def _read_ahead(
-        self, stream: SequentialRead, ledger: int, entry: int, count: int, bytes_max: int
+        self, stream: ReadAheadStream, ledger: int, entry: int, count: int, bytes_max: int
     ) -> ReadResult | None:
         if not stream.ready_entries and stream.chunks:
             await wait([stream.chunks[0].read])
             stream.accept_chunk()
         return self._read_stream(stream, ledger, entry, count, bytes_max)
 
-    def _read_stream(self, stream: SequentialRead, ledger: int, entry: int, count: int,
+    def _read_stream(self, stream: ReadAheadStream, ledger: int, entry: int, count: int,
         bytes_max: int) -> ReadResult | None:
         """Returns ready entries of a stream that the caller owns, and makes the stream go on after them. Returns None
         if no entry is ready."""
@@ -606,7 +606,7 @@ class StoreReads:
         missing = Status.NO_SUCH_LEDGER if descriptors.get(ledger) is None else Status.NO_SUCH_ENTRY
         return ReadResult(missing, [], lac)
 
-    async def _read_place(self, place: ExtentLocation, entry: int, count: int, bytes_max: int) -> EntriesOfExtent:
+    async def _read_place(self, place: ExtentLocation, entry: int, count: int, bytes_max: int) -> ExtentReadResult:
         """Reads entries from an extent with one read of the file. If one entry is requested, also reads those after it,
         for the cache."""
         ledger = place.extent.ledger
@@ -617,7 +617,7 @@ class StoreReads:
         except OSError as error:
             disk.raise_if_no_descriptor(error)
             _LOG.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
-            return EntriesOfExtent(None, [], True)
+            return ExtentReadResult(None, [], True)
         if table is None and found.table is not None:
             self._index.add_table(place, found.table)
         for i, stored in enumerate(found.entries[count:], entry + count):
@@ -641,14 +641,14 @@ class StoreReads:
             if generation == self._index.generation:
                 return Status.UNKNOWN if damaged or search.damaged else Status.NO_SUCH_ENTRY
 
-    async def _read_again(self, place: ExtentLocation, entry: int) -> EntriesOfExtent:
+    async def _read_again(self, place: ExtentLocation, entry: int) -> ExtentReadResult:
         try:
             return await self._worker.run(self._reader.read_entries, place, None, entry, 1, 1)
         except OSError as error:
             disk.raise_if_no_descriptor(error)
             ledger = place.extent.ledger
             _LOG.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
-            return EntriesOfExtent(None, [], True)
+            return ExtentReadResult(None, [], True)
 
     async def find_extent(self, number: int, extent: Extent) -> tuple[ExtentLocation, ExtentTable | None] | None:
         """Returns (location of the extent in log `number`, the extent's table as it is on the disk, or None if the

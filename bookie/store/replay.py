@@ -102,7 +102,7 @@ def journal_name(number: int) -> str:
     return f"{number:016d}{SUFFIX}"
 
 
-def journal_numbers(files: Files, directory: str) -> list[int]:
+def list_journal_file_numbers(files: Files, directory: str) -> list[int]:
     return _numbers(files.list_directory(directory))
 
 
@@ -260,7 +260,7 @@ class JournalSegments:
         if self._files.exists(path):  # there may have been no room for its name either
             self._files.remove(path)
 
-    def check_room(self, size: int) -> None:
+    def check_disk_room(self, size: int) -> None:
         """Raises NoSpace if the disk has no room for a file of `size` bytes. Must run in a worker."""
         path = join_path(self._directory, f"{FILLING}probe")
         try:
@@ -368,7 +368,9 @@ class JournalReader:
 
     # ------------------------------------------------------------------------------------ files
     def _find_sources(self, start: JournalPosition) -> list[_Source]:
-        numbers = [number for number in journal_numbers(self._files, self._directory) if number >= start.journal]
+        numbers = [
+            number for number in list_journal_file_numbers(self._files, self._directory) if number >= start.journal
+        ]
         sources = []
         expected = start.journal
         for number in numbers or [start.journal + 1]:

@@ -82,7 +82,7 @@ class StateLog:
         or get these copies from the running checkpoint."""
         self.add_fact(QuarantineEnded(ledger, first, last))
 
-    def end_stored_quarantine(self, ledgers: dict[int, dict[int, Stored]]) -> None:
+    def end_quarantine_of_flushed_entries(self, ledgers: dict[int, dict[int, Stored]]) -> None:
         """Ends the quarantine of all quarantined entries among `ledgers` (ledger id → its entries). The running
         checkpoint writes good copies of these entries to the entry log."""
         for ledger in sorted(ledgers.keys() & self._quarantined.keys()):

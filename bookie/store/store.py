@@ -142,7 +142,7 @@ async def load(
     of the store. Raises ForeignFile, NewerFormat or NoSpace."""
     files, entries = world.files, join_path(directory, boot.ENTRIES)
     losses = DataLossLog(files, directory)
-    found = await workers.flush.run(boot.load_files, files, directory, uuid, losses)
+    found = await workers.flush.run(boot.load_store_files, files, directory, uuid, losses)
     reserve = DiskReserve(files, directory, entries, config.reserve_bytes, config.log_bytes_max)
     await workers.flush.run(reserve.measure)
     descriptors, memtable, index = (
@@ -342,7 +342,7 @@ class Store:
             chunk_bytes=config.read_chunk_bytes, read_bytes_max=config.read_bytes_max,
         )  # fmt: skip
         self._held = StoredEntryFinder(
-            self.descriptors, self.memtable, self.index, reader, workers.read, self.commit_group_and_wait
+            self.descriptors, self.memtable, self.index, reader, workers.read, self.seal_and_wait
         )
         self._journal = Journal(
             world, join_path(directory, boot.JOURNAL), uuid, workers.journal, workers.flush,
@@ -359,7 +359,7 @@ class Store:
             interval_s=config.checkpoint_interval_s, journal_bytes=config.journal_bytes, on_room=ports.on_room,
         )  # fmt: skip
         self._tombstones = TombstoneWriter(
-            self._journal, self.descriptors, self.memtable, self.commit_group_and_wait, self.checkpoint
+            self._journal, self.descriptors, self.memtable, self.seal_and_wait, self.checkpoint
         )
         self.compactor = EntryLogCompactor(
             files, world.clock, entries, uuid, workers=(workers.compact, workers.flush),
@@ -414,7 +414,7 @@ class Store:
 
     async def _shut_down(self) -> None:
         await self._keeper.stop()
-        await self._journal.commit_group_with_future()
+        await self._journal.seal_with_future()
         try:
             await self._keeper.flush()
         except disk.NoSpace as error:
@@ -580,7 +580,7 @@ class Store:
         if not ok:
             self.room.on_no_space()
 
-    async def commit_group_and_wait(self) -> bool:
+    async def seal_and_wait(self) -> bool:
         """Writes all adds, fences and LACs since the last seal, like `seal`, and waits for the outcome. Returns True if
         they are durable, False if the disk had no room for them."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -591,7 +591,7 @@ class Store:
         """Waits until the journal has written everything that was enqueued. Returns whether all entries of the ledger
         that can be read now are durable. False: the disk had no room for some; a checkpoint, or adding these entries
         again, makes them durable."""
-        return await self.commit_group_and_wait() and not self.memtable.refused_runs_of_ledger(ledger)
+        return await self.seal_and_wait() and not self.memtable.refused_runs_of_ledger(ledger)
 
     # ------------------------------------------------------------------------------------ reads
     def read_lac(self, ledger: int) -> LacResult:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from ...metadata import paths
 from ...metadata.records import DamagedRecord, GrantsRecord, TenantRecord
-from ...metadata.store import Check, MetadataStore, WatchReset, get_record, put_operation, update_record
+from ...metadata.store import Check, MetadataStore, WatchReset, get_record, make_put_operation, update_record
 from ...proto.errors import BadVersion, InvalidRequest, MagnetarError, Unauthorized, Unavailable
 from ...proto.names import NamespaceName, TopicName, check_role, check_subscription_name
 from ...proto.operations import Permission
@@ -212,7 +212,7 @@ GRANTS_MAX = 5000
 Granted = dict[str, tuple[str, ...]]
 
 
-def record_with_grant(record: GrantsRecord, topic: str, role: str, actions: Sequence[str]) -> GrantsRecord:
+def set_role_grant(record: GrantsRecord, topic: str, role: str, actions: Sequence[str]) -> GrantsRecord:
     """Returns a copy of the record in which `role` has the grants `actions` in place of its former grants. `topic`: the
     full name of a topic without partition; "": the grant is for the namespace. Raises InvalidRequest if an action is
     unknown or none is given."""
@@ -225,7 +225,7 @@ def record_with_grant(record: GrantsRecord, topic: str, role: str, actions: Sequ
     return _bounded(replace(record, topics={**record.topics, topic: {**record.topics.get(topic, {}), **given}}))
 
 
-def record_without_grant(record: GrantsRecord, topic: str, role: str) -> GrantsRecord:
+def remove_role_grant(record: GrantsRecord, topic: str, role: str) -> GrantsRecord:
     """Returns a copy of the record without the grants of the role at the topic; if `topic` is "", without its grants at
     the namespace."""
     if not topic:
@@ -234,7 +234,7 @@ def record_without_grant(record: GrantsRecord, topic: str, role: str) -> GrantsR
     return replace(record, topics={name: granted for name, granted in topics.items() if granted})
 
 
-def record_with_subscription_roles(record: GrantsRecord, subscription: str, roles: Sequence[str]) -> GrantsRecord:
+def set_subscription_roles(record: GrantsRecord, subscription: str, roles: Sequence[str]) -> GrantsRecord:
     """Returns a copy of the record in which only the given roles may use the subscription. Raises InvalidRequest if no
     role is given."""
     if not roles:
@@ -245,7 +245,7 @@ def record_with_subscription_roles(record: GrantsRecord, subscription: str, role
     )
 
 
-def record_without_subscription_roles(record: GrantsRecord, subscription: str, roles: Collection[str]) -> GrantsRecord:
+def remove_subscription_roles(record: GrantsRecord, subscription: str, roles: Collection[str]) -> GrantsRecord:
     """Returns a copy of the record in which the given roles are removed from the subscription's list of roles. When no
     role is left, every consumer may use the subscription again, as in Pulsar."""
     left = tuple(each for each in record.subscriptions.get(subscription, ()) if each not in roles)
@@ -253,7 +253,7 @@ def record_without_subscription_roles(record: GrantsRecord, subscription: str, r
     return replace(record, subscriptions={name: roles for name, roles in lists.items() if roles})
 
 
-def record_without_topic_grants(record: GrantsRecord, topic: str) -> GrantsRecord:
+def remove_topic_grants(record: GrantsRecord, topic: str) -> GrantsRecord:
     """Returns a copy of the record without any grants at the topic."""
     return replace(record, topics={name: granted for name, granted in record.topics.items() if name != topic})
 
@@ -372,7 +372,7 @@ class AccessGrants:
                 return
             try:
                 await self._metadata.commit(
-                    [*still, put_operation(path, record_without_topic_grants(found[0], topic.full), found[1])]
+                    [*still, make_put_operation(path, remove_topic_grants(found[0], topic.full), found[1])]
                 )
             except BadVersion as error:
                 if error.fields.get("path") != path:

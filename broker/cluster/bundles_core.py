@@ -115,17 +115,17 @@ HASHES = 1 << 32
 BUNDLES_MAX = 1 << 12
 
 
-def bundle_name_of_topic(topic: TopicName, bundles: int) -> str:
+def find_topic_bundle_name(topic: TopicName, bundles: int) -> str:
     """Returns the name of the bundle to which the topic belongs, in a namespace with `bundles` bundles."""
-    return bundle_name(bundle_number_of_topic(topic, bundles), bundles)
+    return bundle_name(find_topic_bundle_number(topic, bundles), bundles)
 
 
-def bundle_number_of_topic(topic: TopicName, bundles: int) -> int:
+def find_topic_bundle_number(topic: TopicName, bundles: int) -> int:
     """Returns the number of the bundle to which the topic belongs, in a namespace with `bundles` bundles."""
-    return bundle_number_of_name(topic.full, bundles)
+    return compute_bundle_number(topic.full, bundles)
 
 
-def bundle_number_of_name(full: str, bundles: int) -> int:
+def compute_bundle_number(full: str, bundles: int) -> int:
     """Returns the number of the bundle to which the topic with the full name `full` belongs."""
     return crc32(full.encode()) * bundles // HASHES
 

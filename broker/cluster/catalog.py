@@ -29,7 +29,7 @@ from ...metadata.store import (
     commit_in_parts,
     create_if_absent,
     get_record,
-    put_operation,
+    make_put_operation,
     put_record,
     update_record,
 )
@@ -340,18 +340,18 @@ class Catalog:
                 if await self.count_partitions(topic):
                     raise AlreadyExists(f"topic {topic} exists already, with partitions", topic=topic)
                 return
-            operations = [put_operation(_partitioned_path(topic), self._new_partitioned(partitions), ABSENT)]
+            operations = [make_put_operation(_partitioned_path(topic), self._new_partitioned(partitions), ABSENT)]
         elif partitions:
             operations = [
                 Check(_topic_path(topic), ABSENT),
-                put_operation(_partitioned_path(topic), self._new_partitioned(partitions), ABSENT),
+                make_put_operation(_partitioned_path(topic), self._new_partitioned(partitions), ABSENT),
                 *self._partition_records(topic, range(min(partitions, PART_OPERATIONS))),
             ]
             later = self._partition_records(topic, range(PART_OPERATIONS, partitions))
         else:
             operations = [
                 Check(_partitioned_path(topic), ABSENT),
-                put_operation(_topic_path(topic), self._new(), ABSENT),
+                make_put_operation(_topic_path(topic), self._new(), ABSENT),
             ]
         try:
             await self._store.commit(operations)
@@ -383,7 +383,9 @@ class Catalog:
         added = range(record.partitions, partitions)
         subscriptions = await self._subscription_records(topic, added) if topic.persistent else []
         topics = self._partition_records(topic, added) if topic.persistent else ()
-        grown = put_operation(_partitioned_path(topic), msgspec.structs.replace(record, partitions=partitions), version)
+        grown = make_put_operation(
+            _partitioned_path(topic), msgspec.structs.replace(record, partitions=partitions), version
+        )
         if len(subscriptions) + len(topics) < PART_OPERATIONS:
             with contextlib.suppress(NodeExists):  # left by an attempt that did not end
                 await self._store.commit([*subscriptions, grown, *topics])
@@ -405,12 +407,14 @@ class Catalog:
             record = CursorRecord(properties=found[0].properties, created_ms=self._world.clock.wall_ms())
             for number in numbers:
                 local = topic.with_partition(number).stored_local
-                made.append(put_operation(paths.cursor(topic.tenant, topic.namespace, local, name), record, ABSENT))
+                made.append(
+                    make_put_operation(paths.cursor(topic.tenant, topic.namespace, local, name), record, ABSENT)
+                )
         return made
 
     def _partition_records(self, topic: TopicName, numbers: range) -> Sequence[Put]:
         record = self._new()
-        return [put_operation(_topic_path(topic.with_partition(number)), record, ABSENT) for number in numbers]
+        return [make_put_operation(_topic_path(topic.with_partition(number)), record, ABSENT) for number in numbers]
 
     async def check_incarnation(self, topic: TopicName, incarnation: int) -> None:
         """Raises TopicNotFound if the topic or partition with this `incarnation` does not exist any more. With

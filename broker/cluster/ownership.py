@@ -86,7 +86,7 @@ from ...proto.names import NamespaceName, TopicName
 from ...runtime.clock import Clock
 from ...runtime.tasks import run_to_end
 from ..common.retry import SharedCallsByKey
-from .bundles_core import LoadReport, Placement, bundle_name, bundle_number_of_topic
+from .bundles_core import LoadReport, Placement, bundle_name, find_topic_bundle_number
 
 _LOG = logging.getLogger("magnetar.broker")
 
@@ -216,7 +216,7 @@ class Ownership:
     @staticmethod
     def owner_record_path(topic: TopicName, policies: NamespaceRecord) -> str:
         """Returns the path, in the metadata, of the owner record of the bundle to which the topic belongs."""
-        return _path_of(topic, bundle_number_of_topic(topic, policies.bundles), policies.bundles)
+        return _path_of(topic, find_topic_bundle_number(topic, policies.bundles), policies.bundles)
 
     def make_owner_check(self, path: str) -> Callable[[], bool]:
         """Returns a function without arguments that returns True if this broker owns the bundle whose owner record is
@@ -321,7 +321,7 @@ class Ownership:
         chosen = self._placement.choose_broker(path, able, self._now())
         return self.me if chosen is not None and chosen.name == self.me.name else chosen
 
-    async def has_heirs(self) -> bool:
+    async def has_other_brokers_in_group(self) -> bool:
         """Returns whether the group has another broker that may get the bundles of this broker."""
         return any(
             each.group == self.me.group and each.name != self.me.name and not each.draining
@@ -377,7 +377,7 @@ class Ownership:
         found = await get_record(self._store, paths.broker(owner.broker), BrokerRecord)
         return None if found is None else found[0]
 
-    def owned_bundles(self, namespace: NamespaceName) -> list[str]:
+    def list_owned_bundle_paths(self, namespace: NamespaceName) -> list[str]:
         """Returns the paths of the owner records of those bundles of a namespace that this broker owns."""
         folder = f"{paths.bundle_owner(namespace.tenant, namespace.namespace, '')}"
         return sorted(path for path in self._owned if path.startswith(folder))
@@ -439,7 +439,7 @@ MEMBERS_S = 60.0
 """Seconds between two readings by a broker that is not asked: of 100 brokers and 100 bookies, 350 reads a second."""
 
 
-class ClusterMembers(NamedTuple):
+class RegisteredServers(NamedTuple):
     """The registered brokers and bookies. `away_ms`: since when the metadata does not answer, in ms since the epoch; 0
     if the lists were read just now."""
 
@@ -448,23 +448,23 @@ class ClusterMembers(NamedTuple):
     away_ms: int = 0
 
 
-class LastKnownMembers:
+class LastKnownServers:
     """The lists of registered brokers and bookies that this broker has read last. They stay known when a metadata
     session is lost."""
 
     def __init__(self, clock: Clock, use: MetadataResponsiveness) -> None:
         self._clock = clock
         self._use = use
-        self._last = ClusterMembers()
+        self._last = RegisteredServers()
 
-    async def read(self, store: MetadataStore | None) -> ClusterMembers:
+    async def read(self, store: MetadataStore | None) -> RegisteredServers:
         """Reads and returns the lists of registered brokers and bookies. Returns the lists that were read last if the
         metadata does not answer in time. `store`: the metadata; None while there is no session."""
         try:
             if store is not None:
                 async with asyncio.timeout(METADATA_S):
                     brokers, bookies = await list_brokers(store), await list_bookies(store)
-                self._last = ClusterMembers(tuple(brokers), tuple(bookies))
+                self._last = RegisteredServers(tuple(brokers), tuple(bookies))
                 return self._last
         except (MagnetarError, TimeoutError) as error:
             _LOG.debug("the lists of brokers and bookies are not read: %s", error or "too slow")

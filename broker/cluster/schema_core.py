@@ -1,6 +1,6 @@
 """The rules for a schema, by its type, and whether a new one is compatible with those of a topic (pure).
 
-`SchemaDefinitionText.parse(info)` checks every schema before it is registered, and raises InvalidSchema if it is not
+`CheckedSchemaDefinition.parse(info)` checks every schema before it is registered, and raises InvalidSchema if it is not
 valid. Equal definitions have equal fingerprints. For AVRO, JSON and PROTOBUF, definitions are equal if their canonical
 forms are; for other types, if their bytes are; for KEY_VALUE the encoding must be equal too (not so in Pulsar).
 
@@ -425,7 +425,7 @@ class _NativeJson(msgspec.Struct):
     rootFileDescriptorName: str
 
 
-class SchemaDefinitionText(NamedTuple):
+class CheckedSchemaDefinition(NamedTuple):
     """A schema definition that was checked: its parsed form, and its fingerprint. Equal schemas have equal
     fingerprints."""
 
@@ -433,10 +433,10 @@ class SchemaDefinitionText(NamedTuple):
     fingerprint: bytes  # SHA-256
     node: AvroType | None = None  # of AVRO, JSON, PROTOBUF; None: Jackson's form of JSON
     root: str = ""  # PROTOBUF_NATIVE: the full name of its message
-    halves: tuple[SchemaDefinitionText | None, ...] = ()  # KEY_VALUE: key and value; None: bytes
+    halves: tuple[CheckedSchemaDefinition | None, ...] = ()  # KEY_VALUE: key and value; None: bytes
 
     @classmethod
-    def parse(cls, info: SchemaInfo) -> SchemaDefinitionText:
+    def parse(cls, info: SchemaInfo) -> CheckedSchemaDefinition:
         """Checks and parses a schema. Returns the parsed definition. Raises InvalidSchema, whose text names the error
         and its place."""
         if len(info.data) > DEFINITION_BYTES_MAX:
@@ -457,7 +457,7 @@ class SchemaDefinitionText(NamedTuple):
         return cls(info, _hash(info, b"" if info.type is SchemaType.STRING else info.data))
 
     @classmethod
-    def _avro(cls, info: SchemaInfo) -> SchemaDefinitionText:
+    def _avro(cls, info: SchemaInfo) -> CheckedSchemaDefinition:
         loaded = parse_json(info.data)
         if info.type is SchemaType.JSON and isinstance(loaded, dict) and loaded.get("type") == "object":
             return cls(info, _hash(info, encode_sorted_json(loaded)))  # an old client's
@@ -467,20 +467,20 @@ class SchemaDefinitionText(NamedTuple):
         return cls(info, _hash(info, encode_canonical_schema(loaded)), node)
 
     @classmethod
-    def _pair(cls, info: SchemaInfo) -> SchemaDefinitionText:
+    def _pair(cls, info: SchemaInfo) -> CheckedSchemaDefinition:
         halves = tuple(_half(each, info.type) for each in split_key_value(info))
         told = b"".join(each.fingerprint if each is not None else b"-" for each in halves)
         return cls(info, _hash(info, told + _encoding(info).encode()), halves=halves)
 
 
-def _half(info: SchemaInfo, whole: SchemaType) -> SchemaDefinitionText | None:
+def _half(info: SchemaInfo, whole: SchemaType) -> CheckedSchemaDefinition | None:
     if info.type is whole:
         raise InvalidSchema("a half of KEY_VALUE is a KEY_VALUE")
     if not info.type and info.data:
         raise InvalidSchema(
             "a half of KEY_VALUE has a definition and no type (properties key.schema.type and value.schema.type)"
         )
-    return SchemaDefinitionText.parse(info) if info.type else None
+    return CheckedSchemaDefinition.parse(info) if info.type else None
 
 
 def _encoding(info: SchemaInfo) -> str:
@@ -526,7 +526,7 @@ def _has_message(messages: Sequence[DescriptorProto], name: str, package: str) -
 
 # ------------------------------------------------------------------ together
 def why_incompatible(
-    mode: Compatibility, new: SchemaDefinitionText, live: Sequence[tuple[int, SchemaDefinitionText]]
+    mode: Compatibility, new: CheckedSchemaDefinition, live: Sequence[tuple[int, CheckedSchemaDefinition]]
 ) -> str | None:
     """Returns the reason why the compatibility policy `mode` forbids to add the schema `new` to a topic; None if it may
     be added. `live`: the present schemas of the topic, as pairs of version and definition, the newest last. Raises
@@ -542,7 +542,7 @@ def why_incompatible(
 
 
 def why_consumer_cannot_read(
-    mode: Compatibility, reader: SchemaDefinitionText, live: Sequence[tuple[int, SchemaDefinitionText]]
+    mode: Compatibility, reader: CheckedSchemaDefinition, live: Sequence[tuple[int, CheckedSchemaDefinition]]
 ) -> str | None:
     """Returns the reason why a consumer with the schema `reader` cannot read the messages of a topic with the schemas
     `live`; None if it can. The schema of the consumer may be one that is not registered for the topic."""
@@ -554,7 +554,7 @@ def why_consumer_cannot_read(
     return None
 
 
-def _against(mode: Compatibility, new: SchemaDefinitionText, old: SchemaDefinitionText) -> str | None:
+def _against(mode: Compatibility, new: CheckedSchemaDefinition, old: CheckedSchemaDefinition) -> str | None:
     if new.info.type is not old.info.type:
         return f"the type is {new.info.type.name}, and not {old.info.type.name}"
     if new.info.type is SchemaType.KEY_VALUE:
@@ -570,7 +570,7 @@ def _against(mode: Compatibility, new: SchemaDefinitionText, old: SchemaDefiniti
     return None
 
 
-def _pairs_against(mode: Compatibility, new: SchemaDefinitionText, old: SchemaDefinitionText) -> str | None:
+def _pairs_against(mode: Compatibility, new: CheckedSchemaDefinition, old: CheckedSchemaDefinition) -> str | None:
     if _encoding(new.info) != _encoding(old.info):
         return f"the pair is encoded {_encoding(new.info)}, and not {_encoding(old.info)}"
     for half, one, other in zip(("key", "value"), new.halves, old.halves, strict=True):

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from ...metadata import paths
 from ...metadata.records import SchemaEntry, SchemaListRecord, SchemaRecord
-from ...metadata.store import ABSENT, Delete, MetadataStore, Operation, get_record, put_operation
+from ...metadata.store import ABSENT, Delete, MetadataStore, Operation, get_record, make_put_operation
 from ...proto.applied import AppliedPolicies
 from ...proto.errors import (
     BadVersion,
@@ -42,7 +42,7 @@ from ...runtime.network import World
 from ..common.retry import LastMetadataAnswers
 
 if TYPE_CHECKING:
-    from .schema_core import SchemaDefinitionText
+    from .schema_core import CheckedSchemaDefinition
 
 VERSIONS_MAX = 1000
 """Most versions of a topic: their list is one record of the metadata."""
@@ -60,7 +60,9 @@ T = TypeVar("T")
 _Known = tuple[str, int, bytes]
 """Path, time and hash of a definition: a topic that is deleted and created again has other definitions at the same
 paths."""
-_Rule = Callable[[Compatibility, "SchemaDefinitionText", Sequence[tuple[int, "SchemaDefinitionText"]]], str | None]
+_Rule = Callable[
+    [Compatibility, "CheckedSchemaDefinition", Sequence[tuple[int, "CheckedSchemaDefinition"]]], str | None
+]
 _UNTYPED = (SchemaType.NONE, SchemaType.AUTO_CONSUME)
 
 
@@ -194,7 +196,7 @@ class SchemaRegistry:
         raise OutcomeUnknown(f"the schema of topic {topic.base} may be registered: {last}", topic=topic) from last
 
     async def _put(
-        self, topic: TopicName, record: SchemaListRecord, revision: int, new: SchemaDefinitionText, user: str
+        self, topic: TopicName, record: SchemaListRecord, revision: int, new: CheckedSchemaDefinition, user: str
     ) -> int:
         if len(record.schemas) >= VERSIONS_MAX:
             raise NotAllowed(
@@ -205,8 +207,8 @@ class SchemaRegistry:
         given = new.info
         changed = SchemaListRecord(next=number + 1, schemas=(*record.schemas, entry))
         versions = await self._store.commit([
-            put_operation(_path(topic), changed, revision),
-            put_operation(_path(topic, number), SchemaRecord(
+            make_put_operation(_path(topic), changed, revision),
+            make_put_operation(_path(topic, number), SchemaRecord(
                 type=given.type, name=given.name, data=given.data, properties=given.properties
             ), ABSENT),
         ])  # fmt: skip
@@ -221,7 +223,7 @@ class SchemaRegistry:
             if not record.schemas:
                 return None
             left = () if force else tuple(replace(each, deleted=True) for each in record.schemas)
-            operations: list[Operation] = [put_operation(_path(topic), replace(record, schemas=left), revision)]
+            operations: list[Operation] = [make_put_operation(_path(topic), replace(record, schemas=left), revision)]
             operations += [Delete(_path(topic, each.version)) for each in record.schemas if force]
             try:
                 await self._store.commit(operations)
@@ -321,7 +323,7 @@ class SchemaRegistry:
 
     # ------------------------------------------------------------------ comparing
     async def _refusal(
-        self, topic: TopicName, mode: Compatibility, asked: SchemaDefinitionText, live: Sequence[SchemaEntry]
+        self, topic: TopicName, mode: Compatibility, asked: CheckedSchemaDefinition, live: Sequence[SchemaEntry]
     ) -> str | None:
         from .schema_core import why_incompatible
 
@@ -348,21 +350,21 @@ class SchemaRegistry:
         return found
 
     async def _compared(
-        self, known: list[SchemaVersion], asked: SchemaDefinitionText, rule: _Rule, mode: Compatibility
+        self, known: list[SchemaVersion], asked: CheckedSchemaDefinition, rule: _Rule, mode: Compatibility
     ) -> str | None:
-        from .schema_core import SchemaDefinitionText
+        from .schema_core import CheckedSchemaDefinition
 
         def work() -> str | None:
-            return rule(mode, asked, [(each.version, SchemaDefinitionText.parse(each.info)) for each in known])
+            return rule(mode, asked, [(each.version, CheckedSchemaDefinition.parse(each.info)) for each in known])
 
         return await self._run(work, len(asked.info.data) + sum(len(each.info.data) for each in known))
 
-    async def _defined(self, info: SchemaInfo) -> SchemaDefinitionText:
+    async def _defined(self, info: SchemaInfo) -> CheckedSchemaDefinition:
         """Checks and parses a schema; the first call imports the code for this. Raises InvalidSchema."""
         await self._world.workers.load(f"{__package__}.schema_core")
-        from .schema_core import SchemaDefinitionText
+        from .schema_core import CheckedSchemaDefinition
 
-        return await self._run(lambda: SchemaDefinitionText.parse(info), len(info.data))
+        return await self._run(lambda: CheckedSchemaDefinition.parse(info), len(info.data))
 
     async def _run(self, work: Callable[[], T], size: int) -> T:
         """Runs `work`, in a worker thread if the schema is large, and returns its result. A caller that is cancelled

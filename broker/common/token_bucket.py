@@ -7,7 +7,7 @@ sleeps while it holds anything, and nothing that arrived is dropped. So a rate h
 whatever the size of an entry, and an entry larger than a second's worth is not stuck.
 
 A `RateLimit` is two buckets, for messages and bytes; a rate of 0 has no limit and costs nothing. Several `RateLimit`s
-in a row (subscription, topic, broker) are asked together: `delay_until_rates_allow_s`, `count_entries_rates_allow`.
+in a row (subscription, topic, broker) are asked together: `compute_rate_delay_s`, `count_entries_within_rates`.
 Guarding test: test_token_bucket.py.
 """
 
@@ -119,7 +119,7 @@ class RateLimitedItem(Protocol):
     def size(self) -> int: ...
 
 
-def delay_until_rates_allow_s(rates: Iterable[RateLimit], now: float) -> float:
+def compute_rate_delay_s(rates: Iterable[RateLimit], now: float) -> float:
     """Returns the seconds until all of the rates allow at least one more message; 0 if they allow one now. Increments
     the counter `throttled` of each rate that does not allow one now."""
     longest = 0.0
@@ -131,7 +131,7 @@ def delay_until_rates_allow_s(rates: Iterable[RateLimit], now: float) -> float:
     return longest
 
 
-def count_entries_rates_allow(rates: Iterable[RateLimit], entries: Sequence[RateLimitedItem], now: float) -> int:
+def count_entries_within_rates(rates: Iterable[RateLimit], entries: Sequence[RateLimitedItem], now: float) -> int:
     """Returns how many of `entries`, from the first on, the rates allow now. These are the entries for which there are
     tokens; the last of them may leave a debt."""
     limited = [rate for rate in rates if rate.limited]

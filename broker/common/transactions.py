@@ -23,7 +23,7 @@ from ...proto.states import TxnId, TxnState
 from ...runtime.access import Principal, PrincipalKind
 
 
-def role_of_writable_transactions(principal: Principal) -> str | None:
+def get_writable_transactions_role(principal: Principal) -> str | None:
     """Returns the role to which a transaction must belong so that the caller may write in it; None if the caller may
     write in the transactions of every role.
 
@@ -52,7 +52,7 @@ JoinAnswer = TxnState | Settlement
 """The answer to a join: a state; or, of a committed transaction that the topic has not settled, its settlement."""
 
 
-def txn_state_of_join_answer(joined: JoinAnswer) -> TxnState:
+def convert_join_answer_to_state(joined: JoinAnswer) -> TxnState:
     """Returns the state of the transaction that the coordinator's answer to a join implies."""
     if isinstance(joined, Settlement):
         return TxnState.COMMITTED if joined.committed else TxnState.ABORTED
@@ -86,7 +86,7 @@ class Coordinators(Protocol):
 
         `owner`: the role that writes in the transaction at that topic; InvalidRequest is raised if the transaction
         belongs to another role. `owner` is None for a caller that may write in every transaction
-        (`role_of_writable_transactions`), and for a topic that was loaded with entries of the transaction.
+        (`get_writable_transactions_role`), and for a topic that was loaded with entries of the transaction.
 
         Never raises TransactionForgotten: a transaction that ended long ago is ABORTED for a topic that does not know
         its outcome, because a coordinator forgets a commit only after every participant has stored it. Any other error

@@ -33,7 +33,7 @@ from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from ..session import inspection, settings, summaries
 from ..session.administration import Administration
-from ..session.backlogs import EntryWithHiddenMessages, TopicBacklogs
+from ..session.backlogs import EntryWithHiddenMessages, SubscriptionAdministration
 from ..session.summaries import (
     ClusterSummaries,
     TopicPageQuery,
@@ -64,8 +64,8 @@ class MessageAdminService:
     async def _topic(self, name: str) -> Topic:
         return await self._administration.load_topic(TopicName.parse(name))
 
-    async def _backlogs(self, topic: str) -> TopicBacklogs:
-        return TopicBacklogs(await self._topic(topic))
+    async def _backlogs(self, topic: str) -> SubscriptionAdministration:
+        return SubscriptionAdministration(await self._topic(topic))
 
     async def find_orphans(self, request: wire.FindOrphansRequest, context: CallContext) -> Orphans:
         """Returns the orphaned ledgers (no metadata record names them) and the missing ledgers (a record names them,
@@ -183,8 +183,8 @@ class AdminService:
     async def _topic(self, name: str) -> Topic:
         return await self._administration.load_topic(TopicName.parse(name))
 
-    async def _backlogs(self, topic: str) -> TopicBacklogs:
-        return TopicBacklogs(await self._topic(topic))
+    async def _backlogs(self, topic: str) -> SubscriptionAdministration:
+        return SubscriptionAdministration(await self._topic(topic))
 
     # ------------------------------------------------------------------ tenants
     async def list_tenants(self, request: wire.Empty, context: CallContext) -> list[str]:
@@ -271,7 +271,7 @@ class AdminService:
         name = NamespaceName.parse(request.namespace)
         shown = await self._broker.access.make_topic_filter(context.principal, name)
         if request.in_memory_here:
-            return [*filter(shown, sorted(await self._administration.list_loaded_non_persistent(name)))]
+            return [*filter(shown, sorted(await self._administration.list_loaded_non_persistent_topics(name)))]
         return [*filter(shown, await self._topics_of(name, context.principal, partitions=request.partitions))]
 
     async def _topics_of(self, name: NamespaceName, principal: Principal, *, partitions: bool) -> Sequence[str]:

@@ -30,7 +30,7 @@ from ..node.topic_manager import TopicManager
 Method = Callable[[Any, Any], Awaitable[Any]]
 
 
-def handler_name_of_rpc(method: str) -> str:
+def make_rpc_handler_name(method: str) -> str:
     """Returns the name of the Python method that implements an rpc: `list_topics` for the rpc "ListTopics"."""
     return "".join(f"_{each.lower()}" if each.isupper() else each for each in method).lstrip("_")
 
@@ -39,7 +39,7 @@ def find_rpc_handlers(name: str, parts: Sequence[object]) -> dict[str, Method]:
     """Returns the bound methods that implement the rpcs of the service `name`, by the name of the method. `parts`: the
     objects that together implement the service; exactly one of them must have each method."""
     found = {}
-    for attribute in map(handler_name_of_rpc, list_rpc_names(name)):
+    for attribute in map(make_rpc_handler_name, list_rpc_names(name)):
         having = [part for part in parts if hasattr(part, attribute)]
         assert len(having) == 1, f"{name}: {len(having)} parts have {attribute}"
         found[attribute] = getattr(having[0], attribute)
@@ -57,7 +57,7 @@ class LazyService:
         self._make = make
         self._handlers: dict[str, Method] = {}
         for method in list_rpc_names(name):
-            attribute = handler_name_of_rpc(method)
+            attribute = make_rpc_handler_name(method)
             setattr(self, attribute, self._method(attribute))
 
     def _method(self, attribute: str) -> Method:
@@ -115,7 +115,7 @@ class AuthorizedService:
     def __init__(self, name: str, service: object, access: Authorizer) -> None:
         self.value_handlers: dict[str, Handler] = {}
         for method in list_rpc_names(name):
-            path, attribute, target = f"{name}.{method}", handler_name_of_rpc(method), rpc(name, method)
+            path, attribute, target = f"{name}.{method}", make_rpc_handler_name(method), rpc(name, method)
             handler = getattr(service, attribute)
             if target.streaming:
                 assert any(each.partition(" ")[0] == path for each in RULES), f"{path} has no rule"

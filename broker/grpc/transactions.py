@@ -15,12 +15,12 @@ from ...proto.states import TxnId, TxnState
 from ...proto.statistics import TransactionHere
 from ...runtime.network import CallContext
 from ..common.token_bucket import EventLoopSlices
-from ..common.transactions import Settlement, txn_state_of_join_answer
+from ..common.transactions import Settlement, convert_join_answer_to_state
 from ..node.topic_manager import TopicManager
 from ..session import summaries
 from ..session.topics import find_listener_endpoint
 from ..transaction.intents_core import EndVerb, TransactionRow
-from ..transaction.peers import CoordinatorRequest, CoordinatorRequests, encode_settlement
+from ..transaction.peers import CoordinatorRequest, CoordinatorRequestBatch, encode_settlement
 from ..transaction.records_core import Participant, SinkTag
 from .halves import HalfMessageService
 
@@ -65,7 +65,7 @@ class TransactionService:
 
         _bounded(request.items)
         running = await self._running({item.txn.most for item in request.items})
-        together, owner, turns = CoordinatorRequests(), context.principal.name, EventLoopSlices(
+        together, owner, turns = CoordinatorRequestBatch(), context.principal.name, EventLoopSlices(
             self._broker.world.clock
         )
         for item in request.items:
@@ -141,7 +141,7 @@ class TransactionService:
         except MagnetarError as error:
             return wire.TransactionReply(txn=item.txn, error=to_wire(error))
         told = encode_settlement(joined, topic) if isinstance(joined, Settlement) else None
-        return wire.TransactionReply(txn=item.txn, state=_state(txn_state_of_join_answer(joined)), settlement=told)
+        return wire.TransactionReply(txn=item.txn, state=_state(convert_join_answer_to_state(joined)), settlement=told)
 
     async def abort_open(self, request: wire.AbortOpenRequest, context: CallContext) -> wire.AbortOpenReply:
         _bounded(request.items)
@@ -198,7 +198,7 @@ class TransactionAdminService:
         if not await self._broker.transactions.has_been_loaded(number):
             return wire.ListTransactionsReply(ledger_id=-1)  # and it is not loaded for the question
         coordinator = await self._broker.transactions.load_owned_coordinator(number)
-        found, ledger = coordinator.statistics(), coordinator.log.size_of_current_ledger
+        found, ledger = coordinator.statistics(), coordinator.log.current_ledger_usage
         rows = coordinator.list_transactions(txn, min(request.limit or LIST_DEFAULT, ITEMS_MAX))
         return wire.ListTransactionsReply(
             items=[_row(number, row) for row in rows], open=found["open"], prepared=found["prepared"],

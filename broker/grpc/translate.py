@@ -126,7 +126,7 @@ def make_seek_done_frame(id_: int, request_id: int, session: ConsumerSession) ->
 
 def _set_start(answer: wire.Subscribed | wire.Done, session: ConsumerSession) -> None:
     """Names in the answer the message after which a reader begins, if one place says that."""
-    if (start := session.find_reader_start()) is not None:
+    if (start := session.find_reader_start_message()) is not None:
         answer.start.ledger_id, answer.start.entry_id = start.ledger_id, start.entry_id
         answer.start.batch_index = start.batch_index
 
@@ -236,17 +236,17 @@ def parse_permission_change(request: wire.ChangePermissionsRequest) -> Callable[
     is invalid."""
     kind, given = request.WhichOneof("change"), request
     if kind == "grant":
-        return lambda record, topic: permissions.record_with_grant(record, topic, given.grant.role, given.grant.actions)
+        return lambda record, topic: permissions.set_role_grant(record, topic, given.grant.role, given.grant.actions)
     if kind == "revoke":
-        return lambda record, topic: permissions.record_without_grant(record, topic, given.revoke)
+        return lambda record, topic: permissions.remove_role_grant(record, topic, given.revoke)
     if given.topic:
         raise InvalidRequest("the lists of subscriptions are those of a namespace: name that")
     if kind == "grant_subscription":
         of = given.grant_subscription
-        return lambda record, _: permissions.record_with_subscription_roles(record, of.subscription, of.roles)
+        return lambda record, _: permissions.set_subscription_roles(record, of.subscription, of.roles)
     if kind == "revoke_subscription":
         left = given.revoke_subscription
-        return lambda record, _: permissions.record_without_subscription_roles(record, left.subscription, left.roles)
+        return lambda record, _: permissions.remove_subscription_roles(record, left.subscription, left.roles)
     if kind == "prefix_mode":
         return lambda record, _: replace(record, prefix_mode=given.prefix_mode)
     raise InvalidRequest("a change of permissions that this broker does not know")

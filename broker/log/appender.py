@@ -38,7 +38,7 @@ from .slow_publishes import SlowPublishLog
 # An entry in flight to a topic's log, and its publisher, which gets the outcome.
 
 
-class Publisher(Protocol):
+class LogOutcomePort(Protocol):
     """The port through which a log reports the outcome of a publish to the producer that published the entry. No method
     may wait or raise."""
 
@@ -54,8 +54,8 @@ class Publish(QueuedPublish):
                  "timestamp_ms", "txn")  # fmt: skip
 
     def __init__(
-        self, publisher: Publisher, client_part: Buffer, numbers: SequenceRange, *, count: int, deliver_at_ms: int = 0,
-        txn: TxnId | None = None, name: str = "", checksum: int | None = None,
+        self, publisher: LogOutcomePort, client_part: Buffer, numbers: SequenceRange, *, count: int,
+        deliver_at_ms: int = 0, txn: TxnId | None = None, name: str = "", checksum: int | None = None,
     ) -> None:  # fmt: skip
         self.frames: tuple[Buffer, ...] = ()  # here, and not by its bases: three calls a message less
         self.size, self.header, self.tail = 0, b"", None

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from ...proto.entry import chunk_uuid, find_distinct_keys, key_of_single_message, parse_stored_head
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import MagnetarError
-from ...proto.names import Position, sticky_slot
+from ...proto.names import Position, compute_key_slot
 from ...runtime.files import Buffer
 from .unfolding import is_entry_slow_to_parse
 
@@ -72,11 +72,11 @@ class StoredEntry:
     @property
     def slots(self) -> tuple[int, ...]:
         """Returns the Key_Shared slots of the keys of the entry's messages, the slot of the first message first.
-        `find_key_slots` or `set_key_slots` must have been called before."""
-        assert self._slots is not None, "find_key_slots comes before"
+        `compute_key_slots_if_quick` or `set_key_slots` must have been called before."""
+        assert self._slots is not None, "compute_key_slots_if_quick comes before"
         return self._slots
 
-    def find_key_slots(self) -> bool:
+    def compute_key_slots_if_quick(self) -> bool:
         """Computes the Key_Shared slots of the entry's messages, stores them in this object, and returns True. If that
         would take long (unfolding.py), does nothing and returns False. Then the caller must compute the slots in a
         thread, and call `set_key_slots`."""
@@ -121,7 +121,9 @@ def _slots_of(entry: Buffer) -> tuple[int, ...] | None:
             return _slots_of_one(head.metadata)
         if is_entry_slow_to_parse(head.metadata):
             return None
-        return tuple(dict.fromkeys(map(sticky_slot, find_distinct_keys(head.metadata, head.payload_offset, entry))))
+        return tuple(
+            dict.fromkeys(map(compute_key_slot, find_distinct_keys(head.metadata, head.payload_offset, entry)))
+        )
     except MagnetarError:
         return ()  # damaged: its consumer detects that
 
@@ -138,7 +140,7 @@ class _Slots(dict[bytes, tuple[int, ...]]):
     def __missing__(self, key: bytes) -> tuple[int, ...]:
         if len(self) >= KNOWN_KEYS_MAX:
             self.clear()
-        found = (sticky_slot(key),)
+        found = (compute_key_slot(key),)
         if len(key) <= KNOWN_KEY_BYTES_MAX:
             self[key] = found
         return found

@@ -668,7 +668,7 @@ class CompactionRun:
             yield entries
         shape, reader = self._shown.shape, self._shown.reader
         position = shape.after(old.horizon) if old is not None else shape.position_at_or_after(shape.start)
-        while (position := shape.next_position_not_lost(position)) <= self._horizon and shape.is_readable(position):
+        while (position := shape.next_unskipped_position(position)) <= self._horizon and shape.is_readable(position):
             entries = await self._tried(partial(reader.read, position, bytes_max))
             yield [entry for entry in entries if entry.position <= self._horizon]
             position = shape.after(entries[-1].position)

@@ -59,7 +59,7 @@ from ...proto.entry import (
     Buffer,
     EntryHeader,
     MessageFields,
-    decode_columns,
+    decode_message_columns,
     encode_entry,
     encode_item_prefix,
     parse_header,
@@ -201,7 +201,7 @@ def parse_entry(entry: Buffer) -> Opened | None:
             return header, [header.metadata], [b"a part of a payload"]  # which is compressed as a whole
         if header.metadata.encryption_keys:
             return None if header.batched else (header, [header.metadata], [b"encrypted"])
-        return (header, *decode_columns(header, part))
+        return (header, *decode_message_columns(header, part))
     except CorruptEntry:
         return None
 

@@ -227,7 +227,7 @@ class CommittedReader:
         return await self._next_shown(await self._log.locate_time(time_ms))
 
     async def _next_shown(self, place: PositionAndIndex) -> PositionAndIndex:
-        position = self._shape.next_position_not_lost(place.position)
+        position = self._shape.next_unskipped_position(place.position)
         if not self._shape.is_readable(position):
             return PositionAndIndex(self._shape.after(self._shape.stable), self._shape.end_index)
         if position == place.position:
@@ -241,7 +241,7 @@ class CommittedReader:
         return self._log.cached_message_index_after(mark)
 
     async def read_last_message(self) -> tuple[Position, int, int] | None:
-        last = self._shape.last_position_not_lost
+        last = self._shape.last_unskipped_position
         if last.entry_id < 0:
             return None
         entry = await self._log.read_entry(last)

@@ -161,7 +161,7 @@ class SequenceRange(NamedTuple):
         entry may declare any first and last id.)"""
         return self.last - self.first >= SPAN_MAX or self.last >= ID_END
 
-    def add_ids_to(self, ids: BitMap64) -> None:
+    def add_sequence_ids_to(self, ids: BitMap64) -> None:
         """Adds each sequence id of the range to the set `ids`. Adds nothing if the range has too many ids."""
         if not self.has_too_many_ids:
             ids.add_range(self.first, self.last + 1)

@@ -117,7 +117,7 @@ class LogShape:
         found = self._holes.get(position[0]) if self._holes else None
         return next((run for run in found or () if run[0] <= position[1] <= run[1]), None)
 
-    def next_position_not_lost(self, position: Position) -> Position:
+    def next_unskipped_position(self, position: Position) -> Position:
         """Returns the first position at or after `position` that is not in a range of skipped lost entries. An entry
         exists there, or the next entry will be stored there."""
         position = self.position_at_or_after(position)
@@ -126,7 +126,7 @@ class LogShape:
         return position
 
     @property
-    def last_position_not_lost(self) -> Position:
+    def last_unskipped_position(self) -> Position:
         """Returns the position of the last entry that readers see and that is not in a range of skipped lost
         entries."""
         position = self.last
@@ -197,7 +197,7 @@ class LogShape:
         return sum([span.size for span in self._spans.values()])
 
     @property
-    def only_open_span(self) -> Span | None:
+    def single_open_span(self) -> Span | None:
         """Returns the span of the only ledger of the log, if the log has exactly one ledger and that is open; else
         None. While this span is open, it stays the only one."""
         if len(self._ids) != 1:
@@ -306,7 +306,7 @@ class LogShape:
         span = self._spans.get(position[0])
         return span is not None and 0 <= position[1] <= span.last_entry
 
-    def limit_mark_to_log(self, mark: Position) -> Position:
+    def clamp_mark_to_log(self, mark: Position) -> Position:
         """Returns the position `mark`, moved to the start of the log if it is before that, or to the last entry if it
         is after that."""
         return min(max(mark, self.start), max(self.last, self.start))

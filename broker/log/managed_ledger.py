@@ -109,7 +109,7 @@ def topic_path(topic: TopicName) -> str:
     return paths.topic(topic.tenant, topic.namespace, topic.stored_local)
 
 
-def claim_check(topic: TopicName, claim: str) -> NodeUpdate:
+def make_claim_check(topic: TopicName, claim: str) -> NodeUpdate:
     """Returns a change that writes nothing, for a commit of other changes. It lets the commit succeed only while the
     topic has the claim `claim`; otherwise the commit raises TopicFenced."""
     path = topic_path(topic)
@@ -205,7 +205,7 @@ Claims = Callable[[TopicName, TopicRecord, str], Sequence[NodeUpdate]]
 claims the topic. A record that is left out is claimed when it is opened."""
 
 
-def make_no_takeover_operations(topic: TopicName, record: TopicRecord, claim: str) -> Sequence[NodeUpdate]:
+def make_no_extra_claims(topic: TopicName, record: TopicRecord, claim: str) -> Sequence[NodeUpdate]:
     """Returns (). The default of `claims`: the new owner of the topic claims nothing besides the list of ledgers."""
     return ()
 
@@ -221,7 +221,7 @@ class ManagedLedger:
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, topic: TopicName, *,
-        replication: Policy, shrink: StripingReduction, claims: Claims = make_no_takeover_operations,
+        replication: Policy, shrink: StripingReduction, claims: Claims = make_no_extra_claims,
     ) -> None:  # fmt: skip
         self.shape = LogShape()
         self.reader = TopicLogReader(ledgers, self.shape, cache)
@@ -331,7 +331,7 @@ class ManagedLedger:
             properties={"topic": self._topic.full}, shrink=self._shrink, above=above,
         )  # fmt: skip
 
-    async def add_with_retries(
+    async def add_ledger_with_retries(
         self, draft: LedgerRecord | None, *, end_index: int, created_ms: int, ended: TopicLedger | None
     ) -> tuple[LedgerWriter, list[int]]:
         """Adds a ledger as `add_ledger` does. Retries until that succeeds, or until the deadline of the caller cancels
@@ -428,7 +428,7 @@ class ManagedLedger:
         )
         self.reader.discard(ended.ledger_id)
 
-    async def commit_end(self, ended: TopicLedger, *, terminated: bool | None) -> None:
+    async def commit_closed_last_ledger(self, ended: TopicLedger, *, terminated: bool | None) -> None:
         """Stores in the list that the last ledger is closed (its row is `ended`), without adding a new ledger."""
         await self.listed.change([*self.listed.record.ledgers[:-1], ended], terminated=terminated)
 

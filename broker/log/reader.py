@@ -1,5 +1,5 @@
 """Reading a topic's log: by position, by message index, by time. Entries are served from the caches or from bookies.
-After it, the memory that all subscriptions of a broker have for what they read (`ReadMemory`).
+After it, the memory that all subscriptions of a broker have for what they read (`ReadMemoryBudget`).
 
 The tail cache serves consumers at the tail. What is read from bookies is put into a cache of its own (both belong to
 all topics of the broker), and a read in progress is shared: a hundred subscriptions that catch up side by side read
@@ -209,12 +209,12 @@ class TopicLogReader:
         return None if entry is None else entry.first_index
 
     def _following(self, mark: Position) -> Position:
-        return self._shape.next_position_not_lost(Position(mark[0], mark[1] + 1))
+        return self._shape.next_unskipped_position(Position(mark[0], mark[1] + 1))
 
     async def read_last_message(self) -> tuple[Position, int, int] | None:
         """Returns the last message that readers see: the position of its entry, its batch index (-1: the entry is not a
         batch) and its index; None if there is no such message."""
-        last = self._shape.last_position_not_lost
+        last = self._shape.last_unskipped_position
         if last.entry_id < 0:
             return None
         entry = await self.read_entry(last)
@@ -225,12 +225,12 @@ class TopicLogReader:
 
     async def _after(self, span: Span) -> PositionAndIndex:
         """Returns the position of the first entry after the span, and the index of its first message."""
-        position = self._shape.next_position_not_lost(Position(span.ledger_id, span.last_entry + 1))
+        position = self._shape.next_unskipped_position(Position(span.ledger_id, span.last_entry + 1))
         return _indexed(await self.read_entry(position)) if self._shape.is_readable(position) else self._end_position()
 
     def _is_any_before(self, span: Span, entry: StoredEntry | None) -> bool:
         """Returns True if the ledger has an entry before `entry`. `entry` None: if the ledger has any entry."""
-        first = self._shape.next_position_not_lost(Position(span.ledger_id, 0))
+        first = self._shape.next_unskipped_position(Position(span.ledger_id, 0))
         return self._shape.has_entry(first) and first < (
             Position(span.ledger_id + 1, 0) if entry is None else entry.position
         )
@@ -293,11 +293,11 @@ class ReadMemoryHolder(Protocol):
 
     def release_memory(self) -> None:
         """Drops all entries that can be read again, and reports how many bytes remain to
-        `ReadMemory.set_used_bytes_of_holder`."""
+        `ReadMemoryBudget.set_used_bytes_of_holder`."""
         ...
 
 
-class ReadMemory:
+class ReadMemoryBudget:
     """Limits the memory of one broker for entries that subscriptions have read and not yet delivered."""
 
     def __init__(self, limit: int) -> None:

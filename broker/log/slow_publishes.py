@@ -33,7 +33,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ...ledger import LedgerWriter
-from ...proto.entry import decode_columns, decode_properties, parse_header
+from ...proto.entry import decode_message_columns, decode_properties, parse_header
 from ...proto.errors import CorruptEntry
 from ...proto.names import TopicName
 from ...runtime.clock import Clock
@@ -106,7 +106,7 @@ def find_trace_id(entry: bytes) -> str:
         header = parse_header(entry, verify=False)
         contexts = [decode_properties(header.metadata)]
         if header.batched and not header.metadata.encryption_keys and not is_entry_slow_to_parse(header.metadata):
-            contexts += map(decode_properties, decode_columns(header, entry)[0])
+            contexts += map(decode_properties, decode_message_columns(header, entry)[0])
         for properties in contexts:
             for key in TRACE_KEYS:
                 parts = properties.get(key, "").split("-")

@@ -89,7 +89,7 @@ class TopicStateLedgers:
             shrink=self._shrink,
         )  # fmt: skip
 
-    async def create_closed(self, entries: Sequence[bytes]) -> int:
+    async def create_closed_ledger(self, entries: Sequence[bytes]) -> int:
         """Creates a ledger with these entries, closes it, and returns its id. If that fails, deletes the ledger,
         because no record names it."""
         writer = await self.create()

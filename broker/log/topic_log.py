@@ -61,7 +61,7 @@ from .appender import LogAppender, Publish
 from .cache import TailCache
 from .log_queue_core import LogQueue
 from .log_shape_core import allowed_replication_shortfall
-from .managed_ledger import Claims, ManagedLedger, TopicFenced, make_no_takeover_operations
+from .managed_ledger import Claims, ManagedLedger, TopicFenced, make_no_extra_claims
 from .slow_publishes import SlowPublishLog
 
 _LOG = logging.getLogger("magnetar.broker.log")
@@ -88,7 +88,7 @@ class TopicLog:
         on_delayed: Callable[[Position, int], None], on_lost: Callable[[MagnetarError], None],
         owned: Callable[[], bool], publish_seconds: Histogram | None = None,
         on_ledger_delayed: Callable[[MagnetarError], None] = lambda error: None,
-        claims: Claims = make_no_takeover_operations,
+        claims: Claims = make_no_extra_claims,
         slow_publishes: SlowPublishLog | None = None,
     ) -> None:  # fmt: skip
         self.topic = topic
@@ -262,7 +262,7 @@ class TopicLog:
         stored, ended = self._appender.end_ledger(last_entry)
         end_index = ended.end_index if ended is not None else self.shape.end_index
         try:
-            writer, empty = await self._managed_ledger.add_with_retries(
+            writer, empty = await self._managed_ledger.add_ledger_with_retries(
                 draft, end_index=end_index, created_ms=self._now_ms(), ended=ended
             )
         except BaseException:
@@ -396,7 +396,7 @@ class TopicLog:
         self._appender.confirm(stored)
         if ended is not None:
             self._managed_ledger.close_last_ledger_in_shape(ended)
-            await self._managed_ledger.commit_end(ended, terminated=terminated or None)
+            await self._managed_ledger.commit_closed_last_ledger(ended, terminated=terminated or None)
         elif terminated:
             await self._managed_ledger.terminate()
 

@@ -1,8 +1,8 @@
 """The slots of an entry whose messages take long to parse: many of them, or many bytes once decompressed.
 
 Key_Shared has to know the key of each message of a batch. Of most entries that is less than a millisecond, in the event
-loop (`StoredEntry.find_key_slots`). An entry may be 64 KB on the wire and 64 MiB decompressed, or contain half a
-million messages: it is decompressed in a thread, into memory that the entry's declared size bounds
+loop (`StoredEntry.compute_key_slots_if_quick`). An entry may be 64 KB on the wire and 64 MiB decompressed, or contain
+half a million messages: it is decompressed in a thread, into memory that the entry's declared size bounds
 (proto/compression.py), and its messages are parsed in slices (`EventLoopSlices`). One entry at a time in a process, so
 they never take more than 64 MiB together. Nothing of a subscription overtakes its entry meanwhile (read_ahead.py).
 Compaction and dead letters parse such an entry in a thread (`run_in_thread_if_slow`).
@@ -22,7 +22,7 @@ from ...proto.compression import decompress_to_mapping
 from ...proto.entry import PROPERTIES_LONG, collect_item_keys, parse_stored_head
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import CorruptEntry
-from ...proto.names import sticky_slot
+from ...proto.names import compute_key_slot
 from ...runtime.files import Buffer
 from ...runtime.network import World
 from ..common.token_bucket import EventLoopSlices
@@ -102,7 +102,7 @@ async def _looked_at(world: World, payload: bytes | mmap, messages: int) -> tupl
         found: dict[bytes, None] = {}
         some = min(messages, _MESSAGES_AT_ONCE)
         offset = collect_item_keys(payload, offset, some, found)
-        slots.update(dict.fromkeys(map(sticky_slot, found)))
+        slots.update(dict.fromkeys(map(compute_key_slot, found)))
         messages -= some
         if turns.is_slice_used_up:
             await turns.begin_slice()

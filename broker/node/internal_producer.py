@@ -35,7 +35,7 @@ from ...runtime.network import Channel, Endpoint, World, rpc
 from ...runtime.tasks import run_together
 from ..common.transactions import Settlement
 from ..log.managed_ledger import topic_path
-from ..transaction.peers import BrokerPeers
+from ..transaction.peers import TransactionPeerClient
 
 if TYPE_CHECKING:
     from ..transaction.records_core import HalfMessage, Participant
@@ -109,7 +109,7 @@ class InternalProducer:
         self, topic: TopicName, name: str, client_parts: Sequence[bytes], spread: int, schema: wire.SchemaInfo | None
     ) -> list[Position | None]:
         await self._world.workers.load(f"{__package__}.one_producer")
-        from .one_producer import publish_entries_of_one_producer
+        from .one_producer import publish_entries_as_one_producer
 
         me = self._world.network.connect(Endpoint.parse(self._endpoint()))
         owner: Channel | None = None
@@ -124,7 +124,7 @@ class InternalProducer:
             opening = wire.OpenProducer(topic=topic.full, producer_name=name, instance=name, copies=True)
             if schema is not None:
                 opening.schema.CopyFrom(schema)
-            return await publish_entries_of_one_producer(self._world, owner or me, opening, client_parts)
+            return await publish_entries_as_one_producer(self._world, owner or me, opening, client_parts)
         finally:
             await me.close()
             if owner is not None:
@@ -219,7 +219,7 @@ class TopicTransactionSettler:
 
     def __init__(
         self, metadata: MetadataStore, load: Callable[[TopicName], Awaitable[object]],
-        owner: Callable[[TopicName], Awaitable[str]], peers: Callable[[], BrokerPeers],
+        owner: Callable[[TopicName], Awaitable[str]], peers: Callable[[], TransactionPeerClient],
     ) -> None:  # fmt: skip
         self._metadata = metadata
         self._load = load
@@ -228,7 +228,7 @@ class TopicTransactionSettler:
         self._owners: dict[str, str] = {}  # as they were last found
 
     async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
-        """Applies the outcomes of transactions to a topic of any broker (see `SettlementTargets` in
+        """Applies the outcomes of transactions to a topic of any broker (see `SettlementTransport` in
         broker/transaction/peers.py). Returns, for each transaction, None if the topic has stored the outcome or is
         certainly deleted, else the error."""
         try:

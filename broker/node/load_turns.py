@@ -198,7 +198,7 @@ def compute_cache_limits(state_bytes: int, config: BrokerConfig) -> CacheLimits:
     return CacheLimits(tail, recent, over - (config.cache_bytes - tail))
 
 
-def ack_hole_memory_limit(sizes: Sequence[int], limit: int, own_max: int) -> int:
+def compute_hole_memory_limit(sizes: Sequence[int], limit: int, own_max: int) -> int:
     """Returns the limit, in bytes, for the memory of the acknowledged ranges ("holes") of each subscription. `sizes`:
     the present sizes of the holes of all subscriptions. If their sum exceeds `limit`, the result is the size to which
     the larger ones must be reduced so that the sum is `limit`. The result is at most `own_max`."""
@@ -242,7 +242,7 @@ class BrokerStateMemory:
             if turns.is_slice_used_up:
                 await turns.begin_slice()
         self.bytes = total + sum(holes)
-        most = ack_hole_memory_limit(holes, self._config.state_memory_bytes, self._config.cursor_memory_bytes)
+        most = compute_hole_memory_limit(holes, self._config.state_memory_bytes, self._config.cursor_memory_bytes)
         for subscription in subscriptions:
             before, subscription.dispatcher.memory_bytes_max = subscription.dispatcher.memory_bytes_max, most
             if most > before and subscription.consumers:

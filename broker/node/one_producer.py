@@ -1,6 +1,6 @@
 """A producer of the broker itself, on a stream of its own: it opens, publishes, and ends when it has all receipts.
 
-    positions = await publish_entries_of_one_producer(world, channel, opening, client_parts)
+    positions = await publish_entries_as_one_producer(world, channel, opening, client_parts)
 
 The driver of a `ProducerCore`, as the SDK has one; the caller is broker/node/internal_producer.py.
 Guarding tests: tests/broker/subscription/test_dead_letters.py.
@@ -34,7 +34,7 @@ _ID = 1
 """The id of the only producer on its stream."""
 
 
-async def publish_entries_of_one_producer(
+async def publish_entries_as_one_producer(
     world: World, channel: Channel, opening: wire.OpenProducer, client_parts: Sequence[bytes]
 ) -> list[Position | None]:
     """Publishes entries over `channel` as one producer, and waits for their receipts. Returns the position of each

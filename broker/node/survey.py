@@ -153,7 +153,7 @@ class _Walk:
             group = self._begin_group(topic)
         sums, only = group.sums, traffic.walked_span
         if only is None or not only.open:  # while it is open, no other ledger is added, and it is not trimmed
-            only = traffic.walked_span = log.shape.only_open_span
+            only = traffic.walked_span = log.shape.single_open_span
         sums.topics += 1
         sums.storage_bytes += log.shape.size if only is None else only.size
         if log.is_degraded:

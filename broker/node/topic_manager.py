@@ -56,9 +56,9 @@ from ..cluster.bundles_core import bundle_name
 from ..cluster.catalog import Catalog, CatalogLimits
 from ..cluster.orphans import Orphan, OrphanSearchResult, delete_orphans, find_orphans
 from ..cluster.ownership import (
-    ClusterMembers,
-    LastKnownMembers,
+    LastKnownServers,
     Ownership,
+    RegisteredServers,
     list_bookies,
     list_brokers,
     list_bundle_owners,
@@ -75,7 +75,7 @@ from ..log.cache import TailCache
 from ..log.compaction import CompactedLedger
 from ..log.log_shape_core import allowed_replication_shortfall
 from ..log.managed_ledger import ManagedLedgerRecord, SkipLostRequest, TopicFenced
-from ..log.reader import ReadMemory
+from ..log.reader import ReadMemoryBudget
 from ..log.slow_publishes import SlowPublishLog
 from ..topic.maintenance import run_maintenance
 from ..topic.nonpersistent import NonPersistentStorage
@@ -239,7 +239,7 @@ class TopicManager:
         self._rates = BrokerRateLimits(config)
         self.memory = CallerMemory(config.client_memory_bytes or measure_machine_memory() // 4)
         self.cache = TailCache(config.cache_bytes, TailCache(config.catch_up_cache_bytes))
-        self.reads = ReadMemory(config.read_memory_bytes)
+        self.reads = ReadMemoryBudget(config.read_memory_bytes)
         self.state = BrokerStateMemory(config, world.clock, self.cache, self.memory)
         self.publish_seconds = Histogram(SECONDS)  # of each entry of any topic: from arrival to confirmation
         self.slow_publishes = SlowPublishLog(world.clock, config.slow_publish_s)
@@ -252,7 +252,7 @@ class TopicManager:
         self.started_ms = world.clock.wall_ms()  # since the epoch
         self.survey = TopicSurveyRunner(world.clock, lambda: self.loaded.values())
         self.metadata_use = MetadataResponsiveness(world.clock)
-        self.members = LastKnownMembers(world.clock, self.metadata_use)
+        self.members = LastKnownServers(world.clock, self.metadata_use)
         self.heirs: dict[str, BrokerRecord] = {}  # brokers that got bundles of this one, by endpoint
         self._moved: dict[str, BrokerRecord] = {}  # who got the topics that were loaded here, by full name
         self._ordered_to_drain = False
@@ -418,7 +418,7 @@ class TopicManager:
             raise Unavailable(_UNSETTLED)
         ownership, turns = session.ownership, asyncio.Semaphore(MOVED_AT_ONCE)
         await ownership.set_draining(True)
-        if not await ownership.has_heirs():
+        if not await ownership.has_other_brokers_in_group():
             return len(ownership.owner_record_paths)
         clock = self.world.clock
         looked_s, stands = clock.monotonic(), True
@@ -439,7 +439,7 @@ class TopicManager:
         await run_together([move(path) for path in ownership.owner_record_paths], "drain")
         return len(ownership.owner_record_paths)
 
-    async def apply_drain_request(self) -> None:
+    async def apply_drain_order(self) -> None:
         """Called periodically. If the metadata contains an operator's order to drain this broker, drains this broker,
         and tries again to move bundles that could not be moved before. Ends the drain if the order was removed. An
         order also applies after a restart."""
@@ -572,7 +572,7 @@ class TopicManager:
     async def list_brokers(self) -> list[BrokerRecord]:
         return await list_brokers(self._open().metadata)
 
-    async def read_brokers_and_bookies(self) -> ClusterMembers:
+    async def read_brokers_and_bookies(self) -> RegisteredServers:
         """Returns the registered brokers and bookies. If the metadata does not answer in time, returns the last known
         lists (broker/cluster/ownership.py)."""
         session = self._session
@@ -595,7 +595,7 @@ class TopicManager:
         has no ownership session."""
         return self._session.ledgers.statistics() if self._session is not None else {}
 
-    def next_client_id(self) -> int:
+    def allocate_client_id(self) -> int:
         """Returns a new id for a producer or consumer. An id is never used twice in this process."""
         self._next_id += 1
         return self._next_id
@@ -693,7 +693,7 @@ class TopicManager:
             raise Unavailable(_UNSETTLED)
         ownership, record = session.ownership, await self._get_namespace_with_bundle(name, bundle)
         topics = bundles = 0
-        for path in ownership.owned_bundles(name):
+        for path in ownership.list_owned_bundle_paths(name):
             if not path.endswith(bundle):
                 continue
             going: list[Topic] = []

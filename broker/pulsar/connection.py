@@ -46,7 +46,7 @@ from . import lookup
 from .consumer import ConsumerHandler
 from .frames import FRAME_EXTRA_BYTES, NO_REQUEST, PulsarFrameSplitter, SharedReceiveBuffer, encode_frame, parse_frame
 from .producer import ProducerHandler, payload_bytes_max
-from .translate import pulsar_error_number
+from .translate import find_pulsar_error_number
 
 if TYPE_CHECKING:
     from .protocol import OpenProducers
@@ -366,7 +366,7 @@ class PulsarConnection:
 
     def _refuse(self, error: MagnetarError) -> NoReturn:
         self.send(encode_frame(error=pulsar.CommandError(
-            request_id=NO_REQUEST, error=pulsar_error_number(error), message=error.message
+            request_id=NO_REQUEST, error=find_pulsar_error_number(error), message=error.message
         )))  # fmt: skip
         self._flush()
         raise error
@@ -422,8 +422,8 @@ class PulsarConnection:
 
     def send_error(self, request_id: int, error: MagnetarError, number: pulsar.ServerError | None = None) -> None:
         """Sends an ERROR command that answers the request `request_id`. `number`: the error number to send; None: the
-        number that `pulsar_error_number` (translate.py) returns for `error`."""
-        number = pulsar_error_number(error) if number is None else number
+        number that `find_pulsar_error_number` (translate.py) returns for `error`."""
+        number = find_pulsar_error_number(error) if number is None else number
         self.send(encode_frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message)))
 
     def send_success(self, request_id: int) -> None:
@@ -535,7 +535,7 @@ class HandlerTable:
             known.answer_repeated_open(asked.request_id)
             return
         if known is not None:
-            known.leave_replaced()
+            known.remove_and_leave()
         if self._has_ids(asked.request_id):
             handler = self.producers[asked.producer_id] = ProducerHandler(self._connection, asked)
             handler.start_opening()

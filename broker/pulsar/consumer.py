@@ -33,7 +33,7 @@ from ..subscription.core.subscription_types import find_subscription_type
 from . import translate
 from .frames import NO_REQUEST, encode_frame, encode_message_head
 from .transactions import has_txn, transaction_id_of
-from .translate import ensure_magnetar_error, pulsar_error_number
+from .translate import ensure_magnetar_error, find_pulsar_error_number
 
 if TYPE_CHECKING:
     from .connection import PulsarConnection
@@ -154,7 +154,7 @@ class ConsumerHandler:
             await translate.ack_in_transaction(session, transaction_id_of(asked), asked)
         except Exception as failure:
             error = ensure_magnetar_error(failure)
-            answer.error, answer.message = pulsar_error_number(error), error.message
+            answer.error, answer.message = find_pulsar_error_number(error), error.message
         if asked.HasField("request_id"):
             answer.request_id = asked.request_id
             self._connection.send(encode_frame(ack_response=answer))
@@ -167,7 +167,7 @@ class ConsumerHandler:
         except Exception as failure:
             error = ensure_magnetar_error(failure)
         if error is not None:
-            answer.error, answer.message = pulsar_error_number(error), error.message
+            answer.error, answer.message = find_pulsar_error_number(error), error.message
         self._connection.send(encode_frame(ack_response=answer))
 
     def redeliver(self, asked: pulsar.CommandRedeliverUnacknowledgedMessages) -> Iterator[None]:

@@ -50,7 +50,13 @@ from ..transaction.coordinators import ASSIGN_TOPIC
 from . import transactions
 from .consumer import ConsumerHandler
 from .frames import encode_frame
-from .translate import encode_message_id, ensure_magnetar_error, make_wire_schema, parse_schema, pulsar_error_number
+from .translate import (
+    encode_message_id,
+    ensure_magnetar_error,
+    find_pulsar_error_number,
+    make_wire_schema,
+    parse_schema,
+)
 
 if TYPE_CHECKING:
     from .connection import PulsarConnection
@@ -105,7 +111,7 @@ def _first(urls: list[str], scheme: str) -> str:
 def _lookup_failed(asked: Any, error: MagnetarError) -> bytes:
     return encode_frame(lookup_response=pulsar.CommandLookupTopicResponse(
         request_id=asked.request_id, response=pulsar.CommandLookupTopicResponse.Failed,
-        error=pulsar_error_number(error), message=error.message,
+        error=find_pulsar_error_number(error), message=error.message,
     ))  # fmt: skip
 
 
@@ -126,7 +132,7 @@ async def _partitions(connection: PulsarConnection, asked: pulsar.CommandPartiti
 def _partitions_failed(asked: Any, error: MagnetarError) -> bytes:
     return encode_frame(partitioned_metadata_response=pulsar.CommandPartitionedTopicMetadataResponse(
         request_id=asked.request_id, response=pulsar.CommandPartitionedTopicMetadataResponse.Failed,
-        error=pulsar_error_number(error),
+        error=find_pulsar_error_number(error),
         message=error.message,
     ))  # fmt: skip
 
@@ -166,7 +172,9 @@ def topics_hash(names: list[str]) -> str:
 
 def _failed(asked: Any, error: MagnetarError) -> bytes:
     return encode_frame(
-        error=pulsar.CommandError(request_id=asked.request_id, error=pulsar_error_number(error), message=error.message)
+        error=pulsar.CommandError(
+            request_id=asked.request_id, error=find_pulsar_error_number(error), message=error.message
+        )
     )
 
 
@@ -193,7 +201,7 @@ def _schema_is(request_id: int, info: SchemaInfo, version: bytes) -> bytes:
 
 def _schema_failed(asked: Any, error: MagnetarError) -> bytes:
     return encode_frame(get_schema_response=pulsar.CommandGetSchemaResponse(
-        request_id=asked.request_id, error_code=pulsar_error_number(error), error_message=error.message
+        request_id=asked.request_id, error_code=find_pulsar_error_number(error), error_message=error.message
     ))  # fmt: skip
 
 
@@ -217,7 +225,7 @@ async def _new_schema(connection: PulsarConnection, asked: pulsar.CommandGetOrCr
 
 def _new_schema_failed(asked: Any, error: MagnetarError) -> bytes:
     return encode_frame(get_or_create_schema_response=pulsar.CommandGetOrCreateSchemaResponse(
-        request_id=asked.request_id, error_code=pulsar_error_number(error), error_message=error.message
+        request_id=asked.request_id, error_code=find_pulsar_error_number(error), error_message=error.message
     ))  # fmt: skip
 
 
@@ -260,12 +268,12 @@ async def answer_consumer_request(
 
 def _of_consumer_failed(kind: int, request_id: int, error: MagnetarError, *, known: bool) -> bytes:
     if kind == Command.CONSUMER_STATS:
-        number = pulsar_error_number(error) if known else pulsar.ConsumerNotFound
+        number = find_pulsar_error_number(error) if known else pulsar.ConsumerNotFound
         return encode_frame(consumer_stats_response=pulsar.CommandConsumerStatsResponse(
             request_id=request_id, error_code=number, error_message=error.message
         ))  # fmt: skip
-    busy = kind == Command.UNSUBSCRIBE and pulsar_error_number(error) == pulsar.ServiceNotReady
-    number = pulsar.MetadataError if busy or not known else pulsar_error_number(error)
+    busy = kind == Command.UNSUBSCRIBE and find_pulsar_error_number(error) == pulsar.ServiceNotReady
+    number = pulsar.MetadataError if busy or not known else find_pulsar_error_number(error)
     return encode_frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message))
 
 

@@ -31,13 +31,13 @@ from ...proto.schema import encode_version
 from ...proto.states import AccessMode
 from ...runtime.access import Principal
 from ...runtime.files import Buffer
-from ...runtime.network import network_of_caller
+from ...runtime.network import find_caller_network
 from ...runtime.tasks import run_and_clean_up
 from ..common.config import BrokerConfig
 from ..session.producer import METADATA_BYTES, ProducerOptions, ProducerSession, metadata_bytes_max
 from .frames import NO_REQUEST, encode_frame, encode_receipt, parse_sent_entry
 from .transactions import has_txn
-from .translate import ensure_magnetar_error, parse_schema, pulsar_error_number
+from .translate import ensure_magnetar_error, find_pulsar_error_number, parse_schema
 
 if TYPE_CHECKING:
     from .connection import PulsarConnection
@@ -66,7 +66,7 @@ class ProducerHandler:
     def __init__(self, connection: PulsarConnection, asked: pulsar.CommandProducer) -> None:
         self.id = asked.producer_id
         self.epoch = asked.epoch
-        self.network = network_of_caller(connection.caller.peer)
+        self.network = find_caller_network(connection.caller.peer)
         self.instance = ""
         self._connection = connection
         self._asked = asked
@@ -93,7 +93,9 @@ class ProducerHandler:
 
     def _options(self) -> ProducerOptions:
         asked, broker = self._asked, self._connection.broker
-        name = asked.producer_name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{broker.next_client_id()}"
+        name = (
+            asked.producer_name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{broker.allocate_client_id()}"
+        )
         known = self._connection.names.find_replaced_instance(asked.topic, name, self.network, self.epoch)
         self.instance = known or broker.world.rng.randbytes(8).hex()
         return ProducerOptions(
@@ -204,7 +206,7 @@ class ProducerHandler:
     def _send_error(self, error: MagnetarError) -> None:
         first, highest, why = self._sent.popleft()
         error = why or error
-        number = pulsar.NotAllowedError if isinstance(error, TRANSACTIONAL) else pulsar_error_number(error)
+        number = pulsar.NotAllowedError if isinstance(error, TRANSACTIONAL) else find_pulsar_error_number(error)
         if number == pulsar.NotAllowedError and self._connection.client.startswith(ENDED_BY_CHECKSUM):
             number = pulsar.ChecksumError
         self._connection.send(encode_frame(send_error=pulsar.CommandSendError(
@@ -224,9 +226,9 @@ class ProducerHandler:
                     producer_id=self.id, request_id=NO_REQUEST, **self._connection.make_next_owner_fields(error)
                 ))
             )  # fmt: skip
-            self.leave_replaced()
+            self.remove_and_leave()
 
-    def leave_replaced(self) -> None:
+    def remove_and_leave(self) -> None:
         """Removes the producer from the connection, and makes it leave the topic. Called when the broker has closed the
         producer, or the client uses its id for another producer."""
         self._over = True

@@ -31,11 +31,11 @@ from ...proto.errors import (
 from ...proto.names import TopicName
 from ...proto.operations import Permission
 from ...proto.states import TxnId, TxnState
-from ..common.transactions import txn_state_of_join_answer
+from ..common.transactions import convert_join_answer_to_state
 from ..transaction.coordinators import ASSIGN_TOPIC
 from ..transaction.intents_core import EndVerb
 from .frames import encode_frame
-from .translate import pulsar_error_number
+from .translate import find_pulsar_error_number
 
 if TYPE_CHECKING:
     from ..transaction.coordinator import RunningCoordinator
@@ -133,7 +133,7 @@ async def _begin_time(connection: PulsarConnection, txn: TxnId) -> None:
     """Begins the timeout of the transaction. Raises TransactionAborted if the transaction has ended, InvalidRequest if
     another role began it."""
     coordinator = await _here(connection, txn.coordinator)
-    state = txn_state_of_join_answer(await coordinator.join(txn, "", connection.caller.principal.name))
+    state = convert_join_answer_to_state(await coordinator.join(txn, "", connection.caller.principal.name))
     if state not in (TxnState.OPEN, TxnState.PREPARED):
         raise TransactionAborted(f"transaction {txn} is {state.name.lower()}", txn=str(txn))
 
@@ -150,16 +150,16 @@ def _failed(kind: str) -> Callable[[Any, MagnetarError], bytes]:
     the coordinator: an error without it goes to whoever asked coordinator 0, and the one who asked waits until its
     time-out."""
 
-    def failure_frame(asked: Any, error: MagnetarError) -> bytes:
+    def make_failure_frame(asked: Any, error: MagnetarError) -> bytes:
         answer = pulsar.TransactionResponse(txnid_most_bits=asked.tc_id) if kind == NEW_TXN else _done(asked)
         answer.request_id, answer.error, answer.message = asked.request_id, _number(error), error.message
         return encode_frame(**{kind: answer})
 
-    return failure_frame
+    return make_failure_frame
 
 
 def _number(error: MagnetarError) -> pulsar.ServerError:
-    return pulsar.TransactionCoordinatorNotFound if isinstance(error, _ELSEWHERE) else pulsar_error_number(error)
+    return pulsar.TransactionCoordinatorNotFound if isinstance(error, _ELSEWHERE) else find_pulsar_error_number(error)
 
 
 Answer = tuple[Callable[["PulsarConnection", Any], Awaitable[bytes]], Callable[[Any, MagnetarError], bytes]]

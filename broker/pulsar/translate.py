@@ -59,7 +59,7 @@ _TABLE: tuple[tuple[type[errors.MagnetarError], pulsar.ServerError], ...] = (
 )
 
 
-def pulsar_error_number(error: errors.MagnetarError) -> pulsar.ServerError:
+def find_pulsar_error_number(error: errors.MagnetarError) -> pulsar.ServerError:
     """Returns the error number in Pulsar's protocol that is sent to a client for `error`."""
     for kind, number in _TABLE:
         if isinstance(error, kind):

@@ -29,7 +29,7 @@ from ...runtime.metrics import Measure
 from ...runtime.network import CallContext
 from ..grpc.checked import AuthorizedService, authorize_request
 from ..node.topic_manager import TopicManager
-from ..session.administration import ask_broker, make_operation_request, parse_operation_reply
+from ..session.administration import call_operation_at_broker, make_operation_request, parse_operation_reply
 from .stats import RateMeters
 
 # -------------------------------------------------------------------------------------------------------- errors
@@ -91,7 +91,7 @@ class HttpError(HTTPException):
         super().__init__(status, reason)
 
 
-def http_status_of(error: errors.MagnetarError, busy: int = 409) -> int:
+def find_http_status(error: errors.MagnetarError, busy: int = 409) -> int:
     """Returns the HTTP status that answers a request which failed with `error`. `busy`: the status for the error Busy.
     """
     if isinstance(error, errors.Busy):
@@ -115,7 +115,7 @@ def error_response(error: Exception, busy: int = 409) -> Response:
         return make_response(error.status_code, error.detail, dict(error.headers or {}))
     if isinstance(error, errors.MagnetarError):
         reason = next((text for kind, text in _REASONS if isinstance(error, kind)), error.message)
-        return make_response(http_status_of(error, busy), reason)
+        return make_response(find_http_status(error, busy), reason)
     _LOG.error("a request of a client failed", exc_info=error)
     return make_response(500, f"the request failed: {type(error).__name__}")
 
@@ -252,7 +252,7 @@ class RestRequest:
         try:
             return await self.call_local(operation, **asked)
         except NotOwner:
-            return await ask_broker(
+            return await call_operation_at_broker(
                 self.broker.world, (await self.broker.find_owner(topic)).endpoint, operation, **asked
             )
 
@@ -265,7 +265,7 @@ class RestRequest:
             endpoint = error.fields.get("owner", "")
             if not endpoint:
                 raise
-            return await ask_broker(self.broker.world, endpoint, operation, **arguments)
+            return await call_operation_at_broker(self.broker.world, endpoint, operation, **arguments)
 
 
 # --------------------------------------------------------------------------------------------------------- table
@@ -325,7 +325,7 @@ _SECRETS = {
 }  # fmt: skip
 
 
-def openapi_path(row: RestRoute) -> str:
+def make_openapi_path(row: RestRoute) -> str:
     """Returns the path of a route in the form that OpenAPI uses, without the types of parameters: `{domain}` instead of
     `{domain:domain}`."""
     return _NAME.sub(r"{\1}", row.path)
@@ -336,7 +336,7 @@ def make_openapi_document() -> dict[str, Any]:
     """Returns the OpenAPI document that describes all registered routes."""
     paths: dict[str, dict[str, Any]] = {}
     for row in ROUTES:
-        paths.setdefault(openapi_path(row), {})[row.method.lower()] = _operation(row)
+        paths.setdefault(make_openapi_path(row), {})[row.method.lower()] = _operation(row)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Magnetar: administration by REST, as Pulsar's v2", "version": PRODUCT},

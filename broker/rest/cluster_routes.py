@@ -20,7 +20,7 @@ from ...proto.statistics import BookieInfo
 from ...proto.versions import PRODUCT
 from ...runtime.metrics import MetricsPage, MetricsQuery
 from ...runtime.metrics_server import MEASURE_TIMEOUT_S, as_text
-from ..cluster.bundles_core import bundle_name_of_topic
+from ..cluster.bundles_core import find_topic_bundle_name
 from ..session.settings import SHOWN, list_changed_settings, list_settings, parse_setting_name, parse_setting_value
 from .call import HttpError, RestRequest, make_openapi_document, register_route
 
@@ -265,4 +265,4 @@ async def service_url(call: RestRequest) -> object:
 async def bundle_of_topic(call: RestRequest) -> object:
     await call.call_local(op.PARTITIONS, topic=call.topic.full)
     record = await call.broker.catalog.get_namespace(call.topic.namespace_name)
-    return PlainTextResponse(bundle_name_of_topic(call.topic, record.bundles))
+    return PlainTextResponse(find_topic_bundle_name(call.topic, record.bundles))

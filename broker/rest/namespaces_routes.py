@@ -19,7 +19,7 @@ from ...proto.names import TopicName, check_role
 from ...proto.operations import Operation
 from ...proto.policies import Policies, check, check_properties, decode
 from ...proto.statistics import NamespaceInfo, Permissions
-from ..access.authorizer import record_with_grant
+from ..access.authorizer import set_role_grant
 from ..cluster.bundles_core import BUNDLES_MAX, HASHES
 from .call import NAMESPACE, TOPIC, HttpError, RestRequest, register_route
 from .policies import (
@@ -28,8 +28,8 @@ from .policies import (
     change_policies,
     check_own_cluster,
     convert_value,
+    make_namespace_argument,
     make_quota_map,
-    namespace_argument,
     parse_namespace_policies,
     read_policies,
 )
@@ -219,7 +219,7 @@ AUTO_PARTITIONS_MAX = 10_000
 # ------------------------------------------------------------------ itself
 @register_route("GET", NAMESPACE, "The policies of a namespace, with every key that Pulsar has.", answer="Policies")
 async def get_namespace(call: RestRequest) -> object:
-    name, place = str(call.namespace), namespace_argument(call)
+    name, place = str(call.namespace), make_namespace_argument(call)
     spec = await call.call_local(op.GET_NAMESPACE, name=name)
     granted = await call.call_local(op.GET_PERMISSIONS, namespace=name)
     return _shown(call, spec, granted, await read_policies(call, place), await _properties(call))
@@ -304,7 +304,7 @@ def _grants(given: Mapping[str, Any]) -> dict[str, list[str]]:
     kind = dict[str, list[str]]
     found: dict[str, list[str]] = convert_value(auth.get("namespace_auth") or {}, kind, "auth_policies.namespace_auth")
     for role, actions in found.items():
-        record_with_grant(GrantsRecord(), "", check_role(role), actions)
+        set_role_grant(GrantsRecord(), "", check_role(role), actions)
     return found
 
 

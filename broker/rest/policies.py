@@ -433,11 +433,11 @@ def convert_value(value: object, kind: Any, name: str) -> Any:
 Place = Callable[[RestRequest], dict[str, str]]
 
 
-def namespace_argument(call: RestRequest) -> dict[str, str]:
+def make_namespace_argument(call: RestRequest) -> dict[str, str]:
     return {"namespace": str(call.namespace)}
 
 
-def topic_argument(call: RestRequest) -> dict[str, str]:
+def make_topic_argument(call: RestRequest) -> dict[str, str]:
     return {"topic": call.topic.base.full}
 
 
@@ -487,9 +487,9 @@ def _register(row: PolicyRow, name: str, base: str, place: Place, verb: str) -> 
 
 for _row in POLICIES:
     if _row.namespace:
-        _register(_row, _row.namespace, NAMESPACE, namespace_argument, _row.verb)
+        _register(_row, _row.namespace, NAMESPACE, make_namespace_argument, _row.verb)
     if _row.topic:
-        _register(_row, _row.topic, TOPIC, topic_argument, _row.topic_verb)
+        _register(_row, _row.topic, TOPIC, make_topic_argument, _row.topic_verb)
 
 
 # ------------------------------------------------------------------ quotas of backlogs
@@ -520,21 +520,21 @@ def _kind(call: RestRequest) -> str:
     return call.query.get("backlogQuotaType", "destination_storage")
 
 
-_quotas(NAMESPACE, namespace_argument)
-_quotas(TOPIC, topic_argument)
+_quotas(NAMESPACE, make_namespace_argument)
+_quotas(TOPIC, make_topic_argument)
 
 
 # ------------------------------------------------------------------ replication: one cluster
 @register_route("GET", NAMESPACE + "/replication", "The clusters that have the topics: this one.", answer="[name]")
 async def get_replication(call: RestRequest) -> object:
-    await read_policies(call, namespace_argument(call))
+    await read_policies(call, make_namespace_argument(call))
     return [call.broker.config.cluster]
 
 
 @register_route("GET", TOPIC + "/replication", "204: a topic has none of its own; with `applied` this cluster.",
        answer="[name]")  # fmt: skip
 async def get_replication_of_topic(call: RestRequest) -> object:
-    await read_policies(call, topic_argument(call))
+    await read_policies(call, make_topic_argument(call))
     return [call.broker.config.cluster] if call.parse_flag("applied") else None
 
 
@@ -548,13 +548,13 @@ def _replication(base: str, place: Place) -> None:
         await read_policies(call, place(call))
 
 
-_replication(NAMESPACE, namespace_argument)
-_replication(TOPIC, topic_argument)
+_replication(NAMESPACE, make_namespace_argument)
+_replication(TOPIC, make_topic_argument)
 
 
 @register_route("DELETE", TOPIC + "/replication", "Nothing to do: no topic has clusters of its own.")
 async def remove_replication(call: RestRequest) -> None:
-    await read_policies(call, topic_argument(call))
+    await read_policies(call, make_topic_argument(call))
 
 
 def check_own_cluster(call: RestRequest, clusters: list[str]) -> None:
@@ -625,6 +625,6 @@ def _fixed(base: str, place: Place, row: UnsupportedPolicy) -> None:
 
 
 for _each in OF_NAMESPACES:
-    _fixed(NAMESPACE, namespace_argument, _each)
+    _fixed(NAMESPACE, make_namespace_argument, _each)
 for _each in OF_TOPICS:
-    _fixed(TOPIC, topic_argument, _each)
+    _fixed(TOPIC, make_topic_argument, _each)

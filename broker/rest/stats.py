@@ -374,7 +374,9 @@ def make_coordinator_internals_json(number: int, found: values.CoordinatorTransa
 
 
 # ------------------------------------------------------------------ of a topic
-def make_transaction_buffer_stats(stats: values.TopicStats, internals: values.TopicInternalStats) -> dict[str, Any]:
+def make_transaction_buffer_stats_json(
+    stats: values.TopicStats, internals: values.TopicInternalStats
+) -> dict[str, Any]:
     """Returns the statistics of the transactions at a topic as Pulsar's JSON object TransactionBufferStats. The state
     is NoSnapshot if the topic never had a transaction."""
     seen = stats.transactions

@@ -16,12 +16,12 @@ from ...proto import operations as op
 from ...proto.errors import InvalidRequest, InvalidSchema, MagnetarError, NotFound, NotOwner
 from ...proto.names import TopicName
 from ...proto.policies import check_properties
-from ...proto.schema import definition_text, encode_version, parse_info
+from ...proto.schema import encode_version, format_schema_definition, make_schema_info
 from ...proto.statistics import TopicSchema, TopicStats
-from ..cluster.bundles_core import bundle_name_of_topic
+from ..cluster.bundles_core import find_topic_bundle_name
 from ..common.token_bucket import EventLoopSlices
 from ..session import summaries
-from ..session.administration import ask_broker
+from ..session.administration import call_operation_at_broker
 from ..topic.topic import Topic
 from .call import TOPIC, HttpError, RestRequest, register_route
 from .policies import NO_STORAGE
@@ -49,7 +49,9 @@ def _given(call: RestRequest) -> dict[str, object]:
     definition is invalid."""
     given = call.parse_body(SchemaBody)
     try:
-        info = parse_info(given.type, given.schema or "", given.properties or {}, TopicName.parse(_topic(call)).local)
+        info = make_schema_info(
+            given.type, given.schema or "", given.properties or {}, TopicName.parse(_topic(call)).local
+        )
     except InvalidSchema as error:
         raise HttpError(error.message, 422) from error
     return {"topic": _topic(call), "schema": info}
@@ -66,7 +68,7 @@ def _shown_schema(found: TopicSchema) -> dict[str, object]:
     info = found.schema
     return {
         "version": found.version, "type": info.type.name if info.type else "BYTES",
-        "timestamp": found.created_ms, "data": definition_text(info), "properties": info.properties,
+        "timestamp": found.created_ms, "data": format_schema_definition(info), "properties": info.properties,
     }  # fmt: skip
 
 
@@ -202,7 +204,7 @@ async def _anywhere(call: RestRequest, name: TopicName) -> Found:
         return await _stats(call, name)
     except NotOwner:
         owner = await call.broker.find_owner(name)
-        return await ask_broker(call.broker.world, owner.endpoint, op.TOPIC_STATS, name=name.full), None
+        return await call_operation_at_broker(call.broker.world, owner.endpoint, op.TOPIC_STATS, name=name.full), None
 
 
 @register_route("GET", "/admin/v2/broker-stats/topics",
@@ -214,7 +216,7 @@ async def loaded_topics(call: RestRequest) -> object:
     turns = EventLoopSlices(call.broker.world.clock)
     for topic in list(call.broker.loaded.values()):
         namespace = topic.name.namespace_name
-        bundle = bundle_name_of_topic(topic.name, (await call.broker.catalog.get_cached_namespace(namespace)).bundles)
+        bundle = find_topic_bundle_name(topic.name, (await call.broker.catalog.get_cached_namespace(namespace)).bundles)
         domain = "persistent" if topic.name.persistent else "non-persistent"
         of_bundle = found.setdefault(str(namespace), {}).setdefault(bundle, {}).setdefault(domain, {})
         of_bundle[topic.name.full] = _shown(call, (await summaries.topic_stats(topic, call.broker.endpoint), topic))
@@ -248,9 +250,9 @@ async def partitioned_internals(call: RestRequest) -> object:
             found[name.full] = await _internals(call, name)
         except NotOwner:
             owner, world = (await call.broker.find_owner(name)).endpoint, call.broker.world
-            of_log = await ask_broker(world, owner, op.TOPIC_INTERNAL_STATS, name=name.full)
+            of_log = await call_operation_at_broker(world, owner, op.TOPIC_INTERNAL_STATS, name=name.full)
             found[name.full] = make_internal_stats_json(
-                of_log, await ask_broker(world, owner, op.TOPIC_STATS, name=name.full)
+                of_log, await call_operation_at_broker(world, owner, op.TOPIC_STATS, name=name.full)
             )
     return {"metadata": {"partitions": len(found), "deleted": False, "properties": {}}, "partitions": found}
 

@@ -39,7 +39,7 @@ from ...proto.pulsar_json import (
 )
 from ...proto.states import COORDINATORS_MAX, TxnId, TxnState
 from ...proto.statistics import CoordinatorTransactions, SubscriptionStats, TransactionHere, TransactionStats
-from ..grpc.checked import handler_name_of_rpc
+from ..grpc.checked import make_rpc_handler_name
 from ..subscription.core.cursor import Cursor
 from . import stats as forms
 from .call import NAMESPACE, SUBSCRIPTION, TOPIC, Handler, RestRequest, register_route
@@ -226,7 +226,7 @@ async def buffer_stats(call: RestRequest) -> object:
         await call.call_local(op.TOPIC_STATS, name=name),
         await call.call_local(op.TOPIC_INTERNAL_STATS, name=name),
     )
-    return forms.make_transaction_buffer_stats(stats, log)
+    return forms.make_transaction_buffer_stats_json(stats, log)
 
 
 async def _subscription(call: RestRequest) -> SubscriptionStats:
@@ -398,7 +398,7 @@ def _handler(row: Operation[Any], http: HttpRoute) -> Handler:
         parts = await call.list_partitions()
         return {part.full: _shown(each) for part, each in zip(parts, answers, strict=True)} if http.answer else None
 
-    handle.__name__ = http.name or handler_name_of_rpc(row.name)
+    handle.__name__ = http.name or make_rpc_handler_name(row.name)
     return handle
 
 

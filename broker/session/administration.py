@@ -2,7 +2,7 @@
 
 Tenants, namespaces and lists of topics come from the metadata, and any broker answers. Operations on a loaded topic are
 answered by its owner (elsewhere NotOwner, with the owner's address in the field `owner`). Deleting a partitioned topic,
-or a namespace by force, and unloading a namespace ask the other brokers (`ask_broker`).
+or a namespace by force, and unloading a namespace ask the other brokers (`call_operation_at_broker`).
 Guarding tests: tests/broker/grpc/test_services.py, tests/broker/grpc/test_namespace_verbs.py.
 """
 
@@ -27,7 +27,7 @@ from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
 from ...proto.statistics import BrokerInfo, LostOfSubscription, LostRange, SkippedLost, Unloaded
 from ...proto.translation import convert_reply, request_of
 from ...runtime.network import Endpoint, World, rpc
-from ..cluster.bundles_core import bundle_number_of_name
+from ..cluster.bundles_core import compute_bundle_number
 from ..cluster.ownership import cancel_drain, order_drain
 from ..common.config import FIXED, make_fully_set_policies, resolve_policies_in_force
 from ..common.refusals import check_incarnation
@@ -63,7 +63,7 @@ def parse_operation_reply(operation: Operation[T], reply: object) -> T:
     return cast(T, reply)
 
 
-async def ask_broker(
+async def call_operation_at_broker(
     world: World, endpoint: str, operation: Operation[T], *, timeout_s: float = FORWARD_TIMEOUT_S, **arguments: object
 ) -> T:
     """Calls an operation at the broker at `endpoint`, with the rights of this broker. Returns the answer as a plain
@@ -117,7 +117,7 @@ class Administration:
         return await self._broker.topic(name)
 
     async def _ask(self, broker: BrokerRecord, operation: Operation[T], **arguments: Any) -> T:
-        return await ask_broker(self._broker.world, broker.endpoint, operation, **arguments)
+        return await call_operation_at_broker(self._broker.world, broker.endpoint, operation, **arguments)
 
     async def _other_brokers(self) -> list[BrokerRecord]:
         return [each for each in await self._broker.list_brokers() if each.name != self._broker.name]
@@ -210,7 +210,9 @@ class Administration:
             return [Unloaded(*await self._broker.unload_namespace(name, each)) for each in bundles]
         world = self._broker.world
         return [
-            await ask_broker(world, endpoint, op.UNLOAD_NAMESPACE, namespace=str(name), bundle=each, here=True)
+            await call_operation_at_broker(
+                world, endpoint, op.UNLOAD_NAMESPACE, namespace=str(name), bundle=each, here=True
+            )
             for each in bundles
         ]
 
@@ -325,9 +327,9 @@ class Administration:
             return []
         of_bundle: dict[int, list[str]] = {}
         turns = EventLoopSlices(broker.world.clock)
-        for each in {*stored, *await self.list_loaded_non_persistent(name)}:
+        for each in {*stored, *await self.list_loaded_non_persistent_topics(name)}:
             if each > after:
-                of_bundle.setdefault(bundle_number_of_name(each, bundles), []).append(each)
+                of_bundle.setdefault(compute_bundle_number(each, bundles), []).append(each)
             if turns.is_slice_used_up:
                 await turns.begin_slice()
         owned, several = list[str](), [*of_bundle.values()]
@@ -339,7 +341,7 @@ class Administration:
                     owned += names
         return sorted(owned)
 
-    async def list_loaded_non_persistent(self, name: NamespaceName) -> set[str]:
+    async def list_loaded_non_persistent_topics(self, name: NamespaceName) -> set[str]:
         """Returns the full names of the non-persistent topics of a namespace that are loaded at this broker."""
         found, turns = set[str](), EventLoopSlices(self._broker.world.clock)
         for topic in list(self._broker.loaded.values()):
@@ -353,7 +355,7 @@ class Administration:
         """Returns the full names of the namespace's non-persistent topics at all brokers. Leaves out those of a broker
         that does not answer in time."""
         stored = set(await self._broker.catalog.list_non_persistent_topics(name, partitions=partitions))
-        found, others = await self.list_loaded_non_persistent(name), await self._other_brokers()
+        found, others = await self.list_loaded_non_persistent_topics(name), await self._other_brokers()
         asked = {"namespace": str(name), "in_memory_here": True}
         answers = await asyncio.gather(
             *(self._ask(other, op.LIST_TOPICS, timeout_s=LIST_TIMEOUT_S, **asked) for other in others),

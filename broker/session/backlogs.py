@@ -47,11 +47,11 @@ def compute_start_mark(
     if position >= LATEST:
         return (shape.before(shape.last) if last_again and shape.last.entry_id >= 0 else shape.last), 0
     if position.entry_id < 0:
-        return shape.limit_mark_to_log(position), 0
+        return shape.clamp_mark_to_log(position), 0
     if start.batch_index >= 0:
         done = start.batch_index + (0 if inclusive else 1)
-        return shape.limit_mark_to_log(shape.before(position)), done if shape.is_readable(position) else 0
-    return shape.limit_mark_to_log(shape.before(position) if inclusive else position), 0
+        return shape.clamp_mark_to_log(shape.before(position)), done if shape.is_readable(position) else 0
+    return shape.clamp_mark_to_log(shape.before(position) if inclusive else position), 0
 
 
 async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[Position]]:
@@ -60,7 +60,7 @@ async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[P
     number of messages of the next entry that count as acknowledged; and the positions of later entries that count as
     acknowledged."""
     shape = log.shape
-    last = shape.last_position_not_lost
+    last = shape.last_unskipped_position
     if last.entry_id < 0:
         return last, 0, ()
     entry = await log.reader.read_entry(last)
@@ -92,7 +92,7 @@ async def find_start_mark(log: ReadableLog, start: MessageId, inclusive: bool) -
     found = log.reader.read_cached(position, 1, 1) or await log.reader.read(position, 1)
     if not found or found[0].position != position:
         return mark, 0  # compaction removed it
-    return (mark, done) if done < found[0].count else (shape.limit_mark_to_log(position), 0)
+    return (mark, done) if done < found[0].count else (shape.clamp_mark_to_log(position), 0)
 
 
 # ------------------------------------------------------------------------------------------------------ backlogs
@@ -110,7 +110,7 @@ class EntryWithHiddenMessages(msgspec.Struct, frozen=True):
     hidden: list[int]
 
 
-class TopicBacklogs:
+class SubscriptionAdministration:
     """The administrative operations on the subscriptions and messages of one topic, which is loaded at this broker."""
 
     def __init__(self, topic: Topic) -> None:
@@ -178,7 +178,7 @@ class TopicBacklogs:
         for subscription in self._named(name):
             if up_to is not None:
                 entries += await life.skip_whole_messages(
-                    subscription, self._topic.shown.shape.limit_mark_to_log(up_to)
+                    subscription, self._topic.shown.shape.clamp_mark_to_log(up_to)
                 )
             else:
                 entries += await life.expire_messages_older_than(subscription, older_than_s)
@@ -222,7 +222,7 @@ class TopicBacklogs:
     def estimate_bytes_after(self, position: Position) -> int:
         """Returns an estimate of the bytes that are stored after `position`."""
         shape = self._topic.shown.shape
-        return backlog_bytes(shape, shape.limit_mark_to_log(position))
+        return backlog_bytes(shape, shape.clamp_mark_to_log(position))
 
 
 # -------------------------------------------------------------------------------------------------------- reader
@@ -272,7 +272,7 @@ class RangeReader:
         if wanted.first >= end:
             return
         place = await log.reader.find_position_by_index(wanted.first)
-        position, self.next_index = log.shape.next_position_not_lost(place.position), max(
+        position, self.next_index = log.shape.next_unskipped_position(place.position), max(
             wanted.first, place.first_index
         )
         left = wanted.bytes_max or READ_BYTES_MAX
@@ -290,7 +290,7 @@ class RangeReader:
                 position = log.shape.after(entry.position)
                 if turns.is_slice_used_up:
                     await turns.begin_slice()
-            position = log.shape.next_position_not_lost(position)
+            position = log.shape.next_unskipped_position(position)
         if left > 0:
             self.next_index = max(self.next_index, end)  # none of the rest is kept
         self.next_index = min(self.next_index, wanted.end)

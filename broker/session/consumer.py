@@ -45,7 +45,7 @@ from ...runtime.tasks import run_and_clean_up, run_or_undo
 from ..cluster.schema_registry import SchemaPolicies
 from ..common.refusals import SubscribeRefusal, are_different_incarnations
 from ..common.token_bucket import EventLoopSlices
-from ..common.transactions import role_of_writable_transactions
+from ..common.transactions import get_writable_transactions_role
 from ..node.topic_manager import TopicManager
 from ..subscription.consumer import Consumer, Outlet
 from ..subscription.core.cursor_state import TxnAcks
@@ -157,7 +157,7 @@ class ConsumerSession:
         topic = await broker.topic(TopicName.parse(options.topic), create=not options.existing_only)
         await _check_schema(broker, topic, options, caller)
         options = options.adapt_to_incarnation(topic)
-        session, id_ = cls(topic, port, broker.world.clock), broker.next_client_id()
+        session, id_ = cls(topic, port, broker.world.clock), broker.allocate_client_id()
         member = Member(
             id_, options.consumer_name or f"{broker.name}-{id_}", options.priority_level, options.many_topics,
             options.policy, options.ordered,
@@ -189,12 +189,12 @@ class ConsumerSession:
         subscription.set_isolation_level(options.isolation)
         topic.choose_log_of_subscription(subscription, compacted=options.read_compacted)
         subscription.join(consumer, options.type)
-        topic.maintenance.on_used()
+        topic.maintenance.on_topic_used()
         compacted = topic.compaction.record if options.read_compacted else None
         self.compacted_end_index = compacted.end_index if compacted is not None else 0
         self.is_reader = not subscription.is_durable and options.type is EXCLUSIVE
 
-    def find_reader_start(self) -> MessageId | None:
+    def find_reader_start_message(self) -> MessageId | None:
         """Returns the id of the message after which this reader begins, when it was just opened or moved. Returns None
         if this is not a reader, or if it also skips some later entries, so that one message id does not describe where
         it begins."""
@@ -294,7 +294,7 @@ class ConsumerSession:
         subscription; TransactionConflict if one of the messages is acknowledged in an open transaction. If it raises,
         nothing is acknowledged."""
         self.subscription.check_cumulative_ack(self._consumer, acked)
-        for mark in self.subscription.acks.split_cumulative_ack(self._consumer.member, acked.position):
+        for mark in self.subscription.acks.split_cumulative_ack_into_steps(self._consumer.member, acked.position):
             self.subscription.ack_cumulative(self._consumer, AckedEntry(mark))
             yield
         self.subscription.ack_cumulative(self._consumer, acked)
@@ -348,8 +348,8 @@ class ConsumerSession:
                 if turns.is_slice_used_up:
                     await turns.begin_slice()
         transactions = self.topic.transactions
-        if not transactions.joins.join_nowait(txn, role_of_writable_transactions(self._consumer.principal)):
-            await transactions.joins.join(txn, role_of_writable_transactions(self._consumer.principal))
+        if not transactions.joins.join_nowait(txn, get_writable_transactions_role(self._consumer.principal)):
+            await transactions.joins.join(txn, get_writable_transactions_role(self._consumer.principal))
         for left in reversed(range(PREDECESSORS_MAX)):
             if self._over or subscription.consumers.get(self.member.id) is not self._consumer:
                 raise ConnectionLost("the consumer is closed: nothing was acknowledged")
@@ -376,7 +376,7 @@ class ConsumerSession:
             if self._over or subscription.consumers.get(self.member.id) is not self._consumer:
                 return False
             if not self.topic.transactions.joins.join_nowait(
-                txn, role_of_writable_transactions(self._consumer.principal)
+                txn, get_writable_transactions_role(self._consumer.principal)
             ):
                 return False
             subscription.ack_in_transaction(self._consumer, txn, wanted)

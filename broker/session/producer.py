@@ -43,7 +43,7 @@ from ..common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from ..node.topic_manager import TopicManager
 from ..topic.producer import Producer, PublishOutcomePort
 from ..topic.topic import Topic
-from ..topic.transactions import EventBeforePublish
+from ..topic.transactions import TransactionEventToAwait
 
 _LOG = logging.getLogger("magnetar.broker.session")
 
@@ -135,7 +135,7 @@ class ProducerSession:
         topic = await broker.topic(topic_name, publishes=True)
         if topic.log.state is TopicState.TERMINATED:
             raise TopicTerminated(f"topic {topic.name} is terminated: it can be read and not written", topic=topic.name)
-        id_ = broker.next_client_id()
+        id_ = broker.allocate_client_id()
         name = options.name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{id_}"
         session = cls(topic, port, broker.config.pending_bytes, broker.memory.requests)
         session.producer = Producer(
@@ -239,20 +239,20 @@ class ProducerSession:
         )
         before = topic.log.next_index if counts else 0
         published = producer.publish(entry) if why is None else producer.refuse(entry, why)
-        if counts and not isinstance(published, EventBeforePublish):
+        if counts and not isinstance(published, TransactionEventToAwait):
             topic.gate.count_published(topic.log.next_index - before, len(entry))
         if published is not True:
             self._not_published(entry, published)
 
-    def _not_published(self, entry: Buffer, published: bool | EventBeforePublish) -> None:
+    def _not_published(self, entry: Buffer, published: bool | TransactionEventToAwait) -> None:
         """Called after `Producer.publish` did not give the entry to the log. If the entry must wait for a transaction,
         queues it as the first waiting one. Otherwise it has its outcome already; gives its credit back."""
-        if isinstance(published, EventBeforePublish):
+        if isinstance(published, TransactionEventToAwait):
             self._awaiting = True
             if self._waiting is None:
                 self._waiting = deque()
             self._waiting.appendleft(bytes(entry))
-            self.topic.transactions.call_when_ready(published, self._go_on)
+            self.topic.transactions.call_when_publishable(published, self._go_on)
         else:
             self.on_bytes_freed(len(entry))
 

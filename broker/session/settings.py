@@ -26,7 +26,7 @@ from ...proto.policies import RETENTIONS, Policies
 from ...proto.statistics import BrokerDescription, BrokerSetting
 from ...proto.versions import PRODUCT
 from ...runtime import logs
-from ...runtime.config import defaults_of, source_of
+from ...runtime.config import list_setting_defaults, source_of
 from ...runtime.descriptors import PROCESS
 from ...runtime.metrics import MetricsPage
 from ...runtime.metrics_server import as_text
@@ -110,7 +110,7 @@ async def change_setting(broker: TopicManager, name: str, text: str) -> None:
     InvalidRequest if the setting or the value is invalid."""
     ours, given = parse_setting_name(name), parse_setting_value(name, text)
     if ours in RUNTIME:
-        await broker.policies.change_runtime_setting(ours, to_java_text(given[ours]))
+        await broker.policies.change_runtime_setting(ours, format_setting_value(given[ours]))
     else:
         await broker.policies.change_policies(None, None, Policies(**given))
 
@@ -130,10 +130,10 @@ def list_changed_settings(record: PoliciesRecord) -> dict[str, str]:
     is listed under Pulsar's name."""
     values: list[tuple[str, object]] = [(name, getattr(record.policies, name)) for name in DYNAMIC]
     values += [(name, record.properties.get(name)) for name in RUNTIME]
-    return {PULSAR.get(name, name): to_java_text(value) for name, value in values if value is not None}
+    return {PULSAR.get(name, name): format_setting_value(value) for name, value in values if value is not None}
 
 
-def to_java_text(value: object) -> str:
+def format_setting_value(value: object) -> str:
     """Returns a value of a setting as text, as Java writes such a value."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -158,7 +158,7 @@ def list_settings(broker: TopicManager) -> tuple[BrokerSetting, ...]:
     """Returns the settings that are in force at this broker, each with the source of its value. A setting that was
     changed at run time has the source `dynamic`."""
     config, changed = broker.config, {_OURS[name] for name in list_changed_settings(broker.policies.all_brokers_record)}
-    defaults, found = defaults_of(BrokerConfig), list[BrokerSetting]()
+    defaults, found = list_setting_defaults(BrokerConfig), list[BrokerSetting]()
     for name in config.__struct_fields__:
         value: object = getattr(config, name)
         if name in NAMES:
@@ -166,9 +166,9 @@ def list_settings(broker: TopicManager) -> tuple[BrokerSetting, ...]:
         elif name in RUNTIME:
             value = getattr(broker, name)
         source = "dynamic" if name in changed else source_of("broker", name, is_default=value == defaults[name])
-        found.append(BrokerSetting(name, to_java_text(value), source, name in CHANGING))
+        found.append(BrokerSetting(name, format_setting_value(value), source, name in CHANGING))
     level = "dynamic" if "log_level" in changed else "option"
-    return (*found, BrokerSetting("log_level", logs.current_level(), level, dynamic=True))
+    return (*found, BrokerSetting("log_level", logs.get_log_level(), level, dynamic=True))
 
 
 async def _metrics_page(broker: TopicManager) -> str:

@@ -49,7 +49,7 @@ from ...proto.statistics import (
 from ...proto.versions import PRODUCT
 from ...runtime.descriptors import PROCESS
 from ...runtime.health import HEARTBEAT
-from ..cluster.ownership import ClusterMembers
+from ..cluster.ownership import RegisteredServers
 from ..common.token_bucket import EventLoopSlices
 from ..node.survey import STRIDE, MeasuredTopic, TopicTotals, measure_topic
 from ..node.topic_manager import TopicManager
@@ -61,7 +61,7 @@ from ..subscription.subscription import Subscription
 from ..topic.admission_core import backlog_bytes
 from ..topic.statistics import analyze_backlog, count_unacknowledged, estimate_backlog
 from ..topic.topic import Topic
-from .administration import ask_broker
+from .administration import call_operation_at_broker
 
 _LOG = logging.getLogger("magnetar.broker")
 
@@ -332,7 +332,7 @@ class ClusterSummaries:
         return TopicPage(tuple(rows), _next(query, rows) if len(found) > len(rows) else "", len(fitting), ())
 
     async def _ask_others(
-        self, members: ClusterMembers, operation: Operation[T], **arguments: object
+        self, members: RegisteredServers, operation: Operation[T], **arguments: object
     ) -> tuple[list[T], tuple[str, ...], tuple[str, ...]]:
         """Calls the operation at all other brokers. Returns their answers, the names of the brokers that did not
         answer, and of these the names of the brokers that refused this broker's credentials."""
@@ -344,7 +344,7 @@ class ClusterSummaries:
         async def ask(name: str, endpoint: str) -> T | None:
             try:
                 async with asyncio.timeout(OTHERS_S):
-                    return await ask_broker(
+                    return await call_operation_at_broker(
                         broker.world, endpoint, operation, timeout_s=OTHERS_S, here=True, **arguments
                     )
             except (MagnetarError, TimeoutError) as error:

@@ -160,7 +160,7 @@ class SubscriptionAcks:
         pending = self._cursor.pending
         if pending is None:
             return None
-        held = wanted - pending.without_pending_entries(ledger_id, wanted)
+        held = wanted - pending.exclude_pending_entries(ledger_id, wanted)
         found = (Position(ledger_id, each) for each in held)
         return next((each for each in found if not self._cursor.is_acked(each)), None)
 
@@ -195,7 +195,7 @@ class SubscriptionAcks:
         cursor.ack_cumulative(mark)
         self._dispatcher.on_acked_up_to(max(mark, cursor.mark))
         if cursor.mark < mark:
-            self._dispatcher.add_entries_released(cursor.deliverable_entries_up_to(mark))  # batches of unknown size
+            self._dispatcher.add_released_entries(cursor.deliverable_entries_up_to(mark))  # batches of unknown size
 
     def ack_first_messages(self, position: Position, messages: int) -> None:
         """Acknowledges the first `messages` messages of the entry, except those that are pending in a transaction."""
@@ -224,7 +224,7 @@ class SubscriptionAcks:
             while some := list(islice(every, MARK_ENTRIES)):
                 yield [each for each in some if each[0] in wanted and each[1] in wanted[each[0]]]
 
-    def split_cumulative_ack(self, member: Member, mark: Position) -> Iterator[Position]:
+    def split_cumulative_ack_into_steps(self, member: Member, mark: Position) -> Iterator[Position]:
         """Yields positions before `mark`. The caller acknowledges cumulatively up to each of them, so that a large
         cumulative acknowledgement is applied in steps of MARK_ENTRIES outstanding entries. Yields nothing if the
         outstanding entries are not in log order."""

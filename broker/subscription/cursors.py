@@ -41,7 +41,7 @@ from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig, Policy
 from ..common.retry import retry_until_done
 from ..log.log_shape_core import LogShape
-from ..log.managed_ledger import TopicFenced, claim_check
+from ..log.managed_ledger import TopicFenced, make_claim_check
 from ..log.snapshot_ledger import SnapshotLedger, TopicStateLedgers
 from . import cursor_format as stored
 from .core.cursor import Cursor
@@ -67,7 +67,7 @@ def cursor_path(topic: TopicName, subscription: str) -> str:
     return paths.cursor(topic.tenant, topic.namespace, topic.stored_local, subscription)
 
 
-def make_claim_changes(topic: TopicName, record: TopicRecord, claim: str) -> list[NodeUpdate]:
+def make_subscription_claim_changes(topic: TopicName, record: TopicRecord, claim: str) -> list[NodeUpdate]:
     """Returns the changes of the metadata by which this broker claims the subscriptions that the topic's record names,
     at most CLAIMS_MAX of them. The caller commits them together with the claim of the topic, so that opening a topic
     takes one commit and not two. `DurableCursor.open` claims the other subscriptions."""
@@ -90,8 +90,9 @@ class DurableCursor:
     """The cursor of one subscription with its storage: a record in the metadata, and a cursor ledger. `on_fenced`: a
     function that is called once, when another broker has claimed the subscription.
 
-    `claim`: the claim of the topic's owner, if the subscription exists (`make_claim_changes`). A new subscription gets
-    a claim of its own, so that the remains of a deleted subscription of the same name are not mistaken for the new one.
+    `claim`: the claim of the topic's owner, if the subscription exists (`make_subscription_claim_changes`). A new
+    subscription gets a claim of its own, so that the remains of a deleted subscription of the same name are not
+    mistaken for the new one.
     """
 
     __slots__ = (
@@ -193,7 +194,7 @@ class DurableCursor:
         def claim(record: CursorRecord) -> CursorRecord:
             return _changed(record, claim=self._claim)
 
-        together = (claim_check(self.topic, self._claim),) if self._is_of_owner else ()
+        together = (make_claim_check(self.topic, self._claim),) if self._is_of_owner else ()
         await self._change(claim, claiming=True, together=together)
         state = self._snapshot()
         self._ledger.ledger_id = self._record.ledger_id
@@ -309,7 +310,7 @@ class DurableCursor:
         if self._timer is None and self._writing is None and not self._closed:
             self._timer = self._loop.call_later(self._config.cursor_flush_s, self._start)
 
-    def durable_future(self) -> asyncio.Future[None]:
+    def make_durable_future(self) -> asyncio.Future[None]:
         """Returns a future that completes when everything that was acknowledged before this call is durable. It fails
         with TopicFenced if another broker has claimed the subscription."""
         future: asyncio.Future[None] = self._loop.create_future()
@@ -328,7 +329,7 @@ class DurableCursor:
     def when_durable(self, tell: Told) -> None:
         """Calls the function `tell` once, possibly before this method returns: with None when everything that was
         acknowledged before this call is durable, or with the error. `tell` must not raise. Does the same as
-        `durable_future`, but without a future: with very many callers, futures would cost more than the write."""
+        `make_durable_future`, but without a future: with very many callers, futures would cost more than the write."""
         if not self.cursor.has_unstored_changes:
             tell(None)
         elif self._closed:
@@ -451,7 +452,7 @@ class DurableCursor:
             try:
                 async with asyncio.timeout(self._config.close_timeout_s):
                     if not await self._put_snapshot() and self.cursor.has_unstored_changes:
-                        await self.durable_future()
+                        await self.make_durable_future()
             except TimeoutError:
                 _LOG.warning("%s/%s: the last acknowledgements are not stored", self.topic, self.subscription)
         self.abandon()

@@ -21,7 +21,7 @@ message may still be on its way to the log it is tried again. What is never whol
 Where the subscription is ordered (core/dispatch.py), Exclusive and Failover have back-off and dead letters too, and
 there is a back-off without a policy. Else subscriptions with one consumer at a time have none, and readers never. Nor
 has a topic that is the dead-letter topic of its own policy, or is named like one: a dead letter stays there
-(core/redelivery_backoff.py `DeadLetterPolicy.for_subscription`).
+(core/redelivery_backoff.py `DeadLetterPolicy.effective_for_subscription`).
 
 Where it is ordered, counts are of the first message of a batch that is left (core/cursor.py), and that one is moved
 alone: what it holds back was not given to a program yet. (All of the batch, where its messages cannot be told apart:
@@ -117,7 +117,7 @@ async def find_whole_message(
             latest_ms = each.timestamp_ms
             if any(run.whole and entry.position in run.places for run in find_chunk_runs(found)):
                 break
-        elif search.is_of_producer(each):
+        elif search.is_from_same_producer(each):
             went_on = True
             break
     run, last = find_chunk_run_at(found, entry.position)
@@ -136,7 +136,7 @@ async def find_messages_across_mark(log: ReadableLog, mark: Position) -> list[Me
     if shape.is_readable(mark) and shape.skipped_lost_range_end(mark) is None:
         with suppress(DataLost):  # a message of which a chunk is lost is not whole: no mark divides it
             entries += [await log.reader.read_entry(mark)]
-    following = shape.next_position_not_lost(shape.after(mark))
+    following = shape.next_unskipped_position(shape.after(mark))
     if shape.is_readable(following):
         with suppress(DataLost):
             entries += await log.reader.read(following, READ_BYTES)
@@ -175,7 +175,7 @@ class _Search:
         self._entry = entry
         self._producer = parse_stored_head(entry.frames[-1]).metadata.producer_name
 
-    def is_of_producer(self, entry: StoredEntry) -> bool:
+    def is_from_same_producer(self, entry: StoredEntry) -> bool:
         return parse_stored_head(entry.frames[-1]).metadata.producer_name == self._producer
 
     def chunk(self, entry: StoredEntry) -> Chunk:
@@ -202,7 +202,7 @@ class _Search:
                     found.append(chunk)
                     if chunk.number == 0:
                         left = min(left, REPEATED_ENTRIES)
-                elif self.is_of_producer(each):
+                elif self.is_from_same_producer(each):
                     left = 0
                     break
             end = first
@@ -212,7 +212,7 @@ class _Search:
         """Yields all entries after the one at which the search starts, until the end of the log or of the budget."""
         shape, budget = self._log.shape, self._budget
         position = shape.after(self._entry.position)
-        while budget.left > 0 and shape.is_readable(position := shape.next_position_not_lost(position)):
+        while budget.left > 0 and shape.is_readable(position := shape.next_unskipped_position(position)):
             async for each in self._read(position, Position(position.ledger_id, (1 << 62) - 1), once=True):
                 yield each
                 budget.left -= 1
@@ -222,11 +222,11 @@ class _Search:
     async def _read(self, first: Position, last: Position, *, once: bool = False) -> AsyncIterator[StoredEntry]:
         """Yields the entries of one ledger from `first` to `last`. `once`: only the entries that one read returns."""
         shape = self._log.shape
-        position = shape.next_position_not_lost(first)
+        position = shape.next_unskipped_position(first)
         while position <= last and shape.is_readable(position):
             for each in await self._log.reader.read(position, READ_BYTES, last.entry_id):
                 yield each
-                position = shape.next_position_not_lost(shape.after(each.position))
+                position = shape.next_unskipped_position(shape.after(each.position))
             if once:
                 return
 
@@ -294,16 +294,16 @@ class DeadLetters:
         """Returns the policy that is in force now."""
         return merge_dead_letter_policy(
             self.applied, self._store.properties
-        ).for_subscription(self._topic, self._subscription)
+        ).effective_for_subscription(self._topic, self._subscription)
 
     @property
     def is_active(self) -> bool:
         """Returns True if entries that are given back may have to wait for a back-off, or may become dead letters. If
         False, the caller only needs to count the redelivery."""
-        return self._dispatcher.ordered or self.must_count_lost_connection
+        return self._dispatcher.ordered or self.must_count_disconnect_as_redelivery
 
     @property
-    def must_count_lost_connection(self) -> bool:
+    def must_count_disconnect_as_redelivery(self) -> bool:
         """Returns True if the loss of a consumer's connection counts as a redelivery of each entry that was outstanding
         at it."""
         return bool(self._policy()) and (self._dispatcher.policy.individual or self._dispatcher.ordered)
@@ -333,7 +333,7 @@ class DeadLetters:
         """Waits until the redelivery counts are durable. Then starts the back-off of these entries, and moves the dead
         letters."""
         try:
-            await self._store.durable_future()
+            await self._store.make_durable_future()
         except MagnetarError:
             return  # the topic belongs to another broker
         policy, dead = self._policy(), list[Position]()
@@ -352,7 +352,7 @@ class DeadLetters:
         """Makes the entries deliverable whose back-off has ended."""
         due = self.held.take_due(self._now_ms())
         if due:
-            self._dispatcher.add_entries_released(due)
+            self._dispatcher.add_released_entries(due)
             self._wake()
         self._arm()
 
@@ -390,7 +390,7 @@ class DeadLetters:
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)
         if position in self.held:
             self.held.drop(position)
-            self._dispatcher.add_entries_released([position])
+            self._dispatcher.add_released_entries([position])
             self._wake()
 
     async def _move(self, position: Position, policy: DeadLetterPolicy, times: int) -> None:
@@ -449,7 +449,7 @@ class DeadLetters:
         first = next(index for index in range(messages) if index not in done)
         self._cursor.ack_messages_of_batch(position, 1 << first, messages)
         self.held.drop(position)
-        self._dispatcher.add_entries_released([position])
+        self._dispatcher.add_released_entries([position])
         await self._on_stored(f"message {first} of {position}", times)
 
     async def _moved(self, position: Position, places: Sequence[Position], count: int, times: int) -> None:
@@ -466,7 +466,7 @@ class DeadLetters:
         self.letters += 1
         topic = self._log.topic
         _LOG.info("%s/%s: %s is a dead letter after %d redeliveries", topic, self._subscription, what, times - 1)
-        await self._store.durable_future()
+        await self._store.make_durable_future()
         self._wake()
 
     def _ack_rest(self, position: Position, messages: int) -> bool:

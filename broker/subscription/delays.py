@@ -279,7 +279,7 @@ class DelayedDelivery:
             room = WAITING_MAX - dispatcher.policy.waiting_entries_to_read
             due = core.take_due(now_ms, room) if room > 0 else []
             if due:
-                dispatcher.add_entries_due(due)
+                dispatcher.add_due_entries(due)
             if due or room <= 0:
                 self._looked_ms = now_ms
             for load in core.take_segment_reads(now_ms):
@@ -336,7 +336,7 @@ class DelayedDelivery:
         """Stores the bucket `draft`, in the order of `SEAL`. Retries until that succeeds."""
         try:
             ledger_id = await self._try(
-                "sealed", lambda: self._bucket_ledgers.create_closed(encode_bucket(draft))
+                "sealed", lambda: self._bucket_ledgers.create_closed_ledger(encode_bucket(draft))
             )
             bucket = DelayBucket(
                 ledger_id=ledger_id, entries=sum(each.keys for each in draft.segments),

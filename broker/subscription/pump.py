@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...proto.entry import decode_columns, has_valid_checksum, parse_header, strip_broker_part
+from ...proto.entry import decode_message_columns, has_valid_checksum, parse_header, strip_broker_part
 from ...proto.errors import CorruptEntry, InternalError, MagnetarError
 from ...proto.names import Position
 from ...proto.states import Blocked, TopicState
@@ -30,12 +30,12 @@ from ..common.token_bucket import (
     SLICE_S,
     EventLoopSlices,
     RateLimit,
-    count_entries_rates_allow,
-    delay_until_rates_allow_s,
+    compute_rate_delay_s,
+    count_entries_within_rates,
 )
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
-from ..log.reader import ReadMemory
+from ..log.reader import ReadMemoryBudget
 from ..log.unfolding import run_in_thread_if_slow
 from .consumer import Consumer
 from .core.dispatch import ALL_TIME, Delivery, Dispatcher, DispatchLimits
@@ -79,7 +79,7 @@ def is_malformed_entry(entry: Buffer) -> bool:
     try:
         header = parse_header(part, verify=False)
         if not header.metadata.encryption_keys and header.metadata.num_chunks_from_msg <= 1:
-            decode_columns(header, part)
+            decode_message_columns(header, part)
     except CorruptEntry:
         return True
     return False
@@ -239,7 +239,7 @@ class DeliveryPump:
     )  # fmt: skip
 
     def __init__(
-        self, subscription: Subscription, clock: Clock, config: BrokerConfig, memory: ReadMemory | None = None
+        self, subscription: Subscription, clock: Clock, config: BrokerConfig, memory: ReadMemoryBudget | None = None
     ) -> None:
         self._subscription = subscription
         self._cursor = subscription.cursor
@@ -252,7 +252,7 @@ class DeliveryPump:
         self._config = config
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._memory = memory or ReadMemory(config.read_memory_bytes)
+        self._memory = memory or ReadMemoryBudget(config.read_memory_bytes)
         self._buffer: ReadAheadBuffer | None = None  # None, as the next two: most subscriptions have no consumer
         self._returned: RedeliveryReturnQueue | None = None
         self._started: Tasks | None = None
@@ -344,7 +344,7 @@ class DeliveryPump:
                 return
             if self._buffer is not None and self._buffer.reading_again and self._subscription.consumers:
                 return  # it is handed out before anything new
-            want = self._dispatcher.choose_read()
+            want = self._dispatcher.choose_next_read()
             if isinstance(want, Blocked):
                 self.blocked = want
                 if want is Blocked.HOLES or self._full_said:
@@ -356,7 +356,7 @@ class DeliveryPump:
             entries = self._at_hand.get_requested_entries(want, end)
             if not entries:
                 return
-            entries = entries[: count_entries_rates_allow(rates, entries, now)] if rates else entries
+            entries = entries[: count_entries_within_rates(rates, entries, now)] if rates else entries
             before = self._dispatcher.progress
             deliveries = self._dispatcher.assign(entries, now_ms)
             for rate in rates:
@@ -422,7 +422,7 @@ class DeliveryPump:
     def _throttled(self, rates: Sequence[RateLimit], now: float) -> bool:
         """Returns True if a dispatch rate is exceeded. Then nothing may be read or delivered; a timer runs the pump
         again when the rate permits."""
-        seconds = delay_until_rates_allow_s(rates, now)
+        seconds = compute_rate_delay_s(rates, now)
         if seconds > 0:
             self.blocked = Blocked.THROTTLED
             self._wake_later(seconds, now)

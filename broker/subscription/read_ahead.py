@@ -40,9 +40,9 @@ from ..common.retry import LogThrottle
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.log_shape_core import make_data_lost_error
-from ..log.reader import ReadMemory
+from ..log.reader import ReadMemoryBudget
 from ..log.unfolding import compute_key_slots
-from .core.dispatch import Delivery, Dispatcher, Read, ReplayEntries
+from .core.dispatch import Delivery, Dispatcher, Read, ReadForRedelivery
 
 _LOG = logging.getLogger("magnetar.broker.subscription")
 
@@ -76,7 +76,7 @@ class ReadAheadBuffer:
 
     def __init__(
         self, subscription: str, log: ReadableLog, clock: Clock, config: BrokerConfig, dispatcher: Dispatcher,
-        wake: Callable[[], None], deliver_available_entries: Callable[[], None], tasks: Tasks, memory: ReadMemory,
+        wake: Callable[[], None], deliver_available_entries: Callable[[], None], tasks: Tasks, memory: ReadMemoryBudget,
         lost: Callable[[MagnetarError], None], discard: Callable[[Sequence[Position]], None],
     ) -> None:  # fmt: skip
         self._lost, self._discard = lost, discard
@@ -135,7 +135,7 @@ class ReadAheadBuffer:
             self._memory.set_used_bytes_of_holder(self, now)
 
     # ------------------------------------------------------------------ what is in memory
-    def get_requested_entries(self, want: Read | ReplayEntries, end: float) -> Sequence[StoredEntry]:
+    def get_requested_entries(self, want: Read | ReadForRedelivery, end: float) -> Sequence[StoredEntry]:
         """Returns the first entries of the request `want`, at most CHUNK_ENTRIES, if they are in memory. Returns fewer
         if their key slots are not all computed by the time `end`. Returns no entries, and starts a read, if the first
         entry is not in memory."""
@@ -152,7 +152,7 @@ class ReadAheadBuffer:
         found: list[StoredEntry] = []
         for entry in entries:
             if not entry.has_key_slots:
-                if not entry.find_key_slots():
+                if not entry.compute_key_slots_if_quick():
                     break
                 if self._clock.monotonic() > end:
                     found.append(entry)
@@ -232,8 +232,8 @@ class ReadAheadBuffer:
             self._count()
 
     # ------------------------------------------------------------------ reading from bookies
-    def _start_read(self, want: Read | ReplayEntries) -> None:
-        if isinstance(want, ReplayEntries):
+    def _start_read(self, want: Read | ReadForRedelivery) -> None:
+        if isinstance(want, ReadForRedelivery):
             first, last = find_contiguous_range(want.positions)
             self.reading_again = True
             self._tasks.spawn(self._read_again(first, last, frozenset(want.positions)), "read of what comes again")
@@ -330,7 +330,7 @@ class ReadAheadBuffer:
 
     def _cannot_read(self, position: Position, error: Exception) -> None:
         if not self._log.shape.is_readable(position):
-            self._dispatcher.discard_trimmed((position,))  # trimmed meanwhile
+            self._dispatcher.discard_trimmed_entries((position,))  # trimmed meanwhile
             self._wake()
             return
         if self._throttle.should_log(error):

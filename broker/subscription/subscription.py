@@ -37,7 +37,7 @@ from ...runtime.clock import Clock
 from ..common.config import BrokerConfig
 from ..common.refusals import AckRefusal, SubscribeRefusal
 from ..log.log import ReadableLog
-from ..log.reader import ReadMemory
+from ..log.reader import ReadMemoryBudget
 from .acks import TransactionalAcks
 from .consumer import ActivityTimes, Consumer
 from .core.cursor import Cursor
@@ -86,7 +86,7 @@ class Subscription:
     def __init__(
         self, name: str, log: ReadableLog, cursor: Cursor, store: DurableCursor | None, clock: Clock,
         config: BrokerConfig, applied: AppliedPolicies, delayed: DelayedDelivery | None = None, *, tracks: bool = True,
-        memory: ReadMemory | None = None,
+        memory: ReadMemoryBudget | None = None,
     ) -> None:  # fmt: skip
         self.dispatcher = Dispatcher(
             log.shape, cursor, EXCLUSIVE.policy(SubscriptionOptions()), tracks=tracks,
@@ -168,7 +168,7 @@ class Subscription:
         self.pump.switch_log(log)
         self.cursor.rebase(log.shape)
         self.acks.rebase(log.shape)
-        self.dispatcher.use_longer_log(log.shape)
+        self.dispatcher.extend_to_log(log.shape)
         if self.delayed is not None:
             self.delayed.core.shape = log.shape
         self.on_transaction_outcomes_known()
@@ -260,7 +260,7 @@ class Subscription:
         if consumer.waiting is not None:
             consumer.waiting.cancel()
         letters = self.dead_letters
-        member, counted = consumer.member, lost and letters is not None and letters.must_count_lost_connection
+        member, counted = consumer.member, lost and letters is not None and letters.must_count_disconnect_as_redelivery
         member.paused = True
         if self.consumers or counted or self.pump.return_queue:
             self.pump.return_queue.add(member, list(member.outstanding), counted=counted, leaves=True)
@@ -288,7 +288,7 @@ class Subscription:
         for consumer in list(self.consumers.values()):
             self.disconnect(consumer, error)
 
-    def begin_move(self, error: MagnetarError) -> list[asyncio.Future[None]]:
+    def stop_delivery_for_move(self, error: MagnetarError) -> list[asyncio.Future[None]]:
         """Begins to close the subscription, because the topic moves to another broker. Stops the delivery: consumers
         could not acknowledge further messages in time. Sends `error` to the consumers. Returns futures that complete
         when the last acknowledgements of the consumers have arrived."""
@@ -464,7 +464,7 @@ class Subscription:
     async def wait_durable(self) -> None:
         """Waits until everything that was acknowledged in this subscription before the call is durable."""
         if self.store is not None:
-            await self.store.durable_future()
+            await self.store.make_durable_future()
 
     @cached_property
     def seek_lock(self) -> asyncio.Lock:

@@ -276,7 +276,7 @@ class Deduplication:
             self.core.on_uncommitted_entry_stored(position)
         if aborted:
             back = BitMap64()
-            numbers.add_ids_to(back)
+            numbers.add_sequence_ids_to(back)
             self.core.add_aborted_sequence_gaps({name: back})
         self.replayed += 1
 
@@ -354,7 +354,7 @@ class Deduplication:
             self._since += 1
             self._due()
 
-    def limit_snapshots(self, undecided: Callable[[], Position | None]) -> None:
+    def set_snapshot_limit(self, undecided: Callable[[], Position | None]) -> None:
         """Sets the function that limits up to which position a snapshot may go. `undecided` returns the position before
         the first entry of an open transaction; None if no transaction is open."""
         self._undecided = undecided
@@ -553,7 +553,7 @@ async def replay_log_for_dedup_and_transactions(
     if starts:
         shape = log.shape
         position = shape.after(min(starts))
-        while shape.is_readable(position := shape.next_position_not_lost(position)):
+        while shape.is_readable(position := shape.next_unskipped_position(position)):
             for entry in await log.reader.read(position, REPLAY_BYTES):
                 header = parse_header(split_broker_part(entry.payload)[2], verify=False)
                 numbers, txn = parse_sequence_range(header.metadata), transaction_id_of(header.metadata)

@@ -50,7 +50,7 @@ the earlier, because a broker detects a broken connection later than the client;
 refused, and so is another producer of that name, or one of another role, whatever it says it is, unless it takes the
 topic with EXCLUSIVE_WITH_FENCING: then the one that was there is fenced, as after any such taking.
 
-**Epoch** (`judge_epoch_change`): a topic counts the producers that took it for themselves, in its record, before the
+**Epoch** (`decide_epoch_change`): a topic counts the producers that took it for themselves, in its record, before the
 taker may publish. One that returns names the epoch that it had: the topic's is the same, and it continues; or another
 producer took the topic meanwhile, and it is fenced for good, also when it lost only its connection, to a broker that
 died, and not its registration. The count of a topic begins after when it was made (`next_epoch`), so that an epoch of a
@@ -98,9 +98,9 @@ class ProducerRegistration(NamedTuple):
     connection: int = 0
     owner: str | None = None
     """The role of the producer; None: one that may write for each (broker/common/transactions.py
-    `role_of_writable_transactions`)."""
+    `get_writable_transactions_role`)."""
 
-    def may_replace(self, other: ProducerRegistration) -> bool:
+    def may_be_later_connection_of(self, other: ProducerRegistration) -> bool:
         """Returns True if this registration may be a later connection of the same producer as the registration `other`.
         If either of them names no instance, the two producers count as the same if they have the same role."""
         if self.owner is not None and self.owner != other.owner:
@@ -117,7 +117,7 @@ class EpochChange(enum.Enum):
     FENCED = "another producer took the topic for itself since this one had it"
 
 
-def judge_epoch_change(mode: AccessMode, had: int, topic: int) -> EpochChange:
+def decide_epoch_change(mode: AccessMode, had: int, topic: int) -> EpochChange:
     """Returns how the topic's epoch changes when a producer joins with the access mode `mode`. `had`: the epoch in
     which this producer had exclusive access before it reconnected, 0 if it never had; `topic`: the present epoch of the
     topic."""
@@ -170,7 +170,7 @@ class ProducerTable:
         answer = ProducerJoinResult()
         for other in [*self.registered.values(), *self.waiting.values()]:
             if other.name == registration.name:
-                if not registration.may_replace(other):
+                if not registration.may_be_later_connection_of(other):
                     if registration.mode == EXCLUSIVE_WITH_FENCING:
                         continue  # it is fenced below, as all others are
                     alone = registration.mode == EXCLUSIVE  # what it asked for decides before its name does

@@ -78,7 +78,7 @@ class TopicMaintenance:
             return None
         return PublishRefusal.QUOTA.error(f"topic {self._topic.name}: {self.quota.value}", topic=self._topic.name)
 
-    def on_used(self) -> None:
+    def on_topic_used(self) -> None:
         """Called when a producer or a consumer opens the topic. The topic counts as used at this time, even if the
         client leaves again before `is_inactive` is called."""
         self._unused_since = self._world.clock.monotonic()
@@ -163,7 +163,7 @@ class TopicMaintenance:
         """Returns the arrival time (ms since the epoch) of the subscription's oldest unacknowledged message; None if
         there is none."""
         log = self._topic.readable_log(uncommitted=subscription.reads_uncommitted)
-        position = log.shape.next_position_not_lost(log.shape.after(subscription.cursor.mark))
+        position = log.shape.next_unskipped_position(log.shape.after(subscription.cursor.mark))
         if not log.shape.is_readable(position):
             return None
         known = self._ages.get(subscription.name)
@@ -176,7 +176,7 @@ class TopicMaintenance:
         reading an entry. If the time is not in memory, returns the time that was read last, even if its message was
         acknowledged since; 0 if no time was read, or if there is no unacknowledged message."""
         log = self._topic.readable_log(uncommitted=subscription.reads_uncommitted)
-        position = log.shape.next_position_not_lost(log.shape.after(subscription.cursor.mark))
+        position = log.shape.next_unskipped_position(log.shape.after(subscription.cursor.mark))
         if not log.shape.is_readable(position):
             return 0
         known = self._ages.get(subscription.name)
@@ -187,7 +187,7 @@ class TopicMaintenance:
             known = self._ages[subscription.name] = position, entry.timestamp_ms
         return known[1]
 
-    async def apply_quota(self) -> None:
+    async def apply_backlog_quota(self) -> None:
         """Checks the backlog quota. If the backlog exceeds the quota, reacts as the policy says: producers wait,
         publishes are refused, or the oldest messages are acknowledged."""
         applied, shape, durable = self._topic.applied, self._topic.log.shape, self._durable()
@@ -237,7 +237,7 @@ class TopicMaintenance:
         if before is not None:
             self._topic.on_backlog_quota_changed()
 
-    async def run_parts(self) -> None:
+    async def run_due_of_parts(self) -> None:
         """Calls `StatefulTopicPart.run_due` of compaction, deduplication and transactions, which start the work that is
         due."""
         for part in self._topic.parts:
@@ -273,8 +273,8 @@ class TopicMaintenance:
 
 
 STEPS = (
-    TopicMaintenance.expire, TopicMaintenance.apply_quota, TopicMaintenance.run_parts, TopicMaintenance.roll,
-    TopicMaintenance.trim, TopicMaintenance.delete_idle_subscriptions,
+    TopicMaintenance.expire, TopicMaintenance.apply_backlog_quota, TopicMaintenance.run_due_of_parts,
+    TopicMaintenance.roll, TopicMaintenance.trim, TopicMaintenance.delete_idle_subscriptions,
 )  # fmt: skip
 """The steps of `run_due`, in this order."""
 

@@ -24,13 +24,13 @@ from ...runtime.access import LOCAL, Principal
 from ...runtime.clock import Clock
 from ...runtime.files import Buffer
 from ..common.refusals import PublishRefusal
-from ..common.token_bucket import EventLoopSlices, RateLimit, delay_until_rates_allow_s
-from ..common.transactions import role_of_writable_transactions
+from ..common.token_bucket import EventLoopSlices, RateLimit, compute_rate_delay_s
+from ..common.transactions import get_writable_transactions_role
 from ..log.appender import Publish
 from ..log.log_queue_core import ID_END, SPAN_MAX
 from .dedup import parse_sequence_range
 from .dedup_core import DedupVerdict, why_refused
-from .transactions import EventBeforePublish, transaction_id_of
+from .transactions import TransactionEventToAwait, transaction_id_of
 
 if TYPE_CHECKING:
     from .topic import Topic
@@ -63,7 +63,7 @@ class PublishOutcomePort(Protocol):
         ...
 
 
-class ProducerOutcomePort(PublishOutcomePort, Protocol):
+class PublishOutcomeAndBytesPort(PublishOutcomePort, Protocol):
     """A PublishOutcomePort to which a producer also reports how many bytes are no longer in flight."""
 
     def on_stored(self, size: int, sequence_id: int, position: Position, index: int) -> None:
@@ -112,13 +112,13 @@ class Producer:
     )  # fmt: skip
 
     def __init__(
-        self, id_: int, name: str, mode: AccessMode, topic: Topic, outlet: ProducerOutcomePort, *,
+        self, id_: int, name: str, mode: AccessMode, topic: Topic, outlet: PublishOutcomeAndBytesPort, *,
         address: str, instance: str, size_max: int, connection: int = 0, epoch: int = 0,
         principal: Principal = LOCAL, client: str = "", since_ms: int = 0, properties: dict[str, str] | None = None,
         room: int = 0,
     ) -> None:  # fmt: skip
         self.principal = principal
-        self.writer = role_of_writable_transactions(principal)
+        self.writer = get_writable_transactions_role(principal)
         self.client = client  # its name and version, as it says
         self.since_ms = since_ms  # it was opened, wall clock
         self.properties = properties or {}
@@ -155,9 +155,9 @@ class Producer:
         return self._settled < self._logged
 
     # ------------------------------------------------------------------ in
-    def publish(self, client_part: Buffer) -> bool | EventBeforePublish:
+    def publish(self, client_part: Buffer) -> bool | TransactionEventToAwait:
         """Publishes an entry (its client-part). Returns True if the entry was given to the log; False if it was not,
-        because it is refused or a duplicate, or because the producer is closed. Returns an EventBeforePublish if
+        because it is refused or a duplicate, or because the producer is closed. Returns an TransactionEventToAwait if
         nothing was done: after that event the caller must call `publish` again, before it publishes a later entry.
         Keeps no reference to `client_part`."""
         topic = self._topic
@@ -192,7 +192,7 @@ class Producer:
         if dedup.enabled and (
             other := self.transactions.find_other_transaction_of_sequence(self.name, txn, numbers)
         ) is not None:
-            return EventBeforePublish(other, end=True)  # it is stored if that commits, and new if not
+            return TransactionEventToAwait(other, end=True)  # it is stored if that commits, and new if not
         if txn is None:
             verdict = dedup.judge(self.name, numbers)
         elif self.transactions.joins.join_nowait(txn, self.writer):
@@ -200,7 +200,7 @@ class Producer:
             if verdict is DedupVerdict.NEW:
                 verdict = self.transactions.judge(txn, metadata.producer_name, numbers)
         else:
-            return EventBeforePublish(txn, owner=self.writer)
+            return TransactionEventToAwait(txn, owner=self.writer)
         if verdict is not DedupVerdict.NEW:
             return self._judged(client_part, metadata.sequence_id, verdict)
         publish = Publish(
@@ -443,7 +443,7 @@ class PublishGate:
         producers."""
         if self._timer is not None or self._held():
             return
-        seconds = delay_until_rates_allow_s(self.rates, self._clock.monotonic())
+        seconds = compute_rate_delay_s(self.rates, self._clock.monotonic())
         self._timer = (
             self._loop.call_later(seconds, self.resume_queued_publishes)
             if seconds > 0

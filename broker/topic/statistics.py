@@ -133,7 +133,7 @@ async def read_first_backlog_entries(log: ReadableLog, subscription: Subscriptio
     shape, found, size, turns = log.shape, list[StoredEntry](), 0, EventLoopSlices(log.world.clock)
     position = shape.after(subscription.cursor.mark)
     while messages > 0 and shape.is_readable(
-        position := subscription.cursor.next_unacked_position(shape.next_position_not_lost(position))
+        position := subscription.cursor.next_unacked_position(shape.next_unskipped_position(position))
     ):
         entry = await log.reader.read_entry(position)
         size += entry.size
@@ -215,14 +215,14 @@ async def _acknowledged(log: ReadableLog, subscription: Subscription, span: Span
     """Returns how many messages in the ledger of `span`, from message index `first` on, the subscription has
     acknowledged."""
     cursor, found = subscription.cursor, 0
-    position = log.shape.next_position_not_lost(Position(span.ledger_id, first))
+    position = log.shape.next_unskipped_position(Position(span.ledger_id, first))
     while position[0] == span.ledger_id and log.shape.is_readable(position):
         for entry in await log.reader.read(position, CHUNK_BYTES):
             if cursor.is_acked(entry.position):
                 found += entry.count
             else:
                 found += len(cursor.acked_indexes(entry.position))
-            position = log.shape.next_position_not_lost(log.shape.after(entry.position))
+            position = log.shape.next_unskipped_position(log.shape.after(entry.position))
     return found
 
 

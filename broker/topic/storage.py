@@ -27,13 +27,13 @@ from ..common.transactions import Coordinators, ReportedTransaction
 from ..log.cache import TailCache
 from ..log.log import Log
 from ..log.log_shape_core import LogShape
-from ..log.reader import ReadMemory
+from ..log.reader import ReadMemoryBudget
 from ..log.slow_publishes import SlowPublishLog
 from ..log.topic_log import TopicLog
 from ..subscription.core.cursor import Cursor
 from ..subscription.core.cursor_state import CursorState
 from ..subscription.core.delays import DelayIndex
-from ..subscription.cursors import DurableCursor, make_claim_changes
+from ..subscription.cursors import DurableCursor, make_subscription_claim_changes
 from ..subscription.dead_letters import DeadLetters
 from ..subscription.delays import DelayedDelivery
 from ..subscription.subscription import Subscription
@@ -74,7 +74,7 @@ class DurableTopicStorage(msgspec.Struct, frozen=True):
     cache: TailCache
     config: BrokerConfig
     forward: Callable[Concatenate[tuple[TopicName, int], ...], Awaitable[object]]  # copies of its messages
-    reads: ReadMemory
+    reads: ReadMemoryBudget
     publish_seconds: Histogram | None = None
     slow_publishes: SlowPublishLog | None = None
 
@@ -85,7 +85,7 @@ class DurableTopicStorage(msgspec.Struct, frozen=True):
             on_delayed=topic.on_delayed_entry_stored,
             on_lost=topic.abandon,
             owned=topic.owned, publish_seconds=self.publish_seconds, on_ledger_delayed=topic.on_publish_waiting,
-            claims=make_claim_changes, slow_publishes=self.slow_publishes,
+            claims=make_subscription_claim_changes, slow_publishes=self.slow_publishes,
         )  # fmt: skip
 
     async def open_subscriptions(self, topic: Topic, shape: LogShape) -> list[Subscription]:
@@ -101,14 +101,14 @@ class DurableTopicStorage(msgspec.Struct, frozen=True):
         self, topic: Topic, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
     ) -> Subscription:
         store = self._store(topic, name)
-        mark = shape.limit_mark_to_log(mark if mark is not None else LATEST)
+        mark = shape.clamp_mark_to_log(mark if mark is not None else LATEST)
         await store.create(shape, mark, properties, partial(topic.registry.commit, name))
         return self._subscription(topic, store)
 
     def make_nondurable_subscription(
         self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool
     ) -> Subscription:
-        cursor, clock = Cursor(shape, CursorState(shape.limit_mark_to_log(mark))), self.world.clock
+        cursor, clock = Cursor(shape, CursorState(shape.clamp_mark_to_log(mark))), self.world.clock
         return Subscription(
             name, topic.shown, cursor, None, clock, self.config, topic.applied, tracks=tracks, memory=self.reads
         )

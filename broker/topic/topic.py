@@ -68,7 +68,7 @@ from .dedup_core import (
     ProducerJoinDenied,
     ProducerRegistration,
     ProducerTable,
-    judge_epoch_change,
+    decide_epoch_change,
     next_epoch,
 )
 from .maintenance import TopicMaintenance
@@ -158,7 +158,7 @@ class Topic:
         self.transactions = TopicTransactions(
             world, ledgers, config, self, self.log, self.replication, coordinators or NoCoordinators()
         )
-        self.dedup.limit_snapshots(self.transactions.position_before_open_transactions)
+        self.dedup.set_snapshot_limit(self.transactions.position_before_open_transactions)
         self.parts: tuple[StatefulTopicPart, ...] = (self.dedup, self.transactions, self.compaction)
         self.apply(applied)
 
@@ -229,7 +229,7 @@ class Topic:
         """Called when entries were confirmed: wakes the subscriptions, which deliver them. While an open transaction
         hides the entries, wakes only the subscriptions that read uncommitted entries."""
         core = self.transactions.core
-        waits = core is not None and core.first_unended_position is not None and core.stable == self._woken_at
+        waits = core is not None and core.first_open_transaction_position is not None and core.stable == self._woken_at
         if core is not None:
             self._woken_at = core.stable
         for subscription in self.subscriptions.values():
@@ -461,7 +461,7 @@ class Topic:
             self._ended = True
             for part in self.parts:
                 part.stop()
-            last_acks = [last for each in self.subscriptions.values() for last in each.begin_move(error)]
+            last_acks = [last for each in self.subscriptions.values() for last in each.stop_delivery_for_move(error)]
             try:
                 await self.log.close()
             except MagnetarError as failure:
@@ -576,11 +576,11 @@ class ProducerRegistry:
         epoch, created_ms = topic.log.record.epoch, topic.log.record.created_ms
         if self._epochs is not None and self._epochs.locked():  # another one has the next epoch; it is not stored yet
             epoch = next_epoch(epoch, created_ms)
-        change = judge_epoch_change(producer.mode, producer.epoch, epoch)
+        change = decide_epoch_change(producer.mode, producer.epoch, epoch)
         if change is EpochChange.FENCED:
             raise ProducerFenced(f"topic {topic.name}, producer {producer.name!r}: {change.value}", topic=topic.name)
         registered = self._register(producer)
-        topic.maintenance.on_used()
+        topic.maintenance.on_topic_used()
         topic.dedup.on_producer_joined(producer.name)
         if not registered:
             producer.turn = asyncio.get_running_loop().create_future()

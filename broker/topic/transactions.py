@@ -52,7 +52,7 @@ from .dedup_core import DedupVerdict
 from .outcomes import OutcomesLedger
 from .storage import TransactionsOfDeletedTopic
 from .transactions_core import NOT_KNOWN, OpenTxnStats, Transactions, TxnSnapshot
-from .txn_joins import SharedTransactionRuns, TransactionJoins, TransactionOutcomeResolver, error_of_done_future
+from .txn_joins import SharedTransactionTasks, TransactionJoins, TransactionOutcomeResolver, get_future_error
 
 if TYPE_CHECKING:
     from .topic import Topic
@@ -72,7 +72,7 @@ class _Writes(NamedTuple):
     landing: TxnId | None
 
 
-class EventBeforePublish(NamedTuple):
+class TransactionEventToAwait(NamedTuple):
     """An event for which a producer must wait before it can publish an entry: the topic joins the transaction `txn`,
     or, if `end` is True, the transaction ends."""
 
@@ -110,7 +110,7 @@ class _TxnWork:
     __slots__ = ("ends", "joins", "landing", "questions", "runs", "seeing", "settles")
 
     def __init__(self, of: TopicTransactions) -> None:
-        self.runs = SharedTransactionRuns(of.topic.name, is_over=of.ended)
+        self.runs = SharedTransactionTasks(of.topic.name, is_over=of.ended)
         self.questions = TransactionOutcomeResolver(of, self.runs)
         self.joins = TransactionJoins(of, self.runs, self.questions)
         self.settles: dict[TxnId, asyncio.Future[None]] = {}
@@ -198,7 +198,7 @@ class TopicTransactions:
 
     def position_before_open_transactions(self) -> Position | None:
         """Returns the position before the first entry of an open transaction; None if there is none."""
-        first = self.core.first_unended_position if self.core is not None else None
+        first = self.core.first_open_transaction_position if self.core is not None else None
         return self._log.shape.before(first) if first is not None else None
 
     def is_hidden(self, txn: TxnId, position: Position) -> bool:
@@ -232,7 +232,9 @@ class TopicTransactions:
         at this topic. If the topic ends at this broker before that, `then` is never called."""
         self._here.ends.setdefault(txn, []).append(then)
 
-    def call_when_ready(self, awaited: EventBeforePublish, then: Callable[[MagnetarError | None], None]) -> None:
+    def call_when_publishable(
+        self, awaited: TransactionEventToAwait, then: Callable[[MagnetarError | None], None]
+    ) -> None:
         """Calls the function `then` once, in a later turn of the event loop. Its argument is None when the event
         `awaited` has happened, so that the waiting entry can be published; else it is the error with which the entry is
         refused."""
@@ -240,10 +242,10 @@ class TopicTransactions:
             self.call_when_ended(awaited.txn, then)
             return
         self.joins.start_join(awaited.txn, awaited.owner).add_done_callback(
-            lambda done: then(error_of_done_future(done))
+            lambda done: then(get_future_error(done))
         )
 
-    async def store_transactions_seen(self) -> Transactions:
+    async def store_has_transactions(self) -> Transactions:
         """Stores in the topic's record that the topic has transactions. Must be called before its first transaction.
         Returns the state of the topic's transactions."""
         async with self._here.seeing:
@@ -288,7 +290,7 @@ class TopicTransactions:
             self._here.landing
             and txn in self._here.landing
             and self.core is not None
-            and not self.core.count_in_flight(txn)
+            and not self.core.count_entries_in_flight(txn)
         ):
             future = self._here.landing.pop(txn)
             if not future.done():
@@ -330,13 +332,13 @@ class TopicTransactions:
             runs += self.start_settling(settlements[first : first + SETTLE_AT_ONCE])
         await asyncio.wait(set(runs), timeout=timeout_s)
         late = TimedOut(f"topic {self.topic.name} has not stored it within {timeout_s:g} s")
-        return [error_of_done_future(run) if run.done() else late for run in runs]
+        return [get_future_error(run) if run.done() else late for run in runs]
 
     def start_settling(self, settlements: Sequence[Settlement]) -> list[asyncio.Future[None]]:
         """Applies the settlements, except those that are being stored already. Returns a future for each settlement,
         which is done when the outcome is stored durably. Settlements that wait for the same writes share one task."""
         if self.ended:
-            return [self._here.runs.make_not_owner_run()] * len(settlements)
+            return [self._here.runs.make_not_owner_future()] * len(settlements)
         groups: dict[_Writes, list[TxnId]] = {}
         for txn, each in {each.txn: each for each in settlements if each.txn not in self._here.settles}.items():
             groups.setdefault(self._apply(each), []).append(txn)
@@ -364,12 +366,14 @@ class TopicTransactions:
         if end.shown:
             self._stored_soon()
         self._on_ended(txn)
-        return _Writes(tuple(touched), end.shown, txn if core is not None and core.count_in_flight(txn) else None)
+        return _Writes(
+            tuple(touched), end.shown, txn if core is not None and core.count_entries_in_flight(txn) else None
+        )
 
     async def _written(self, writes: _Writes) -> None:
         """Waits until the writes `writes` are durable, and no entry of the transaction is in flight."""
         core = self.core
-        if writes.landing is not None and core is not None and core.count_in_flight(writes.landing):
+        if writes.landing is not None and core is not None and core.count_entries_in_flight(writes.landing):
             await asyncio.shield(self._landing_of(writes.landing))
         if self._ledger is not None and core is not None and self._ledger.version < core.version:
             await self._ledger.wait_durable()
@@ -402,7 +406,7 @@ class TopicTransactions:
         transaction."""
         if self.core is None or self._ledger is None:
             return None
-        first, stored = self.core.first_unended_position, self._ledger.position
+        first, stored = self.core.first_open_transaction_position, self._ledger.position
         if first is not None and first <= stored:
             return TrimLimit(self._log.shape.before(first), why=LedgerStays.TRANSACTION_OPEN)
         return TrimLimit(stored, why=LedgerStays.NOT_IN_OUTCOMES)

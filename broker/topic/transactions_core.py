@@ -262,7 +262,7 @@ class Transactions:
         found = self.known.get(txn)
         return len(self.known) < OPEN_MAX if found is None else found.phase is not TxnPhase.ENDED
 
-    def on_joined(self, txn: TxnId) -> bool:
+    def on_transaction_joined(self, txn: TxnId) -> bool:
         """Called when the coordinator has made the topic a participant of the transaction. Returns False if the
         transaction has ended meanwhile."""
         found = self.known.get(txn)
@@ -295,7 +295,7 @@ class Transactions:
         answer = judge_sequence_range(own.progress, own.pushed, numbers)
         if answer is DedupVerdict.NEW:
             own.pushed = own.pushed.after(numbers)
-            numbers.add_ids_to(own.sent)
+            numbers.add_sequence_ids_to(own.sent)
             self._sends(txn, name, numbers.last)
             own.in_flight += 1
             found.in_flight += 1
@@ -379,7 +379,7 @@ class Transactions:
             return True
         found = self.known.get(txn)
         if found is not None and name in found.numbers:
-            numbers.add_ids_to(found.numbers[name].sent)
+            numbers.add_sequence_ids_to(found.numbers[name].sent)
         return False
 
     def finish_replay(self) -> None:
@@ -399,7 +399,7 @@ class Transactions:
         if own is None:
             own = found.numbers[name] = EntriesOfTxnProducer()
         own.progress, own.last = own.progress.after(numbers), position
-        numbers.add_ids_to(own.sent)
+        numbers.add_sequence_ids_to(own.sent)
         self._sends(txn, name, numbers.last)
         if not own.in_flight:
             own.pushed = own.progress
@@ -482,7 +482,7 @@ class Transactions:
     def stable(self) -> Position:
         """Returns the last stable position: all transactions with entries up to this position have ended. Returns the
         position before the first entry of the log if there is no such position."""
-        first = self.first_unended_position
+        first = self.first_open_transaction_position
         if first is None:
             return self._shape.last_confirmed
         if self._stable is None:
@@ -497,7 +497,7 @@ class Transactions:
         return self._shape.end_index
 
     @property
-    def first_unended_position(self) -> Position | None:
+    def first_open_transaction_position(self) -> Position | None:
         """Returns the position of the earliest entry that belongs to a transaction which has not ended; None if there
         is none."""
         for found in self._hidden.values():
@@ -538,7 +538,7 @@ class Transactions:
         """Returns True if no entry of the producer is in flight in a transaction."""
         return name not in self._flying
 
-    def count_in_flight(self, txn: TxnId) -> int:
+    def count_entries_in_flight(self, txn: TxnId) -> int:
         """Returns the number of entries of the transaction that are in flight."""
         found = self.known.get(txn)
         return found.in_flight if found is not None else 0
@@ -548,7 +548,7 @@ class Transactions:
         found = self.known.get(txn)
         if found is None or found.phase is TxnPhase.ENDED:
             return None
-        holds = found.first is not None and found.first == self.first_unended_position
+        holds = found.first is not None and found.first == self.first_open_transaction_position
         waiting = self._shape.end_index - self.stable_index if holds else 0
         return OpenTxnStats(found.first, found.entry_count, found.size, holds, waiting)
 

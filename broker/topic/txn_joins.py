@@ -1,5 +1,5 @@
 """The joins of a topic's transactions: each is asked of its coordinator before the first entry (transactions.py, "Join
-first"). Before them, runs that several callers wait for (`SharedTransactionRuns`), and the questions to coordinators
+first"). Before them, runs that several callers wait for (`SharedTransactionTasks`), and the questions to coordinators
 about open transactions (`TransactionOutcomeResolver`)."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...proto.errors import (
 from ...proto.names import TopicName
 from ...proto.states import TxnId, TxnState
 from ...runtime.tasks import Tasks
-from ..common.transactions import JoinAnswer, Settlement, txn_state_of_join_answer
+from ..common.transactions import JoinAnswer, Settlement, convert_join_answer_to_state
 from .transactions_core import OPEN_MAX, Transactions, TxnPhase
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _LOG = logging.getLogger("magnetar.broker.topic.transactions")
 Key = TypeVar("Key")
 
 
-class SharedTransactionRuns:
+class SharedTransactionTasks:
     """Starts tasks for the transactions of one topic, and lets several callers wait for the outcome of the same task (a
     run). After this broker has stopped serving the topic, no run is started: each caller gets NotOwner."""
 
@@ -56,7 +56,7 @@ class SharedTransactionRuns:
         """Starts a run of the async function `work`, and returns a future for its outcome. Until the run has ended,
         `runs` maps each transaction in `txns` to this future."""
         if self.is_over:
-            return self.make_not_owner_run()
+            return self.make_not_owner_future()
         future: asyncio.Future[None] = self._loop.create_future()
         runs.update(dict.fromkeys(txns, future))
         self.tasks.spawn(self._run(runs, txns, future, work), "transaction of a topic")
@@ -86,7 +86,7 @@ class SharedTransactionRuns:
             future.set_exception(error)
             future.exception()  # who waits gets it
 
-    def make_not_owner_run(self) -> asyncio.Future[None]:
+    def make_not_owner_future(self) -> asyncio.Future[None]:
         """Returns a future that has failed with NotOwner, in place of the future of a run."""
         refused: asyncio.Future[None] = self._loop.create_future()
         refused.set_exception(self.make_not_owner_error())
@@ -98,7 +98,7 @@ class SharedTransactionRuns:
         return NotOwner(f"topic {self._topic} is not served here any more; look it up again")
 
 
-def error_of_done_future(done: asyncio.Future[None]) -> MagnetarError | None:
+def get_future_error(done: asyncio.Future[None]) -> MagnetarError | None:
     """Returns the error with which the future `done` has failed; None if it succeeded."""
     error = done.exception()
     assert error is None or isinstance(error, MagnetarError), "a run raises typed errors"
@@ -125,7 +125,7 @@ class TransactionOutcomeResolver:
 
     __slots__ = ("_asking", "_committed_at", "_of", "_runs", "_suspects")
 
-    def __init__(self, of: TopicTransactions, runs: SharedTransactionRuns) -> None:
+    def __init__(self, of: TopicTransactions, runs: SharedTransactionTasks) -> None:
         self._of = of
         self._runs = runs
         self._asking: asyncio.Task[None] | None = None
@@ -154,7 +154,7 @@ class TransactionOutcomeResolver:
         if core is None or not core.is_known(txn):
             return None
         joined = await self._of.coordinators.join(txn, self._of.topic.name)
-        state = txn_state_of_join_answer(joined)
+        state = convert_join_answer_to_state(joined)
         if state in (TxnState.OPEN, TxnState.PREPARED):
             return None
         if core.is_known(txn):
@@ -235,8 +235,8 @@ class TransactionOutcomeResolver:
             return
         if txn not in self._of.core.known:
             return  # it was settled meanwhile
-        if txn_state_of_join_answer(joined) in (TxnState.OPEN, TxnState.PREPARED):
-            self._of.core.on_joined(txn)
+        if convert_join_answer_to_state(joined) in (TxnState.OPEN, TxnState.PREPARED):
+            self._of.core.on_transaction_joined(txn)
         else:
             self.on_outcome_answered(txn, joined)
 
@@ -269,7 +269,7 @@ class TransactionJoins:
     __slots__ = ("_asked", "_of", "_questions", "_runs", "_under_way", "_writers", "is_leaving", "since")
 
     def __init__(
-        self, of: TopicTransactions, runs: SharedTransactionRuns, questions: TransactionOutcomeResolver
+        self, of: TopicTransactions, runs: SharedTransactionTasks, questions: TransactionOutcomeResolver
     ) -> None:
         self._of = of
         self._runs = runs
@@ -344,7 +344,7 @@ class TransactionJoins:
         if not self._of.topic.name.persistent:
             raise NotAllowed(f"topic {self._of.topic.name} keeps nothing, and takes part in no transaction")
         self._check_leaving()
-        core = await self._of.store_transactions_seen()
+        core = await self._of.store_has_transactions()
         is_full = core.is_full(txn)
         if is_full or core.register_unresolved_transaction(txn) is TxnPhase.ENDED:
             if not self._is_writer(txn, owner):
@@ -358,7 +358,7 @@ class TransactionJoins:
         except BaseException:
             self._join_refused(core, txn)
             raise
-        state = txn_state_of_join_answer(joined)
+        state = convert_join_answer_to_state(joined)
         if state in (TxnState.OPEN, TxnState.PREPARED):
             if not self._is_in(core, txn, owner):
                 raise TransactionEnded(f"transaction {txn} ended meanwhile", txn=str(txn))
@@ -381,7 +381,7 @@ class TransactionJoins:
     def _is_in(self, core: Transactions, txn: TxnId, owner: str | None) -> bool:
         """Records that the coordinator has made the topic a participant. Returns False if the transaction has ended
         meanwhile."""
-        if not core.on_joined(txn):
+        if not core.on_transaction_joined(txn):
             return False
         if owner is not None:
             self._writers[txn] = owner

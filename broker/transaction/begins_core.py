@@ -145,7 +145,7 @@ class TransactionEndDecider:
         is_known = intent.txn >= self._table.state.forgotten_below
         if state is TxnState.COMMITTED or (intent.verb is EndVerb.ABORT and is_known):
             return state
-        raise self._table.why_aborted(intent.txn)
+        raise self._table.make_abort_error(intent.txn)
 
     def _end_live(self, live: LiveTransaction, intent: End, now: float) -> None:
         if intent.verb is EndVerb.ABORT:
@@ -153,7 +153,7 @@ class TransactionEndDecider:
             if live.phase is Phase.ABORTING:
                 live.waiting_intents.append(intent)
             else:
-                self._outcomes.receive_intents([intent], now)
+                self._outcomes.handle_intents([intent], now)
             return
         if intent.verb is EndVerb.COMMIT and live.owned.tag is not None:
             raise InvalidRequest(f"{self._table.txn_id(live.txn)} is of a sink: it commits with its batch")
@@ -161,14 +161,14 @@ class TransactionEndDecider:
             self._decisions.answer(intent, TxnState.PREPARED)
             return
         self._table.check_name_holder(live.owned.owner, live.owned.name, live.owned.holder)
-        listed = self.list_participants(live, intent.participants, now)
+        listed = self.match_reported_participants(live, intent.participants, now)
         if intent.verb is EndVerb.PREPARE:
             live.phase = Phase.PREPARING
             left_s = min(intent.prepared_s or self._table.limits.prepared_s_max, self._table.limits.prepared_s_max)
             self._decisions.decide(Prepared(live.txn, live.owned, listed, left_s))
         elif not listed and live.phase is Phase.OPEN:
             self._outcomes.commit_without_participants(live, now)
-            self._outcomes.receive_intents([intent], now)
+            self._outcomes.handle_intents([intent], now)
             return
         else:
             live.phase = Phase.COMMITTING
@@ -176,7 +176,9 @@ class TransactionEndDecider:
         live.participants = {each.topic: each for each in listed}
         live.waiting_intents.append(intent)
 
-    def list_participants(self, live: LiveTransaction, listed: Sequence[Participant], now: float) -> list[Participant]:
+    def match_reported_participants(
+        self, live: LiveTransaction, listed: Sequence[Participant], now: float
+    ) -> list[Participant]:
         """Returns the topics that have joined the transaction, each with the number of entries that the client reports
         in `listed`. If the client reports entries in a topic that has not joined, data is lost: then aborts the
         transaction and raises TransactionAborted."""
@@ -319,9 +321,9 @@ class SinkBatchDecider:
         live = [each for each in found.values() if isinstance(each, LiveTransaction)]
         for txn in found:
             if txn not in self._table.live:
-                raise self._table.why_aborted(txn)
+                raise self._table.make_abort_error(txn)
         self._check_batch(intent, live)
-        shares = {each.txn: self._ends.list_participants(each, intent.txns[each.txn], now) for each in live}
+        shares = {each.txn: self._ends.match_reported_participants(each, intent.txns[each.txn], now) for each in live}
         if sum(len(each) for each in shares.values()) * 40 > RECORD_BYTES_MAX:
             raise InvalidRequest(f"a batch of {len(shares)} transactions has too many participants for one record")
         for each in live:
@@ -349,7 +351,7 @@ class SinkBatchDecider:
             assert owned.tag is not None, "it is of a sink"
             if owned.tag.query_id != sink.query_id or owned.tag.batch <= sink.batch:
                 self._outcomes.abort_or_void_id(txn, AbortReason.SUPERSEDED, now)
-        self._outcomes.receive_intents(self.in_doubt.pop(key), now)
+        self._outcomes.handle_intents(self.in_doubt.pop(key), now)
 
 
 # --------------------------------------------------------------------------------------------------- begins_core

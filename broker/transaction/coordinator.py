@@ -14,8 +14,8 @@ The driver of half messages: connected members that answer checks, and tasks tha
 
     work = HalfMessageDriver(publish, published, not_published)
     with work.connect_member() as member: …           `await member.wait_next_check()` returns its next check
-    work.send_check(AskAboutHalfMessage)              does an effect of the core
-    work.start_publishing_half(PublishHalfMessage)    does the other effect
+    work.send_half_message_check(AskAboutHalfMessage)              does an effect of the core
+    work.start_publishing_half_message(PublishHalfMessage)    does the other effect
     await work.close()                                disconnects the members, and cancels publishes in progress
 
 Each half message is published by its own task, AT_ONCE at a time, within PUBLISH_S: then its transaction times out.
@@ -73,7 +73,7 @@ from .intents_core import (
     WatchHalves,
 )
 from .log import CoordinatorLog
-from .peers import CoordinatorRequest, SettlementSender, SettlementTargets
+from .peers import CoordinatorRequest, SettlementSender, SettlementTransport
 from .records_core import HalfMessage, Participant, SinkTag
 
 AT_ONCE = 64
@@ -99,7 +99,7 @@ class HalfMessageGroupMember:
         self._changed = asyncio.Event()
         self._over: MagnetarError | None = None
 
-    def add_half_check(self, asked: AskAboutHalfMessage) -> None:
+    def queue_half_message_check(self, asked: AskAboutHalfMessage) -> None:
         """Queues a check of a half message for this member."""
         self._asked.append(asked)
         self._changed.set()
@@ -146,13 +146,13 @@ class HalfMessageDriver:
         finally:
             self._members.pop(member, None)
 
-    def send_check(self, effect: AskAboutHalfMessage) -> None:
+    def send_half_message_check(self, effect: AskAboutHalfMessage) -> None:
         """Sends a check of a half message to the member that the effect names."""
         assert isinstance(effect.member, HalfMessageGroupMember), "members are of this object"
-        effect.member.add_half_check(effect)
+        effect.member.queue_half_message_check(effect)
 
     # ------------------------------------------------------------------ publishing
-    def start_publishing_half(self, effect: PublishHalfMessage) -> None:
+    def start_publishing_half_message(self, effect: PublishHalfMessage) -> None:
         """Starts a task that publishes the messages of a half message, as the effect says."""
         self._tasks.spawn(self._work(effect), f"publish of half {effect.half}")
 
@@ -198,7 +198,7 @@ class RunningCoordinator:
     its epoch ends for another reason."""
 
     def __init__(
-        self, world: World, log: CoordinatorLog, core: Coordinator, topics: SettlementTargets, publish: Publish,
+        self, world: World, log: CoordinatorLog, core: Coordinator, topics: SettlementTransport, publish: Publish,
         close_s: float,
         on_over: Callable[[RunningCoordinator], None],
     ) -> None:  # fmt: skip
@@ -223,7 +223,7 @@ class RunningCoordinator:
 
     @classmethod
     async def load(
-        cls, world: World, log: CoordinatorLog, limits: Limits, topics: SettlementTargets, publish: Publish,
+        cls, world: World, log: CoordinatorLog, limits: Limits, topics: SettlementTransport, publish: Publish,
         close_s: float,
         on_over: Callable[[RunningCoordinator], None],
     ) -> RunningCoordinator:  # fmt: skip
@@ -435,9 +435,9 @@ class RunningCoordinator:
                     _LOG.warning("coordinator %d ends its epoch %d: %s", self.number, self.epoch, why)
                     self._start_ending(self._close())
                 case AskAboutHalfMessage():
-                    self._halves.send_check(effect)
+                    self._halves.send_half_message_check(effect)
                 case PublishHalfMessage():
-                    self._halves.start_publishing_half(effect)
+                    self._halves.start_publishing_half_message(effect)
                 case WarnOfParkedHalfMessage(half, group, why):
                     text = TxnId(self.number, half)
                     _LOG.warning("half %s of group %r is parked, an operator decides: %s", text, group, why)

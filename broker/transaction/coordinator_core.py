@@ -86,9 +86,9 @@ from .records_core import (
 from .state_core import (
     IN_DOUBT,
     CoordinatorState,
-    IdLease,
     LiveTransaction,
     Phase,
+    TransactionIdLease,
     TransactionTable,
     txn_state_of_table_entry,
 )
@@ -185,7 +185,7 @@ class Coordinator:
         self.table.check_owner(intent.txn, intent.owner)
         if intent.txn in self.table.unused:
             return TxnState.OPEN
-        if (half := self.halves.find_half_state(intent.txn, intent, intent.owner)) is not None:
+        if (half := self.halves.find_half_message_state(intent.txn, intent, intent.owner)) is not None:
             return half
         found = self.outcomes.find_transaction_not_in_doubt(intent.txn, intent, now, intent.owner)
         if found is TxnState.ABORTED and intent.txn < self.state.forgotten_below:
@@ -211,20 +211,22 @@ class Coordinator:
         self.table.remove_from_indexes(half, lease.owned)
         return True
 
-    def begin_for_half(self, owner: str, timeout_s: float, now: float) -> int:
+    def begin_transaction_for_half_message(self, owner: str, timeout_s: float, now: float) -> int:
         txn = self.begins.reserve_transaction_ids(1)
         self.table.add(LiveTransaction(txn, TransactionOwner(owner, timeout_s), now, now + timeout_s))
         return txn
 
-    def commit_for_half(self, txn: int, listed: Sequence[Participant], half: int, now: float) -> None:
+    def commit_transaction_for_half_message(
+        self, txn: int, listed: Sequence[Participant], half: int, now: float
+    ) -> None:
         live = self.table.live.get(txn)
         if live is None or live.phase is not Phase.OPEN:
-            raise self.table.why_aborted(txn)
-        found = self.ends.list_participants(live, listed, now)
+            raise self.table.make_abort_error(txn)
+        found = self.ends.match_reported_participants(live, listed, now)
         live.phase, live.participants = Phase.COMMITTING, {each.topic: each for each in found}
         self.decisions.decide(make_commit_record({txn: found}, half=half, owner=live.owned.owner), None)
 
-    def abort_for_half(self, txn: int, now: float) -> None:
+    def abort_transaction_for_half_message(self, txn: int, now: float) -> None:
         live = self.table.live.get(txn)
         if live is not None and live.phase is Phase.OPEN:
             self.outcomes.abort(live, AbortReason.FAILED, now)
@@ -256,12 +258,12 @@ class Coordinator:
                 live.phase, live.deadline = Phase.PREPARED, now + record.left_s
                 heapq.heappush(self.table.deadlines, (live.deadline, live.txn))
                 self.outcomes.abort_if_superseded(live, now)
-                self.outcomes.receive_queued_intents(live, now)
+                self.outcomes.handle_queued_intents(live, now)
             case Aborted():
                 live = self.table.live[record.txn]
                 self.table.remove(live)
                 self.outcomes.record_aborted_end(live, now, is_durable=True)
-                self.outcomes.receive_queued_intents(live, now)
+                self.outcomes.handle_queued_intents(live, now)
             case NameHolderChanged() if intent is not None:
                 assert isinstance(intent, Begin), "a name is taken by a begin"
                 self.begins.on_name_holder_changed(record, intent, now)
@@ -290,7 +292,7 @@ class Coordinator:
         if intent is not None:
             self.decisions.answer(intent, False)
         for live in ended:
-            self.outcomes.receive_queued_intents(live, now)
+            self.outcomes.handle_queued_intents(live, now)
         if record.sink is not None:
             self.batches.on_committed(record.sink, now)
         if record.half:
@@ -366,7 +368,7 @@ class Coordinator:
             HandedOverTransaction(txn, live.owned, list(live.participants))
             for txn, live in self.table.live.items() if live.phase is Phase.OPEN
         ]  # fmt: skip
-        grouped: dict[int, tuple[IdLease, list[int]]] = {}
+        grouped: dict[int, tuple[TransactionIdLease, list[int]]] = {}
         for txn, lease in self.table.unused.items():
             grouped.setdefault(id(lease), (lease, []))[1].append(txn)
         leases = [HandedOverIdLease(txns, lease.owned) for lease, txns in grouped.values()]

@@ -42,12 +42,12 @@ from ..common.config import BrokerConfig, Replication
 from ..common.retry import LogThrottle, SharedCallsByKey
 from ..common.transactions import JoinAnswer, ReportedTransaction
 from ..log.snapshot_ledger import TopicStateLedgers
-from .peers import BrokerPeers
+from .peers import TransactionPeerClient
 
 if TYPE_CHECKING:
     from .coordinator import Publish, RunningCoordinator
     from .intents_core import Limits
-    from .peers import SettlementTargets
+    from .peers import SettlementTransport
 
 Answer = TypeVar("Answer")
 _LOG = logging.getLogger("magnetar.broker.transactions")
@@ -93,7 +93,7 @@ class TransactionCoordinators:
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, ledgers: LedgerClient, ownership: Ownership,
-        topics: SettlementTargets, publish: Publish, is_settled: Callable[[], bool],
+        topics: SettlementTransport, publish: Publish, is_settled: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._world = world
         self._config = config
@@ -109,7 +109,7 @@ class TransactionCoordinators:
         self._owners: dict[int, str] = {}  # endpoints, as they were last found
         self._closed = False
         self._throttle = LogThrottle(world.clock)
-        self.peers = BrokerPeers(world)
+        self.peers = TransactionPeerClient(world)
 
     # ------------------------------------------------------------------ finding
     async def ensure_coordinator_count(self) -> int:

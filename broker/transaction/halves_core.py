@@ -149,7 +149,7 @@ class OpenHalfMessage(msgspec.Struct):
     why: str = ""  # the last failure
 
     @property
-    def half_group_key(self) -> tuple[str, str]:
+    def half_message_group_key(self) -> tuple[str, str]:
         """Returns the role and the name of the group to which the half message belongs."""
         return self.record.owner, self.record.group
 
@@ -225,7 +225,7 @@ class HalfMessages:
         found = self._halves.get(half)
         return found.record.owner != owner if found is not None else self._state.has_other_owner(half, owner)
 
-    def find_half_state(self, half: int, intent: Intent, owner: str | None) -> TxnState | None:
+    def find_half_message_state(self, half: int, intent: Intent, owner: str | None) -> TxnState | None:
         """Returns the state of a half message; None if `half` is not the id of a half message. Raises InvalidRequest if
         another role prepared it; IntentQueuedUntilDurable while a decision about it is being written (`intent` is then
         handled later)."""
@@ -240,7 +240,7 @@ class HalfMessages:
 
     # ------------------------------------------------------------------ prepare
     def _prepare(self, intent: PrepareHalf, now: float) -> None:
-        known = self.find_half_state(intent.half, intent, intent.owner)
+        known = self.find_half_message_state(intent.half, intent, intent.owner)
         if known is TxnState.ABORTED:
             raise self._rolled_back(intent.half)
         if known is not None:
@@ -342,7 +342,7 @@ class HalfMessages:
             half.phase = Phase.ROLLING_BACK
             self._coordinator.decisions.decide(HalfMessageRolledBack(half.record.half))
         half.waiting_intents.append(intent)
-        self._ask(half.half_group_key, now)
+        self._ask(half.half_message_group_key, now)
 
     def _change(self, intent: ChangeHalf, now: float) -> None:
         half = self._halves.get(intent.half)
@@ -379,7 +379,7 @@ class HalfMessages:
     def _publish(self, half: OpenHalfMessage, now: float) -> None:
         """Publishes the half message in a new transaction. Raises NotOwner if this epoch has no transaction ids left;
         the epoch then ends."""
-        half.txn = self._coordinator.begin_for_half(half.record.owner, PUBLISH_S, now)
+        half.txn = self._coordinator.begin_transaction_for_half_message(half.record.owner, PUBLISH_S, now)
         half.phase = Phase.PUBLISHING
         self._coordinator.decisions.effects.append(PublishHalfMessage(half.record.half, half.txn, half.record.messages))
 
@@ -389,10 +389,10 @@ class HalfMessages:
         its entries."""
         found = self._halves.get(half)
         if found is None or found.phase is not Phase.PUBLISHING or found.txn != txn:
-            self._coordinator.abort_for_half(txn, now)
+            self._coordinator.abort_transaction_for_half_message(txn, now)
             return
         try:
-            self._coordinator.commit_for_half(txn, listed, half, now)
+            self._coordinator.commit_transaction_for_half_message(txn, listed, half, now)
         except MagnetarError as error:
             self._on_publish_failed(found, error, now)
             return
@@ -401,7 +401,7 @@ class HalfMessages:
     def on_not_published(self, half: int, txn: int, error: MagnetarError, now: float) -> None:
         """Called when publishing the half message in the transaction `txn` has failed with `error`. Aborts this
         transaction. The half message is published again later, or is parked, so that an operator must decide."""
-        self._coordinator.abort_for_half(txn, now)
+        self._coordinator.abort_transaction_for_half_message(txn, now)
         found = self._halves.get(half)
         if found is not None and found.phase is Phase.PUBLISHING and found.txn == txn:
             self._on_publish_failed(found, error, now)
@@ -510,12 +510,12 @@ class HalfMessages:
             noted = HalfMessageAgeRecorded(half.record.half, half.record.unknown + 1, now - half.age_counted_from, "")
             half.record = _noted(half.record, noted)
             self._coordinator.decisions.decide(noted)
-        self._ask(half.half_group_key, now)
+        self._ask(half.half_message_group_key, now)
 
     def _leave(self, half: OpenHalfMessage) -> None:
         """Ends the check of the half message: removes it from the half messages that its member was asked about, or
         from those that wait for a member."""
-        group = self._groups[half.half_group_key]
+        group = self._groups[half.half_message_group_key]
         group.ready.pop(half.record.half, None)
         if half.phase is Phase.ASKED and (member := group.members.get(half.member)) is not None:
             member.asked.discard(half.record.half)
@@ -531,10 +531,10 @@ class HalfMessages:
     def _make_ready(self, half: OpenHalfMessage, now: float, *, ask: bool = True) -> None:
         """Makes the half message ready to be checked by the next member that has room. While there is no such member,
         only its age grows."""
-        self._groups[half.half_group_key].ready[half.record.half] = None
+        self._groups[half.half_message_group_key].ready[half.record.half] = None
         self._arm(half, half.age_counted_from + self._limits.open_s)
         if ask:
-            self._ask(half.half_group_key, now)
+            self._ask(half.half_message_group_key, now)
 
     def _park(self, half: OpenHalfMessage, why: str, now: float, *, unknown: int = 0) -> None:
         self._leave(half)
@@ -542,7 +542,7 @@ class HalfMessages:
         self._coordinator.decisions.decide(
             HalfMessageAgeRecorded(half.record.half, half.record.unknown + unknown, now - half.age_counted_from, why)
         )
-        self._ask(half.half_group_key, now)
+        self._ask(half.half_message_group_key, now)
 
     # ------------------------------------------------------------------ what is durable
     def on_record_durable(self, record: HalfRecord, now: float) -> None:
@@ -583,12 +583,12 @@ class HalfMessages:
         `number`: its id; `how`: "committed" or "rolled_back"."""
         half = self._halves.pop(number)
         self.counters[how] += 1
-        self._groups[half.half_group_key].halves -= 1
+        self._groups[half.half_message_group_key].halves -= 1
         owner = half.record.owner
         self._bytes_of[owner] -= half_message_size_bytes(half.record)
         if not self._bytes_of[owner]:
             del self._bytes_of[owner]
-        self._discard_group(half.half_group_key)
+        self._discard_group(half.half_message_group_key)
         if not self._ended or now - self._ended[-1][0] >= self._limits.retention_s / MARKS:
             self._ended.append((now, BitMap64()))
         self._ended[-1][1].add(number)
@@ -596,13 +596,13 @@ class HalfMessages:
 
     def _resolved(self, half: OpenHalfMessage, now: float) -> None:
         later, half.waiting_intents = half.waiting_intents, []
-        self._coordinator.outcomes.receive_intents(later, now)
+        self._coordinator.outcomes.handle_intents(later, now)
 
     def _add(self, half: OpenHalfMessage) -> None:
         self._halves[half.record.half] = half
         owner = half.record.owner
         self._bytes_of[owner] = self._bytes_of.get(owner, 0) + half_message_size_bytes(half.record)
-        self._groups.setdefault(half.half_group_key, HalfMessageGroup()).halves += 1
+        self._groups.setdefault(half.half_message_group_key, HalfMessageGroup()).halves += 1
 
     def _discard_group(self, key: tuple[str, str]) -> None:
         group = self._groups[key]
@@ -638,7 +638,7 @@ class HalfMessages:
                 self._leave(half)
                 half.why = f"a check was not answered within {self._limits.answer_s:g} s"
                 self._wait(half, now)
-                self._ask(half.half_group_key, now)
+                self._ask(half.half_message_group_key, now)
             case Phase.WAITING if now - half.age_counted_from >= self._limits.open_s:
                 why = f"it was not decided within {self._limits.open_s:g} s" + (f"; {half.why}" if half.why else "")
                 self._park(half, why[:WHY_MAX], now)
@@ -694,7 +694,7 @@ class HalfMessages:
         record = half.record
         return HalfMessageRow(
             record.half, _SHOWN.get(half.phase, HalfMessagePhase.ENDING), record.owner, record.group, record.check_key,
-            now - half.age_counted_from, record.unknown, len(self._groups[half.half_group_key].members),
+            now - half.age_counted_from, record.unknown, len(self._groups[half.half_message_group_key].members),
             half_message_size_bytes(record),
             list(dict.fromkeys(each.topic for each in record.messages)), record.parked or half.why,
         )  # fmt: skip
@@ -719,7 +719,7 @@ class HalfMessages:
         assert all(self._halves[number].phase is Phase.WAITING for number in ready), "what is ready waits"
         for key, group in self._groups.items():
             assert group.halves == sum(
-                half.half_group_key == key for half in self._halves.values()
+                half.half_message_group_key == key for half in self._halves.values()
             ), "halves are counted"
             free = any(len(member.asked) < ASKED_MAX for member in group.members.values())
             assert not (group.ready and free), "a member with room is asked"

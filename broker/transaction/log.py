@@ -13,7 +13,7 @@
     store_coordinator_claim      stores the next epoch, and a claim that no other owner has, if the record has not
                                  changed since it was read. Then stores that this coordinator has begun: if its record
                                  is missing later, it is not taken over any more
-    check_taken_over_by_other    no request is answered before this step
+    finish_take_over    no request is answered before this step
 
 What the former owner confirmed is in the ledger that was recovered: the claim succeeds only if the record still names
 that ledger. The former owner can confirm nothing after the fence, and name no other ledger after the claim.
@@ -276,7 +276,7 @@ class CoordinatorLog:
 
         await update_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord, noted)
 
-    async def check_taken_over_by_other(self) -> None:
+    async def finish_take_over(self) -> None:
         """The last step of a take-over: drops what was read for it. Requests may be answered from now on, and not
         before."""
         self._found = None
@@ -301,7 +301,7 @@ class CoordinatorLog:
         self._record, self._stored = record, value
 
     @property
-    def size_of_current_ledger(self) -> tuple[int, int, int]:
+    def current_ledger_usage(self) -> tuple[int, int, int]:
         """Returns the id of the ledger that is being written (-1: none), and how many entries and bytes this owner has
         written to it."""
         return self._record.ledger_id, self._next_entry, self._bytes
@@ -401,6 +401,6 @@ class CoordinatorLog:
 
 TAKE_OVER = (
     CoordinatorLog.read_coordinator_claim, CoordinatorLog.recover_ledger, CoordinatorLog.store_coordinator_claim,
-    CoordinatorLog.check_taken_over_by_other,
+    CoordinatorLog.finish_take_over,
 )  # fmt: skip
 """The order of a take-over."""

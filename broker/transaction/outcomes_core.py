@@ -113,13 +113,13 @@ class OutcomeDecider:
         self._decisions = decisions
         self._receive = receive
 
-    def receive_queued_intents(self, live: LiveTransaction, now: float) -> None:
+    def handle_queued_intents(self, live: LiveTransaction, now: float) -> None:
         """Handles the intents that waited while the transaction `live` was in doubt (a record about it was being
         written)."""
         intents, live.waiting_intents = live.waiting_intents, []
-        self.receive_intents(intents, now)
+        self.handle_intents(intents, now)
 
-    def receive_intents(self, intents: Iterable[Intent], now: float) -> None:
+    def handle_intents(self, intents: Iterable[Intent], now: float) -> None:
         """Handles the intents, in this order."""
         for intent in intents:
             self._receive(intent, now)

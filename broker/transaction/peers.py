@@ -6,7 +6,7 @@ Guards: tests/broker/grpc/test_transactions.py.
 
 Several requests to coordinators that came in one RPC: one wait for all of their answers, without a task for each.
 
-    requests = CoordinatorRequests()
+    requests = CoordinatorRequestBatch()
     running.end_transaction_nowait(requests.add_request(), txn, EndVerb.COMMIT, …)    sent to the core in this turn
     results = await requests.wait_answers(timeout_s)                    in the order in which they were added
 
@@ -50,7 +50,7 @@ class _Queue(NamedTuple):
     items: list[tuple[Message, asyncio.Future[Any]]]
 
 
-class BrokerPeers:
+class TransactionPeerClient:
     """Sends requests about transactions to other brokers: joins, aborts, and settlements."""
 
     def __init__(self, world: World) -> None:
@@ -173,7 +173,7 @@ def _by_item(reply: wire.SettleReply, count: int) -> list[wire.Done]:
 #
 # One worker per topic sends all settlements that wait for that topic together, and repeats those that failed after a
 # pause that grows to PAUSE_S_MAX. New ones do not wait for that pause: a transaction that a topic cannot store delays
-# no other. A topic that is certainly gone counts as settled (`SettlementTargets.settle`). Bound: an outcome is in the
+# no other. A topic that is certainly gone counts as settled (`SettlementTransport.settle`). Bound: an outcome is in the
 # coordinator's table until it is settled, so there are never more here than there; AT_ONCE workers send at a time.
 # Guards: tests/broker/transaction/test_settling.py.
 
@@ -189,7 +189,7 @@ TOGETHER = 1_000
 """Most settlements of one topic in one request."""
 
 
-class SettlementTargets(Protocol):
+class SettlementTransport(Protocol):
     """Delivers settlements (outcomes of transactions) to topics, whichever broker owns a topic."""
 
     async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
@@ -209,7 +209,7 @@ class SettlementSender:
     """Sends outcomes of transactions to topics, again and again until each topic has stored them. Then calls the
     function `settled(settlement, topic)`, once for each settlement."""
 
-    def __init__(self, world: World, topics: SettlementTargets, settled: Callable[[Settlement, str], None]) -> None:
+    def __init__(self, world: World, topics: SettlementTransport, settled: Callable[[Settlement, str], None]) -> None:
         self._world = world
         self._topics = topics
         self._settled = settled
@@ -289,7 +289,7 @@ class CoordinatorRequest:
 
     __slots__ = ("_together", "is_answered", "result")
 
-    def __init__(self, together: CoordinatorRequests) -> None:
+    def __init__(self, together: CoordinatorRequestBatch) -> None:
         self._together = together
         self.is_answered = False
         self.result: Result = None
@@ -300,7 +300,7 @@ class CoordinatorRequest:
             self._together.on_answered()
 
 
-class CoordinatorRequests:
+class CoordinatorRequestBatch:
     """The requests to coordinators that arrived in one RPC, so that their answers can be awaited together."""
 
     def __init__(self) -> None:

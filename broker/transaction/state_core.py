@@ -236,7 +236,7 @@ class ValuesByRoleAndName(Generic[Value]):
         return len(self._values)
 
 
-class CommittedIds:
+class CommittedTransactionIds:
     """The ids of the committed transactions whose outcomes are not discarded yet. Stores bitmaps: one for transactions
     without a role, one for all transactions with a role, and one for each role."""
 
@@ -352,7 +352,7 @@ class CoordinatorState:
     )
 
     def __init__(self) -> None:
-        self.kept = CommittedIds()
+        self.kept = CommittedTransactionIds()
         self.unsettled: dict[int, UnsettledOutcome] = {}
         self.prepared: dict[int, Prepared] = {}
         self.names: ValuesByRoleAndName[NameHolder] = ValuesByRoleAndName()
@@ -482,7 +482,7 @@ IN_DOUBT = (Phase.PREPARING, Phase.COMMITTING, Phase.ABORTING)
 """Phases in which a record of the transaction is in flight, so that its outcome is in doubt."""
 
 
-class IdLease(msgspec.Struct):
+class TransactionIdLease(msgspec.Struct):
     """Transaction ids that were given to a client together, in advance. Ids that the client has not used by the time
     `until` become void: they can never be used."""
 
@@ -553,7 +553,7 @@ class TransactionTable:
         self.number, self.epoch, self.state, self.limits = number, epoch, state, limits
         self.counters = Counters()
         self.next_id = epoch << COUNTER_BITS
-        self.unused: dict[int, IdLease] = {}
+        self.unused: dict[int, TransactionIdLease] = {}
         self.live: dict[int, LiveTransaction] = {}
         self.ending: dict[int, UnsettledTransaction] = {}
         self.open_by_owner: dict[str, int] = {}
@@ -564,7 +564,7 @@ class TransactionTable:
 
     # ------------------------------------------------------------------ what is added and removed
     def add_lease(self, txns: Iterable[int], owned: TransactionOwner, now: float) -> None:
-        lease = IdLease(owned, now + self.limits.lease_s)
+        lease = TransactionIdLease(owned, now + self.limits.lease_s)
         for txn in txns:
             self.unused[txn] = lease
             heapq.heappush(self.deadlines, (lease.until, txn))
@@ -654,7 +654,7 @@ class TransactionTable:
     def make_transaction_forgotten_error(self, txn: int) -> TransactionForgotten:
         return TransactionForgotten(f"{self.txn_id(txn)} ended more than {self.limits.retention_s:g} s ago")
 
-    def why_aborted(self, txn: int) -> MagnetarError:
+    def make_abort_error(self, txn: int) -> MagnetarError:
         """Returns the error that answers a request about an aborted transaction. It contains the reason of the abort,
         or says that the outcome was discarded."""
         if txn < self.state.forgotten_below:

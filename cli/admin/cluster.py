@@ -62,7 +62,7 @@ def status(session: Session) -> None:
     now_ms = SystemClock().wall_ms()
     summary = session.admin.broker_summaries()
     brokers = [make_broker_row(asdict(each), now_ms) for each in summary.brokers]
-    storage = ask_storage(session, summary)
+    storage = ask_bookie_states(session, summary)
     bookies, repair = storage.bookies, storage.repair
     backlogs, oldest = find_largest_topics(summary, "backlog", WORST), find_largest_topics(summary, "age", WORST)
     away = find_metadata_alarms(summary.metadata_away_ms, now_ms, session.url)
@@ -106,7 +106,7 @@ def make_broker_row(found: dict[str, Any], now_ms: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class StorageState(NamedTuple):
+class BookiesReport(NamedTuple):
     """The state of the bookies as they report it. `repair`: the state of repair (missing copies of ledgers); None if no
     bookie reports it, or if the metadata, from which bookies read it, does not answer. `why`: the reason why no bookie
     answers. `refused`: whether that reason is that bookies do not know this caller."""
@@ -120,10 +120,10 @@ class StorageState(NamedTuple):
 
 
 STEPS = 3
-"""Times that `ask_storage` waits for bookies, each for its share of the time-out."""
+"""Times that `ask_bookie_states` waits for bookies, each for its share of the time-out."""
 
 
-def ask_storage(session: Session, summary: ClusterSummary) -> StorageState:
+def ask_bookie_states(session: Session, summary: ClusterSummary) -> BookiesReport:
     """Asks the bookies for their states, within the session's time-out, and returns the states. Includes the registered
     bookies, and those that only the metadata of ledgers names. If the metadata does not answer, no bookie is asked. A
     bookie that does not answer the first request is not asked again."""
@@ -172,7 +172,7 @@ def ask_storage(session: Session, summary: ClusterSummary) -> StorageState:
         each["freePercent"] = round(100 * each["freeBytes"] / each["totalBytes"], 1) if each["totalBytes"] else None
     refused = bool(errors) and all(isinstance(each, Unauthorized) for each in errors)
     why = str(errors[0]) if errors else ""
-    return StorageState(list(known.values()), repair, why, refused, unlisted, bool(answered))
+    return BookiesReport(list(known.values()), repair, why, refused, unlisted, bool(answered))
 
 
 # --------------------------------------------------------------------------------------------------------- top

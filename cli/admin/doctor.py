@@ -36,7 +36,7 @@ from ...runtime.clock import SystemClock
 from ..common.exits import FAILED
 from ..common.session import Session
 from ..storage.admin_port import with_operator_options
-from .cluster import ask_storage, find_largest_topics, make_broker_row
+from .cluster import ask_bookie_states, find_largest_topics, make_broker_row
 
 if TYPE_CHECKING:
     from ...proto.statistics import ClusterSummary
@@ -75,8 +75,8 @@ class ClusterFacts:
     bookies: Sequence[Row] = ()  # as of `status`
     repair: Row | None = None
     unasked: str = ""  # why no bookie answers
-    unasked_refused: bool = False  # as of `StorageState`
-    unlisted: str = ""  # as of `StorageState`
+    unasked_refused: bool = False  # as of `BookiesReport`
+    unlisted: str = ""  # as of `BookiesReport`
     oldest: Sequence[Row] = ()  # TopicRow
     described: Mapping[str, Row] = field(default_factory=dict)  # endpoint → BrokerDescription, askedMs, answeredMs
     unreachable: Mapping[str, str] = field(default_factory=dict)  # endpoint → why not, from here
@@ -337,13 +337,13 @@ def gather(session: Session, backup: str | None) -> ClusterFacts:
     facts = ClusterFacts(
         now_ms=now_ms, brokers=[make_broker_row(asdict(each), now_ms) for each in summary.brokers],
         silent=summary.silent, refusing=summary.refusing,
-        oldest=find_largest_topics(summary, "age", TOPICS), backup_ms=time_of_newest_file_ms(backup), version=PRODUCT,
+        oldest=find_largest_topics(summary, "age", TOPICS), backup_ms=find_newest_file_time_ms(backup), version=PRODUCT,
         url=session.url, metadata_away_ms=summary.metadata_away_ms,
     )  # fmt: skip
     if summary.metadata_away_ms:
         return facts
     described, unreachable = _describe(session)
-    bookies, storage = session.admin.bookies(), ask_storage(session, summary)
+    bookies, storage = session.admin.bookies(), ask_bookie_states(session, summary)
     return replace(
         facts, bookies=storage.bookies, repair=storage.repair, unasked=storage.why, unasked_refused=storage.refused,
         unlisted=storage.unlisted, described=described, unreachable=unreachable,
@@ -427,7 +427,7 @@ def _read_partitions(session: Session, summary: ClusterSummary) -> list[Row]:
     return found
 
 
-def time_of_newest_file_ms(place: str | None) -> int | None:
+def find_newest_file_time_ms(place: str | None) -> int | None:
     """Returns the time at which the newest file of the folder `place` (or the file `place` itself) was written, in ms
     since the epoch. Returns 0 if there is no file, None if `place` is None."""
     if place is None:

@@ -16,8 +16,8 @@ from .policies import (
     change_policies,
     collect_given_policies,
     make_policy_commands,
-    policy_options,
     read_policies,
+    with_options_for_policies,
 )
 from .policies import OF_NAMESPACES as PROPERTIES_OF_NAMESPACES
 
@@ -256,7 +256,7 @@ AT_CREATION = tuple(
 def with_policy_options(function: Callable[..., None]) -> Callable[..., None]:
     """Decorates a command: adds an option for each policy of a namespace. An option that the user does not give has the
     value None."""
-    function = policy_options(AT_CREATION)(function)
+    function = with_options_for_policies(AT_CREATION)(function)
     for each in (
         option("-b", "--bundles", type=click.IntRange(1), help="Hash ranges that brokers own (at creation)."),
         option("--default-partitions", type=click.IntRange(0), help="Of topics made automatically; 0: none."),

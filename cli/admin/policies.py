@@ -206,7 +206,7 @@ def collect_given_policies(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def policy_options(fields: tuple[Field, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options_for_policies(fields: tuple[Field, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Returns a decorator that adds an option for each of the policies `fields` to a command. An option that the user
     does not give has the value None."""
 
@@ -262,7 +262,9 @@ def _set(level: str, verb: Policy) -> click.Command:
         said = ", ".join(f"{name}={value}" for name, value in shown.items() if value is not None)
         session.out.print_result_text(f"{verb.name_at(level)} of {target}: {said}{verb.note}", target=target, **shown)
 
-    return _command(level, "set", verb, f"Set: {verb.help}", policy_options(verb.fields)(with_session(command)))
+    return _command(
+        level, "set", verb, f"Set: {verb.help}", with_options_for_policies(verb.fields)(with_session(command))
+    )
 
 
 def _get(level: str, verb: Policy) -> click.Command:

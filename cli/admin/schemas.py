@@ -67,13 +67,13 @@ def list_(session: Session, topic: str) -> None:
 def _row(found: TopicSchema) -> dict[str, Any]:
     from datetime import UTC, datetime
 
-    from ...proto.schema import definition_text
+    from ...proto.schema import format_schema_definition
 
     info = found.schema
     return {
         "version": found.version, "type": info.type.name, "name": info.name, "properties": info.properties,
         "created": datetime.fromtimestamp(found.created_ms / 1000, UTC).isoformat(timespec="seconds"),
-        "user": found.user, "deleted": found.deleted, "schema": definition_text(info),
+        "user": found.user, "deleted": found.deleted, "schema": format_schema_definition(info),
     }  # fmt: skip
 
 
@@ -96,13 +96,13 @@ def extract(session: Session, topic: str, classname: str, type_: str, dry_run: b
 
     Example: magnetar schemas extract orders -c shop.records:Order
     """
-    from ...proto.schema import parse_info
+    from ...proto.schema import make_schema_info
 
     definition = json.dumps(_class(classname).schema())
     if dry_run:
         session.out.print_record({"type": type_.upper(), "schema": definition})
     else:
-        _register(session, topic, parse_info(type_, definition, {}, type_.upper()))
+        _register(session, topic, make_schema_info(type_, definition, {}, type_.upper()))
 
 
 def _class(named: str) -> Any:
@@ -155,12 +155,12 @@ def _register(session: Session, topic: str, info: SchemaInfo) -> None:
 
 
 def _read(file: str) -> SchemaInfo:
-    from ...proto.schema import parse_info
+    from ...proto.schema import make_schema_info
 
     try:
         loaded = json.loads(sys.stdin.read() if file == "-" else Path(file).read_text())
         properties = {str(key): str(value) for key, value in (loaded.get("properties") or {}).items()}
         text = loaded["schema"]
-        return parse_info(loaded["type"], text if isinstance(text, str) else json.dumps(text), properties)
+        return make_schema_info(loaded["type"], text if isinstance(text, str) else json.dumps(text), properties)
     except (ValueError, KeyError, AttributeError, RecursionError) as error:
         raise click.UsageError(f'{file}: no {{"type": …, "schema": …}}: {error}') from error

@@ -246,9 +246,9 @@ def _add_log(bundle: SupportBundle, path: Path) -> None:
 
 
 def _readme(bundle: SupportBundle, now: str) -> Iterator[str]:
-    from ...proto.versions import version_text
+    from ...proto.versions import format_version_text
 
-    yield f"Made {now} by\n{version_text()}\n"
+    yield f"Made {now} by\n{format_version_text()}\n"
     yield "It has no payload, key or property of a message; what looked like a secret is blanked. Read it before"
     yield "you send it: names of tenants, topics, subscriptions, hosts and roles are in it.\n"
     yield from (f"{each.name}  {each.what}" for each in FILES)

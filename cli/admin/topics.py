@@ -212,12 +212,12 @@ def bundle_range(session: Session, topic: str) -> None:
 
     Example: magnetar topics bundle-range orders
     """
-    from ...broker.cluster.bundles_core import bundle_name_of_topic
+    from ...broker.cluster.bundles_core import find_topic_bundle_name
     from ...proto.names import TopicName
 
     bundles = session.admin.namespace(str(TopicName.parse(topic).namespace_name)).bundles
     parts = session.admin.parts(topic)
-    rows = [{"topic": part, "bundle": bundle_name_of_topic(TopicName.parse(part), bundles)} for part in parts]
+    rows = [{"topic": part, "bundle": find_topic_bundle_name(TopicName.parse(part), bundles)} for part in parts]
     session.out.print_rows(rows, ("topic", "bundle"))
 
 

@@ -123,7 +123,7 @@ def _unexpected(error: Exception) -> int:
         text = f"{type(error).__name__}: {error} (MAGNETAR_DEBUG=1 shows where; please report it)"
         _print_error(error, text, FAILED, None)
         return FAILED
-    code = exit_code_of(found)
+    code = find_exit_code(found)
     _print_error(error, describe(found), code, None, found)
     return code
 
@@ -165,7 +165,7 @@ SDK_CODES = {
 load the SDK."""
 
 
-def exit_code_of(error: MagnetarError) -> int:
+def find_exit_code(error: MagnetarError) -> int:
     from ...proto.errors import Busy, InvalidRequest, NotFound, WrongProtocol
 
     match error:

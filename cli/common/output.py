@@ -155,10 +155,10 @@ class CommandOutput:
 
     def print_document(self, value: Value) -> None:
         """Prints a value that is the whole output of the command. The format `name` prints only the names that the
-        value contains (`names_of_document`)."""
+        value contains (`list_names_in_document`)."""
         match self.kind:
             case "name":
-                for name in names_of_document(value):
+                for name in list_names_in_document(value):
                     print(name)
             case "jsonl":
                 for each in value if isinstance(value, list) else [value]:
@@ -221,17 +221,17 @@ def _fits(value: Value) -> bool:
     )
 
 
-def names_of_document(value: Value) -> Iterator[str]:
+def list_names_in_document(value: Value) -> Iterator[str]:
     """Yields the names that a document contains: of a list, the names of its items; of a mapping of records, its keys;
     of a single record, the value of its first field."""
     match value:
         case Mapping() if value and all(isinstance(each, Mapping) for each in value.values()):
             yield from map(str, value)
         case Mapping():
-            yield from names_of_document(next(iter(value.values()), []))
+            yield from list_names_in_document(next(iter(value.values()), []))
         case list() | tuple():
             for each in value:
-                yield from names_of_document(each)
+                yield from list_names_in_document(each)
         case _:
             yield str(value)
 

@@ -196,7 +196,7 @@ class Session:
             tls_trust_certs_file_path=self._trust or None,
         )  # fmt: skip
 
-    def asyncio_admin(self) -> AdminClient:
+    def make_asyncio_admin(self) -> AdminClient:
         """Returns an asyncio admin client, which the caller must close."""
         from ...client.admin import AdminClient
 
@@ -252,14 +252,14 @@ def read_token(source: str) -> str:
     users may not read, with or without `file:`. Raises InvalidConfiguration if the token cannot be read, or if `source`
     contains the token itself."""
     from ...proto.errors import InvalidConfiguration
-    from ...security.settings import describe_source, read_secret
+    from ...security.settings import describe_secret_source, read_secret
 
     if source.startswith("data:"):
         raise InvalidConfiguration("--token names a file or env:NAME, and is never the token itself")
     try:
         return read_secret(source).reveal()[:TOKEN_MAX].decode("ascii").strip()
     except UnicodeDecodeError:
-        raise InvalidConfiguration(f"--token {describe_source(source)} is no token") from None
+        raise InvalidConfiguration(f"--token {describe_secret_source(source)} is no token") from None
 
 
 TOKEN_MAX = 16 << 10

@@ -51,12 +51,12 @@ from ...runtime.network import World
 from ...runtime.tasks import run_together
 from .source import (
     Backlog,
-    CopiedTopic,
     EndOfTopic,
     MigrationSource,
     Origin,
     PartitionReader,
     SourceEntry,
+    TopicToCopy,
     decode_origin,
     encode_copied_entry,
     hash_topic,
@@ -275,7 +275,7 @@ class Copier:
         self, source: MigrationSource, client: Client, admin: AdminClient, wanted: CopyOptions, world: World
     ) -> None:
         self.tallies: list[PartitionProgress] = []
-        self.topics: list[CopiedTopic] = []
+        self.topics: list[TopicToCopy] = []
         self._source = source
         self._client = client
         self._admin = admin
@@ -297,7 +297,7 @@ class Copier:
             end - first, newest if newest is not None and newest.topic == hash_topic(topic.full) else None
         )
 
-    async def prepare(self, topics: Sequence[CopiedTopic], *, schemas: bool) -> None:
+    async def prepare(self, topics: Sequence[TopicToCopy], *, schemas: bool) -> None:
         """Creates the topics and schemas at the destination. Raises AlreadyExists if a topic there has messages that
         this copy did not write."""
         self.topics = list(topics)
@@ -310,7 +310,7 @@ class Copier:
                 await versions.copy_all()
         self.tallies = [PartitionProgress(part) for topic in topics for part in topic.parts]
 
-    async def _make(self, topic: CopiedTopic) -> None:
+    async def _make(self, topic: TopicToCopy) -> None:
         name = topic.name
         with suppress(AlreadyExists):
             await self._admin.create_tenant(name.tenant)
@@ -494,7 +494,7 @@ class SourceSubscription(NamedTuple):
     properties: dict[str, str]
 
 
-class SourceAdmin:
+class SourceRestClient:
     """A client for the HTTP service (administration) of the source cluster. `url` is http://HOST:8080."""
 
     def __init__(self, url: str, access: CallerAccess, timeout_s: float) -> None:
@@ -542,7 +542,7 @@ def _position(text: str) -> Position:
 
 
 async def copy_subscriptions(
-    source: SourceAdmin, client: Client, admin: AdminClient, topic: TopicName
+    source: SourceRestClient, client: Client, admin: AdminClient, topic: TopicName
 ) -> list[dict[str, object]]:
     """Copies the durable subscriptions of one partition, with their mark-delete positions. Returns one record for each
     subscription."""

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ...client.client import Client
     from ...runtime.access import CallerAccess
     from ...runtime.network import World
-    from .copying import CopyOptions, SourceAdmin
-    from .source import CopiedTopic, MigrationSource
+    from .copying import CopyOptions, SourceRestClient
+    from .source import MigrationSource, TopicToCopy
 
 RESUME = "stopped; the same command continues where this one ended"
 
@@ -83,7 +83,7 @@ class _Migration:
         access = self._access()
         source = MigrationSource(self._options["source_url"], access, session.timeout_s, world)
         try:
-            async with session.asyncio_client() as client, session.asyncio_admin() as admin:
+            async with session.asyncio_client() as client, session.make_asyncio_admin() as admin:
                 await self._with(source, access, client, admin, world)
         finally:
             await source.close()
@@ -101,13 +101,15 @@ class _Migration:
     async def _with(
         self, source: MigrationSource, access: CallerAccess, client: Client, admin: AdminClient, world: World
     ) -> None:
-        from .copying import Copier, CopyOptions, SourceAdmin
+        from .copying import Copier, CopyOptions, SourceRestClient
         from .source import find_matching_topics
 
         options = self._options
         wanted = CopyOptions(options["follow"], options["append"], options["same_source"], self._session.timeout_s)
         copying = Copier(source, client, admin, wanted, world)
-        positions = SourceAdmin(options["admin_url"], access, self._session.timeout_s) if options["admin_url"] else None
+        positions = (
+            SourceRestClient(options["admin_url"], access, self._session.timeout_s) if options["admin_url"] else None
+        )
         topics = await find_matching_topics(source, options["topics"])
         if options["dry_run"]:
             await self._plan(source, copying, topics)
@@ -143,7 +145,7 @@ class _Migration:
             if wanted.follow:
                 loop.remove_signal_handler(signal.SIGINT)
 
-    async def _plan(self, source: MigrationSource, copying: Copier, topics: list[CopiedTopic]) -> None:
+    async def _plan(self, source: MigrationSource, copying: Copier, topics: list[TopicToCopy]) -> None:
         rows: list[dict[str, object]] = []
         unit = "entries" if source.is_backlog_in_entries else "messages"
         for topic in topics:
@@ -164,7 +166,7 @@ class _Migration:
         self._session.out.print_rows(rows, ["topic", unit, "schemas", "destination"])
 
     async def _subscriptions(
-        self, source: SourceAdmin, copying: Copier, client: Client, admin: AdminClient
+        self, source: SourceRestClient, copying: Copier, client: Client, admin: AdminClient
     ) -> None:
         from .copying import copy_subscriptions
 
@@ -179,7 +181,7 @@ class _Migration:
     async def _report(self, copying: Copier, admin: AdminClient) -> None:
         from .copying import PRODUCER
 
-        totals = make_joint_totals(copying)
+        totals = make_combined_totals(copying)
         text = f"{totals.messages:,} messages copied, of {len(copying.topics)} topics"
         if self._options["follow"]:
             text += f"; lag {totals.lag:,}" if totals.lag is not None else ""
@@ -224,11 +226,11 @@ def _titled(copying: Copier) -> Titled:
     }
     return (
         list(by_topic.items()) if len(by_topic) <= LINES_MAX else [(f"{len(by_topic)} topics",
-        make_joint_totals(copying))]
+        make_combined_totals(copying))]
     )
 
 
-def make_joint_totals(copying: Copier) -> CopyTotals:
+def make_combined_totals(copying: Copier) -> CopyTotals:
     return CopyTotals(copying.tallies)
 
 

@@ -503,7 +503,7 @@ def decode_origin(entry: bytes) -> Origin | None:
 _plan_MAGIC = frozenset("*?[")
 
 
-class CopiedTopic(NamedTuple):
+class TopicToCopy(NamedTuple):
     """A topic that the migration copies, with the number of its partitions."""
 
     name: TopicName
@@ -514,7 +514,7 @@ class CopiedTopic(NamedTuple):
         return [self.name.with_partition(i) for i in range(self.partitions)] or [self.name]
 
 
-async def find_matching_topics(source: MigrationSource, asked: Sequence[str]) -> list[CopiedTopic]:
+async def find_matching_topics(source: MigrationSource, asked: Sequence[str]) -> list[TopicToCopy]:
     """Returns the topics of the source that match the names and patterns in `asked`, sorted by name, without
     duplicates. Raises InvalidName if a name is invalid, InvalidRequest if a topic cannot be copied, TopicNotFound if no
     topic matches a name."""
@@ -530,7 +530,7 @@ async def find_matching_topics(source: MigrationSource, asked: Sequence[str]) ->
             what = "no topic matches" if _is_pattern(topic) else "there is no topic"
             raise TopicNotFound(f"at the source {what} {topic}, and none is created there", topic=topic.full)
         names.update(dict.fromkeys(found or [topic]))
-    return [CopiedTopic(name, await source.partitions(name)) for name in sorted(names, key=str)]
+    return [TopicToCopy(name, await source.partitions(name)) for name in sorted(names, key=str)]
 
 
 async def _partitions(source: MigrationSource, topic: TopicName) -> int:

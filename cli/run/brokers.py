@@ -26,30 +26,30 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from ..common.exits import NOT_AVAILABLE, Failure, run_reporting_errors
-from .metrics import ProcessOutput, SingleProcessOutput, StatusOutput, print_ready_line
+from .metrics import ChildProcessReporter, ServerReporter, SingleProcessReporter, print_ready_line
 from .servers import (
     LISTEN_HELP,
     SECURITY,
-    add_authentication,
     check_listeners,
     connect_metadata,
     disconnect,
     is_listener_secured,
+    make_authenticating_world,
     make_member_world,
     make_memory_plan,
     make_pulsar_ready_facts,
     make_readiness_check,
     make_registered_world,
-    metadata_options,
     parse_endpoint,
     parse_health_endpoint,
     parse_metadata_address,
     parse_metrics_endpoint,
     run_server,
     scheme,
-    serve_for_ever,
     serve_metrics,
-    server_options,
+    serve_until_cancelled,
+    with_metadata_service_options,
+    with_server_options,
 )
 
 if TYPE_CHECKING:
@@ -70,10 +70,10 @@ WAIT_S = 1.0
 """
 T = TypeVar("T")
 
-Main = Callable[["World", ProcessOutput], Any]
+Main = Callable[["World", ChildProcessReporter], Any]
 
 
-def processes_option(help: str, default: int | None = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def with_processes_option(help: str, default: int | None = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return click.option(
         "--processes", "processes_", type=click.IntRange(1, PROCESSES_MAX), default=default, metavar="N", help=help,
         show_default=default is not None,
@@ -110,7 +110,7 @@ class ReservedPorts:
         return where._replace(port=self._held[-1].getsockname()[1])
 
 
-def address_of_process(where: Endpoint, number: int, *, forwarded: bool = False) -> Endpoint:
+def choose_process_address(where: Endpoint, number: int, *, forwarded: bool = False) -> Endpoint:
     """Returns the address at which process `number` (from 0) of a server listens. Process 0 listens at `where`. Another
     process listens at any free port (port 0 in the result) if `where` has port 0 or a loopback host; otherwise its port
     is the port of `where` plus `number`. `forwarded`: an advertised address leads to the process, so its port is known
@@ -171,7 +171,7 @@ def make_process_spec(
     from ...runtime.parent import ProcessSpec
 
     def work(child: ChildProcess) -> int:
-        voice = ProcessOutput(child, shows=shows)
+        voice = ChildProcessReporter(child, shows=shows)
         return run_reporting_errors(
             lambda: run_server(lambda world: main(world, voice), log_level, log_format, voice, health)
         )
@@ -220,7 +220,7 @@ LOADED = ("broker.server", "metadata.remote", "metadata.remote", "runtime.config
 """Modules that the processes of several brokers import: once, in the parent."""
 
 
-async def run_broker(given: BrokerOptions, world: World, voice: StatusOutput) -> None:
+async def run_broker(given: BrokerOptions, world: World, voice: ServerReporter) -> None:
     """Runs a broker in this process, until the call is cancelled."""
     from ...broker.server import Broker
     from ...runtime.process import ProcessParts
@@ -251,7 +251,7 @@ async def run_broker(given: BrokerOptions, world: World, voice: StatusOutput) ->
                 await each.close()
 
         starting = Broker.start(
-            add_authentication(serving, security), settings, store, next_session, time.process_time
+            make_authenticating_world(serving, security), settings, store, next_session, time.process_time
         )
         running = await parts.start("broker", starting, close)
         own = MeasuredParts(broker=running, pulsar=wants_pulsar_names(given.compat), memory=plan)
@@ -259,7 +259,7 @@ async def run_broker(given: BrokerOptions, world: World, voice: StatusOutput) ->
         running.rest.measure = running.topic_manager.measure = page
         facts = await serve_metrics(parts, given.metrics, page) | make_pulsar_ready_facts(running)
         voice.report_ready(f"{scheme(security)}://{running.endpoint}", **facts)
-        await serve_for_ever(given.warning, make_readiness_check(broker=running))
+        await serve_until_cancelled(given.warning, make_readiness_check(broker=running))
 
 
 def make_broker_specs(
@@ -276,10 +276,10 @@ def make_broker_specs(
         asked = {each: getattr(given.settings, each) for each in LISTENING}
         forwarded = given.settings.advertised is not None
         listening = {
-            each: at and ports.reserve(address_of_process(at, number, forwarded=forwarded)) for each,
+            each: at and ports.reserve(choose_process_address(at, number, forwarded=forwarded)) for each,
             at in asked.items()
         }  # fmt: skip
-        one = given._replace(settings=settings_of_process(given.settings, number, base, listening))
+        one = given._replace(settings=make_process_settings(given.settings, number, base, listening))
         if number:
             one = one._replace(metrics=None, health=None, warning="")
         name = f"broker-{number + 1}"
@@ -317,7 +317,7 @@ def make_broker_name(settings: BrokerConfig) -> str:
     return f"broker-{digest[:4].hex()}"
 
 
-def settings_of_process(
+def make_process_settings(
     settings: BrokerConfig, number: int, base: str, listening: dict[str, Endpoint | None]
 ) -> BrokerConfig:
     """Returns the settings of process `number` (from 0) of several broker processes that share topics. `base`: the
@@ -349,14 +349,14 @@ def settings_of_process(
     help="Serve REST administration, look-ups and metrics there (default: nowhere).",
 )  # fmt: skip
 @click.option("--advertise", default=None, metavar="HOST:PORT", help="Where clients reach it (default: as --listen).")
-@metadata_options
-@processes_option("Brokers that share the topics which the first is asked for, each at ports of its own.")
+@with_metadata_service_options
+@with_processes_option("Brokers that share the topics which the first is asked for, each at ports of its own.")
 @click.option(
     "--name", default=None,
     help="Its name in 'magnetar brokers list' (default: a random one; of its address with --processes).",
 )  # fmt: skip
 @SECURITY
-@server_options("info", compat=["pulsar"])
+@with_server_options("info", compat=["pulsar"])
 def broker(
     listen: str,
     pulsar_listen: str | None,
@@ -408,7 +408,7 @@ def broker(
     if processes_ > 1:
         return _several(one, processes_, log_level, log_format)
     return run_server(
-        lambda world: run_broker(one, world, SingleProcessOutput()), log_level, log_format, health=one.health
+        lambda world: run_broker(one, world, SingleProcessReporter()), log_level, log_format, health=one.health
     )
 
 

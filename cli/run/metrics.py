@@ -38,7 +38,7 @@ from ...runtime.health import HEALTH, HEARTBEAT, notify_systemd
 from ...runtime.metrics import Histogram, RecentQuantiles
 from ...runtime.tasks import Supervisor
 from ...runtime.tcp.listening import CERTIFICATES
-from .metrics_pulsar import PulsarMetricNames
+from .metrics_pulsar import PulsarMetricWriter
 from .metrics_transactions import TopicTransactionSeries, add_coordinator_metrics
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def add_memory_shares(page: MetricsPage, plan: MemoryPlan, used: dict[str, int])
             page.gauge("magnetar_process_memory_share_bytes", text, used[name], share=name)
 
 
-def memory_used_by_broker(broker: Broker) -> dict[str, int]:
+def measure_broker_memory(broker: Broker) -> dict[str, int]:
     owned = broker.topic_manager
     assert owned.cache.recent is not None, "a broker has both caches"
     return {
@@ -88,7 +88,7 @@ def memory_used_by_broker(broker: Broker) -> dict[str, int]:
     }
 
 
-def memory_used_by_bookies(bookies: Sequence[Bookie]) -> dict[str, int]:
+def measure_bookies_memory(bookies: Sequence[Bookie]) -> dict[str, int]:
     several = [each.statistics() for each in bookies]
     names = {
         "memtables": ("memtable_bytes",),
@@ -101,7 +101,7 @@ def memory_used_by_bookies(bookies: Sequence[Bookie]) -> dict[str, int]:
     return {share: sum(int(each[name]) for each in several for name in those) for share, those in names.items()}
 
 
-def memory_used_by_metadata(metadata: SqliteStore | MetadataServer) -> dict[str, int]:
+def measure_metadata_memory(metadata: SqliteStore | MetadataServer) -> dict[str, int]:
     """Returns the bytes that requests and answers of metadata clients use, by share of the memory plan; empty if this
     process does not run the metadata service."""
     memory = getattr(metadata, "memory", None)
@@ -181,7 +181,7 @@ SECOND = (
 )
 
 
-class BookKeeperMetricNames:
+class BookKeeperMetricWriter:
     """Adds the metrics of bookies to a page a second time, under BookKeeper's names. Each process has one such object,
     which stores earlier counts to compute quantiles from them."""
 
@@ -273,9 +273,9 @@ class MeasuredParts(msgspec.Struct, frozen=True):
     metadata: SqliteStore | MetadataServer | None = None
     bookies: Sequence[Bookie] = ()
     broker: Broker | None = None
-    second: BookKeeperMetricNames | None = None
+    second: BookKeeperMetricWriter | None = None
     pulsar: bool = False  # Pulsar's names as well
-    as_pulsar: PulsarMetricNames = msgspec.field(default_factory=PulsarMetricNames)
+    as_pulsar: PulsarMetricWriter = msgspec.field(default_factory=PulsarMetricWriter)
     memory: MemoryPlan | None = None
 
     async def __call__(self, page: MetricsPage) -> None:
@@ -292,9 +292,9 @@ class MeasuredParts(msgspec.Struct, frozen=True):
         if self.broker is not None:
             await _broker(page, self.broker, self.as_pulsar if self.pulsar else None)
         if self.memory is not None:
-            used = memory_used_by_bookies(self.bookies) if self.bookies else {}
-            used |= memory_used_by_broker(self.broker) if self.broker is not None else {}
-            used |= memory_used_by_metadata(self.metadata) if self.metadata is not None else {}
+            used = measure_bookies_memory(self.bookies) if self.bookies else {}
+            used |= measure_broker_memory(self.broker) if self.broker is not None else {}
+            used |= measure_metadata_memory(self.metadata) if self.metadata is not None else {}
             add_memory_shares(page, self.memory, used)
         page.gauge("magnetar_build_info", "Process: 1; its version is the label.", 1, version=PRODUCT)
         text = "Process: by how much a turn of the event loop came too late at most, in the last minute."
@@ -346,9 +346,9 @@ class CachedMetricsPage:
             page.show(kept)
 
 
-def make_bookkeeper_metric_names(compat: str, clock: Clock) -> BookKeeperMetricNames | None:
+def make_bookkeeper_metric_names(compat: str, clock: Clock) -> BookKeeperMetricWriter | None:
     """Returns the object that adds metrics under BookKeeper's names if --metrics-compat requests them; else None."""
-    return BookKeeperMetricNames(clock) if compat in ("bookkeeper", "both") else None
+    return BookKeeperMetricWriter(clock) if compat in ("bookkeeper", "both") else None
 
 
 def wants_pulsar_names(compat: str) -> bool:
@@ -362,7 +362,7 @@ def _bookie(page: MetricsPage, bookie: Bookie) -> None:
         page.histogram(f"magnetar_bookie_{name}", f"Bookie: {BOOKIE_HISTOGRAMS[name]}.", histogram, bookie=bookie.id)
 
 
-async def _broker(page: MetricsPage, broker: Broker, pulsar: PulsarMetricNames | None) -> None:
+async def _broker(page: MetricsPage, broker: Broker, pulsar: PulsarMetricWriter | None) -> None:
     """Adds the metrics of a broker. `pulsar`: adds Pulsar's names; None: without them."""
     from ...broker.common import refusals  # there is a broker, so it is loaded
 
@@ -608,7 +608,7 @@ def print_ready_line(url: str, **facts: object) -> None:
     print("ready", url, *(f"{name}={value}" for name, value in facts.items()), flush=True)
 
 
-class StatusOutput(Protocol):
+class ServerReporter(Protocol):
     """Reports that a server is ready, with its addresses, and decides which metrics the page of the server contains."""
 
     def report_ready(self, url: str, **facts: object) -> None: ...
@@ -619,8 +619,8 @@ class StatusOutput(Protocol):
         ...
 
 
-class SingleProcessOutput:
-    """The StatusOutput of a server that consists of one process."""
+class SingleProcessReporter:
+    """The ServerReporter of a server that consists of one process."""
 
     def report_ready(self, url: str, **facts: object) -> None:
         announce_process_ready(url, **facts)
@@ -629,8 +629,8 @@ class SingleProcessOutput:
         return own
 
 
-class ProcessOutput:
-    """The StatusOutput of one process of a server that consists of several processes."""
+class ChildProcessReporter:
+    """The ServerReporter of one process of a server that consists of several processes."""
 
     def __init__(self, child: ChildProcess, *, shows: bool) -> None:
         self.child = child

@@ -98,7 +98,7 @@ QUERIES = 4
 """Queries of which what was shown is kept: of the usual page, and of slower jobs."""
 
 
-class PulsarMetricNames:
+class PulsarMetricWriter:
     """Adds the metrics of topics, subscriptions and the broker to a page under Pulsar's names. Each process has one
     such object, which stores the last counters of subscriptions to compute their rates."""
 

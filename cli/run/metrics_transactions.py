@@ -26,7 +26,7 @@ GAUGES = frozenset({
 LATENCY = "pulsar_txn_execution_latency_le_"
 
 
-class PulsarMetric(NamedTuple):
+class PulsarTxnMetric(NamedTuple):
     """A metric under Pulsar's name. Its value is the sum of our metrics with the names `ours`."""
 
     name: str
@@ -35,23 +35,22 @@ class PulsarMetric(NamedTuple):
 
 
 PULSAR = (
-    PulsarMetric("pulsar_txn_active_count", ("magnetar_transactions_open", "magnetar_transactions_prepared")),
-    PulsarMetric("pulsar_txn_created_total", ("magnetar_transactions_begun_total",), "by its first use"),
-    PulsarMetric("pulsar_txn_committed_total", ("magnetar_transactions_committed_total",)),
-    PulsarMetric("pulsar_txn_aborted_total", ("magnetar_transactions_aborted_total",), "for whatever reason"),
-    PulsarMetric("pulsar_txn_timeout_total", ("magnetar_transactions_aborted_total",), "`reason` is `timeout`"),
-    PulsarMetric("pulsar_txn_append_log_total", ("magnetar_transactions_records_total",),
-    "begins and joins write no record"),
-    PulsarMetric(LATENCY + "10", ("magnetar_transactions_seconds",),
-    "up to 10 ms; and `…_20` to `…_3000000`, `…_overflow`: "
-           "those above the bound before"),
-    PulsarMetric("pulsar_txn_tb_active_total", ("magnetar_topic_open_transactions",)),
-    PulsarMetric("pulsar_txn_tb_committed_total", ("magnetar_topic_committed_transactions_total",)),
-    PulsarMetric("pulsar_txn_tb_aborted_total", ("magnetar_topic_aborted_transactions_total",)),
-    PulsarMetric("pulsar_txn_tp_committed_count_total", ("magnetar_subscription_committed_transactions_total",),
-           "`status` is `succeed`: one that fails is done again"),
-    PulsarMetric("pulsar_txn_tp_aborted_count_total", ("magnetar_subscription_aborted_transactions_total",),
-    "likewise"),
+    PulsarTxnMetric("pulsar_txn_active_count", ("magnetar_transactions_open", "magnetar_transactions_prepared")),
+    PulsarTxnMetric("pulsar_txn_created_total", ("magnetar_transactions_begun_total",), "by its first use"),
+    PulsarTxnMetric("pulsar_txn_committed_total", ("magnetar_transactions_committed_total",)),
+    PulsarTxnMetric("pulsar_txn_aborted_total", ("magnetar_transactions_aborted_total",), "for whatever reason"),
+    PulsarTxnMetric("pulsar_txn_timeout_total", ("magnetar_transactions_aborted_total",), "`reason` is `timeout`"),
+    PulsarTxnMetric("pulsar_txn_append_log_total", ("magnetar_transactions_records_total",),
+        "begins and joins write no record"),
+    PulsarTxnMetric(LATENCY + "10", ("magnetar_transactions_seconds",),
+        "up to 10 ms; and `…_20` to `…_3000000`, `…_overflow`: those above the bound before"),
+    PulsarTxnMetric("pulsar_txn_tb_active_total", ("magnetar_topic_open_transactions",)),
+    PulsarTxnMetric("pulsar_txn_tb_committed_total", ("magnetar_topic_committed_transactions_total",)),
+    PulsarTxnMetric("pulsar_txn_tb_aborted_total", ("magnetar_topic_aborted_transactions_total",)),
+    PulsarTxnMetric("pulsar_txn_tp_committed_count_total", ("magnetar_subscription_committed_transactions_total",),
+        "`status` is `succeed`: one that fails is done again"),
+    PulsarTxnMetric("pulsar_txn_tp_aborted_count_total", ("magnetar_subscription_aborted_transactions_total",),
+        "likewise"),
 )  # fmt: skip
 
 

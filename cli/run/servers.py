@@ -22,7 +22,7 @@ import click
 from ...proto.names import parse_number
 from ..common.lazy import LazyCommand, LazyGroup
 from ..common.units import FiniteNumber
-from .metrics import Measure, ProcessOutput, announce_process_ready, is_ready
+from .metrics import ChildProcessReporter, Measure, announce_process_ready, is_ready
 
 if TYPE_CHECKING:
     from ...bookie.server import Bookie, BookieConfig
@@ -46,9 +46,9 @@ def make_member_world(world: World, settings: str | None, role: str) -> World:
     members = get_members_section(settings)
     if members is None:
         return world
-    from ...security.members import member_network
+    from ...security.members import make_member_network
 
-    return replace(world, network=member_network(world.network, members, role, world.clock))
+    return replace(world, network=make_member_network(world.network, members, role, world.clock))
 
 
 async def make_registered_world(
@@ -61,9 +61,9 @@ async def make_registered_world(
     if section is None:
         return world
     from ...metadata.members import Members
-    from ...security.members import read_own_name
+    from ...security.members import read_own_member_name
 
-    starting = Members.start(world, session, role, read_own_name(section, role))
+    starting = Members.start(world, session, role, read_own_member_name(section, role))
     members = await parts.start("members", starting, Members.close)
     return members.with_member_keys(world)
 
@@ -94,7 +94,7 @@ NOTICE_S = 1.0
 """Seconds of a wait after which it logs that it waits."""
 
 
-def server_options(
+def with_server_options(
     level: str, *, settings: bool = True, compat: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Returns a decorator that adds options to the command of a server: --metrics, --health, --insecure, --log-level
@@ -157,7 +157,7 @@ LISTEN_HELP = "HOST:PORT; port 0 takes a free one."
 METADATA_HELP = "The metadata service: HOST:PORT, or zk://HOST:PORT,HOST:PORT/PATH of a ZooKeeper."
 
 
-def metadata_options(function: Callable[..., Any]) -> Callable[..., Any]:
+def with_metadata_service_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates a command: adds the options --metadata, --wait and --session-timeout. They say how a process finds the
     metadata service, and after how many seconds the other processes notice that this process has ended."""
     options = (
@@ -243,7 +243,7 @@ SECURITY = click.option(
 )  # fmt: skip
 
 
-def add_authentication(world: World, settings: str | None) -> World:
+def make_authenticating_world(world: World, settings: str | None) -> World:
     """Returns a world for a broker whose listeners authenticate callers by the settings in the file `settings`. Returns
     `world` unchanged if `settings` is None."""
     if settings is None:
@@ -286,7 +286,7 @@ def run_server(
     main: Callable[[World], Coroutine[Any, Any, None]],
     log_level: str,
     log_format: Any,
-    voice: ProcessOutput | None = None,
+    voice: ChildProcessReporter | None = None,
     health: Endpoint | None = None,
 ) -> int:
     """Runs a server to its end and returns its exit code. `voice`: the output for one of several processes, which only
@@ -315,10 +315,10 @@ def run_server(
                 HEALTH.endpoint = probes.endpoint
                 _LOG.info("probes are answered at http://%s/livez and /readyz", probes.endpoint)
             if voice is None:
-                await run_until_ready(SystemClock(), lambda: main(process.real_world()), is_ready)
+                await start_until_ready(SystemClock(), lambda: main(process.real_world()), is_ready)
             else:
                 await voice.attach()
-                await run_until_ready(SystemClock(), lambda: main(process.real_world()), lambda: voice.said)
+                await start_until_ready(SystemClock(), lambda: main(process.real_world()), lambda: voice.said)
         except MagnetarError as error:
             failures.append(error)
             return 1
@@ -335,7 +335,7 @@ def run_server(
     return code
 
 
-async def run_until_ready(
+async def start_until_ready(
     clock: Clock, start: Callable[[], Awaitable[None]], is_ready: Callable[[], bool], pause_s: float = 0.5
 ) -> None:
     """Calls `start`, which starts the server. If the metadata service is lost before `is_ready()` is true, waits
@@ -374,7 +374,7 @@ async def serve_metrics(parts: ProcessParts, where: Endpoint | None, measured: M
     return {"metrics": server.endpoint}
 
 
-async def serve_for_ever(warning: str = "", readiness: Readiness | None = None) -> NoReturn:
+async def serve_until_cancelled(warning: str = "", readiness: Readiness | None = None) -> NoReturn:
     """Waits until the call is cancelled, because this process must end. Logs the warning now and every hour.
     `readiness`: the function that answers probes meanwhile; if it is None, the process counts as ready."""
     from ...runtime.health import HEALTH
@@ -474,7 +474,7 @@ class _Metadata(LazyGroup):
     "--data", type=click.Path(file_okay=False), default="magnetar-metadata", show_default=True, help="Folder."
 )
 @SECURITY
-@server_options("info", settings=False)
+@with_server_options("info", settings=False)
 @click.pass_context
 def metadata(
     context: click.Context, listen: str, data: str, security: str | None, memory_bytes: int | None,
@@ -504,7 +504,7 @@ def metadata(
             server = await parts.start("metadata", starting, MetadataServer.close)
             facts = await serve_metrics(parts, scraped, MeasuredParts(metadata=server, memory=plan))
             announce_process_ready(f"metadata://{server.endpoint}", data=folder, **facts)
-            await serve_for_ever(warning)
+            await serve_until_cancelled(warning)
 
     return run_server(main, log_level, log_format, health=parse_health_endpoint(health))
 
@@ -530,7 +530,7 @@ def make_memory_plan(
     """Returns the memory plan of a process that runs these parts, according to the settings in `file` and the
     environment. `processes` processes get equal shares of the memory."""
     from ...runtime import process
-    from ...runtime.config import explicit_settings, setting_value
+    from ...runtime.config import find_explicit_settings, get_setting_value
     from ...runtime.memory_shares import NO_LIMIT, compute_process_memory, plan_memory
 
     shares: list[MemoryShare] = []
@@ -548,8 +548,8 @@ def make_memory_plan(
 
         shares += OF_METADATA
     for section, config in (("broker", broker), ("bookie", bookie)):
-        for name in explicit_settings(type(config), section, file=file) if config is not None else ():
-            value, setting = setting_value(config, name) if config is not None else None, f"{section}.{name}"
+        for name in find_explicit_settings(type(config), section, file=file) if config is not None else ():
+            value, setting = get_setting_value(config, name) if config is not None else None, f"{section}.{name}"
             if any(each.setting == setting for each in shares) and (value or setting not in DERIVED):
                 assert isinstance(value, int), "what is shared out are numbers"
                 given[setting] = value

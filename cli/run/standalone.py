@@ -25,17 +25,17 @@ import click
 
 from . import brokers
 from . import brokers as processes
-from .brokers import processes_option
+from .brokers import with_processes_option
 from .metrics import announce_process_ready
 from .servers import (
     SECURITY,
     STANDALONE_BYTES,
     accepts_only_members,
-    add_authentication,
     check_listeners,
     connect_metadata,
     disconnect,
     is_listener_secured,
+    make_authenticating_world,
     make_member_world,
     make_memory_plan,
     make_pulsar_ready_facts,
@@ -45,9 +45,9 @@ from .servers import (
     parse_metrics_endpoint,
     run_server,
     scheme,
-    serve_for_ever,
     serve_metrics,
-    server_options,
+    serve_until_cancelled,
+    with_server_options,
 )
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from ...runtime.memory_shares import MemoryPlan
     from ...runtime.network import Endpoint, World
     from ...runtime.process import ProcessParts
-    from .metrics import StatusOutput
+    from .metrics import ServerReporter
 
 # ---------------------------------------------------------------------------------------------- standalone_parts
 # The parts of `magnetar standalone`, in one process (standalone.py) or in several (standalone.py).
@@ -112,7 +112,7 @@ def decide_bookie_count(folder: Path, wanted: int | None) -> int:
     return wanted or max(there, 1)
 
 
-def bookie_settings(given: StandaloneOptions, number: int) -> BookieConfig:
+def load_bookie_settings(given: StandaloneOptions, number: int) -> BookieConfig:
     """Returns the settings of bookie `number` (from 1), with its folder. The settings do not contain its share of the
     memory yet."""
     from ...bookie.server import BookieConfig
@@ -131,7 +131,7 @@ async def start_bookie(
     metadata if the first one can be lost."""
     from ...bookie.server import Bookie
 
-    settings = plan.apply_to_config(bookie_settings(given, number), "bookie")
+    settings = plan.apply_to_config(load_bookie_settings(given, number), "bookie")
     return await parts.start(f"bookie-{number}", Bookie.start(world, settings, store, new_session), Bookie.close)
 
 
@@ -162,9 +162,9 @@ HTTP_PORTS = (8080, 8443)
 @click.option(
     "--bookies", type=click.IntRange(1, 16), default=None, help="How many (default 1, or as many as there are)."
 )
-@processes_option("One for the storage, the others brokers that share the topics; 1: everything in one process.")
+@with_processes_option("One for the storage, the others brokers that share the topics; 1: everything in one process.")
 @SECURITY
-@server_options("warning", compat=["bookkeeper", "pulsar", "both"])
+@with_server_options("warning", compat=["bookkeeper", "pulsar", "both"])
 def standalone(
     data: str, host: str, port: int | None, pulsar_port: int | None, http_port: int | None, bookies: int | None,
     processes_: int, security: str | None, config: str | None, memory_bytes: int | None, metrics: str | None,
@@ -219,7 +219,7 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
     folder, security = given.folder, given.security
     world = replace(world, network=InProcessNetwork(world.network, world.clock))  # the broker and its bookies are here
     count = decide_bookie_count(folder, given.bookies)
-    settings, stored = broker_settings(given, count), bookie_settings(given, 1)
+    settings, stored = broker_settings(given, count), load_bookie_settings(given, 1)
     most = STANDALONE_BYTES * (1 + count)
     plan = make_memory_plan(given.config, given.memory_bytes, broker=settings, bookie=stored, bookies=count, most=most)
     settings = plan.apply_to_config(settings, "broker")
@@ -229,7 +229,7 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
         await adopt_cluster_format(store.new_session())
         numbers = range(1, count + 1)
         started = [await start_bookie(parts, world, given, number, plan, store.new_session()) for number in numbers]
-        asking = add_authentication(world, security)
+        asking = make_authenticating_world(world, security)
         broker = await parts.start("broker", Broker.start(asking, settings, store.new_session()), Broker.close)
         second = make_bookkeeper_metric_names(given.compat, world.clock)
         named = wants_pulsar_names(given.compat)
@@ -240,7 +240,7 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
         facts = {"data": folder, "bookies": count, **await serve_metrics(parts, given.metrics, page)}
         facts |= make_pulsar_ready_facts(broker)
         announce_process_ready(f"{scheme(security)}://{broker.endpoint}", **facts)
-        await serve_for_ever(given.warning, make_readiness_check(started, broker))
+        await serve_until_cancelled(given.warning, make_readiness_check(started, broker))
 
 
 def _protocol_endpoint(host: str, port: int | None, wanted: int | None, default: int, what: str) -> Endpoint | None:
@@ -301,7 +301,7 @@ def run_processes(given: StandaloneOptions, count: int, log_level: str, log_form
         settings, tree, WAIT_S, SESSION_S, given.security, given.metrics, given.health, given.compat,
         given.warning, given.config, given.memory_bytes, *memory,
     )  # fmt: skip
-    groups = bookies_by_process(bookies, count)
+    groups = assign_bookies_to_processes(bookies, count)
     mains = [partial(_storage, given, memory, tree, groups[0])]
     mains += [partial(_bookies, given, memory, tree, each) for each in groups[1:]]
     names = [STORAGE, *(f"{STORAGE}-{number}" for number in range(2, len(groups) + 1))]
@@ -323,7 +323,7 @@ def run_processes(given: StandaloneOptions, count: int, log_level: str, log_form
         held.close()
 
 
-def bookies_by_process(bookies: int, processes: int) -> list[list[int]]:
+def assign_bookies_to_processes(bookies: int, processes: int) -> list[list[int]]:
     """Returns for each storage process the numbers (from 1) of its bookies. The first process also runs the metadata
     service."""
     count = min(bookies, processes - 1)
@@ -341,7 +341,7 @@ class SharedMemoryLimit(NamedTuple):
         """Returns the memory plan for the process that runs the bookies with these `numbers`. `metadata`: whether it
         also runs the metadata service. Raises InvalidConfiguration if the memory is too small."""
         return make_memory_plan(
-            given.config, given.memory_bytes, bookie=bookie_settings(given, numbers[0]), bookies=len(numbers),
+            given.config, given.memory_bytes, bookie=load_bookie_settings(given, numbers[0]), bookies=len(numbers),
             metadata=metadata, most=self.most, processes=self.processes,
         )  # fmt: skip
 
@@ -352,7 +352,7 @@ async def _storage(
     tree: Endpoint,
     numbers: list[int],
     world: World,
-    voice: StatusOutput,
+    voice: ServerReporter,
 ) -> None:
     """Runs a storage process: the metadata service and these bookies."""
     from ...metadata.server import MetadataServer
@@ -377,7 +377,7 @@ async def _storage(
         second = make_bookkeeper_metric_names(given.compat, world.clock)
         voice.combine_metrics(MeasuredParts(metadata=server, bookies=started, second=second, memory=plan))
         voice.report_ready(f"metadata://{server.endpoint}")
-        await serve_for_ever(readiness=make_readiness_check(started))
+        await serve_until_cancelled(readiness=make_readiness_check(started))
 
 
 async def _bookies(
@@ -386,7 +386,7 @@ async def _bookies(
     tree: Endpoint,
     numbers: list[int],
     world: World,
-    voice: StatusOutput,
+    voice: ServerReporter,
 ) -> None:
     """Runs a storage process with these bookies; the metadata service is in another process."""
     from ...runtime.process import ProcessParts
@@ -408,7 +408,7 @@ async def _bookies(
             MeasuredParts(bookies=started, second=make_bookkeeper_metric_names(given.compat, world.clock), memory=plan)
         )
         voice.report_ready("bookies://")
-        await serve_for_ever(readiness=make_readiness_check(started))
+        await serve_until_cancelled(readiness=make_readiness_check(started))
 
 
 def _inside(world: World) -> World:

@@ -160,7 +160,7 @@ ROLE = "operator"
 SESSION_S = 10.0
 
 
-def take_from_context(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
+def resolve_context_option(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
     """Returns the value of the option --security or --metadata. Takes the first that is set: the option itself, its
     environment variable, the context, the default. If a context is given by an option, it has priority over the
     variable. Raises InvalidConfiguration if the context is missing or invalid."""
@@ -176,12 +176,12 @@ def take_from_context(context: click.Context, parameter: click.Parameter, given:
 
 SECURITY = click.option(
     "--security", envvar="MAGNETAR_SECURITY", type=click.Path(dir_okay=False), default=None, metavar="FILE",
-    callback=take_from_context,
+    callback=resolve_context_option,
     help="Of a cluster whose bookies take members alone: who you are (section [members]).",
 )  # fmt: skip
 METADATA = click.option(
     "--metadata", "metadata_", envvar="MAGNETAR_METADATA", default="127.0.0.1:7640", show_default=True,
-    help=f"With --security. {METADATA_HELP}", callback=take_from_context,
+    help=f"With --security. {METADATA_HELP}", callback=resolve_context_option,
 )  # fmt: skip
 
 
@@ -198,7 +198,7 @@ class OperatorOptions(NamedTuple):
         of the cluster's members, which the caller must close. Without `security`, returns None in place of the list."""
         from ...metadata.members import Members
         from ...runtime.process import real_world
-        from ...security.members import read_own_name
+        from ...security.members import read_own_member_name
         from ..run.servers import get_members_section, make_member_world
 
         world = real_world()
@@ -211,7 +211,7 @@ class OperatorOptions(NamedTuple):
         async def session() -> MetadataStore:
             return await connect_metadata(world, address, self.timeout_s, SESSION_S)
 
-        members = await Members.start(world, session, ROLE, read_own_name(section, ROLE))
+        members = await Members.start(world, session, ROLE, read_own_member_name(section, ROLE))
         return members.with_member_keys(world), members
 
 

@@ -16,7 +16,7 @@ import click
 
 from ..common.lazy import LazyCommand, LazyGroup
 from ..run import brokers as processes
-from ..run.metrics import SingleProcessOutput, StatusOutput
+from ..run.metrics import ServerReporter, SingleProcessReporter
 from ..run.servers import (
     LISTEN_HELP,
     SECURITY,
@@ -28,15 +28,15 @@ from ..run.servers import (
     make_memory_plan,
     make_readiness_check,
     make_registered_world,
-    metadata_options,
     parse_endpoint,
     parse_health_endpoint,
     parse_metadata_address,
     parse_metrics_endpoint,
     run_server,
-    serve_for_ever,
     serve_metrics,
-    server_options,
+    serve_until_cancelled,
+    with_metadata_service_options,
+    with_server_options,
 )
 
 if TYPE_CHECKING:
@@ -59,12 +59,14 @@ TABLE = {
 @click.option(
     "--advertise", default="", metavar="HOST", help="The name by which brokers reach it (default: as --listen)."
 )
-@metadata_options
+@with_metadata_service_options
 @click.option("--data", type=click.Path(file_okay=False), default="magnetar-bookie", show_default=True, help="Folder.")
-@processes.processes_option("Bookies, each in its own folder in --data (default 1, or as many as there are).", None)
+@processes.with_processes_option(
+    "Bookies, each in its own folder in --data (default 1, or as many as there are).", None
+)
 @click.option("--rack", default=None, help="Where it stands (default /default).")
 @SECURITY
-@server_options("info", compat=["bookkeeper"])
+@with_server_options("info", compat=["bookkeeper"])
 @click.pass_context
 def bookie(
     context: click.Context,
@@ -109,7 +111,7 @@ def bookie(
     if count > 1:
         return _several(given, count, log_level, log_format)
     return run_server(
-        lambda world: run_bookie(given, world, SingleProcessOutput()), log_level, log_format, health=given.health
+        lambda world: run_bookie(given, world, SingleProcessReporter()), log_level, log_format, health=given.health
     )
 
 
@@ -142,7 +144,7 @@ class BookieOptions(NamedTuple):
         return load(BookieConfig, "bookie", file=self.config, overrides=given)
 
 
-async def run_bookie(given: BookieOptions, world: World, voice: StatusOutput) -> None:
+async def run_bookie(given: BookieOptions, world: World, voice: ServerReporter) -> None:
     """Runs a bookie in this process, until the call is cancelled."""
     from ...bookie.server import Bookie
     from ...runtime.process import ProcessParts
@@ -167,7 +169,7 @@ async def run_bookie(given: BookieOptions, world: World, voice: StatusOutput) ->
         )
         facts = await serve_metrics(parts, given.metrics, page)
         voice.report_ready(f"bookie://{running.endpoint}", id=running.id, data=given.folder, **facts)
-        await serve_for_ever(given.warning, make_readiness_check([running]))
+        await serve_until_cancelled(given.warning, make_readiness_check([running]))
 
 
 def decide_process_count(folder: Path, wanted: int | None) -> int:
@@ -205,7 +207,7 @@ def _several(given: BookieOptions, count: int, log_level: str, log_format: Any) 
         processes=count,
     )  # fmt: skip
     for number, name in enumerate(names):
-        listen = ports.reserve(processes.address_of_process(given.listen, number, forwarded=bool(given.advertise)))
+        listen = ports.reserve(processes.choose_process_address(given.listen, number, forwarded=bool(given.advertise)))
         one = given._replace(folder=given.folder / name, listen=listen, rack=rack)
         if number:
             one = one._replace(metrics=None, health=None, warning="")

@@ -19,7 +19,7 @@ import click
 from ..common.output import OUTPUT, CommandOutput
 from ..common.session import YES, confirm
 from ..run.servers import METADATA_HELP
-from .admin_port import ROLE, SECURITY, take_from_context
+from .admin_port import ROLE, SECURITY, resolve_context_option
 
 if TYPE_CHECKING:
     from ...metadata.records import CookieRecord
@@ -44,7 +44,7 @@ def with_metadata_options(function: Callable[..., None]) -> Callable[..., None]:
 
     @click.option(
         "--metadata", "metadata_", envvar="MAGNETAR_METADATA", default="127.0.0.1:7640", show_default=True,
-        help=METADATA_HELP, callback=take_from_context,
+        help=METADATA_HELP, callback=resolve_context_option,
     )  # fmt: skip
     @SECURITY
     @click.option("--data", type=click.Path(file_okay=False, exists=True), help="Or a stopped standalone's folder.")

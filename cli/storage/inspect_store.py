@@ -207,11 +207,11 @@ def make_log_row(log: LogSummary) -> dict[str, object]:
 
 def make_log_rows(look: StoreInspection, numbers: Sequence[int], verify: bool) -> Iterator[Row]:
     """Yields one row for each entry log in `numbers`. With `verify`, reads and checks all records of the logs."""
-    from ...bookie.inspect.indexes import read_index_overview
+    from ...bookie.inspect.indexes import read_ledger_index_overview
     from ...bookie.inspect.snapshot import RemovedFile
     from ...bookie.inspect.summary import summarize_log
 
-    seen = read_index_overview(look.snapshot)
+    seen = read_ledger_index_overview(look.snapshot)
     for damage in seen.damages:
         look.count_damage(damage)
     for number in numbers:
@@ -281,11 +281,11 @@ def ledger(
       magnetar bookie inspect ledger magnetar-data/bookie-1
       magnetar bookie inspect ledger magnetar-data/bookie-1 --ledger 5 --entries
     """
-    from ...bookie.inspect.indexes import read_index_overview
+    from ...bookie.inspect.indexes import read_ledger_index_overview
 
     if ledger is None and (entries or entry is not None):
         raise click.UsageError("--entries and --entry are about one ledger: give --ledger as well")
-    seen = read_index_overview(look.snapshot)
+    seen = read_ledger_index_overview(look.snapshot)
     for damage in seen.damages:
         look.count_damage(damage)
     if deleted:

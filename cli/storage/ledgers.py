@@ -23,10 +23,10 @@ from ..run.servers import (
     disconnect,
     make_member_world,
     make_registered_world,
-    metadata_options,
     parse_metadata_address,
     run_server,
-    serve_for_ever,
+    serve_until_cancelled,
+    with_metadata_service_options,
 )
 from .admin_port import with_operator_and_watch_options, with_operator_options
 
@@ -311,7 +311,7 @@ WORKER_COLUMNS = ("name", "workingOn", "ledgers", "entries", "bytes", "failures"
 
 
 @click.group(cls=LazyGroup, table=TABLE, invoke_without_command=True)
-@metadata_options
+@with_metadata_service_options
 @SECURITY
 @click.option("--name", default="", help="Its name in 'magnetar repair status' (default: a random one).")
 @click.option("--bytes-per-s", type=click.IntRange(0), default=None, help="It copies at most this; 0: no limit.")
@@ -377,7 +377,7 @@ def repair(
 
             await parts.start("repair", started(), Supervisor.close)
             announce_process_ready(f"repair://{keeper.name}", metadata=tree)
-            await serve_for_ever()
+            await serve_until_cancelled()
 
     return run_server(main, log_level, log_format)
 

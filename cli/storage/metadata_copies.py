@@ -110,7 +110,7 @@ def restore(
     """
     from ...metadata import backup as copies
 
-    found = copies.inspect_backup(str(copy))
+    found = copies.read_backup_contents(str(copy))
     target = data.absolute() / "metadata.sqlite"
     copies.check_service_stopped(str(target))
     before = _contents(target, found.ledgers)
@@ -147,7 +147,7 @@ def _contents(path: Path, known: frozenset[int]) -> BackupContents | None:
     from ...proto.errors import MagnetarError
 
     try:
-        return copies.inspect_backup(str(path), known)
+        return copies.read_backup_contents(str(path), known)
     except MagnetarError:
         return None
 

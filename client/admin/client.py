@@ -22,9 +22,9 @@ from .grpc_transport import (
     GrpcTransport,
     OperationCaller,
     Transport,
+    add_argument_checks,
     convert_argument,
-    make_method,
-    with_argument_checks,
+    make_operation_method,
 )
 
 C = TypeVar("C", bound=type)
@@ -35,7 +35,7 @@ def add_operation_methods(kind: C) -> C:
     for each coroutine function of the module `topics`."""
     for row in OPERATIONS.values():
         if row.method:
-            setattr(kind, row.method, make_method(row))
+            setattr(kind, row.method, make_operation_method(row))
     for module in (topics, topics):
         for name, function in inspect.getmembers(module, inspect.iscoroutinefunction):
             if function.__module__ == module.__name__ and not name.startswith("_"):
@@ -44,7 +44,7 @@ def add_operation_methods(kind: C) -> C:
     return kind
 
 
-@with_argument_checks
+@add_argument_checks
 @add_operation_methods
 class AdminClient(OperationCaller, ClosedAfterAsyncWith):
     """Administration of a cluster, for asyncio: tenants, namespaces, policies, topics, subscriptions, brokers, bookies.

@@ -12,7 +12,7 @@ compares every operation with its messages.
 Also the check that the arguments of AdminClient's methods have the types of their annotations; otherwise nothing is
 sent.
 
-`with_argument_checks` wraps every public coroutine method of a class. It takes the types from the annotations, so that
+`add_argument_checks` wraps every public coroutine method of a class. It takes the types from the annotations, so that
 a new method is checked without further code. A value that Python accepts as one of the type is converted to a plain
 value of the type:
 
@@ -286,7 +286,7 @@ class _ArgumentUnfit(Exception):
         self.kind = kind
 
 
-def with_argument_checks(kind: C) -> C:
+def add_argument_checks(kind: C) -> C:
     """Decorates a class so that its public asynchronous methods check the types and values of their arguments.
     Returns the class."""
     for name in dir(kind):
@@ -448,7 +448,7 @@ called before anything is sent."""
 Checks = Mapping[str, tuple[str, Callable[[str], str]]]
 
 
-def make_method(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
+def make_operation_method(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
     """Returns the method of AdminClient that calls the administrative operation `row`, a row of the table of
     operations."""
     signature, checks = make_method_signature(row)

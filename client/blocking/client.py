@@ -26,7 +26,7 @@ from . import faces
 from .consumer import Consumer, ConsumerEventThread, Reader
 from .loop_thread import close_soon, shared_loop_thread
 from .process import to_asyncio_output
-from .producer import Half, Producer, Transaction, TransactionOfThread
+from .producer import Half, Producer, ThreadLocalTransaction, Transaction
 from .table_view import TableView
 
 CheckFunction = TypeVar("CheckFunction", bound=Callable[..., Any])
@@ -62,7 +62,7 @@ class Client(faces.ClientFacade):
         self._closed = False
         self._turns = Semaphore(self._inner.settings.message_listener_threads)
         self._dropped: finalize[..., Any] | None = None
-        self._bodies = TransactionOfThread()
+        self._bodies = ThreadLocalTransaction()
 
     def inner(self) -> aio.Client:
         """Returns the asyncio Client that does the work in this process. In a forked child process makes a new one."""

@@ -284,10 +284,10 @@ class Reader(ReaderFacade, _Receiving[AsyncReader]):
     ) -> None:
         self._last: MessageId | None = None
 
-        def open_from(inner: aio.Client) -> Any:
+        def open_at_position(inner: aio.Client) -> Any:
             return open_(inner, start, inclusive) if self._last is None else open_(inner, self._last, False)
 
-        super().__init__(client, open_from, listener, turns)
+        super().__init__(client, open_at_position, listener, turns)
 
     def read_next(self, timeout_millis: int | None = None) -> Message:
         """Waits for the next message and returns it. Raises Timeout if no message arrives within `timeout_millis`

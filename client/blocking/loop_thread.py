@@ -33,7 +33,7 @@ from ...proto.errors import MagnetarError
 from ...runtime.clock import SystemClock
 from ...runtime.tasks import Tasks
 from ..common.checks import WrongMessageType, shorten_value
-from ..common.closing import EPOCH, Closable, ClosedAfterWith
+from ..common.closing import EPOCH, AsyncClosable, ClosedAfterWith
 from ..common.errors import (
     AlreadyClosed,
     CtrlC,
@@ -186,7 +186,7 @@ class LoopThread:
                     wait_result(future, limit_s)
             raise
 
-    def start_soon(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def start_in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Starts the coroutine in the event loop without waiting for its result. May be called from any thread. Does
         nothing if the interpreter is ending."""
         if self._ended:
@@ -317,14 +317,14 @@ class ForkReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
             self._thread.run(self._inner.close())
 
 
-def close_soon(thread: LoopThread, inner: Closable, epoch: int) -> None:
+def close_soon(thread: LoopThread, inner: AsyncClosable, epoch: int) -> None:
     """Starts to close the asyncio object `inner` without waiting until it is closed. May be called from any thread,
     also from the thread of the event loop, where the garbage collector may run."""
     if epoch == EPOCH[0]:
-        thread.start_soon(_close_quietly(inner))
+        thread.start_in_background(_close_quietly(inner))
 
 
-async def _close_quietly(inner: Closable) -> None:
+async def _close_quietly(inner: AsyncClosable) -> None:
     try:
         await inner.close()
     except MagnetarError as error:

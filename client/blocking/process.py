@@ -27,7 +27,7 @@ from ..transactions.process import (
     ProcessLoop,
     ProcessOptions,
     ProcessStatistics,
-    to_outputs,
+    convert_to_outputs,
 )
 from .consumer import Consumer
 from .loop_thread import LOOK_S, shared_loop_thread, wait_result
@@ -137,7 +137,7 @@ def _apply(
     for message in messages:
         try:
             with plain if tracing is None else tracing.processing(message):
-                outputs = [to_asyncio_output(each) for each in to_outputs(function(message))]
+                outputs = [to_asyncio_output(each) for each in convert_to_outputs(function(message))]
             results.append(FunctionResult(message, outputs, None))
         except CtrlC:  # a blocking call of the function's; it is no fault of the message
             raise

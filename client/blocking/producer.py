@@ -26,7 +26,7 @@ from ..common.errors import (
     TransactionEnded,
     make_exception_for_result,
 )
-from ..common.memory_limits import SendMemory
+from ..common.memory_limits import SendMemoryLimit
 from ..core.batcher import Callback
 from ..core.transaction import TransactionState
 from ..model.message_id import MessageId
@@ -49,7 +49,7 @@ from .loop_thread import acquire_lock, asyncio_transaction_of
 # Guards: tests/client/blocking/test_blocking_transactions.py.
 
 
-class TransactionOfThread(threading.local):
+class ThreadLocalTransaction(threading.local):
     """Thread-local storage: `current` is the transaction whose `with` block the thread runs now; None outside of such a
     block."""
 
@@ -71,7 +71,7 @@ class Transaction(TransactionFacade):
     is_transaction = True
 
     def __init__(
-        self, client: aio.Client, timeout: float, name: str | None, id_: str | None, bodies: TransactionOfThread
+        self, client: aio.Client, timeout: float, name: str | None, id_: str | None, bodies: ThreadLocalTransaction
     ) -> None:
         async def begin() -> AsyncTransaction:
             return await client.transaction(timeout, name=name, id=id_)
@@ -326,7 +326,7 @@ class _Outcome:
         self.gate.release()
 
 
-def _wait_for_memory(memory: SendMemory | None) -> None:
+def _wait_for_memory(memory: SendMemoryLimit | None) -> None:
     if memory is not None and not memory.has_room:
         gate = threading.Lock()
         gate.acquire()

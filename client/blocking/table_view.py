@@ -50,7 +50,7 @@ class TableView(TableViewFacade):
 
         for key, value in self._thread.run(listen()):
             _call(callback, key, value)
-        listener.deliver_waiting()
+        listener.deliver_waiting_changes()
 
     def _listening(self) -> SimpleQueue[tuple[Listener, str, Any] | None]:
         if self._changes is None:
@@ -93,7 +93,7 @@ class _LateListener:
             else:
                 self._changes.put((self._callback, key, value))
 
-    def deliver_waiting(self) -> None:
+    def deliver_waiting_changes(self) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting or [], None
             for key, value in waiting:

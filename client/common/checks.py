@@ -138,7 +138,7 @@ def to_plain_text(value: Any) -> Any:
     an enum prints as something else. Returns any other value unchanged."""
     if isinstance(value, str):
         return value if type(value) is str else str.__str__(value)
-    if type(value) is dict and not are_plain_properties(value):
+    if type(value) is dict and not are_ascii_properties(value):
         return {to_plain_text(name): to_plain_text(each) for name, each in value.items()}
     return value
 
@@ -220,12 +220,12 @@ def check_message_parameters(values: Mapping[str, Any]) -> None:
             raise kind(f"{name} is {MESSAGE[name].allowed_text}, not {shorten_value(value)}")
 
 
-def is_plain_key(key: object) -> bool:
+def is_ascii_key(key: object) -> bool:
     """Returns whether the key is ASCII text, as nearly all keys are, so that it needs no further check."""
     return type(key) is str and key.isascii()
 
 
-def are_plain_properties(properties: object) -> bool:
+def are_ascii_properties(properties: object) -> bool:
     """Returns whether all names and values of the properties are plain ASCII text."""
     if type(properties) is not dict:
         return False

@@ -1,7 +1,7 @@
 """Objects that are closed at the end of an `async with` or `with` block, unless the program closed them before.
 
-Also: `close_all` closes several objects at once; `timeout_when_quiet` ends a wait for a server that sends nothing;
-`register_before_connecting` refuses connections in a forked process, where gRPC cannot work.
+Also: `close_all` closes several objects at once; `timeout_after_silence` ends a wait for a server that sends nothing;
+`register_connection_holder` refuses connections in a forked process, where gRPC cannot work.
 
 Also waits that end at a deadline, with one timer for all of them (`Deadlines`); that timer (`DueTimer`); and calls from
 any thread into the event loop (`EventLoopCaller`).
@@ -44,7 +44,7 @@ class DueTimer:
 
     def __init__(self, now: Callable[[], float], reached: Callable[[float], None], broke: Broke) -> None:
         """Makes a timer that is not set. Must be called in the event loop. `now`: a monotonic clock, in seconds;
-        `set_earlier` and `reached` use its times."""
+        `move_to_earlier` and `reached` use its times."""
         self.at = inf  # when it fires; inf: never
         self._now = now
         self._reached = reached
@@ -52,7 +52,7 @@ class DueTimer:
         self._loop = asyncio.get_running_loop()
         self._handle: asyncio.TimerHandle | None = None
 
-    def set_earlier(self, due: float | None) -> None:
+    def move_to_earlier(self, due: float | None) -> None:
         """Moves the timer to the time `due` if that is earlier than its present time. `due` None: changes nothing."""
         if due is None or due >= self.at:
             return
@@ -92,7 +92,7 @@ class Deadlines:
             return future.result()
         waiting: asyncio.Future[object] = future  # type: ignore[assignment]
         self._at[waiting] = at
-        self._timer.set_earlier(at)
+        self._timer.move_to_earlier(at)
         try:
             return await future
         finally:
@@ -108,7 +108,7 @@ class Deadlines:
             else:
                 left.append(at)
         if left:
-            self._timer.set_earlier(min(left))
+            self._timer.move_to_earlier(min(left))
 
     def _broke(self, error: Exception) -> None:
         for future in self._at:
@@ -168,13 +168,13 @@ class ClosedAfterAsyncWith:
             await self.close()
 
 
-class Closable(Protocol):
+class AsyncClosable(Protocol):
     """The interface of an object with an asynchronous method `close`."""
 
     async def close(self) -> None: ...
 
 
-async def close_all(parts: Iterable[Closable]) -> None:
+async def close_all(parts: Iterable[AsyncClosable]) -> None:
     """Closes all objects of `parts` at the same time and waits for them; then raises the first error other than
     AlreadyClosed."""
     for outcome in await asyncio.gather(*(each.close() for each in parts), return_exceptions=True):
@@ -183,7 +183,7 @@ async def close_all(parts: Iterable[Closable]) -> None:
 
 
 @asynccontextmanager
-async def timeout_when_quiet(
+async def timeout_after_silence(
     quiet_s: float, received_at: Callable[[], float], now: Callable[[], float], longest_s: float
 ) -> AsyncIterator[None]:
     """Ends the `async with` block with a time-out, like `asyncio.timeout`, when nothing was received for `quiet_s`
@@ -251,7 +251,7 @@ _live: WeakSet[object] = WeakSet()
 _used_by_parent = [False]
 
 
-def register_before_connecting(holder: object) -> None:
+def register_connection_holder(holder: object) -> None:
     """Registers an object, `holder`, that is about to make its first connection. Raises OperationNotSupported in a
     forked child process whose parent had connections, because gRPC cannot work there."""
     if _used_by_parent[0]:

@@ -1,5 +1,5 @@
 """The limits of a client's memory for messages: of received messages, in the receiver queues of all its consumers
-(`ReceiveMemory`, `MemoryClaim`), and of messages that its producers send (`SendMemory`).
+(`ReceiveMemoryLimit`, `MemoryClaim`), and of messages that its producers send (`SendMemoryLimit`).
 
 The broker counts messages, not bytes: it sends as many messages as it has permits for, and a permit that was granted
 cannot be withdrawn. So each partition's consumer has a *window*, the number of messages that may be in flight or in its
@@ -41,7 +41,7 @@ from threading import Lock
 # Guards: tests/client/produce/test_send_memory.py.
 
 
-class SendMemory:
+class SendMemoryLimit:
     """The memory budget for messages without an outcome, which all producers of one client share."""
 
     def __init__(self, limit_bytes: int) -> None:
@@ -106,12 +106,12 @@ NEW_WEIGHT = 1 / 4
 """Weight of the messages that arrived last in the average message size."""
 
 
-class ReceiveMemory:
+class ReceiveMemoryLimit:
     """The memory limit for received messages, which the receiver queues of all consumers of one client share."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes  # 0: none
-        self.producers: SendMemory | None = None  # they share the limit
+        self.producers: SendMemoryLimit | None = None  # they share the limit
         self.claimed_bytes = 0.0
         self.decompressed_bytes = 0  # of large entries that wait for their application
 
@@ -128,10 +128,10 @@ class ReceiveMemory:
 
 
 class MemoryClaim:
-    """The share of a client's ReceiveMemory that the consumer of one partition claims. Its `window` is the number of
-    messages that this consumer may have in flight and in its queue together."""
+    """The share of a client's ReceiveMemoryLimit that the consumer of one partition claims. Its `window` is the number
+    of messages that this consumer may have in flight and in its queue together."""
 
-    def __init__(self, memory: ReceiveMemory, queue_size: int) -> None:
+    def __init__(self, memory: ReceiveMemoryLimit, queue_size: int) -> None:
         self._memory = memory
         self._bytes = 0.0
         self._message_bytes = 0.0  # 0: not known

@@ -47,7 +47,7 @@ WAITED_S = 1.0
 it wait."""
 
 
-class AttachmentUser(Protocol):
+class AttachmentOwner(Protocol):
     """The interface of a producer or consumer that its `Attachment` calls."""
 
     topic: TopicName
@@ -80,7 +80,7 @@ class Attachment:
         "_was_moved", "on_failure", "on_frames", "topic",
     )  # fmt: skip
 
-    def __init__(self, connections: Connections, owner: AttachmentUser) -> None:
+    def __init__(self, connections: Connections, owner: AttachmentOwner) -> None:
         self.on_frames = owner.on_frames
         self.on_failure = owner.on_failure
         self.topic = owner.topic
@@ -210,7 +210,7 @@ class Attachment:
             size = len(entry)
             self._stream.send(self._id, (self._publish_head, encode_varint(size), entry))
 
-    def send_last_frame(self) -> None:
+    def send_close_frame(self) -> None:
         """Tells the broker that this producer or consumer is closed and sends no more frames; does not wait for the
         broker's answer."""
         self.send(close=CLOSE)

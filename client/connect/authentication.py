@@ -168,11 +168,11 @@ class AuthenticationOauth2(Authentication):
     auth_method_name = "token"
 
     def __init__(self, auth_params_string: str, *, clock: Clock | None = None) -> None:
-        from .oauth2 import TokenSource  # HTTP, which other clients do not need
+        from .oauth2 import OAuthTokenSource  # HTTP, which other clients do not need
 
         found = _json(auth_params_string, "issuer_url and private_key")
         try:
-            self._tokens = TokenSource(found, clock or SystemClock())
+            self._tokens = OAuthTokenSource(found, clock or SystemClock())
         except WireInvalidConfiguration as error:
             raise InvalidConfiguration(error.message) from None
 

@@ -57,7 +57,7 @@ CLOSE = 1 << 62
 Frame = wire.ClientFrame | Pieces
 
 
-class StreamUser(Protocol):
+class StreamOwner(Protocol):
     """The interface of a producer or consumer that is attached to a stream and gets frames from it. None of its methods
     may block."""
 
@@ -91,7 +91,7 @@ class BrokerStream:
         self.received_at = now()  # when frames came last
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._owners: dict[int, StreamUser] = {}
+        self._owners: dict[int, StreamOwner] = {}
         self._last = 0
         self._held: dict[int, deque[Frame]] = {}  # in the order of their turns
         self._sending = False  # what is held
@@ -102,7 +102,7 @@ class BrokerStream:
         self._tasks.spawn(self._read(), f"stream to {channel.endpoint}")
 
     # ------------------------------------------------------------------------------ owners
-    def attach(self, owner: StreamUser) -> int:
+    def attach(self, owner: StreamOwner) -> int:
         assert not self.has_ended, "nothing is attached to a stream that is over"
         if self._idle is not None:
             self._idle.cancel()

@@ -1,6 +1,6 @@
 """The connections of a client (`Connections`): one channel per broker, requests that any broker can answer, and
 look-ups of the broker that owns a topic. Also the attempts until a first broker is reached (`FirstConnectAttempts`),
-and a cache of a topic's schemas (`TopicSchemas`).
+and a cache of a topic's schemas (`TopicSchemaCache`).
 
 Every operation has one deadline (`operation_timeout_s`) for all its attempts, with a growing pause between them. If
 another broker may answer better, the next attempt goes to the next endpoint of the service URL, and to a silent broker
@@ -50,13 +50,13 @@ from ...runtime.network import (
 )
 from ...runtime.peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
 from ...runtime.tasks import SystemWorkers
-from ..common.closing import EventLoopCaller, register_before_connecting
+from ..common.closing import EventLoopCaller, register_connection_holder
 from ..common.errors import InvalidMessage
-from ..common.memory_limits import RECEIVE_BYTES, ReceiveMemory, SendMemory
+from ..common.memory_limits import RECEIVE_BYTES, ReceiveMemoryLimit, SendMemoryLimit
 from ..core.failover import Backoff
 from ..model.settings import ClientSettings
 from .broker_stream import BrokerStream
-from .discovery import PULSAR_PORTS, UNANSWERED_S, Discovery, ServiceUrl, SilentBrokers
+from .discovery import PULSAR_PORTS, UNANSWERED_S, BrokerDiscovery, ServiceUrl, SilentBrokers
 
 
 class _ClientNetwork:
@@ -193,12 +193,12 @@ class Connections:
         self._access = access
         self.settings = settings
         limit = settings.memory_limit_bytes
-        self.memory = ReceiveMemory(RECEIVE_BYTES if limit is None else limit)
-        self.send_memory: SendMemory | None = None  # it has no bound
+        self.memory = ReceiveMemoryLimit(RECEIVE_BYTES if limit is None else limit)
+        self.send_memory: SendMemoryLimit | None = None  # it has no bound
         if limit:
-            self.send_memory = self.memory.producers = SendMemory(limit)
+            self.send_memory = self.memory.producers = SendMemoryLimit(limit)
             self.send_memory.claimed = lambda: self.memory.claimed_bytes
-        self._discovery = Discovery(url, world.network, access, settings.connection_timeout_s)
+        self._discovery = BrokerDiscovery(url, world.network, access, settings.connection_timeout_s)
         self._endpoints: Sequence[Endpoint] = url.endpoints
         self._next = world.rng.randrange(len(self._endpoints))
         self._channels: dict[Endpoint, Channel] = {}
@@ -221,7 +221,7 @@ class Connections:
             raise ConnectionLost("the client is closed")
         channel = self._channels.get(endpoint)
         if channel is None:
-            register_before_connecting(self)
+            register_connection_holder(self)
             channel = self._channels[endpoint] = self.world.network.connect(endpoint, self._access)
         return channel
 
@@ -290,7 +290,7 @@ class Connections:
 
     async def next_broker_channel(self) -> Channel:
         """Returns a channel to one of the brokers of the service URL, each in turn; to a broker that does not answer
-        only if there is no other. Raises the errors of `Discovery.endpoints`."""
+        only if there is no other. Raises the errors of `BrokerDiscovery.endpoints`."""
         self._endpoints = await self._discovery.endpoints()
         for _ in self._endpoints:
             self._next = (self._next + 1) % len(self._endpoints)
@@ -398,7 +398,7 @@ class Connections:
         """Closes all connections, and uses the brokers of another service URL from now on. Open producers and consumers
         reconnect there; a request in flight may still be answered by an earlier broker."""
         self._access = access
-        self._discovery = Discovery(url, self.world.network, access, self.settings.connection_timeout_s)
+        self._discovery = BrokerDiscovery(url, self.world.network, access, self.settings.connection_timeout_s)
         self._endpoints = url.endpoints
         await self._close_connections()
 
@@ -443,7 +443,7 @@ class Connections:
 # ------------------------------------------------------------------------------------------------ writer_schemas
 # The schemas with which messages were written, by the version that each message names.
 #
-#     writers = TopicSchemas(connections, partition, incarnation)        of a topic and all its partitions
+#     writers = TopicSchemaCache(connections, partition, incarnation)        of a topic and all its partitions
 #     await writers.fetch(version)                       asked of a broker once
 #     info = writers.of(version)                         from any thread but the event loop it may ask as well
 #
@@ -459,7 +459,7 @@ MISSING_MAX = 1000
 messages."""
 
 
-class TopicSchemas:
+class TopicSchemaCache:
     """A cache of the schemas of one topic, by their versions. Asks the broker for schemas that it does not have."""
 
     def __init__(self, connections: Connections, topic: TopicName, incarnation: int = 0) -> None:

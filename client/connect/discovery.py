@@ -1,5 +1,5 @@
-"""Finds the gRPC addresses of the brokers, if the service URL names a port of another protocol (`Discovery`). Also
-tracks which brokers do not answer, and asks who owns their topics now (`SilentBrokers`).
+"""Finds the gRPC addresses of the brokers, if the service URL names a port of another protocol (`BrokerDiscovery`).
+Also tracks which brokers do not answer, and asks who owns their topics now (`SilentBrokers`).
 
     pulsar://host[:6650]    the answer to CONNECT has the address (CommandConnected.magnetar_address)
     http://host[:8080]      GET /lookup/v2/service-url answers {"serviceUrl": "magnetar://HOST:PORT"}
@@ -125,7 +125,7 @@ class WrongServerProtocol(Exception):
     """Raised when the server at an address does not speak the expected protocol."""
 
 
-class Discovery:
+class BrokerDiscovery:
     """Finds the gRPC addresses of the brokers of a service URL, and caches them. `timeout_s`: the longest wait for the
     answer of one address, in seconds."""
 
@@ -178,7 +178,11 @@ class Discovery:
             raise Unavailable(error.message, endpoint=str(address), unreached="refused") from error
         try:
             async with asyncio.timeout(self._timeout_s):
-                ask = ask_endpoint_by_pulsar if self._url.protocol is DiscoveryProtocol.PULSAR else ask_endpoint_by_http
+                ask = (
+                    ask_endpoint_over_pulsar_protocol
+                    if self._url.protocol is DiscoveryProtocol.PULSAR
+                    else ask_endpoint_over_http
+                )
                 return await ask(stream, address, self._access)
         except TimeoutError as error:
             raise _silent(address) from error
@@ -191,7 +195,7 @@ def _silent(address: Endpoint) -> Unavailable:
 
 
 # ------------------------------------------------------------------ Pulsar's protocol
-async def ask_endpoint_by_pulsar(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
+async def ask_endpoint_over_pulsar_protocol(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
     """Asks a server for its gRPC address over Pulsar's binary protocol, and returns this endpoint. Raises
     WrongServerProtocol if the server speaks another protocol, WrongProtocol if it is a broker of Pulsar itself,
     Unauthenticated if it refuses the credentials."""
@@ -246,7 +250,7 @@ async def _read(stream: ByteStream, size: int) -> bytes:
 
 
 # ------------------------------------------------------------------ HTTP
-async def ask_endpoint_by_http(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
+async def ask_endpoint_over_http(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
     """Asks a server for its gRPC address over HTTP, and returns this endpoint. Raises WrongServerProtocol if the server
     gives no such answer, Unavailable for a status of 500 or more. `access` is not used, because the request needs no
     credentials."""

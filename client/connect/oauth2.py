@@ -2,8 +2,8 @@
 
     issuer_url + /.well-known/openid-configuration → token_endpoint → access_token, used until shortly before its end
 
-`TokenSource.token` never waits: a thread fetches the token. While there is no token it raises Unavailable, after which
-a client tries again. When a token is close to its end, a new one is fetched while the old one is still used. The
+`OAuthTokenSource.token` never waits: a thread fetches the token. While there is no token it raises Unavailable, after
+which a client tries again. When a token is close to its end, a new one is fetched while the old one is still used. The
 client's secret is sent only in the body of the POST, over https or to this machine."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FILE_BYTES_MAX = 64 << 10
 _REFUSALS = {"400", "401", "403"}
 
 
-class TokenSource:
+class OAuthTokenSource:
     """Fetches access tokens (OAuth 2.0) from an issuer, and renews them before they expire. The issuer is first asked
     when a token is needed. Raises InvalidConfiguration if a parameter is wrong."""
 

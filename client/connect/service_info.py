@@ -246,12 +246,12 @@ class ClientCluster:
         )
         answered = [False] * len(infos)
 
-        async def look_at(which: int) -> None:
+        async def probe_cluster(which: int) -> None:
             answered[which] = await is_reachable(infos[which], network, timeout_s)
 
         while True:
             await asyncio.sleep(clusters.check_interval_ms / 1000)
-            await run_together(map(look_at, range(len(infos))), "look at a cluster")
+            await run_together(map(probe_cluster, range(len(infos))), "look at a cluster")
             self.info = infos[core.on_clusters_probed(answered)]
             self._move()
 

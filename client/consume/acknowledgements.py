@@ -28,9 +28,9 @@ DELAY_MS_MAX = 1 << 40
 Pending = Message | MessageId
 
 
-class AckSender:
+class AckCollector:
     """Collects the acknowledgements and negative acknowledgements of one consumer, and passes them to the consumer's
-    core. When the event loop must call `flush`, AckSender calls the function `wake`, in the thread that
+    core. When the event loop must call `flush`, AckCollector calls the function `wake`, in the thread that
     acknowledges."""
 
     def __init__(
@@ -42,7 +42,7 @@ class AckSender:
         self._core = core
         self._wake = wake
         self._now = now
-        self._longer_ms = partial(redelivery_delay_ms, settings.ack_timeout_redelivery_backoff, otherwise=0)
+        self._longer_ms = partial(compute_redelivery_delay_ms, settings.ack_timeout_redelivery_backoff, otherwise=0)
         self._acked: deque[Pending] = deque()
         self._nacked: deque[Pending] = deque()
         self._taken: deque[tuple[Position, int]] = deque()
@@ -57,14 +57,14 @@ class AckSender:
         if type(which) is Message and not which.entry.chunks:
             self._acked.append(which)
         else:
-            self._acked.extend(self.add_other_chunks(which))
+            self._acked.extend(self.expand_to_all_chunks(which))
         if self._core.ack_due is None or self._core.failed or len(self._acked) >= GROUP_MESSAGES:
             self._wake()
 
     def negative_acknowledge(self, which: Pending) -> None:
         if self.spans is not None:
             self.spans.settle(which, NEGATIVE)
-        self._nacked.extend(self.add_other_chunks(which, again=True))
+        self._nacked.extend(self.expand_to_all_chunks(which, again=True))
         self._wake()
 
     def end_spans(self, which: Iterable[Pending], *, cumulative: bool) -> None:
@@ -77,7 +77,7 @@ class AckSender:
                 else:
                     self.spans.settle(each, ACKNOWLEDGE)
 
-    def add_other_chunks(self, which: Pending, *, again: bool = False) -> Iterable[Pending]:
+    def expand_to_all_chunks(self, which: Pending, *, again: bool = False) -> Iterable[Pending]:
         """Returns the message `which` together with the ids of the other chunks of that message, because all chunks are
         acknowledged together or, if `again` is true, redelivered together."""
         if isinstance(which, Message):
@@ -103,7 +103,7 @@ class AckSender:
         while self._nacked:
             which = self._nacked.popleft()
             count = which.entry.redelivery_count if isinstance(which, Message) else 0
-            core.negative_acknowledge(find_ack_coordinates(which)[0], count, now)
+            core.negative_acknowledge(get_ack_coordinates(which)[0], count, now)
         return now
 
     def extra_ack_timeout_s(self, redelivery_count: int) -> float:
@@ -119,7 +119,7 @@ class AckSender:
         for _ in range(len(self._acked)):
             which = take()
             if not isinstance(which, Message):
-                core.acknowledge(*find_ack_coordinates(which))
+                core.acknowledge(*get_ack_coordinates(which))
             elif which.batch_index < 0:
                 core.acknowledge(which.entry.position, -1, which.entry.size)
             else:
@@ -137,7 +137,7 @@ class AckSender:
         its own."""
         tracker = AckTracker()
         self.add_to_tracker(tracker, which, cumulative=cumulative)
-        return tracker.take_group()
+        return tracker.take_ack_group()
 
     def add_to_tracker(self, tracker: AckTracker, which: Iterable[Pending], *, cumulative: bool) -> None:
         """Adds acknowledgements of the messages `which` to `tracker`; the caller then sends the tracker's group in a
@@ -153,7 +153,7 @@ class AckSender:
                     self._core.on_acknowledged_elsewhere(entry.position)
                 bits |= 1 << each.batch_index
                 continue
-            position, index, size = find_ack_coordinates(each)
+            position, index, size = get_ack_coordinates(each)
             if cumulative:
                 tracker.acknowledge_cumulative(position, index, size)
             else:
@@ -168,7 +168,7 @@ class AckSender:
         self._acked.clear()
 
 
-def redelivery_delay_ms(backoff: RedeliveryBackoff | None, redelivery_count: int, *, otherwise: int) -> int:
+def compute_redelivery_delay_ms(backoff: RedeliveryBackoff | None, redelivery_count: int, *, otherwise: int) -> int:
     """Returns the delay in ms that `backoff` gives for an entry that was redelivered `redelivery_count` times. Returns
     `otherwise` if `backoff` is None, raises an exception or returns a wrong value."""
     if backoff is None:
@@ -180,7 +180,7 @@ def redelivery_delay_ms(backoff: RedeliveryBackoff | None, redelivery_count: int
         return otherwise
 
 
-def find_ack_coordinates(which: Pending) -> tuple[Position, int, int]:
+def get_ack_coordinates(which: Pending) -> tuple[Position, int, int]:
     if isinstance(which, Message):
         entry = which.entry
         return entry.position, which.batch_index, entry.size
@@ -194,7 +194,7 @@ def make_consumer_options(
         durable=durable,
         ack_timeout_s=(settings.unacked_messages_timeout_ms or 0) / 1000,
         nack_delay_ms=partial(
-            redelivery_delay_ms,
+            compute_redelivery_delay_ms,
             settings.negative_ack_redelivery_backoff,
             otherwise=settings.negative_ack_redelivery_delay_ms,
         ),

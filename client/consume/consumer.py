@@ -160,10 +160,10 @@ class PartitionConsumers:
             self._watcher.watch(topic, count)
 
     # ------------------------------------------------------------------------------ all of them
-    def are_connected(self) -> bool:
+    def are_all_connected(self) -> bool:
         return all(each.core.state is PartitionClientState.CONNECTED for each in self.all)
 
-    def are_closed(self) -> bool:
+    def are_all_closed(self) -> bool:
         return all(each.core.state is PartitionClientState.CLOSED for each in self.all)
 
     async def seek(self, to: MessageId | int) -> None:
@@ -352,7 +352,7 @@ class Consumer(ClosedAfterAsyncWith):
     def is_over(self) -> bool:
         """Returns whether the consumer is closed or has failed, that is, all its partitions are closed. A pattern may
         match no topic for a while; its consumer then stays open."""
-        return self._partitions.are_closed() and (self._watch is None or self._closed)
+        return self._partitions.are_all_closed() and (self._watch is None or self._closed)
 
     def subscription_name(self) -> str:
         """Returns the name of the subscription."""
@@ -364,7 +364,7 @@ class Consumer(ClosedAfterAsyncWith):
 
     def is_connected(self) -> bool:
         """Returns whether the consumers of all partitions are connected to their brokers."""
-        return self._partitions.are_connected()
+        return self._partitions.are_all_connected()
 
     def title(self) -> str:
         """Returns the names of the consumer, the subscription and the topic as one text, for log lines."""

@@ -153,7 +153,7 @@ class DeadLetterProducer:
         self._closed = False
 
     # ------------------------------------------------------------------ dead letters
-    def move_soon(self, messages: list[Message]) -> None:
+    def start_moving_messages(self, messages: list[Message]) -> None:
         """Starts a task that moves the messages to the dead-letter topic. The task retries until each message is stored
         there, and then acknowledges the message."""
         self._tasks.spawn(self._move_all(messages), f"dead letters of {self._base}")

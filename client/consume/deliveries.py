@@ -29,7 +29,7 @@ from ...proto.entry import (
     EntryHeader,
     EqualLengthPayloads,
     count_declared_messages,
-    decode_columns_lazily,
+    decode_message_columns_lazily,
     decode_payload,
     has_valid_checksum,
     key_of_single_message,
@@ -39,9 +39,9 @@ from ...proto.entry import (
 )
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.errors import CorruptEntry
-from ...proto.names import Position, sticky_slot
+from ...proto.names import Position, compute_key_slot
 from ..common.errors import CryptoError
-from ..common.memory_limits import LARGE_BYTES, ReceiveMemory
+from ..common.memory_limits import LARGE_BYTES, ReceiveMemoryLimit
 from ..core.consumer import ConsumerCore
 from ..core.effects import ConsumerEffect, GrantPermits, ReaderPosition, Redeliver, SendAcks, SendSeek
 from ..core.redelivery import WHOLE, AckGroup, EntrySets
@@ -83,7 +83,7 @@ class DeliveredEntries:
     def __init__(
         self, consumer: ReceivingConsumer, settings: ConsumerSettings, core: ConsumerCore, clock: Callable[[], float],
         dead_letters: DeadLetterProducer | None, start: ReaderStart | None, longer_s: Callable[[int], float],
-        memory: ReceiveMemory,
+        memory: ReceiveMemoryLimit,
     ) -> None:  # fmt: skip
         """Makes the deliveries of a partition's consumer. `longer_s(redelivery_count)` returns the seconds that are
         added to the ack time-out of an entry."""
@@ -202,7 +202,7 @@ class DeliveredEntries:
             everywhere = to in (MessageId.earliest, MessageId.latest)
             self.start = ReaderStart(to, self._settings.start_message_id_inclusive and not everywhere)
 
-    def on_start_position(self, after: wire.MessageId) -> None:
+    def on_start_position_known(self, after: wire.MessageId) -> None:
         """Fact: the broker starts to deliver after the message `after`. A reader that starts at `latest` starts after
         this message from now on, so that it does not miss messages that are published while it reconnects."""
         if self.start is not None and self.start.id == MessageId.latest:
@@ -274,7 +274,7 @@ class DeliveredEntries:
                 dead = wanted[:1]
                 if first.batch_index >= 0:
                     self._record_moved(self._moved, first)
-            self._dead_letters.move_soon(dead)
+            self._dead_letters.start_moving_messages(dead)
             wanted = wanted[len(dead) :]
             if not wanted:
                 return ()
@@ -319,7 +319,7 @@ class DeliveredEntries:
             keys = {routing_key(message.fields) for message in messages}
         else:
             keys = {key_of_single_message(metadata)}
-        slots[received.position] = frozenset(sticky_slot(key) for key in keys if key is not None)
+        slots[received.position] = frozenset(compute_key_slot(key) for key in keys if key is not None)
         if len(slots) > SLOTS_KNOWN_MAX:
             slots.popitem(last=False)
 
@@ -387,7 +387,7 @@ class DeliveredEntries:
         """Adds a chunk to its message. Returns that message if it is complete now, else an empty list. Raises
         CorruptEntry."""
         start, header = self.start, received.header
-        if start is not None and not start.wants_chunk(received.position):
+        if start is not None and not start.is_chunk_wanted(received.position):
             return []
         begun = self._core.add_chunk(header.metadata, received.position, body, self._clock(), received)
         if begun is None:
@@ -444,7 +444,7 @@ def decode_messages(
     if header.metadata.num_chunks_from_msg > 1:
         return received, None, body
     if header.batched:
-        fields, payloads = decode_columns_lazily(header, entry)
+        fields, payloads = decode_message_columns_lazily(header, entry)
         if isinstance(payloads, EqualLengthPayloads):
             messages = [Message(received, single, payloads, at) for at, single in enumerate(fields)]
         else:

@@ -25,7 +25,7 @@ from ..common.errors import AlreadyClosed, PulsarException, translate_error
 from ..common.memory_limits import MemoryClaim
 from ..connect.attachment import Attachment, make_subscribe_frame
 from ..connect.broker_stream import CLOSE
-from ..connect.connections import Connections, TopicSchemas
+from ..connect.connections import Connections, TopicSchemaCache
 from ..core.consumer import ConsumerCore
 from ..core.effects import (
     AnswerRequest,
@@ -46,7 +46,7 @@ from ..model.options import ReaderStart
 from ..model.schema import Schema
 from ..model.settings import ConsumerSettings, ConsumerType
 from ..model.tracing import ProcessSpans
-from .acknowledgements import AckSender, Pending, find_ack_coordinates, make_consumer_options
+from .acknowledgements import AckCollector, Pending, get_ack_coordinates, make_consumer_options
 from .dead_letters import DeadLetterProducer
 from .deliveries import DeliveredEntries, make_client_frames
 from .receiver_queue import ConsumerRequests, ReceiverQueue
@@ -70,7 +70,7 @@ class PartitionConsumer:
         self.topic = topic
         self.is_producer = self.waits = False
         self.schema: Schema = settings.schema
-        self.writer_schemas = TopicSchemas(connections, topic)  # messages keep those of their incarnation
+        self.writer_schemas = TopicSchemaCache(connections, topic)  # messages keep those of their incarnation
         self.must_keep_order = settings.redelivery_order == "key"
         self.name = settings.consumer_name or ""
         self.end_of_topic = False
@@ -99,7 +99,7 @@ class PartitionConsumer:
         if self._tracing is not None:
             times_out = bool(settings.unacked_messages_timeout_ms)
             self._spans = self._tracing.add_partition(self, topic, subscription, times_out=times_out)
-        self.acks = AckSender(settings, self.core, self._wake, self._now, self._spans)
+        self.acks = AckCollector(settings, self.core, self._wake, self._now, self._spans)
         self.deliveries = DeliveredEntries(self, settings, self.core, self._now, dead_letters, start,
             self.acks.extra_ack_timeout_s,
                                      connections.memory)  # fmt: skip
@@ -204,7 +204,7 @@ class PartitionConsumer:
             self._do(core.resize_queue(self._claim.window))
         if core.has_new_times:
             core.has_new_times = False
-            self._timer.set_earlier(core.next_timer_at)
+            self._timer.move_to_earlier(core.next_timer_at)
 
     def _without_repeated(self, repeats: DuplicateFilter, messages: list[Message]) -> tuple[list[Message], int]:
         """Returns the messages that the application does not have, and the permits of the others."""
@@ -232,7 +232,7 @@ class PartitionConsumer:
                 error = from_wire(done.error) if done.HasField("error") else None
                 self._do(self.core.on_answered(done.request_id, error))
                 if not self._durable and done.HasField("start"):
-                    self.deliveries.on_start_position(done.start)
+                    self.deliveries.on_start_position_known(done.start)
             case "last":
                 self._do(self.core.on_answered(frame.last.request_id, None, frame.last))
             case "subscribed":
@@ -240,7 +240,7 @@ class PartitionConsumer:
                 self.compacted_end_index = frame.subscribed.compacted_end_index
                 self._set_incarnation(frame.subscribed.incarnation)
                 if not self._durable and frame.subscribed.HasField("start"):
-                    self.deliveries.on_start_position(frame.subscribed.start)
+                    self.deliveries.on_start_position_known(frame.subscribed.start)
                 self._attachment.on_opened()
                 self.acks.flush()
                 self._do(self.core.on_opened())
@@ -257,7 +257,7 @@ class PartitionConsumer:
                 elif SAYS_LAST in error.fields:
                     self.acks.flush()
                     self._do(self.core.send_last_acks())
-                    self._attachment.send_last_frame()
+                    self._attachment.send_close_frame()
                 self._attachment.on_closed_by_broker(error)
             case "end_of_topic":
                 self.end_of_topic = True
@@ -276,7 +276,7 @@ class PartitionConsumer:
         before, self.incarnation = self.incarnation, incarnation or self.incarnation
         if before == self.incarnation:
             return
-        self.writer_schemas = TopicSchemas(self._connections, self.topic, self.incarnation)
+        self.writer_schemas = TopicSchemaCache(self._connections, self.topic, self.incarnation)
         if not before:
             return
         self.core.reset_duplicate_filter()
@@ -325,7 +325,7 @@ class PartitionConsumer:
                     inclusive = self._settings.start_message_id_inclusive
                     for kind in make_client_frames(effect, durable=self._durable, inclusive=inclusive):
                         self._attachment.send(**kind)
-        self._timer.set_earlier(self.core.next_timer_at)
+        self._timer.move_to_earlier(self.core.next_timer_at)
 
     def _drop_waiting(self) -> int:
         """Drops what waits for the application; returns the number of its permits."""
@@ -362,7 +362,7 @@ class PartitionConsumer:
     def acknowledge_cumulative(self, which: Pending) -> None:
         self.acks.flush()
         self.acks.end_spans((which,), cumulative=True)
-        self.core.acknowledge_cumulative(*find_ack_coordinates(which))
+        self.core.acknowledge_cumulative(*get_ack_coordinates(which))
         self._turn()
 
     def send_now(self) -> None:

@@ -257,12 +257,12 @@ class Reader(ClosedAfterAsyncWith):
 
     def is_connected(self) -> bool:
         """Returns whether the readers of all partitions are connected to their brokers."""
-        return self._partitions.are_connected()
+        return self._partitions.are_all_connected()
 
     @property
     def is_over(self) -> bool:
         """Returns whether the reader is closed or has failed, that is, all its partitions are closed."""
-        return self._partitions.are_closed()
+        return self._partitions.are_all_closed()
 
     def on_taken(self, message: Message) -> Message:
         """Records that the application receives `message`, and returns the message. After a reconnect the reader

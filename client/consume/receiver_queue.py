@@ -31,7 +31,7 @@ from ..core.consumer import ConsumerCore
 from ..core.effects import ConsumerEffect, PartitionClientState
 from ..model.message import Message
 from ..model.message_id import MessageId
-from .acknowledgements import AckSender, Pending, find_ack_coordinates
+from .acknowledgements import AckCollector, Pending, get_ack_coordinates
 from .deliveries import make_ack_requests
 
 
@@ -362,7 +362,7 @@ class ConsumerRequests:
     over the next connection; its caller gets one answer."""
 
     def __init__(
-        self, connections: Connections, core: ConsumerCore, acks: AckSender, send: Callable[..., None],
+        self, connections: Connections, core: ConsumerCore, acks: AckCollector, send: Callable[..., None],
         do: Callable[[list[ConsumerEffect]], None],
     ) -> None:  # fmt: skip
         """Makes the requests. `send(kind=…)` sends a ClientFrame of that kind; `do` does effects of the core."""
@@ -413,9 +413,9 @@ class ConsumerRequests:
     async def acknowledge(self, which: Iterable[Pending], *, cumulative: bool = False) -> None:
         """Acknowledges messages and returns when the acknowledgement survives a crash of all processes. Raises
         OperationNotSupported if a cumulative acknowledgement would cover a part of a chunked message."""
-        every = [each for one in which for each in self._acks.add_other_chunks(one)]
+        every = [each for one in which for each in self._acks.expand_to_all_chunks(one)]
         for each in every if cumulative else ():
-            place = find_ack_coordinates(each)[0]
+            place = get_ack_coordinates(each)[0]
             if not self._core.try_cumulative_ack(place):
                 raise OperationNotSupported(
                     f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"

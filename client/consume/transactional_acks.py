@@ -36,7 +36,7 @@ from ..core.effects import PartitionClientState
 from ..core.redelivery import BEFORE_ALL, AckTracker, Place
 from ..core.transaction import TransactionEndpoint, TransactionPort
 from ..model.message import Message, ReceivedEntry
-from .acknowledgements import AckSender, Pending, find_ack_coordinates
+from .acknowledgements import AckCollector, Pending, get_ack_coordinates
 from .deliveries import make_ack_requests
 from .receiver_queue import ConsumerRequests
 
@@ -65,7 +65,7 @@ class TransactionalAcks:
 
     def __init__(
         self, where: TransactionEndpoint, subscription: str, connections: Connections, core: ConsumerCore,
-        acks: AckSender,
+        acks: AckCollector,
         requests: ConsumerRequests, send: Callable[..., None], broke: Callable[[Exception], object],
         again: Callable[[], None],
     ) -> None:  # fmt: skip
@@ -92,9 +92,9 @@ class TransactionalAcks:
         anything is sent, raises OperationNotSupported if a cumulative acknowledgement would cover a part of a chunked
         message, and the errors of `TransactionPort.begin_operation`."""
         self._requests.raise_if_closed()
-        every = [each for one in which for each in self._acks.add_other_chunks(one)]
+        every = [each for one in which for each in self._acks.expand_to_all_chunks(one)]
         for each in every if cumulative else ():
-            place = find_ack_coordinates(each)[0]
+            place = get_ack_coordinates(each)[0]
             if not self._core.try_cumulative_ack(place):
                 raise OperationNotSupported(
                     f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
@@ -125,7 +125,7 @@ class TransactionalAcks:
         self._acks.end_spans(every, cumulative=cumulative)
         self._acks.add_to_tracker(group.tracker, every, cumulative=cumulative)
         for each in every if cumulative else ():
-            (ledger_id, entry_id), index, size = find_ack_coordinates(each)
+            (ledger_id, entry_id), index, size = get_ack_coordinates(each)
             last = inf if index < 0 or index + 1 == size else index
             group.up_to = max(group.up_to or BEFORE_ALL, (ledger_id, entry_id, last))
         if not self._turn_comes:
@@ -155,7 +155,7 @@ class TransactionalAcks:
             self._request(group, ack)
         groups, self._groups = self._groups, {}
         for group in groups.values():
-            acks = make_ack_requests(group.tracker.take_group())
+            acks = make_ack_requests(group.tracker.take_ack_group())
             group.left = len(acks)
             if not acks:
                 self._finish_group(group)

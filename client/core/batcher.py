@@ -10,7 +10,7 @@ another transaction, or of no transaction, follows: all messages of an entry bel
 may know ids of an earlier run of the producer (`set_first_sequence_id`); a batch never has ids on both sides of the
 last of them, because the broker judges a batch as a whole to be stored already or new. A message that names an id not
 above all assigned ids *goes back* (`OutgoingBatch.goes_back`): it is alone in its entry and changes no other message's
-id; where publishes are deduplicated the broker drops it. After a time-out `allow_sequence_ids_again` lets the program
+id; where publishes are deduplicated the broker drops it. After a time-out `allow_sequence_id_reuse` lets the program
 name the same ids again as if they were new, because their outcome is unknown.
 
 With `key_based` (Pulsar PR3) there is one open batch per key; the ordering key counts before the partition key, and
@@ -136,7 +136,7 @@ class Batcher:
         self._known = last
         self.next_sequence_id = next_sequence_id
 
-    def allow_sequence_ids_again(self, first: int) -> None:
+    def allow_sequence_id_reuse(self, first: int) -> None:
         """Allows messages to use the sequence ids from `first` on a second time, because the outcome of the earlier
         messages with these ids is unknown. Does nothing while messages wait in the batcher."""
         if not self.ready and not self.open_message_count:

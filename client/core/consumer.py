@@ -190,7 +190,7 @@ class ConsumerCore:
         effects: list[ConsumerEffect] = [DropMessages(give_back=False)]
         self.discard_delivered()
         self._send_acks(effects)
-        first = self.permits.start_counts_of_stream()
+        first = self.permits.reset_for_new_stream()
         self._first_permits = 0
         if self._time is not None and self.last_taken is None:
             self._first_permits = first
@@ -522,7 +522,7 @@ class ConsumerCore:
     def _send_acks(self, effects: list[ConsumerEffect], request_id: int = 0) -> None:
         if self.state is PartitionClientState.CONNECTED and self._acks.pending_messages:
             self.ack_due = None
-            effects.append(SendAcks(self._acks.take_group(), request_id))
+            effects.append(SendAcks(self._acks.take_ack_group(), request_id))
 
     def _grant(self, effects: list[ConsumerEffect]) -> None:
         granted = self.permits.grant()

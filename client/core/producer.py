@@ -20,8 +20,8 @@ connection is given up: a later entry must not be stored in the place of the old
 of PRODUCER_FINAL finishes it. If a publish is refused and sent again, the error of the refusal is remembered, as the
 reason of a later time-out (client/core/effects.py).
 
-**Late opening.** A producer that is opened with its first message (`delay_opening`) keeps messages without sequence ids
-until the broker has said which ids it knows; then the messages get their ids (`_admit`).
+**Late opening.** A producer that is opened with its first message (`open_at_first_message`) keeps messages without
+sequence ids until the broker has said which ids it knows; then the messages get their ids (`_admit`).
 
 **Threads.** `add`, `add_message` and `flush_soon` may be called from any thread; `lock` guards the fields that they
 use. All else belongs to one thread. Guard: tests/client/core/test_producer_walk.py."""
@@ -36,7 +36,7 @@ from ...proto.compression import UNCOMPRESSED_BYTES_MAX
 from ...proto.entry import ENTRY_BYTES_MAX
 from ...proto.errors import ConnectionLost, MagnetarError, MessageTooLarge, TimedOut
 from ...proto.names import Position
-from ..common.memory_limits import SendMemory
+from ..common.memory_limits import SendMemoryLimit
 from .batcher import Batcher, Callback, OutgoingBatch, OutgoingMessage, encode_batch_entry
 from .chunking import (
     CHUNKED_BYTES_MAX,
@@ -72,7 +72,7 @@ class ProducerCore:
 
     def __init__(
         self, name: str, options: ProducerOptions, *, max_pending: int, lock: AbstractContextManager[Any],
-        backoff: Backoff, uuid: str = "", memory: SendMemory | None = None,
+        backoff: Backoff, uuid: str = "", memory: SendMemoryLimit | None = None,
     ) -> None:  # fmt: skip
         """Makes the core. `uuid`: identifies this instance of the producer in chunked messages. `memory`: the memory
         that all producers of the client share; None: no limit."""
@@ -189,7 +189,7 @@ class ProducerCore:
         return AddResult.FULL if self.error is None and self.closing is None else AddResult.CLOSED
 
     # ------------------------------------------------------------------------------ what is to be sent
-    def delay_opening(self) -> None:
+    def open_at_first_message(self) -> None:
         """Delays the opening of the producer at its broker until there is a message: the first `publish_ready` after a
         message was added returns Connect."""
         self._early = deque()
@@ -295,7 +295,7 @@ class ProducerCore:
                 effects.append(Publish(entries.send_next_entry().entry))
 
     # ------------------------------------------------------------------------------ the connection
-    def count_opening(self) -> int:
+    def count_open_attempt(self) -> int:
         """Counts an attempt to open the producer at its broker; returns the number of this attempt."""
         self.connections += 1
         return self.connections
@@ -447,7 +447,7 @@ class ProducerCore:
         error = TimedOut(f"no acknowledgement within {self._options.send_timeout_s:g} s{self.why_unacknowledged}")
         was_sent, expired = bool(self._entries.sent), self._entries.take_all()
         with self.lock:
-            self._batcher.allow_sequence_ids_again(expired[0].sequence_id)
+            self._batcher.allow_sequence_id_reuse(expired[0].sequence_id)
         for batch in expired:
             self._settle(batch, error, effects)
         if was_sent:

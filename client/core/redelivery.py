@@ -220,7 +220,7 @@ class AckGroup(NamedTuple):
 
 
 class AckTracker:
-    """Collects the acknowledgements of one consumer until `take_group` returns them as a group, which one request
+    """Collects the acknowledgements of one consumer until `take_ack_group` returns them as a group, which one request
     sends."""
 
     def __init__(self) -> None:
@@ -267,7 +267,7 @@ class AckTracker:
         self._whole = kept
         self._parts = {each: bits for each, bits in self._parts.items() if each >= before}
 
-    def take_group(self) -> AckGroup:
+    def take_ack_group(self) -> AckGroup:
         """Removes and returns all collected acknowledgements as one group; the group is empty if no acknowledgement
         waits."""
         whole = self._whole
@@ -384,7 +384,7 @@ class DuplicateFilter:
 # A consumer grants its queue size when it subscribes; what the application took, or the client threw away, is granted
 # again in blocks of at least a quarter of the queue: with half of it, consumers of Key_Shared that take turns ran out
 # of permits, and a tenth of the messages waited at the broker for theirs. Permits end with the stream:
-# `start_counts_of_stream` begins anew, and what came over an earlier stream gives none back.
+# `reset_for_new_stream` begins anew, and what came over an earlier stream gives none back.
 #
 # **The rule of both sides.** A delivery costs what its entry's head declares (proto/entry.py
 # `count_declared_messages`), less the batch indexes that the delivery says are acknowledged. The broker charges that
@@ -412,7 +412,7 @@ class ReceivePermits:
         self.at_broker = 0  # granted and not charged yet
         self.queued = 0  # charged, and what they were charged for is not used yet
 
-    def start_counts_of_stream(self) -> int:
+    def reset_for_new_stream(self) -> int:
         """Resets all counts, because a new connection has no permits yet. Returns the number of permits to grant first:
         the size of the receiver queue."""
         with self._lock:

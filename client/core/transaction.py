@@ -108,14 +108,14 @@ class ReportOperationsDone(NamedTuple):
     continues."""
 
 
-class ReportEnd(NamedTuple):
+class ReportTransactionEnd(NamedTuple):
     """Effect: report that the transaction has ended. `error`: raised in the caller that ended the transaction; None:
     the transaction ended as that caller asked."""
 
     error: PulsarException | None
 
 
-TransactionEffect = EndTransaction | ReportOperationsDone | ReportEnd
+TransactionEffect = EndTransaction | ReportOperationsDone | ReportTransactionEnd
 
 
 class TransactionEndpoint(Protocol):
@@ -451,7 +451,7 @@ class TransactionCore:
     def _set_ended(self, state: TransactionState, error: PulsarException | None) -> list[TransactionEffect]:
         with self._lock:
             self.state, self.error = state, error
-        return [ReportEnd(error)]
+        return [ReportTransactionEnd(error)]
 
     def _participants(self) -> tuple[TopicReceipts, ...]:
         return tuple(TopicReceipts(topic, count, self._last[topic]) for topic, count in self._entries.items())

@@ -22,6 +22,6 @@ def message_key(message: Message) -> str:
     return f"{message.topic_name()}|{message.producer_name()}|{message.sequence_id()}"
 
 
-def shorten_key(key: str) -> str:
+def shorten_inbox_key(key: str) -> str:
     """Returns the form of the key that is stored: the key itself, or its hash if the key is longer than KEY_MAX."""
     return key if len(key) <= KEY_MAX else f"sha256:{sha256(key.encode()).hexdigest()}"

@@ -21,7 +21,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from ...runtime.clock import SystemClock
-from .keys import KEPT_S, KEY_MAX, shorten_key
+from .keys import KEPT_S, KEY_MAX, shorten_inbox_key
 
 _clock = SystemClock()
 
@@ -44,7 +44,7 @@ class SQLAlchemyInbox:
     def first_time(self, session: Session | Connection, subscription: str, key: str) -> bool:
         """Returns True if `subscription` has not processed the message `key` before, and then records the message as
         processed; the record counts if the transaction of `session` commits."""
-        row = {"subscription": subscription, "key": shorten_key(key), "done": _clock.wall_ms()}
+        row = {"subscription": subscription, "key": shorten_inbox_key(key), "done": _clock.wall_ms()}
         dialect = session.get_bind().dialect.name if isinstance(session, Session) else session.dialect.name
         statement: Any
         match dialect:

@@ -11,7 +11,14 @@ from collections import deque
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
-from ...proto.entry import Encrypt, EntryHeader, EqualLengthPayloads, MessageFields, decode_columns, decode_properties
+from ...proto.entry import (
+    Encrypt,
+    EntryHeader,
+    EqualLengthPayloads,
+    MessageFields,
+    decode_message_columns,
+    decode_properties,
+)
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.names import Position, TopicName
@@ -343,7 +350,7 @@ class MessageBatch:
             raise WrongMessageType(f"a batch is bytes, not {shorten_value(data)}")
         header = EntryHeader(MessageMetadata(num_messages_in_batch=size), 0)
         try:
-            fields, payloads = decode_columns(header, bytes(data))
+            fields, payloads = decode_message_columns(header, bytes(data))
         except CorruptEntry as error:
             raise WrongMessageValue(f"the bytes are no batch of {size} messages: {error.message}") from error
         position = Position(self._id.ledger_id(), self._id.entry_id())

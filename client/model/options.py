@@ -224,7 +224,7 @@ class ReaderStart:
         self.inclusive = inclusive
         self.begun = begun if begun is not None and begun < id.position() else None
 
-    def wants_chunk(self, position: Position) -> bool:
+    def is_chunk_wanted(self, position: Position) -> bool:
         return not self.is_before_start(position, 0) or (self.begun is not None and position >= self.begun)
 
     def is_before_start(self, position: Position, index: int) -> bool:

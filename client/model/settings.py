@@ -14,7 +14,7 @@ from ...proto import states as model
 from ...proto.compression import Compression
 from ...proto.entry import ENTRY_BYTES_MAX
 from ...proto.names import STICKY_SLOTS as HASHES_MAX
-from ...proto.states import NUMBERS, client_name
+from ...proto.states import NUMBERS, sdk_type_name
 from ..common.checks import (
     BACKOFF,
     DEAD_LETTER_POLICY,
@@ -99,7 +99,7 @@ if TYPE_CHECKING:
         Failover = 2
         KeyShared = 3
 else:
-    ConsumerType = ClientEnum("ConsumerType", {client_name(name): number for name, number in NUMBERS.items()})
+    ConsumerType = ClientEnum("ConsumerType", {sdk_type_name(name): number for name, number in NUMBERS.items()})
     ConsumerType.__doc__ = """Who gets the messages of a subscription.
 
     Exclusive: its only consumer. Failover: one of several, in order per partition. Shared: all, without an order.

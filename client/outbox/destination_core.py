@@ -9,7 +9,7 @@ a duplicate after the crash and be lost.
 
 | state | left by |
 |---|---|
-| CLOSED | `begin_opening_producer` → OPENING |
+| CLOSED | `try_begin_opening_producer` → OPENING |
 | OPENING | `on_opened` → READY; refused → WAITS |
 | READY | `take_next_group` → SENDING |
 | SENDING | stored → READY; a row refused → RECORDS, or READY to send its rows one by one; put off → WAITS |
@@ -137,7 +137,7 @@ class RelayDatabaseTransaction:
 
 
 @dataclass(frozen=True, slots=True)
-class ResolveTopic:
+class AskTopicPartitions:
     """Effect: ask the cluster how many partitions the topic has, and whether its deduplication is on."""
 
     topic: str
@@ -184,7 +184,15 @@ class StopRelay:
     error: MagnetarError
 
 
-Effect = ResolveTopic | OpenDestination | SendRows | SendInTransaction | RunDatabaseTransaction | FindTopics | StopRelay
+Effect = (
+    AskTopicPartitions
+    | OpenDestination
+    | SendRows
+    | SendInTransaction
+    | RunDatabaseTransaction
+    | FindTopics
+    | StopRelay
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +362,7 @@ class Destination:
         self.last_open = self.last_open if sure else ANY
         self.on_producer_failed(error, now)
 
-    def begin_opening_producer(self, now: float) -> bool:
+    def try_begin_opening_producer(self, now: float) -> bool:
         """Returns True if the producer must be opened now, and then changes the state to OPENING."""
         if self.state is DestinationStatus.WAITS and now >= self.due:
             self.state = DestinationStatus.CLOSED
@@ -404,7 +412,7 @@ class AtomicUnits:
         them."""
         return sum(map(len, self.queue))
 
-    def count_rows(self, destination: str) -> int:
+    def count_waiting_rows(self, destination: str) -> int:
         """Returns the number of rows that wait for `destination`; rows in flight are not included."""
         return sum(row.destination == destination for unit in self.queue for row in unit)
 

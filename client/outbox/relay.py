@@ -36,12 +36,12 @@ from ..blocking.client import Client
 from ..blocking.loop_thread import shared_loop_thread
 from ..common.errors import InvalidTopicName, TopicNotFound
 from .destination_core import (
+    AskTopicPartitions,
     Effect,
     FindTopics,
     OpenDestination,
     RelayDatabaseTransaction,
     RelaySettings,
-    ResolveTopic,
     RunDatabaseTransaction,
     SendInTransaction,
     SendRows,
@@ -321,7 +321,7 @@ class Relay:
 
     def wake(self) -> None:
         """Makes the relay search for rows at once instead of after its pause. May be called from any thread."""
-        self._facts.put(lambda core, now: core.on_wake(now))
+        self._facts.put(lambda core, now: core.on_rows_committed(now))
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Waits until the relay has claimed its shard, or has ended. Returns False if neither happened within
@@ -371,7 +371,7 @@ class Relay:
             now = _clock.monotonic()
             if self._stop.is_set() and not core.stopping:
                 ends_at = now + self._settings.stop_s
-                self._run_effects(core, sender, core.begin_stopping(now))
+                self._run_effects(core, sender, core.begin_stop(now))
             if core.stopping and (core.is_idle or now >= ends_at):
                 return
             try:
@@ -394,7 +394,7 @@ class Relay:
                     left.extend(self._transact(core, turn))
                 case OpenDestination(destination):
                     sender.open(destination)
-                case ResolveTopic(topic):
+                case AskTopicPartitions(topic):
                     sender.start_resolving_topic(topic)
                 case FindTopics():
                     left.extend(self._find(core))

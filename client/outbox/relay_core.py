@@ -40,6 +40,7 @@ from ...proto.errors import MagnetarError
 from ...proto.names import parse_number
 from .destination_core import (
     NONE,
+    AskTopicPartitions,
     AtomicUnits,
     ClaimedRow,
     ClaimedShard,
@@ -52,7 +53,6 @@ from .destination_core import (
     RefusedRow,
     RelayDatabaseTransaction,
     RelaySettings,
-    ResolveTopic,
     RowsOutcome,
     RunDatabaseTransaction,
     SendInTransaction,
@@ -200,7 +200,9 @@ class RelayCore:
                 " made anew, or another database has the same name (name=…). Rows of a backup may be in the topic"
                 f" already. To send them all the same: magnetar outbox renumber --shard {self.shard}"
             ))  # fmt: skip
-        waiting = len(at.queue) + (self.atomic_units.count_rows(destination) if self.atomic_units is not None else 0)
+        waiting = len(at.queue) + (
+            self.atomic_units.count_waiting_rows(destination) if self.atomic_units is not None else 0
+        )
         if last < at.stored and waiting:
             what = f"{destination} has sequence id {last}, and had {at.stored}"
             return self._stop(self._forgotten(what, waiting))
@@ -350,13 +352,13 @@ class RelayCore:
             " others may wait for its end with --standby (standby=True)"
         )
 
-    def on_wake(self, now: float) -> list[Effect]:
+    def on_rows_committed(self, now: float) -> list[Effect]:
         """Fact: the application committed rows to the outbox. Searches for these rows at once."""
         self._claim_due = min(self._claim_due, now)
         self._find_due = min(self._find_due, now)
         return self.run_timers(now)
 
-    def begin_stopping(self, now: float) -> list[Effect]:
+    def begin_stop(self, now: float) -> list[Effect]:
         """Begins to stop the relay: no more rows are claimed or sent, but the outcomes of the rows in flight are still
         recorded."""
         self.stopping = True
@@ -400,9 +402,9 @@ class RelayCore:
         for topic, known in self.topics.items():
             if not known.asked and now >= known.due:
                 known.asked = True
-                effects.append(ResolveTopic(topic))
+                effects.append(AskTopicPartitions(topic))
         for each in self.destinations.values():
-            if self._may_open(each) and each.begin_opening_producer(now):
+            if self._may_open(each) and each.try_begin_opening_producer(now):
                 effects.append(OpenDestination(each.name))
             if group := each.take_next_group():
                 self.sent_rows += len(group)

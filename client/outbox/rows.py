@@ -45,7 +45,7 @@ class RowKeyEncoding(IntEnum):
     NULL = 2  # nothing: the key of its pair is None
 
 
-class NewRow(TypedDict):
+class NewOutboxRow(TypedDict):
     """A new row of an outbox: the columns that the application writes, with their values."""
 
     topic: str
@@ -76,10 +76,10 @@ def now_ms() -> int:
     return _clock.wall_ms()
 
 
-def make_new_row(
+def make_outbox_row(
     topic: str, value: object, key: str | None, properties: Mapping[str, str] | None, event_time: int | None,
     deliver_at: int | None, schema: Schema | None, unit: int,
-) -> NewRow:  # fmt: skip
+) -> NewOutboxRow:  # fmt: skip
     """Returns the row of a message, after checking the message's values. `value`: bytes, or a value that `schema`
     encodes; None: a message without a value. Raises InvalidTopicName, InvalidMessage if a value is wrong, or
     MessageTooBig."""
@@ -96,7 +96,7 @@ def make_new_row(
     size = len(message.payload) + len((key or "").encode()) + len((text or "").encode())
     if size > ROW_BYTES_MAX:
         raise MessageTooBig(f"value, key and properties are {size} bytes; an entry takes {ROW_BYTES_MAX}", size=size)
-    return NewRow(
+    return NewOutboxRow(
         topic=name.full, key=key, value=None if message.null_value else message.payload, properties=text,
         event_time=event_time, deliver_at=deliver_at, created=now_ms(),
         key_hash=getrandbits(31) if key is None else key_hash(key), size=size, state=RowState.WAITING, attempts=0,

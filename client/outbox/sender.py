@@ -79,7 +79,7 @@ class RelaySender:
 
     # ------------------------------------------------------------------------------ topics
     def start_resolving_topic(self, topic: str) -> None:
-        shared_loop_thread().start_soon(self._resolve(topic))
+        shared_loop_thread().start_in_background(self._resolve(topic))
 
     async def _resolve(self, topic: str) -> None:
         try:
@@ -113,7 +113,7 @@ class RelaySender:
 
     # ------------------------------------------------------------------------------ producers
     def open(self, destination: str) -> None:
-        shared_loop_thread().start_soon(self._open(destination))
+        shared_loop_thread().start_in_background(self._open(destination))
 
     async def _open(self, destination: str) -> None:
         before = self._producers.pop(destination, None)
@@ -177,7 +177,7 @@ class RelaySender:
         txn: Transaction | None = None,
     ) -> None:  # fmt: skip
         if rows[0].value_schema != self._schemas[destination]:
-            shared_loop_thread().start_soon(self._send_as(destination, rows, tell, txn))
+            shared_loop_thread().start_in_background(self._send_as(destination, rows, tell, txn))
         else:
             self._publish(destination, rows, tell, txn)
 
@@ -209,7 +209,7 @@ class RelaySender:
         added = 0
         try:
             for row, extra in zip(rows, extras, strict=True):
-                partition = producer.enqueue(row.value, group.on_sent, extra)
+                partition = producer.enqueue(row.value, group.on_row_outcome, extra)
                 added += 1
         except Exception as error:  # a row that is told nothing is claimed for ever
             if added:  # those before it are sent
@@ -228,7 +228,7 @@ class RelaySender:
 
     # ------------------------------------------------------------------------------ flights
     def send_in_transaction(self, parts: Parts) -> None:
-        shared_loop_thread().start_soon(self._send_flight(parts))
+        shared_loop_thread().start_in_background(self._send_flight(parts))
 
     async def _send_flight(self, parts: Parts) -> None:
         try:
@@ -263,7 +263,7 @@ class RelaySender:
         has confirmed that the shard is still ours."""
         home = Transactions.of_client(self._client.inner().connections)
         if not self._named:
-            home.coordinators.discard_name_holder(self._name)
+            home.coordinators.discard_holder_number(self._name)
         self._named = False
         txn = await Transaction(home, FLIGHT_S, self._name)
         self._named = True
@@ -335,7 +335,7 @@ class _Group:
         self._refusal = ""  # why a row, and what follows it, was not sent
         self._told = False
 
-    def on_sent(self, result: Result, _message_id: MessageId) -> None:
+    def on_row_outcome(self, result: Result, _message_id: MessageId) -> None:
         self._results.add(result)
         self._left -= 1
         if not self._left:

@@ -34,7 +34,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from .destination_core import ClaimedRow, ClaimedShard, ClaimRequest, RefusedRow, RelayDatabaseTransaction
 from .relay_core import make_destination_name
 from .rows import RelayFenced, RowState, ShardsDiffer, now_ms
-from .tables import SQLAlchemyOutbox, check_tables, translate_errors
+from .tables import SQLAlchemyOutbox, check_outbox_tables, translate_errors
 
 # --------------------------------------------------------------------------------------------------------- units
 # The claim of whole units: an atomic relay claims the rows that one transaction of the application wrote, or none of
@@ -175,7 +175,7 @@ class RelayStore:
     def check(self) -> None:
         """Checks that the tables of the outbox are complete. Raises OutboxTableMissing if one is missing,
         OutboxColumnsMissing if one lacks columns."""
-        check_tables(self._engine, self._outbox)
+        check_outbox_tables(self._engine, self._outbox)
 
     # ------------------------------------------------------------------------------ the shard
     def holder(self) -> tuple[int, int]:

@@ -44,7 +44,7 @@ from .rows import (
     OutboxReadOnly,
     OutboxTableMissing,
     OutboxUnreachable,
-    make_new_row,
+    make_outbox_row,
     make_unit_id,
 )
 
@@ -123,7 +123,7 @@ class SQLAlchemyOutbox:
         InvalidTopicName, InvalidMessage or MessageTooBig before anything is written; later the errors of the
         database."""
         unit = self._unit_of(session)
-        row = make_new_row(topic, value, key, properties, event_time, deliver_at, schema, unit)
+        row = make_outbox_row(topic, value, key, properties, event_time, deliver_at, schema, unit)
         if isinstance(session, Session) and self.relays and self not in session.info:
             session.info[self] = "commits of this session wake relays"
             event.listen(session, "after_commit", self._committed)
@@ -202,7 +202,7 @@ def _translate(error: SQLAlchemyError) -> OutboxError:
     return kind(f"the database said: {text}; {WHAT_TO_DO[kind]}")
 
 
-def check_tables(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
+def check_outbox_tables(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
     """Checks the tables of `outbox` in the database. Raises OutboxTableMissing if one is missing, OutboxColumnsMissing
     if one lacks columns."""
     with translate_errors():

@@ -28,9 +28,9 @@ from ..common.checks import (
     INT64_MAX,
     WrongMessageType,
     WrongMessageValue,
-    are_plain_properties,
+    are_ascii_properties,
     check_message_parameters,
-    is_plain_key,
+    is_ascii_key,
     shorten_value,
 )
 from ..common.errors import InvalidMessage
@@ -304,11 +304,11 @@ def _check_extras(extras: Extras) -> None:
         check_transaction_argument(txn)
     if key_bytes is not None and (key is not None or type(key_bytes) is not bytes):
         raise WrongMessageType(f"key_bytes is bytes, without a partition_key, not {shorten_value(key_bytes)}")
-    if key is not None and not is_plain_key(key):
+    if key is not None and not is_ascii_key(key):
         check_message_parameters({"partition_key": key})
-    if ordering is not None and not is_plain_key(ordering):
+    if ordering is not None and not is_ascii_key(ordering):
         check_message_parameters({"ordering_key": ordering})
-    if properties is not None and not are_plain_properties(properties):
+    if properties is not None and not are_ascii_properties(properties):
         check_message_parameters({"properties": properties})
     if event is not None and not (type(event) is int and 0 <= event <= INT64_MAX):
         check_message_parameters({"event_timestamp": event})

@@ -71,7 +71,7 @@ def report_to_callbacks(outcome: ReportOutcome, topic: TopicName) -> None:
         return
     if isinstance(error, InvalidContent):
         _LOG.error("%s: %s", topic, error.message, exc_info=error.__cause__)
-    result, missing = find_result_of_error(error), MessageId()
+    result, missing = translate_to_result(error), MessageId()
     for callback in batch.callbacks:
         _call(callback, result, missing)
 
@@ -86,7 +86,7 @@ def notify_transaction(txn: TransactionPort, where: TransactionEndpoint, outcome
         txn.on_refused(batch.message_count, error)
 
 
-def find_result_of_error(error: MagnetarError) -> Result:
+def translate_to_result(error: MagnetarError) -> Result:
     return Result.InvalidMessage if isinstance(error, InvalidContent) else translate_error(error).result
 
 
@@ -373,7 +373,7 @@ class PartitionProducer:
             core.publish_wanted = True
             self._loop.call_soon(run_logging_errors, self._turn, self.on_failure)
         if core.delay_due is not None or self._timer.at == inf:  # else it is set for the oldest entry, or an older one
-            self._timer.set_earlier(core.next_timer_at)
+            self._timer.move_to_earlier(core.next_timer_at)
 
     def _make_room(self) -> None:
         room, self.room = self.room, deque()
@@ -394,7 +394,12 @@ class PartitionProducer:
     def make_opening_frame(self) -> dict[str, Any]:
         core = self.core
         request = make_open_frame(
-            self.topic, core.name, self._instance, self._settings, connection=core.count_opening(), epoch=core.epoch
+            self.topic,
+            core.name,
+            self._instance,
+            self._settings,
+            connection=core.count_open_attempt(),
+            epoch=core.epoch,
         )
         return {"open_producer": request}
 

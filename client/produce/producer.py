@@ -26,7 +26,7 @@ from ..common.errors import (
     Result,
     make_exception_for_result,
 )
-from ..connect.connections import NEWEST, Connections, TopicSchemas
+from ..connect.connections import NEWEST, Connections, TopicSchemaCache
 from ..connect.topic_watch import PartitionsWatcher
 from ..core.batcher import Callback, OutgoingMessage
 from ..core.effects import PartitionClientState
@@ -43,7 +43,7 @@ from .partition_producer import PartitionProducer
 # A half message, as its program has it: stored and not published. client/transactions/halves.py stores and ends it.
 
 
-class HalfEnder(Protocol):
+class HalfMessageEnder(Protocol):
     """The interface of an object that commits and rolls back half messages. If the caller of a method is cancelled, the
     cancellation takes effect only when the outcome is known."""
 
@@ -51,7 +51,7 @@ class HalfEnder(Protocol):
     async def rollback(self, id_: TxnId) -> TransactionState: ...
 
 
-class HalfPreparer(Protocol):
+class HalfMessagePreparer(Protocol):
     """The interface of an object that stores half messages at a coordinator, for producers."""
 
     async def prepare(
@@ -73,7 +73,7 @@ class Half:
     `commit` publishes the half message, once; `rollback` drops it. If the program does neither, the programs of the
     group are asked for the decision (`Client.on_check`)."""
 
-    def __init__(self, halves: HalfEnder, id_: TxnId, group: str, check_key: str) -> None:
+    def __init__(self, halves: HalfMessageEnder, id_: TxnId, group: str, check_key: str) -> None:
         self.id = id_
         self.group = group
         self.check_key = check_key
@@ -173,7 +173,7 @@ class PartitionProducers:
                 each.core.name = first.core.name
             if self._opens_late:
                 for each in later:
-                    each.core.delay_opening()
+                    each.core.open_at_first_message()
             else:
                 await asyncio.gather(*(each.open() for each in later))
         except BaseException:
@@ -274,7 +274,7 @@ class Producer(ClosedAfterAsyncWith):
         others and raises. `epoch`: the epoch of the exclusive producer that this producer replaces. Raises
         ProducerFenced if another exclusive producer was opened in between."""
         if settings.schema.of_topic:
-            schemas = TopicSchemas(connections, topic)
+            schemas = TopicSchemaCache(connections, topic)
             await schemas.fetch(NEWEST)
             settings = replace(settings, schema=settings.schema.known(schemas.find_cached_schema(NEWEST)))
         partitions = await PartitionProducers.open(connections, topic, settings, epoch)
@@ -449,7 +449,7 @@ class Producer(ClosedAfterAsyncWith):
         )  # fmt: skip
         make = self.connections.make_halves
         assert make is not None, "its client has half messages"
-        halves: HalfPreparer = make(self.connections)
+        halves: HalfMessagePreparer = make(self.connections)
         return await halves.prepare([self.encoded(content, extras)], group, check_key, check_after)
 
     async def send_copy(self, message: OutgoingMessage) -> MessageId:
@@ -495,7 +495,7 @@ class Producer(ClosedAfterAsyncWith):
         finished: asyncio.Future[None] = self._loop.create_future()
         left, complete = 0, False
 
-        def callback_for(index: int) -> Callable[[Result, MessageId], None]:
+        def make_message_callback(index: int) -> Callable[[Result, MessageId], None]:
             def done(result: Result, message_id: MessageId) -> None:
                 nonlocal left
                 ids[index] = message_id
@@ -511,7 +511,7 @@ class Producer(ClosedAfterAsyncWith):
             ids.append(None)
             left += 1
             try:
-                await self._enqueue_waiting(content, callback_for(len(ids) - 1), extras)
+                await self._enqueue_waiting(content, make_message_callback(len(ids) - 1), extras)
             except PulsarException:
                 left -= 1
                 raise

@@ -50,7 +50,7 @@ from ..connect.connections import Connections
 # ---------------------------------------------------------------------------------------------------- leased_ids
 # Ids of transactions that a coordinator gave ahead, in blocks: a transaction begins without a request.
 #
-#     ids = LeasedIds()
+#     ids = LeasedTransactionIds()
 #     ids.take_leased_id(now)        an id, or None: ask for `ids.wanted` more, of the next coordinator
 #     ids.leased(first, count, void_at, now)
 #     ids.runs_out            more should be asked for, while there still are some
@@ -67,7 +67,7 @@ FIRST, MOST = 8, 1024
 s."""
 
 
-class LeasedIds:
+class LeasedTransactionIds:
     """The transaction ids that coordinators gave to one client in advance. All are for transactions with the same
     time-out."""
 
@@ -144,7 +144,7 @@ class Coordinators:
         self._count = 0  # not known yet
         self._next = 0
         self._owners: dict[int, Channel] = {}
-        self._leases: dict[int, LeasedIds] = {}
+        self._leases: dict[int, LeasedTransactionIds] = {}
         self._refills: dict[int, asyncio.Task[MagnetarError | None]] = {}
         self._holders: dict[str, int] = {}
         self._queues: dict[tuple[int, bool], TransactionEndQueue] = {}
@@ -157,7 +157,7 @@ class Coordinators:
         if ids is None:
             if len(self._leases) >= LANES_MAX:
                 return (await self._begin(wire.BeginRequest(count=1, timeout_ms=timeout_ms)))[0]
-            ids = self._leases[timeout_ms] = LeasedIds()
+            ids = self._leases[timeout_ms] = LeasedTransactionIds()
         while (found := ids.take_leased_id(self._now())) is None:
             failed = await asyncio.shield(self._refill(timeout_ms, ids))
             if failed is not None:
@@ -175,17 +175,17 @@ class Coordinators:
             soon(lambda: self._refill_quietly(timeout_ms, ids))
         return found
 
-    def _refill_quietly(self, timeout_ms: int, ids: LeasedIds) -> None:
+    def _refill_quietly(self, timeout_ms: int, ids: LeasedTransactionIds) -> None:
         if not self._tasks.closed:
             self._refill(timeout_ms, ids)
 
-    def _refill(self, timeout_ms: int, ids: LeasedIds) -> asyncio.Task[MagnetarError | None]:
+    def _refill(self, timeout_ms: int, ids: LeasedTransactionIds) -> asyncio.Task[MagnetarError | None]:
         running = self._refills.get(timeout_ms)
         if running is None or running.done():
             running = self._refills[timeout_ms] = self._tasks.spawn(self._lease(timeout_ms, ids), "lease of ids")
         return running
 
-    async def _lease(self, timeout_ms: int, ids: LeasedIds) -> MagnetarError | None:
+    async def _lease(self, timeout_ms: int, ids: LeasedTransactionIds) -> MagnetarError | None:
         """Leases ids. Returns an error instead of raising it, for the callers that wait. A lease in advance ignores
         the error: the next one tries again."""
         asked_at = self._now()
@@ -222,7 +222,7 @@ class Coordinators:
         self._holders[name] = reply.holder
         return TxnId(reply.first.most, reply.first.least)
 
-    def discard_name_holder(self, name: str) -> None:
+    def discard_holder_number(self, name: str) -> None:
         """Drops the number by which the coordinator recognizes this client as the holder of the transaction name. The
         next transaction of this client with that name fences the present holder, even if that is this client."""
         self._holders.pop(name, None)
@@ -305,7 +305,7 @@ class Coordinators:
         self._owners[coordinator] = found
         return found
 
-    async def find_channel(self, coordinator: int) -> Channel:
+    async def find_coordinator_channel(self, coordinator: int) -> Channel:
         """Returns a channel to the broker that runs the coordinator: the one that was found before, else the one that a
         look-up finds."""
         return self._owners.get(coordinator) or await self._find(coordinator)
@@ -317,7 +317,7 @@ class Coordinators:
         return await self._connections.retry(lambda: self._ask_once(coordinator, method, request, longest))
 
     async def _ask_once(self, coordinator: int, method: str, request: Message, timeout_s: float) -> Any:
-        channel = await self.find_channel(coordinator)
+        channel = await self.find_coordinator_channel(coordinator)
         try:
             return await channel.call(rpc("Transactions", method), request, timeout_s=timeout_s)
         except MagnetarError:

@@ -37,7 +37,7 @@ from ..connect.connections import Connections
 from ..core.failover import Backoff
 from ..core.transaction import TransactionState
 from ..produce.producer import Half
-from .coordinators import LeasedIds
+from .coordinators import LeasedTransactionIds
 
 if TYPE_CHECKING:
     from .coordinators import Coordinators
@@ -69,7 +69,7 @@ class ClientHalves:
 
     def __init__(self, home: Transactions) -> None:
         self._home = home
-        self._ids: dict[int, LeasedIds] = {}
+        self._ids: dict[int, LeasedTransactionIds] = {}
         self._watches: dict[str, CheckWatchPort] = {}
 
     @classmethod
@@ -157,7 +157,7 @@ class ClientHalves:
         raise AssertionError("each try returns or raises")
 
     async def _id(self, number: int) -> TxnId:
-        ids, now = self._ids.setdefault(number, LeasedIds()), self._home.now
+        ids, now = self._ids.setdefault(number, LeasedTransactionIds()), self._home.now
         while (found := ids.take_leased_id(now())) is None:
             asked_at = now()
             reply: wire.BeginReply = await self.coordinators.ask(
@@ -328,7 +328,7 @@ class HalfCheckWatch:
         number = coordinator_of(self.group, await coordinators.count())
         stream: Stream[Any, Any] | None = None
         try:
-            stream = (await coordinators.find_channel(number)).stream(rpc("Transactions", "WatchHalves"))
+            stream = (await coordinators.find_coordinator_channel(number)).stream(rpc("Transactions", "WatchHalves"))
             stream.send_nowait(wire.WatchHalvesItem(group=self.group))
             while True:
                 for check in await stream.receive():

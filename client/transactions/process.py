@@ -203,7 +203,7 @@ def make_loop_processor(function: Callable[[Message], Any], tracing: Tracing | N
                         found = await found
                     elif number % SLICE == SLICE - 1:
                         await asyncio.sleep(0)
-                    results.append(FunctionResult(message, to_outputs(found), None))
+                    results.append(FunctionResult(message, convert_to_outputs(found), None))
             except (Exception, asyncio.CancelledError) as error:
                 if is_cancelled(error):
                     raise
@@ -214,7 +214,7 @@ def make_loop_processor(function: Callable[[Message], Any], tracing: Tracing | N
     return apply
 
 
-def to_outputs(found: Any) -> Sequence[Any]:
+def convert_to_outputs(found: Any) -> Sequence[Any]:
     """Converts the return value of the program's function to a sequence of outputs: a list, tuple or generator gives
     its elements, None gives no output, any other value is one output."""
     if found is None:
@@ -237,7 +237,7 @@ class TransactionBatch:
         self.sent = 0
         self.ending: asyncio.Task[bool | PulsarException] | None = None
 
-    async def wait_ended(self) -> bool | PulsarException:
+    async def wait_transaction_ended(self) -> bool | PulsarException:
         assert self.ending is not None, "it is under way"
         return await asyncio.shield(self.ending)
 
@@ -363,7 +363,7 @@ class ProcessLoop:
         self._under_way.append(batch)
         batch.ending = self._tasks.spawn(self._commit(batch, before), "commit of a batch")
         while len(self._under_way) >= self._options.transactions_max:
-            await self._under_way[0].wait_ended()
+            await self._under_way[0].wait_transaction_ended()
             if not await self._count_ended():
                 return
 
@@ -410,7 +410,7 @@ class ProcessLoop:
         """Commits a batch after the batch `before`. Returns whether it is committed; an error if it must end
         `process`."""
         try:
-            if before is not None and await before.wait_ended() is not True:
+            if before is not None and await before.wait_transaction_ended() is not True:
                 await batch.txn.abort()
                 return False
             await batch.txn.commit()
@@ -456,7 +456,7 @@ class ProcessLoop:
         failed: PulsarException | None = None
         while self._under_way:
             batch = self._under_way[0]
-            outcome = await batch.wait_ended()
+            outcome = await batch.wait_transaction_ended()
             if outcome is True:
                 self._count(batch)
             else:
@@ -471,7 +471,7 @@ class ProcessLoop:
 
     async def _end_all(self) -> bool:
         while self._under_way:
-            await self._under_way[0].wait_ended()
+            await self._under_way[0].wait_transaction_ended()
             if not await self._count_ended():
                 return False
         return True
@@ -481,7 +481,7 @@ class ProcessLoop:
         of the others are delivered again."""
         try:
             while self._under_way:
-                if await self._under_way[0].wait_ended() is True:
+                if await self._under_way[0].wait_transaction_ended() is True:
                     self._count(self._under_way[0])
                 self._under_way.popleft()
         except asyncio.CancelledError:

@@ -47,8 +47,8 @@ from ..connect.connections import Connections
 from ..core.transaction import (
     WAITING,
     EndTransaction,
-    ReportEnd,
     ReportOperationsDone,
+    ReportTransactionEnd,
     SendAllowance,
     TopicReceipts,
     TransactionCore,
@@ -209,7 +209,7 @@ class Transaction(TransactionPort):
             raise WrongValue("the transaction is another client's: nothing was sent")
 
     def cancel_operation(self, *, message: bool) -> None:
-        self._home.run_soon(lambda: self._do(self._known.cancel_operation(message=message)))
+        self._home.run_in_event_loop(lambda: self._do(self._known.cancel_operation(message=message)))
 
     def register_cumulative_ack(self, again: Callable[[], None]) -> None:
         self._again[again] = None
@@ -240,7 +240,7 @@ class Transaction(TransactionPort):
             if isinstance(effect, ReportOperationsDone):
                 if self._idle is not None and not self._idle.done():
                     self._idle.set_result(None)
-            elif isinstance(effect, ReportEnd):
+            elif isinstance(effect, ReportTransactionEnd):
                 self._parts.clear()
                 self.deliveries.clear()
                 self._home.on_transaction_ended(self)
@@ -382,7 +382,7 @@ class Transaction(TransactionPort):
             return
         item = wire.EndItem(verb=VERBS[end.verb], visible=visible, prepared_ms=prepared_ms)
         item.txn.most, item.txn.least = core.txn
-        item.participants.extend(map(make_participant, end.participants))
+        item.participants.extend(map(encode_participant, end.participants))
         try:
             answer = await self._home.coordinators.end(item)
             state, error = answer
@@ -415,7 +415,7 @@ class Transaction(TransactionPort):
                     return TxnState.OPEN, error if error.definite and not error.retryable else None
 
 
-def make_participant(receipts: TopicReceipts) -> wire.Participant:
+def encode_participant(receipts: TopicReceipts) -> wire.Participant:
     found = wire.Participant(topic=receipts.topic, entries=receipts.entries)
     if receipts.entries > 0:
         found.last.ledger_id, found.last.entry_id = receipts.last
@@ -464,7 +464,7 @@ class Transactions:
         leased id is left. May be called from any thread."""
         if transaction.name is not None:
             return None
-        found = self.coordinators.begin_with_leased_id(_timeout_ms(transaction), self.run_soon)
+        found = self.coordinators.begin_with_leased_id(_timeout_ms(transaction), self.run_in_event_loop)
         if found is not None:
             self._open[transaction] = None
         return found
@@ -493,7 +493,7 @@ class Transactions:
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         return self._tasks.spawn(work, name)
 
-    def run_soon(self, work: Callable[[], None]) -> None:
+    def run_in_event_loop(self, work: Callable[[], None]) -> None:
         """Runs the function `work`: at once if called in the event loop, else in the loop soon after."""
         if threading.get_ident() == self._thread:
             work()

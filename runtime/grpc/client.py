@@ -33,8 +33,8 @@ from ..network import MESSAGE_BYTES_MAX, EndOfStream, Endpoint, Rpc
 from ..tcp import http2_frames as frames
 from ..tcp.http2 import FRAME_BYTES_MAX, STREAM_WINDOW, Http2Connection
 from ..tcp.http2_frames import HEADER_BYTES_MAX, ErrorCode, Header, HeaderDecoder, Setting, encode_headers
-from .errors import ERROR_TRAILER, Status, copy_error, error_for_status, parse_grpc_message
-from .limits import HEADER, ChannelTls, check_encrypted, make_authorization_header
+from .errors import ERROR_TRAILER, Status, copy_error, make_error_for_status, parse_grpc_message
+from .limits import HEADER, ChannelTls, check_credentials_encrypted, make_authorization_header
 from .messages import MessageStream, prefix
 from .stream import GrpcStream
 
@@ -82,7 +82,7 @@ def _outcome(head: _Head, endpoint: Endpoint, *, ended: bool, begun: bool) -> Ma
         return _GOES_ON
     if head.status is None:
         return ConnectionLost(f"{endpoint} ended the call without a status", endpoint=endpoint)
-    return _WELL if head.status == Status.OK else error_for_status(head.status, head.details, head.error, endpoint)
+    return _WELL if head.status == Status.OK else make_error_for_status(head.status, head.details, head.error, endpoint)
 
 
 class _Going:
@@ -345,7 +345,7 @@ class GrpcChannel:
     it is first used."""
 
     def __init__(self, endpoint: Endpoint, access: CallerAccess) -> None:
-        check_encrypted(endpoint, access)
+        check_credentials_encrypted(endpoint, access)
         self._endpoint = endpoint
         self._access = access
         self._tls = ChannelTls(access.tls) if access.tls is not None else None

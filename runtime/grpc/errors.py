@@ -83,7 +83,7 @@ def copy_error(error: MagnetarError) -> MagnetarError:
     return copy
 
 
-def error_for_status(status: int, details: str, trailer: bytes, endpoint: Endpoint) -> MagnetarError:
+def make_error_for_status(status: int, details: str, trailer: bytes, endpoint: Endpoint) -> MagnetarError:
     """Returns the MagnetarError for a call that ended with `status`, by the table at the head of this module. `trailer`
     is the value of the trailer `magnetar-error-bin`; empty if the answer has none."""
     if trailer:
@@ -91,7 +91,7 @@ def error_for_status(status: int, details: str, trailer: bytes, endpoint: Endpoi
             return from_wire(wire.Error.FromString(base64.b64decode(trailer + b"=" * (-len(trailer) % 4))))
         except (DecodeError, binascii.Error):
             return WrongProtocol(f"{endpoint} answered with an error that does not parse", endpoint=endpoint)
-    text = f"{endpoint}: {details or name_of_grpc_status(status)}"
+    text = f"{endpoint}: {details or get_grpc_status_name(status)}"
     match status:
         case Status.UNAVAILABLE | Status.CANCELLED | Status.ABORTED:
             return ConnectionLost(text, endpoint=endpoint)
@@ -105,7 +105,7 @@ def error_for_status(status: int, details: str, trailer: bytes, endpoint: Endpoi
             return InternalError(text, endpoint=endpoint)
 
 
-def name_of_grpc_status(number: int) -> str:
+def get_grpc_status_name(number: int) -> str:
     return Status(number).name if number in Status._value2member_map_ else f"status {number}"
 
 

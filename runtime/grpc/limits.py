@@ -24,7 +24,7 @@ from ..access import LOCAL, Caller, CallerAccess, CallerLimits, Guard, Principal
 from ..budget import MemoryBudget
 from ..clock import Clock
 from ..logs import AuditLog
-from ..network import Endpoint, network_of_caller
+from ..network import Endpoint, find_caller_network
 from ..tcp.listening import make_caller_tls_context, make_listener_tls_context
 from .stream import CROWDED_BYTES
 
@@ -83,7 +83,7 @@ class OpenStreams:
     def count_stream_while_open(self, peer: str) -> Iterator[None]:
         """Counts one more stream of the caller's address `peer` (HOST:PORT) while the `with` block runs. Raises
         BackPressure if the address has as many streams as it may have."""
-        host, limit = network_of_caller(peer), self._limits.streams_per_address
+        host, limit = find_caller_network(peer), self._limits.streams_per_address
         if self._hosts[host] >= limit:
             raise BackPressure(f"{host} has {limit} streams open, which is what one address may have")
         self._hosts[host] += 1
@@ -302,7 +302,7 @@ def make_channel_tls_context(tls: TlsFiles) -> ssl.SSLContext:
     return context
 
 
-def check_encrypted(endpoint: Endpoint, access: CallerAccess) -> None:
+def check_credentials_encrypted(endpoint: Endpoint, access: CallerAccess) -> None:
     """Raises InvalidConfiguration if a client would send its credentials to another machine without encryption."""
     if access.authorization is not None and access.tls is None and not endpoint.is_loopback:
         raise InvalidConfiguration(

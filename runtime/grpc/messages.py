@@ -2,8 +2,8 @@
 
 A message that has arrived in full is passed on (`MessageStream`). For a longer one memory is reserved when its length
 is known, and the connection reads into that memory. A message longer than its receiver allows is refused by its length.
-The functions below split an envelope into its items (`measure_item`), and read items with one long field without a
-copy (`LongItem`).
+The functions below split an envelope into its items (`measure_item_to_parse`), and read items with one long field
+without a copy (`LongItem`).
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ PREFIXES = [b"\x0a" + encode_varint(size) for size in range(SHORT)]
 """Tag of field 1, length-delimited, and the length: most items are short."""
 
 
-def find_copied_tags(envelope: type[Any]) -> frozenset[int]:
+def find_bytes_field_tags(envelope: type[Any]) -> frozenset[int]:
     """Returns the protobuf tags of the bytes fields that an item of `envelope` may have. Protobuf copies the content of
     such a field without parsing it."""
     fields = envelope.DESCRIPTOR.fields_by_name["items"].message_type.fields
@@ -255,7 +255,7 @@ def _after_number(data: bytes | bytearray, begin: int, end: int) -> int:
     return begin
 
 
-def measure_item(data: bytes | bytearray, offset: int, copied: frozenset[int] | None) -> tuple[int, int]:
+def measure_item_to_parse(data: bytes | bytearray, offset: int, copied: frozenset[int] | None) -> tuple[int, int]:
     """Returns (the offset after the item that begins at `offset`, the number of its bytes that protobuf must parse).
     The number is 0 if the item consists of a field whose tag is in `copied`, or of an id and such a field. Raises
     WrongProtocol if there is no item at `offset`, MessageTooLarge if protobuf would have to parse more than
@@ -295,7 +295,9 @@ def must_parse_in_slices(envelopes: Sequence[bytes | bytearray], copied: frozens
         while offset < end:
             if items > many or parsed > PARSED_AT_ONCE:
                 return True
-            if offset + 9 <= end:  # as `measure_item`, in a third of the time, for most items of an honest envelope
+            if (
+                offset + 9 <= end
+            ):  # as `measure_item_to_parse`, in a third of the time, for most items of an honest envelope
                 tag, low, high, inner_tag, inner_low, inner_high, after, after_low, after_high = heads(data, offset)
                 if tag == _TAG and high < 0x80 <= low:
                     size, number = (high << 7) + low, 0
@@ -310,7 +312,7 @@ def must_parse_in_slices(envelopes: Sequence[bytes | bytearray], copied: frozens
                     ):  # fmt: skip
                         offset, items = offset + size - 0x80 + 3, items + 1
                         continue
-            offset, size = measure_item(data, offset, copied)
+            offset, size = measure_item_to_parse(data, offset, copied)
             items, parsed = items + 1, parsed + size
     return items > many or parsed > PARSED_AT_ONCE
 

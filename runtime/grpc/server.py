@@ -33,7 +33,7 @@ from ..clock import Clock
 from ..descriptors import PROCESS
 from ..network import HEALTH, STREAM_QUEUE_BYTES, CallContext, EndOfStream, Endpoint, Rpc, list_rpc_names, rpc
 from ..tcp import http2_frames as frames
-from ..tcp.http2 import FRAME_BYTES_MAX, LOOK_S, STREAM_WINDOW, Http2Connection, Http2Stream, peer_address
+from ..tcp.http2 import FRAME_BYTES_MAX, LOOK_S, STREAM_WINDOW, Http2Connection, Http2Stream, get_peer_address
 from ..tcp.http2_frames import (
     HEADER_BYTES_MAX,
     PATIENCE,
@@ -50,7 +50,7 @@ from ..tcp.listening import Listening, UnauthenticatedConnections, listen
 from ..tcp.share import UnauthenticatedLoopShare
 from .errors import Status, make_error_trailers, make_status_trailers
 from .limits import CALLS_MAX, HEADER, IDLE_S, CallerAuthenticator, OpenStreams, make_server_tls_context
-from .messages import MessageStream, find_copied_tags, prefix
+from .messages import MessageStream, find_bytes_field_tags, prefix
 from .stream import GrpcStream
 
 HANDLERS_TIMEOUT_S = 1.0
@@ -162,7 +162,7 @@ class _Method:
     def __init__(self, target: Rpc[Any, Any], function: Callable[[Any, CallContext], Awaitable[Any]]) -> None:
         self.target, self.function = target, function
         self.copied = (
-            find_copied_tags(target.request)
+            find_bytes_field_tags(target.request)
             if target.streaming and not target.is_plain and "/magnetar.wire.Metadata/" not in target.path
             else None
         )  # fmt: skip
@@ -313,7 +313,7 @@ class _ServerConnection(Http2Connection[_Head]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         listener = self._listener
-        self.peer = peer_address(transport)
+        self.peer = get_peer_address(transport)
         if not listener.admit_connection(self):
             self.is_lost = True
             transport.abort()  # type: ignore[attr-defined]

@@ -44,7 +44,7 @@ from .messages import (
     SHORT,
     MessageStream,
     find_long_item_fields,
-    measure_item,
+    measure_item_to_parse,
     must_parse_in_slices,
     prefix,
     split_long_items,
@@ -297,7 +297,7 @@ class GrpcStream(MessageStream):
         end = len(data)
         try:
             while offset < end and items < ITEMS_AT_ONCE:
-                after, size = measure_item(data, offset, self._copied)
+                after, size = measure_item_to_parse(data, offset, self._copied)
                 if items and parsed + size > PARSED_AT_ONCE:
                     break
                 offset, items, parsed = after, items + 1, parsed + size

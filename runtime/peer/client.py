@@ -184,7 +184,7 @@ class ZmqPeer:
             return
         outbox = self._outbox
         while outbox.items:
-            size, batch = outbox.next_batch()
+            size, batch = outbox.peek_next_batch()
             if not self._link.wire.send(encode(EnvelopeKind.REQUESTS, self._identity, batch)):
                 break
             outbox.remove_sent(size, len(batch))

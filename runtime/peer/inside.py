@@ -177,7 +177,7 @@ class SendQueue:
         """
         return bool(self.items) and self.bytes + size > QUEUE_BYTES_MAX
 
-    def next_batch(self) -> tuple[int, list[Queued]]:
+    def peek_next_batch(self) -> tuple[int, list[Queued]]:
         """Returns (bytes, items) for the next multipart message. The items stay in the queue until `remove_sent` is
         called."""
         size = 0

@@ -330,7 +330,7 @@ class ZmqPeerServer:
             return
         for route, outbox in list(self._outboxes.items()):
             while outbox.items:
-                size, batch = outbox.next_batch()
+                size, batch = outbox.peek_next_batch()
                 if not self._send(route, encode(EnvelopeKind.REPLIES, self._identity, batch)):
                     break
                 outbox.remove_sent(size, len(batch))

@@ -496,7 +496,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         own = self.out.transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         own.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        self.peer = peer_address(transport)
+        self.peer = get_peer_address(transport)
         own.write(self._first)
         self.liveness.timer = self.loop.call_later(LOOK_S, self.liveness.check_alive)
 
@@ -887,7 +887,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if stream is not None:
             code = int.from_bytes(payload, "big")
             self._remove_stream(stream)
-            stream.on_lost(ConnectionLost(f"{self.peer} reset the stream: {frames.name_of_error_code(code)}"), code)
+            stream.on_lost(ConnectionLost(f"{self.peer} reset the stream: {frames.get_error_code_name(code)}"), code)
         elif self.is_idle(id_):
             raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"an RST_STREAM for stream {id_}, which is not open")
 
@@ -996,7 +996,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         assert self.out.blocked.keys() <= set(self.streams.values()), "what waits for room is open"
 
 
-def peer_address(transport: asyncio.BaseTransport) -> str:
+def get_peer_address(transport: asyncio.BaseTransport) -> str:
     name = transport.get_extra_info("peername")
     if not isinstance(name, tuple):
         return "?"

@@ -81,7 +81,7 @@ class ProtocolViolation(Exception):
         self.code = code
 
 
-def name_of_error_code(number: int) -> str:
+def get_error_code_name(number: int) -> str:
     return ErrorCode(number).name if number in ErrorCode._value2member_map_ else f"code {number}"
 
 

@@ -39,7 +39,7 @@ from typing import Any, Protocol, cast
 from ...proto.errors import Busy, ConnectionLost, InvalidConfiguration, MagnetarError, Unavailable, UntrustedServer
 from ..access import OPEN, Caller, CallerLimits, Guard, ListenerAccess, TlsFiles
 from ..descriptors import PROCESS
-from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Enough, Room, network_of_caller
+from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Enough, Room, find_caller_network
 from ..tasks import Tasks
 
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.S)
@@ -169,7 +169,7 @@ class UnauthenticatedConnections:
         Returns False, and adds nothing, if none of them may be closed."""
         if len(self._address) >= self.count_max and not self._push_out():
             return False
-        address = network_of_caller(peer)
+        address = find_caller_network(peer)
         self._address[stranger] = address
         self._of.setdefault(address, {})[stranger] = None
         return True
@@ -659,7 +659,7 @@ class RunningTcpServer:
         if stream in self._known or stream not in self.strangers:
             return
         self.strangers.remove(stream)
-        place, most = network_of_caller(stream.peer), self._access.limits.streams_per_address
+        place, most = find_caller_network(stream.peer), self._access.limits.streams_per_address
         if self._of_address[place] >= most:
             stream.abort()
             raise ConnectionLost(f"{place} has {most} connections")

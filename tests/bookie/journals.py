@@ -15,7 +15,7 @@ from magnetar.bookie.format.journal import (
     encode_file_header,
     encode_first_block,
     encode_record,
-    padded_size,
+    round_up_to_alignment,
 )
 from magnetar.bookie.store.replay import JournalPosition, JournalReader, journal_name
 from magnetar.runtime.sim.disk import Disk, SimFiles
@@ -40,7 +40,7 @@ def block_bytes(
     body = b"".join(header + payload for header, payload in pieces)
     head = encode_block_header(salt, number, sequence, offset, synced, [header for header, _ in pieces], len(body))
     data = head + body
-    return data + bytes(padded_size(len(data)) - len(data))
+    return data + bytes(round_up_to_alignment(len(data)) - len(data))
 
 
 @dataclass

@@ -263,7 +263,7 @@ async def test_fences_and_lacs_are_bounded_while_the_disk_does_nothing_and_leave
         service.serve([fence])
         assert fence.answer is None, "it waits for the disk, as it must"
         gate.opened.set()
-        await store.commit_group_and_wait()
+        await store.seal_and_wait()
         assert fence.answer is Status.OK
         assert {each.answer for flood in floods for each in flood} == {Status.OK, Status.BUSY}
         assert service.statistics()["lacs_waiting_bytes"] == service.statistics()["fences_waiting_bytes"] == 0
@@ -293,7 +293,7 @@ async def test_repeated_fences_and_lacs_of_a_ledger_are_one_record_and_each_is_a
         assert store._journal.queued_records - before <= 4, "a key for each ledger, and one LAC"
         assert {each.answer for each in requests} == {None}
         gate.opened.set()
-        await store.commit_group_and_wait()
+        await store.seal_and_wait()
         assert {each.answer for each in requests} == {Status.OK}
         assert store.read_lac(2).lac == 499
         assert store.counters["fences"] == 1
@@ -331,7 +331,7 @@ async def test_many_small_adds_that_wait_count_with_what_python_keeps_of_them(tm
         assert other[0].answer is None, "there is room for another connection"
         gate.opened.set()
         while other[0].answer is None:
-            await store.commit_group_and_wait()
+            await store.seal_and_wait()
         assert other[0].answer is Status.OK
     finally:
         gate.opened.set()

@@ -12,21 +12,21 @@ import pytest
 
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.cli.admin import doctor
-from magnetar.cli.admin.cluster import StorageState
+from magnetar.cli.admin.cluster import BookiesReport
 from magnetar.cli.admin.doctor import (
     CHECKS,
     OFFLINE,
     RISKS,
     ClusterFacts,
     check_directory,
+    find_newest_file_time_ms,
     run_checks,
-    time_of_newest_file_ms,
 )
 from magnetar.cli.common.processes import Processes
 from magnetar.cli.main import root
 from magnetar.proto.alarms import Alarm
 from magnetar.proto.statistics import ClusterSummary
-from magnetar.runtime.config import defaults_of
+from magnetar.runtime.config import list_setting_defaults
 from tests.support.processes import run_here
 
 NOW_MS = 1_000_000_000_000
@@ -193,7 +193,7 @@ def test_bookies_that_answer_are_examined_although_none_says_how_repair_gets_on(
     summary = ClusterSummary((), ())
     admin = SimpleNamespace(broker_summaries=lambda: summary, bookies=lambda: [SimpleNamespace(id=ID, rack="/r1")])
     session: Any = SimpleNamespace(admin=admin, url="")
-    monkeypatch.setattr(doctor, "ask_storage", lambda *_: StorageState([bookie()], answered=answered))
+    monkeypatch.setattr(doctor, "ask_bookie_states", lambda *_: BookiesReport([bookie()], answered=answered))
     monkeypatch.setattr(doctor, "_reports", lambda _: {ID: report()})
     monkeypatch.setattr(doctor, "_describe", lambda _: ({}, {}))
     for name in ("_read_quorums", "_read_unread", "_read_partitions"):
@@ -207,7 +207,7 @@ def test_the_urgent_ones_come_first() -> None:
 
 
 def test_risks_are_of_settings_that_brokers_have_and_no_default_is_one() -> None:
-    defaults = {**defaults_of(BrokerConfig), "log_level": "info"}
+    defaults = {**list_setting_defaults(BrokerConfig), "log_level": "info"}
     for risk in RISKS:
         value = defaults[risk.setting]
         assert not risk.is_risky(str(value).lower() if isinstance(value, bool) else str(value)), risk.setting
@@ -246,13 +246,13 @@ def test_a_full_disk_and_a_slow_one_are_found(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_newest_file_is_the_backup(tmp_path: Path) -> None:
-    assert time_of_newest_file_ms(None) is None
-    assert time_of_newest_file_ms(str(tmp_path / "none")) == time_of_newest_file_ms(str(tmp_path)) == 0
+    assert find_newest_file_time_ms(None) is None
+    assert find_newest_file_time_ms(str(tmp_path / "none")) == find_newest_file_time_ms(str(tmp_path)) == 0
     for name, at in (("old", 1_000), ("new", 2_000)):
         (tmp_path / name).write_bytes(b"")
         os.utime(tmp_path / name, (at, at))
-    assert time_of_newest_file_ms(str(tmp_path)) == 2_000_000
-    assert time_of_newest_file_ms(str(tmp_path / "old")) == 1_000_000
+    assert find_newest_file_time_ms(str(tmp_path)) == 2_000_000
+    assert find_newest_file_time_ms(str(tmp_path / "old")) == 1_000_000
 
 
 # ------------------------------------------------------------------------------------------------------ servers

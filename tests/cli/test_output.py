@@ -15,7 +15,7 @@ from typing import Any
 import click
 import pytest
 
-from magnetar.cli.common.output import KINDS, CommandOutput, names_of_document, print_repeatedly
+from magnetar.cli.common.output import KINDS, CommandOutput, list_names_in_document, print_repeatedly
 from magnetar.cli.common.units import Interval
 from magnetar.proto.errors import TopicNotFound, Unavailable
 from tests.cli.test_conventions import LEAVES
@@ -59,11 +59,11 @@ def test_a_wide_table_has_the_other_fields_that_fit_into_a_cell(capsys: pytest.C
 
 
 def test_the_names_of_a_document() -> None:
-    assert list(names_of_document(["a", "b"])) == ["a", "b"]
-    assert list(names_of_document(ROWS)) == ["yes", "b"]
-    assert list(names_of_document({"topic": "a", "n": 1})) == ["a"]
-    assert list(names_of_document({"billing": {"n": 1}, "audit": {"n": 2}})) == ["billing", "audit"]
-    assert list(names_of_document({})) == list(names_of_document([])) == []
+    assert list(list_names_in_document(["a", "b"])) == ["a", "b"]
+    assert list(list_names_in_document(ROWS)) == ["yes", "b"]
+    assert list(list_names_in_document({"topic": "a", "n": 1})) == ["a"]
+    assert list(list_names_in_document({"billing": {"n": 1}, "audit": {"n": 2}})) == ["billing", "audit"]
+    assert list(list_names_in_document({})) == list(list_names_in_document([])) == []
 
 
 def test_what_is_done_is_a_document_for_programs(capsys: pytest.CaptureFixture[str]) -> None:

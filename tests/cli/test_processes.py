@@ -16,7 +16,7 @@ import magnetar
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.cli.common.processes import Cluster, Process, Processes
 from magnetar.cli.run import brokers
-from magnetar.cli.run.standalone import bookies_by_process
+from magnetar.cli.run.standalone import assign_bookies_to_processes
 from magnetar.cli.storage.bookie import decide_process_count
 from magnetar.proto.errors import Busy, InvalidConfiguration
 from magnetar.runtime.network import Endpoint
@@ -269,24 +269,24 @@ def test_security_needs_members_that_know_each_other(tmp_path: Path) -> None:
 
 
 def test_other_processes_listen_at_free_ports_of_this_machine_or_at_the_next_ones() -> None:
-    assert brokers.address_of_process(Endpoint("127.0.0.1", 7650), 0) == Endpoint("127.0.0.1", 7650)
-    assert brokers.address_of_process(Endpoint("127.0.0.1", 7650), 2) == Endpoint("127.0.0.1", 0)
-    assert brokers.address_of_process(Endpoint("127.0.0.1", 7650), 2, forwarded=True) == Endpoint("127.0.0.1", 7652)
-    assert brokers.address_of_process(Endpoint("0.0.0.0", 7650), 2) == Endpoint("0.0.0.0", 7652)
-    assert brokers.address_of_process(Endpoint("0.0.0.0", 0), 2) == Endpoint("0.0.0.0", 0)
+    assert brokers.choose_process_address(Endpoint("127.0.0.1", 7650), 0) == Endpoint("127.0.0.1", 7650)
+    assert brokers.choose_process_address(Endpoint("127.0.0.1", 7650), 2) == Endpoint("127.0.0.1", 0)
+    assert brokers.choose_process_address(Endpoint("127.0.0.1", 7650), 2, forwarded=True) == Endpoint("127.0.0.1", 7652)
+    assert brokers.choose_process_address(Endpoint("0.0.0.0", 7650), 2) == Endpoint("0.0.0.0", 7652)
+    assert brokers.choose_process_address(Endpoint("0.0.0.0", 0), 2) == Endpoint("0.0.0.0", 0)
     with pytest.raises(InvalidConfiguration, match="65536"):
-        brokers.address_of_process(Endpoint("0.0.0.0", 65535), 1)
+        brokers.choose_process_address(Endpoint("0.0.0.0", 65535), 1)
 
 
 def test_each_broker_is_reached_at_the_advertised_host_at_ports_after_each_other() -> None:
     settings = BrokerConfig(advertised=Endpoint("b1.example", 9000))
-    seen = [brokers.settings_of_process(settings, number, "b", {}) for number in range(2)]
+    seen = [brokers.make_process_settings(settings, number, "b", {}) for number in range(2)]
     assert [each.advertised for each in seen] == [Endpoint("b1.example", 9000), Endpoint("b1.example", 9001)]
     assert [(each.name, each.share_group) for each in seen] == [("b-1", "b"), ("b-2", "b")]
     free = BrokerConfig(advertised=Endpoint("b1.example", 0), share_group="all")
-    assert brokers.settings_of_process(free, 1, "b", {}).advertised == Endpoint("b1.example", 0)
-    assert brokers.settings_of_process(free, 1, "b", {}).share_group == "all"
-    assert brokers.settings_of_process(BrokerConfig(), 1, "b", {}).advertised is None
+    assert brokers.make_process_settings(free, 1, "b", {}).advertised == Endpoint("b1.example", 0)
+    assert brokers.make_process_settings(free, 1, "b", {}).share_group == "all"
+    assert brokers.make_process_settings(BrokerConfig(), 1, "b", {}).advertised is None
 
 
 def test_brokers_of_a_cluster_share_unless_they_are_told_otherwise() -> None:
@@ -302,10 +302,10 @@ def test_a_folder_that_is_given_back_in_a_moment_is_waited_for(tmp_path: Path) -
 
 
 def test_each_bookie_has_a_process_as_long_as_one_is_left_for_a_broker() -> None:
-    assert bookies_by_process(1, 2) == bookies_by_process(1, 5) == [[1]]
-    assert bookies_by_process(3, 2) == [[1, 2, 3]]
-    assert bookies_by_process(3, 3) == [[1, 3], [2]]
-    assert bookies_by_process(3, 4) == bookies_by_process(3, 9) == [[1], [2], [3]]
+    assert assign_bookies_to_processes(1, 2) == assign_bookies_to_processes(1, 5) == [[1]]
+    assert assign_bookies_to_processes(3, 2) == [[1, 2, 3]]
+    assert assign_bookies_to_processes(3, 3) == [[1, 3], [2]]
+    assert assign_bookies_to_processes(3, 4) == assign_bookies_to_processes(3, 9) == [[1], [2], [3]]
 
 
 def test_a_reserved_port_is_one_where_the_server_alone_may_listen_again_and_again() -> None:

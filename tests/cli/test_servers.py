@@ -24,7 +24,7 @@ class Starts:
 
 async def test_a_start_that_loses_the_metadata_begins_again() -> None:
     starts = Starts(ConnectionLost("cut"), SessionExpired("too late"), ready_at=3)
-    await servers.run_until_ready(SystemClock(), starts, starts.is_ready, pause_s=0.0)
+    await servers.start_until_ready(SystemClock(), starts, starts.is_ready, pause_s=0.0)
     assert starts.count == 3
 
 
@@ -33,10 +33,10 @@ async def test_a_server_that_was_ready_or_cannot_start_at_all_is_not_begun_again
 ) -> None:
     for starts in (Starts(SessionExpired("gone"), ready_at=1), Starts(InvalidConfiguration("wrong"), ready_at=9)):
         with pytest.raises(MagnetarError):
-            await servers.run_until_ready(SystemClock(), starts, starts.is_ready, pause_s=0.0)
+            await servers.start_until_ready(SystemClock(), starts, starts.is_ready, pause_s=0.0)
         assert starts.count == 1
     monkeypatch.setattr(servers, "WAIT_S", 0.0)
     late = Starts(ConnectionLost("cut"), ConnectionLost("cut"), ready_at=9)
     with pytest.raises(ConnectionLost):
-        await servers.run_until_ready(SystemClock(), late, late.is_ready, pause_s=0.0)
+        await servers.start_until_ready(SystemClock(), late, late.is_ready, pause_s=0.0)
     assert late.count == 1

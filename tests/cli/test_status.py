@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.admin.cluster import ask_storage
+from magnetar.cli.admin.cluster import ask_bookie_states
 from magnetar.cli.common.processes import Processes
 from magnetar.cli.storage.admin_port import BookiePeer, OperatorOptions
 from magnetar.proto.alarms import find_alarms, find_metadata_alarms, find_repair_alarms
@@ -114,7 +114,7 @@ def test_bookies_that_do_not_answer_are_asked_once_each_for_a_third_of_the_time_
     known = tuple(BookieInfo(each, "b:1", False, "", 50, 100) for each in "xyz")
     operator = OperatorOptions("s", "m", 0.3)
     session: Any = SimpleNamespace(timeout_s=0.3, operator=operator, admin=SimpleNamespace(bookies=lambda: known))
-    found = ask_storage(session, ClusterSummary((), (), known))
+    found = ask_bookie_states(session, ClusterSummary((), (), known))
     assert sorted(asked) == [(each, "state", pytest.approx(0.1)) for each in "xyz"]
     assert (found.repair, found.refused, len(found.bookies)) == (None, False, 3)
     assert found.why == ("bookie x did not answer within 0.1 s" if hangs else "it hangs")
@@ -134,7 +134,7 @@ def test_another_bookie_is_asked_when_the_first_does_not_say_and_what_is_not_kno
     monkeypatch.setattr(BookiePeer, "ask", ask)
     known = tuple(BookieInfo(each, "b:1", False, "", 50, 100) for each in "xy")
     session: Any = SimpleNamespace(timeout_s=0.3, operator=None, admin=SimpleNamespace(bookies=lambda: known))
-    found = ask_storage(session, ClusterSummary((), (), known))
+    found = ask_bookie_states(session, ClusterSummary((), (), known))
     assert (found.repair == GOOD) == ("repair-status" not in lost)
     assert found.answered
     assert [each["bookie"] for each in found.bookies] == (["x", "y"] if "bookies" in lost else ["x", "y", "gone"])

@@ -166,7 +166,7 @@ def dead_logs_without_a_trace(stack: contextlib.ExitStack) -> None:
 
     def remove(files: Files, directory: str, number: int) -> None:
         real(files, directory, number)
-        index = join_path(directory, log_files.index_name(number))
+        index = join_path(directory, log_files.entry_log_index_file_name(number))
         if files.exists(index):
             files.remove(index)
 
@@ -285,7 +285,7 @@ def flush_waits_for_its_last_write(stack: contextlib.ExitStack) -> None:
         await self._worker.run(flush.start)
         written: asyncio.Future[None] | None = None
         while slices := await self._worker.run(flush.take_next_slices, self._at_once(flush)):
-            written = self.writer.run(self._hot.append_all, slices)
+            written = self.writer.run(self._hot.append_slices, slices)
             written.add_done_callback(lambda done: done.cancelled() or done.exception())
         if written is not None:
             await written

@@ -124,7 +124,7 @@ def start(
         _check_limbo(store, expected)
         store.check()
         answers = {ledger: await _ask(store, ledger, expected) for ledger in expected.ledgers}
-        if serve and not await store.commit_group_and_wait():
+        if serve and not await store.seal_and_wait():
             raise Broken("the store does not serve")
         return answers
 

@@ -20,7 +20,7 @@ from magnetar.broker.rest.call import NAMESPACE, ROUTES, TOPIC, RestRoute
 from magnetar.broker.server import SHARES as OF_BROKER
 from magnetar.cli.admin.doctor import CHECKS, OFFLINE
 from magnetar.cli.admin.support_bundle import FILES
-from magnetar.cli.common.exits import exit_code_of
+from magnetar.cli.common.exits import find_exit_code
 from magnetar.cli.main import COMMANDS
 from magnetar.cli.run.metrics import SECOND
 from magnetar.cli.run.metrics_pulsar import LEFT_OUT, SHOWN
@@ -31,7 +31,7 @@ from magnetar.ledger.config import LedgerConfig
 from magnetar.metadata.server import SHARES as OF_METADATA
 from magnetar.proto import errors
 from magnetar.proto.errors import MagnetarError
-from magnetar.runtime.config import REQUIRED, defaults_of, settings
+from magnetar.runtime.config import REQUIRED, list_setting_defaults, settings
 from magnetar.runtime.memory_shares import NO_LIMIT, ProcessConfig, plan_memory
 from magnetar.security.settings import SECTIONS as OF_SECURITY
 from tests.docs import administration, complaints, defects, deletion, extending, recipes, states
@@ -62,7 +62,7 @@ class Table(NamedTuple):
 def settings_table(kind: type) -> str:
     """One row per setting, in the order of the source: name with unit, default, meaning and cost."""
     lines = ["| setting | default | what it ends or bounds, and costs |", "|---|---|---|"]
-    for setting, default in zip(settings(kind), defaults_of(kind).values(), strict=True):
+    for setting, default in zip(settings(kind), list_setting_defaults(kind).values(), strict=True):
         text = setting.doc.replace("|", chr(92) + "|")
         lines.append(f"| `{setting.name}` | {_default(setting.name, default)} | {text} |")
     return "\n".join(lines)
@@ -134,7 +134,7 @@ def errors_table() -> str:
             words = "Base of all; by itself: a code that this version does not know."
         family = "–" if base in (Exception, MagnetarError) else f"`{base.__name__}`"
         facts = " | ".join("yes" if fact else "–" for fact in (kind.definite, kind.retryable))
-        lines.append(f"| {kind.code} | `{kind.__name__}` | {family} | {facts} | {exit_code_of(kind(''))} | {words} |")
+        lines.append(f"| {kind.code} | `{kind.__name__}` | {family} | {facts} | {find_exit_code(kind(''))} | {words} |")
     return "\n".join(lines)
 
 

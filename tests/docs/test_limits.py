@@ -4,7 +4,7 @@ import importlib
 import re
 from operator import attrgetter
 
-from magnetar.runtime.config import defaults_of
+from magnetar.runtime.config import list_setting_defaults
 from tests.docs.documents import ROOT
 
 ROW = re.compile(r"^\| ([^|]+) \| ([\d,]+(?: [KMG]iB)?)[^|]* \| `([\w/]+)\.py` `([\w.]+)` \|", re.M)
@@ -15,7 +15,7 @@ def value_of(path: str, name: str) -> object:
     """Of a constant, or the default of a setting (`BrokerConfig.roll_entries`)."""
     module = importlib.import_module(f"magnetar.{path.replace('/', '.')}")
     kind, _, setting = name.rpartition(".")
-    return defaults_of(attrgetter(kind)(module))[setting] if kind else attrgetter(name)(module)
+    return list_setting_defaults(attrgetter(kind)(module))[setting] if kind else attrgetter(name)(module)
 
 
 def number_of(text: str) -> int:

@@ -10,9 +10,9 @@ import pytest
 from magnetar.bookie.server import BookieConfig
 from magnetar.broker.common.config import NAMES as POLICIES
 from magnetar.broker.common.config import BrokerConfig
-from magnetar.cli.common.exits import FAILED, IN_USE, INTERRUPTED, NOT_AVAILABLE, NOT_FOUND, OK, USAGE, exit_code_of
+from magnetar.cli.common.exits import FAILED, IN_USE, INTERRUPTED, NOT_AVAILABLE, NOT_FOUND, OK, USAGE, find_exit_code
 from magnetar.proto.errors import MagnetarError, from_wire, to_wire
-from magnetar.runtime.config import SECTIONS, defaults_of, load, settings
+from magnetar.runtime.config import SECTIONS, list_setting_defaults, load, settings
 from magnetar.runtime.disk import EXIT_DISK_FAILED
 from magnetar.security.settings import SECTIONS as OF_SECURITY
 from magnetar.spark_connector import options as spark
@@ -53,7 +53,7 @@ def test_every_setting_of_security_and_each_section_says_what_it_is_for() -> Non
 def test_every_setting_is_read_somewhere(name: str) -> None:
     kind = READ[name]
     read = _read_outside(kind.__name__)
-    unread = [name for name in defaults_of(kind) if name not in read]
+    unread = [name for name in list_setting_defaults(kind) if name not in read]
     refused = {"chunking_enabled"}  # read by its own check, which refuses it
     if kind is BrokerConfig:  # policies are inherited from it all at once, and read from what applies to a topic
         unread = [name for name in unread if name not in set(POLICIES) - _policies_unread()]
@@ -125,7 +125,7 @@ def test_exit_codes_of_the_table_are_those_of_the_code() -> None:
     told = [int(line.split("|")[1]) for line in text.splitlines() if re.match(r"\| \d", line)]
     known = [OK, FAILED, USAGE, NOT_AVAILABLE, NOT_FOUND, IN_USE, EXIT_DISK_FAILED, INTERRUPTED]
     assert told == known
-    assert {exit_code_of(kind("")) for kind in error_classes()} <= set(told)
+    assert {find_exit_code(kind("")) for kind in error_classes()} <= set(told)
 
 
 def test_every_error_class_has_a_code_of_its_own_and_survives_the_wire() -> None:

@@ -5,7 +5,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from magnetar.broker.cluster.schema_core import SchemaDefinitionText, why_consumer_cannot_read, why_incompatible
+from magnetar.broker.cluster.schema_core import CheckedSchemaDefinition, why_consumer_cannot_read, why_incompatible
 from magnetar.broker.pulsar import consumer, lookup, translate
 from magnetar.broker.pulsar.frames import PulsarFrameSplitter, encode_frame, parse_frame, parse_sent_entry
 from magnetar.broker.rest.call import HttpError
@@ -100,7 +100,7 @@ _TEXT = json.dumps(_RECORD).encode()
 _DEFINED = (
     SchemaType.AVRO, SchemaType.JSON, SchemaType.PROTOBUF_NATIVE, SchemaType.KEY_VALUE, SchemaType.STRING
 )  # fmt: skip
-_OLD = SchemaDefinitionText.parse(SchemaInfo(type=SchemaType.AVRO, data=_TEXT))
+_OLD = CheckedSchemaDefinition.parse(SchemaInfo(type=SchemaType.AVRO, data=_TEXT))
 
 
 def schemas() -> list[bytes]:
@@ -113,7 +113,7 @@ def run_schemas(data: bytes) -> None:
     for type_ in _DEFINED:
         properties = {"key.schema.type": "AVRO", "value.schema.type": "JSON", "kv.encoding.type": "INLINE"}
         try:
-            new = SchemaDefinitionText.parse(SchemaInfo(type=type_, data=data, properties=properties))
+            new = CheckedSchemaDefinition.parse(SchemaInfo(type=type_, data=data, properties=properties))
         except MagnetarError:
             continue
         for mode in (Compatibility.FULL_TRANSITIVE, Compatibility.BACKWARD):

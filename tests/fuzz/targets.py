@@ -37,7 +37,7 @@ from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import Position
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.grpc.messages import find_copied_tags, measure_item
+from magnetar.runtime.grpc.messages import find_bytes_field_tags, measure_item_to_parse
 from magnetar.runtime.peer import envelope
 from magnetar.security import basic
 from magnetar.security import token as revoked
@@ -76,7 +76,7 @@ def _entry(data: bytes) -> None:
         _tried(parse, data)
     _, header = entry.parse_entry(data)
     entry.find_distinct_keys(header.metadata, header.payload_offset, data)
-    entry.decode_columns(header, data)
+    entry.decode_message_columns(header, data)
 
 
 def _tried(parse: Callable[[bytes], object], data: bytes) -> None:
@@ -91,7 +91,7 @@ def _envelopes() -> list[bytes]:
 
 
 # ---------------------------------------------------------------------------------- frames of clients
-_COPIED = find_copied_tags(wire.ClientFrames)
+_COPIED = find_bytes_field_tags(wire.ClientFrames)
 
 
 def _frames() -> list[bytes]:
@@ -114,7 +114,7 @@ def _frames() -> list[bytes]:
 def _frame(data: bytes) -> None:
     offset = 0
     while offset < len(data):
-        offset, _ = measure_item(data, offset, _COPIED)
+        offset, _ = measure_item_to_parse(data, offset, _COPIED)
     for frame in wire.ClientFrames.FromString(data).items:
         kind = frame.WhichOneof("kind")
         if kind == "open_producer":

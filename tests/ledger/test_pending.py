@@ -14,7 +14,7 @@ ENSEMBLE = ("a", "b", "c")
 def pending(*payloads: str, shape: tuple[int, int, int] = (3, 3, 2)) -> PendingAdds[PendingAddWithPayload[str]]:
     adds: PendingAdds[PendingAddWithPayload[str]] = PendingAdds(Striping(*shape), ENSEMBLE)
     for payload in payloads:
-        adds.add_with_sends(PendingAddWithPayload(payload), 1)
+        adds.add_and_make_sends(PendingAddWithPayload(payload), 1)
     return adds
 
 
@@ -26,13 +26,16 @@ def acked(adds: PendingAdds[PendingAddWithPayload[str]], entry: int, slot: int) 
 
 def test_an_entry_goes_to_its_write_set_with_the_lac_of_that_moment() -> None:
     adds = pending(shape=(3, 2, 2))
-    sends = [*adds.add_with_sends(PendingAddWithPayload("x"), 4), *adds.add_with_sends(PendingAddWithPayload("y"), 4)]
+    sends = [
+        *adds.add_and_make_sends(PendingAddWithPayload("x"), 4),
+        *adds.add_and_make_sends(PendingAddWithPayload("y"), 4),
+    ]
     assert [(s.add.entry, s.slot, s.bookie, s.lac) for s in sends] == [
         (0, 0, "a", -1), (0, 1, "b", -1), (1, 1, "b", -1), (1, 2, "c", -1),
     ]  # fmt: skip
     acked(adds, 0, 0)
     acked(adds, 0, 1)
-    assert adds.add_with_sends(PendingAddWithPayload("z"), 4)[0].lac == 0
+    assert adds.add_and_make_sends(PendingAddWithPayload("z"), 4)[0].lac == 0
     assert (adds.length, adds.length_confirmed) == (12, 4)
 
 
@@ -52,7 +55,7 @@ def test_replace_compares_per_entry_to_whom_it_was_sent() -> None:
     adds.mark_failed(0, "a")
     sends = adds.replace_ensemble(("d", "b", "c"))
     assert [(s.add.entry, s.slot, s.bookie) for s in sends] == [(0, 0, "d")]
-    adds.add_with_sends(PendingAddWithPayload("y"), 1)
+    adds.add_and_make_sends(PendingAddWithPayload("y"), 1)
     sends = adds.replace_ensemble(("a", "b", "c"))
     assert [(s.add.entry, s.slot, s.bookie) for s in sends] == [(0, 0, "a"), (1, 0, "a")]
     adds.check()
@@ -63,7 +66,7 @@ def test_a_failed_slot_that_is_not_replaced_is_left_out_and_may_doom_an_entry() 
     assert adds.mark_failed(0, "a")
     assert not adds.mark_failed(0, "z"), "who does not stand there cannot fail there"
     assert not adds.is_head_unconfirmable
-    assert [send.slot for send in adds.add_with_sends(PendingAddWithPayload("y"), 1)] == [1, 2]
+    assert [send.slot for send in adds.add_and_make_sends(PendingAddWithPayload("y"), 1)] == [1, 2]
     assert adds.mark_failed(1, "b")
     assert adds.is_head_unconfirmable
     assert adds.is_any_unconfirmable
@@ -104,7 +107,7 @@ def test_whatever_happens_confirmations_are_dense_in_order_and_held_by_a_quorum(
     sent: list[SendAdd[PendingAddWithPayload[str]]] = []
     for kind, number, slot in steps:
         if kind == "push":
-            sent += adds.add_with_sends(PendingAddWithPayload("p"), 1)
+            sent += adds.add_and_make_sends(PendingAddWithPayload("p"), 1)
         elif kind == "ack" and sent:
             send = sent[number % len(sent)]
             told.setdefault(send.add.entry, set()).add((send.slot, send.bookie))

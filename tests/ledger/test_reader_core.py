@@ -97,7 +97,7 @@ def test_the_next_replica_is_asked_only_when_nobody_has_answered_for_a_while_and
     second = ask(read.receive(SpeculativeReadDue())).bookie
     assert read.slow == [first]
     assert read.receive(EntryMissing(second)) == SendReadToBookie(({"a", "b", "c"} - {first, second}).pop(), 0, 6, 1000)
-    assert not read.may_read_speculatively, "nobody is left"
+    assert not read.has_bookie_to_ask, "nobody is left"
     assert read.receive(SpeculativeReadDue()) is None
     read.check()
     done = read.receive(EntriesRead(first, [stored(0)]))

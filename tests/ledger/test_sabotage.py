@@ -87,8 +87,8 @@ def test_m22_a_lac_taken_as_the_end_fails_the_test_of_the_bound() -> None:
 def _stored_ahead() -> tuple[PendingAdds[PendingAddWithPayload[str]], list[PendingAddWithPayload[str]]]:
     """A change under way: entry 0 has its quorum without slot 0, entry 1 has it only with slot 0, which is replaced."""
     adds: PendingAdds[PendingAddWithPayload[str]] = PendingAdds(Striping(3, 3, 2), ("a", "b", "c"))
-    adds.add_with_sends(PendingAddWithPayload("0"), 1)
-    adds.add_with_sends(PendingAddWithPayload("1"), 1)
+    adds.add_and_make_sends(PendingAddWithPayload("0"), 1)
+    adds.add_and_make_sends(PendingAddWithPayload("1"), 1)
     adds.frozen = True
     pending = list(adds._adds.values())
     pending[0].acks |= {1, 2}

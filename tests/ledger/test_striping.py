@@ -34,7 +34,7 @@ def test_four_answers_of_six_can_cover_where_the_simple_formula_asks_for_five() 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_misses_for_negative_leave_fewer_bookies_than_an_ack_quorum(shape: tuple[int, int, int]) -> None:
     striping = Striping(*shape)
-    rest = striping.write_quorum - striping.count_misses_proving_absence
+    rest = striping.write_quorum - striping.misses_proving_absence
     assert rest == striping.ack_quorum - 1
 
 
@@ -43,7 +43,7 @@ def test_run_length_counts_consecutive_entries_on_a_slot(shape: tuple[int, int, 
     striping = Striping(*shape)
     for entry in range(12):
         for slot in range(striping.ensemble_size):
-            run = striping.run_length(entry, slot)
+            run = striping.count_consecutive_entries(entry, slot)
             counted = 0
             while counted < 20 and slot in striping.write_set(entry + counted):
                 counted += 1

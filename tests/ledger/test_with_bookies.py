@@ -16,7 +16,7 @@ from magnetar.bookie.store.store import StoreConfig
 from magnetar.ledger import LedgerClient, LedgerConfig, LedgerReader
 from magnetar.metadata.records import CLOSED
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.store import MetadataStore, ensure_cluster
+from magnetar.metadata.store import MetadataStore, ensure_cluster_record
 from magnetar.runtime.network import World
 from magnetar.runtime.process import real_world
 from tests.ledger.conftest import QUICK
@@ -50,7 +50,7 @@ async def deployment(tmp_path: Path) -> AsyncIterator[Deployment]:
     world = real_world(seed=1)
     store = await SqliteStore.open(world, ":memory:")
     session = store.new_session()
-    await ensure_cluster(session, world.rng)
+    await ensure_cluster_record(session, world.rng)
     made = Deployment(world, session, [], tmp_path, [])
     for number in range(3):
         await made.start_bookie(f"b{number}")

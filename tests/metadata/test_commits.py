@@ -1,7 +1,7 @@
 """Commits of one batch: each finds what those before it left, and a refused one leaves nothing."""
 
 from magnetar.metadata.store import ABSENT, ANY, Check, Delete, NodeChanged, Put
-from magnetar.metadata.tree_core import Commit, CommitBatch, TreeJobResult, paths_of_commits
+from magnetar.metadata.tree_core import Commit, CommitBatch, TreeJobResult, list_commit_paths
 from magnetar.proto.errors import BadVersion, NodeExists
 
 
@@ -36,4 +36,4 @@ def test_a_node_that_was_deleted_is_absent_for_the_next_commit() -> None:
 
 def test_the_paths_of_a_batch_are_named_once() -> None:
     commits = [Commit([Put("/a", b""), Check("/b", 1)], ""), Commit([Delete("/a")], "")]
-    assert list(paths_of_commits(commits)) == ["/a", "/b"]
+    assert list(list_commit_paths(commits)) == ["/a", "/b"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.metadata.backup import inspect_backup, restore_backup
+from magnetar.metadata.backup import read_backup_contents, restore_backup
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.runtime.process import real_world
 
@@ -31,7 +31,7 @@ async def test_the_file_its_log_and_its_copies_are_of_their_owner_alone(tmp_path
     assert set(modes(tmp_path)) >= {"metadata.sqlite", "metadata.sqlite-wal", "copy.backup"}
     assert set(modes(tmp_path).values()) == {0o600}
     await store.close()
-    inspect_backup(str(backup))
+    read_backup_contents(str(backup))
     restore_backup(str(backup), str(file), 0, "token")
     assert set(modes(tmp_path).values()) == {0o600}
 

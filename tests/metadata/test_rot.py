@@ -10,7 +10,14 @@ import pytest
 
 from magnetar.metadata import backup
 from magnetar.metadata.store import ANY, Delete, Put
-from magnetar.metadata.tree import ENDING, AnsweredRevisionFile, EndSession, MetadataTree, OpenSession, checksum_of_row
+from magnetar.metadata.tree import (
+    ENDING,
+    AnsweredRevisionFile,
+    EndSession,
+    MetadataTree,
+    OpenSession,
+    compute_row_checksum,
+)
 from magnetar.metadata.tree_core import Commit
 from magnetar.proto.errors import DataLost
 from tests.metadata import rot
@@ -129,4 +136,4 @@ def test_the_sum_is_that_of_the_rows_whatever_was_done(tmp_path: Path) -> None:
     tree.mark_restored("token")
     assert tree._total == tree._sum()
     tree.close()
-    assert checksum_of_row("/a", 0, 1) != checksum_of_row("/a", 1, 0)
+    assert compute_row_checksum("/a", 0, 1) != compute_row_checksum("/a", 1, 0)

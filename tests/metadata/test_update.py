@@ -27,7 +27,7 @@ from magnetar.metadata.store import (
     Operation,
     VersionedValue,
     allocate_ids,
-    ensure_cluster,
+    ensure_cluster_record,
     ensure_id_counter,
     finish_upgrade,
     get_record,
@@ -210,10 +210,12 @@ async def test_records_are_read_written_and_changed_with_their_versions(store: M
 
 
 async def test_a_cluster_is_made_once(store: MetadataStore) -> None:
-    made = await asyncio.gather(*[ensure_cluster(Forgetful(store, ["applied"]), random.Random(i)) for i in range(5)])
+    made = await asyncio.gather(
+        *[ensure_cluster_record(Forgetful(store, ["applied"]), random.Random(i)) for i in range(5)]
+    )
     assert len({cluster.instance for cluster in made}) == 1
     assert len(made[0].instance) == 32
-    assert await ensure_cluster(store, random.Random(99)) == made[0]
+    assert await ensure_cluster_record(store, random.Random(99)) == made[0]
 
 
 async def test_a_counter_of_ids_is_begun_once_and_never_set_back(store: MetadataStore) -> None:

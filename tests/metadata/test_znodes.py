@@ -9,13 +9,13 @@ from magnetar.metadata.store import ABSENT, ANY, Check, Delete, Operation, Put
 from magnetar.metadata.tree_core import check_operations, check_version
 from magnetar.metadata.znodes_core import (
     CheckZnodeVersion,
-    CommitPlan,
     Create,
     FolderContent,
-    NodeRead,
+    NodeVersionAndOwner,
     Remove,
     Set,
     Step,
+    ZookeeperCommitPlan,
     plan_commit,
 )
 from magnetar.proto.errors import BadVersion, InvalidName, InvalidRequest
@@ -35,8 +35,8 @@ ME, OTHER = 7, 8
     ],
 )
 def test_a_key_is_one_znode_that_zookeeper_allows_and_back(path: str, znode: str) -> None:
-    assert znodes.znode_of_value(path) == znode
-    assert znodes.key_of_znode(znode) == path
+    assert znodes.value_znode_path(path) == znode
+    assert znodes.node_path_of_znode(znode) == path
 
 
 SEGMENT = st.text(min_size=1, max_size=4).filter(lambda text: "/" not in text)
@@ -49,17 +49,17 @@ def test_every_key_comes_back_from_its_znode_and_is_found_in_its_folder(segments
         check_operations([Check(path, ANY)])
     except InvalidName:
         return
-    assert znodes.key_of_znode(znodes.znode_of_value(path)) == path
-    above, _, last = znodes.znode_of_value(path).rpartition("/")
+    assert znodes.node_path_of_znode(znodes.value_znode_path(path)) == path
+    above, _, last = znodes.value_znode_path(path).rpartition("/")
     assert FolderContent.from_names([last]).values == [segments[-1]]
-    assert above == (znodes.folders_of_key(path) or [""])[-1]
-    for depth, folder in enumerate(znodes.folders_of_key(path), 1):
+    assert above == (znodes.folder_znode_paths(path) or [""])[-1]
+    for depth, folder in enumerate(znodes.folder_znode_paths(path), 1):
         assert folder == znodes.folder("/" + "/".join(segments[:depth]))
-        assert znodes.key_of_znode(folder) is None
+        assert znodes.node_path_of_znode(folder) is None
         assert FolderContent.from_names([folder.rpartition("/")[2]]).below == [segments[depth - 1]]
 
 
-def _apply(steps: list[Step], nodes: dict[str, NodeRead | None]) -> dict[str, NodeRead | None]:
+def _apply(steps: list[Step], nodes: dict[str, NodeVersionAndOwner | None]) -> dict[str, NodeVersionAndOwner | None]:
     """What ZooKeeper does with a transaction; None: a step does not hold."""
     after = dict(nodes)
     for step in steps:
@@ -67,7 +67,7 @@ def _apply(steps: list[Step], nodes: dict[str, NodeRead | None]) -> dict[str, No
         match step:
             case Create():
                 assert node is None, f"{step} on {node}"
-                after[step.path] = NodeRead(0, ME if step.ephemeral else 0)
+                after[step.path] = NodeVersionAndOwner(0, ME if step.ephemeral else 0)
             case Set() | Remove() | CheckZnodeVersion():
                 assert node is not None, f"{step} on nothing"
                 assert node.version == step.version
@@ -79,8 +79,8 @@ def _apply(steps: list[Step], nodes: dict[str, NodeRead | None]) -> dict[str, No
 
 
 def _model(
-    operations: list[Operation], nodes: dict[str, NodeRead | None]
-) -> tuple[list[int], dict[str, NodeRead | None]]:
+    operations: list[Operation], nodes: dict[str, NodeVersionAndOwner | None]
+) -> tuple[list[int], dict[str, NodeVersionAndOwner | None]]:
     """What metadata/store.py promises."""
     after, versions = dict(nodes), []
     for operation in operations:
@@ -88,7 +88,7 @@ def _model(
         check_version(operation.path, operation.expected, ABSENT if node is None else node.version)
         if isinstance(operation, Put):
             owner = ME if operation.ephemeral else 0
-            node = after[operation.path] = NodeRead(0 if node is None else node.version + 1, owner)
+            node = after[operation.path] = NodeVersionAndOwner(0 if node is None else node.version + 1, owner)
         elif isinstance(operation, Delete):
             node = after[operation.path] = None
         versions.append(ABSENT if node is None else node.version)
@@ -106,12 +106,12 @@ OPERATIONS = st.lists(
     min_size=1,
     max_size=6,
 )
-NODE = st.none() | st.builds(NodeRead, st.integers(0, 3), st.sampled_from([0, ME, OTHER]))
+NODE = st.none() | st.builds(NodeVersionAndOwner, st.integers(0, 3), st.sampled_from([0, ME, OTHER]))
 
 
 @given(OPERATIONS, NODE, NODE)
 def test_the_steps_of_a_plan_do_what_the_commit_promises(
-    operations: list[Operation], a: NodeRead | None, b: NodeRead | None
+    operations: list[Operation], a: NodeVersionAndOwner | None, b: NodeVersionAndOwner | None
 ) -> None:
     found = {"/a": a, "/b": b}
     try:
@@ -127,7 +127,10 @@ def test_the_steps_of_a_plan_do_what_the_commit_promises(
 
 @given(OPERATIONS, NODE, NODE, NODE)
 def test_a_plan_fails_when_a_node_it_stands_on_was_changed(
-    operations: list[Operation], a: NodeRead | None, b: NodeRead | None, later: NodeRead | None
+    operations: list[Operation],
+    a: NodeVersionAndOwner | None,
+    b: NodeVersionAndOwner | None,
+    later: NodeVersionAndOwner | None,
 ) -> None:
     """Or does what the commit promises all the same: at the versions of now."""
     found = {"/a": a, "/b": b}
@@ -135,7 +138,7 @@ def test_a_plan_fails_when_a_node_it_stands_on_was_changed(
         planned = plan_commit(operations, found, ME)
     except BadVersion:
         return
-    now: dict[str, NodeRead | None] = {"/a": later, "/b": b}
+    now: dict[str, NodeVersionAndOwner | None] = {"/a": later, "/b": b}
     version = ABSENT if later is None else later.version
     if not planned.steps or "/a" not in {each.path for each in operations} or version == (a.version if a else ABSENT):
         return
@@ -145,14 +148,14 @@ def test_a_plan_fails_when_a_node_it_stands_on_was_changed(
 
 def test_absence_alone_needs_no_transaction_and_is_proved_beside_a_write() -> None:
     nothing = {"/a": None, "/b": None}
-    assert plan_commit([Delete("/a"), Check("/b", ABSENT)], nothing, ME) == CommitPlan([], [ABSENT, ABSENT])
+    assert plan_commit([Delete("/a"), Check("/b", ABSENT)], nothing, ME) == ZookeeperCommitPlan([], [ABSENT, ABSENT])
     assert plan_commit([Put("/a", b"x"), Check("/b", ABSENT)], nothing, ME).steps == [
         Create("/a", b"x", ephemeral=False), Create("/b", b"", ephemeral=False), Remove("/b", 0)
     ]  # fmt: skip
 
 
 def test_a_node_far_on_does_not_change_its_kind() -> None:
-    far = {"/a": NodeRead(znodes.RETYPED_VERSION_MAX, 0)}
+    far = {"/a": NodeVersionAndOwner(znodes.RETYPED_VERSION_MAX, 0)}
     assert plan_commit([Put("/a", b"")], far, ME).versions == [znodes.RETYPED_VERSION_MAX + 1]
     with pytest.raises(InvalidRequest, match="delete it first"):
         plan_commit([Put("/a", b"", ephemeral=True)], far, ME)

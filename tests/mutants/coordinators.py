@@ -91,7 +91,7 @@ def aborted_by_sink_alone(stack: Stack) -> None:
         key = sink.owner, sink.sink_id
         for txn in list(self._table.by_sink.get(key, ())):
             self._outcomes.abort_or_void_id(txn, AbortReason.SUPERSEDED, now)
-        self._outcomes.receive_intents(self.in_doubt.pop(key), now)
+        self._outcomes.handle_intents(self.in_doubt.pop(key), now)
 
     put(stack, SinkBatchDecider, "on_committed", committed)
 
@@ -113,7 +113,7 @@ def settled_before_durable(stack: Stack) -> None:
 
 def lost_receipts_commit_all(stack: Stack) -> None:
     """M76: of a topic whose receipts the client lost a commit counts all that it stored."""
-    honest = TransactionEndDecider.list_participants
+    honest = TransactionEndDecider.match_reported_participants
 
     def participants(
         self: TransactionEndDecider, live: LiveTransaction, listed: Sequence[Participant], now: float
@@ -122,4 +122,4 @@ def lost_receipts_commit_all(stack: Stack) -> None:
         found = honest(self, live, listed, now)
         return [each if not listed or each.topic in said else Participant(each.topic) for each in found]
 
-    put(stack, TransactionEndDecider, "list_participants", participants)
+    put(stack, TransactionEndDecider, "match_reported_participants", participants)

@@ -20,12 +20,12 @@ def decided_apart(stack: Stack) -> None:
 
     def commit_own(self: Coordinator, txn: int, listed: Sequence[Participant], half: int, now: float) -> None:
         live = self.table.live[txn]
-        found = self.ends.list_participants(live, listed, now)
+        found = self.ends.match_reported_participants(live, listed, now)
         live.phase, live.participants = Phase.COMMITTING, {each.topic: each for each in found}
         self.decisions.decide(make_commit_record({txn: found}))
         self.decisions.decide(HalfMessageRolledBack(half))
 
-    put(stack, Coordinator, "commit_for_half", commit_own)
+    put(stack, Coordinator, "commit_transaction_for_half_message", commit_own)
 
 
 def any_unknown_counts(stack: Stack) -> None:
@@ -62,7 +62,7 @@ def dropped_when_unknown(stack: Stack) -> None:
         self._leave(half)
         half.phase = HalfMessagePhase.ROLLING_BACK
         self._coordinator.decisions.decide(HalfMessageRolledBack(half.record.half))
-        self._ask(half.half_group_key, now)
+        self._ask(half.half_message_group_key, now)
 
     put(stack, HalfMessages, "_park", park)
 

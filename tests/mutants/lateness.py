@@ -72,4 +72,4 @@ def cursor_claimed_by_any_owner(stack: Stack) -> None:
     def still_claimed(topic: TopicName, claim: str) -> NodeUpdate:
         return NodeUpdate(topic_path(topic), lambda node: None)
 
-    put(stack, cursors, "claim_check", still_claimed)
+    put(stack, cursors, "make_claim_check", still_claimed)

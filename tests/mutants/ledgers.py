@@ -102,7 +102,7 @@ def write_back_tells_its_own_lac(stack: Stack) -> None:
 def one_miss_too_few(stack: Stack) -> None:
     """M05: the end on Qw-Qa misses."""
     put(
-        stack, Striping, "count_misses_proving_absence",
+        stack, Striping, "misses_proving_absence",
         property(lambda self: max(1, self.write_quorum - self.ack_quorum)))
 
 

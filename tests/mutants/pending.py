@@ -37,7 +37,7 @@ def commit_takes_the_batch(stack: Stack) -> None:
 
 def settled_and_still_pending(stack: Stack) -> None:
     """M71: what a transaction had pending is applied, and is pending still: it is applied again."""
-    honest = PendingAcks.take_acks
+    honest = PendingAcks.take_acks_of_transaction
 
     def take(self: PendingAcks, txn: TxnId) -> TxnAcks | None:
         taken = honest(self, txn)
@@ -45,7 +45,7 @@ def settled_and_still_pending(stack: Stack) -> None:
             self.add(txn, taken)
         return taken
 
-    put(stack, PendingAcks, "take_acks", take)
+    put(stack, PendingAcks, "take_acks_of_transaction", take)
 
 
 def pending_comes_again(stack: Stack) -> None:

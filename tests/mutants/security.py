@@ -202,7 +202,7 @@ def names_of_all(stack: Stack) -> None:
 
 def anybody_decides(stack: Stack) -> None:
     """M63d: a half is ended by each caller that knows its id."""
-    for name in ("_end", "find_half_state"):
+    for name in ("_end", "find_half_message_state"):
         honest = getattr(HalfMessages, name)
 
         def unchecked(self: HalfMessages, *args: Any, honest: Any = honest) -> Any:

@@ -18,7 +18,7 @@ def freed_twice(stack: Stack) -> None:
     """M66: what an abort gives back waits for the next consumer although one has it already."""
 
     def freed(self: Dispatcher, positions: Iterable[Position]) -> None:
-        self.add_entries_released([each for each in positions if each not in self.held])
+        self.add_released_entries([each for each in positions if each not in self.held])
 
     put(stack, Dispatcher, "add_entries_of_aborted_acks", freed)
 
@@ -44,10 +44,10 @@ def acknowledged_is_due_again(stack: Stack) -> None:
 
 def last_acks_do_not_count(stack: Stack) -> None:
     """M39b: what a consumer acknowledged before it learned that its topic moves counts only if it came before."""
-    honest = Subscription.begin_move
+    honest = Subscription.stop_delivery_for_move
 
     def begin(self: Subscription, error: MagnetarError) -> list[asyncio.Future[None]]:
         honest(self, error)
         return []
 
-    put(stack, Subscription, "begin_move", begin)
+    put(stack, Subscription, "stop_delivery_for_move", begin)

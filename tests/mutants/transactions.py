@@ -83,7 +83,7 @@ def snapshot_after_an_open_transaction(stack: Stack) -> None:
     def hold_before(self: Deduplication, undecided: Callable[[], Position | None]) -> None:
         return
 
-    put(stack, Deduplication, "limit_snapshots", hold_before)
+    put(stack, Deduplication, "set_snapshot_limit", hold_before)
 
 
 def forgotten_without_an_answer(stack: Stack) -> None:

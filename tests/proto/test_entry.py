@@ -16,7 +16,7 @@ from magnetar.proto.entry import (
     KEYS_MAX,
     EntryHeader,
     decode_batch,
-    decode_columns_lazily,
+    decode_message_columns_lazily,
     decode_properties,
     encode_batch,
     encode_broker_part,
@@ -407,7 +407,7 @@ def test_records_of_one_size_are_taken_apart_as_others_are(payloads: list[bytes]
     ]
     made = encode_batch(metadata(), items, len(payloads))
     assert decode_batch(parse_header(made), made) == list(zip(singles, payloads, strict=True))
-    fields, lazily = decode_columns_lazily(parse_header(made), made)
+    fields, lazily = decode_message_columns_lazily(parse_header(made), made)
     assert fields == singles
     assert [lazily[at] for at in range(len(payloads))] == payloads
 

@@ -2,7 +2,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.proto.names import key_hash, partition_of, sticky_slot
+from magnetar.proto.names import compute_key_slot, key_hash, partition_of
 
 
 def test_hashes_are_murmur3_x86_32_with_seed_0() -> None:
@@ -14,14 +14,14 @@ def test_hashes_are_murmur3_x86_32_with_seed_0() -> None:
 
 def test_a_slot_is_pulsars_so_that_a_sticky_consumer_gets_the_keys_whose_slots_it_asks_for() -> None:
     """Pulsar 4.0.8: Murmur3 with its sign bit masked, modulo 65536; 0 means "no slot", and is 1."""
-    assert sticky_slot("test") == 0xD213
-    assert [sticky_slot(f"key-shared-{number}") for number in range(3)] == [30051, 9321, 34195]
+    assert compute_key_slot("test") == 0xD213
+    assert [compute_key_slot(f"key-shared-{number}") for number in range(3)] == [30051, 9321, 34195]
     zero = next(key for number in range(1 << 20) if not key_hash(key := f"{number}") % 65536)
-    assert sticky_slot(zero) == 1
+    assert compute_key_slot(zero) == 1
 
 
 @given(st.text(), st.integers(1, 1000))
 def test_a_key_has_one_partition_and_one_slot(key: str, partitions: int) -> None:
     assert 0 <= partition_of(key, partitions) < partitions
     assert partition_of(key, partitions) == partition_of(key.encode(), partitions)
-    assert 1 <= sticky_slot(key) <= 65535
+    assert 1 <= compute_key_slot(key) <= 65535

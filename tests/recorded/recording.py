@@ -106,7 +106,7 @@ async def scene(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     real: Callable[..., World] = support.real_world
     monkeypatch.setattr(support, "real_world", lambda seed: still(real(seed)))
     monkeypatch.setattr(config, "_SOURCES", {})  # of what other tests of this process loaded
-    monkeypatch.setattr(logs, "current_level", lambda: "info")
+    monkeypatch.setattr(logs, "get_log_level", lambda: "info")
     async with (
         serving(folder, cluster="standalone", name="broker-1") as (http, broker, _),
         Client(f"magnetar://{broker.endpoint}", world=still(make_client_world())) as client,

@@ -11,11 +11,11 @@ import pytest
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.config import (
     Setting,
-    explicit_settings,
+    find_explicit_settings,
+    get_setting_value,
     load,
     replace_settings,
     set_variables_from_files,
-    setting_value,
     settings,
 )
 from magnetar.runtime.network import Endpoint
@@ -130,15 +130,15 @@ class Outer(msgspec.Struct, frozen=True):
 def test_what_was_chosen_is_known_by_name_and_can_be_replaced_in_tables_too(tmp_path: Path) -> None:
     file = write(tmp_path, "[bookie]\nsize = 1\n[bookie.inner]\nflush_bytes = 10\n[broker]\nunknown = 1\n")
     environment = {"MAGNETAR_BOOKIE_VERBOSE": "yes", "MAGNETAR_BROKER_X": "1", "MAGNETAR_BOOKIE": "1"}
-    assert explicit_settings(Outer, "bookie", file=file, environment=environment) == {
+    assert find_explicit_settings(Outer, "bookie", file=file, environment=environment) == {
         "size",
         "inner.flush_bytes",
         "verbose",
     }
-    assert explicit_settings(Outer, "bookie", environment={}) == frozenset()
+    assert find_explicit_settings(Outer, "bookie", environment={}) == frozenset()
     changed = replace_settings(Outer(), {"size": 5, "inner.flush_bytes": 7, "inner.verbose": True})
     assert changed == Outer(Sample(flush_bytes=7, verbose=True), 5)
-    assert [setting_value(changed, name) for name in ("size", "inner.flush_bytes")] == [5, 7]
+    assert [get_setting_value(changed, name) for name in ("size", "inner.flush_bytes")] == [5, 7]
 
 
 class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -174,7 +174,7 @@ def test_two_underscores_of_a_variable_are_a_level_at_any_depth(tmp_path: Path) 
     }  # fmt: skip
     found = load(Deep, "bookie", file=file, environment=environment)
     assert found == Deep("/data", Store(8, 9, Journal(512)))
-    assert explicit_settings(Deep, "bookie", file=file, environment=environment) == {
+    assert find_explicit_settings(Deep, "bookie", file=file, environment=environment) == {
         "data", "store.low", "store.high", "store.journal.block_bytes"
     }  # fmt: skip
     together = {"MAGNETAR_BOOKIE__STORE__LOW": "50", "MAGNETAR_BOOKIE__STORE__HIGH": "60"}

@@ -10,8 +10,8 @@ from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.server import SHARES as OF_BROKER
 from magnetar.metadata.server import SHARES as OF_METADATA
 from magnetar.proto.errors import InvalidConfiguration
-from magnetar.runtime.config import replace_settings, setting_value
-from magnetar.runtime.memory_shares import MIB, MemoryShare, compute_least_bytes, plan_memory
+from magnetar.runtime.config import get_setting_value, replace_settings
+from magnetar.runtime.memory_shares import MIB, MemoryShare, compute_minimum_bytes, plan_memory
 
 ALL = (*OF_BROKER, *OF_BOOKIE)
 A = MemoryShare("a", "x.a_bytes", 1, 1, 10, 1000, "…")
@@ -39,7 +39,7 @@ def test_within_the_budget_and_the_bounds_and_never_less_of_a_larger_one(seed: i
     shares = [each.multiply_share(rng.randint(1, 3)) for each in rng.sample(ALL, rng.randint(1, len(ALL)))]
     given = {each.setting: rng.randrange(each.most + 1 if each.most < 1 << 40 else 1 << 28)
              for each in rng.sample(shares, rng.randint(0, len(shares) // 3))}  # fmt: skip
-    needed = compute_least_bytes(shares, given)
+    needed = compute_minimum_bytes(shares, given)
     budget = needed + rng.randrange(1 << rng.randint(1, 36))
     smaller, larger = plan_memory(budget, shares, given), plan_memory(budget + rng.randrange(1 << 30), shares, given)
     assert sum(smaller.limits.values()) <= budget
@@ -53,7 +53,7 @@ def test_within_the_budget_and_the_bounds_and_never_less_of_a_larger_one(seed: i
 
 
 def test_a_budget_that_is_too_small_says_what_is_needed_and_which_settings_take_it() -> None:
-    needed = compute_least_bytes(ALL, {})
+    needed = compute_minimum_bytes(ALL, {})
     with pytest.raises(InvalidConfiguration, match=f"needs {-(-needed // MIB)} MiB at least") as small:
         plan_memory(needed - 1, ALL, {})
     assert small.value.fields["setting"] == "process.memory_bytes"
@@ -73,12 +73,12 @@ def test_each_share_is_a_setting_and_its_bounds_are_values_that_the_setting_may_
 ) -> None:
     for each in shares:
         name = each.setting.removeprefix(f"{section}.")
-        assert isinstance(setting_value(config, name), int)
+        assert isinstance(get_setting_value(config, name), int)
         assert each.least < each.most
         for value in (each.least, each.most):
-            assert setting_value(replace_settings(config, {name: value}), name) == value
-    least = plan_memory(compute_least_bytes(shares, {}), shares, {}).apply_to_config(config, section)
-    assert setting_value(least, shares[0].setting.removeprefix(f"{section}.")) == shares[0].least
+            assert get_setting_value(replace_settings(config, {name: value}), name) == value
+    least = plan_memory(compute_minimum_bytes(shares, {}), shares, {}).apply_to_config(config, section)
+    assert get_setting_value(least, shares[0].setting.removeprefix(f"{section}.")) == shares[0].least
 
 
 def test_every_share_has_a_name_and_a_setting_of_its_own() -> None:

@@ -16,7 +16,7 @@ from magnetar.runtime.network import Endpoint, World
 from magnetar.runtime.peer.sockets import MemberNetwork
 from magnetar.runtime.process import real_world
 from magnetar.security.authority import create_files, issue_member_certificate
-from magnetar.security.members import ROLES, MemberGuard, member_network, member_uri, read_own_name
+from magnetar.security.members import ROLES, MemberGuard, make_member_network, make_member_uri, read_own_member_name
 from magnetar.security.settings import SecuritySettings
 from tests.support.certificates import Authority
 
@@ -41,7 +41,7 @@ def world_of(folder: Path, role: str) -> World:
     settings = SecuritySettings.load(str(folder / "security.toml")).members
     assert settings is not None
     world = real_world(1)
-    return replace(world, network=member_network(world.network, settings, role, world.clock))
+    return replace(world, network=make_member_network(world.network, settings, role, world.clock))
 
 
 def pem(files: TlsFiles) -> bytes:
@@ -113,11 +113,11 @@ def test_the_metadata_are_for_brokers_bookies_and_operators_and_a_backup_for_ope
 def test_names_of_members_have_no_characters_that_a_path_reads(folder: Path) -> None:
     for name in ("a/b", "", "../x", "a b", "a\n", "*"):
         with pytest.raises(InvalidConfiguration):
-            member_uri("one", "broker", name)
+            make_member_uri("one", "broker", name)
     settings = SecuritySettings.load(str(folder / "security.toml")).members
     assert settings is not None
-    assert read_own_name(settings, "operator") == "admin"
-    assert read_own_name(settings, "bookie") == "127.0.0.1"
+    assert read_own_member_name(settings, "operator") == "admin"
+    assert read_own_member_name(settings, "bookie") == "127.0.0.1"
 
 
 def test_a_certificate_of_another_role_is_refused_at_the_start(folder: Path, tmp_path: Path) -> None:
@@ -128,10 +128,10 @@ def test_a_certificate_of_another_role_is_refused_at_the_start(folder: Path, tmp
     settings = SecuritySettings.load(str(other / "security.toml")).members
     assert settings is not None
     with pytest.raises(InvalidConfiguration, match="this is a bookie"):
-        read_own_name(settings, "bookie")
+        read_own_member_name(settings, "bookie")
     (other / "members" / "broker.pem").unlink()
     with pytest.raises(InvalidConfiguration, match="copy it"):
-        read_own_name(settings, "broker")
+        read_own_member_name(settings, "broker")
 
 
 # ---------------------------------------------------------------------------------- over real TLS

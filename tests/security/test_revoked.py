@@ -61,7 +61,7 @@ async def test_a_token_or_a_role_on_the_list_is_refused_and_no_other(folder: Pat
     leaked, next_one, other = token("ada"), token("ada"), token("bob")
     for each in (leaked, next_one, other):
         await guard.authenticate(Caller("p", f"Bearer {each}"))
-    revoked.revoke(str(folder / "revoked.txt"), revoked.token_id_of(leaked))
+    revoked.revoke(str(folder / "revoked.txt"), revoked.read_token_id(leaked))
     clock.now_ms += 2100
     with pytest.raises(Unauthenticated, match="the token is revoked"):
         await guard.authenticate(Caller("p", f"Bearer {leaked}"))

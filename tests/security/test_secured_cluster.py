@@ -148,14 +148,14 @@ def test_a_stranger_that_knows_a_bookies_key_is_refused_as_no_member(secured: Se
     from magnetar.metadata.records import BookieRecord
     from magnetar.metadata.remote import connect_metadata
     from magnetar.metadata.store import get_record
-    from magnetar.security.members import member_network
+    from magnetar.security.members import make_member_network
     from magnetar.security.settings import SecuritySettings
 
     async def main() -> None:
         world = real_world()
         section = SecuritySettings.load(secured.settings).members
         assert section is not None
-        member = replace(world, network=member_network(world.network, section, "operator", world.clock))
+        member = replace(world, network=make_member_network(world.network, section, "operator", world.clock))
         store = await connect_metadata(member, Endpoint.parse(secured.metadata.address))
         [name, *_] = await store.children(paths.BOOKIES)
         found = await get_record(store, paths.bookie(name), BookieRecord)

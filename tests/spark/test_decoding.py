@@ -25,8 +25,8 @@ from magnetar.proto.schema import SchemaInfo, SchemaType, encode_version
 from magnetar.spark_connector import decoding as of_decoding
 from magnetar.spark_connector.decoding import ColumnDecoder
 from magnetar.spark_connector.options import parse_source_options
-from magnetar.spark_connector.rows import Entry, RowBuilder, metadata_columns
-from magnetar.spark_connector.shapes import columns_of_schemas, make_typed_schema
+from magnetar.spark_connector.rows import Entry, RowBuilder, list_metadata_columns
+from magnetar.spark_connector.shapes import make_typed_schema, merge_schema_columns
 
 TOPIC = "persistent://public/default/t"
 OPTIONS = parse_source_options(
@@ -91,7 +91,7 @@ def rows(
 
     known = make_typed_schema(TOPIC, reader)
     decoding = ColumnDecoder(known, schema, is_strict=strict)
-    builder = RowBuilder(columns_of_schemas({TOPIC: known}, metadata_columns(OPTIONS)), (TOPIC, 0), -1, decoding)
+    builder = RowBuilder(merge_schema_columns({TOPIC: known}, list_metadata_columns(OPTIONS)), (TOPIC, 0), -1, decoding)
     first = 0
     for version, payloads in written:
         items: list[bytes] = []
@@ -328,7 +328,7 @@ def test_bytes_that_a_stranger_changed_end_in_rows(kind: SchemaType) -> None:
 def test_columns_that_a_query_does_not_name_are_not_decoded() -> None:
     known = make_typed_schema(TOPIC, info(SchemaType.JSON))
     decoding = ColumnDecoder(known, lambda version: known.info, is_strict=True)
-    schema = StructType([each for each in metadata_columns(OPTIONS) if each.name == "__offset"])
+    schema = StructType([each for each in list_metadata_columns(OPTIONS) if each.name == "__offset"])
     builder = RowBuilder(schema, (TOPIC, 0), -1, decoding)
     metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1)
     entry = encode_batch(metadata, [encode_item_prefix(SingleMessageMetadata(payload_size=4)), b"junk"], 1)

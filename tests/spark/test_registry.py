@@ -15,10 +15,10 @@ from magnetar.proto.schema import SchemaInfo, SchemaType
 from magnetar.proto.statistics import TopicSchema
 from magnetar.schema import AvroSchema, Integer, JsonSchema, Record, String
 from magnetar.spark_connector.shapes import (
-    columns_of_schemas,
     find_newest_schema,
     find_reader_schema,
     make_typed_schema,
+    merge_schema_columns,
 )
 
 TOPIC = "persistent://public/default/t"
@@ -68,7 +68,7 @@ def test_a_topic_without_a_schema_says_what_to_do() -> None:
     with pytest.raises(InvalidConfiguration, match=r"has no schema.*magnetar schemas upload"):
         find_newest_schema(TOPIC, [version(0, A, deleted=True)])
     with pytest.raises(InvalidConfiguration, match="no topic matches"):
-        columns_of_schemas({}, [])
+        merge_schema_columns({}, [])
 
 
 REFUSED = {
@@ -105,10 +105,10 @@ def test_a_definition_that_doubles_with_each_level_is_refused_at_once() -> None:
 def test_topics_of_a_query_have_the_same_columns_and_none_of_the_others_names() -> None:
     one, two = find_newest_schema("one", [version(0, A)]), find_newest_schema("two", [version(0, B)])
     with pytest.raises(InvalidConfiguration, match="topics one and two have different columns: a int; b string"):
-        columns_of_schemas({"one": one, "two": two}, [])
+        merge_schema_columns({"one": one, "two": two}, [])
     meta = find_newest_schema("m", [version(0, '{"name":"__key","type":"int"}')])
     with pytest.raises(InvalidConfiguration, match="a field '__key', which is the name of another column"):
-        columns_of_schemas({"m": meta}, [StructField("__key", LongType())])
+        merge_schema_columns({"m": meta}, [StructField("__key", LongType())])
 
 
 # ------------------------------------------------------------------ in Spark

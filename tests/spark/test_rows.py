@@ -16,7 +16,7 @@ from magnetar.proto.entry import encode_batch, encode_broker_part, encode_entry,
 from magnetar.proto.entry_pb2 import KeyValue, MessageIdData, MessageMetadata, SingleMessageMetadata
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.spark_connector.options import parse_source_options
-from magnetar.spark_connector.rows import Entry, RowBuilder, check_source_columns, default_columns
+from magnetar.spark_connector.rows import Entry, RowBuilder, check_source_columns, make_default_columns
 
 BASE = {"service.url": "magnetar://localhost:7650", "topic": "t"}
 PARTITION = ("persistent://public/default/t", 2)
@@ -41,7 +41,7 @@ def plain(first_index: int, *payloads: bytes) -> StoredEntry:
 
 def build(deliveries: list[StoredEntry], first: int, end: int, **options: str) -> pa.RecordBatch:
     parsed = parse_source_options(BASE | options, streaming=True)
-    builder, at = RowBuilder(default_columns(parsed), PARTITION, 2), first
+    builder, at = RowBuilder(make_default_columns(parsed), PARTITION, 2), first
     for each in deliveries:
         at = builder.add(Entry(each), at, end)
     return builder.finish()
@@ -49,7 +49,7 @@ def build(deliveries: list[StoredEntry], first: int, end: int, **options: str) -
 
 def test_the_schema_is_sparks_to_the_last_flag() -> None:
     for kafka in ("magnetar", "kafka"):
-        schema = default_columns(
+        schema = make_default_columns(
             parse_source_options(BASE | {"columns": kafka, "includeProperties": "true"}, streaming=True)
         )
         batch = build([plain(0, b"x")], 0, 1, columns=kafka, includeProperties="true")
@@ -107,7 +107,7 @@ TIMES = {
 def test_an_event_time_that_no_timestamp_holds_is_null_and_counted() -> None:
     singles = [(SingleMessageMetadata(event_time=each), b"v") for each in TIMES]
     parsed = parse_source_options(BASE, streaming=True)
-    builder = RowBuilder(default_columns(parsed), PARTITION, 2)
+    builder = RowBuilder(make_default_columns(parsed), PARTITION, 2)
     builder.add(Entry(delivery(0, *singles)), 0, len(singles))
     found = builder.finish()["eventTime"].view(pa.int64()).to_pylist()
     assert found == [None if ms is None else ms * 1000 for ms in TIMES.values()]
@@ -115,7 +115,7 @@ def test_an_event_time_that_no_timestamp_holds_is_null_and_counted() -> None:
 
 
 def test_a_publish_time_that_no_timestamp_holds_is_the_nearest_one_and_counted() -> None:
-    builder = RowBuilder(default_columns(parse_source_options(BASE, streaming=True)), PARTITION, 2)
+    builder = RowBuilder(make_default_columns(parse_source_options(BASE, streaming=True)), PARTITION, 2)
     for index, ms in enumerate([5, 1 << 62, (1 << 64) - 1]):
         head = MessageMetadata(producer_name="p", sequence_id=0, publish_time=ms)
         entry = encode_broker_part(index, 5) + encode_entry(head, b"v")
@@ -127,7 +127,7 @@ def test_a_publish_time_that_no_timestamp_holds_is_the_nearest_one_and_counted()
 
 def test_a_key_that_is_called_base64_and_is_not_comes_as_its_text_and_is_counted() -> None:
     wrong = SingleMessageMetadata(partition_key="no base64!", partition_key_b64_encoded=True)
-    builder = RowBuilder(default_columns(parse_source_options(BASE, streaming=True)), PARTITION, 2)
+    builder = RowBuilder(make_default_columns(parse_source_options(BASE, streaming=True)), PARTITION, 2)
     builder.add(Entry(delivery(0, (wrong, b"v"))), 0, 1)
     assert builder.finish()["key"].to_pylist() == [b"no base64!"]
     assert builder.unfit == {"key": 1}
@@ -135,7 +135,7 @@ def test_a_key_that_is_called_base64_and_is_not_comes_as_its_text_and_is_counted
 
 def test_a_value_that_is_no_text_comes_with_replacement_characters_and_is_counted() -> None:
     parsed = parse_source_options(BASE | {"valueFormat": "string"}, streaming=True)
-    builder = RowBuilder(default_columns(parsed), PARTITION, 2)
+    builder = RowBuilder(make_default_columns(parsed), PARTITION, 2)
     builder.add(Entry(plain(0, b"a\xffb", b"whole", b"")), 0, 3)
     assert builder.finish()["value"].to_pylist() == ["a\ufffdb", "whole", ""]
     assert builder.unfit == {"value": 1}
@@ -150,7 +150,7 @@ def test_of_a_property_that_comes_twice_the_last_one_counts_as_in_the_sdk() -> N
 
 def test_what_messages_carry_beside_their_payload_counts_for_the_size_of_a_batch() -> None:
     heavy = SingleMessageMetadata(properties=[KeyValue(key="a", value="x" * 100_000)])
-    builder = RowBuilder(default_columns(parse_source_options(BASE, streaming=True)), PARTITION, 2)
+    builder = RowBuilder(make_default_columns(parse_source_options(BASE, streaming=True)), PARTITION, 2)
     for first in range(0, 200, 40):
         builder.add(Entry(delivery(first, *((heavy, b"") for _ in range(40)))), first, first + 40)
     assert builder.is_full

@@ -10,7 +10,7 @@ pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
 
 import pyarrow as pa
 
-from magnetar.proto.entry import decode_columns, parse_entry
+from magnetar.proto.entry import decode_message_columns, parse_entry
 from magnetar.proto.errors import InvalidRequest, TopicTerminated
 from magnetar.spark_connector.options import parse_sink_options
 from magnetar.spark_connector.sink import _write
@@ -34,7 +34,7 @@ def rows(**columns: pa.Array) -> pa.RecordBatch:
 def stored(broker: FakeBroker, topic: str = TOPIC) -> Iterator[tuple[Any, bytes]]:
     for entry in broker.topic(topic).entries:
         _, header = parse_entry(entry)
-        yield from zip(*decode_columns(header, entry), strict=True)
+        yield from zip(*decode_message_columns(header, entry), strict=True)
 
 
 def numbers(count: int) -> pa.Array:

@@ -15,7 +15,7 @@ from magnetar.proto.names import TopicName
 from magnetar.spark_connector import source
 from magnetar.spark_connector.offsets import MessageRange
 from magnetar.spark_connector.options import parse_source_options
-from magnetar.spark_connector.rows import default_columns
+from magnetar.spark_connector.rows import make_default_columns
 
 TOPIC = "persistent://public/default/t"
 
@@ -53,7 +53,7 @@ def offsets(monkeypatch: pytest.MonkeyPatch, deliveries: list[StoredEntry], end:
     monkeypatch.setattr(source, "get_query_connection", lambda _options: _Topics(deliveries))
     parsed = parse_source_options({"service.url": "magnetar://localhost", "topic": "t", **options}, streaming=True)
     task = source.RangeTask(MessageRange((TOPIC, 0), 0, end))
-    batches = source._read(parsed, default_columns(parsed), task)
+    batches = source._read(parsed, make_default_columns(parsed), task)
     return [offset for batch in batches for offset in batch["offset"].to_pylist()]
 
 
@@ -101,7 +101,7 @@ def test_indexes_of_aborted_messages_are_skipped_and_all_others_are_lost(
     elsewhere = tuple(index for index in aborted if index not in (0, 3))
     monkeypatch.setattr(source, "get_query_connection", lambda _options: _Topics([delivery(0), delivery(3)], elsewhere))
     task = source.RangeTask(MessageRange((TOPIC, 0), 0, 5))
-    found = source._read(parsed, default_columns(parsed), task)
+    found = source._read(parsed, make_default_columns(parsed), task)
     if lost is None:
         assert [offset for batch in found for offset in batch["offset"].to_pylist()] == [0, 3]
     else:

@@ -255,7 +255,7 @@ class EntryLogCompactor:
         return before - self._bytes_of(number)
 
     def _bytes_of(self, number: int) -> int:
-        names = (log_files.log_name(number), log_files.index_name(number))
+        names = (log_files.entry_log_file_name(number), log_files.entry_log_index_file_name(number))
         return sum(file_size(self._files, join_path(self._directory, name)) for name in names)
 
     # ------------------------------------------------------------------------------------ moves

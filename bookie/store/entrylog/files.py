@@ -42,11 +42,11 @@ LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".idx"
 
 
-def log_name(number: int) -> str:
+def entry_log_file_name(number: int) -> str:
     return f"{number:016d}{LOG_SUFFIX}"
 
 
-def index_name(number: int) -> str:
+def entry_log_index_file_name(number: int) -> str:
     return f"{number:016d}{INDEX_SUFFIX}"
 
 
@@ -62,7 +62,7 @@ class _Heads(NamedTuple):
 def _groups(files: Files, directory: str, number: int, uuid: bytes, end: int | None) -> Iterator[_Heads]:
     """Yields the groups of a log's index file up to the offset `end` (None: the end of the file). Raises DamagedFile,
     also while the slices of a group are read."""
-    path = join_path(directory, index_name(number))
+    path = join_path(directory, entry_log_index_file_name(number))
     file = files.open(path, write=False)
     try:
         decode_file_header(file.pread(FILE_HEADER_BYTES, 0), index.MAGIC, uuid, number, path)
@@ -111,7 +111,7 @@ def read_index_groups(
             for heads in slices:
                 group.feed(heads)
         except ValueError as error:
-            raise DamagedFile(join_path(directory, index_name(number)), offset, str(error)) from error
+            raise DamagedFile(join_path(directory, entry_log_index_file_name(number)), offset, str(error)) from error
         groups.append(group)
     return groups
 
@@ -155,13 +155,13 @@ def remove_log_files(files: Files, directory: str, number: int) -> None:
 
     The next start can do so because `DrainedEntryLog` facts are kept for ever."""
     remove_log_data_file(files, directory, number)
-    _remove(files, join_path(directory, index_name(number)))
+    _remove(files, join_path(directory, entry_log_index_file_name(number)))
 
 
 def remove_log_data_file(files: Files, directory: str, number: int) -> None:
     """Removes the log file of a log, without a sync. Keeps its index file, which says which entries the log
     contained."""
-    _remove(files, join_path(directory, log_name(number)))
+    _remove(files, join_path(directory, entry_log_file_name(number)))
 
 
 def _remove(files: Files, path: str) -> None:
@@ -169,7 +169,7 @@ def _remove(files: Files, path: str) -> None:
         files.remove(path)
 
 
-class EntriesOfExtent(NamedTuple):
+class ExtentReadResult(NamedTuple):
     """The entries that one read found in an extent, the extent's table, and whether the read met damage."""
 
     table: index.ExtentTable | None  # None: damaged
@@ -192,7 +192,7 @@ class EntryLogReader:
     def read_pages(self, log: int, ledger: int, pages: list[Page]) -> tuple[list[ExtentLocation], int]:
         """Reads these pages of a log's index file. Returns (locations of the ledger's extents in these pages, number of
         damaged pages)."""
-        file = self._file(index_name(log))
+        file = self._file(entry_log_index_file_name(log))
         found: list[ExtentLocation] = []
         bad = 0
         for page in pages:
@@ -206,7 +206,7 @@ class EntryLogReader:
 
     def read_entries(
         self, place: ExtentLocation, table: index.ExtentTable | None, entry: int, count: int, bytes_max: int
-    ) -> EntriesOfExtent:
+    ) -> ExtentReadResult:
         """Reads `entry` and the entries after it from an extent, with one read of the file: at most `count` consecutive
         entries, of about `bytes_max` bytes together. `table` is the extent's table; None: reads it too.
 
@@ -215,13 +215,13 @@ class EntryLogReader:
             table = self.read_table(place)
         if table is None:
             _LOG.error("index table of log %d at %d is damaged", place.log, place.table_offset)
-            return EntriesOfExtent(None, [], True)
+            return ExtentReadResult(None, [], True)
         first = find_record_number(place, table, entry)
         if first is None:
-            return EntriesOfExtent(table, [], False)
+            return ExtentReadResult(table, [], False)
         end = run_end(table, first, count, bytes_max)
         offsets = table.offsets[first : end + 1]
-        data = self._read(log_name(place.log), offsets[-1] - offsets[0], place.extent.start + offsets[0])
+        data = self._read(entry_log_file_name(place.log), offsets[-1] - offsets[0], place.extent.start + offsets[0])
         if len(data) < (end - first) * VIEWED_BYTES_MIN:
             data = bytes(data)
         entries = entry_log.decode_entries_if_intact(data, offsets, place.extent.ledger, entry)
@@ -230,12 +230,12 @@ class EntryLogReader:
             _LOG.error(
                 "entry %d of ledger %d in log %d is damaged", entry + len(entries), place.extent.ledger, place.log
             )
-        return EntriesOfExtent(table, entries, damaged)
+        return ExtentReadResult(table, entries, damaged)
 
     def read_table(self, place: ExtentLocation) -> index.ExtentTable | None:
         """Reads the table of an extent from the log's index file and returns it. Returns None if the table is
         damaged."""
-        data = self._file(index_name(place.log)).pread(place.extent.table_bytes, place.table_offset)
+        data = self._file(entry_log_index_file_name(place.log)).pread(place.extent.table_bytes, place.table_offset)
         return index.decode_table_if_intact(place.extent, data)
 
     def _read(self, name: str, size: int, offset: int) -> bytes | memoryview:
@@ -260,7 +260,11 @@ class EntryLogReader:
         return self._arena[before : min(before + size, found)]
 
     def close_log(self, log: int) -> None:
-        for key in ((log_name(log), False), (log_name(log), True), (index_name(log), False)):
+        for key in (
+            (entry_log_file_name(log), False),
+            (entry_log_file_name(log), True),
+            (entry_log_index_file_name(log), False),
+        ):
             file = self._open.pop(key, None)
             if file is not None:
                 file.close()

@@ -33,7 +33,7 @@ from ...format.mark import OpenLogEnds
 from .. import disk
 from ..index import EntryLogIndex, MissingIndexPages
 from ..memtable import IntegerIntervals
-from .files import EntryLogReader, index_name, log_name, read_extents, read_index_groups
+from .files import EntryLogReader, entry_log_file_name, entry_log_index_file_name, read_extents, read_index_groups
 from .writer import EntryLogWriter, WrittenEntries
 
 # ---------------------------------------------------------------------------------------------------------- plan
@@ -224,7 +224,10 @@ class LiveBytesCounter:
         self._number = number
         self._state = state
         self._deleted = deleted
-        self._sizes = [file_size(files, join_path(directory, name(number))) for name in (log_name, index_name)]
+        self._sizes = [
+            file_size(files, join_path(directory, name(number)))
+            for name in (entry_log_file_name, entry_log_index_file_name)
+        ]
         log_end = self._sizes[0] if opened is None else opened.log_end
         self._data_bytes = max(0, log_end - entry_log.DATA_OFFSET)
         self._parts = read_extents(files, directory, number, uuid, None if opened is None else opened.index_end)
@@ -476,7 +479,7 @@ class EntryMover:
     def _file(self, log: int) -> File:
         file = self._open.get(log)
         if file is None:
-            file = self._open[log] = self._files.open(join_path(self._directory, log_name(log)), write=False)
+            file = self._open[log] = self._files.open(join_path(self._directory, entry_log_file_name(log)), write=False)
         return file
 
 

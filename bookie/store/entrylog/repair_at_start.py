@@ -38,7 +38,7 @@ from ..index import LoadedIndexGroup
 from ..memtable import IntegerIntervals
 from ..state_log import DataLossLog, read_or_raise_damaged
 from . import files as log_files
-from .files import index_name, log_name
+from .files import entry_log_file_name, entry_log_index_file_name
 
 # ------------------------------------------------------------------------------------------------------- rebuild
 # Rebuilds the index of an entry log from the log itself, whose records have their ids (format/entry_log.py).
@@ -213,7 +213,10 @@ def rebuild_index(
     """Makes the index file of entry log `number` anew by scanning the log. Before it replaces the old index, calls
     `tell` with the ranges of the log that cannot be read. `exact`: zeros at the end of the log count as unreadable.
     Raises NoSpace."""
-    log_path, path = join_path(directory, log_name(number)), join_path(directory, index_name(number))
+    log_path, path = (
+        join_path(directory, entry_log_file_name(number)),
+        join_path(directory, entry_log_index_file_name(number)),
+    )
     temporary = path + TEMPORARY
     source = files.open(log_path)
     try:
@@ -296,10 +299,10 @@ class EntryLogRepairAtStart:
         return groups
 
     def _log(self, number: int) -> str:
-        return join_path(self._directory, log_files.log_name(number))
+        return join_path(self._directory, log_files.entry_log_file_name(number))
 
     def _index(self, number: int) -> str:
-        return join_path(self._directory, log_files.index_name(number))
+        return join_path(self._directory, log_files.entry_log_index_file_name(number))
 
     # ------------------------------------------------------------------------------------ which there are
     def _take_inventory(self) -> None:

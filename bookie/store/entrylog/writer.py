@@ -33,7 +33,7 @@ from ...format.mark import OpenLogEnds
 from .. import disk
 from ..index import LoadedIndexGroup
 from ..memtable import ENTRY_OVERHEAD_BYTES, EntryTable, Stored
-from .files import index_name, log_name
+from .files import entry_log_file_name, entry_log_index_file_name
 
 SLICE_BYTES = 1 << 20
 PIECE_BYTES = 256 << 10
@@ -141,7 +141,10 @@ class EntryLogWriter:
 
         Such marks are that of a checkpoint that ends during a move, and that of a commit after a flush that found no
         room. Overwrites files that a failed attempt left."""
-        paths = join_path(self._directory, log_name(number)), join_path(self._directory, index_name(number))
+        paths = (
+            join_path(self._directory, entry_log_file_name(number)),
+            join_path(self._directory, entry_log_index_file_name(number)),
+        )
         opened: list[File] = []
         try:
             for path, magic in zip(paths, (entry_log.MAGIC, index.MAGIC), strict=True):
@@ -176,7 +179,7 @@ class EntryLogWriter:
         self._direct = file is not None
         return file
 
-    def append_all(self, slices: Sequence[Sequence[Buffer]]) -> None:
+    def append_slices(self, slices: Sequence[Sequence[Buffer]]) -> None:
         for buffers in slices:
             self.append(buffers)
 

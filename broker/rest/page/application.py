@@ -65,8 +65,8 @@ from ....runtime.clock import Clock
 from ....runtime.network import CallContext
 from ...node.topic_manager import TopicManager
 from ..call import HttpError, RestRequest, error_response
-from .messages import Searches, is_search, messages, parse_form_time
-from .resending import Resent, plan_resend, publish_again
+from .messages import Searches, is_search_query, messages, parse_form_time
+from .resending import ResendResult, plan_resend, publish_again
 from .topic_views import FILTERS, SUBSCRIPTION, VIEWS, View, find_view, moment, number
 
 HEADERS = {
@@ -268,7 +268,7 @@ class PageApplication:
         self._sessions = Sessions(self._clock)
         self._streams = 0
         self._searches = Searches()
-        self._resent = OrderedDict[str, Resent | None]()
+        self._resent = OrderedDict[str, ResendResult | None]()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
@@ -296,7 +296,7 @@ class PageApplication:
         call = self._make_call(request, context, _topic_names(names), b"")
         if request.query_params.get("live") and view.live and request.method == "GET":
             return self._live(request, view, _topic_names(names))
-        searching = view.run is messages and is_search(call)
+        searching = view.run is messages and is_search_query(call)
         async with asyncio.timeout(VIEW_S):
             with self._searches.running(call.topic.full) if searching else nullcontext():
                 value = await view.run(call)

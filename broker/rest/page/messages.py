@@ -185,7 +185,7 @@ class MessagesView:
 
 
 @dataclass(frozen=True, slots=True)
-class TailView:
+class NewestMessagesView:
     """The content of the page with the newest messages of a topic, the newest first. `end_index`: the index that the
     next message will get; it shows users how many messages have arrived since, also if they are not in `messages`."""
 
@@ -207,7 +207,7 @@ SEARCHED = ("since", "until", "key", "property", "text")
 FIELDS = ("id", "time", "subscription", *SEARCHED)
 
 
-def is_search(call: RestRequest) -> bool:
+def is_search_query(call: RestRequest) -> bool:
     """Returns True if the query of the request is a search, which may read a large part of the topic."""
     return any(call.query.get(each) for each in SEARCHED)
 
@@ -223,12 +223,12 @@ async def messages(call: RestRequest) -> MessagesView | Response:
     if way not in WAYS:
         raise HttpError("a payload is shown as text, json or hex")
     progress: Progress | None = None
-    if is_search(call):
+    if is_search_query(call):
         if asked["id"] or asked["time"] or asked["subscription"]:
             raise HttpError("a search takes no id, no time of a message and no subscription")
         found, progress = await search(call, asked)
     else:
-        wanted = parse_id(asked["id"]) if asked["id"] else None
+        wanted = parse_entry_message_id(asked["id"]) if asked["id"] else None
         entries = await _find_entries(call, wanted, asked)
         found = [one for each in entries for one in await decode_entry(call, each, wanted)]
     if call.query.get("download"):
@@ -243,7 +243,7 @@ async def messages(call: RestRequest) -> MessagesView | Response:
     return MessagesView(call.topic.full, **asked, way=way, messages=await show(call, found, way), progress=progress)
 
 
-async def tail(call: RestRequest) -> TailView:
+async def tail(call: RestRequest) -> NewestMessagesView:
     """Returns the newest messages of the topic: at most TAIL_MAX, and fewer if they are large. Stores nothing between
     two calls, so an open page costs the same for each call, and a closed page costs nothing."""
     await call.check_unpartitioned(op.GET_MESSAGE, ONE)
@@ -256,7 +256,7 @@ async def tail(call: RestRequest) -> TailView:
             call, reader, Criteria(), floor, end, most=width, bytes_most=TAIL_BYTES
         )
     most = TAIL_PAYLOADS // max(1, len(found))
-    return TailView(call.topic.full, end, tuple(_message(each, "", most, ()) for each in found))
+    return NewestMessagesView(call.topic.full, end, tuple(_message(each, "", most, ()) for each in found))
 
 
 def find_real_topic(message: Found, here: TopicName) -> TopicName | None:
@@ -272,7 +272,7 @@ def find_real_topic(message: Found, here: TopicName) -> TopicName | None:
     return None if found == here or not found.persistent else found
 
 
-async def find_acts(call: RestRequest, messages: Sequence[Found]) -> list[tuple[str, ...]]:
+async def find_allowed_actions(call: RestRequest, messages: Sequence[Found]) -> list[tuple[str, ...]]:
     """Returns, for each message, the actions that the caller may do with it: RESEND (publish it again), REDRIVE (send a
     dead letter back to the topic from which it came)."""
     may = dict[TopicName, bool]()
@@ -289,13 +289,13 @@ async def find_acts(call: RestRequest, messages: Sequence[Found]) -> list[tuple[
 
 async def _may_produce(call: RestRequest, topic: TopicName) -> bool:
     try:
-        await require_produce(call, topic, audited=False)
+        await check_produce_permission(call, topic, audited=False)
     except Unauthorized:
         return False
     return True
 
 
-async def require_produce(call: RestRequest, topic: TopicName, *, audited: bool = True) -> None:
+async def check_produce_permission(call: RestRequest, topic: TopicName, *, audited: bool = True) -> None:
     """Raises Unauthorized if the caller may not publish to the topic. `audited`: whether a refusal is written to the
     audit log."""
     context = call.context
@@ -308,11 +308,11 @@ async def show(call: RestRequest, found: list[Found], way: str) -> tuple[Message
     """Returns the messages `found` in the form in which the page shows them. Their payloads together have at most
     PAYLOADS_BYTES, in equal shares. `way`: the format of the payloads."""
     most = PAYLOADS_BYTES // max(1, len(found))
-    acts = await find_acts(call, found)
+    acts = await find_allowed_actions(call, found)
     return tuple(_message(each, way, most, may) for each, may in zip(found, acts, strict=True))
 
 
-def parse_id(text: str) -> tuple[int, int, int]:
+def parse_entry_message_id(text: str) -> tuple[int, int, int]:
     """Returns (ledger id, entry id, batch index) of a message id LEDGER:ENTRY[:INDEX]. The batch index is -1 if it is
     missing: the id then means the whole entry. Raises HttpError if the text is not a message id."""
     parts = [parse_number(each) for each in text.split(":")]

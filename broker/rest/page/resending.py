@@ -48,7 +48,15 @@ from ...subscription.core.redelivery_backoff import (
     copy_message_metadata,
 )
 from ..call import HttpError, RestRequest
-from .messages import REDRIVE, RESEND, ask_owner, decode_entry, find_real_topic, parse_id, require_produce
+from .messages import (
+    REDRIVE,
+    RESEND,
+    ask_owner,
+    check_produce_permission,
+    decode_entry,
+    find_real_topic,
+    parse_entry_message_id,
+)
 
 REDRIVEN = "REDRIVEN"
 """The property that counts how often a dead letter went back."""
@@ -78,7 +86,7 @@ class ResendPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Resent:
+class ResendResult:
     """The result of publishing a message again: its topic and its new id; the id is "" if it is not known."""
 
     target: str
@@ -92,7 +100,7 @@ async def plan_resend(call: RestRequest, act: str, id_: str, once: str) -> Resen
     if act not in (RESEND, REDRIVE):
         raise HttpError(f"an action is {RESEND} or {REDRIVE}")
     await call.check_unpartitioned(op.GET_MESSAGE, "open one of them")
-    wanted = parse_id(id_)
+    wanted = parse_entry_message_id(id_)
     (entry,) = await ask_owner(call, op.GET_MESSAGE, ledger_id=wanted[0], entry_id=wanted[1])
     found = await decode_entry(call, entry, wanted)
     if len(found) != 1:
@@ -108,7 +116,7 @@ async def plan_resend(call: RestRequest, act: str, id_: str, once: str) -> Resen
     real = call.topic if act == RESEND else find_real_topic(message, call.topic)
     if real is None:
         raise HttpError("it is no dead letter: it names no topic from where it came", 409)
-    await require_produce(call, real)
+    await check_produce_permission(call, real)
     metadata = copy_message_metadata(header, message.metadata, as_it_is=message.is_encoded)
     target = await _choose_partition(call, real, metadata, once)
     times = _take_letter_off(metadata) if act == REDRIVE else 0
@@ -162,7 +170,7 @@ def _preview(act: str, id_: str, target: TopicName, metadata: MessageMetadata, t
     return " ".join(told)
 
 
-async def publish_again(call: RestRequest, plan: ResendPlan) -> Resent:
+async def publish_again(call: RestRequest, plan: ResendPlan) -> ResendResult:
     """Publishes the message of the plan, writes this to the audit log, and returns when the message is confirmed.
     Raises IncompatibleSchema and the errors of a producer. After TimedOut or ConnectionLost it is unknown whether the
     message was published."""
@@ -173,7 +181,7 @@ async def publish_again(call: RestRequest, plan: ResendPlan) -> Resent:
             written_for=(call.topic, 0),
         )  # fmt: skip
         new = f"{place.ledger_id}:{place.entry_id}" if place is not None and place.entry_id >= 0 else ""
-        return Resent(plan.target.full, new)
+        return ResendResult(plan.target.full, new)
     except BaseException as error:
         result = type(error).__name__ if isinstance(error, MagnetarError) else "unknown"
         raise

@@ -53,9 +53,9 @@ from ....proto.statistics import (
     TopicStats,
     WhyStuck,
 )
-from ....runtime.config import REQUIRED, defaults_of, settings
+from ....runtime.config import REQUIRED, list_setting_defaults, settings
 from ...session.inspection import ask_bookies
-from ...session.settings import to_java_text
+from ...session.settings import format_setting_value
 from ..call import HttpError, RestRequest
 from .messages import ONE, ask_owner, json_text, messages, tail
 
@@ -434,11 +434,13 @@ async def bookies(call: RestRequest) -> Bookies:
 async def broker_settings(call: RestRequest) -> Settings:
     described = await call.call_local(op.DESCRIBE_BROKER, tasks=False, metrics=False)
     config = type(call.broker.config)
-    defaults, meanings = defaults_of(config), {each.name: each.doc for each in settings(config)}
+    defaults, meanings = list_setting_defaults(config), {each.name: each.doc for each in settings(config)}
     rows = list[SettingRow]()
     for each in described.settings:
         default = defaults.get(each.name, REQUIRED)
-        rows.append(SettingRow(each, "" if default is REQUIRED else to_java_text(default), meanings.get(each.name, "")))
+        rows.append(
+            SettingRow(each, "" if default is REQUIRED else format_setting_value(default), meanings.get(each.name, ""))
+        )
     return Settings(described.name, tuple(rows))
 
 

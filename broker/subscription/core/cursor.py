@@ -72,7 +72,7 @@ class AckHoles:
         self._unsized = set(acked)
         """Ledgers whose bitmap has changed since it was measured."""
 
-    def get_mutable_bitmap(self, ledger_id: int) -> BitMap:
+    def get_or_create_hole_bitmap(self, ledger_id: int) -> BitMap:
         """Returns the bitmap with the holes of a ledger. The caller may change it. Creates an empty bitmap if the
         ledger has no holes."""
         holes = self._acked.get(ledger_id)
@@ -81,24 +81,24 @@ class AckHoles:
         self._unsized.add(ledger_id)
         return holes
 
-    def drop_holes_of_ledger(self, ledger_id: int) -> None:
+    def discard_holes_of_ledger(self, ledger_id: int) -> None:
         """Removes all holes in the ledger."""
         del self._acked[ledger_id]
         self.full.pop(ledger_id, None)
         self._sizes.pop(ledger_id, None)
         self._unsized.discard(ledger_id)
 
-    def drop_holes_up_to(self, mark: Position) -> None:
+    def discard_holes_up_to(self, mark: Position) -> None:
         """Removes the holes up to and including the position `mark`."""
         ledger_id, entry_id = mark
         for id_ in [id_ for id_ in self._acked if id_ < ledger_id]:
-            self.drop_holes_of_ledger(id_)
+            self.discard_holes_of_ledger(id_)
         holes = self._acked.get(ledger_id)
         if holes is not None and holes.min() <= entry_id:
             holes.remove_range(0, entry_id + 1)
             self._unsized.add(ledger_id)
             if not holes:
-                self.drop_holes_of_ledger(ledger_id)
+                self.discard_holes_of_ledger(ledger_id)
 
     @property
     def hole_range_count(self) -> int:
@@ -184,7 +184,7 @@ class Cursor:
             return True
         self._discard_state(position)
         ledger_id, entry_id = position
-        self.holes.get_mutable_bitmap(ledger_id).add(entry_id)
+        self.holes.get_or_create_hole_bitmap(ledger_id).add(entry_id)
         self.changed_chunks.add(chunk_key_of(ChunkKind.HOLES, position))
         return True
 
@@ -199,12 +199,12 @@ class Cursor:
             if not new:
                 return new
         if self.pending is not None:
-            new = self.pending.without_pending_entries(ledger_id, new)
+            new = self.pending.exclude_pending_entries(ledger_id, new)
             if not new:
                 return new
         self.version += 1
         self._forget_set(ledger_id, new)
-        holes = self.holes.get_mutable_bitmap(ledger_id)
+        holes = self.holes.get_or_create_hole_bitmap(ledger_id)
         holes |= new
         self.changed_chunks.update(chunk_keys_of_holes(ledger_id, new))
         self._advance()
@@ -334,12 +334,12 @@ class Cursor:
         removes acknowledgements and redelivery counts of entries that the log does not have; then moves the mark over
         the acknowledged entries directly after it."""
         shape = self._shape
-        self.mark = shape.limit_mark_to_log(self.mark)
+        self.mark = shape.clamp_mark_to_log(self.mark)
         for ledger_id, holes in list(self.acked.items()):
             span = shape.find_span_of_ledger(ledger_id)
             holes &= BitMap(range(span.last_entry + 1)) if span is not None else BitMap()
             if not holes:
-                self.holes.drop_holes_of_ledger(ledger_id)
+                self.holes.discard_holes_of_ledger(ledger_id)
         for position in [position for position in self.partial if not shape.is_readable(position)]:
             self._forget_partial(position)
         for position in [position for position in self.counts if not shape.is_readable(position)]:
@@ -352,7 +352,7 @@ class Cursor:
         """Called when a ledger was deleted, all of whose entries are acknowledged: removes the holes in this ledger.
         (After a restart `adapt_to_log` does this.)"""
         if ledger_id in self.acked:
-            self.holes.drop_holes_of_ledger(ledger_id)
+            self.holes.discard_holes_of_ledger(ledger_id)
 
     def rebase(self, shape: LogShape) -> None:
         """Sets the shape of the log. The new shape must contain the same entries as the present one; it may contain
@@ -569,7 +569,7 @@ class Cursor:
 
     def _forget_up_to_mark(self) -> None:
         if self.acked:
-            self.holes.drop_holes_up_to(self.mark)
+            self.holes.discard_holes_up_to(self.mark)
         while self.partial and self.partial.keys()[0] <= self.mark:
             self._gone(self.partial.popitem(0)[1])
         while self.counts and self.counts.keys()[0] <= self.mark:

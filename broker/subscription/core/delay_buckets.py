@@ -72,7 +72,7 @@ class UnstoredDelayBucket(NamedTuple):
     segments: list[DelaySegment]
 
 
-class DelayKeys(msgspec.Struct, eq=False):
+class DelayKeySequence(msgspec.Struct, eq=False):
     """A sequence of keys of delayed entries, ascending, and encoded as bytes. It is read from the front: the keys
     before the offset `offset` (bytes) are used already."""
 
@@ -102,7 +102,7 @@ class DelayKeys(msgspec.Struct, eq=False):
         return [int.from_bytes(body[at : at + KEY_BYTES]) for at in range(self.offset, len(body), KEY_BYTES)]
 
 
-def delay_key_of(position: Position, at_ms: int) -> int:
+def make_delay_key(position: Position, at_ms: int) -> int:
     """Returns the key of a delayed entry whose delivery time is `at_ms` (ms since the epoch). The key is a number that
     consists of the time and the position, so that keys are sorted by time."""
     return max(at_ms, 0) << TIME | position[0] << 32 | position[1]
@@ -228,7 +228,7 @@ class DelayBucketIndex(msgspec.Struct):
 
     _all: dict[int, StoredDelayBucket] = msgspec.field(default_factory=dict)
     # a heap by key and order
-    _heads: list[tuple[int, int, DelayKeys, StoredDelayBucket | None]] = msgspec.field(default_factory=list)
+    _heads: list[tuple[int, int, DelayKeySequence, StoredDelayBucket | None]] = msgspec.field(default_factory=list)
     _order: int = 0
     _waiting: list[tuple[int, int]] = msgspec.field(default_factory=list)  # a heap: (first time, ledger), not loaded
     _merging: dict[int, StoredDelayBucket] = msgspec.field(default_factory=dict)
@@ -277,17 +277,17 @@ class DelayBucketIndex(msgspec.Struct):
         return bool(self._drained)
 
     # ------------------------------------------------------------------ keys in memory
-    def add_keys(self, keys: DelayKeys, bucket: StoredDelayBucket | None) -> None:
+    def add_keys(self, keys: DelayKeySequence, bucket: StoredDelayBucket | None) -> None:
         """Adds keys of delayed entries. `bucket`: the stored bucket that contains the keys; None: a bucket that is not
         stored yet contains them."""
         self._order += 1
         heappush(self._heads, (keys.head, self._order, keys, bucket))
 
-    def remove_keys(self, keys: DelayKeys) -> None:
+    def remove_keys(self, keys: DelayKeySequence) -> None:
         """Removes the keys `keys`, which were added by `add_keys`."""
         self._leave([head for head in self._heads if head[2] is not keys])
 
-    def _leave(self, heads: list[tuple[int, int, DelayKeys, StoredDelayBucket | None]]) -> None:
+    def _leave(self, heads: list[tuple[int, int, DelayKeySequence, StoredDelayBucket | None]]) -> None:
         if len(heads) != len(self._heads):
             heapify(heads)
             self._heads = heads
@@ -354,7 +354,7 @@ class DelayBucketIndex(msgspec.Struct):
         bucket = self._all.get(load.ledger_id)
         if bucket is None or bucket.next != load.first:
             return []
-        bucket.next, bucket.reading, keys = load.last + 1, False, DelayKeys(body)
+        bucket.next, bucket.reading, keys = load.last + 1, False, DelayKeySequence(body)
         if load.ledger_id not in self._merging:
             self.add_keys(keys, bucket)
             return []

@@ -56,14 +56,14 @@ from .delay_buckets import (
     NEVER,
     TIME,
     DelayBucketIndex,
-    DelayKeys,
+    DelayKeySequence,
     DelaySegment,
     ReadDelaySegments,
     StoredDelayBucket,
     UnstoredDelayBucket,
     decode_entries_by_ledger,
-    delay_key_of,
     find_next_segment,
+    make_delay_key,
     make_unstored_bucket,
     position_of_delay_key,
 )
@@ -105,7 +105,7 @@ class DelayIndex:
         self._seal_at = 0  # fresh ones at the next look; 0: by the rule
         self._used: _Memory | None = None
         # with the buckets that are merged in it
-        self._draft: tuple[UnstoredDelayBucket, DelayKeys, frozenset[int]] | None = None
+        self._draft: tuple[UnstoredDelayBucket, DelayKeySequence, frozenset[int]] | None = None
 
     @property
     def _memory(self) -> _Memory:
@@ -129,7 +129,7 @@ class DelayIndex:
         if position[1] not in held:
             held.add(position[1])
             self.count += 1
-            heappush(memory.fresh, delay_key_of(position, at_ms))
+            heappush(memory.fresh, make_delay_key(position, at_ms))
 
     def discard(self, position: Position) -> None:
         """Stops holding the entry back, because it is acknowledged. The entry will not become due."""
@@ -289,7 +289,7 @@ class DelayIndex:
         if not draft.bodies:
             self._memory.buckets.remove_merged_buckets(merged)
             return None
-        keys = DelayKeys(b"".join(draft.bodies))
+        keys = DelayKeySequence(b"".join(draft.bodies))
         self._draft = draft, keys, merged
         self._memory.buckets.add_keys(keys, None)
         return draft
@@ -345,7 +345,7 @@ class DelayIndex:
         if ledger_id in self.cursor.acked:
             entries -= self.cursor.acked[ledger_id]
         if self.cursor.pending is not None:
-            entries = self.cursor.pending.without_pending_entries(ledger_id, entries)
+            entries = self.cursor.pending.exclude_pending_entries(ledger_id, entries)
         if not entries:
             return False
         held = self._memory.held.setdefault(ledger_id, BitMap())

@@ -3,7 +3,7 @@
 One state machine for every subscription type. What differs, "which consumer may get this entry", is a policy
 (policy.py); reading, permits, outstanding entries, limits and redelivery are here, once.
 
-    want = dispatcher.choose_read()             # Read(position) | ReplayEntries(positions) | Blocked
+    want = dispatcher.choose_next_read()             # Read(position) | ReadForRedelivery(positions) | Blocked
     deliveries = dispatcher.assign(entries)     # the entries that were read → (consumer, entry, count, acked indexes)
 
 Rules
@@ -34,7 +34,7 @@ Rules
   taken back with it, uncounted, and nothing of it goes out before the failed one is done, which comes after its
   back-off. Of a message in chunks the last one holds back what follows the message: the others come before it.
 - What is held back (`held`: a back-off ladder, dead letters) is skipped, and delivered after its
-  `add_entries_released`.
+  `add_released_entries`.
 - On types with individual acknowledgement a consumer that holds `unacked_consumer` messages gets no more until it holds
   half of that, and no consumer does while the subscription holds `unacked_subscription`, until it holds half (Pulsar
   S4).
@@ -86,7 +86,7 @@ class Read(NamedTuple):
     position: Position
 
 
-class ReplayEntries(NamedTuple):
+class ReadForRedelivery(NamedTuple):
     """A request to read these entries, which wait for redelivery, in this order."""
 
     positions: tuple[Position, ...]
@@ -151,7 +151,7 @@ class Dispatcher:
         self._shape = shape
         self.seek()
 
-    def use_longer_log(self, shape: LogShape) -> None:
+    def extend_to_log(self, shape: LogShape) -> None:
         """Replaces the log by the log with the shape `shape`, without starting again. Up to the read position both logs
         must have the same entries."""
         self._shape = shape
@@ -166,7 +166,7 @@ class Dispatcher:
         self.delaying = self.delays is not None and policy.individual
         self.cursor.counts_first = ordered
         if ordered:
-            self.held.drop_entries_in_backoff()
+            self.held.discard_entries_in_backoff()
         self._start_over()
 
     def join(self, member: Member) -> None:
@@ -208,7 +208,7 @@ class Dispatcher:
         return 0 < limit <= unacked and self.policy.individual
 
     # ------------------------------------------------------------------ reading and handing out
-    def choose_read(self) -> Read | ReplayEntries | Blocked:
+    def choose_next_read(self) -> Read | ReadForRedelivery | Blocked:
         """Returns a request for the entries that must be read next; or, if no entry can be delivered now, the reason
         for that."""
         policy, cursor, position = self.policy, self.cursor, self.read_position
@@ -220,7 +220,7 @@ class Dispatcher:
             if ready and self.failed:
                 ready = [each for each in ready if not policy.is_held_back(each)]
             if ready:
-                return ReplayEntries(tuple(ready))
+                return ReadForRedelivery(tuple(ready))
         some_delayed = self.delays is not None and self.delays.count > 0 and self.delaying
         readable = self._shape.is_readable(position)
         if not readable or cursor.acked or cursor.pending is not None or position <= cursor.mark or some_delayed:
@@ -403,7 +403,7 @@ class Dispatcher:
         if self.failed or self.chunks:
             self._recovered([each for each in self.failed.keys() | self.chunks.keys() if each <= mark])
         for member in self.members.values():
-            done = member.outstanding_up_to(mark)
+            done = member.outstanding_entries_up_to(mark)
             for position in done:
                 self._drop(member, position)
             self.policy.on_entries_released(done)
@@ -495,14 +495,14 @@ class Dispatcher:
             else:
                 self.policy.on_entry_returned(position)
 
-    def add_entries_due(self, positions: Iterable[Position]) -> None:
+    def add_due_entries(self, positions: Iterable[Position]) -> None:
         """Makes delayed entries deliverable, because their delivery time has come. Entries before the read position
         wait for redelivery from now on; the others are delivered when the read position reaches them."""
         for position in positions:
             if position not in self.held:
                 self._comes_again(position)
 
-    def add_entries_released(self, positions: Iterable[Position]) -> None:
+    def add_released_entries(self, positions: Iterable[Position]) -> None:
         """Makes entries deliverable that were held back. Entries before the read position wait for redelivery from now
         on; the others are delivered when the read position reaches them."""
         for position in positions:
@@ -521,7 +521,7 @@ class Dispatcher:
         them."""
         for position in positions:
             if position not in self.held and not any(position in each.outstanding for each in self.members.values()):
-                self.add_entries_released((position,))
+                self.add_released_entries((position,))
 
     def find_consumer_of_entry(self, position: Position) -> Member | None:
         """Returns the consumer at which the entry is outstanding; None if the entry is not outstanding."""
@@ -541,7 +541,7 @@ class Dispatcher:
                 self.policy.discard(position)
         self.read_position = min(self.read_position, first)
 
-    def discard_trimmed(self, positions: Iterable[Position]) -> None:
+    def discard_trimmed_entries(self, positions: Iterable[Position]) -> None:
         """Removes entries that were trimmed from the log: they are not delivered again."""
         if self.failed or self.chunks:
             self._recovered(positions := list(positions))

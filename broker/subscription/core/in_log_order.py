@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from pyroaring import BitMap
 
-from ....proto.names import Position, sticky_slot
+from ....proto.names import Position, compute_key_slot
 from ....proto.states import Blocked
-from .policy import ActiveChanged, Entry, Member, PolicyStatistics, SubscriptionOptions
+from .policy import ActiveConsumerChanged, Entry, Member, PolicyStatistics, SubscriptionOptions
 from .positions import PositionSet
 from .slot_owners import HashRingSlotOwners
 
@@ -34,7 +34,7 @@ class LogOrderPolicy:
     def why_incompatible(self, newcomer: Member) -> str | None:
         return None
 
-    def take_active_changes(self) -> Sequence[ActiveChanged]:
+    def take_active_changes(self) -> Sequence[ActiveConsumerChanged]:
         return ()
 
     def statistics(self) -> PolicyStatistics:
@@ -216,7 +216,7 @@ class Failover(LogOrderPolicy):
             ring = HashRingSlotOwners()
             for member in able:
                 ring.join(member)
-            return ring.owner(sticky_slot(self._topic))
+            return ring.owner(compute_key_slot(self._topic))
         return able[0]
 
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked:
@@ -228,12 +228,12 @@ class Failover(LogOrderPolicy):
         self._goes_out(entry.position, waited)
         return active
 
-    def take_active_changes(self) -> Sequence[ActiveChanged]:
+    def take_active_changes(self) -> Sequence[ActiveConsumerChanged]:
         if not self._changed:
             return ()
         self._changed = False
         before, self._notified = self._notified, {each.id: each is self.active for each in self._members}
-        events = [ActiveChanged(each, each is self.active) for each in self._members]
+        events = [ActiveConsumerChanged(each, each is self.active) for each in self._members]
         return [each for each in events if before.get(each.member.id) is not each.active]
 
     def statistics(self) -> PolicyStatistics:

@@ -39,7 +39,7 @@ from ....proto.states import Blocked
 from .in_log_order import LogOrderPolicy, why_no_receiver
 from .key_slots import NOTHING, KeySlots, Slot
 from .policy import (
-    ActiveChanged,
+    ActiveConsumerChanged,
     Entry,
     Member,
     PolicyStatistics,
@@ -277,7 +277,7 @@ class KeyShared:
     def waiting_entries_to_read(self) -> int:
         return len(self._loose)
 
-    def take_active_changes(self) -> Sequence[ActiveChanged]:
+    def take_active_changes(self) -> Sequence[ActiveConsumerChanged]:
         return ()
 
     def statistics(self) -> PolicyStatistics:

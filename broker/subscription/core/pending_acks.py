@@ -140,11 +140,11 @@ def _judge_entries(cursor: Cursor, own: TxnAcks, ledger_id: int, entries: BitMap
         if found is not None:
             return AckRefused(AckConflict.ACKNOWLEDGED, found)
     pending = cursor.pending
-    if pending is not None and pending.has_pending_among(ledger_id, fresh):
+    if pending is not None and pending.may_have_pending_among(ledger_id, fresh):
         for position in pending.partial_batches_in(ledger_id, fresh):
             if pending.message_bits_at(position) & ~own.message_bits_at(position):
                 return AckRefused(AckConflict.PENDING, position)
-        free = pending.without_pending_entries(ledger_id, fresh) | BitMap(
+        free = pending.exclude_pending_entries(ledger_id, fresh) | BitMap(
             each[1] for each in own.parts if each[0] == ledger_id
         )
         if fresh - free:
@@ -199,7 +199,9 @@ def add_pending_acks(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
     if own is not None:
         cursor.changed_chunks.update(pending.keys_of[txn])  # a cumulative position moves to another chunk, perhaps
         if parts := [each for each in own.parts if new.has_entry(each)]:
-            mine = pending.take_acks(txn)  # a batch that was pending in part is pending as a whole from here on
+            mine = pending.take_acks_of_transaction(
+                txn
+            )  # a batch that was pending in part is pending as a whole from here on
             assert mine is not None, "it is the transaction's own"
             for position in parts:
                 del mine.parts[position]
@@ -218,7 +220,7 @@ def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> SettledAcks | None
         return None
     shown = frozenset([each for each in pending.of[txn].parts if not cursor.is_done(each)])
     cursor.changed_chunks.update(pending.keys_of[txn])
-    acks = pending.take_acks(txn)
+    acks = pending.take_acks_of_transaction(txn)
     assert acks is not None, "it is there"
     if not pending.of:
         cursor.pending = None

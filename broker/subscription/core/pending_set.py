@@ -71,7 +71,7 @@ class PendingAcks:
         self._bytes += measured - self._measured.get(txn, 0)
         self._measured[txn] = measured
 
-    def take_acks(self, txn: TxnId) -> TxnAcks | None:
+    def take_acks_of_transaction(self, txn: TxnId) -> TxnAcks | None:
         """Removes the pending acknowledgements of the transaction and returns them; None if there are none."""
         own = self.of.pop(txn, None)
         if own is None:
@@ -116,7 +116,7 @@ class PendingAcks:
             return True
         return any(Position(ledger_id, entries.min()) <= mark for ledger_id, entries in self.whole.items())
 
-    def without_pending_entries(self, ledger_id: int, entries: BitMap) -> BitMap:
+    def exclude_pending_entries(self, ledger_id: int, entries: BitMap) -> BitMap:
         """Returns `entries` (entry ids of one ledger) without those that are pending, as a whole or in part."""
         free = entries.copy()
         if ledger_id <= self.up_to[0]:
@@ -128,7 +128,7 @@ class PendingAcks:
             free.discard(position[1])
         return free
 
-    def has_pending_among(self, ledger_id: int, entries: BitMap) -> bool:
+    def may_have_pending_among(self, ledger_id: int, entries: BitMap) -> bool:
         """Returns True if one of the `entries` of this ledger may be pending, as a whole or in part. (True is possible
         although none is.)"""
         whole = self.whole.get(ledger_id)

@@ -64,8 +64,8 @@ class Entry(Protocol):
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Returns the slots to which the keys of the entry's messages are hashed (proto/names.py `sticky_slot`); the
-        slot of the first message is first. For Key_Shared subscriptions."""
+        """Returns the slots to which the keys of the entry's messages are hashed (proto/names.py `compute_key_slot`);
+        the slot of the first message is first. For Key_Shared subscriptions."""
         ...
 
     @property
@@ -168,7 +168,7 @@ class Member(msgspec.Struct, eq=False):
             self.unshown = {each: kept for each, kept in self.unshown.items() if each > mark}
         self.unshown[position] = HiddenMessages(bits, size)
 
-    def outstanding_up_to(self, mark: Position) -> list[Position]:
+    def outstanding_entries_up_to(self, mark: Position) -> list[Position]:
         """Returns the positions of the entries up to and including `mark` that are outstanding at this consumer."""
         held: list[Position] = []
         for position in self.outstanding:
@@ -205,7 +205,7 @@ class PolicyStatistics(NamedTuple):
     keys: SlotDistribution | None = None
 
 
-class ActiveChanged(NamedTuple):
+class ActiveConsumerChanged(NamedTuple):
     """Tells that a consumer has become the active consumer of its subscription, or is no longer the active one."""
 
     member: Member
@@ -315,7 +315,7 @@ class Policy(Protocol):
         """Returns how many waiting entries must be read before it is known which consumer gets them."""
         ...
 
-    def take_active_changes(self) -> Sequence[ActiveChanged]:
+    def take_active_changes(self) -> Sequence[ActiveConsumerChanged]:
         """Returns who has become the active consumer, and who no longer is, since the last call. The caller notifies
         these consumers."""
         ...

@@ -69,7 +69,7 @@ class DeadLetterPolicy(msgspec.Struct, frozen=True):
             return 0
         return int(1000 * self.backoff_s[min(times, len(self.backoff_s)) - 1])
 
-    def for_subscription(self, topic: TopicName, subscription: str) -> DeadLetterPolicy:
+    def effective_for_subscription(self, topic: TopicName, subscription: str) -> DeadLetterPolicy:
         """Returns the policy that the subscription uses. If the topic is itself a dead-letter topic, this is a policy
         that moves no entries, because they would circulate for ever."""
         if not self:
@@ -168,7 +168,7 @@ class BackoffQueue:
             found.append(position)
         return found
 
-    def drop_entries_in_backoff(self) -> None:
+    def discard_entries_in_backoff(self) -> None:
         """Removes the entries that wait for the end of a back-off. Entries that wait for the dead-letter topic stay."""
         for _, position in self._due:
             del self.until[position]

@@ -19,7 +19,7 @@ from typing import Protocol
 import msgspec
 
 from ....proto.errors import InvalidRequest
-from ....proto.names import STICKY_SLOTS, sticky_slot
+from ....proto.names import STICKY_SLOTS, compute_key_slot
 from .policy import Member, PolicyOptions
 
 POINTS = 100
@@ -125,7 +125,7 @@ class HashRingSlotOwners:
 
 
 def _points(name: str, number: int) -> list[int]:
-    return list(dict.fromkeys(sticky_slot(f"{name}\0{number}\0{i}") for i in range(POINTS)))
+    return list(dict.fromkeys(compute_key_slot(f"{name}\0{number}\0{i}") for i in range(POINTS)))
 
 
 class SplitRangeSlotOwners:

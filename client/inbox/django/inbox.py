@@ -12,7 +12,7 @@ from __future__ import annotations
 from django.db import router, transaction
 
 from ....runtime.clock import SystemClock
-from ..keys import KEPT_S, shorten_key
+from ..keys import KEPT_S, shorten_inbox_key
 
 _clock = SystemClock()
 
@@ -36,7 +36,7 @@ class DjangoInbox:
             raise transaction.TransactionManagementError(
                 "inbox.first_time belongs into the transaction of the work: with transaction.atomic(): …"
             )
-        row = {"subscription": subscription, "key": shorten_key(key)}
+        row = {"subscription": subscription, "key": shorten_inbox_key(key)}
         _, created = InboxRow.objects.using(using).get_or_create(**row, defaults={"done": _clock.wall_ms()})
         return bool(created)
 

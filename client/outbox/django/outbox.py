@@ -17,7 +17,7 @@ from weakref import WeakSet
 from django.db import router, transaction
 
 from ...model.schema import Schema
-from ..rows import TABLE, make_new_row, make_unit_id
+from ..rows import TABLE, make_outbox_row, make_unit_id
 
 if TYPE_CHECKING:
     from ..tables import SQLAlchemyOutbox
@@ -70,7 +70,7 @@ class DjangoOutbox:
                 "outbox.send belongs into the transaction of what it tells of: with transaction.atomic(): …"
             )
         written = self._written(connection)
-        row = make_new_row(topic, value, key, properties, event_time, deliver_at, schema, written.unit)
+        row = make_outbox_row(topic, value, key, properties, event_time, deliver_at, schema, written.unit)
         OutboxRow.objects.using(using).create(**row)
 
     def _written(self, connection: Any) -> _CommitCallback:

@@ -263,7 +263,7 @@ def test_ledger_index_record_is_the_documented_one() -> None:
         "06 0000000000000003 00" + "00" * 20 + "0000000000000000 0000000000000000",
     ]
     assert [ledger_index.encode(state)[4:] for state in STATES[1:4]] == list(map(bytes.fromhex, examples))
-    assert list(ledger_index.decode_all(LEDGERS, "l")) == STATES
+    assert list(ledger_index.decode_ledger_index_records(LEDGERS, "l")) == STATES
 
 
 @pytest.mark.parametrize("at", range(len(STATES)))
@@ -271,10 +271,10 @@ def test_damaged_ledger_index_says_where(at: int) -> None:
     start = FILE_HEADER_BYTES + at * 50
     for wrong in flips(LEDGERS[start : start + 50]):
         with pytest.raises(DamagedFile, match=f"l: damaged at offset {start}"):
-            list(ledger_index.decode_all(LEDGERS[:start] + wrong + LEDGERS[start + 50 :], "l"))
+            list(ledger_index.decode_ledger_index_records(LEDGERS[:start] + wrong + LEDGERS[start + 50 :], "l"))
     for size in range(1, 50):
         with pytest.raises(DamagedFile, match=f"l: damaged at offset {start}"):
-            list(ledger_index.decode_all(LEDGERS[: start + size], "l"))
+            list(ledger_index.decode_ledger_index_records(LEDGERS[: start + size], "l"))
 
 
 def test_ledger_index_can_be_read_on_behind_a_damaged_record() -> None:
@@ -284,7 +284,9 @@ def test_ledger_index_can_be_read_on_behind_a_damaged_record() -> None:
     assert ledger_index.decode_record_if_intact(LEDGERS, len(LEDGERS)) is None
     unknown = b"\x07" + LEDGERS[FILE_HEADER_BYTES + 5 : FILE_HEADER_BYTES + 50]
     with pytest.raises(DamagedFile, match="unknown type"):
-        list(ledger_index.decode_all(LEDGERS[:FILE_HEADER_BYTES] + u32(crc32c(unknown)) + unknown, "l"))
+        list(
+            ledger_index.decode_ledger_index_records(LEDGERS[:FILE_HEADER_BYTES] + u32(crc32c(unknown)) + unknown, "l")
+        )
 
 
 # ---------------------------------------------------------------------------------------- cookie

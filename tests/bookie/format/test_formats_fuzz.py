@@ -161,7 +161,7 @@ FORMATS = {
         mark.encode_mark(CheckpointMark(1, 4096, 0, 0, 0, 1, 64), UUID, 9),
         lambda data: mark.decode_mark(data, UUID, "mark"), FILE, lambda data: data[:64] + sealed_at(-4)(data[64:]),
     ),
-    "ledger index": Format(LEDGERS, lambda data: list(ledger_index.decode_all(data, "l")), FILE),
+    "ledger index": Format(LEDGERS, lambda data: list(ledger_index.decode_ledger_index_records(data, "l")), FILE),
     "cookie": Format(
         mark.encode_cookie(mark.Cookie("b", "i", ("h:/d",), 2)), lambda data: mark.decode_cookie(data, "c"), FILE,
         sealed_at(-4),

@@ -54,7 +54,7 @@ def look(simulation: Simulation) -> Snapshot:
 def everything(found: Snapshot) -> Iterator[object]:
     """All that all readers yield."""
     yield from found.damages
-    yield from indexes.read_index_overview(found).damages
+    yield from indexes.read_ledger_index_overview(found).damages
     yield from journals.find_missing_journals(found)
     for number in journals.list_journal_numbers(found):
         yield from journals.walk_journal(found, number)
@@ -93,7 +93,7 @@ def flip(simulation: Simulation, path: str, offset: int) -> None:
 
 def counted(found: Snapshot) -> tuple[int, int, int, int]:
     """(log records, extents, ledgers, journal records) that can be seen."""
-    seen = indexes.read_index_overview(found)
+    seen = indexes.read_ledger_index_overview(found)
     each = list(everything(found))
     return (
         sum(isinstance(one, logs.LoggedEntry) for one in each),
@@ -154,7 +154,7 @@ async def test_the_ledger_index_says_what_the_store_knew_and_no_key(simulation: 
     store, model = await filled(simulation, closed=False)
     await store.checkpoint()
     found = look(simulation)
-    seen = indexes.read_index_overview(found)
+    seen = indexes.read_ledger_index_overview(found)
     states = {state.ledger: state for state in indexes.walk_ledgers(found, seen)}
     assert list(states) == sorted(states) == sorted(seen.ledgers)
     assert {ledger for ledger, state in states.items() if state.fenced} == {*model.fenced, 1} & states.keys()
@@ -174,7 +174,7 @@ async def test_ledgers_are_shown_in_order_whatever_the_window(
 ) -> None:
     await filled(simulation)
     found = look(simulation)
-    seen = indexes.read_index_overview(found)
+    seen = indexes.read_ledger_index_overview(found)
     whole = list(indexes.walk_ledgers(found, seen))
     monkeypatch.setattr(indexes, "WINDOW", 2)
     assert list(indexes.walk_ledgers(found, seen)) == whole

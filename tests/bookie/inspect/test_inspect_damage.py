@@ -89,7 +89,7 @@ async def test_a_damaged_table_hides_the_places_of_one_extent_only(simulation: S
 async def test_a_damaged_record_of_the_ledger_index_is_passed_over(simulation: Simulation, /) -> None:
     await filled(simulation)
     found = look(simulation)
-    path = indexes.read_index_overview(found).path
+    path = indexes.read_ledger_index_overview(found).path
     offset = FILE_HEADER_BYTES + 4 * RECORD_BYTES
     flip(simulation, path, offset + 20)
     (damage,) = damages(look(simulation))
@@ -166,7 +166,7 @@ async def test_files_that_vanish_under_the_look_are_gone_and_not_damaged(simulat
     assert not [each for each in walked if isinstance(each, Damage)]
     assert list(logs.walk_log(found, log)) == [RemovedFile(logs.log_path(found, log))]
     assert list(indexes.walk_log_extents(found, log)) == [RemovedFile(indexes.index_path(found, log))]
-    assert isinstance(summary.summarize_log(found, log, indexes.read_index_overview(found).facts), RemovedFile)
+    assert isinstance(summary.summarize_log(found, log, indexes.read_ledger_index_overview(found).facts), RemovedFile)
     assert list(journals.walk_journal(older, 999)) == [RemovedFile(join_path(DATA, "journal", f"{999:016d}.jnl"))]
 
 
@@ -193,7 +193,7 @@ async def test_a_log_that_a_running_bookie_is_removing_is_gone_and_not_missing(s
     store.descriptors.mark_log_drained(log)
     await store.checkpoint()
     assert logs.classify_missing_log(before, log) == RemovedFile(logs.log_path(before, log))
-    assert isinstance(summary.summarize_log(before, log, indexes.read_index_overview(before).facts), RemovedFile)
+    assert isinstance(summary.summarize_log(before, log, indexes.read_ledger_index_overview(before).facts), RemovedFile)
     newer = f"{before.mark.last_log + 1:016d}.log" if before.mark else ""
     files.open(join_path(DATA, "entries", newer), create=True).close()
     assert damages(look(simulation)) == [], "one that is being created"

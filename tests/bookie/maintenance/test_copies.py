@@ -13,9 +13,9 @@ from magnetar.bookie.maintenance.repair_core import (
     decide_next_step,
     find_bookies_damaged_in_last_fragment,
     find_copy_gaps,
-    find_gone_bookies,
+    find_lost_or_departing_bookies,
     find_runs_without_copies,
-    list_copies_to_ask,
+    list_copies_to_check,
     list_final_fragments,
     runs,
     why_unreadable,
@@ -63,7 +63,7 @@ def looks(draw: st.DrawFn) -> tuple[LedgerCopies, dict[tuple[int, str], set[int]
     gone = frozenset(draw(st.sets(st.sampled_from(BOOKIES), max_size=3)))
     holdings = {
         (final.first, bookie): draw(st.none() | st.sets(st.integers(final.first, max(final.first, final.last))))
-        for final, bookie in list_copies_to_ask(record, gone)
+        for final, bookie in list_copies_to_check(record, gone)
     }
     held = {key: None if entries is None else intervals(entries) for key, entries in holdings.items()}
     known = {key: entries for key, entries in holdings.items() if entries is not None}
@@ -144,7 +144,7 @@ def a_ledger(state: str = CLOSED) -> LedgerRecord:
 def everything(
     record: LedgerRecord, gone: frozenset[str] = frozenset()
 ) -> dict[tuple[int, str], IntegerIntervals | None]:
-    return {(f.first, b): intervals(set(range(f.first, f.last + 1))) for f, b in list_copies_to_ask(record, gone)}
+    return {(f.first, b): intervals(set(range(f.first, f.last + 1))) for f, b in list_copies_to_check(record, gone)}
 
 
 def test_an_open_ledger_waits_for_its_writer_and_is_recovered_only_after_the_grace() -> None:
@@ -208,4 +208,4 @@ def test_an_entry_is_lost_only_when_nobody_who_should_have_it_may_still_have_it(
 
 def test_a_bookie_is_gone_when_the_auditor_said_so_and_it_is_not_back() -> None:
     mark = UnderReplicatedRecord(ledger_id=1, bookies={"a": "lost", "b": "lost", "c": "incomplete", "d": "departing"})
-    assert find_gone_bookies(mark, {"b", "c"}, {"e"}) == {"a", "d", "e"}
+    assert find_lost_or_departing_bookies(mark, {"b", "c"}, {"e"}) == {"a", "d", "e"}

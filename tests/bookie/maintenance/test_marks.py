@@ -8,11 +8,11 @@ from magnetar.bookie.maintenance.repair_core import (
     BookieAbsences,
     RepairReason,
     StuckReason,
+    compute_seconds_until_attempt,
     decide_repair_mark,
     list_bookies_of_ledger,
-    repair_mark_after_failure,
+    make_repair_mark_after_failure,
     schedule_next_attempt_now,
-    seconds_until_attempt,
 )
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, Fragment, LedgerRecord, UnderReplicatedRecord
 
@@ -91,7 +91,7 @@ def test_a_failed_try_is_followed_by_a_longer_wait_up_to_a_bound() -> None:
     assert mark is not None
     waits = []
     for _ in range(6):
-        mark = repair_mark_after_failure(mark, StuckReason.NO_TARGET, "why", 1000, 5.0, 60.0)
+        mark = make_repair_mark_after_failure(mark, StuckReason.NO_TARGET, "why", 1000, 5.0, 60.0)
         waits.append((mark.retry_ms - 1000) / 1000)
     assert waits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
     assert (mark.attempts, mark.stuck, mark.last_error) == (6, StuckReason.NO_TARGET.value, "why")
@@ -100,18 +100,18 @@ def test_a_failed_try_is_followed_by_a_longer_wait_up_to_a_bound() -> None:
 
 
 def test_a_time_of_another_clock_counts_for_no_more_than_the_back_off() -> None:
-    mark = repair_mark_after_failure(
+    mark = make_repair_mark_after_failure(
         UnderReplicatedRecord(ledger_id=1, bookies={}), StuckReason.FAILED, "why", 1000, 5.0, 60.0
     )
-    assert seconds_until_attempt(mark, 1000, 0.0, 5.0, 60.0) == 5.0
-    assert seconds_until_attempt(mark, 4000, 0.0, 5.0, 60.0) == 2.0
+    assert compute_seconds_until_attempt(mark, 1000, 0.0, 5.0, 60.0) == 5.0
+    assert compute_seconds_until_attempt(mark, 4000, 0.0, 5.0, 60.0) == 2.0
     a_day_ahead = msgspec.structs.replace(mark, retry_ms=86_400_000)
-    assert seconds_until_attempt(a_day_ahead, 1000, 0.0, 5.0, 60.0) == 5.0
-    assert seconds_until_attempt(a_day_ahead, 1000, 4.0, 5.0, 60.0) == 1.0
-    assert seconds_until_attempt(a_day_ahead, 1000, 5.0, 5.0, 60.0) == 0.0
-    assert seconds_until_attempt(schedule_next_attempt_now(mark), 1000, 0.0, 5.0, 60.0) == 0.0
+    assert compute_seconds_until_attempt(a_day_ahead, 1000, 0.0, 5.0, 60.0) == 5.0
+    assert compute_seconds_until_attempt(a_day_ahead, 1000, 4.0, 5.0, 60.0) == 1.0
+    assert compute_seconds_until_attempt(a_day_ahead, 1000, 5.0, 5.0, 60.0) == 0.0
+    assert compute_seconds_until_attempt(schedule_next_attempt_now(mark), 1000, 0.0, 5.0, 60.0) == 0.0
     never = msgspec.structs.replace(a_day_ahead, attempts=0)
-    assert seconds_until_attempt(never, 1000, 0.0, 5.0, 60.0) == 0.0, "nobody has tried it"
+    assert compute_seconds_until_attempt(never, 1000, 0.0, 5.0, 60.0) == 0.0, "nobody has tried it"
 
 
 @given(st.lists(st.tuples(st.floats(0, 20), st.sets(st.sampled_from("abc"))), max_size=30))

@@ -122,7 +122,7 @@ def test_m20_a_fenced_ledgers_copies_are_made_again(monkeypatch: pytest.MonkeyPa
         spare = next(each for each in deployment.bookies.values() if each.id not in bookies)
         spare.store.keys.record_key_of_metadata(writer.ledger_id, writer.record.key)
         assert spare.store.fence(writer.ledger_id, writer.record.key).name == "OK", "fenced there, for whatever reason"
-        await spare.store.commit_group_and_wait()
+        await spare.store.seal_and_wait()
         await deployment.until_whole(writer.ledger_id, bookies[0])
         await deployment.check_whole(writer.ledger_id)
 

@@ -19,7 +19,7 @@ from magnetar.bookie.maintenance.seen import (
     RecordedMetadataState,
     RollbackGuard,
     judge_metadata,
-    make_next_seen_metadata,
+    make_recorded_metadata_state,
 )
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.bookie.store.identity import accept_metadata
@@ -27,7 +27,7 @@ from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths
 from magnetar.metadata.records import BookieRecord, CounterRecord, Incarnation, decode, encode
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.store import MetadataStore, VersionedValue, allocate_ids, get_record, put_operation
+from magnetar.metadata.store import MetadataStore, VersionedValue, allocate_ids, get_record, make_put_operation
 from magnetar.metadata.tree import ENDING
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.process import real_world
@@ -81,7 +81,7 @@ def test_a_restore_is_believed_once() -> None:
     """An older copy of the file that was restored before is older, and no restore."""
     restored = CurrentMetadataState(spans(0, 10, 20, restored=3), 25, 5)
     assert judge_metadata(KNOWN, restored) is MetadataAgeVerdict.RESTORED
-    seen = make_next_seen_metadata(KNOWN, msgspec.structs.replace(restored, here=9), restored=True)
+    seen = make_recorded_metadata_state(KNOWN, msgspec.structs.replace(restored, here=9), restored=True)
     assert (seen.ledger, seen.revision, seen.restore) == (9, 25, "t3")
     assert judge_metadata(seen, CurrentMetadataState(restored.incarnations, 30, 12)) is MetadataAgeVerdict.CURRENT
     assert judge_metadata(seen, CurrentMetadataState(restored.incarnations, 24, 12)) is MetadataAgeVerdict.OLDER
@@ -268,7 +268,10 @@ async def test_a_bookie_on_an_older_copy_with_its_own_old_session_leaves_and_doe
     before = msgspec.structs.replace(decode(node.value, BookieRecord, paths.bookie(bookie.id)), process="before")
     try:
         await deployment.metadata.commit(
-            [put_operation(paths.bookie(bookie.id), before), put_operation(paths.LEDGER_IDS, CounterRecord(next=2))]
+            [
+                make_put_operation(paths.bookie(bookie.id), before),
+                make_put_operation(paths.LEDGER_IDS, CounterRecord(next=2)),
+            ]
         )
         ended: list[str] = []
         deployment.world.files.die = ended.append  # type: ignore[assignment]

@@ -72,7 +72,7 @@ async def test_what_is_held_was_synced_before_it_is_said(simulation: Simulation,
     delays.stall_rate, delays.stall_s = 1.0, 1000.0
     stored = stored_entry(1, 1, payload(1, 1))
     assert store.add(1, 1, KEY, (stored,), len(stored), -1, True) is Status.OK
-    adding = asyncio.ensure_future(store.commit_group_and_wait())
+    adding = asyncio.ensure_future(store.seal_and_wait())
     asking = asyncio.ensure_future(_held(store, 1, 0, 9))
     done, _ = await asyncio.wait([adding, asking], return_when=asyncio.FIRST_COMPLETED)
     assert adding in done, "the answer overtakes the sync"
@@ -97,7 +97,7 @@ async def test_what_the_journal_refused_is_not_held_until_it_is_synced_or_a_chec
 
     await refused(1)
     await refused(2)
-    assert await store.commit_group_and_wait(), "nothing was enqueued since"
+    assert await store.seal_and_wait(), "nothing was enqueued since"
     assert await _held(store, 1, 0, 9) == {0}
     assert not await store.wait_durable(1)
     assert await store.wait_durable(2), "another ledger"

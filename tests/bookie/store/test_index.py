@@ -14,7 +14,7 @@ from magnetar.bookie.format import index as index_format
 from magnetar.bookie.format.index import GROUP_HEADER_BYTES, HEAD_BYTES, PAGE_HEADS, Extent, ExtentTable
 from magnetar.bookie.format.journal import FILE_HEADER_BYTES, DamagedFile, FileHeader, encode_file_header
 from magnetar.bookie.store.entrylog import files as log_files
-from magnetar.bookie.store.entrylog.files import EntryLogReader, index_name, log_name
+from magnetar.bookie.store.entrylog.files import EntryLogReader, entry_log_file_name, entry_log_index_file_name
 from magnetar.bookie.store.index import (
     EntryLogIndex,
     ExtentLocation,
@@ -144,7 +144,7 @@ class Bench:
         log += 10 * self.dropped[log]
         runs = sorted([*runs, *((100 + n, 0, 1, 1) for n in range(fillers))])
         log_end, index_end = self.ends.get(log, (entry_log.DATA_OFFSET, FILE_HEADER_BYTES))
-        with_log = self.files.open(f"{FOLDER}/{log_name(log)}", create=True)
+        with_log = self.files.open(f"{FOLDER}/{entry_log_file_name(log)}", create=True)
         extents, tables = [], []
         for ledger, first, count, step in runs:
             numbers, offsets, start = list(range(first, first + count * step, step)), [0], log_end
@@ -157,7 +157,7 @@ class Bench:
             extents.append(extent)
             tables.append(table)
         data = index_format.encode_index_group(extents, tables)
-        with_index = self.files.open(f"{FOLDER}/{index_name(log)}", create=True)
+        with_index = self.files.open(f"{FOLDER}/{entry_log_index_file_name(log)}", create=True)
         with_index.pwrite([encode_file_header(FileHeader(index_format.MAGIC, UUID, log))], 0)
         with_index.pwrite([data], index_end)
         self.index.add_group(LoadedIndexGroup(log, index_end, extents), ())
@@ -232,7 +232,7 @@ async def test_a_damaged_page_is_noticed_and_not_kept(simulation: Simulation, /)
     bench.group(1, [(5, 0, 3, 1)], fillers=300)
     bench.group(2, [(5, 3, 3, 1)], fillers=300)
     disk = simulation.node(NODE).disk
-    path = f"{FOLDER}/{index_name(1)}"
+    path = f"{FOLDER}/{entry_log_index_file_name(1)}"
     for at in range(HEAD_BYTES):
         disk.flip_bit(path, FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 5 * HEAD_BYTES + at)
         miss = EntrySearch(bench.index, bench.reader, bench.worker, 5, 1)
@@ -278,7 +278,9 @@ async def test_who_asks_for_a_run_that_is_being_loaded_waits_for_it(simulation: 
     assert await left is not None, "whose caller is gone is loaded by the next one"
     assert not bench.index.loading
     bench.restart()
-    simulation.node(NODE).disk.flip_bit(f"{FOLDER}/{index_name(1)}", FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 9)
+    simulation.node(NODE).disk.flip_bit(
+        f"{FOLDER}/{entry_log_index_file_name(1)}", FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 9
+    )
     searches = [EntrySearch(bench.index, bench.reader, bench.worker, 5, 0) for _ in range(3)]
     assert await asyncio.gather(*(each.next_extent_to_search() for each in searches)) == [None] * 3
     assert all(each.damaged for each in searches), "each of them knows that the page is damaged"
@@ -288,7 +290,7 @@ async def test_no_extent_of_a_damaged_group_is_handed_out_and_a_start_refuses_it
     bench = Bench(simulation)
     bench.group(1, [(5, 0, 3, 1)])
     bench.group(1, [(6, 0, 3, 1)], fillers=log_files.SLICE_HEADS + 10)
-    disk, path = simulation.node(NODE).disk, f"{FOLDER}/{index_name(1)}"
+    disk, path = simulation.node(NODE).disk, f"{FOLDER}/{entry_log_index_file_name(1)}"
     slices = list(log_files.read_extents(bench.files, FOLDER, 1, UUID, None))
     assert [len(each) for each in slices] == [1, log_files.SLICE_HEADS, 11]
     last = bench.index.find_extents_of_ledger_in_log(1, 100 + log_files.SLICE_HEADS)

@@ -18,8 +18,8 @@ from magnetar.bookie.store.index_files import (
     LedgerDescriptors,
     LedgerIndexFile,
     LedgerTable,
-    TableLoader,
-    sorted_in_slices,
+    LedgerTableLoader,
+    sort_in_slices,
 )
 from magnetar.bookie.store.memtable import IntegerIntervals
 from magnetar.runtime.sim.disk import FileFault
@@ -85,7 +85,7 @@ def test_a_file_loads_as_what_was_written_last(
     for first, length in spans:  # wherever a tombstone stands, its ledgers are dead
         records.insert(rng.randint(0, len(records)), encode(Tombstone(first, first + length)))
         model = {ledger: last for ledger, last in model.items() if not first <= ledger <= first + length}
-    loading, data, size = TableLoader(), b"".join(records), slice_records * RECORD_BYTES
+    loading, data, size = LedgerTableLoader(), b"".join(records), slice_records * RECORD_BYTES
     for at in range(0, len(data), size):
         assert loading.feed(data[at : at + size]) == []
     descriptors = LedgerDescriptors()
@@ -105,19 +105,19 @@ def test_each_damaged_record_is_told_and_the_others_are_loaded() -> None:
     records = [record(ledger, 7) for ledger in (3, 5, 9, 4, 8)]
     whole = b"".join(records)
     for at in range(len(whole)):
-        loading = TableLoader()
+        loading = LedgerTableLoader()
         assert loading.feed(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]) == [at // 50 * 50]
         assert len(loading.finish().ledgers) == 4
     for size in range(len(whole)):
-        loading = TableLoader()
+        loading = LedgerTableLoader()
         assert loading.feed(whole[:size]) == ([size // 50 * 50] if size % 50 else [])
         assert len(loading.finish().ledgers) == size // 50
 
 
 def test_values_come_in_order_in_slices() -> None:
     values = random.Random(3).sample(range(1 << 40), 20_000)
-    assert list(sorted_in_slices(values)) == sorted(values)
-    assert list(sorted_in_slices(dict.fromkeys(values))) == sorted(values)
+    assert list(sort_in_slices(values)) == sorted(values)
+    assert list(sort_in_slices(dict.fromkeys(values))) == sorted(values)
 
 
 def test_memory_is_given_back_in_slices() -> None:
@@ -154,7 +154,7 @@ class Bench:
         self.model: dict[int, tuple[bool, int]] = {}
         self.captured: dict[int, tuple[bool, int]] | None = None  # what the running checkpoint must write
         self.durable: dict[int, tuple[bool, int]] = {}
-        self.settled: ledger_index.IndexContent | None = None
+        self.settled: ledger_index.LedgerIndexContent | None = None
         self.ends = (self.file.generation, self.file.end)
 
     def touch(self, ledger: int) -> None:
@@ -348,7 +348,7 @@ async def test_a_file_that_is_mostly_outdated_is_written_anew_and_appended_to_wh
     loaded = file.load(pytest.fail)
     assert list(loaded.table) == list(loaded.ledgers) == list(range(2000, 4000))
     assert loaded.facts == [Tombstone(0, 1999)]
-    disk.flip_bit(f"{FOLDER}/{ledger_index.index_file_name(2)}", FILE_HEADER_BYTES + 50 * 700 + 3)
+    disk.flip_bit(f"{FOLDER}/{ledger_index.ledger_index_file_name(2)}", FILE_HEADER_BYTES + 50 * 700 + 3)
     missing: list[str] = []
     loaded = file.load(missing.append)
     assert len(loaded.ledgers) == 1999
@@ -368,9 +368,9 @@ async def test_a_store_finds_its_ledgers_again_after_many_checkpoints(simulation
     for ledger in range(50):
         store.fence(ledger * 7 % 50, KEY)
         if ledger % 9 == 0:
-            assert await simulation.spawn(NODE, store.commit_group_and_wait())
+            assert await simulation.spawn(NODE, store.seal_and_wait())
             await simulation.spawn(NODE, store.checkpoint())
-    assert await simulation.spawn(NODE, store.commit_group_and_wait())
+    assert await simulation.spawn(NODE, store.seal_and_wait())
     simulation.crash(NODE, power_loss=True)
     store = await open_store(simulation)
     store.check()

@@ -95,7 +95,7 @@ def test_flush_writes_each_ledger_in_entry_order_whatever_its_entries_are_made_o
     slices: list[int] = []
     while several := flush.take_next_slices(rng.randint(1, 3)):
         slices += [sum(map(len, buffers)) for buffers in several]
-        writer.append_all(several)
+        writer.append_slices(several)
     assert flush.flushed_share == pytest.approx(1.0, abs=0.01)
     assert len(slices) > 2
     assert all(SLICE_BYTES <= size <= SLICE_BYTES + PIECE_BYTES + 44 for size in slices[:-1])

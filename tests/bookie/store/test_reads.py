@@ -204,7 +204,7 @@ async def test_reading_ahead_ends_at_damage_which_is_unknown_and_nothing_else_is
     extent = next(log_files.read_extents(simulation.world(NODE).files, ENTRIES, 1, UUID, None))[0]
     assert extent.entries == 40
     disk = simulation.node(NODE).disk
-    disk.flip_bit(f"{ENTRIES}/{log_files.log_name(1)}", extent.start + 20 * (extent.length // 40) + 100)
+    disk.flip_bit(f"{ENTRIES}/{log_files.entry_log_file_name(1)}", extent.start + 20 * (extent.length // 40) + 100)
     found = await simulation.spawn(NODE, read_on(store, 1, 0, 19, 1500))
     assert found == [payload(1, entry) for entry in range(20)]
     assert store.statistics()["reads_ahead"] > 0
@@ -272,7 +272,7 @@ async def test_an_entry_that_moves_while_it_is_looked_for_is_found(simulation: S
     files = simulation.world(NODE).files
     extents = next(log_files.read_extents(files, ENTRIES, 1, UUID, None))
     for log in range(1, 25):
-        for name in (log_files.log_name, log_files.index_name):
+        for name in (log_files.entry_log_file_name, log_files.entry_log_index_file_name):
             old = files.open(f"{ENTRIES}/{name(log)}", write=False)
             files.open(f"{ENTRIES}/{name(log + 1)}", create=True).pwrite([old.pread(old.size(), 0)], 0)
         reading = simulation.spawn(NODE, store.read(1, 3))

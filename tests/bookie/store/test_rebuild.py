@@ -79,7 +79,7 @@ async def test_groups_of_a_rebuilt_index_are_bounded_and_sorted(simulation: Simu
 async def test_every_record_beside_a_damaged_one_is_found_again(simulation: Simulation, /) -> None:
     await a_log(simulation)
     disk = simulation.node(NODE).disk
-    path = f"{ENTRIES}/{log_files.log_name(1)}"
+    path = f"{ENTRIES}/{log_files.entry_log_file_name(1)}"
     before = places_of(simulation)
     where = sorted((bounds, ids) for ids, copies in before.items() for bounds in copies)
     for harmed in range(0, len(where), 5):
@@ -98,7 +98,7 @@ async def test_every_record_beside_a_damaged_one_is_found_again(simulation: Simu
 async def test_zeros_and_a_torn_end_are_lost_and_cut(simulation: Simulation, /) -> None:
     await a_log(simulation)
     files = simulation.world(NODE).files
-    file = files.open(f"{ENTRIES}/{log_files.log_name(1)}")
+    file = files.open(f"{ENTRIES}/{log_files.entry_log_file_name(1)}")
     end = file.size()
     file.pwrite([bytes(100_000), b"\x00\x00\x10\x00torn"], end)
     assert rebuilt(simulation) == [UnreadableLogRange(end, end + 100_008)]
@@ -120,7 +120,7 @@ async def test_payload_that_looks_like_records_is_no_record(simulation: Simulati
     simulation.crash(NODE)
     assert rebuilt(simulation) == []
     assert list(places_of(simulation)) == [(1, 0), (1, 1)]
-    simulation.node(NODE).disk.flip_bit(f"{ENTRIES}/{log_files.log_name(1)}", entry_log.DATA_OFFSET + 20)
+    simulation.node(NODE).disk.flip_bit(f"{ENTRIES}/{log_files.entry_log_file_name(1)}", entry_log.DATA_OFFSET + 20)
     assert len(rebuilt(simulation)) == 1
     assert list(places_of(simulation)) == [(1, 1)]
 
@@ -128,7 +128,7 @@ async def test_payload_that_looks_like_records_is_no_record(simulation: Simulati
 async def test_an_empty_log_has_an_empty_index(simulation: Simulation, /) -> None:
     await a_log(simulation, rounds=1)
     files = simulation.world(NODE).files
-    files.open(f"{ENTRIES}/{log_files.log_name(1)}").truncate(entry_log.DATA_OFFSET)
+    files.open(f"{ENTRIES}/{log_files.entry_log_file_name(1)}").truncate(entry_log.DATA_OFFSET)
     assert rebuilt(simulation) == []
     assert log_files.read_index_groups(files, ENTRIES, 1, UUID, None) == []
-    assert files.open(f"{ENTRIES}/{log_files.index_name(1)}").size() == index.GROUP_HEADER_BYTES + 44
+    assert files.open(f"{ENTRIES}/{log_files.entry_log_index_file_name(1)}").size() == index.GROUP_HEADER_BYTES + 44

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.bookie.format.ledger_index import Tombstone, encode
-from magnetar.bookie.store.index_files import LedgerDescriptors, TableLoader
+from magnetar.bookie.store.index_files import LedgerDescriptors, LedgerTableLoader
 from magnetar.bookie.store.memtable import IntegerIntervals
 from magnetar.bookie.store.state_log import StateLog
 from magnetar.bookie.store.store import Store
@@ -40,7 +40,7 @@ def answers(facts: StateLog) -> object:
 
 def told(records: list[bytes]) -> LedgerDescriptors:
     """A start that finds these records."""
-    loading, loaded = TableLoader(), LedgerDescriptors()
+    loading, loaded = LedgerTableLoader(), LedgerDescriptors()
     assert loading.feed(b"".join(records)) == []
     loaded.load(loading.finish())
     return loaded

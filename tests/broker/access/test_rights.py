@@ -84,34 +84,34 @@ def test_a_role_is_no_prefix_of_another_roles_subscriptions() -> None:
 
 # ------------------------------------------------------------------------------------ changes
 def test_a_grant_replaces_what_the_role_had_there_and_revoking_leaves_nothing() -> None:
-    record = permissions.record_with_grant(GrantsRecord(), "", "etl", ["consume", "produce", "consume"])
+    record = permissions.set_role_grant(GrantsRecord(), "", "etl", ["consume", "produce", "consume"])
     assert record.roles == {"etl": ("produce", "consume")}
-    record = permissions.record_with_grant(record, "", "etl", ["consume"])
-    record = permissions.record_with_grant(record, TOPIC, "web", ["produce"])
+    record = permissions.set_role_grant(record, "", "etl", ["consume"])
+    record = permissions.set_role_grant(record, TOPIC, "web", ["produce"])
     assert (record.roles, record.topics) == ({"etl": ("consume",)}, {TOPIC: {"web": ("produce",)}})
-    record = permissions.record_without_grant(permissions.record_without_grant(record, TOPIC, "web"), "", "etl")
-    assert record == permissions.record_without_grant(record, OTHER, "never there") == GrantsRecord()
+    record = permissions.remove_role_grant(permissions.remove_role_grant(record, TOPIC, "web"), "", "etl")
+    assert record == permissions.remove_role_grant(record, OTHER, "never there") == GrantsRecord()
 
 
 def test_a_subscriptions_list_is_replaced_and_goes_with_its_last_role() -> None:
-    record = permissions.record_with_subscription_roles(GrantsRecord(), "s", ["a", "b", "a"])
+    record = permissions.set_subscription_roles(GrantsRecord(), "s", ["a", "b", "a"])
     assert record.subscriptions == {"s": ("a", "b")}
-    record = permissions.record_without_subscription_roles(record, "s", ["a"])
+    record = permissions.remove_subscription_roles(record, "s", ["a"])
     assert record.subscriptions == {"s": ("b",)}
-    assert permissions.record_without_subscription_roles(record, "s", ["b", "c"]) == GrantsRecord()
+    assert permissions.remove_subscription_roles(record, "s", ["b", "c"]) == GrantsRecord()
 
 
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        (lambda: permissions.record_with_grant(GrantsRecord(), "", "etl", []), InvalidRequest),
-        (lambda: permissions.record_with_grant(GrantsRecord(), "", "etl", ["produce", "admin"]), InvalidRequest),
-        (lambda: permissions.record_with_grant(GrantsRecord(), "", "", ["produce"]), InvalidName),
-        (lambda: permissions.record_with_grant(GrantsRecord(), "", "a\nb", ["produce"]), InvalidName),
-        (lambda: permissions.record_with_grant(GrantsRecord(), "", "a" * 257, ["produce"]), InvalidName),
-        (lambda: permissions.record_with_subscription_roles(GrantsRecord(), "s", []), InvalidRequest),
-        (lambda: permissions.record_with_subscription_roles(GrantsRecord(), "s", ["a\0"]), InvalidName),
-        (lambda: permissions.record_with_subscription_roles(GrantsRecord(), "", ["a"]), InvalidName),
+        (lambda: permissions.set_role_grant(GrantsRecord(), "", "etl", []), InvalidRequest),
+        (lambda: permissions.set_role_grant(GrantsRecord(), "", "etl", ["produce", "admin"]), InvalidRequest),
+        (lambda: permissions.set_role_grant(GrantsRecord(), "", "", ["produce"]), InvalidName),
+        (lambda: permissions.set_role_grant(GrantsRecord(), "", "a\nb", ["produce"]), InvalidName),
+        (lambda: permissions.set_role_grant(GrantsRecord(), "", "a" * 257, ["produce"]), InvalidName),
+        (lambda: permissions.set_subscription_roles(GrantsRecord(), "s", []), InvalidRequest),
+        (lambda: permissions.set_subscription_roles(GrantsRecord(), "s", ["a\0"]), InvalidName),
+        (lambda: permissions.set_subscription_roles(GrantsRecord(), "", ["a"]), InvalidName),
     ],
 )
 def test_what_no_caller_could_use_is_refused(change: Any, error: type[Exception]) -> None:
@@ -122,4 +122,4 @@ def test_what_no_caller_could_use_is_refused(change: Any, error: type[Exception]
 def test_a_namespaces_grants_are_bounded() -> None:
     many = {f"r{number}": ("produce",) for number in range(permissions.GRANTS_MAX)}
     with pytest.raises(InvalidRequest, match="more than 5000"):
-        permissions.record_with_grant(GrantsRecord(roles=many), TOPIC, "one-more", ["consume"])
+        permissions.set_role_grant(GrantsRecord(roles=many), TOPIC, "one-more", ["consume"])

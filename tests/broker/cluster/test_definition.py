@@ -9,7 +9,7 @@ import pytest
 from google.protobuf import struct_pb2
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
-from magnetar.broker.cluster.schema_core import SchemaDefinitionText, why_consumer_cannot_read, why_incompatible
+from magnetar.broker.cluster.schema_core import CheckedSchemaDefinition, why_consumer_cannot_read, why_incompatible
 from magnetar.proto.errors import InvalidSchema
 from magnetar.proto.schema import (
     Compatibility,
@@ -47,8 +47,8 @@ WITH_DEFAULT = avro(field("a"), field("b", default=1))
 WITHOUT_DEFAULT = avro(field("a"), field("b"))
 
 
-def of(*given: SchemaInfo) -> list[tuple[int, SchemaDefinitionText]]:
-    return [(number, SchemaDefinitionText.parse(each)) for number, each in enumerate(given)]
+def of(*given: SchemaInfo) -> list[tuple[int, CheckedSchemaDefinition]]:
+    return [(number, CheckedSchemaDefinition.parse(each)) for number, each in enumerate(given)]
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def of(*given: SchemaInfo) -> list[tuple[int, SchemaDefinitionText]]:
              SchemaInfo(type=SchemaType.JSON, data=b'{"type":"object","id":"urn:x","properties":{}}')],
 )  # fmt: skip
 def test_a_schema_of_each_type_is_taken_and_equals_itself(info: SchemaInfo) -> None:
-    assert SchemaDefinitionText.parse(info).fingerprint == SchemaDefinitionText.parse(info).fingerprint
-    assert why_incompatible(Compatibility.FULL_TRANSITIVE, SchemaDefinitionText.parse(info), of(info)) is None
+    assert CheckedSchemaDefinition.parse(info).fingerprint == CheckedSchemaDefinition.parse(info).fingerprint
+    assert why_incompatible(Compatibility.FULL_TRANSITIVE, CheckedSchemaDefinition.parse(info), of(info)) is None
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_schema_of_each_type_is_taken_and_equals_itself(info: SchemaInfo) -> N
 )  # fmt: skip
 def test_what_is_no_schema_of_its_type_is_refused(info: SchemaInfo, why: str) -> None:
     with pytest.raises(InvalidSchema, match=why):
-        SchemaDefinitionText.parse(info)
+        CheckedSchemaDefinition.parse(info)
 
 
 def test_descriptors_whose_imports_are_missing_are_refused() -> None:
@@ -96,17 +96,17 @@ def test_descriptors_whose_imports_are_missing_are_refused() -> None:
         "rootMessageTypeName": "A", "rootFileDescriptorName": "a.proto",
     }  # fmt: skip
     with pytest.raises(InvalidSchema, match=r"imports 'b[.]proto'"):
-        SchemaDefinitionText.parse(SchemaInfo(type=SchemaType.PROTOBUF_NATIVE, data=json.dumps(text).encode()))
+        CheckedSchemaDefinition.parse(SchemaInfo(type=SchemaType.PROTOBUF_NATIVE, data=json.dumps(text).encode()))
 
 
 def test_equal_definitions_have_equal_hashes_and_others_not() -> None:
     spaced = SchemaInfo(type=SchemaType.AVRO, data=json.dumps(json.loads(PLAIN.data), indent=3).encode(), name="x")
-    assert SchemaDefinitionText.parse(spaced).fingerprint == SchemaDefinitionText.parse(PLAIN).fingerprint
+    assert CheckedSchemaDefinition.parse(spaced).fingerprint == CheckedSchemaDefinition.parse(PLAIN).fingerprint
     as_json = SchemaInfo(type=SchemaType.JSON, data=PLAIN.data)
-    assert SchemaDefinitionText.parse(as_json).fingerprint != SchemaDefinitionText.parse(PLAIN).fingerprint
+    assert CheckedSchemaDefinition.parse(as_json).fingerprint != CheckedSchemaDefinition.parse(PLAIN).fingerprint
     inline, separated = join_key_value(STRING, PLAIN), join_key_value(STRING, PLAIN, separated=True)
     assert inline.data == separated.data
-    assert SchemaDefinitionText.parse(inline).fingerprint != SchemaDefinitionText.parse(separated).fingerprint
+    assert CheckedSchemaDefinition.parse(inline).fingerprint != CheckedSchemaDefinition.parse(separated).fingerprint
     assert split_key_value(inline).key.type is SchemaType.STRING
     assert split_key_value(inline).value.data == PLAIN.data
 
@@ -139,18 +139,20 @@ def test_each_mode_lets_in_what_its_rule_says(new: SchemaInfo, old: SchemaInfo, 
         Compatibility.BACKWARD: backward, Compatibility.FORWARD: forward, Compatibility.FULL: backward and forward,
     }  # fmt: skip
     for mode, allowed in expected.items():
-        why = why_incompatible(mode, SchemaDefinitionText.parse(new), of(old))
+        why = why_incompatible(mode, CheckedSchemaDefinition.parse(new), of(old))
         assert (why is None) == allowed, (mode, why)
-        assert why_incompatible(mode, SchemaDefinitionText.parse(new), []) is None
+        assert why_incompatible(mode, CheckedSchemaDefinition.parse(new), []) is None
     for mode in (Compatibility.BACKWARD, Compatibility.FORWARD, Compatibility.FULL):
         transitive = Compatibility(f"{mode.value}_transitive")
-        assert (why_incompatible(transitive, SchemaDefinitionText.parse(new), of(old)) is None) == expected[mode]
-    assert (why_consumer_cannot_read(Compatibility.FULL, SchemaDefinitionText.parse(new), of(old)) is None) == backward
+        assert (why_incompatible(transitive, CheckedSchemaDefinition.parse(new), of(old)) is None) == expected[mode]
+    assert (
+        why_consumer_cannot_read(Compatibility.FULL, CheckedSchemaDefinition.parse(new), of(old)) is None
+    ) == backward
 
 
 def test_a_transitive_mode_looks_at_all_and_its_refusal_names_the_version() -> None:
     there = of(WITHOUT_DEFAULT, PLAIN)
-    new = SchemaDefinitionText.parse(avro(field("a"), field("b", "string", default="")))
+    new = CheckedSchemaDefinition.parse(avro(field("a"), field("b", "string", default="")))
     assert why_incompatible(Compatibility.FULL, new, there) is None
     why = why_incompatible(Compatibility.FULL_TRANSITIVE, new, there)
     assert why is not None
@@ -159,8 +161,8 @@ def test_a_transitive_mode_looks_at_all_and_its_refusal_names_the_version() -> N
     one, all_ = Compatibility.BACKWARD, Compatibility.BACKWARD_TRANSITIVE
     for some in itertools.permutations([PLAIN, WITH_DEFAULT, WITHOUT_DEFAULT, avro(field("a", "long"))], 3):
         *before, added = some
-        if why_incompatible(all_, SchemaDefinitionText.parse(added), of(*before)) is None:
-            assert why_incompatible(one, SchemaDefinitionText.parse(added), of(*before)) is None
+        if why_incompatible(all_, CheckedSchemaDefinition.parse(added), of(*before)) is None:
+            assert why_incompatible(one, CheckedSchemaDefinition.parse(added), of(*before)) is None
 
 
 def test_a_version_is_eight_bytes() -> None:

@@ -547,7 +547,7 @@ async def test_the_order_for_a_broker_with_a_name_is_no_order_for_who_gets_its_a
     listen = first.endpoint
     await first.close()
     fresh = await running.add_broker(share_group="all", listen=listen)
-    await fresh.topic_manager.apply_drain_request()
+    await fresh.topic_manager.apply_drain_order()
     assert fresh.topic_manager.own_broker_record is not None
     assert not fresh.topic_manager.own_broker_record.draining
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.cluster.bundles_core import bundle_number_of_topic
+from magnetar.broker.cluster.bundles_core import find_topic_bundle_number
 from magnetar.broker.cluster.ownership import Ownership, list_brokers
 from magnetar.metadata.records import CLUSTER_FORMAT, BrokerRecord, NamespaceRecord
 from magnetar.metadata.sqlite import SqliteStore
@@ -42,7 +42,7 @@ async def _broker(tree: SqliteStore, name: str, group: str = "here") -> Ownershi
 async def test_one_that_is_asked_for_everything_keeps_its_share_and_names_the_others(tree: SqliteStore) -> None:
     first, second, third = brokers = [await _broker(tree, name) for name in ("first", "second", "third")]
     named = {topic: (await first.find_owner(topic, POLICIES)).name for topic in TOPICS}
-    by_bundle = {bundle_number_of_topic(topic, 32): name for topic, name in named.items()}
+    by_bundle = {find_topic_bundle_number(topic, 32): name for topic, name in named.items()}
     counts = Counter(by_bundle.values())
     assert min(counts[each.me.name] for each in brokers) >= len(by_bundle) // 6, counts
     assert not any(owns(each, topic) for topic in TOPICS for each in (second, third)), "each takes what it is asked for"

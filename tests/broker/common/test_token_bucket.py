@@ -9,8 +9,8 @@ from magnetar.broker.common.token_bucket import (
     RESOLUTION_S,
     RateLimit,
     TokenBucket,
-    count_entries_rates_allow,
-    delay_until_rates_allow_s,
+    compute_rate_delay_s,
+    count_entries_within_rates,
 )
 
 
@@ -64,7 +64,7 @@ def test_without_a_rate_there_is_no_limit() -> None:
     rate = RateLimit()
     rate.spend(10**9, 10**12, 0.0)
     assert (rate.limited, rate.delay_s(0.0)) == (False, 0.0)
-    assert count_entries_rates_allow([rate], [Entry(5, 5)] * 7, 0.0) == 7
+    assert count_entries_within_rates([rate], [Entry(5, 5)] * 7, 0.0) == 7
 
 
 def test_a_rate_that_is_changed_keeps_the_debt() -> None:
@@ -80,15 +80,15 @@ def test_of_several_rates_the_slowest_counts_and_says_so() -> None:
     fast, slow = RateLimit(messages=1000, now=0.0), RateLimit(messages=10, now=0.0)
     for rate in (fast, slow):
         rate.spend(20, 0, 0.0)
-    assert delay_until_rates_allow_s([fast, slow], 0.0) == 1.0
+    assert compute_rate_delay_s([fast, slow], 0.0) == 1.0
     assert (fast.throttled, slow.throttled) == (0, 1)
 
 
 def test_so_many_entries_go_as_tokens_cover_and_one_that_leaves_a_debt() -> None:
     rate = RateLimit(messages=10, now=0.0)
-    assert count_entries_rates_allow([rate], [Entry(4, 1)] * 9, 0.0) == 3
-    assert count_entries_rates_allow(
+    assert count_entries_within_rates([rate], [Entry(4, 1)] * 9, 0.0) == 3
+    assert count_entries_within_rates(
         [rate], [Entry(500, 1), Entry(1, 1)], 0.0
     ) == 1, "an entry above the rate is not stuck"
     rate.spend(10, 0, 0.0)
-    assert count_entries_rates_allow([rate], [Entry(1, 1)], 0.0) == 0
+    assert count_entries_within_rates([rate], [Entry(1, 1)], 0.0) == 0

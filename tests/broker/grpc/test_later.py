@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker.grpc import admin, transactions
-from magnetar.broker.grpc.checked import LazyService, find_rpc_handlers, handler_name_of_rpc
+from magnetar.broker.grpc.checked import LazyService, find_rpc_handlers, make_rpc_handler_name
 from magnetar.proto import wire_pb2 as wire
 from magnetar.runtime.network import list_rpc_names
 
@@ -16,7 +16,7 @@ from magnetar.runtime.network import list_rpc_names
 @pytest.mark.parametrize(("name", "parts"), [("Admin", admin.PARTS), ("Transactions", transactions.PARTS)])
 def test_each_rpc_of_a_service_is_a_method_of_one_of_its_parts(name: str, parts: Sequence[type]) -> None:
     """Which nothing would notice before the first call of one that it has not."""
-    wanted = {handler_name_of_rpc(method.name) for method in wire.DESCRIPTOR.services_by_name[name].methods}
+    wanted = {make_rpc_handler_name(method.name) for method in wire.DESCRIPTOR.services_by_name[name].methods}
     assert set(find_rpc_handlers(name, parts)) == wanted
 
 
@@ -40,7 +40,7 @@ async def test_first_calls_at_once_load_it_and_get_one_service() -> None:
             return request, len(made)
 
         made.append(1)
-        return [SimpleNamespace(**dict.fromkeys(map(handler_name_of_rpc, list_rpc_names("Admin")), list_tenants))]
+        return [SimpleNamespace(**dict.fromkeys(map(make_rpc_handler_name, list_rpc_names("Admin")), list_tenants))]
 
     service: Any = LazyService("Admin", workers, "admin", make)  # type: ignore[arg-type]
     calls = [asyncio.create_task(service.list_tenants(number, None)) for number in range(3)]

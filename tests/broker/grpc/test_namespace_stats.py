@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.cluster.bundles_core import bundle_number_of_topic
+from magnetar.broker.cluster.bundles_core import find_topic_bundle_number
 from magnetar.broker.grpc import admin as service
 from magnetar.broker.session.administration import Administration
 from magnetar.client.admin import AdminClient
@@ -61,7 +61,7 @@ async def test_the_owners_of_all_bundles_are_asked_for_at_once() -> None:
     names = [f"persistent://public/default/t{number}" for number in range(64)]
 
     async def find_owner(topic: TopicName) -> Any:
-        bundle = bundle_number_of_topic(topic, bundles)
+        bundle = find_topic_bundle_number(topic, bundles)
         asked.append(bundle)
         if len(asked) == bundles:
             everyone.set()
@@ -81,5 +81,5 @@ async def test_the_owners_of_all_bundles_are_asked_for_at_once() -> None:
     async with asyncio.timeout(10):
         found = await listed(NamespaceName("public", "default"), "")
         assert sorted(asked) == list(range(bundles)), "each bundle once"
-        assert found == sorted(each for each in names if bundle_number_of_topic(TopicName.parse(each), bundles) % 2)
+        assert found == sorted(each for each in names if find_topic_bundle_number(TopicName.parse(each), bundles) % 2)
         assert await listed(NamespaceName("public", "default"), found[9]) == found[10:]

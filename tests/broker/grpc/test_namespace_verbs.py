@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.cluster.bundles_core import bundle_name, bundle_name_of_topic
+from magnetar.broker.cluster.bundles_core import bundle_name, find_topic_bundle_name
 from magnetar.broker.session.administration import Administration
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
@@ -43,7 +43,7 @@ async def test_unloading_a_namespace_gives_its_bundles_up_and_no_message_is_lost
         async with AdminClient(url_of(running, 1)) as other:
             await other.topic_stats("many-partition-0")  # who is asked next takes it
             count = (await other.namespace(SPACE)).bundles
-            kept = bundle_name_of_topic(TopicName.parse("many-partition-0"), count)
+            kept = find_topic_bundle_name(TopicName.parse("many-partition-0"), count)
             assert (len(one.loaded), len(two.loaded)) == (0, 1)
             free = next(bundle for number in range(count) if (bundle := bundle_name(number, count)) != kept)
             assert (await admin.unload_namespace(SPACE, free)).topics == 0
@@ -88,7 +88,7 @@ async def test_a_namespace_is_unloaded_although_a_bundle_is_assigned_to_a_broker
         await admin.create_topic("a")
         await admin.topic_stats("a")
         count = (await admin.namespace(SPACE)).bundles
-        own = bundle_name_of_topic(TopicName.parse("a"), count)
+        own = find_topic_bundle_name(TopicName.parse("a"), count)
         free = next(bundle for number in range(count) if (bundle := bundle_name(number, count)) != own)
         gone = OwnerRecord(broker="gone", endpoint="127.0.0.1:1", assigned_by=one.name)
         await put_record(one.metadata, paths.bundle_owner("public", "default", free), gone)
@@ -106,8 +106,8 @@ async def test_a_broker_that_fails_lets_the_others_give_up_their_bundles_before_
             await other.topic_stats("a")
             count = (await other.namespace(SPACE)).bundles
         names = (f"n{number}" for number in range(100))
-        mine = bundle_name_of_topic(TopicName.parse("a"), count)
-        elsewhere = next(each for each in names if bundle_name_of_topic(TopicName.parse(each), count) != mine)
+        mine = find_topic_bundle_name(TopicName.parse("a"), count)
+        elsewhere = next(each for each in names if find_topic_bundle_name(TopicName.parse(each), count) != mine)
         await admin.create_topic(elsewhere)
         await admin.topic_stats(elsewhere)
         assert (len(one.loaded), len(two.loaded)) == (1, 1)

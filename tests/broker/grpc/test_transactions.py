@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.common.transactions import Settlement, txn_state_of_join_answer
+from magnetar.broker.common.transactions import Settlement, convert_join_answer_to_state
 from magnetar.broker.server import Broker
 from magnetar.broker.topic.topic import Topic
 from magnetar.client.admin import AdminClient
@@ -67,7 +67,9 @@ class Client:
         return TxnId(found.first.most, found.first.least)
 
     async def join(self, txn: TxnId, topic: str = TOPIC) -> TxnState:
-        return txn_state_of_join_answer(await self.broker.topic_manager.transactions.join(txn, TopicName.parse(topic)))
+        return convert_join_answer_to_state(
+            await self.broker.topic_manager.transactions.join(txn, TopicName.parse(topic))
+        )
 
     async def end(
         self, txn: TxnId, verb: str = "COMMIT", *topics: str, visible: bool = False

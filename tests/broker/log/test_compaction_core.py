@@ -23,7 +23,7 @@ from magnetar.broker.log.compaction_core import (
     parse_entry,
 )
 from magnetar.proto.entry import (
-    decode_columns,
+    decode_message_columns,
     encode_batch,
     encode_broker_part,
     encode_client_part,
@@ -98,7 +98,7 @@ class Log:
         for first, _, entry in self.entries:
             part = split_broker_part(entry)[2]
             header = parse_header(part)
-            for at, (of, payload) in enumerate(zip(*decode_columns(header, part), strict=True)):
+            for at, (of, payload) in enumerate(zip(*decode_message_columns(header, part), strict=True)):
                 if not (isinstance(of, SingleMessageMetadata) and of.compacted_out):
                     found.append((first + at, of.partition_key if of.HasField("partition_key") else None, payload))
         return found

@@ -41,10 +41,10 @@ def test_after_and_before_walk_the_whole_log() -> None:
 
 
 def test_a_mark_is_clamped_into_the_log() -> None:
-    assert SHAPE.limit_mark_to_log(EARLIEST) == (10, -1)
-    assert SHAPE.limit_mark_to_log(LATEST) == (40, 0)
-    assert SHAPE.limit_mark_to_log(Position(20, -1)) == (20, -1)
-    assert shape_of(0).limit_mark_to_log(LATEST) == (10, -1)
+    assert SHAPE.clamp_mark_to_log(EARLIEST) == (10, -1)
+    assert SHAPE.clamp_mark_to_log(LATEST) == (40, 0)
+    assert SHAPE.clamp_mark_to_log(Position(20, -1)) == (20, -1)
+    assert shape_of(0).clamp_mark_to_log(LATEST) == (10, -1)
 
 
 def test_indexes_find_their_ledger() -> None:
@@ -77,7 +77,7 @@ def test_a_ledger_that_is_gone_between_two_others_is_leapt_over() -> None:
     ) == (30, 0)
     assert shape.before(Position(30, 0)) == shape.before(Position(20, 2)) == (10, 2)
     assert not shape.is_readable(Position(20, 0))
-    assert shape.limit_mark_to_log(Position(20, 2)) == (20, 2), "a mark may stand where something was"
+    assert shape.clamp_mark_to_log(Position(20, 2)) == (20, 2), "a mark may stand where something was"
     found = [shape.find_span_of_index(index) for index in (5, 6, 13, 14, 19)]
     assert [span.ledger_id if span else None for span in found] == [10, 30, 30, 30, 40]
     assert [shape.count_messages_from(index) for index in (0, 5, 6, 10, 14, 19, 20)] == [12, 7, 6, 6, 6, 1, 0]

@@ -7,13 +7,13 @@ import random
 
 import pytest
 
-from magnetar.broker.log.reader import CHUNK_BYTES_MIN, ReadMemory
+from magnetar.broker.log.reader import CHUNK_BYTES_MIN, ReadMemoryBudget
 
 KIB = 1 << 10
 
 
 class Buffer:
-    def __init__(self, memory: ReadMemory) -> None:
+    def __init__(self, memory: ReadMemoryBudget) -> None:
         self.memory = memory
 
     def holds(self, size: int) -> Buffer:
@@ -26,7 +26,7 @@ class Buffer:
 
 @pytest.mark.asyncio
 async def test_a_read_makes_the_least_used_give_back_as_many_as_it_needs() -> None:
-    memory = ReadMemory(10 * KIB)
+    memory = ReadMemoryBudget(10 * KIB)
     first, second, third = (Buffer(memory).holds(3 * KIB) for _ in range(3))
     first.holds(2 * KIB)
     async with memory.reserve(5 * KIB):
@@ -44,7 +44,7 @@ async def test_a_read_makes_the_least_used_give_back_as_many_as_it_needs() -> No
 
 @pytest.mark.asyncio
 async def test_reads_wait_for_reads_alone_each_in_turn_and_a_lone_one_is_done_whatever_its_size() -> None:
-    memory, order = ReadMemory(10 * KIB), list[int]()
+    memory, order = ReadMemoryBudget(10 * KIB), list[int]()
     gates = [asyncio.Event() for _ in range(4)]
 
     async def read(number: int, size: int) -> None:
@@ -69,7 +69,7 @@ async def test_reads_wait_for_reads_alone_each_in_turn_and_a_lone_one_is_done_wh
 
 
 def test_chunks_are_halves_of_what_is_wanted_when_many_have_something() -> None:
-    memory = ReadMemory(8 << 20)
+    memory = ReadMemoryBudget(8 << 20)
     assert memory.choose_read_size(1 << 20) == 1 << 20
     buffers = [Buffer(memory).holds(1) for _ in range(5)]
     assert memory.choose_read_size(1 << 20) == 1 << 19
@@ -81,7 +81,7 @@ def test_chunks_are_halves_of_what_is_wanted_when_many_have_something() -> None:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("seed", range(20))
 async def test_under_any_order_the_bound_holds_and_every_read_is_done(seed: int) -> None:
-    rng, memory, done = random.Random(seed), ReadMemory(100 * KIB), [0]
+    rng, memory, done = random.Random(seed), ReadMemoryBudget(100 * KIB), [0]
     buffers = [Buffer(memory) for _ in range(20)]
 
     async def reads(buffer: Buffer) -> None:

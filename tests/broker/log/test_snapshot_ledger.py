@@ -290,9 +290,9 @@ async def test_a_ledger_exists_when_a_list_names_it_and_only_then_whatever_becom
     monkeypatch.setattr(session, "commit", commit)
     if claimed:
         with pytest.raises(TopicFenced):
-            await first.add_with_retries(draft, end_index=0, created_ms=0, ended=None)
+            await first.add_ledger_with_retries(draft, end_index=0, created_ms=0, ended=None)
     else:
-        writer, _ = await first.add_with_retries(draft, end_index=0, created_ms=0, ended=None)
+        writer, _ = await first.add_ledger_with_retries(draft, end_index=0, created_ms=0, ended=None)
         assert writer.ledger_id == draft.ledger_id
     listed = decode(storage.nodes[topic_path(topic)].value, TopicRecord, topic_path(topic)).ledgers
     assert [each.ledger_id for each in listed] == list(storage.ledgers) == [draft.ledger_id] * (lands or not claimed)
@@ -319,7 +319,7 @@ async def test_a_ledger_whose_commit_stays_unknown_is_the_one_that_is_tried_agai
             raise OutcomeUnknown("it landed, and no answer came for so long")
 
     monkeypatch.setattr(ManagedLedgerRecord, "change", change)
-    writer, _ = await ledger.add_with_retries(None, end_index=0, created_ms=0, ended=None)
+    writer, _ = await ledger.add_ledger_with_retries(None, end_index=0, created_ms=0, ended=None)
     assert tried == [writer.ledger_id] * 3
     assert list(storage.ledgers) == [writer.ledger_id]
 

@@ -559,7 +559,7 @@ async def test_a_fault_in_a_switch_gives_the_topic_up_instead_of_leaving_it_hang
     async def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(owner.log._managed_ledger, "add_with_retries", broken)
+    monkeypatch.setattr(owner.log._managed_ledger, "add_ledger_with_retries", broken)
     owner.publish(5)
     outcomes = await owner.settled(5)
     assert isinstance(outcomes[-1][1], OutcomeUnknown)
@@ -571,14 +571,14 @@ async def test_a_topic_that_is_lost_during_a_switch_changes_its_list_no_more(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = await bench.owner(roll_entries=3)
-    add, switching, go_on = owner.log._managed_ledger.add_with_retries, asyncio.Event(), asyncio.Event()
+    add, switching, go_on = owner.log._managed_ledger.add_ledger_with_retries, asyncio.Event(), asyncio.Event()
 
     async def slowly(*given: Any, **named: Any) -> Any:
         switching.set()
         await go_on.wait()
         return await add(*given, **named)
 
-    monkeypatch.setattr(owner.log._managed_ledger, "add_with_retries", slowly)
+    monkeypatch.setattr(owner.log._managed_ledger, "add_ledger_with_retries", slowly)
     owner.publish(5)
     await switching.wait()
     before = await bench.list()
@@ -623,7 +623,7 @@ async def test_a_topic_that_is_lost_while_it_ends_stays_lost(
 
 async def test_no_switch_begins_while_the_topic_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = await bench.owner(roll_entries=2)
-    add, began, go_on = owner.log._managed_ledger.add_with_retries, asyncio.Event(), asyncio.Event()
+    add, began, go_on = owner.log._managed_ledger.add_ledger_with_retries, asyncio.Event(), asyncio.Event()
     made: list[int] = []
 
     async def slowly(*given: Any, **named: Any) -> Any:
@@ -635,7 +635,7 @@ async def test_no_switch_begins_while_the_topic_ends(bench: Bench, monkeypatch: 
 
     owner.publish(2)
     await owner.settled(2)
-    monkeypatch.setattr(owner.log._managed_ledger, "add_with_retries", slowly)
+    monkeypatch.setattr(owner.log._managed_ledger, "add_ledger_with_retries", slowly)
     owner.publish(6)
     await began.wait()
     closing = asyncio.ensure_future(owner.log.close())
@@ -653,14 +653,14 @@ async def test_closing_during_a_termination_waits_for_it(bench: Bench, monkeypat
     owner = await bench.owner()
     owner.publish()
     await owner.settled(1)
-    seal, sealing, go_on = owner.log._managed_ledger.commit_end, asyncio.Event(), asyncio.Event()
+    seal, sealing, go_on = owner.log._managed_ledger.commit_closed_last_ledger, asyncio.Event(), asyncio.Event()
 
     async def slowly(*given: Any, **named: Any) -> None:
         sealing.set()
         await go_on.wait()
         await seal(*given, **named)
 
-    monkeypatch.setattr(owner.log._managed_ledger, "commit_end", slowly)
+    monkeypatch.setattr(owner.log._managed_ledger, "commit_closed_last_ledger", slowly)
     terminating = asyncio.ensure_future(owner.log.terminate())
     await sealing.wait()
     closing = asyncio.ensure_future(owner.log.close())

@@ -108,11 +108,11 @@ async def test_a_compaction_takes_a_long_entry_apart_beside_the_event_loop(
 async def test_the_slots_are_the_same_however_they_are_found(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     part = batch(0, [3] * 700, keys=300, kind=kind)
     here = StoredEntry.parse(Position(1, 0), part)
-    assert here.find_key_slots()
+    assert here.compute_key_slots_if_quick()
     assert len(here.slots) > 250
     monkeypatch.setattr(unfolding, "LONG_MESSAGES", 10)
     there = StoredEntry.parse(Position(1, 0), part)
-    assert not there.find_key_slots()
+    assert not there.compute_key_slots_if_quick()
     assert not there.has_key_slots
     assert await unfolding.compute_key_slots(part, real_world()) == here.slots
 
@@ -124,7 +124,7 @@ DECLARED = {"declared too much": 60 << 20, "declared too little": 2 << 20, "torn
 async def test_a_bomb_takes_what_it_declares_and_no_more_and_counts_as_an_entry_without_keys(damage: str) -> None:
     part = batch(0, [1 << 20] * 3, kind=Compression.ZSTD)
     entry = StoredEntry.parse(Position(1, 0), part)
-    assert not entry.find_key_slots()
+    assert not entry.compute_key_slots_if_quick()
     head = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, num_messages_in_batch=3, compression=3)
     head.uncompressed_size = DECLARED[damage]
     payload = unfolding.parse_stored_head(part).payload_offset

@@ -124,7 +124,7 @@ async def test_a_broker_that_lost_its_session_drops_its_topics_and_its_acks_chan
         assert store is not None
         store.cursor.ack(topic.log.shape.last)
         with pytest.raises(MagnetarError):
-            await store.durable_future()
+            await store.make_durable_future()
         again = await TestConsumer(running.world, second, TOPIC).ready()
         assert (await again.receive()).entry_id == delivery.entry_id
         with pytest.raises(Unavailable):

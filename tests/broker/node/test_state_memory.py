@@ -16,8 +16,8 @@ from magnetar.broker.node.load_turns import (
     SUBSCRIPTION_BYTES,
     TOPIC_BYTES,
     BrokerStateMemory,
-    ack_hole_memory_limit,
     compute_cache_limits,
+    compute_hole_memory_limit,
 )
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
@@ -43,12 +43,12 @@ def test_the_cache_of_catch_up_reads_gives_first_then_the_tail(
 
 def test_holes_of_all_subscriptions_are_within_the_limit_and_small_ones_lose_nothing() -> None:
     limit, own = 100 * MIB, 64 * MIB
-    assert ack_hole_memory_limit([], limit, own) == own
-    assert ack_hole_memory_limit([50 * MIB, 50 * MIB], limit, own) == own
-    most = ack_hole_memory_limit([60 * MIB, 5 * MIB, 60 * MIB, 60 * MIB], limit, own)
+    assert compute_hole_memory_limit([], limit, own) == own
+    assert compute_hole_memory_limit([50 * MIB, 50 * MIB], limit, own) == own
+    most = compute_hole_memory_limit([60 * MIB, 5 * MIB, 60 * MIB, 60 * MIB], limit, own)
     assert most == 95 * MIB // 3
     assert sum(min(size, most) for size in (60 * MIB, 5 * MIB, 60 * MIB, 60 * MIB)) <= limit
-    assert ack_hole_memory_limit([MIB] * 10_000, limit, own) == HOLES_BYTES_MIN
+    assert compute_hole_memory_limit([MIB] * 10_000, limit, own) == HOLES_BYTES_MIN
 
 
 async def test_caches_lose_a_step_at_a_look_and_get_it_back(caplog: pytest.LogCaptureFixture) -> None:

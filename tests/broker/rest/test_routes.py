@@ -8,7 +8,7 @@ import pytest
 
 from magnetar.broker.node import topic_manager
 from magnetar.broker.rest import cluster_routes as _cluster
-from magnetar.broker.rest.call import ROUTES, make_openapi_document, openapi_path
+from magnetar.broker.rest.call import ROUTES, make_openapi_document, make_openapi_path
 from tests.broker.rest.http import V2, Http, T, serving
 
 assert _cluster, "the routes are registered"
@@ -150,7 +150,7 @@ def test_the_document_has_every_route_once() -> None:
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("row", [row for row in ROUTES if row.method == "GET"], ids=openapi_path)
+@pytest.mark.parametrize("row", [row for row in ROUTES if row.method == "GET"], ids=make_openapi_path)
 def test_a_route_that_shows_something_says_what(row: Any) -> None:
     assert row.answer
     assert row.summary.endswith(".")

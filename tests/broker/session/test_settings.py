@@ -71,9 +71,9 @@ def started_at_info(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("started_at_info")
 def test_a_level_is_that_of_the_start_again() -> None:
     logs.set_level("debug", "a test")
-    assert logs.current_level() == "debug"
+    assert logs.get_log_level() == "debug"
     logs.set_level(None, "a test")
-    assert logs.current_level() == "info"
+    assert logs.get_log_level() == "info"
 
 
 @pytest.mark.usefixtures("started_at_info")

@@ -126,7 +126,7 @@ async def test_a_broker_that_refuses_the_own_token_of_the_one_that_asks_is_named
             cause = Unauthenticated("expired") if endpoint == str(two.endpoint) else None
             raise Unavailable("not now") from cause
 
-        monkeypatch.setattr(summaries, "ask_broker", refuse)
+        monkeypatch.setattr(summaries, "call_operation_at_broker", refuse)
         async with AdminClient(f"magnetar://{one.endpoint}") as admin:
             found = await admin.broker_summaries()
             assert (found.silent, found.refusing) == (("three", "two"), ("two",))

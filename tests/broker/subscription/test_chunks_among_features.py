@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.session.backlogs import TopicBacklogs
+from magnetar.broker.session.backlogs import SubscriptionAdministration
 from magnetar.broker.subscription import dead_letters as whole_messages
 from magnetar.client.admin.grpc_transport import decode_stored_messages
 from magnetar.client.client import Client
@@ -45,8 +45,8 @@ class At:
         return ids
 
     @property
-    def backlogs(self) -> TopicBacklogs:
-        return TopicBacklogs(self.running.brokers[0].topics[TOPIC])
+    def backlogs(self) -> SubscriptionAdministration:
+        return SubscriptionAdministration(self.running.brokers[0].topics[TOPIC])
 
 
 @pytest.fixture

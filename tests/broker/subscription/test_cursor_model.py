@@ -248,7 +248,7 @@ class CursorModel(RuleBasedStateMachine):
     @rule()
     def receipt(self) -> None:
         async def work() -> None:
-            await self.store.durable_future()
+            await self.store.make_durable_future()
 
         self.run(work())
         self.stored = self.state()
@@ -268,7 +268,7 @@ class CursorModel(RuleBasedStateMachine):
         self._found({wanted} if ended else {wanted, self.stored})
 
     async def _durable(self) -> None:
-        await self.store.durable_future()
+        await self.store.make_durable_future()
 
     @rule(writes=st.integers(0, 4), lands=st.booleans())
     def die_while_opening(self, writes: int, lands: bool) -> None:
@@ -298,7 +298,7 @@ class CursorModel(RuleBasedStateMachine):
                 try:
                     self.ack(left.pop())
                     self.state()
-                    await asyncio.wait_for(former.durable_future(), 10)
+                    await asyncio.wait_for(former.make_durable_future(), 10)
                     self.stored = self.state()
                 except TopicFenced:
                     refused, (self.model, self.counts) = True, known

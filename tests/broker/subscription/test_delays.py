@@ -276,16 +276,16 @@ async def test_while_buckets_cannot_be_written_it_says_so_and_goes_on_by_itself(
     monkeypatch.setattr(driver, "RETRY_S", 0.01)
     async with deployment(tmp_path, delayed_memory_bytes=20 * core.FRESH_BYTES) as at:
         shared = await at.consumer("s", type=SHARED)
-        write = TopicStateLedgers.create_closed
+        write = TopicStateLedgers.create_closed_ledger
 
         async def away(self: TopicStateLedgers, entries: list[bytes]) -> Any:
             raise Unavailable("no bookie")
 
-        monkeypatch.setattr(TopicStateLedgers, "create_closed", away)
+        monkeypatch.setattr(TopicStateLedgers, "create_closed_ledger", away)
         await delayed(at, 300, 5000)
         await until(lambda: subscription(at).pump.blocked is Blocked.DELAYS)
         assert subscription(at).dispatcher.delays.count < 300  # type: ignore[union-attr]
-        monkeypatch.setattr(TopicStateLedgers, "create_closed", write)
+        monkeypatch.setattr(TopicStateLedgers, "create_closed_ledger", write)
         await until(lambda: subscription(at).dispatcher.delays.count == 300)  # type: ignore[union-attr]
         await moved_on(at, 10)
         assert len(await shared.receive_payloads(300)) == 300
@@ -400,13 +400,13 @@ async def test_a_topic_closes_in_order_while_one_bucket_is_sealed_after_the_othe
 ) -> None:
     async with deployment(tmp_path, delayed_seal_entries=5) as at:
         go_on = asyncio.Event()
-        write = TopicStateLedgers.create_closed
+        write = TopicStateLedgers.create_closed_ledger
 
         async def slow(self: TopicStateLedgers, entries: list[bytes]) -> int:
             await go_on.wait()
             return await write(self, entries)
 
-        monkeypatch.setattr(TopicStateLedgers, "create_closed", slow)
+        monkeypatch.setattr(TopicStateLedgers, "create_closed_ledger", slow)
         await at.consumer("s", type=SHARED)
         await delayed(at, 5)
         await delayed(at, 6)

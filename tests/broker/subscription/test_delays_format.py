@@ -10,7 +10,7 @@ from magnetar.broker.subscription.core.delay_buckets import (
     KEY_BYTES,
     UnstoredDelayBucket,
     decode_entries_by_ledger,
-    delay_key_of,
+    make_delay_key,
     make_unstored_bucket,
     position_of_delay_key,
 )
@@ -33,13 +33,13 @@ def draft_of(keys: list[int]) -> UnstoredDelayBucket:
 def a_bucket(entries: int = 5000, seed: int = 1) -> list[bytes]:
     rng = random.Random(seed)
     keys = sorted(
-        delay_key_of(Position(7 + number // 3000, number), rng.randrange(10_000)) for number in range(entries)
+        make_delay_key(Position(7 + number // 3000, number), rng.randrange(10_000)) for number in range(entries)
     )
     return stored.encode_bucket(draft_of(keys))
 
 
 def test_the_bytes_are_those_of_the_example() -> None:
-    entries = stored.encode_bucket(draft_of([delay_key_of(Position(7, 3), 1000)]))
+    entries = stored.encode_bucket(draft_of([make_delay_key(Position(7, 3), 1000)]))
     for entry, example in zip(entries, EXAMPLE, strict=True):
         assert entry.hex() == example.format(entry[12:16].hex())
     assert stored.decode_segment(entries[0], 0).hex() == EXAMPLE[0][-40:]

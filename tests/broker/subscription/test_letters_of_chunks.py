@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from magnetar.broker.session.backlogs import TopicBacklogs
+from magnetar.broker.session.backlogs import SubscriptionAdministration
 from magnetar.broker.subscription import dead_letters
 from magnetar.broker.topic.storage import DurableTopicStorage
 from magnetar.client.common.errors import Timeout
@@ -174,7 +174,7 @@ class Raw:
         return found
 
     async def has_no_backlog(self) -> bool:
-        return (await TopicBacklogs(self.running.brokers[0].topics[TOPIC]).analyze("s")).entries == 0
+        return (await SubscriptionAdministration(self.running.brokers[0].topics[TOPIC]).analyze("s")).entries == 0
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])

@@ -10,7 +10,7 @@ import pytest
 
 from magnetar.broker.subscription.core.in_log_order import LogOrderPolicy
 from magnetar.broker.subscription.core.policy import (
-    ActiveChanged,
+    ActiveConsumerChanged,
     Entry,
     Member,
     Policy,
@@ -39,14 +39,14 @@ class Numbered(LogOrderPolicy):
     def __init__(self, options: SubscriptionOptions) -> None:
         super().__init__(options)
         self.candidates: list[Member] = []
-        self.joined_last: list[ActiveChanged] = []
+        self.joined_last: list[ActiveConsumerChanged] = []
 
     def why_refused(self, newcomer: Member) -> str | None:
         return "two consumers are enough" if len(self.candidates) == 2 else None
 
     def add_member(self, member: Member) -> Member | None:
         self.candidates.append(member)
-        self.joined_last = [ActiveChanged(member, True)]
+        self.joined_last = [ActiveConsumerChanged(member, True)]
         return None
 
     def remove_member(self, member: Member) -> None:
@@ -59,7 +59,7 @@ class Numbered(LogOrderPolicy):
         self._goes_out(entry.position, waited)
         return member
 
-    def take_active_changes(self) -> Sequence[ActiveChanged]:
+    def take_active_changes(self) -> Sequence[ActiveConsumerChanged]:
         events, self.joined_last = self.joined_last, []
         return events
 
@@ -125,7 +125,7 @@ def test_the_registered_types_are_those_of_the_wire() -> None:
 def test_each_type_has_its_names_everywhere(type_: SubscriptionType) -> None:
     name = type_.name
     policy: Policy = type_.policy(SubscriptionOptions())
-    assert settings.ConsumerType(type_.number).name == subscription_types.client_name(name)
+    assert settings.ConsumerType(type_.number).name == subscription_types.sdk_type_name(name)
     assert (settings.ConsumerType(type_.number) in settings.LOG_ORDER) is not policy.individual
     assert states.SubscriptionType(name).name == name
     assert consume.TYPES[name.lower()] == type_.number

@@ -2,7 +2,7 @@
 
 import pytest
 
-from magnetar.broker.cluster.bundles_core import bundle_name, bundle_name_of_topic
+from magnetar.broker.cluster.bundles_core import bundle_name, find_topic_bundle_name
 from magnetar.broker.common.refusals import PublishRefusal
 from magnetar.broker.log.log_shape_core import (
     Retention,
@@ -172,5 +172,5 @@ def test_bundles_cover_all_hashes_without_overlap() -> None:
     for bundles in (1, 3, 7, 64):
         names = [bundle_name(number, bundles) for number in range(bundles)]
         assert [name[11:] for name in names[:-1]] == [name[:10] for name in names[1:]]
-    found = {bundle_name_of_topic(TopicName.parse(f"t-{number}"), 4) for number in range(100)}
+    found = {find_topic_bundle_name(TopicName.parse(f"t-{number}"), 4) for number in range(100)}
     assert found == {bundle_name(number, 4) for number in range(4)}

@@ -298,7 +298,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
             born += 1
             txn = TxnId.of(1, 1, born)
             core.register_unresolved_transaction(txn)
-            core.on_joined(txn)
+            core.on_transaction_joined(txn)
             open_[txn] = set()
         elif act < 0.3:
             txn = rng.choice(list(open_))
@@ -310,7 +310,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
             dedup.on_transaction_committed(end.numbers, end.sent)
             dedup.add_aborted_sequence_gaps(end.back)
         elif act < 0.35:
-            first = core.first_unended_position
+            first = core.first_open_transaction_position
             snapshot, start = dedup.snapshot(), Position(1, first[1] - 1) if first is not None else dedup.position
             dedup = DedupCore(snapshot._replace(position=min(start, snapshot.position)), now=0.0)
             core = Transactions(shape, core.snapshot())
@@ -326,7 +326,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
                     dedup.add_aborted_sequence_gaps({"p": BitMap64([number])})
             for txn in open_:
                 core.register_unresolved_transaction(txn)
-                core.on_joined(txn)
+                core.on_transaction_joined(txn)
         else:
             to = rng.choice([None, *open_])
             number = rng.randint(0, highest + 2)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.session.backlogs import TopicBacklogs
+from magnetar.broker.session.backlogs import SubscriptionAdministration
 from magnetar.broker.session.summaries import topic_stats
 from magnetar.broker.subscription.pump import DeliveryPump
 from magnetar.broker.topic import statistics as backlog
@@ -121,7 +121,7 @@ async def test_what_was_read_ahead_or_comes_again_is_filtered_too(coordinator: F
 
 
 async def test_operators_see_what_consumers_will_see(coordinator: FakeCoordinator, at: Filled) -> None:
-    backlogs = TopicBacklogs(at.topic)
+    backlogs = SubscriptionAdministration(at.topic)
 
     async def nth(number: int, *, from_latest: bool) -> list[bytes]:
         return payloads_of((await backlogs.read_nth_message(number, from_latest=from_latest)).entry.payload)
@@ -192,7 +192,7 @@ async def test_a_topic_with_nothing_but_hidden_entries_has_no_last_message(
         topic = await loaded(running.brokers[0])
         for _ in range(2):
             assert await topic.shown.reader.read_last_message() is None
-            assert (await TopicBacklogs(topic).find_last_message()).position[1] == -1
+            assert (await SubscriptionAdministration(topic).find_last_message()).position[1] == -1
             await coordinator.end(topic, txn, False)
 
 

@@ -442,7 +442,7 @@ async def test_what_was_on_its_way_when_it_ended_is_never_shown_also_after_a_cra
     producer.publish_in(txn, b"late")
     core = topic.transactions.core
     assert core is not None
-    await until(lambda: core.count_in_flight(txn) > 0)
+    await until(lambda: core.count_entries_in_flight(txn) > 0)
     ending = asyncio.create_task(coordinator.end(topic, txn, True, entries=1, last=last))
     done, _ = await asyncio.wait([ending], timeout=0.3)
     assert not done

@@ -85,7 +85,7 @@ class Walk:
         txn = TxnId.of(0, 1, self.next_txn)
         self.next_txn += 1
         self.core.register_unresolved_transaction(txn)
-        assert self.core.on_joined(txn)
+        assert self.core.on_transaction_joined(txn)
 
     def send(self) -> None:
         if opened := [each for each in self.core.open_transaction_ids if self.core.is_open(each)]:
@@ -142,7 +142,7 @@ class Walk:
 
     def trim(self) -> None:
         """What is open, or not in the snapshot, holds the log."""
-        spans, first = self.shape.spans, self.core.first_unended_position
+        spans, first = self.shape.spans, self.core.first_open_transaction_position
         held = min(self.saved.position, first or self.saved.position)
         gone = spans[0]
         if len(spans) > 1 and (gone.ledger_id, gone.last_entry) < held and self.rng.random() < 0.3:
@@ -182,7 +182,7 @@ class Walk:
             if txn in self.outcomes:
                 again.settle(self.outcomes[txn])
             else:
-                assert again.on_joined(txn)
+                assert again.on_transaction_joined(txn)
         self.check()
 
     # ---------------------------------------------------------------- what is shown
@@ -252,7 +252,7 @@ def opened(*txns: int) -> Transactions:
     core = Transactions(shape, TxnSnapshot(Position(1, -1)))
     for each in txns:
         core.register_unresolved_transaction(TxnId(0, each))
-        core.on_joined(TxnId(0, each))
+        core.on_transaction_joined(TxnId(0, each))
     return core
 
 

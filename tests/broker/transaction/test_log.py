@@ -210,7 +210,7 @@ async def test_take_over_goes_in_its_order(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("magnetar.broker.transaction.log.TAKE_OVER", tuple(recorded(step) for step in TAKE_OVER))
     await Owner(storage).open()
-    assert steps == ["read_coordinator_claim", "recover_ledger", "store_coordinator_claim", "check_taken_over_by_other"]
+    assert steps == ["read_coordinator_claim", "recover_ledger", "store_coordinator_claim", "finish_take_over"]
 
 
 async def test_an_owner_that_closes_idle_says_so() -> None:

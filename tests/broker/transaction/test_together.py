@@ -2,13 +2,13 @@
 
 import asyncio
 
-from magnetar.broker.transaction.peers import CoordinatorRequests
+from magnetar.broker.transaction.peers import CoordinatorRequestBatch
 from magnetar.proto.errors import NotOwner, TimedOut
 from magnetar.proto.states import TxnState
 
 
 async def test_the_answers_are_in_the_order_of_the_questions_whatever_came_first() -> None:
-    together = CoordinatorRequests()
+    together = CoordinatorRequestBatch()
     first, second, third = together.add_request(), together.add_request(), together.add_request()
     second.answer(NotOwner("elsewhere"))
     waiting = asyncio.ensure_future(together.wait_answers(10.0))
@@ -23,14 +23,14 @@ async def test_the_answers_are_in_the_order_of_the_questions_whatever_came_first
 
 
 async def test_what_is_answered_at_once_is_not_waited_for() -> None:
-    together = CoordinatorRequests()
+    together = CoordinatorRequestBatch()
     together.add_request().answer(TxnState.COMMITTED)
     assert await together.wait_answers(0.0) == [TxnState.COMMITTED]
-    assert await CoordinatorRequests().wait_answers(0.0) == []
+    assert await CoordinatorRequestBatch().wait_answers(0.0) == []
 
 
 async def test_one_without_an_answer_in_time_is_unknown_and_an_answer_that_comes_later_changes_nothing() -> None:
-    together = CoordinatorRequests()
+    together = CoordinatorRequestBatch()
     first, late = together.add_request(), together.add_request()
     first.answer(TxnState.COMMITTED)
     results = await together.wait_answers(0.001)

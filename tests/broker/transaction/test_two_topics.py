@@ -98,7 +98,7 @@ class Topic:
         assert not end.missing, "every entry with a receipt is there"
         pending_acks.settle(self.cursor, settlement.txn, committed=settlement.committed)
         self.stored_cursor = again(self.cursor, self.asked)
-        if not self.core.count_in_flight(settlement.txn):
+        if not self.core.count_entries_in_flight(settlement.txn):
             self.saved = self.core.snapshot()
 
     def shown(self) -> list[Position]:
@@ -142,7 +142,7 @@ class Life:
         topic.core.register_unresolved_transaction(self.id)
         state = self.ask(Join, topic.name)
         if state in (TxnState.OPEN, TxnState.PREPARED):
-            return topic.core.on_joined(self.id)
+            return topic.core.on_transaction_joined(self.id)
         topic.core.on_join_refused(self.id)
         if self.id in topic.core.known:
             if state is TxnState.ABORTED:

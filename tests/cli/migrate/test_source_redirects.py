@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.migrate.copying import SourceAdmin
+from magnetar.cli.migrate.copying import SourceRestClient
 from magnetar.proto.errors import Unavailable
 from magnetar.proto.names import TopicName
 from magnetar.runtime.access import CallerAccess
@@ -53,8 +53,8 @@ def source(to: str = "", code: int = 307) -> Iterator[tuple[str, list[str]]]:
         server.server_close()
 
 
-def asked(url: str) -> SourceAdmin:
-    return SourceAdmin(url, CallerAccess(authorization=lambda: "Bearer secret"), 5.0)
+def asked(url: str) -> SourceRestClient:
+    return SourceRestClient(url, CallerAccess(authorization=lambda: "Bearer secret"), 5.0)
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.cli.common.processes import Processes
-from magnetar.cli.run.metrics import SECOND, BookKeeperMetricNames
+from magnetar.cli.run.metrics import SECOND, BookKeeperMetricWriter
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.metrics import Histogram, MetricsPage
 from tests.cli.run.test_metrics import Scrape, facts
@@ -64,7 +64,7 @@ def test_a_read_only_bookie_has_status_0() -> None:
     adds.observe(0.05)
     page.gauge("magnetar_bookie_read_only", "R.", 1, bookie="b")
     page.histogram("magnetar_bookie_add_seconds", "A.", adds, bookie="b")
-    BookKeeperMetricNames(SystemClock()).add(page, "b")
+    BookKeeperMetricWriter(SystemClock()).add(page, "b")
     samples = {(s.name, s.labels.get("quantile")): s.value for family in page.collect() for s in family.samples}
     assert samples["bookie_SERVER_STATUS", None] == 0
     assert samples["bookkeeper_server_ADD_ENTRY", "0.5"] == pytest.approx(50.0)

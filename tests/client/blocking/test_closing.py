@@ -63,7 +63,7 @@ async def busy_consumer(client: Client, name: str) -> Consumer:
         await asyncio.Event().wait()
 
     dead_letters.move = never  # type: ignore[method-assign]
-    dead_letters.move_soon([message])
+    dead_letters.start_moving_messages([message])
     await consumer.acknowledge(message)
     await producer.close()
     return consumer

@@ -16,7 +16,7 @@ from magnetar.client.common.errors import MagnetarError
 from magnetar.client.connect.attachment import Attachment
 from magnetar.client.connect.broker_stream import BrokerStream
 from magnetar.client.connect.topic_watch import PartitionsWatcher
-from magnetar.client.consume.acknowledgements import AckSender
+from magnetar.client.consume.acknowledgements import AckCollector
 from magnetar.client.consume.deliveries import DeliveredEntries
 from magnetar.client.consume.partition_consumer import PartitionConsumer
 from magnetar.client.consume.table_view import TableView
@@ -43,7 +43,7 @@ TARGETS = [
     (PartitionConsumer, "on_frames"), (PartitionConsumer, "on_opening_done"), (PartitionConsumer, "_do"),
     (PartitionConsumer, "on_lost"), (ConsumerCore, "run_timers"), (ConsumerCore, "on_opened"), (ConsumerCore,
     "on_lost"),
-    (AckSender, "flush"), (DeliveredEntries, "split_entry"), (Attachment, "_open"), (Attachment, "_attempt"),
+    (AckCollector, "flush"), (DeliveredEntries, "split_entry"), (Attachment, "_open"), (Attachment, "_attempt"),
     (Attachment, "_reopen"), (Attachment, "send"), (BrokerStream, "_deliver_frames"), (BrokerStream, "send"),
     (BrokerStream, "_close_with"), (PartitionsWatcher, "_run"), (TableView, "_follow"), (TableView, "_on_message"),
 ]  # fmt: skip

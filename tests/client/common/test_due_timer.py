@@ -14,14 +14,14 @@ async def test_the_earliest_time_fires_and_a_clock_that_lags_the_loops_is_no_rea
         done.set()
 
     timer = DueTimer(lambda: 100.0, note, lambda _error: None)  # a clock with an origin of its own, which does not move
-    timer.set_earlier(None)
-    timer.set_earlier(200.0)
-    timer.set_earlier(100.02)
-    timer.set_earlier(300.0)
+    timer.move_to_earlier(None)
+    timer.move_to_earlier(200.0)
+    timer.move_to_earlier(100.02)
+    timer.move_to_earlier(300.0)
     assert timer.at == 100.02
     await asyncio.wait_for(done.wait(), 5)
     assert reached == [100.02]
-    timer.set_earlier(100.01)
+    timer.move_to_earlier(100.01)
     timer.stop()
     await asyncio.sleep(0.03)
     assert reached == [100.02], "a timer that was stopped does not fire"
@@ -33,5 +33,5 @@ async def test_what_fails_when_it_fires_is_told_to_its_owner() -> None:
     def fail(_now: float) -> None:
         raise ValueError("of ours")
 
-    DueTimer(lambda: 0.0, fail, broken.set_result).set_earlier(0.0)
+    DueTimer(lambda: 0.0, fail, broken.set_result).move_to_earlier(0.0)
     assert str(await asyncio.wait_for(broken, 5)) == "of ours"

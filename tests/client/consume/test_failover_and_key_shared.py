@@ -17,7 +17,7 @@ from magnetar.broker.session.summaries import collect_subscription_stats
 from magnetar.client.client import Client
 from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.message import Message
-from magnetar.proto.names import sticky_slot
+from magnetar.proto.names import compute_key_slot
 from tests.support.cluster import cluster
 
 EARLIEST = InitialPosition.Earliest
@@ -142,7 +142,7 @@ async def test_sticky_consumers_get_the_ranges_they_ask_for_and_conflicts_are_re
             await subscribe(other)
     high = await subscribe(policy((20001, 40000), (50000, 65535)))
     await send(client, "sticky", 30, keys=30)
-    slots = [sticky_slot(f"k{number}") for number in range(30)]
+    slots = [compute_key_slot(f"k{number}") for number in range(30)]
     assert sorted(int(message.data()) for message in await all_of(low)) == [n for n in range(30) if slots[n] <= 20000]
     got = [int(message.data()) for message in await all_of(high)]
     gap = [n for n in range(30) if 40000 < slots[n] < 50000]
@@ -231,7 +231,7 @@ async def test_what_stats_say_of_consumers_keys_and_limits(tmp_path: Path) -> No
         assert keyed.key_shared_mode == "AUTO_SPLIT"
         assert sum(slots.last - slots.first + 1 for each in keyed.consumers for slots in each.slots) == 65535
         owned = [(slots.first, slots.last) for slots in keyed.consumers[1].slots]
-        held = [sticky_slot(f"k{number}") for number in range(5)]
+        held = [compute_key_slot(f"k{number}") for number in range(5)]
         assert [each.slot for each in keyed.draining] == sorted(
             slot for slot in held if any(low <= slot <= high for low, high in owned)
         )

@@ -8,7 +8,7 @@ import pytest
 
 import magnetar as pulsar
 from magnetar.admin import AdminClient
-from magnetar.client.connect.connections import TopicSchemas
+from magnetar.client.connect.connections import TopicSchemaCache
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import InitialPosition
 from magnetar.proto.errors import AlreadyExists
@@ -119,7 +119,7 @@ async def test_messages_of_a_topic_that_is_gone_are_not_decoded_by_the_schemas_o
                 await producer.send(kind(x=1, y=100))
             messages.append(await reader.read_next(20_000))
             made = (await admin.offsets(TOPIC)).incarnation
-            asked.append(TopicSchemas(on.client.connections, TopicName.parse(TOPIC), made))
+            asked.append(TopicSchemaCache(on.client.connections, TopicName.parse(TOPIC), made))
             if kind is XY:
                 await anew(on)
         assert [place(each.value()) for each in messages] == [(1, 100)] * 2

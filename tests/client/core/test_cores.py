@@ -120,7 +120,7 @@ def test_a_single_partition_is_kept() -> None:
 @given(st.integers(0, 50), st.lists(st.integers(1, 20)))
 def test_permits_are_granted_exactly_once(size: int, taken: list[int]) -> None:
     permits = ReceivePermits(size, nullcontext())
-    granted = permits.start_counts_of_stream()
+    granted = permits.reset_for_new_stream()
     assert granted == max(1, size)
     again = 0
     for messages in taken:
@@ -130,7 +130,7 @@ def test_permits_are_granted_exactly_once(size: int, taken: list[int]) -> None:
         permits.check()
         assert sum(taken) - again >= 0 or again <= sum(taken)
     assert sum(taken) - again < max(1, max(1, size) // 2) or again == sum(taken)
-    assert permits.start_counts_of_stream() == granted
+    assert permits.reset_for_new_stream() == granted
 
 
 def test_back_off_grows_by_a_quarter_up_to_its_limit_and_begins_anew() -> None:
@@ -161,9 +161,9 @@ def test_acks_of_an_entry_are_gathered_and_a_whole_entry_is_named_as_one() -> No
     tracker.acknowledge(there, 0, 2)
     tracker.acknowledge(there, 1, 2)
     assert tracker.pending_messages == 4
-    group = tracker.take_group()
+    group = tracker.take_ack_group()
     assert group == ({1: BitMap([2])}, {here: 0b101}, None)
-    assert not tracker.take_group()
+    assert not tracker.take_ack_group()
 
 
 def test_a_cumulative_ack_takes_the_highest_and_drops_what_it_covers() -> None:
@@ -173,10 +173,10 @@ def test_a_cumulative_ack_takes_the_highest_and_drops_what_it_covers() -> None:
     tracker.acknowledge_cumulative(Position(1, 5), 2, 10)
     tracker.acknowledge_cumulative(Position(1, 4), -1, 0)
     tracker.check()
-    group = tracker.take_group()
+    group = tracker.take_ack_group()
     assert group == ({}, {Position(1, 9): 0b10}, (Position(1, 5), 2))
     tracker.acknowledge_cumulative(Position(1, 5), 9, 10)
-    assert tracker.take_group().cumulative == (Position(1, 5), WHOLE)
+    assert tracker.take_ack_group().cumulative == (Position(1, 5), WHOLE)
 
 
 # ---------------------------------------------------------------------------------- redelivery

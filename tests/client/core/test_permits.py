@@ -67,7 +67,7 @@ class Walk:
         self.up.clear()
         self.queue.clear()
         self.taken.clear()
-        self.up.append(self.permits.start_counts_of_stream())
+        self.up.append(self.permits.reset_for_new_stream())
 
     def run(self, steps: int) -> None:
         actions = [self.grow, self.pump, self.pump, self.receive, self.receive, self.take, self.take, self.granted,
@@ -90,7 +90,7 @@ class Walk:
         self.items[position] = Item(position, count)
 
     def pump(self) -> None:
-        want = self.dispatcher.choose_read()
+        want = self.dispatcher.choose_next_read()
         if not isinstance(want, Blocked):
             positions = [want.position] if isinstance(want, Read) else list(want.positions)
             self.down.extend(self.dispatcher.assign([self.items[each] for each in positions if each in self.items]))

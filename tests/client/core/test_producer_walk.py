@@ -71,7 +71,7 @@ class Walk:
         )
         self.late = rng.random() < 0.2
         if self.late:
-            self.core.delay_opening()
+            self.core.open_at_first_message()
         self.connection: Connection | None = None
         self.connect_at: float | None = None if self.late else 0.0
         self.log: list[list[int]] = []  # entry → its messages; a chunk that is not its message's last has none
@@ -180,7 +180,7 @@ class Walk:
             return
         credit = self.rng.choice([0, 1, 300, 100_000])
         self.connection = Connection(credit)
-        self.core.count_opening()
+        self.core.count_open_attempt()
         self.do(self.core.on_opened("p", -1, self.entry_max(), credit, 0, self.now, int(self.now * 1000)))
 
     def entry_max(self) -> int:
@@ -366,7 +366,7 @@ def test_what_is_sent_again_names_the_schema_of_the_topic_that_is_there(chunking
     walk.do(walk.core.on_lost(ConnectionLost("its topic was deleted"), 1.0))
     walk.connect_at = None
     walk.connection = Connection(100_000)
-    walk.core.count_opening()
+    walk.core.count_open_attempt()
     walk.do(walk.core.on_opened("p", -1, most, 100_000, 0, 1.0, 1000, two))
     after = [parse_header(entry) for entry in walk.connection.up]
     assert [header.metadata.schema_version for header in after] == [two] * len(before)

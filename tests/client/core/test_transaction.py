@@ -10,8 +10,8 @@ from magnetar.client.common import errors
 from magnetar.client.core import transaction
 from magnetar.client.core.transaction import (
     EndTransaction,
-    ReportEnd,
     ReportOperationsDone,
+    ReportTransactionEnd,
     SendAllowance,
     TransactionCore,
     TransactionEndKind,
@@ -101,8 +101,8 @@ def test_a_walk_ends_once_and_tells_all_receipts(seed: int, monkeypatch: pytest.
                 wanted = {topic: (len(of), max(of, default=Position(-1, -1))) for topic, of in receipts.items()}
                 assert told == wanted
             answer = TxnState.COMMITTED if effect.verb is TransactionEndKind.COMMIT else TxnState.ABORTED
-            ended += sum(isinstance(each, ReportEnd) for each in core.on_answered(answer, None))
-        ended += isinstance(effect, ReportEnd)
+            ended += sum(isinstance(each, ReportTransactionEnd) for each in core.on_answered(answer, None))
+        ended += isinstance(effect, ReportTransactionEnd)
     assert ended == 1
     committed = core.state is TransactionState.COMMITTED
     assert committed == (wants_commit and not failed)

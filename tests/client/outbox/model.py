@@ -16,6 +16,7 @@ from enum import Enum
 from zlib import crc32
 
 from magnetar.client.outbox.destination_core import (
+    AskTopicPartitions,
     ClaimedRow,
     ClaimedShard,
     Effect,
@@ -24,7 +25,6 @@ from magnetar.client.outbox.destination_core import (
     Parts,
     RelayDatabaseTransaction,
     RelaySettings,
-    ResolveTopic,
     RowsOutcome,
     RunDatabaseTransaction,
     SendInTransaction,
@@ -341,7 +341,7 @@ class Relay:
             match effect:
                 case FindTopics():
                     self.steps.append(self._find)
-                case ResolveTopic(topic):
+                case AskTopicPartitions(topic):
                     self.steps.append(lambda topic=topic: self._resolved(topic))  # type: ignore[misc]
                 case OpenDestination(destination):
                     self.steps.append(lambda name=destination: self._open(name))  # type: ignore[misc]

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, MetaData, create_engine, inspect, select
 from magnetar.client.inbox.tables import SQLAlchemyInbox
 from magnetar.client.outbox.relay import OutboxAdmin
 from magnetar.client.outbox.rows import RowKeyEncoding, parse_schema
-from magnetar.client.outbox.tables import SQLAlchemyOutbox, check_tables
+from magnetar.client.outbox.tables import SQLAlchemyOutbox, check_outbox_tables
 from magnetar.proto.schema import SchemaType
 from tests.support.postgres import Postgres
 
@@ -100,7 +100,7 @@ def run(settings: dict[str, object]) -> None:
 def same_columns(engine: Engine) -> None:
     """The migrations make what SQLAlchemyOutbox uses."""
     outbox, inbox = SQLAlchemyOutbox(MetaData()), SQLAlchemyInbox(MetaData())
-    check_tables(engine, outbox)
+    check_outbox_tables(engine, outbox)
     found = inspect(engine)
     for table in (outbox.rows, outbox.shards, outbox.positions, inbox.rows):
         columns = {each["name"]: each["nullable"] for each in found.get_columns(table.name)}

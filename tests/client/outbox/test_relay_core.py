@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from magnetar.client.outbox.destination_core import (
+    AskTopicPartitions,
     ClaimedShard,
     ClaimRequest,
     Effect,
     OpenDestination,
     RelayDatabaseTransaction,
     RelaySettings,
-    ResolveTopic,
     RunDatabaseTransaction,
     StopRelay,
 )
@@ -285,7 +285,7 @@ def test_each_destination_has_one_shard_whatever_the_number_of_partitions() -> N
     opened: list[str] = []
     for core in cores:
         core.on_shard_claimed(ClaimedShard(1, 0, {}, []), 0.0)
-        assert ResolveTopic("t") in core.on_topics_found(["t"], 0.0)
+        assert AskTopicPartitions("t") in core.on_topics_found(["t"], 0.0)
         opened += [
             each.destination for each in core.on_topic_resolved("t", 4, 0.0) if isinstance(each, OpenDestination)
         ]
@@ -311,7 +311,7 @@ def test_a_stopping_relay_claims_and_sends_nothing_and_records_outcomes() -> Non
     relay = Relay(world)
     while not relay.flying:
         relay.step()
-    relay._do(relay.core.begin_stopping(world.now))
+    relay._do(relay.core.begin_stop(world.now))
     sent = relay.core.sent_rows
     while not relay.core.is_idle:
         relay.step()
@@ -343,6 +343,6 @@ def test_a_turn_asks_only_for_destinations_with_room() -> None:
     assert turn == RelayDatabaseTransaction(1, 0)
     assert core._claim() is None, "it is not open"
     assert effects is not None
-    core.destinations["a"].begin_opening_producer(0.0)
+    core.destinations["a"].try_begin_opening_producer(0.0)
     core.on_opened("a", -1, 0.0)
     assert core._claim() == ClaimRequest(3, SMALL.bytes_per_claim, {"a": (0, (0,))})

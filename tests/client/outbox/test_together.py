@@ -260,7 +260,7 @@ def together(settings: RelaySettings, last_open: dict[str, int]) -> AtomicUnits:
     destinations = {}
     for name, last in last_open.items():
         destinations[name] = each = Destination(name, settings)
-        each.begin_opening_producer(0.0)
+        each.try_begin_opening_producer(0.0)
         each.on_opened(last, sure=False)
     return AtomicUnits(settings, destinations)
 

@@ -11,7 +11,7 @@ import pytest
 
 from magnetar.client.client import Client
 from magnetar.client.common.errors import MemoryBufferIsFull, Result
-from magnetar.client.common.memory_limits import MemoryClaim, ReceiveMemory, SendMemory
+from magnetar.client.common.memory_limits import MemoryClaim, ReceiveMemoryLimit, SendMemoryLimit
 from magnetar.client.model.settings import InitialPosition
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
@@ -98,7 +98,7 @@ def test_without_a_limit_messages_alone_are_bounded_as_in_pulsars_client(limit: 
 
 
 def test_producers_and_receiver_queues_use_what_the_others_do_not_and_half_at_least() -> None:
-    send, receive = SendMemory(1000), ReceiveMemory(1000)
+    send, receive = SendMemoryLimit(1000), ReceiveMemoryLimit(1000)
     send.claimed, receive.producers = lambda: receive.claimed_bytes, send
     assert send.reserve(1000), "nothing waits in a queue"
     assert not send.reserve(1)
@@ -128,7 +128,7 @@ async def test_a_consumer_beside_a_producer_that_fills_its_part_receives_all(
 
 
 def test_who_begins_to_wait_while_others_are_told_is_not_forgotten() -> None:
-    memory, told = SendMemory(1), threading.Event()
+    memory, told = SendMemoryLimit(1), threading.Event()
     assert memory.reserve(1)
     freeing = threading.Thread(target=memory.release, args=(1,))
 

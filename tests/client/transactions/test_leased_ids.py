@@ -2,12 +2,12 @@
 
 import random
 
-from magnetar.client.transactions.coordinators import FIRST, MOST, LeasedIds
+from magnetar.client.transactions.coordinators import FIRST, MOST, LeasedTransactionIds
 from magnetar.proto.states import TxnId
 
 
 def test_no_id_is_taken_twice_or_after_half_of_its_lease() -> None:
-    rng, ids, now, next_, taken = random.Random(5), LeasedIds(), 0.0, 0, []
+    rng, ids, now, next_, taken = random.Random(5), LeasedTransactionIds(), 0.0, 0, []
     valid: dict[TxnId, float] = {}
     lost = 0
     for _ in range(20_000):
@@ -32,7 +32,7 @@ def test_no_id_is_taken_twice_or_after_half_of_its_lease() -> None:
 
 
 def test_a_busy_client_leases_more_at_a_time_and_an_idle_one_fewer() -> None:
-    ids, now = LeasedIds(), 0.0
+    ids, now = LeasedTransactionIds(), 0.0
     assert ids.wanted == FIRST
     for block in range(20):
         ids.add_lease(TxnId(0, block * MOST), ids.wanted, 60.0, now)
@@ -48,7 +48,7 @@ def test_a_busy_client_leases_more_at_a_time_and_an_idle_one_fewer() -> None:
 
 def test_what_is_given_up_early_costs_a_coordinator_little() -> None:
     """It holds those ids open until the end of their lease, and has room for so many."""
-    ids, held, used = LeasedIds(), 0, 0
+    ids, held, used = LeasedTransactionIds(), 0, 0
     for round_ in range(500):
         for block in range(round_ % 8):
             ids.add_lease(TxnId(round_, block * MOST), ids.wanted, 600.0, 0.0)

@@ -13,7 +13,7 @@ from magnetar.runtime.grpc.messages import (
     LONG_BYTES,
     LongItem,
     find_long_item_fields,
-    measure_item,
+    measure_item_to_parse,
     split_long_items,
 )
 from magnetar.runtime.network import rpc
@@ -104,5 +104,5 @@ def test_a_number_that_never_ends_is_not_read_to_its_end() -> None:
 
     data = Counted(field(0x0A, b"\x08" + b"\xff" * LONG_BYTES))
     taken(data)
-    measure_item(data, 0, frozenset((PUBLISH,)))
+    measure_item_to_parse(data, 0, frozenset((PUBLISH,)))
     assert Counted.looked < 60

@@ -15,7 +15,7 @@ from magnetar.proto.errors import BackPressure, ConnectionLost, MagnetarError
 from magnetar.runtime.access import Caller, CallerAccess, CallerLimits, ListenerAccess, Principal, PrincipalKind
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.client import connect
-from magnetar.runtime.grpc.limits import network_of_caller
+from magnetar.runtime.grpc.limits import find_caller_network
 from magnetar.runtime.grpc.server import STRANGER_LOOKS, RunningGrpcServer, serve
 from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint, rpc
 
@@ -215,4 +215,4 @@ async def test_garbage_on_the_port_changes_nothing_for_others(place: Place, garb
     ],
 )
 def test_an_address_is_a_host_or_a_network_of_ipv6(peer: str, network: str) -> None:
-    assert network_of_caller(peer) == network
+    assert find_caller_network(peer) == network

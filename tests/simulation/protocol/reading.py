@@ -93,7 +93,7 @@ class Reader:
             self.client, name, lambda bookie, reply: bookie.read(self.ledger, ask.entry, count, False, reply),
             answered, lambda: self._learn(read, rd.ReadFailed(name)), READ_TIMEOUT_S,
         )  # fmt: skip
-        if read.may_read_speculatively:
+        if read.has_bookie_to_ask:
             self.simulation.scheduler.after(SPECULATIVE_S, self.client.take, self._learn, read, rd.SpeculativeReadDue())
 
     def _frame(self, stored: StoredCopy | None) -> bytes:

@@ -142,7 +142,7 @@ async def _drain_now(cluster: Cluster, name: str, *, waits: bool) -> None:
     if waits or not ordered or broker is None or not cluster.simulation.is_node_running(name):
         return
     try:
-        await cluster.simulation.spawn(name, broker.topic_manager.apply_drain_request())
+        await cluster.simulation.spawn(name, broker.topic_manager.apply_drain_order())
     except (MagnetarError, NodeCrashed) as error:
         cluster.simulation.add_line(f"{name} does not drain: {error!r}"[:300])
 

@@ -33,7 +33,7 @@ from magnetar.bookie.store.group_commit_core import (
     Stage,
     WriteBlock,
 )
-from magnetar.bookie.store.journal import JournalRecordGroup, block_buffers
+from magnetar.bookie.store.journal import JournalRecordGroup, encode_block_buffers
 from magnetar.bookie.store.replay import JournalPosition, JournalReader, JournalSegment, JournalSegments
 from magnetar.runtime.sim.disk import SECTOR_BYTES, Disk, FileFault, SimFiles
 from tests.compiled import replaces_code
@@ -190,7 +190,7 @@ class Walk:
         file = self.segment.file if synced and self.direct else self.files.open(self.segment.file.path)
         pieces = [(place, bytes(ALIGNMENT)) for place in block.zeros]
         groups = WriteBlock(tuple(self.groups[number] for number in block.groups), *block[1:])
-        data = b"".join(block_buffers(groups, self.segment.number, self.segment.salt))
+        data = b"".join(encode_block_buffers(groups, self.segment.number, self.segment.salt))
         pieces.append((block.offset, data + bytes(block.size - len(data))))
         for number, (offset, piece) in enumerate(pieces):
             last = number == len(pieces) - 1

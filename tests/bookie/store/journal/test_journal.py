@@ -127,7 +127,7 @@ async def test_a_block_begins_in_the_seal_that_finds_no_other_one_on_its_way(sim
 
     async def work() -> None:
         journal, done = store._journal, asyncio.Event()
-        await store.commit_group_and_wait()
+        await store.seal_and_wait()
         put(store, 1, 0)
         store.seal(lambda ok: None)
         assert len(journal._flying) == 1, "no task is waited for"
@@ -214,7 +214,7 @@ def test_direct_blocks_are_in_the_disk_at_once_and_answered_in_order() -> None:
 
                 store.seal(answered)
                 await asyncio.sleep(0.0001)
-            await store.commit_group_and_wait()
+            await store.seal_and_wait()
 
         await simulation.spawn(NODE, work())
         assert answers == list(range(12))
@@ -387,7 +387,7 @@ async def test_a_journal_rolls_only_when_all_of_it_is_synced(simulation: Simulat
                 await asyncio.sleep(0.0002)  # both memtables are full
             store.seal(lambda ok: None)
             await asyncio.sleep(0.0002)
-        await store.commit_group_and_wait()
+        await store.seal_and_wait()
 
     ends: dict[str, int] = {}
     headers: list[bytes] = []

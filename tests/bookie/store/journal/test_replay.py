@@ -279,7 +279,7 @@ def test_a_replay_finds_the_largest_entry_and_lac_whatever_the_order() -> None:
             stored = stored_entry(ledger, entry, rng.randbytes(rng.choice((0, 10, 500))), lac)
             assert store.add(ledger, entry, KEY, (stored[:36], stored[36:]), len(stored), lac, False) is Status.OK
             lacs[ledger], entries[ledger, entry] = max(lacs[ledger], lac), stored
-        return await store.commit_group_and_wait()
+        return await store.seal_and_wait()
 
     async def main(simulation: Simulation) -> None:
         store = await open_store(simulation, ROOMY)

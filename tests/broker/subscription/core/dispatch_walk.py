@@ -29,7 +29,7 @@ from magnetar.broker.subscription.core.subscription_types import find_subscripti
 from magnetar.broker.subscription.pump import RedeliveryReturnQueue
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import TransactionConflict
-from magnetar.proto.names import STICKY_SLOTS, Position, sticky_slot
+from magnetar.proto.names import STICKY_SLOTS, Position, compute_key_slot
 from magnetar.proto.states import AckedEntry, Blocked, TxnId
 from tests.broker.subscription.core.shapes import Item
 
@@ -158,10 +158,10 @@ class Walk:
                 for position in list(account.held):
                     self.ack_entry(account, position)
         self.dispatcher.check()
-        assert not self.pending(), f"never delivered: {self.pending()[:5]}, {self.dispatcher.choose_read()}"
+        assert not self.pending(), f"never delivered: {self.pending()[:5]}, {self.dispatcher.choose_next_read()}"
         assert self.cursor.mark == self.shape.last
         assert self.dispatcher.replay_entries == 0
-        assert self.dispatcher.choose_read() in (*CAUGHT_UP_REASONS, Blocked.NO_PERMITS)
+        assert self.dispatcher.choose_next_read() in (*CAUGHT_UP_REASONS, Blocked.NO_PERMITS)
 
     # ------------------------------------------------------------------ the log
     def grow(self) -> None:
@@ -182,13 +182,13 @@ class Walk:
         if rng.random() < self.keyless:
             return ()
         some = count + 1 if rng.random() < self.mixed else 1
-        return tuple(dict.fromkeys(sticky_slot(f"k{rng.randrange(self.keys)}") for _ in range(some)))
+        return tuple(dict.fromkeys(compute_key_slot(f"k{rng.randrange(self.keys)}") for _ in range(some)))
 
     def pass_time(self, ms: int = 0) -> None:
         self.now_ms += ms or self.rng.choice([1, 20, 60])
         delays = self.dispatcher.delays
         while delays is not None and (due := delays.take_due(self.now_ms, self.rng.choice([1, 5]))):
-            self.dispatcher.add_entries_due(due)
+            self.dispatcher.add_due_entries(due)
 
     def note(self) -> None:
         """The newest entry is held back before anybody has read it."""
@@ -406,7 +406,7 @@ class Walk:
             position = self.rng.choice(sorted(self.held_back))
             self.held_back.discard(position)
             self.dispatcher.held.drop(position)
-            self.dispatcher.add_entries_released([position])
+            self.dispatcher.add_released_entries([position])
 
     def nack_all(self) -> None:
         if self.accounts:
@@ -713,7 +713,7 @@ class Walk:
         if rng.random() < 0.3 and not self.dispatcher.policy.rebalance(rng.choice([1, 2])) and not sure:
             return  # the rest in another turn
         for _ in range(500):
-            want = self.dispatcher.choose_read()
+            want = self.dispatcher.choose_next_read()
             if isinstance(want, Blocked):
                 self.nobody_could(want)
                 return
@@ -820,7 +820,7 @@ class Walk:
             by_name = sorted(best, key=lambda member: (member.name, member.id))
             chosen = by_name[self.options.partition % len(by_name)]
         elif any(member.many_topics for member in best):
-            chosen = ring_owner(best, sticky_slot(self.options.topic))
+            chosen = ring_owner(best, compute_key_slot(self.options.topic))
         return self.accounts[chosen.id]
 
     def target(self, item: Item, pending: list[Position]) -> Account | None:
@@ -853,7 +853,7 @@ class Walk:
 
 def ring_points(name: str, number: int) -> Iterator[int]:
     for i in range(100):
-        yield sticky_slot(f"{name}\0{number}\0{i}")
+        yield compute_key_slot(f"{name}\0{number}\0{i}")
 
 
 def ring_owner(members: list[Member], slot: int) -> Member:

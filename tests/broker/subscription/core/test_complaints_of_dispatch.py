@@ -7,7 +7,7 @@ from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, Read
 from magnetar.broker.subscription.core.policy import Member
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.names import Position, sticky_slot
+from magnetar.proto.names import Position, compute_key_slot
 from magnetar.proto.states import Blocked
 from tests.broker.subscription.core.shapes import Item, policy_of, positions_of, shape_of
 
@@ -22,7 +22,7 @@ class Desk:
         self.cursor = Cursor(self.shape, CursorState(self.shape.start))
         self.dispatcher = Dispatcher(self.shape, self.cursor, policy_of(type_))
         self.items = {
-            position: Item(position, count, slots=(sticky_slot(f"k{position.entry_id % keys}"),))
+            position: Item(position, count, slots=(compute_key_slot(f"k{position.entry_id % keys}"),))
             for position in positions_of(self.shape)
         }
         self.next_id = 1
@@ -36,7 +36,7 @@ class Desk:
 
     def pump(self) -> tuple[list[Delivery], Blocked]:
         given: list[Delivery] = []
-        while not isinstance(want := self.dispatcher.choose_read(), Blocked):
+        while not isinstance(want := self.dispatcher.choose_next_read(), Blocked):
             wanted = [want.position] if isinstance(want, Read) else want.positions
             given += self.dispatcher.assign([self.items[each] for each in wanted])
             self.dispatcher.check()
@@ -125,7 +125,7 @@ def test_complaint_05_one_hot_key_holds_up_no_other() -> None:
     desk = Desk(KEY_SHARED, 60, keys=1, count=100)
     others = [position for position in positions_of(desk.shape) if position.entry_id >= 50]
     for number, position in enumerate(others):
-        desk.items[position] = Item(position, 100, slots=(sticky_slot(f"other {number}"),))
+        desk.items[position] = Item(position, 100, slots=(compute_key_slot(f"other {number}"),))
     members = [desk.join(permits=1) for _ in range(3)]
     (hot,) = {each.member for each in desk.pump()[0] if each.entry.position.entry_id < 50}
     for member in members:
@@ -171,14 +171,14 @@ def test_complaint_08_with_a_backlog_and_permits_something_is_always_wanted() ->
         rng, desk = random.Random(seed), Desk(rng_type(seed), 100, keys=7)
         members = [desk.join(permits=5) for _ in range(2)]
         for _ in range(5000):
-            want = desk.dispatcher.choose_read()
+            want = desk.dispatcher.choose_next_read()
             if want is Blocked.CAUGHT_UP:
                 break
             if isinstance(want, Blocked):
                 for member in members:
                     desk.ack(member)
                     desk.dispatcher.flow(member, max(0, 5 - member.permits))
-                again = desk.dispatcher.choose_read()
+                again = desk.dispatcher.choose_next_read()
                 assert not isinstance(again, Blocked) or again is Blocked.CAUGHT_UP, again
             elif rng.random() < 0.5:  # else the read failed
                 wanted = [want.position] if isinstance(want, Read) else want.positions[:1]

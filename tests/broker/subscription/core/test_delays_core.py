@@ -23,7 +23,7 @@ from magnetar.broker.subscription.core.delay_buckets import (
     DelaySegment,
     ReadDelaySegments,
     UnstoredDelayBucket,
-    delay_key_of,
+    make_delay_key,
 )
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.proto.names import Position
@@ -367,4 +367,4 @@ def test_complaint_18_memory_does_not_grow_with_what_is_delayed() -> None:
     assert delays.count == 200_000
     assert delays.memory_bytes == 100 * ROW_BYTES
     assert sum(len(each.places) for each in segments) < 20_000
-    assert delay_key_of(Position(10, 0), 1).bit_length() <= KEY_BYTES * 8
+    assert make_delay_key(Position(10, 0), 1).bit_length() <= KEY_BYTES * 8

@@ -7,7 +7,7 @@ from magnetar.broker.log.log_shape_core import LogShape
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.core.delays import DelayIndex
-from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, DispatchLimits, Read, ReplayEntries
+from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, DispatchLimits, Read, ReadForRedelivery
 from magnetar.broker.subscription.core.policy import Member, Policy
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
@@ -48,7 +48,7 @@ class Desk:
     def pump(self, chunk: int = 3) -> tuple[list[Delivery], Blocked]:
         given: list[Delivery] = []
         while True:
-            want = self.dispatcher.choose_read()
+            want = self.dispatcher.choose_next_read()
             if isinstance(want, Blocked):
                 return given, want
             first = want.position if isinstance(want, Read) else want.positions[0]
@@ -90,9 +90,9 @@ def test_what_is_given_back_comes_before_anything_new_in_log_order_with_its_coun
     given, _ = desk.pump()
     assert [(each.entry.position.entry_id, each.redelivery_count) for each in given] == [(0, 1), (2, 1), (4, 0)]
     desk.dispatcher.redeliver(member, None)
-    assert isinstance(desk.dispatcher.choose_read(), Blocked)
+    assert isinstance(desk.dispatcher.choose_next_read(), Blocked)
     desk.dispatcher.flow(member, 1)
-    assert desk.dispatcher.choose_read() == ReplayEntries(tuple(Position(10, entry) for entry in range(5)))
+    assert desk.dispatcher.choose_next_read() == ReadForRedelivery(tuple(Position(10, entry) for entry in range(5)))
 
 
 def test_shared_takes_turns_and_has_one_holder_per_entry() -> None:
@@ -119,7 +119,7 @@ def test_shared_stops_at_the_limits_of_unacknowledged_messages_and_goes_on_at_ha
     desk.dispatcher.set_unacked_limits(DispatchLimits(10, 15))
     first = desk.join(1, permits=100)
     assert len(desk.pump()[0]) == 10
-    assert desk.dispatcher.choose_read() is Blocked.TOO_MANY_UNACKED
+    assert desk.dispatcher.choose_next_read() is Blocked.TOO_MANY_UNACKED
     second = desk.join(2, permits=100)
     given, why = desk.pump()
     assert (len(given), why) == (5, Blocked.TOO_MANY_UNACKED)
@@ -127,7 +127,7 @@ def test_shared_stops_at_the_limits_of_unacknowledged_messages_and_goes_on_at_ha
     for position in list(first.outstanding)[:4]:
         desk.ack(first, position)
     assert (desk.dispatcher.unacked, first.unacked) == (11, 6)
-    assert desk.dispatcher.choose_read() is Blocked.TOO_MANY_UNACKED  # less than the limit, more than half of it
+    assert desk.dispatcher.choose_next_read() is Blocked.TOO_MANY_UNACKED  # less than the limit, more than half of it
     desk.ack(first, next(iter(first.outstanding)))
     assert not first.blocked
     for position in list(second.outstanding)[:3]:
@@ -151,7 +151,7 @@ def test_a_reader_holds_nothing() -> None:
     assert len(desk.pump()[0]) == 50
     assert not member.outstanding
     desk.dispatcher.redeliver(member, None)
-    assert desk.dispatcher.choose_read() is Blocked.CAUGHT_UP
+    assert desk.dispatcher.choose_next_read() is Blocked.CAUGHT_UP
 
 
 def test_complaint_10_past_the_memory_budget_new_messages_wait_and_nothing_is_dropped() -> None:
@@ -163,7 +163,7 @@ def test_complaint_10_past_the_memory_budget_new_messages_wait_and_nothing_is_dr
     dispatcher.join(member)
     dispatcher.flow(member, 10_000)
     done = 0
-    while (want := dispatcher.choose_read()) is not Blocked.HOLES:
+    while (want := dispatcher.choose_next_read()) is not Blocked.HOLES:
         assert isinstance(want, Read)
         (given,) = dispatcher.assign([Item(want.position)])
         if given.entry.position.entry_id % 2:
@@ -174,12 +174,12 @@ def test_complaint_10_past_the_memory_budget_new_messages_wait_and_nothing_is_dr
     last = dispatcher.read_position
     held = [each for each in member.outstanding if each.entry_id < 4]
     dispatcher.redeliver(member, held)
-    assert isinstance(dispatcher.choose_read(), ReplayEntries), "what was delivered before is delivered again"
+    assert isinstance(dispatcher.choose_next_read(), ReadForRedelivery), "what was delivered before is delivered again"
     assert [each.redelivery_count for each in dispatcher.assign([Item(each) for each in held])] == [1] * len(held)
     for position in sorted(member.outstanding)[: done // 2]:
         cursor.ack(position)
         dispatcher.on_acked(member, position)
-    assert dispatcher.choose_read() == Read(last), "it goes on by itself"
+    assert dispatcher.choose_next_read() == Read(last), "it goes on by itself"
 
 
 def test_complaint_10_after_a_restart_past_the_budget_what_lies_between_the_holes_still_comes() -> None:
@@ -191,7 +191,7 @@ def test_complaint_10_after_a_restart_past_the_budget_what_lies_between_the_hole
     dispatcher.join(member)
     dispatcher.flow(member, 10_000)
     came = []
-    while isinstance(want := dispatcher.choose_read(), Read):
+    while isinstance(want := dispatcher.choose_next_read(), Read):
         came += [each.entry.position.entry_id for each in dispatcher.assign([Item(want.position)])]
     assert want is Blocked.HOLES
     assert came == list(range(0, 799, 2))
@@ -207,9 +207,9 @@ def test_complaint_11_one_unacked_message_replays_itself_and_nothing_else() -> N
     member = Member(1, "c")
     dispatcher.join(member)
     dispatcher.flow(member, 10)
-    assert dispatcher.choose_read() == Read(Position(10, 0))
+    assert dispatcher.choose_next_read() == Read(Position(10, 0))
     assert len(dispatcher.assign([Item(Position(10, 0))])) == 1
-    assert dispatcher.choose_read() == Read(Position(20, 499_000)), "the entries between are not even read"
+    assert dispatcher.choose_next_read() == Read(Position(20, 499_000)), "the entries between are not even read"
 
 
 @pytest.mark.parametrize("type_", [SHARED, wire.Subscribe.KEY_SHARED])
@@ -219,17 +219,17 @@ def test_delayed_entries_are_leapt_over_unread_and_come_when_they_are_due(type_:
     for entry, at_ms in ((0, 1), (3, 1), (4, 2), (7, 2)):
         later.add_entry(Position(10, entry), at_ms)
     member = desk.join(1, permits=99)
-    assert desk.dispatcher.choose_read() == Read(Position(10, 1))
+    assert desk.dispatcher.choose_next_read() == Read(Position(10, 1))
     given, why = desk.pump(chunk=8)
     assert ([each.entry.position.entry_id for each in given], why) == ([1, 2, 5, 6], Blocked.DELAYED)
-    desk.dispatcher.add_entries_due(later.take_due(1, 99))
+    desk.dispatcher.add_due_entries(later.take_due(1, 99))
     given, _ = desk.pump()
     assert [each.entry.position.entry_id for each in given] == [0, 3]
     for position in list(member.outstanding):
         desk.ack(member, position)
     assert desk.cursor.mark == Position(10, 3)
     desk.ack(member, Position(10, 4))
-    desk.dispatcher.add_entries_due(later.take_due(2, 99))
+    desk.dispatcher.add_due_entries(later.take_due(2, 99))
     assert [each.entry.position.entry_id for each in desk.pump()[0]] == [7]
 
 
@@ -260,7 +260,7 @@ def test_an_early_entry_is_held_when_it_is_read_and_one_that_is_held_and_due_com
     assert delays.count == 2
     delays.add_entry(Position(10, 4), 5)
     assert desk.dispatcher.assign(items, now_ms=9) == [], "it comes through `due`, whatever is read meanwhile"
-    desk.dispatcher.add_entries_due(delays.take_due(9, 99))
+    desk.dispatcher.add_due_entries(delays.take_due(9, 99))
     assert [each.entry.position.entry_id for each in desk.dispatcher.assign(items, now_ms=9)] == [0, 2]
     assert len(member.outstanding) == 4
 

@@ -13,7 +13,7 @@ from magnetar.broker.subscription.core.slot_owners import (
     SplitRangeSlotOwners,
     StickyRangeSlotOwners,
 )
-from magnetar.proto.names import STICKY_SLOTS, sticky_slot
+from magnetar.proto.names import STICKY_SLOTS, compute_key_slot
 from tests.broker.subscription.core.dispatch_walk import ring_owner
 
 
@@ -37,7 +37,7 @@ def test_a_slot_belongs_to_the_next_point_of_the_ring() -> None:
         ring.join(member)
     for slot in [1, 2, 777, 30_000, STICKY_SLOTS]:
         assert ring.owner(slot) is ring_owner(members, slot)
-    point = sticky_slot("b\0" + "0\0" + "17")
+    point = compute_key_slot("b\0" + "0\0" + "17")
     assert ring.owner(point) is members[1]
 
 
@@ -63,7 +63,7 @@ def test_of_two_points_at_one_slot_the_first_comers_counts_and_then_the_others()
     at: dict[int, list[Member]] = {}
     for member in members:
         for i in range(POINTS):
-            at.setdefault(sticky_slot(f"{member.name}\0" + f"0\0{i}"), []).append(member)
+            at.setdefault(compute_key_slot(f"{member.name}\0" + f"0\0{i}"), []).append(member)
     point, there = next((point, there) for point, there in at.items() if len(set(map(id, there))) > 1)
     assert ring.owner(point) is there[0]
     ring.leave(there[0])
