@@ -237,11 +237,6 @@ class Journal:
         queued = {"queued_bytes": self.queued_bytes, "queued_records": self.queued_records}
         return {**self.counters, **self._segments.counters, **queued}
 
-    @property
-    def is_direct(self) -> bool:
-        """Returns whether blocks are written directly to the disk, bypassing the page cache."""
-        return self._segments.direct
-
     # ------------------------------------------------------------------------------------ intents
     @property
     def position(self) -> JournalPosition:

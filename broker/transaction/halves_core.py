@@ -670,12 +670,6 @@ class HalfMessages:
             half.waiting_intents = []
         return waiting
 
-    @property
-    def publishing_txns(self) -> set[int]:
-        """Returns the ids of the transactions in which half messages are being published. The next epoch aborts these
-        transactions."""
-        return {half.txn for half in self._halves.values() if half.phase is Phase.PUBLISHING and half.txn}
-
     # ------------------------------------------------------------------ views
     def statistics(self) -> dict[str, int]:
         parked = sum(half.phase is Phase.PARKED for half in self._halves.values())

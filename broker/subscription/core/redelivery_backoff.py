@@ -10,7 +10,7 @@ dispatcher skips it. Guarding tests: tests/broker/subscription/core/test_redeliv
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -154,10 +154,6 @@ class BackoffQueue:
         until_ms = self.until.pop(position, None)
         if until_ms is not None:
             self._due.discard((until_ms, position))
-
-    def drop_all(self, positions: Iterable[Position]) -> None:
-        for position in positions:
-            self.drop(position)
 
     def take_due(self, now_ms: int) -> list[Position]:
         """Removes and returns the entries whose back-off has ended at `now_ms`."""
