@@ -12,7 +12,7 @@ from tests.crashes.mutants import MUTANTS, killed
 from tests.crashes.sites import function_of
 from tests.crashes.workload import record
 
-STATES = 1_500
+STATES = 700
 STOPS = 5
 
 

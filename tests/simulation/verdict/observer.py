@@ -280,7 +280,9 @@ class Observer:
                 self._violated(f"14: {node} answered the add of {answer.ledger}:{entry} before a sync with it")
         held = self._reading.pop((connection, id_), False)
         missing = answer.status in (peer.Status.NO_SUCH_ENTRY, peer.Status.NO_SUCH_LEDGER)
-        if held and missing and answer.ledger in self.records:
+        record = self.records.get(answer.ledger)
+        after_end = record is not None and record.state == CLOSED and answer.entry > record.last_entry
+        if held and missing and record is not None and not after_end:  # a disk that came back older lacks it for good
             self._violated(f"17: {node} says {answer.status.name} of {answer.ledger}:{answer.entry}, synced there")
         fenced = self._fencing.pop((connection, id_), None)
         certain = (peer.Status.OK, peer.Status.NO_SUCH_ENTRY, peer.Status.NO_SUCH_LEDGER)
