@@ -167,7 +167,8 @@ def make_process_spec(
     """Returns the description of a process that runs `main(world, voice)` until it is cancelled. `shows`: the metrics
     page of this process contains the metrics of all processes. `health`: the address at which it answers probes.
     `drain_s`: it may take so many seconds longer to end."""
-    from ...runtime.parent import STOP_S, ProcessSpec
+    from ...runtime.parent import ProcessSpec
+    from ...runtime.schedule_core import STOP_S
 
     def work(child: ChildProcess) -> int:
         voice = ProcessOutput(child, shows=shows)
