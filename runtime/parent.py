@@ -42,7 +42,16 @@ from .child import ChildProcess, Frame, FrameDecoder, Kind, encode_frame
 from .clock import SystemClock
 from .health import BEAT_S, HUNG_S, has_systemd_watchdog, notify_systemd
 from .process import tune_glibc_heap
-from .schedule_core import Effect, Exit, ForkProcess, KillProcess, ProcessSchedule, ReportServing, TerminateProcess
+from .schedule_core import (
+    STOP_S,
+    Effect,
+    Exit,
+    ForkProcess,
+    KillProcess,
+    ProcessSchedule,
+    ReportServing,
+    TerminateProcess,
+)
 
 _LOG = logging.getLogger("magnetar.parent")
 
@@ -54,10 +63,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ProcessSpec(NamedTuple):
-    """The description of a process that a Parent starts. `work` runs in the process and returns its exit code."""
+    """The description of a process that a Parent starts. `work` runs in the process and returns its exit code.
+    `stop_s`: seconds for its end, before it is killed."""
 
     name: str
     work: Callable[[ChildProcess], int]
+    stop_s: float = STOP_S
 
 
 class _Running:
@@ -76,7 +87,9 @@ class Parent:
 
     def __init__(self, tiers: Sequence[Sequence[ProcessSpec]], on_serve: Callable[[Facts], None]) -> None:
         self._specs = {spec.name: spec for tier in tiers for spec in tier}
-        self._schedule = ProcessSchedule([[spec.name for spec in tier] for tier in tiers])
+        self._schedule = ProcessSchedule(
+            [[spec.name for spec in tier] for tier in tiers], {name: spec.stop_s for name, spec in self._specs.items()}
+        )
         self._on_serve = on_serve
         self._running: dict[str, _Running] = {}
         self._facts: Facts = {}

@@ -13,7 +13,7 @@
 | later, after SOUND_S | the same, with any code | it is started again at once; the others go on |
 | later, sooner than that | the same | after RETRY_MIN_S, then twice as long each time, up to RETRY_MAX_S |
 | that has to stop | | it is not started again; when its whole tier has ended the tier before it is stopped |
-| that has to stop | not within STOP_S | KillProcess |
+| that has to stop | not within STOP_S, or its own time for that | KillProcess |
 
 `code` is an exit code, or 128 and the number of the signal. Guards: tests/runtime/test_schedule.py.
 """
@@ -21,7 +21,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 RETRY_MIN_S = 0.5
@@ -76,8 +77,9 @@ class ProcessState(enum.Enum):
 class ManagedProcess:
     """One process of the server as the schedule sees it: its state and its restarts."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, stop_s: float) -> None:
         self.name = name
+        self.stop_s = stop_s
         self.state = ProcessState.DOWN
         self.began = 0.0
         self.due: float | None = None  # of its next start, or of its Kill
@@ -93,8 +95,9 @@ class ProcessSchedule:
     """Decides when the parent starts, restarts and stops the processes of a server. The head of this module states the
     rules."""
 
-    def __init__(self, tiers: Sequence[Sequence[str]]) -> None:
-        self._tiers = [[ManagedProcess(name) for name in tier] for tier in tiers]
+    def __init__(self, tiers: Sequence[Sequence[str]], stop_s: Mapping[str, float] = MappingProxyType({})) -> None:
+        """`stop_s`: by process, how many seconds it has for its end, if not STOP_S."""
+        self._tiers = [[ManagedProcess(name, stop_s.get(name, STOP_S)) for name in tier] for tier in tiers]
         self._by_name = {each.name: each for tier in self._tiers for each in tier}
         self._served = False
         self._code: int | None = None  # of the whole server, once it stops
@@ -209,7 +212,7 @@ class ProcessSchedule:
             effects: list[Effect] = []
             for member in tier:
                 if member.state in (ProcessState.STARTING, ProcessState.SERVING):
-                    member.state, member.due = ProcessState.STOPPING, now + STOP_S
+                    member.state, member.due = ProcessState.STOPPING, now + member.stop_s
                     effects.append(TerminateProcess(member.name))
             return effects
         return [Exit(self._code)]

@@ -295,9 +295,11 @@ def _backup(facts: ClusterFacts) -> Iterable[Alarm] | str:
     if facts.backup_ms is None:
         return "--backup DIR says where the backups of the metadata are"
     age_s = (facts.now_ms - facts.backup_ms) / 1000
-    if age_s <= BACKUP_OLD_S:
+    if -SKEW_WRONG_MS / 1000 <= age_s <= BACKUP_OLD_S:
         return ()
     when = f"is {format_age(age_s)} old" if facts.backup_ms else "does not exist"
+    if age_s < 0:
+        when = f"has a time {format_age(-age_s)} from now: a clock was wrong, and its age is not known"
     return (Alarm(f"The newest backup of the metadata {when}.", "magnetar metadata backup"),)
 
 
@@ -337,8 +339,8 @@ def gather(session: Session, backup: str | None) -> ClusterFacts:
     facts = ClusterFacts(
         now_ms=now_ms, brokers=[make_broker_row(asdict(each), now_ms) for each in summary.brokers],
         silent=summary.silent, refusing=summary.refusing,
-        oldest=find_largest_topics(summary, "age", TOPICS), backup_ms=find_newest_file_time_ms(backup), version=PRODUCT,
-        url=session.url, metadata_away_ms=summary.metadata_away_ms,
+        oldest=find_largest_topics(summary, "age", TOPICS), backup_ms=find_newest_file_time_ms(backup, now_ms),
+        version=PRODUCT, url=session.url, metadata_away_ms=summary.metadata_away_ms,
     )  # fmt: skip
     if summary.metadata_away_ms:
         return facts
@@ -427,14 +429,16 @@ def _read_partitions(session: Session, summary: ClusterSummary) -> list[Row]:
     return found
 
 
-def find_newest_file_time_ms(place: str | None) -> int | None:
-    """Returns the time at which the newest file of the folder `place` (or the file `place` itself) was written, in ms
-    since the epoch. Returns 0 if there is no file, None if `place` is None."""
+def find_newest_file_time_ms(place: str | None, now_ms: int) -> int | None:
+    """Returns when the newest file of the folder `place` (or the file `place` itself) was written, in ms since the
+    epoch; 0 if the folder is empty, None if no `place` is given. A file whose time has not come yet was written while a
+    clock was wrong, and counts only if there is no other one: it would be the newest for as long as it exists."""
     if place is None:
         return None
     path = Path(place)
     files = [path] if path.is_file() else [each for each in path.glob("*") if each.is_file()] if path.is_dir() else []
-    return max((int(each.stat().st_mtime * 1000) for each in files), default=0)
+    times = [int(each.stat().st_mtime * 1000) for each in files]
+    return max((each for each in times if each <= now_ms + SKEW_WRONG_MS), default=max(times, default=0))
 
 
 # ------------------------------------------------------------------------------------------------------ offline

@@ -54,7 +54,6 @@ from .servers import (
 
 if TYPE_CHECKING:
     from ...broker.common.config import BrokerConfig
-    from ...broker.server import Broker
     from ...metadata.address import Address
     from ...metadata.store import MetadataStore
     from ...runtime.child import ChildProcess
@@ -163,12 +162,14 @@ LIBRARIES = ("uvloop", "zmq", "ssl", "asyncio.runners")
 
 
 def make_process_spec(
-    name: str, main: Main, log_level: str, log_format: Any, *, shows: bool = False, health: Endpoint | None = None
-) -> ProcessSpec:
-    """Returns the description of a process that runs `main(world, voice)` until it is cancelled. `shows`: whether the
-    metrics page of this process contains the metrics of all processes. `health`: the address at which the process
-    answers probes."""
+    name: str, main: Main, log_level: str, log_format: Any, *, shows: bool = False, health: Endpoint | None = None,
+    drain_s: float = 0.0,
+) -> ProcessSpec:  # fmt: skip
+    """Returns the description of a process that runs `main(world, voice)` until it is cancelled. `shows`: the metrics
+    page of this process contains the metrics of all processes. `health`: the address at which it answers probes.
+    `drain_s`: it may take so many seconds longer to end."""
     from ...runtime.parent import ProcessSpec
+    from ...runtime.schedule_core import STOP_S
 
     def work(child: ChildProcess) -> int:
         voice = ChildProcessReporter(child, shows=shows)
@@ -176,7 +177,7 @@ def make_process_spec(
             lambda: run_server(lambda world: main(world, voice), log_level, log_format, voice, health)
         )
 
-    return ProcessSpec(name, work)
+    return ProcessSpec(name, work, STOP_S + drain_s)
 
 
 def run_process_tiers(
@@ -223,7 +224,7 @@ LOADED = ("broker.server", "metadata.remote", "metadata.remote", "runtime.config
 async def run_broker(given: BrokerOptions, world: World, voice: ServerReporter) -> None:
     """Runs a broker in this process, until the call is cancelled."""
     from ...broker.server import Broker
-    from ...runtime.process import ProcessParts
+    from ...runtime.process import STOP_TIMEOUT_S, ProcessParts
     from .metrics import CachedMetricsPage, MeasuredParts, wants_pulsar_names
 
     security = given.security
@@ -237,23 +238,23 @@ async def run_broker(given: BrokerOptions, world: World, voice: ServerReporter) 
         return await connect_metadata(world, given.tree, given.wait_s, given.session_s)
 
     async with ProcessParts(world.clock) as parts:
-        store = await parts.start("metadata", session(), disconnect)
-        serving = await make_registered_world(parts, world, security, "broker", session)
         later: list[MetadataStore] = []
 
         async def next_session() -> MetadataStore:
             later.append(await session())
             return later[-1]
 
-        async def close(running: Broker) -> None:
-            await running.close()
-            for each in later:
-                await each.close()
+        async def close_sessions(first: MetadataStore) -> None:
+            for each in (*reversed(later), first):
+                await disconnect(each)
 
+        store = await parts.start("metadata", session(), close_sessions)
+        serving = await make_registered_world(parts, world, security, "broker", session)
         starting = Broker.start(
             make_authenticating_world(serving, security), settings, store, next_session, time.process_time
         )
-        running = await parts.start("broker", starting, close)
+        stop_s = settings.drain_timeout_s + STOP_TIMEOUT_S  # what is not given away by then is released
+        running = await parts.start("broker", starting, Broker.close, stop_timeout_s=stop_s)
         own = MeasuredParts(broker=running, pulsar=wants_pulsar_names(given.compat), memory=plan)
         page = CachedMetricsPage(voice.combine_metrics(own), world.clock)
         running.rest.measure = running.topic_manager.measure = page
@@ -283,11 +284,10 @@ def make_broker_specs(
         if number:
             one = one._replace(metrics=None, health=None, warning="")
         name = f"broker-{number + 1}"
-        found.append(
-            make_process_spec(
-                name, partial(run_broker, one), log_level, log_format, shows=not number, health=one.health
-            )
-        )
+        found.append(make_process_spec(
+            name, partial(run_broker, one), log_level, log_format, shows=not number, health=one.health,
+            drain_s=one.settings.drain_timeout_s,
+        ))  # fmt: skip
     return found
 
 

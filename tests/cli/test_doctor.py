@@ -132,6 +132,8 @@ FOUND: list[tuple[str, dict[str, Any], str, bool]] = [
      "Clients talk to the brokers in clear, and no certificate says who they are.", False),
     ("D15", {"backup_ms": NOW_MS - 2 * 86_400_000 - 5}, "The newest backup of the metadata is 2 d old.", True),
     ("D15", {"backup_ms": 0}, "The newest backup of the metadata does not exist.", True),
+    ("D15", {"backup_ms": NOW_MS + 3_600_000},
+     "The newest backup of the metadata has a time 1 h from now: a clock was wrong, and its age is not known.", True),
     ("D16", {"brokers": [broker(tokenEndsMs=NOW_MS - 1)]},
      "The own token of broker one has ended: no other broker answers it then.", True),
     ("D17", {"brokers": [broker(full=["t"])]},
@@ -246,13 +248,26 @@ def test_a_full_disk_and_a_slow_one_are_found(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_newest_file_is_the_backup(tmp_path: Path) -> None:
-    assert find_newest_file_time_ms(None) is None
-    assert find_newest_file_time_ms(str(tmp_path / "none")) == find_newest_file_time_ms(str(tmp_path)) == 0
+    assert find_newest_file_time_ms(None, NOW_MS) is None
+    assert (
+        find_newest_file_time_ms(str(tmp_path / "none"), NOW_MS) == find_newest_file_time_ms(str(tmp_path), NOW_MS) == 0
+    )
     for name, at in (("old", 1_000), ("new", 2_000)):
         (tmp_path / name).write_bytes(b"")
         os.utime(tmp_path / name, (at, at))
-    assert find_newest_file_time_ms(str(tmp_path)) == 2_000_000
-    assert find_newest_file_time_ms(str(tmp_path / "old")) == 1_000_000
+    assert find_newest_file_time_ms(str(tmp_path), NOW_MS) == 2_000_000
+    assert find_newest_file_time_ms(str(tmp_path / "old"), NOW_MS) == 1_000_000
+
+
+def test_a_backup_of_the_future_does_not_hide_that_there_are_no_newer_ones(tmp_path: Path) -> None:
+    """It was made while a clock was ahead."""
+    ahead_s = NOW_MS // 1000 + 10 * 365 * 86_400
+    (tmp_path / "ahead").write_bytes(b"")
+    os.utime(tmp_path / "ahead", (ahead_s, ahead_s))
+    assert find_newest_file_time_ms(str(tmp_path), NOW_MS) == ahead_s * 1000
+    (tmp_path / "older").write_bytes(b"")
+    os.utime(tmp_path / "older", (1_000, 1_000))
+    assert find_newest_file_time_ms(str(tmp_path), NOW_MS) == 1_000_000
 
 
 # ------------------------------------------------------------------------------------------------------ servers

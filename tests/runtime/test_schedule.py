@@ -93,6 +93,15 @@ def test_one_that_does_not_end_in_time_is_killed() -> None:
     assert schedule.on_exit("b2", 137, STOP_S + 1) == [TerminateProcess("storage")]
 
 
+def test_a_process_with_its_own_time_to_end_is_killed_after_that() -> None:
+    schedule = ProcessSchedule([["storage", "broker"]], {"broker": STOP_S + 10})
+    schedule.start(0.0)
+    schedule.stop(0, 0.0)
+    assert schedule.tick(STOP_S) == [KillProcess("storage")]
+    assert schedule.next_tick_at == STOP_S + 10
+    assert schedule.tick(STOP_S + 10) == [KillProcess("broker")]
+
+
 class Walk:
     """Facts at random, and who runs."""
 
