@@ -182,9 +182,14 @@ def read_all(client: magnetar.Client, topic: str) -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("step", "ordered"), [(step, bool(number % 2)) for number, step in enumerate(STEPS)], ids=list(STEPS)
-)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each third step; with `--walks 2` or more every one."""
+    if "step" in metafunc.fixturenames:
+        rows = [(step, bool(number % 2)) for number, step in enumerate(STEPS)]
+        rows = rows if metafunc.config.getoption("--walks") > 1 else rows[::3]
+        metafunc.parametrize(("step", "ordered"), rows, ids=[step for step, _ in rows])
+
+
 def test_a_broker_that_dies_at_a_step_of_a_drain_loses_nothing_and_leaves_nothing_behind(
     step: str, ordered: bool, pair: Pair
 ) -> None:
