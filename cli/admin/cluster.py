@@ -28,7 +28,7 @@ from ..common.exits import FAILED, NOT_FOUND, Failure
 from ..common.lazy import LazyCommand, LazyGroup
 from ..common.session import Session, confirm, session_command
 from ..common.units import FiniteNumber
-from ..storage.admin_port import with_operator_and_watch_options, with_operator_options
+from ..storage.admin_port import with_operator_and_watch_options
 
 if TYPE_CHECKING:
     from ...proto.statistics import BrokerInfo, ClusterSummary, SubscriptionStats
@@ -47,7 +47,7 @@ SORTS = {"traffic": "throughput_in", "backlog": "backlog", "age": "oldest_ms"}
 
 
 @click.command()
-@with_operator_options
+@with_operator_and_watch_options
 def status(session: Session) -> None:
     """Show the cluster on one screen: brokers, bookies, repair, the largest backlogs, and the alarms.
 
