@@ -26,9 +26,9 @@ from ...proto.alarms import find_alarms, find_metadata_alarms, find_repair_alarm
 from ...runtime.clock import SystemClock
 from ..common.exits import FAILED, NOT_FOUND, Failure
 from ..common.lazy import LazyCommand, LazyGroup
-from ..common.session import Session, session_command
+from ..common.session import Session, confirm, session_command
 from ..common.units import FiniteNumber
-from ..storage.admin_port import with_operator_and_watch_options, with_operator_options
+from ..storage.admin_port import with_operator_and_watch_options
 
 if TYPE_CHECKING:
     from ...proto.statistics import BrokerInfo, ClusterSummary, SubscriptionStats
@@ -47,7 +47,7 @@ SORTS = {"traffic": "throughput_in", "backlog": "backlog", "age": "oldest_ms"}
 
 
 @click.command()
-@with_operator_options
+@with_operator_and_watch_options
 def status(session: Session) -> None:
     """Show the cluster on one screen: brokers, bookies, repair, the largest backlogs, and the alarms.
 
@@ -564,12 +564,13 @@ def queries(session: Session, namespace: str) -> None:
 
 
 @session_command(NAMESPACE)
-def forget(session: Session, query: str, namespace: str) -> None:
+def forget(session: Session, query: str, namespace: str, yes: bool) -> None:
     """Delete the subscriptions of a Spark query that does not run any more, by the query's id. If the query runs again,
     it continues from its checkpoint; messages that were deleted meanwhile are lost to it.
 
     Example: magnetar spark forget 6e1d5c1c-0d0e-4a3b-9a51-2f1c5a4f8f0e
     """
+    confirm(f"Delete all subscriptions of query {query} in {namespace}", yes)
     parts = [(part, each.name) for part, id_, each in _found(session, namespace) if id_ == query]
     if not parts:
         raise Failure(f"no query {query} holds data of {namespace}: magnetar spark queries lists them", NOT_FOUND)

@@ -35,7 +35,7 @@ from ...proto.alarms import (
 from ...runtime.clock import SystemClock
 from ..common.exits import FAILED
 from ..common.session import Session
-from ..storage.admin_port import with_operator_options
+from ..storage.admin_port import with_operator_and_watch_options
 from .cluster import ask_bookie_states, find_largest_topics, make_broker_row
 
 if TYPE_CHECKING:
@@ -547,7 +547,7 @@ OFFLINE = (
     "--offline", default=None, metavar="DIR", type=click.Path(exists=True, file_okay=False),
     help="Ask no server: look at this data directory.",
 )  # fmt: skip
-@with_operator_options
+@with_operator_and_watch_options
 def doctor(session: Session, backup: str | None, offline: str | None) -> None:
     """Run all checks of the cluster, and show what is wrong and which command helps.
 

@@ -12,7 +12,7 @@ import click
 from click import option
 
 from ..common.lazy import LazyCommand, LazyGroup
-from ..common.session import Session, session_command
+from ..common.session import Session, confirm, session_command
 from .topics import full_name
 
 if TYPE_CHECKING:
@@ -136,12 +136,14 @@ def compatibility(session: Session, topic: str, file: str) -> None:
 @session_command(
     option("-f", "--force", is_flag=True, help="The definitions too: what was written with them stays bytes.")
 )
-def delete(session: Session, topic: str, force: bool) -> None:
+def delete(session: Session, topic: str, force: bool, yes: bool) -> None:
     """Delete the schemas of a topic: new schemas are not compared with them any more. Messages that were written with
-    them can still be decoded.
+    them can still be decoded, unless --force is given, which asks first.
 
     Example: magnetar schemas delete orders
     """
+    if force:
+        confirm(f"Delete the definitions of all schemas of {full_name(topic)}", yes)
     version = session.admin.delete_schemas(topic, force=force)
     what = "has no schema" if version is None else f"has no schema any more, up to version {version}"
     session.out.print_result_text(f"topic {full_name(topic)} {what}", topic=full_name(topic), version=version)

@@ -6,10 +6,13 @@ On a partitioned topic each verb is applied to every partition, at its owner.
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 from click import option
 
+from ...proto.alarms import format_count
 from ..common import units
 from ..common.lazy import ROW, LazyCommand, LazyGroup
 from ..common.output import format_message_id
@@ -17,6 +20,10 @@ from ..common.session import COMPLETED, SUBSCRIPTION, Session, confirm, session_
 from ..common.units import parse_duration, parse_message_id
 from .policies import PROPERTIES
 from .topics import full_name
+
+if TYPE_CHECKING:
+    from ...client.model.message_id import MessageId
+    from ...proto.statistics import SubscriptionStats
 
 subscriptions = LazyGroup(
     "subscriptions",
@@ -143,30 +150,95 @@ def peek(session: Session, topic: str, subscription: str, count: int) -> None:
     option("-n", "--count", type=click.IntRange(1), default=None, help="Of each partition."),
     option("-a", "--all", "everything", is_flag=True, help="All there are."),
 )
-def skip(session: Session, topic: str, subscription: str, count: int | None, everything: bool) -> None:
+def skip(session: Session, topic: str, subscription: str, count: int | None, everything: bool, yes: bool) -> None:
     """Acknowledge the next messages of a subscription without delivering them.
 
     Example: magnetar topics skip orders -s billing -n 10
     """
     if everything == (count is not None):
         raise click.UsageError("either -n COUNT or --all")
-    _skip(session, topic, subscription, -1 if count is None else count)
+    _skip(session, topic, subscription, -1 if count is None else count, yes)
 
 
 @session_command(SUBSCRIPTION, name="clear-backlog")
-def clear(session: Session, topic: str, subscription: str) -> None:
+def clear(session: Session, topic: str, subscription: str, yes: bool) -> None:
     """Acknowledge all messages of a subscription without delivering them.
 
     Example: magnetar topics clear-backlog orders -s billing
     """
-    _skip(session, topic, subscription, -1)
+    _skip(session, topic, subscription, -1, yes)
 
 
-def _skip(session: Session, topic: str, subscription: str, count: int) -> None:
+def _skip(session: Session, topic: str, subscription: str, count: int, yes: bool) -> None:
+    which = "all messages" if count < 0 else f"the next {format_count(count, 'message')}"
+    question = f"Acknowledge {which} of subscription {subscription} of {full_name(topic)}"
+    confirm(question, yes, partial(_count_backlog, session, topic, subscription))
     for part in session.admin.parts(topic):
         session.admin.skip_messages(part, subscription, count)
     what = "the backlog" if count < 0 else f"{count} messages"
     _done(session, f"{what} of {subscription} skipped", topic, subscription)
+
+
+def _count_backlog(session: Session, topic: str, subscription: str = "") -> str:
+    """Returns what a question says about the backlog of a subscription, or of all durable subscriptions: how many
+    messages it has, in all partitions. Empty if the caller may not know."""
+    from ...proto.errors import Unauthorized
+
+    try:
+        stats = [session.admin.topic_stats(part) for part in session.admin.parts(topic)]
+    except Unauthorized:
+        return ""
+    found = [each for reply in stats for each in reply.subscriptions if each.durable or subscription]
+    if subscription:
+        found = [each for each in found if each.name == subscription]
+    return f" (the backlog has {format_count(sum(each.backlog for each in found), 'message')})"
+
+
+class ResetPreview(NamedTuple):
+    """What a reset of a subscription would do in one partition. The two numbers are None if they are not known."""
+
+    topic: str
+    message_id: str  # delivered first; "earliest" and "latest" are the ends of the topic
+    again: int | None  # messages that are acknowledged and would be delivered again
+    passed_over: int | None  # messages that are not acknowledged and would not be delivered
+    exact: bool  # False: the two numbers are maxima, because single messages after mark-delete are acknowledged
+
+
+def _preview_reset(session: Session, part: str, name: str, to: MessageId | int, exclude: bool) -> ResetPreview:
+    """Asks what a reset of the subscription `name` would do in one partition; changes nothing. `to`: a message id, or
+    ms since the epoch. Raises SubscriptionNotFound."""
+    from ...client.model.message_id import MessageId
+    from ...proto.errors import SubscriptionNotFound
+
+    admin = session.admin
+    stats = admin.topic_stats(part)
+    found = next((each for each in stats.subscriptions if each.name == name), None)
+    if found is None:
+        raise SubscriptionNotFound(f"{part} has no subscription {name!r}")
+    if isinstance(to, int):
+        place = format_message_id(admin.message_id_by_time(part, to))
+    else:
+        place = {MessageId.earliest: "earliest", MessageId.latest: "latest"}.get(to, format_message_id(to))
+        if place not in ("earliest", "latest"):
+            text = f"after {place}" if exclude else place
+            return ResetPreview(part, text, None, 0 if _is_all_delivered(found, to, exclude) else None, False)
+    # it exists, so that this question does not make it
+    offsets = admin.offsets(part, publish_times_ms=(to,) if isinstance(to, int) else (), subscription=name)
+    end, begin = stats.end_index, max(offsets.subscription_index, offsets.earliest_index)
+    asked = {"earliest": offsets.earliest_index, "latest": end}.get(place)
+    target = min(end, offsets.by_time[0] if asked is None else asked)
+    passed = min(max(0, target - begin), found.backlog)
+    again = max(0, end - target - (found.backlog - passed))
+    exact = target <= begin or target == end or found.backlog == end - begin
+    return ResetPreview(part, place, again, passed, exact)
+
+
+def _is_all_delivered(found: SubscriptionStats, to: MessageId, exclude: bool) -> bool:
+    """Returns whether a reset to the message `to` certainly passes over no message that is not acknowledged."""
+    begins_entry = not exclude and to.batch_index() <= 0
+    mark, position = found.mark_delete, to.position()
+    is_next = begins_entry and position == (mark.ledger_id, mark.entry_id + 1)
+    return not found.backlog or position <= mark or is_next
 
 
 @session_command(
@@ -174,14 +246,25 @@ def _skip(session: Session, topic: str, subscription: str, count: int) -> None:
     option("-t", "--time", "moment", default=None, help="A time ago (10m, 2h), an ISO time, or milliseconds."),
     option("-m", "--messageId", "position", default=None, help="earliest, latest, L:E."),
     option("-e", "--exclude-reset-position", "exclude", is_flag=True, help="Begin after that message."),
+    option("--dry-run", is_flag=True, help="Change nothing: show what would be delivered again, and passed over."),
 )
 def reset(
-    session: Session, topic: str, subscription: str, moment: str | None, position: str | None, exclude: bool
+    session: Session,
+    topic: str,
+    subscription: str,
+    moment: str | None,
+    position: str | None,
+    exclude: bool,
+    dry_run: bool,
+    yes: bool,
 ) -> None:
     """Move a subscription to a time or a message. All messages after this position are delivered, also those that were
-    delivered before.
+    delivered before. Asks first if messages before this position are not acknowledged: they are not delivered any more.
 
-    Example: magnetar topics reset-cursor orders -s billing -t 2h
+    \b
+    Examples:
+      magnetar topics reset-cursor orders -s billing -t 2h --dry-run
+      magnetar topics reset-cursor orders -s billing -t 2h
     """
     from ...runtime.clock import SystemClock
 
@@ -192,9 +275,31 @@ def reset(
         if moment is not None
         else parse_message_id(position or "")
     )
-    for part in session.admin.parts(topic):
+    parts = session.admin.parts(topic)
+    if dry_run:
+        rows = [_preview_reset(session, part, subscription, to, exclude)._asdict() for part in parts]
+        session.out.print_rows(rows, ResetPreview._fields)
+        return
+    target = moment or position or ""
+    if not yes and target != "earliest":
+        found = [_preview_reset(session, part, subscription, to, exclude) for part in parts]
+        if over := _describe_passed_over(found):
+            confirm(f"Move subscription {subscription} of {full_name(topic)} to {target}, past {over}", yes)
+    for part in parts:
         session.admin.reset_subscription(part, subscription, to, exclusive=exclude)
-    _done(session, f"subscription {subscription} moved to {moment or position}", topic, subscription)
+    _done(session, f"subscription {subscription} moved to {target}", topic, subscription)
+
+
+def _describe_passed_over(found: list[ResetPreview]) -> str:
+    """Returns which messages a reset passes over, as the end of a question; empty if it passes over none."""
+    unknown = any(each.passed_over is None for each in found)
+    number = sum(each.passed_over or 0 for each in found)
+    if unknown:
+        return "messages that are not acknowledged"
+    if not number:
+        return ""
+    most = "" if all(each.exact or not each.passed_over for each in found) else "at most "
+    return f"{most}{format_count(number, 'message')} not acknowledged"
 
 
 # ------------------------------------------------------------------------------------------------------- backlog
@@ -206,12 +311,16 @@ def reset(
 OLDER = option("-t", "--expireTime", "--time", "older", default=None, help="Older than 90s, 10m, 2h; or seconds.")
 
 
-def _expire(session: Session, topic: str, name: str, older: str | None, position: str | None) -> None:
+def _expire(session: Session, topic: str, name: str, older: str | None, position: str | None, yes: bool) -> None:
     if (older is None) == (position is None):
         raise click.UsageError("either -t TIME or -m POSITION")
     limit = parse_duration(older, 1) or 0 if older is not None else parse_message_id(position or "")
     if isinstance(limit, int) and limit < 1:
         raise click.UsageError("a time is 1 s or more; 'magnetar topics clear-backlog' acknowledges everything")
+    whose = f"subscription {name}" if name else "every subscription"
+    which = f"older than {older}" if older is not None else f"up to {position}"
+    question = f"Acknowledge the messages {which} of {whose} of {full_name(topic)}"
+    confirm(question, yes, partial(_count_backlog, session, topic, name))
     admin = session.admin
     entries = sum(admin.expire_messages(part, name, limit) for part in admin.parts(topic))
     whose = name or "all subscriptions"
@@ -226,22 +335,24 @@ def _expire(session: Session, topic: str, name: str, older: str | None, position
     option("-m", "-p", "--position", "position", default=None, help="… or everything up to L:E, earliest, latest."),
     name="expire-messages",
 )
-def expire(session: Session, topic: str, subscription: str, older: str | None, position: str | None) -> None:
+def expire(
+    session: Session, topic: str, subscription: str, older: str | None, position: str | None, yes: bool
+) -> None:
     """Acknowledge all messages of a subscription that are older than a time, or all messages up to a given one, without
     delivering them.
 
     Example: magnetar topics expire-messages orders -s billing -t 2h
     """
-    _expire(session, topic, subscription, older, position)
+    _expire(session, topic, subscription, older, position, yes)
 
 
 @session_command(OLDER, name="expire-messages-all-subscriptions")
-def expire_all(session: Session, topic: str, older: str | None) -> None:
+def expire_all(session: Session, topic: str, older: str | None, yes: bool) -> None:
     """Acknowledge the messages that are older than a time, for every subscription of a topic, without delivering them.
 
     Example: magnetar topics expire-messages-all-subscriptions orders -t 3d
     """
-    _expire(session, topic, "", older, None)
+    _expire(session, topic, "", older, None, yes)
 
 
 @session_command(
@@ -374,11 +485,14 @@ def skip_lost(session: Session, topic: str, ledger: int | None, force: bool, yes
     option("--delete", "remove", is_flag=True, help="Fence and delete them now; brokers do it every hour."),
     option("--unexplained", is_flag=True, help="With --delete: also those whose owner has no record."),
 )
-def orphans(session: Session, remove: bool, unexplained: bool) -> None:
-    """List the ledgers to which no record refers, and the deleted ledgers that a topic still lists.
+def orphans(session: Session, remove: bool, unexplained: bool, yes: bool) -> None:
+    """List the ledgers to which no record refers, and the deleted ledgers that a topic still lists. Asks before it
+    deletes ledgers whose owner has no record, because they may be all that is left of a topic.
 
     Example: magnetar ledgers orphans
     """
+    if remove and unexplained:
+        confirm("Delete also the ledgers whose owner has no record, and their messages", yes)
     found = session.admin.find_orphans(remove=remove, unexplained=unexplained)
     rows = [
         {

@@ -15,7 +15,7 @@ from ...proto.pulsar_json import (
     transaction_to_json,
 )
 from ..common.lazy import LazyCommand, LazyGroup
-from ..common.session import Session, session_command
+from ..common.session import Session, confirm, session_command
 
 if TYPE_CHECKING:
     from ...proto.statistics import TransactionStats
@@ -111,21 +111,23 @@ def status(session: Session) -> None:
 
 
 @session_command()
-def abort(session: Session, txn: str) -> None:
+def abort(session: Session, txn: str, yes: bool) -> None:
     """Abort a transaction that is open or prepared. A transaction that has ended does not change.
 
     Example: magnetar transactions abort "(3,1099511627781)"
     """
+    confirm(f"Abort transaction {txn}, and drop what it published", yes)
     session.out.print_record({"txn": txn, "state": session.admin.abort_transaction(txn).name})
 
 
 @session_command()
-def detach(session: Session, txn: str, topic: str) -> None:
+def detach(session: Session, txn: str, topic: str, yes: bool) -> None:
     """Stop waiting for a topic that can no longer store the outcome of an ended transaction. If the transaction was
     committed, its changes in that topic are lost.
 
     Example: magnetar transactions detach "(3,1099511627781)" orders
     """
+    confirm(f"Lose what transaction {txn} changes in {topic}", yes)
     session.admin.detach_transaction(txn, topic)
 
 
@@ -206,9 +208,10 @@ def commit(session: Session, half: str) -> None:
 
 
 @session_command()
-def rollback(session: Session, half: str) -> None:
+def rollback(session: Session, half: str, yes: bool) -> None:
     """Drop a half message, parked or not, whatever outcome its group answers. The content of the message is lost.
 
     Example: magnetar transactions halves rollback "(3,1099511627781)"
     """
+    confirm(f"Drop half message {half} and its content", yes)
     session.admin.rollback_half(half)

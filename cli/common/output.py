@@ -243,10 +243,11 @@ CLEAR = "\x1b[H\x1b[2J"
 def print_repeatedly(out: CommandOutput, every_s: float, answer: Callable[[], None]) -> None:
     """Calls `answer` every `every_s` seconds until Ctrl-C, and prints what `answer` prints. On a terminal, each table
     replaces the table before; other formats are printed one after the other. If `answer` fails with an error that may
-    end by itself, such as a restart of the server, prints the error and continues."""
+    end by itself, such as a restart of the server, prints the error and continues. An exit code that is part of an
+    answer (`magnetar status` with an alarm) does not end it."""
     import io
     import time
-    from contextlib import redirect_stdout
+    from contextlib import redirect_stdout, suppress
 
     from ...proto.errors import MagnetarError
 
@@ -260,7 +261,7 @@ def print_repeatedly(out: CommandOutput, every_s: float, answer: Callable[[], No
     while True:
         screen = Screen()  # the whole answer first: a screen that is half old misleads
         try:
-            with redirect_stdout(screen):
+            with redirect_stdout(screen), suppress(SystemExit):
                 answer()
         except MagnetarError as error:
             if not error.retryable:
@@ -363,8 +364,8 @@ def make_progress_bar() -> Progress:
 
 
 # ------------------------------------------------------------------------------------------------------ messages
-# How messages are shown: their text, one a line; with `-o json` or jsonl one JSON object a line, so that streams can
-# be piped; with `-o name` their ids.
+# How messages are shown: their text, one a line; with `-o wide` after id, time, key and properties; with `-o json` or
+# jsonl one JSON object a line, so that streams can be piped; with `-o name` their ids.
 #
 # A payload that is not UTF-8 is `payloadBase64` in JSON, and escaped (`\\xff`) in text.
 
@@ -412,7 +413,21 @@ def print_message(message: PrintedMessage, out: CommandOutput) -> None:
     if out.is_structured:
         out.print_streamed_value(message.message_id if out.kind == "name" else make_message_record(message))
     else:
-        print(message.payload.decode("utf-8", "backslashreplace"), flush=True)
+        before = _describe_message(message) if out.kind == "wide" else ""
+        print(before + message.payload.decode("utf-8", "backslashreplace"), flush=True)
+
+
+def _describe_message(message: PrintedMessage) -> str:
+    """Returns what `-o wide` prints before the payload: the id, the publish time, the key and the properties."""
+    from datetime import UTC, datetime
+
+    try:
+        time = datetime.fromtimestamp(message.publish_time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError):  # a client may write any number
+        time = str(message.publish_time_ms)
+    named = {**({"key": message.key} if message.key else {}), **message.properties}
+    cells = (message.message_id, time.replace("+00:00", "Z"), *(f"{name}={value}" for name, value in named.items()))
+    return "  ".join(cells) + "  "
 
 
 def make_message_record(message: PrintedMessage) -> dict[str, object]:

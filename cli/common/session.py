@@ -301,15 +301,18 @@ PLACE = "magnetar.place"
 """In a click context: where the command acts, for the question of `confirm`."""
 
 
-def confirm(what: str, yes: bool) -> None:
+def confirm(what: str, yes: bool, count: Callable[[], str] = str) -> None:
     """Asks the user for confirmation before the command deletes data for good. If the user answers no, the command ends
-    with code 130. Without a terminal, raises UsageError (code 2). If `yes` is set, does not ask."""
+    with code 130. Without a terminal, raises UsageError (code 2). If `yes` is set, does not ask. `count`: is called
+    only before a user is asked; returns what the question adds about the amount of data, such as " (5 messages)"."""
     if yes:
         return
+    has_terminal = sys.stdin.isatty()
+    what += count() if has_terminal else ""
     current = click.get_current_context(silent=True)
     if current is not None and PLACE in current.meta:
         what = f"{what}, at {current.meta[PLACE]}"
-    if not sys.stdin.isatty():
+    if not has_terminal:
         raise click.UsageError(f"{what}? There is no terminal to ask at: give --yes")
     click.confirm(f"{what}?", abort=True, err=True)
 

@@ -58,7 +58,7 @@ def test_an_unknown_tenant_namespace_topic_or_subscription_is_code_4(cli: Cli) -
     _expect_line(cli("produce", "public/nowhere/t", "-m", "x", code=4), 4, "nowhere")
     _expect_line(cli("topics", "stats", "not-there", code=4), 4, "not-there")
     cli("topics", "create", "is-there")
-    _expect_line(cli("topics", "skip", "is-there", "-s", "no-sub", "-n", "1", code=4), 4, "no-sub")
+    _expect_line(cli("topics", "skip", "is-there", "-s", "no-sub", "-n", "1", "-y", code=4), 4, "no-sub")
 
 
 def test_a_wrong_subscription_name_is_a_usage_error(cli: Cli) -> None:

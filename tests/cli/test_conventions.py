@@ -176,9 +176,15 @@ def test_a_producer_of_a_terminated_topic_is_refused_when_it_is_made(cli: Cli, u
 # ---------------------------------------------------------------------------------- asking a person
 ASKED_ELSEWHERE = {
     ("metadata", "restore"), ("bookies", "forget"), ("bookies", "move"), ("bookies", "accept-metadata"),
+    ("topics", "reset-cursor"), ("subscriptions", "reset"),
 }  # fmt: skip
 """They look first at what they ask about, in a folder: tests/cli/storage/test_metadata_copies.py and
-test_bookie_identity.py."""
+test_bookie_identity.py; or at a subscription: tests/cli/test_lossy.py."""
+ONLY_WITH = {
+    ("bookies", "gc"): ("--now", "--force"), ("ledgers", "orphans"): ("--delete", "--unexplained"),
+    ("schemas", "delete"): ("--force",),
+}  # fmt: skip
+"""With these options alone they ask."""
 
 
 @pytest.mark.parametrize("path", [each for each in ASKING if each not in ASKED_ELSEWHERE], ids=" ".join)
@@ -187,9 +193,9 @@ def test_what_asks_a_person_refuses_where_there_is_none(path: tuple[str, ...], u
     arguments = _arguments(path)
     if path[:1] == ("bookies",) and "--url" in _flags(ASKING[path]) and "bookie" in _names(ASKING[path]):
         arguments = [cli_json("bookies", "list")[0]["id"]]  # type: ignore[index]
-    if path[-1] == "gc":
-        arguments = ["--now", "--force"]
-    done = run_here(*path, *arguments, stdin="", MAGNETAR_URL=url)
+    arguments = [] if path[-1] == "gc" else arguments
+    given = ONLY_WITH.get(path, NEEDED.get(path[-1], ()))
+    done = run_here(*path, *arguments, *given, stdin="", MAGNETAR_URL=url)
     assert done.code == 2, done
     assert "--yes" in done.err
 

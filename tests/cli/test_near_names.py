@@ -44,7 +44,7 @@ def shop(cli: Cli) -> None:
         (("namespaces", "list", "shpo"), "shop"),
         (("subscriptions", "stats", "shop/sales/orders", "-s", "biling"), "billing"),
         (("subscriptions", "delete", "shop/sales/returns", "-s", "biling", "-y"), "billing"),
-        (("topics", "skip", "shop/sales/orders", "-s", "biling", "-n", "1"), "billing"),
+        (("topics", "skip", "shop/sales/orders", "-s", "biling", "-n", "1", "-y"), "billing"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, tuple) else each,
 )

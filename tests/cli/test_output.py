@@ -10,12 +10,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import click
 import pytest
 
-from magnetar.cli.common.output import KINDS, CommandOutput, list_names_in_document, print_repeatedly
+from magnetar.cli.common.output import (
+    KINDS,
+    CommandOutput,
+    PrintedMessage,
+    list_names_in_document,
+    print_message,
+    print_repeatedly,
+)
 from magnetar.cli.common.units import Interval
 from magnetar.proto.errors import TopicNotFound, Unavailable
 from tests.cli.test_conventions import LEAVES
@@ -111,6 +119,7 @@ def test_what_changes_something_has_no_watch() -> None:
     asking = {" ".join(path) for path, each in LEAVES.items() if any("--yes" in option.opts for option in each.params)}
     acts = ("create", "delete", "update", "set", "remove", "skip", "reset", "unload", "abort", "revive", "grant")
     assert {"topics list", "topics stats", "brokers list", "bookies list", "ledgers list", "repair status"} <= watching
+    assert {"status", "doctor"} <= watching
     assert not watching & asking
     assert not [each for each in watching if set(each.replace("-", " ").split()) & set(acts)]
 
@@ -137,6 +146,20 @@ def test_an_answer_is_printed_again_and_a_server_that_is_away_is_waited_for(
     assert said.out == "half\n\nhalf\n", "and half an answer is never shown"
     assert said.err == "magnetar: away\n"
     assert slept == [2.0] * 3
+
+
+def test_an_answer_with_an_exit_code_is_printed_whole_and_again(capsys: pytest.CaptureFixture[str]) -> None:
+    turns = iter(range(2))
+
+    def answer() -> None:
+        if next(turns, None) is None:
+            raise _Enough
+        print("an alarm")
+        sys.exit(1)
+
+    with pytest.raises(_Enough):
+        print_repeatedly(CommandOutput("table"), 0.0, answer)
+    assert capsys.readouterr().out == "an alarm\n\nan alarm\n"
 
 
 @pytest.mark.parametrize(
@@ -199,3 +222,28 @@ def test_a_table_is_drawn_again_on_a_terminal_until_ctrl_c(url: str) -> None:
     assert seen.count(b"\x1b[H\x1b[2J") >= 3
     assert b"endpoint" in seen
     assert b"\x1b[3" not in seen, "NO_COLOR"
+
+
+# ---------------------------------------------------------------------------------- messages
+def test_a_wide_message_has_its_id_time_key_and_properties_before_its_payload(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    message = PrintedMessage("t", "17:3:-1:0", "customer-7", {"REDRIVEN": "1"}, 1_700_000_000_123, 0, b"paid")
+    print_message(message, CommandOutput("wide"))
+    print_message(replace(message, key="", properties={}, publish_time_ms=1 << 63), CommandOutput("wide"))
+    print_message(message, CommandOutput("table"))
+    assert capsys.readouterr().out.splitlines() == [
+        "17:3:-1:0  2023-11-14T22:13:20.123Z  key=customer-7  REDRIVEN=1  paid",
+        f"17:3:-1:0  {1 << 63}  paid",
+        "paid",
+    ]
+
+
+@pytest.mark.processes
+def test_a_message_that_is_looked_up_is_wide_too(cli: Cli) -> None:
+    cli("produce", "looked-up", "-m", "paid", "-k", "customer-7")
+    wide = cli("topics", "examine-messages", "looked-up", "-o", "wide").out
+    id_, time_, key, payload = wide.split()
+    assert (key, payload, time_[:2]) == ("key=customer-7", "paid", "20")
+    ledger, entry = id_.split(":")[:2]
+    assert cli("topics", "get-message-by-id", "looked-up", "-l", ledger, "-e", entry, "-o", "wide").out == wide

@@ -124,17 +124,17 @@ topics update-subscription-properties orders -s s2
 topics update-subscription-properties orders -s s2 --clear
 topics peek-messages orders -s s2 -n 2
 topics peek-messages orders -s s2 -n 2 -o json
-topics skip orders -s s2 -n 1
+topics skip orders -s s2 -n 1 -y
 topics skip orders -s s2
-topics clear-backlog orders -s s2
+topics clear-backlog orders -s s2 -y
 topics reset-cursor orders -s s2 -m earliest
 topics reset-cursor orders -s s2
 topics reset-cursor orders -s s2 -t 1000
-topics expire-messages orders -s s2 -t 1h
+topics expire-messages orders -s s2 -t 1h -y
 topics expire-messages orders -s s2
 topics expire-messages orders -s s2 -t 0
-topics expire-messages orders -s s2 -m earliest -o json
-topics expire-messages-all-subscriptions orders -t 1h
+topics expire-messages orders -s s2 -m earliest -o json -y
+topics expire-messages-all-subscriptions orders -t 1h -y
 topics examine-messages orders -i earliest -m 2
 topics examine-messages orders -m 99
 topics get-message-by-id orders -l {ledger} -e 0
@@ -176,14 +176,14 @@ subscriptions stats orders -o json
 subscriptions stats orders -s billing
 subscriptions stats orders -s none
 subscriptions peek orders -s s5
-subscriptions skip orders -s s5 --all
-subscriptions clear-backlog orders -s s5
+subscriptions skip orders -s s5 --all -y
+subscriptions clear-backlog orders -s s5 -y
 subscriptions reset orders -s s5 -m earliest
 subscriptions properties orders -s s5
 subscriptions set-properties orders -s s5 -p a=b -o json
 subscriptions delete orders -s s5 -y
 spark queries
-spark forget 6e1d5c1c-0d0e-4a3b-9a51-2f1c5a4f8f0e
+spark forget 6e1d5c1c-0d0e-4a3b-9a51-2f1c5a4f8f0e -y
 brokers list
 brokers list -o json
 brokers security
@@ -213,12 +213,12 @@ transactions halves show {half} -o json
 transactions halves park {half}
 transactions halves revive {half}
 transactions halves commit {half}
-transactions halves rollback {half}
-transactions halves rollback {other}
+transactions halves rollback {half} -y
+transactions halves rollback {other} -y
 transactions halves show {other}
-transactions detach {txn} none
-transactions abort {txn}
-transactions abort {txn} -o json
+transactions detach {txn} none -y
+transactions abort {txn} -y
+transactions abort {txn} -o json -y
 schemas upload plain -f -
 schemas get plain
 schemas get plain -v 9
@@ -228,7 +228,7 @@ schemas compatibility plain -f -
 schemas extract plain -c none:None
 schemas delete plain
 schemas get none
-schemas delete plain -f -o json
+schemas delete plain -f -o json -y
 topics unload wide
 topics trim orders
 topics skip-lost orders
