@@ -45,9 +45,9 @@ def find_alarms(
 
     Each of `brokers` has the fields `broker`, `busy` (None: not known), `degraded`, `tokenEndsMs` (0: no end) and
     `full`, the topics that accept no publishes. Each of `bookies` has `bookie`, `state`, `freeBytes` and `totalBytes`,
-    and if they are known `ledgers` and `gcRefused`. Of `oldest`, topics with their `name` and `oldest_ms`, the first
-    WORST are considered. `silent` are the brokers that did not answer; `refusing` are those of them that refused the
-    own token or certificate of the broker that was asked."""
+    and if they are known `ledgers`, `gcRefused` and `disk`, the state of its disk. Of `oldest`, topics with their
+    `name` and `oldest_ms`, the first WORST are considered. `silent` are the brokers that did not answer; `refusing` are
+    those of them that refused the own token or certificate of the broker that was asked."""
     found = []
     for name in silent:
         text, helps = f"Broker {name} is registered and does not answer.", "magnetar brokers list"
@@ -110,6 +110,12 @@ def _alarms_of_bookie(bookie: Mapping[str, Any]) -> Iterable[Alarm]:
     elif free < DISK_FREE:
         text = f"The disk of bookie {name} has {free:.0%} left; at 5 % it is read-only."
         yield Alarm(text, "magnetar bookies list", code="D04")
+    elif bookie.get("disk") == "tight":
+        text = (
+            f"The disk of bookie {name} is {1 - free:.0%} used, which is disk_warn_share or more: it runs no major"
+            " compaction. Free space, or add bookies."
+        )
+        yield Alarm(text, "magnetar bookies state", needed=False, code="D04")
 
 
 def find_metadata_alarms(away_ms: int, now_ms: int, service_url: str = "") -> list[Alarm]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,11 @@ def pick(table: Table, found: object, names: str) -> dict[str, Any]:
     return {name: table[name](found) for name in names.split()}
 
 
+def time_to_json(milliseconds: int) -> str:
+    """Returns a time, in ms since the epoch, as ISO 8601 in UTC: "2025-10-09T08:53:20.000Z"."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 TOPIC = _table({
     "msgRateIn": "rate_in", "msgRateOut": "rate_out", "msgThroughputIn": "throughput_in",
     "msgThroughputOut": "throughput_out", "msgInCounter": "messages_in", "bytesInCounter": "bytes_in",
@@ -42,6 +48,7 @@ PRODUCER = _table({
     "producerName": "name", "address": "address", "msgInCounter": "messages", "bytesInCounter": "bytes",
     "lastSequenceId": "last_sequence_id",
     "averageMsgSize": lambda found: found.bytes / found.messages if found.messages else 0.0,
+    "role": "role", "connectedSince": lambda found: time_to_json(found.connected_ms) if found.connected_ms else "",
 })  # fmt: skip
 CONSUMER = _table({
     "consumerName": "name", "address": "address", "availablePermits": "permits", "unackedMessages": "unacked",
@@ -50,8 +57,10 @@ CONSUMER = _table({
     "priorityLevel": "priority_level",
     "keyHashRanges": lambda found: [f"[{each.first}, {each.last}]" for each in found.slots],
     "keyHashRangeArrays": lambda found: [[each.first, each.last] for each in found.slots],
+    "role": "role", "connectedSince": lambda found: time_to_json(found.connected_ms) if found.connected_ms else "",
+    "lastAckedTimestamp": "acked_ms",
 })  # fmt: skip
-OF_PRODUCER = "producerName address msgInCounter bytesInCounter lastSequenceId"
+OF_PRODUCER = "producerName address msgInCounter bytesInCounter lastSequenceId role connectedSince"
 DRAINING = _table({"hash": "slot", "unackMsgs": "unacked_entries", "blockedAttempts": "blocked_attempts"})
 SUBSCRIPTION = _table({
     "backlogSize": "backlog_bytes", "earliestMsgPublishTimeInBacklog": "oldest_ms",

@@ -89,6 +89,8 @@ class ProducerStats:
     messages: int
     bytes: int
     last_sequence_id: int
+    role: str = ""  # under which it is connected; empty: without security
+    connected_ms: int = 0  # since when, ms since the epoch; 0: the broker is older and does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,9 @@ class ConsumerStats:
     blocked: bool  # it holds as many unacknowledged messages as it may
     priority_level: int
     slots: tuple[SlotRange, ...]  # Key_Shared: what it owns
+    role: str = ""  # under which it is connected; empty: without security
+    connected_ms: int = 0  # since when, ms since the epoch; 0: the broker is older and does not say
+    acked_ms: int = 0  # its last acknowledgement; 0: none since it connected
 
 
 @dataclass(frozen=True, slots=True)

@@ -1657,7 +1657,7 @@ class TopicSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., partitions: _Optional[int] = ...) -> None: ...
 
 class ConsumerStats(_message.Message):
-    __slots__ = ("name", "address", "permits", "unacked", "delivered_messages", "delivered_bytes", "redelivered_messages", "blocked", "priority_level", "slots")
+    __slots__ = ("name", "address", "permits", "unacked", "delivered_messages", "delivered_bytes", "redelivered_messages", "blocked", "priority_level", "slots", "role", "connected_ms", "acked_ms")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PERMITS_FIELD_NUMBER: _ClassVar[int]
@@ -1668,6 +1668,9 @@ class ConsumerStats(_message.Message):
     BLOCKED_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_LEVEL_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_MS_FIELD_NUMBER: _ClassVar[int]
+    ACKED_MS_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     permits: int
@@ -1678,7 +1681,10 @@ class ConsumerStats(_message.Message):
     blocked: bool
     priority_level: int
     slots: _containers.RepeatedCompositeFieldContainer[SlotRange]
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., permits: _Optional[int] = ..., unacked: _Optional[int] = ..., delivered_messages: _Optional[int] = ..., delivered_bytes: _Optional[int] = ..., redelivered_messages: _Optional[int] = ..., blocked: bool = ..., priority_level: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[SlotRange, _Mapping]]] = ...) -> None: ...
+    role: str
+    connected_ms: int
+    acked_ms: int
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., permits: _Optional[int] = ..., unacked: _Optional[int] = ..., delivered_messages: _Optional[int] = ..., delivered_bytes: _Optional[int] = ..., redelivered_messages: _Optional[int] = ..., blocked: bool = ..., priority_level: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[SlotRange, _Mapping]]] = ..., role: _Optional[str] = ..., connected_ms: _Optional[int] = ..., acked_ms: _Optional[int] = ...) -> None: ...
 
 class DrainingSlot(_message.Message):
     __slots__ = ("slot", "unacked_entries", "blocked_attempts")
@@ -1745,18 +1751,22 @@ class SubscriptionStats(_message.Message):
     def __init__(self, backlog_bytes: _Optional[int] = ..., oldest_ms: _Optional[int] = ..., dispatch_throttled: _Optional[int] = ..., name: _Optional[str] = ..., type: _Optional[str] = ..., backlog: _Optional[int] = ..., unacked: _Optional[int] = ..., durable: bool = ..., mark_delete: _Optional[_Union[Position, _Mapping]] = ..., read_position: _Optional[_Union[Position, _Mapping]] = ..., acked_ranges: _Optional[int] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStats, _Mapping]]] = ..., blocked: _Optional[str] = ..., active_consumer: _Optional[str] = ..., blocked_on_unacked: bool = ..., replay_entries: _Optional[int] = ..., key_shared_mode: _Optional[str] = ..., allow_out_of_order_delivery: bool = ..., draining: _Optional[_Iterable[_Union[DrainingSlot, _Mapping]]] = ..., drained_total: _Optional[int] = ..., delayed: _Optional[int] = ..., delayed_buckets: _Optional[int] = ..., delayed_memory_bytes: _Optional[int] = ..., pending_transactions: _Optional[int] = ..., pending_entries: _Optional[int] = ...) -> None: ...
 
 class ProducerStats(_message.Message):
-    __slots__ = ("name", "address", "messages", "bytes", "last_sequence_id")
+    __slots__ = ("name", "address", "messages", "bytes", "last_sequence_id", "role", "connected_ms")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_MS_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     messages: int
     bytes: int
     last_sequence_id: int
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., last_sequence_id: _Optional[int] = ...) -> None: ...
+    role: str
+    connected_ms: int
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., last_sequence_id: _Optional[int] = ..., role: _Optional[str] = ..., connected_ms: _Optional[int] = ...) -> None: ...
 
 class TopicStatsReply(_message.Message):
     __slots__ = ("name", "owner", "messages_in", "bytes_in", "messages_out", "bytes_out", "storage_bytes", "earliest_index", "end_index", "producers", "subscriptions", "partitions", "rate_in", "rate_out", "throughput_in", "throughput_out", "dropped", "quota", "expired_entries", "evicted_entries", "publish_throttled", "terminated", "created_ms", "published_ms", "unsubscribed", "transactions")

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from ...proto import statistics as values
-from ...proto.pulsar_json import CONSUMER, PRODUCER, SUBSCRIPTION, TOPIC, optional, pick
+from ...proto.pulsar_json import CONSUMER, PRODUCER, SUBSCRIPTION, TOPIC, optional, pick, time_to_json
 from ...proto.states import AccessMode, TxnState, title
 from ...runtime.clock import Clock
 from ..subscription.consumer import ActivityTimes, Consumer
@@ -155,12 +154,8 @@ def _connected(found: values.ProducerStats | values.ConsumerStats, live: Produce
     return {
         "address": f"/{found.address}",
         "clientVersion": live.client if live is not None else "",
-        "connectedSince": _since(live.since_ms) if live is not None else "",
+        "connectedSince": time_to_json(live.since_ms) if live is not None else "",
     }
-
-
-def _since(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _subscription(

@@ -80,7 +80,10 @@ async def topic_stats(topic: Topic, owner: str, *, precise: bool = False, ages: 
         rate_out=rates.messages_out, throughput_in=rates.bytes_in, throughput_out=rates.bytes_out,
         storage_bytes=shape.size, earliest_index=shape.first_index, end_index=shape.end_index,
         producers=tuple(
-            values.ProducerStats(each.name, each.address, each.messages, each.bytes, each.last_sequence_id)
+            values.ProducerStats(
+                each.name, each.address, each.messages, each.bytes, each.last_sequence_id, each.principal.name,
+                each.since_ms,
+            )
             for each in topic.producers
         ),
         subscriptions=tuple(
@@ -187,7 +190,8 @@ def _consumer(consumer: Consumer, slots: list[values.SlotRange]) -> values.Consu
         name=member.name, address=consumer.address, permits=member.permits, unacked=member.unacked,
         delivered_messages=member.delivered_messages, delivered_bytes=member.delivered_bytes,
         redelivered_messages=member.redelivered_messages, blocked=member.blocked, priority_level=member.priority,
-        slots=tuple(slots),
+        slots=tuple(slots), role=consumer.principal.name, connected_ms=consumer.since_ms,
+        acked_ms=consumer.activity.acked_ms,
     )  # fmt: skip
 
 
@@ -462,8 +466,10 @@ def explain_stuck_subscription(topic: Topic, subscription: Subscription, backlog
         if each.member.unacked:
             first = min(each.member.outstanding, default=None)
             place = f", the first at {first[0]}:{first[1]}" if first is not None else ""
-            text = f"Consumer {each.member.name!r} ({each.address}) holds {_count(each.member.unacked, 'message')}"
-            sentences.append(f"{text} that it has not acknowledged{place}.")
+            role = f", role {each.principal.name}" if each.principal.name else ""
+            who = f"Consumer {each.member.name!r} ({each.address}{role})"
+            text = f"{who} holds {_count(each.member.unacked, 'message')} that it has not acknowledged{place}"
+            sentences.append(f"{text}{_last_acknowledged(each, now_ms)}.")
     if blocked is Blocked.NO_PERMITS:
         sentences.append(f"{_count(len(subscription.consumers), 'consumer')} connected, with no permits.")
     draining = dispatcher.policy.statistics()[1]
@@ -472,6 +478,14 @@ def explain_stuck_subscription(topic: Topic, subscription: Subscription, backlog
     if not sentences:  # without a consumer, and without anything for one
         sentences.append("It has delivered everything.")
     return WhyStuck(stuck, blocked, tuple(each for each in sentences if each))
+
+
+def _last_acknowledged(consumer: Consumer, now_ms: int) -> str:
+    """Returns the end of a sentence about a consumer: when it acknowledged last, or that it never has."""
+    acked_ms, since_ms = consumer.activity.acked_ms, consumer.since_ms
+    if acked_ms:
+        return f"; its last acknowledgement came {_span(max(0, now_ms - acked_ms) / 1000)} ago"
+    return f"; it has acknowledged nothing since it connected {_span(max(0, now_ms - since_ms) / 1000)} ago"
 
 
 def explain_kept_ledgers(topic: Topic) -> WhyKept:

@@ -143,6 +143,7 @@ def ask_bookie_states(session: Session, summary: ClusterSummary) -> BookiesRepor
             "bookie": each.id, "endpoint": each.endpoint, "version": None,
             "state": "read-only" if each.read_only else "writable",
             "freeBytes": each.free_bytes, "totalBytes": each.total_bytes, "gcRefused": None, "ledgers": None,
+            "disk": None,
         }
         for each in summary.bookies or (() if away else session.admin.bookies())  # an older broker does not say them
     }  # fmt: skip
@@ -152,13 +153,13 @@ def ask_bookie_states(session: Session, summary: ClusterSummary) -> BookiesRepor
             if id_ in known:
                 known[id_].update(freeBytes=found["freeBytes"], totalBytes=found["totalBytes"])
                 known[id_]["version"] = found.get("version")  # an older bookie does not say it
-                known[id_]["gcRefused"] = found["gcRefused"]
+                known[id_].update(gcRefused=found["gcRefused"], disk=found.get("disk"))
     if answered:
         try:
             for each in ask_any_bookie(session, "bookies", answered)["bookies"]:
                 nowhere = {
                     "bookie": each["id"], "endpoint": None, "version": None, "freeBytes": 0, "totalBytes": 0,
-                    "gcRefused": None,
+                    "gcRefused": None, "disk": None,
                 }  # fmt: skip
                 known.setdefault(each["id"], nowhere).update(state=each["state"], ledgers=each["ledgers"])
         except (MagnetarError, Failure) as error:

@@ -10,7 +10,7 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Any
 
-from ...proto.pulsar_json import OF_PRODUCER, PRODUCER, SUBSCRIPTION, TOPIC, pick
+from ...proto.pulsar_json import OF_PRODUCER, PRODUCER, SUBSCRIPTION, TOPIC, pick, time_to_json
 
 if TYPE_CHECKING:
     from ...client import admin as values
@@ -23,6 +23,10 @@ SUBSCRIPTION_COLUMNS = ("subscription", "type", "msgBacklog", "unackedMessages",
 TRANSACTION_COLUMNS = (
     "topic", "open", "oldest", "oldestOwner", "oldestAddress", "oldestMs", "lastStable", "waiting", "committed",
     "aborted", "abortedEntries", "abortedBytes",
+)  # fmt: skip
+PRODUCER_COLUMNS = ("producer", "topic", "role", "connectedSince", "msgInCounter", "address")
+CONSUMER_COLUMNS = (
+    "consumer", "subscription", "role", "connectedSince", "lastAcked", "unackedMessages", "availablePermits", "address",
 )  # fmt: skip
 LEDGER_COLUMNS = ("ledgerId", "state", "entries", "size", "firstIndex", "bookies", "stays")
 
@@ -174,3 +178,33 @@ def make_subscription_rows(found: dict[str, dict[str, Any]]) -> list[dict[str, A
         }
         for name, record in found.items()
     ]
+
+
+def make_producer_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the rows of the table of producers. `record`: the statistics of a topic."""
+    return [
+        {"producer": each["producerName"], "topic": record["topic"], **_named(each)} for each in record["publishers"]
+    ]
+
+
+def make_consumer_rows(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the rows of the table of consumers. `found`: the result of the function `subscriptions`. `lastAcked` is
+    None for a consumer that has acknowledged nothing since it connected."""
+    return [
+        {
+            "consumer": each["consumerName"],
+            "subscription": name,
+            **_named(each),
+            "lastAcked": time_to_json(each["lastAckedTimestamp"]) if each["lastAckedTimestamp"] else None,
+        }
+        for name, record in found.items()
+        for each in record["consumers"]
+    ]
+
+
+def _named(record: dict[str, Any]) -> dict[str, Any]:
+    """Returns a record of a producer or consumer without its name and without what the row says otherwise; None for
+    what is not known."""
+    left = ("producerName", "consumerName", "lastAckedTimestamp")
+    found = {name: value for name, value in record.items() if name not in left}
+    return {**found, "role": record["role"] or None, "connectedSince": record["connectedSince"] or None}

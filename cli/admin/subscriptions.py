@@ -110,9 +110,10 @@ def set_properties(session: Session, topic: str, subscription: str, pairs: tuple
 )
 def stats(session: Session, topic: str, subscription: str | None) -> None:
     """Show the backlog, the holes (acknowledged ranges after the mark-delete position) and the consumers of a
-    subscription, and why its next message is not delivered.
+    subscription, and why its next message is not delivered. With `-o wide` also each consumer: its role, its address,
+    since when it is connected, and when it acknowledged last.
 
-    Example: magnetar subscriptions stats orders -s billing
+    Example: magnetar subscriptions stats orders -s billing -o wide
     """
     from ...proto.errors import SubscriptionNotFound
     from . import stats as tables
@@ -126,6 +127,9 @@ def stats(session: Session, topic: str, subscription: str | None) -> None:
         session.out.print_document(found if subscription is None else found[subscription])
         return
     session.out.print_rows(tables.make_subscription_rows(found), tables.SUBSCRIPTION_COLUMNS, empty="no subscriptions")
+    if session.out.kind == "wide" and (rows := tables.make_consumer_rows(found)):
+        print()
+        session.out.print_rows(rows, tables.CONSUMER_COLUMNS)
 
 
 @session_command(

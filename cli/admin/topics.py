@@ -147,9 +147,14 @@ def update(session: Session, topic: str, partitions: int) -> None:
     watched=True,
 )
 def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> None:
-    """Show the messages, storage, producers and subscriptions of a topic. The backlog is a number of messages.
+    """Show the messages, storage, producers and subscriptions of a topic. The backlog is a number of messages. With
+    `-o wide` also each producer and consumer: its role, its address, since when it is connected, and when a consumer
+    acknowledged last.
 
-    Example: magnetar topics stats orders --get-precise-backlog -o json
+    \b
+    Examples:
+      magnetar topics stats orders -o wide
+      magnetar topics stats orders --get-precise-backlog -o json
     """
     from . import stats as tables
 
@@ -163,6 +168,13 @@ def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> N
         if record["subscriptions"]:
             print()
             session.out.print_rows(tables.make_subscription_rows(record["subscriptions"]), tables.SUBSCRIPTION_COLUMNS)
+    if session.out.kind == "wide":
+        producers = [row for record in records for row in tables.make_producer_rows(record)]
+        consumers = [row for record in records for row in tables.make_consumer_rows(record["subscriptions"])]
+        for rows, columns in ((producers, tables.PRODUCER_COLUMNS), (consumers, tables.CONSUMER_COLUMNS)):
+            if rows:
+                print()
+                session.out.print_rows(rows, columns)
     if transacted := [tables.transaction_row(record) for record in records if record["transactions"]]:
         print()
         session.out.print_rows(transacted, tables.TRANSACTION_COLUMNS)

@@ -98,6 +98,17 @@ def test_that_bookies_do_not_answer_this_caller_is_a_note_and_no_alarm() -> None
     assert found == [("Bookies and repair were not asked: b:1 asks for keys: give --security.", False)]
 
 
+def test_a_tight_disk_can_wait_and_is_said_once_where_little_is_free() -> None:
+    text = (
+        "The disk of bookie 12345678 is 50% used, which is disk_warn_share or more: it runs no major compaction. Free "
+        "space, or add bookies."
+    )
+    assert alarms(bookies=[bookie(disk="tight")]) == [(text, False)]
+    assert alarms(bookies=[bookie(disk="writable")]) == []
+    ((text, needed),) = alarms(bookies=[bookie(disk="tight", freeBytes=9)])
+    assert (text, needed) == ("The disk of bookie 12345678 has 9% left; at 5 % it is read-only.", True)
+
+
 @pytest.mark.parametrize("hangs", [False, True])
 def test_bookies_that_do_not_answer_are_asked_once_each_for_a_third_of_the_time_out(
     monkeypatch: pytest.MonkeyPatch, hangs: bool
@@ -129,7 +140,7 @@ def test_another_bookie_is_asked_when_the_first_does_not_say_and_what_is_not_kno
         if verb != "state" and (peer.id == "x" or verb in lost):
             raise TimedOut("it hangs")
         gone = {"id": "gone", "state": "absent", "ledgers": 2}
-        return {"freeBytes": 1, "totalBytes": 2, "gcRefused": None, "bookies": [gone], **GOOD}
+        return {"freeBytes": 1, "totalBytes": 2, "gcRefused": None, "disk": "tight", "bookies": [gone], **GOOD}
 
     monkeypatch.setattr(BookiePeer, "ask", ask)
     known = tuple(BookieInfo(each, "b:1", False, "", 50, 100) for each in "xy")
@@ -138,6 +149,7 @@ def test_another_bookie_is_asked_when_the_first_does_not_say_and_what_is_not_kno
     assert (found.repair == GOOD) == ("repair-status" not in lost)
     assert found.answered
     assert [each["bookie"] for each in found.bookies] == (["x", "y"] if "bookies" in lost else ["x", "y", "gone"])
+    assert [each["disk"] for each in found.bookies[:2]] == ["tight", "tight"]
     notes = find_repair_alarms(GOOD, unlisted=found.unlisted)
     assert [(each.code, each.needed) for each in notes] == ([("D03", False)] if "bookies" in lost else [])
 

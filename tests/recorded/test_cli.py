@@ -99,6 +99,8 @@ topics update wide -p 3
 topics update plain -p 3
 topics stats orders
 topics stats orders -o json
+topics stats orders -o wide
+subscriptions stats orders -o wide
 topics stats bills --get-precise-backlog
 topics stats wide --per-partition -o json
 topics stats wide

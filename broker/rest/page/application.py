@@ -63,11 +63,12 @@ from ....proto.versions import PRODUCT
 from ....runtime.access import PrincipalKind
 from ....runtime.clock import Clock
 from ....runtime.network import CallContext
+from ...access.authorizer import may_call_every_operation
 from ...node.topic_manager import TopicManager
 from ..call import HttpError, RestRequest, error_response
 from .messages import Searches, is_search_query, messages, parse_form_time
 from .resending import ResendResult, plan_resend, publish_again
-from .topic_views import FILTERS, SUBSCRIPTION, VIEWS, View, find_view, moment, number
+from .topic_views import FILTERS, LANDING, SUBSCRIPTION, VIEWS, View, find_view, moment, number
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -242,6 +243,8 @@ Admit = Callable[[Request, str, str], Awaitable[CallContext]]
 """Authenticates the caller of a request, for a path of the audit log; the text is the `Authorization` of a login."""
 MakeCall = Callable[[Request, CallContext, dict[str, str], bytes], RestRequest]
 
+_WHO = "magnetar.page.who"
+"""The key in a request's scope of who the caller is, for the page that says why something is not shown."""
 _FOLDER = Path(__file__).parent
 _STATIC = {
     "page.css": ("text/css", (_FOLDER / "static" / "page.css").read_bytes()),
@@ -293,6 +296,8 @@ class PageApplication:
             return self._render(request, "login.html", title="Log in", reason="", who="")
         view, names = find_view(path)
         context = await self._caller(request, f"{view.template.removesuffix('.html')}")
+        if view is VIEWS[""] and ("topic" in request.query_params or not may_call_every_operation(context.principal)):
+            view = LANDING
         call = self._make_call(request, context, _topic_names(names), b"")
         if request.query_params.get("live") and view.live and request.method == "GET":
             return self._live(request, view, _topic_names(names))
@@ -312,6 +317,7 @@ class PageApplication:
         context = await self._admit(request, f"http.Page/{act}", self._sessions.find(_cookie(request)))
         if context.principal.kind in (PrincipalKind.LOCAL, PrincipalKind.ANONYMOUS):
             check_host(request.headers.get("host", ""), self._advertised_host())
+        request.scope[_WHO] = context.principal.name
         return context
 
     def _advertised_host(self) -> str:
@@ -451,7 +457,8 @@ class PageApplication:
         if not _wants_html(request):
             return found
         reason = json.loads(bytes(found.body))["reason"]
-        response = self._render(request, "error.html", title="Not shown", reason=reason, who="")
+        shown = {"who": request.scope.get(_WHO, ""), "refused": found.status_code == 403}
+        response = self._render(request, "error.html", title="Not shown", reason=reason, **shown)
         response.status_code = found.status_code
         return response
 

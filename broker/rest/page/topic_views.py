@@ -13,7 +13,7 @@ shows the value itself.
 
 | path below /ui | view | template |
 |---|---|---|
-| `/` | `overview` | overview.html |
+| `/` | `overview`; `landing` for who may not operate the cluster | overview.html, landing.html |
 | `/topics` | `topics` | topics.html |
 | `/topics/{domain}/{tenant}/{namespace}/{topic}` | `topic` (topic_views.py) | topic.html |
 | the same, and `/ledgers`, `/messages`, `/tail`, `/subscription/{name}` | of the same name, there | of the same name |
@@ -24,6 +24,7 @@ Guarding tests: tests/broker/rest/test_page.py, tests/broker/rest/test_page_view
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -32,10 +33,12 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from starlette.responses import RedirectResponse, Response
+
 from ....proto import operations as op
 from ....proto.alarms import Alarm, find_alarms, find_metadata_alarms, find_repair_alarms
-from ....proto.errors import Unavailable
-from ....proto.names import parse_number
+from ....proto.errors import NotFound, Unavailable
+from ....proto.names import NamespaceName, TopicName, parse_number
 from ....proto.statistics import (
     BookieInfo,
     BrokerSetting,
@@ -273,6 +276,10 @@ ROWS = 10
 MARKS = 200
 """Ledgers that miss copies: on the page, and of each the record is read."""
 CHILDREN = 200
+TENANTS_MAX, NAMESPACES_MAX = 100, 200
+"""Tenants and namespaces whose grants `landing` looks at: two reads of the metadata each, the first time."""
+PLACES_MAX = 200
+"""Namespaces, and topics, that `landing` shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +303,17 @@ class Overview:
     alarms: tuple[Alarm, ...]
     worst: tuple[TopicRow, ...]  # the largest backlogs
     busiest: tuple[TopicRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """The content of the start page for a caller who may not operate the cluster. `namespaces`: those of which it may
+    look every topic up; `topics`: the topics that were granted to it by name, or if it asked for one of the namespaces
+    (`namespace`) the topics of that."""
+
+    namespaces: tuple[str, ...]
+    topics: tuple[str, ...]
+    namespace: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +397,24 @@ async def overview(call: RestRequest) -> Overview:
         worst=tuple(heapq.nsmallest(ROWS, by_backlog, key=lambda row: (-row.backlog, row.name))),
         busiest=tuple(heapq.nsmallest(ROWS, by_traffic, key=lambda row: (-row.rate_in - row.rate_out, row.name))),
     )  # fmt: skip
+
+
+async def landing(call: RestRequest) -> Landing | Response:
+    """Shows where the caller has rights; or leads to the topic that the query names, whose view has its own rights.
+    Looks at the first NAMESPACES_MAX namespaces of the first TENANTS_MAX tenants, and shows PLACES_MAX names."""
+    if named := call.query.get("topic", "").strip():
+        return RedirectResponse(f"/ui/topics/{topic_path(TopicName.parse(named).full)}", 303)
+    if of := call.query.get("namespace", ""):
+        found = await call.call_local(op.LIST_TOPICS, namespace=of)
+        return Landing((), tuple(found[:PLACES_MAX]), of)
+    catalog, names = call.broker.catalog, list[NamespaceName]()
+    for tenant in (await catalog.list_tenants())[:TENANTS_MAX]:
+        with contextlib.suppress(NotFound):  # it was deleted meanwhile
+            names += map(NamespaceName.parse, await catalog.list_namespaces(tenant))
+        if len(names) >= NAMESPACES_MAX:
+            break
+    places, topics = await call.broker.access.find_granted_places(call.context.principal, names[:NAMESPACES_MAX])
+    return Landing(tuple(places[:PLACES_MAX]), tuple(topics[:PLACES_MAX]), "")
 
 
 async def _repair_status(call: RestRequest) -> dict[str, Any] | None:
@@ -487,6 +523,8 @@ VIEWS = {
     "settings": View(broker_settings, "settings.html", "Settings"),
 }
 """The views by their path below /ui."""
+LANDING = View(landing, "landing.html", "Your topics", live=False)
+"""The view at /ui for a caller who may not operate the cluster."""
 OF_TOPIC = {
     "": View(topic, "topic.html", "Topic"),
     "ledgers": View(ledgers, "ledgers.html", "Ledgers"),

@@ -217,6 +217,37 @@ async def test_a_caller_logs_in_sees_what_it_may_and_logs_out(tmp_path: Path) ->
         assert (await http.ask("GET", "/ui/", Cookie=own)).status == 303
 
 
+async def test_who_is_no_super_user_lands_where_it_has_rights_and_sees_no_other_name(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as (http, free):
+        for topic in ("t", "secret"):
+            await free.done("PUT", f"{V2}/persistent/public/default/{topic}")
+        alone = await http.ask("GET", "/ui/", **ALICE)
+        assert alone.status == 200
+        assert b"public/default" not in alone.body
+        await free.done("POST", f"{T}/permissions/alice", ["consume"])
+        seen = await http.ask("GET", "/ui/", **ALICE)
+        assert TOPIC in [fields.get("href") for tag, fields in Elements(seen).tags if tag == "a"]
+        assert b"secret" not in seen.body
+        assert b"secret" not in (await http.ask("GET", "/ui/?namespace=public/default", **ALICE)).body
+        named = await http.ask("GET", "/ui/?topic=public/default/t", **ALICE)
+        assert (named.status, named.headers["location"]) == (303, TOPIC)
+        assert (await http.ask("GET", named.headers["location"], **ALICE)).status == 200
+        await free.done("POST", f"{V2}/namespaces/public/default/permissions/alice", ["produce"])
+        found = json.loads((await http.ask("GET", "/ui/?format=json", **ALICE)).body)
+        assert found == {"namespaces": ["public/default"], "topics": [], "namespace": ""}
+        assert b"secret" in (await http.ask("GET", "/ui/?namespace=public/default", **ALICE)).body
+        assert_is_harmless(await http.ask("GET", f"/ui/?namespace={quote(HOSTILE[1], safe='')}", **ALICE))
+
+
+async def test_who_is_refused_may_log_out_and_open_a_topic(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as (http, _):
+        refused = await http.ask("GET", "/ui/brokers", **ALICE)
+        assert refused.status == 403
+        assert "alice" in Elements(refused).texts, "of Log out"
+        assert [fields for tag, fields in Elements(refused).tags if tag == "form" and fields["action"] == "/ui/logout"]
+        assert [fields for tag, fields in Elements(refused).tags if tag == "input" and fields["name"] == "topic"]
+
+
 async def test_a_backlog_is_changed_only_after_a_preview(tmp_path: Path) -> None:
     async with serving(tmp_path) as (http, broker, _), Client(f"magnetar://{broker.endpoint}") as client:
         await http.done("PUT", T)

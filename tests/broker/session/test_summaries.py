@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.states import BacklogQuotaState, Blocked, LedgerStays
 from magnetar.proto.statistics import TopicRow
+from magnetar.runtime.access import LOCAL, Principal, PrincipalKind
 from magnetar.runtime.metrics import MetricsPage
 from tests.runtime.test_metrics import shown
 from tests.support.cluster import Cluster, cluster
@@ -170,8 +172,35 @@ async def test_why_a_subscription_does_not_get_on_is_said_in_sentences(running: 
         await consumer.receive()
         held = await admin.why_stuck("t", "s")
         assert any("Consumer 'ada'" in each for each in held.sentences), held
+        assert any("; it has acknowledged nothing since it connected " in each for each in held.sentences), held
         with pytest.raises(SubscriptionNotFound):
             await admin.why_stuck("t", "none")
+
+
+async def test_a_client_is_shown_with_its_role_since_when_it_is_connected_and_when_it_acknowledged_last(
+    running: Cluster,
+) -> None:
+    url, broker = f"magnetar://{running.brokers[0].endpoint}", running.brokers[0].topic_manager
+    began_ms = broker.world.clock.wall_ms()
+    async with AdminClient(url) as admin, Client(url) as client:
+        await made(admin, "t", "s")
+        producer = await client.create_producer("t")
+        for _ in range(2):
+            await producer.send(b"")
+        consumer = await client.subscribe("t", "s", consumer_name="ada", ack_receipt_enabled=True)
+        first, _ = [await consumer.receive() for _ in range(2)]
+        (topic,) = broker.loaded.values()
+        (member,), (sender,) = topic.subscriptions["s"].consumers.values(), topic.producers
+        member.principal, sender.principal = Principal("billing", PrincipalKind.CLIENT), LOCAL
+        stats = await admin.topic_stats("t")
+        (one,), (other,) = stats.subscriptions[0].consumers, stats.producers
+        assert (one.role, other.role, one.acked_ms) == ("billing", "", 0)
+        assert began_ms <= other.connected_ms <= one.connected_ms
+        await consumer.acknowledge(first)
+        (one,) = (await admin.topic_stats("t")).subscriptions[0].consumers
+        assert one.acked_ms >= one.connected_ms
+        held = [each for each in (await admin.why_stuck("t", "s")).sentences if "Consumer 'ada'" in each]
+        assert re.search(r", role billing\) holds 1 message .*; its last acknowledgement came \d+ ", held[0])
 
 
 async def test_what_consumers_got_is_counted_though_they_left(running: Cluster) -> None:
