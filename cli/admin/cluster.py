@@ -196,7 +196,7 @@ def make_topic_row(found: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
     return {
         "topic": found["name"], "owner": found["owner"], "in": found["rate_in"], "out": found["rate_out"],
         "bytesIn": found["throughput_in"], "bytesOut": found["throughput_out"], "backlog": found["backlog"],
-        "oldest": format_age((now_ms - oldest) / 1000) if oldest else None, "oldestMs": oldest,
+        "oldest": format_age((now_ms - oldest) / 1000) if oldest else None, "oldestMs": oldest or None,
         "storage": found["storage_bytes"], "producers": found["producers"], "consumers": found["consumers"],
     }  # fmt: skip
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.admin.cluster import ask_bookie_states
+from magnetar.cli.admin.cluster import ask_bookie_states, make_topic_row
+from magnetar.cli.common.output import format_cell
 from magnetar.cli.common.processes import Processes
 from magnetar.cli.storage.admin_port import BookiePeer, OperatorOptions
 from magnetar.proto.alarms import find_alarms, find_metadata_alarms, find_repair_alarms
@@ -166,6 +167,15 @@ def test_that_the_metadata_does_not_answer_is_said_with_the_time_since_when() ->
 def test_an_old_message_is_shown_and_can_wait() -> None:
     rows = [{"name": "t", "oldest_ms": NOW_MS - 7_300_000}, {"name": "u", "oldest_ms": NOW_MS - 5}]
     assert alarms(oldest=rows) == [("The oldest message of t has not been acknowledged for 2 h.", False)]
+
+
+def test_an_age_that_is_not_known_is_a_dash_and_null() -> None:
+    names = ("rate_in", "rate_out", "throughput_in", "throughput_out", "storage_bytes", "producers", "consumers")
+    row = {"name": "t", "owner": "o", "backlog": 9, "oldest_ms": 0, **dict.fromkeys(names, 0)}
+    shown = make_topic_row(row, NOW_MS)
+    assert (shown["oldest"], shown["oldestMs"], format_cell(shown["oldest"])) == (None, None, "-")
+    shown = make_topic_row(row | {"oldest_ms": NOW_MS - 61_000}, NOW_MS)
+    assert (shown["oldest"], shown["oldestMs"]) == ("1 min", NOW_MS - 61_000)
 
 
 @pytest.mark.processes
