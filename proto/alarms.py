@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 BUSY = 0.85
 """An event loop that is busy for more than this share of its time has no room for a burst."""
@@ -23,6 +22,8 @@ WORST = 5
 """The largest number of topics with old messages for which there is an alarm."""
 
 
+METADATA_HEALTH = "magnetar health --http http://HOST:PORT  # of a metadata server: its --health address"
+"""The command that asks the metadata itself. A broker does not know where metadata servers answer for their health."""
 NEW_TOKEN = "magnetar security token create --folder DIR --role broker --days 90 --out DIR/broker.token --replace"
 
 
@@ -39,7 +40,7 @@ class Alarm(NamedTuple):
 
 def find_alarms(
     brokers: Sequence[Mapping[str, Any]], silent: Sequence[str], bookies: Sequence[Mapping[str, Any]],
-    oldest: Sequence[Mapping[str, Any]], now_ms: int, refusing: Collection[str] = (),
+    oldest: Sequence[Mapping[str, Any]], now_ms: int, refusing: Collection[str] = (), late: Collection[str] = (),
 ) -> list[Alarm]:  # fmt: skip
     """Returns all alarms of a cluster except those of repair; those that need an operator come first.
 
@@ -47,8 +48,12 @@ def find_alarms(
     `full`, the topics that accept no publishes. Each of `bookies` has `bookie`, `state`, `freeBytes` and `totalBytes`,
     and if they are known `ledgers`, `gcRefused` and `disk`, the state of its disk. Of `oldest`, topics with their
     `name` and `oldest_ms`, the first WORST are considered. `silent` are the brokers that did not answer; `refusing` are
-    those of them that refused the own token or certificate of the broker that was asked."""
+    those of them that refused the own token or certificate of the broker that was asked. `late` are those of `brokers`
+    that answered only when they were asked again."""
     found = []
+    for name in late:
+        text = f"Broker {name} answers late: only when it was asked again."
+        found.append(Alarm(text, "magnetar brokers list", needed=False, code="D01"))
     for name in silent:
         text, helps = f"Broker {name} is registered and does not answer.", "magnetar brokers list"
         if name in refusing:
@@ -118,31 +123,25 @@ def _alarms_of_bookie(bookie: Mapping[str, Any]) -> Iterable[Alarm]:
         yield Alarm(text, "magnetar bookies state", needed=False, code="D04")
 
 
-def find_metadata_alarms(away_ms: int, now_ms: int, service_url: str = "") -> list[Alarm]:
-    """Returns the alarm that the metadata does not answer; none if it answers. It comes before all other alarms.
-    `away_ms`: when the metadata answered last, in ms since the epoch; 0: it answers. `service_url`: the URL of the
-    broker that was asked."""
-    if not away_ms:
-        return []
-    since = datetime.fromtimestamp(away_ms / 1000, UTC)
-    text = (
-        f"The metadata does not answer since {since:%Y-%m-%d %H:%M:%S} UTC ({format_age((now_ms - away_ms) / 1000)}): "
-        "topics that have an owner are served, and what is shown is what the broker that was asked knew last."
-    )
-    return [Alarm(text, _health_command(service_url), code="D00")]
-
-
-def _health_command(service_url: str) -> str:
-    """Returns the command that asks the broker at `service_url` whether it is ready, and why not. The command names the
-    usual port of the REST interface, because the broker's health address is not known. Without a URL it names no
-    address."""
-    parts = urlsplit(service_url)
-    host = parts.hostname or ""
-    if not host:
-        return "magnetar health"
-    secured = parts.scheme.endswith("+ssl")
-    host = f"[{host}]" if ":" in host else host
-    return f"magnetar health --http {'https' if secured else 'http'}://{host}:{8443 if secured else 8080}"
+def find_metadata_alarms(away_ms: int, now_ms: int, *, late: bool = False) -> list[Alarm]:
+    """Returns the alarm that the metadata does not answer, or the remark that it answers late; none if it answers. It
+    comes before all other alarms. `away_ms`: when the metadata answered last, in ms since the epoch; 0: it answers, or
+    is `late`: it did not answer in time, but has been silent for a few seconds at most."""
+    if away_ms:
+        since = datetime.fromtimestamp(away_ms / 1000, UTC)
+        text = (
+            f"The metadata does not answer since {since:%Y-%m-%d %H:%M:%S} UTC "
+            f"({format_age((now_ms - away_ms) / 1000)}): topics that have an owner are served, and what is shown is "
+            "what the broker that was asked knew last."
+        )
+        return [Alarm(text, METADATA_HEALTH, code="D00")]
+    if late:
+        text = (
+            "The metadata answers late: what is shown is what the broker that was asked knew last, and bookies were "
+            "not asked."
+        )
+        return [Alarm(text, METADATA_HEALTH, needed=False, code="D00")]
+    return []
 
 
 def find_repair_alarms(

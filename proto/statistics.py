@@ -420,14 +420,16 @@ class BrokerSummary:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSummary:
-    """The summaries of all brokers that answered within a second; `silent` names the others. While the metadata does
-    not answer, the brokers and bookies are those that the answering broker has read last."""
+    """The summaries of all brokers that answered, to the first request or to the second; `silent` names the others.
+    While the metadata does not answer, the brokers and bookies are those that the answering broker has read last."""
 
     brokers: tuple[BrokerSummary, ...]
     silent: tuple[str, ...]
     bookies: tuple[BookieInfo, ...] = ()
     metadata_away_ms: int = 0  # since the epoch: when the metadata answered last; 0: it answers
     refusing: tuple[str, ...] = ()  # those of `silent` that refuse the own token or certificate of this one
+    late: tuple[str, ...] = ()  # those of `brokers` that answered only when they were asked again
+    metadata_late: bool = False  # it did not answer in time, but answered something in the last seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,9 @@ consumers would wait at a topic to which no producer writes. Guard: tests/broker
 
 The brokers and bookies of the cluster as the metadata lists them, or, while it does not answer, as it did last.
 
-    found = await members.read(store)       after METADATA_S at most
+    found = await members.read(store)       after twice METADATA_S at most
     found.away_ms                           0, or when the metadata answered last: the lists are as of then, or older
+    found.late                              the same lists, but the metadata answered less than METADATA_AWAY_S ago
 
 For what an operator is shown, which is wanted most while the metadata is away. A broker reads the lists once in
 MEMBERS_S, so that it knows them before it is asked. Nothing is decided by them: who owns, and where ledgers are made,
@@ -435,17 +436,21 @@ def _path_of(topic: TopicName, number: int, bundles: int) -> str:
 
 METADATA_S = 2.0
 """Seconds to wait for the lists: a thousand records take one."""
+METADATA_AWAY_S = 5.0
+"""Seconds without an answer from which the metadata is called away; before, it is late. It is asked each second."""
 MEMBERS_S = 60.0
 """Seconds between two readings by a broker that is not asked: of 100 brokers and 100 bookies, 350 reads a second."""
 
 
 class RegisteredServers(NamedTuple):
     """The registered brokers and bookies. `away_ms`: since when the metadata does not answer, in ms since the epoch; 0
-    if the lists were read just now."""
+    if the lists were read just now. `late`: they were not, but the metadata answered something in the last
+    METADATA_AWAY_S seconds."""
 
     brokers: tuple[BrokerRecord, ...] = ()
     bookies: tuple[BookieRecord, ...] = ()
     away_ms: int = 0
+    late: bool = False
 
 
 class LastKnownServers:
@@ -458,14 +463,23 @@ class LastKnownServers:
         self._last = RegisteredServers()
 
     async def read(self, store: MetadataStore | None) -> RegisteredServers:
-        """Reads and returns the lists of registered brokers and bookies. Returns the lists that were read last if the
-        metadata does not answer in time. `store`: the metadata; None while there is no session."""
-        try:
-            if store is not None:
-                async with asyncio.timeout(METADATA_S):
-                    brokers, bookies = await list_brokers(store), await list_bookies(store)
-                self._last = RegisteredServers(tuple(brokers), tuple(bookies))
-                return self._last
-        except (MagnetarError, TimeoutError) as error:
-            _LOG.debug("the lists of brokers and bookies are not read: %s", error or "too slow")
+        """Reads and returns the lists of registered brokers and bookies. Asks a second time if the metadata does not
+        answer in time, unless it has been silent for long; then returns the lists that were read last. `store`: the
+        metadata; None while there is no session."""
+        for _ in range(2):
+            try:
+                if store is not None:
+                    async with asyncio.timeout(METADATA_S):
+                        return await self._read(store)
+            except (MagnetarError, TimeoutError) as error:
+                _LOG.debug("the lists of brokers and bookies are not read: %s", error or "too slow")
+            if self._use.silent_s >= METADATA_AWAY_S:
+                break
+        if self._use.silent_s < METADATA_AWAY_S:
+            return self._last._replace(late=True)
         return self._last._replace(away_ms=max(1, self._clock.wall_ms() - round(1000 * self._use.silent_s)))
+
+    async def _read(self, store: MetadataStore) -> RegisteredServers:
+        brokers, bookies = await list_brokers(store), await list_bookies(store)
+        self._last = RegisteredServers(tuple(brokers), tuple(bookies))
+        return self._last

@@ -72,8 +72,8 @@ class TopicTotals(msgspec.Struct):
 
 class MeasuredTopic(NamedTuple):
     """The measured values of one topic. `rates`: its traffic between the last two surveys. `oldest_ms`: the arrival
-    time of the oldest unacknowledged message, in ms since the epoch; 0 if there is no such message, or its time is not
-    known yet."""
+    time of the oldest unacknowledged message, in ms since the epoch: that of the subscription that has acknowledged
+    least. 0 if there is no such message, or its time is not known yet, though those of other subscriptions may be."""
 
     topic: Topic
     rates: TrafficRates
@@ -109,13 +109,14 @@ class TopicSurvey(msgspec.Struct, frozen=True):
 def measure_topic(topic: Topic) -> MeasuredTopic:
     """Returns the measured values of one topic. Backlog and age are measured now; the rates are those of the last
     survey. Reads no entry."""
-    log, shape, backlog, oldest = topic.log, topic.log.shape, 0, 0
+    log, shape, backlog, oldest, first = topic.log, topic.log.shape, 0, 0, None
     for each in topic.subscriptions.values():
-        if each.is_durable and shape.has_readable_entry_after(each.cursor.mark):
+        mark = each.cursor.mark
+        if each.is_durable and shape.has_readable_entry_after(mark):
             backlog += estimate_backlog(log, each)
             arrived = topic.maintenance.oldest_arrival_ms_in_memory(each)
-            if arrived and (not oldest or arrived < oldest):
-                oldest = arrived
+            if first is None or mark < first:  # it has the oldest message, whether or not its age is known
+                first, oldest = mark, arrived
     return MeasuredTopic(topic, topic.traffic.walked_rates, backlog, oldest)
 
 
@@ -168,7 +169,7 @@ class _Walk:
             self._count(sums, topic, now)
         elif traffic.walked_rates is not NO_RATES:
             traffic.walked_rates = NO_RATES
-        backlog = oldest = 0
+        backlog, oldest, first = 0, 0, None
         for each in topic.subscriptions.values():
             if each.consumers:
                 sums.consumers += len(each.consumers)
@@ -182,8 +183,8 @@ class _Walk:
                     arrived = topic.maintenance.oldest_arrival_ms_in_memory(each)
                     if arrived == 0 and len(self.ageless) < AGES_READ_MAX:
                         self.ageless.append(partial(topic.maintenance.oldest_arrival_ms, each))
-                    elif arrived and (oldest == 0 or arrived < oldest):
-                        oldest = arrived
+                    if first is None or mark < first:  # as in `measure_topic`
+                        first, oldest = mark, arrived
         if backlog:
             sums.backlog += backlog
             self._note("backlog", backlog, topic, backlog, oldest)

@@ -6,10 +6,11 @@ subscription or a ledger stays where it is.
     explain_stuck_subscription(topic, subscription, backlog)    sentences, from what the dispatcher and the pump know
     explain_kept_ledgers(topic)                         per ledger, from what holds it (`Topic.trim_limits`)
 
-The broker that is asked asks each other one once, never once per topic, and waits for them OTHERS_S: a broker that does
-not answer by then is named in `silent`. All of it is from memory; nothing is read from bookies or the metadata but the
-lists of brokers and bookies, which are the last known ones while the metadata does not answer
-(broker/cluster/ownership.py). So there is an answer within three seconds, whatever is away.
+The broker that is asked asks each other one at once, never once per topic, and waits OTHERS_S for them. A broker that
+does not answer by then is asked once more and waited for AGAIN_S: it is named in `late` if it answers, else in
+`silent`. All of it is from memory; nothing is read from bookies or the metadata but the lists of brokers and bookies,
+which are the last known ones while the metadata does not answer (broker/cluster/ownership.py). So there is an answer
+within three seconds; within five while the metadata is away, and seven while it is late.
 Guarding tests: tests/broker/session/test_summaries.py.
 
 A topic as it is now, for operators: producers, subscriptions, ledgers and compaction, as in proto/statistics.py.
@@ -25,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from heapq import nsmallest
 from operator import attrgetter
-from typing import NamedTuple, TypeVar, cast
+from typing import Generic, NamedTuple, TypeVar, cast
 
 from ...metadata.records import BookieRecord
 from ...proto import operations as op
@@ -231,8 +232,9 @@ def collect_compaction_stats(topic: Topic) -> values.CompactionStatus:
     )  # fmt: skip
 
 
-OTHERS_S = 1.0
-"""Seconds to wait for other brokers: an overview with most of them is better than none."""
+OTHERS_S, AGAIN_S = 1.0, 2.0
+"""Seconds to wait for other brokers, and for those that are asked again: a broker on a busy machine answers then. An
+overview with most of them is better than none."""
 LIMIT, LIMIT_MAX = 100, 200
 """Rows of a page: if the caller does not say, and at most. 200 take 40 KB."""
 SORTS = (
@@ -261,6 +263,17 @@ def loop_busy() -> float:
     return HEARTBEAT.busy_ratio if HEARTBEAT.beat_at is not None else -1.0
 
 
+class AnswersOfBrokers(NamedTuple, Generic[T]):
+    """The answers of the other brokers to one question. `silent`: the names of those that did not answer; `refusing`:
+    of these, those that refused this broker's credentials; `late`: those that answered only when they were asked
+    again."""
+
+    answers: list[T]
+    silent: tuple[str, ...]
+    refusing: tuple[str, ...]
+    late: tuple[str, ...]
+
+
 class ClusterSummaries:
     """Collects summaries of brokers and lists of topics, from this broker and from all other brokers."""
 
@@ -272,10 +285,12 @@ class ClusterSummaries:
         if here:
             return ClusterSummary((await self._summary(),), ())
         mine, members = await asyncio.gather(self._summary(), self._broker.read_brokers_and_bookies())
-        others, silent, refusing = await self._ask_others(members, op.BROKER_SUMMARIES)
-        found = [mine, *(each for other in others for each in other.brokers)]
-        bookies = tuple(map(describe_bookie, members.bookies))
-        return ClusterSummary(tuple(sorted(found, key=attrgetter("name"))), silent, bookies, members.away_ms, refusing)
+        others = await self._ask_others(members, op.BROKER_SUMMARIES)
+        found = [mine, *(each for other in others.answers for each in other.brokers)]
+        return ClusterSummary(
+            tuple(sorted(found, key=attrgetter("name"))), others.silent, tuple(map(describe_bookie, members.bookies)),
+            members.away_ms, others.refusing, others.late, members.late,
+        )  # fmt: skip
 
     async def _summary(self) -> BrokerSummary:
         broker = self._broker
@@ -304,11 +319,12 @@ class ClusterSummaries:
         if here:
             return mine
         members = await self._broker.read_brokers_and_bookies()
-        others, silent, _ = await self._ask_others(members, op.TOPIC_PAGE, **query._asdict())
-        pages = [mine, *others]
+        others = await self._ask_others(members, op.TOPIC_PAGE, **query._asdict())
+        pages = [mine, *others.answers]
         rows = nsmallest(query.limit, (row for page in pages for row in page.topics), key=key)
         more = any(page.next for page in pages) or sum(len(page.topics) for page in pages) > len(rows)
-        return TopicPage(tuple(rows), _next(query, rows) if more else "", sum(page.found for page in pages), silent)
+        after_it = _next(query, rows) if more else ""
+        return TopicPage(tuple(rows), after_it, sum(page.found for page in pages), others.silent)
 
     async def _page(
         self, query: TopicPageQuery, key: Callable[[TopicRow], tuple[float, str]], after: tuple[float, str] | None
@@ -337,28 +353,35 @@ class ClusterSummaries:
 
     async def _ask_others(
         self, members: RegisteredServers, operation: Operation[T], **arguments: object
-    ) -> tuple[list[T], tuple[str, ...], tuple[str, ...]]:
-        """Calls the operation at all other brokers. Returns their answers, the names of the brokers that did not
-        answer, and of these the names of the brokers that refused this broker's credentials."""
+    ) -> AnswersOfBrokers[T]:
+        """Calls the operation at all other brokers, and once more at those that do not answer in time."""
         broker = self._broker
         others = [each for each in members.brokers if each.name != broker.name]
-
-        refusing = []
+        refusing, late = list[str](), list[str]()
 
         async def ask(name: str, endpoint: str) -> T | None:
-            try:
-                async with asyncio.timeout(OTHERS_S):
-                    return await call_operation_at_broker(
-                        broker.world, endpoint, operation, timeout_s=OTHERS_S, here=True, **arguments
-                    )
-            except (MagnetarError, TimeoutError) as error:
-                if isinstance(error, Unauthorized) or isinstance(error.__cause__, Unauthenticated):
-                    refusing.append(name)
-                return None
+            again = False
+            for wait_s in (OTHERS_S, AGAIN_S):
+                try:
+                    async with asyncio.timeout(wait_s):
+                        answer = await call_operation_at_broker(
+                            broker.world, endpoint, operation, timeout_s=wait_s, here=True, **arguments
+                        )
+                except (MagnetarError, TimeoutError) as error:
+                    if isinstance(error, Unauthorized) or isinstance(error.__cause__, Unauthenticated):
+                        refusing.append(name)
+                        return None
+                    again = True
+                else:
+                    if again:
+                        late.append(name)
+                    return answer
+            return None
 
         answers = await asyncio.gather(*(ask(each.name, each.endpoint) for each in others))
         silent = sorted(each.name for each, answer in zip(others, answers, strict=True) if answer is None)
-        return [each for each in answers if each is not None], tuple(silent), tuple(sorted(refusing))
+        found = [each for each in answers if each is not None]
+        return AnswersOfBrokers(found, tuple(silent), tuple(sorted(refusing)), tuple(sorted(late)))
 
 
 def describe_bookie(record: BookieRecord) -> BookieInfo:

@@ -65,19 +65,20 @@ def status(session: Session) -> None:
     storage = ask_bookie_states(session, summary)
     bookies, repair = storage.bookies, storage.repair
     backlogs, oldest = find_largest_topics(summary, "backlog", WORST), find_largest_topics(summary, "age", WORST)
-    away = find_metadata_alarms(summary.metadata_away_ms, now_ms, session.url)
-    alarms = [] if away else find_repair_alarms(repair, storage.why, refused=storage.refused, unlisted=storage.unlisted)
-    alarms += find_alarms(brokers, summary.silent, bookies, oldest, now_ms, summary.refusing)
+    away = find_metadata_alarms(summary.metadata_away_ms, now_ms, late=summary.metadata_late)
+    alarms = find_alarms(brokers, summary.silent, bookies, oldest, now_ms, summary.refusing, summary.late)
+    if not away:
+        alarms += find_repair_alarms(repair, storage.why, refused=storage.refused, unlisted=storage.unlisted)
     alarms = [*away, *sorted(alarms, key=lambda alarm: not alarm.needed)]
     if session.out.is_structured:
         session.out.print_document({
-            "brokers": brokers, "silent": list(summary.silent), "bookies": bookies, "repair": repair,
-            "backlogs": [make_topic_row(each, now_ms) for each in backlogs],
+            "brokers": brokers, "silent": list(summary.silent), "late": list(summary.late), "bookies": bookies,
+            "repair": repair, "backlogs": [make_topic_row(each, now_ms) for each in backlogs],
             "alarms": [each._asdict() for each in alarms],
         })  # fmt: skip
     else:
         for each in away:
-            click.echo(f"! {each.text}  {each.command}\n")
+            click.echo(f"{'!' if each.needed else '-'} {each.text}  {each.command}\n")
         session.out.print_rows(brokers, BROKER_COLUMNS, empty="no brokers")
         click.echo()
         session.out.print_rows(bookies, BOOKIE_COLUMNS, empty="no bookies")
@@ -108,8 +109,8 @@ def make_broker_row(found: dict[str, Any], now_ms: int) -> dict[str, Any]:
 
 class BookiesReport(NamedTuple):
     """The state of the bookies as they report it. `repair`: the state of repair (missing copies of ledgers); None if no
-    bookie reports it, or if the metadata, from which bookies read it, does not answer. `why`: the reason why no bookie
-    answers. `refused`: whether that reason is that bookies do not know this caller."""
+    bookie reports it, or if the metadata, from which bookies read it, does not answer, or answers late. `why`: the
+    reason why no bookie answers. `refused`: whether that reason is that bookies do not know this caller."""
 
     bookies: list[dict[str, Any]]
     repair: dict[str, Any] | None = None
@@ -125,8 +126,8 @@ STEPS = 3
 
 def ask_bookie_states(session: Session, summary: ClusterSummary) -> BookiesReport:
     """Asks the bookies for their states, within the session's time-out, and returns the states. Includes the registered
-    bookies, and those that only the metadata of ledgers names. If the metadata does not answer, no bookie is asked. A
-    bookie that does not answer the first request is not asked again."""
+    bookies, and those that only the metadata of ledgers names. If the metadata does not answer in time, no bookie is
+    asked. A bookie that does not answer the first request is not asked again."""
     from ...proto.errors import MagnetarError, Unauthorized
     from ..storage.admin_port import ask_reachable_bookies
     from ..storage.ledgers import ask_any_bookie
@@ -137,7 +138,7 @@ def ask_bookie_states(session: Session, summary: ClusterSummary) -> BookiesRepor
         # less than the whole share, so that metadata that does not answer is what is said
         session.operator = session.operator._replace(timeout_s=0.8 * session.timeout_s)
     errors, repair, answered, unlisted = list[Exception](), None, dict[str, dict[str, Any]](), ""
-    away = bool(summary.metadata_away_ms)
+    away = bool(summary.metadata_away_ms or summary.metadata_late)
     known: dict[str, dict[str, Any]] = {
         each.id: {
             "bookie": each.id, "endpoint": each.endpoint, "version": None,
@@ -197,7 +198,7 @@ def make_topic_row(found: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
     return {
         "topic": found["name"], "owner": found["owner"], "in": found["rate_in"], "out": found["rate_out"],
         "bytesIn": found["throughput_in"], "bytesOut": found["throughput_out"], "backlog": found["backlog"],
-        "oldest": format_age((now_ms - oldest) / 1000) if oldest else None, "oldestMs": oldest,
+        "oldest": format_age((now_ms - oldest) / 1000) if oldest else None, "oldestMs": oldest or None,
         "storage": found["storage_bytes"], "producers": found["producers"], "consumers": found["consumers"],
     }  # fmt: skip
 

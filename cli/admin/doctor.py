@@ -89,6 +89,8 @@ class ClusterFacts:
     version: str = ""  # of this command
     url: str = ""
     metadata_away_ms: int = 0  # as of `status`
+    late: Sequence[str] = ()  # of `brokers`
+    metadata_late: bool = False  # as of `status`
 
 
 class DoctorCheck(NamedTuple):
@@ -106,8 +108,9 @@ def run_checks(facts: ClusterFacts) -> tuple[list[Alarm], dict[str, str]]:
     "look" (an alarm that can wait), "wrong" (an urgent alarm), or the reason why the check was not possible."""
     findings, states = list[Alarm](), dict[str, str]()
     for check in CHECKS:
-        away = facts.metadata_away_ms and check.asks_metadata
-        answer = "the metadata does not answer" if away else check.find(facts)
+        away = "the metadata does not answer" if facts.metadata_away_ms else "the metadata answers late"
+        unread = facts.metadata_away_ms or facts.metadata_late
+        answer = away if unread and check.asks_metadata else check.find(facts)
         if isinstance(answer, str):
             states[check.code] = answer
             continue
@@ -121,7 +124,7 @@ def run_checks(facts: ClusterFacts) -> tuple[list[Alarm], dict[str, str]]:
 def _alarms(code: str) -> Callable[[ClusterFacts], list[Alarm]]:
     def find(facts: ClusterFacts) -> list[Alarm]:
         found = find_alarms(
-            facts.brokers, facts.silent, facts.bookies, facts.oldest, facts.now_ms, facts.refusing
+            facts.brokers, facts.silent, facts.bookies, facts.oldest, facts.now_ms, facts.refusing, facts.late
         )  # fmt: skip
         found += find_repair_alarms(facts.repair, facts.unasked, refused=facts.unasked_refused, unlisted=facts.unlisted)
         return [each for each in found if each.code == code]
@@ -130,7 +133,7 @@ def _alarms(code: str) -> Callable[[ClusterFacts], list[Alarm]]:
 
 
 def _metadata(facts: ClusterFacts) -> list[Alarm]:
-    return find_metadata_alarms(facts.metadata_away_ms, facts.now_ms, facts.url)
+    return find_metadata_alarms(facts.metadata_away_ms, facts.now_ms, late=facts.metadata_late)
 
 
 def _reachable(facts: ClusterFacts) -> Iterator[Alarm]:
@@ -340,9 +343,10 @@ def gather(session: Session, backup: str | None) -> ClusterFacts:
         now_ms=now_ms, brokers=[make_broker_row(asdict(each), now_ms) for each in summary.brokers],
         silent=summary.silent, refusing=summary.refusing,
         oldest=find_largest_topics(summary, "age", TOPICS), backup_ms=find_newest_file_time_ms(backup, now_ms),
-        version=PRODUCT, url=session.url, metadata_away_ms=summary.metadata_away_ms,
+        version=PRODUCT, url=session.url, metadata_away_ms=summary.metadata_away_ms, late=summary.late,
+        metadata_late=summary.metadata_late,
     )  # fmt: skip
-    if summary.metadata_away_ms:
+    if summary.metadata_away_ms or summary.metadata_late:
         return facts
     described, unreachable = _describe(session)
     bookies, storage = session.admin.bookies(), ask_bookie_states(session, summary)

@@ -195,22 +195,24 @@ def describe(error: MagnetarError) -> str:
         Unavailable,
     )
 
-    text = "; ".join((error.message or type(error).__name__, *getattr(error, "__notes__", ())))
+    said, notes = error.message or type(error).__name__, getattr(error, "__notes__", ())
+    text = "; ".join((said, *(each for each in notes if not each.endswith("?"))))
     match error:
         case Unavailable() if "unreached" in error.fields and "--url" not in text:
-            return f"{text}; --url or MAGNETAR_URL names another"
+            text = f"{text}; --url or MAGNETAR_URL names another"
         case ConnectionLost() | TimedOut() | OutcomeUnknown() if "try" not in text:
-            return f"{text} (it may have happened or not; is the server there? see --url and MAGNETAR_URL)"
+            text = f"{text} (it may have happened or not; is the server there? see --url and MAGNETAR_URL)"
         case Busy() if "endpoint" in error.fields:
-            return f"{text}; stop what listens there, or choose another port (0: a free one)"
+            text = f"{text}; stop what listens there, or choose another port (0: a free one)"
         case TenantNotFound() if "create" not in text:
-            return f"{text}; 'magnetar tenants list' shows those that exist, 'magnetar tenants create NAME' makes one"
+            text = f"{text}; 'magnetar tenants list' shows those that exist, 'magnetar tenants create NAME' makes one"
         case NamespaceNotFound() if "create" not in text:
-            return f"{text}; 'magnetar namespaces create TENANT/NAMESPACE' makes it"
+            text = f"{text}; 'magnetar namespaces create TENANT/NAMESPACE' makes it"
         case TopicNotFound() if "create" not in text:
-            return f"{text}; 'magnetar topics create TOPIC' makes it"
+            text = f"{text}; 'magnetar topics create TOPIC' makes it"
         case _:
-            return text
+            pass
+    return "; ".join((text, *(each for each in notes if each.endswith("?"))))  # a question ends the sentence
 
 
 def wants_json(arguments: list[str]) -> bool:

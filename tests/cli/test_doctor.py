@@ -88,6 +88,10 @@ FOUND: list[tuple[str, dict[str, Any], str, bool]] = [
     ("D00", {"metadata_away_ms": NOW_MS - 180_000},
      "The metadata does not answer since 2001-09-09 01:43:40 UTC (3 min): topics that have an owner are served, and "
      "what is shown is what the broker that was asked knew last.", True),
+    ("D00", {"metadata_late": True},
+     "The metadata answers late: what is shown is what the broker that was asked knew last, and bookies were not "
+     "asked.", False),
+    ("D01", {"late": ["one"]}, "Broker one answers late: only when it was asked again.", False),
     ("D01", {"silent": ["two"]}, "Broker two is registered and does not answer.", True),
     ("D01", {"unreachable": {"b2:7650": "refused"}},
      "A broker is advertised as b2:7650, and does not answer there from here: refused", True),
@@ -149,7 +153,8 @@ def test_each_check_finds_its_fault_and_no_other_check_does(
 ) -> None:
     findings, states = run_checks(facts(**changed))
     assert [(each.code, each.text, each.needed) for each in findings] == [(code, text, needed)]
-    assert {each for each, state in states.items() if state not in ("ok", "the metadata does not answer")} == {code}
+    unread = ("the metadata does not answer", "the metadata answers late")
+    assert {each for each, state in states.items() if state not in ("ok", *unread)} == {code}
     assert states[code] == ("wrong" if needed else "look")
     _check_command(findings[0])
 

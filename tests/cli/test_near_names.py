@@ -51,7 +51,7 @@ def shop(cli: Cli) -> None:
 def test_what_is_not_found_is_told_with_the_nearest_name(
     command: tuple[str, ...], meant: str, cli: Cli, shop: None
 ) -> None:
-    assert f"did you mean '{meant}'?" in cli(*command, code=4).err
+    assert cli(*command, code=4).err.endswith(f"; did you mean '{meant}'?\n"), "a question ends the sentence"
 
 
 def test_a_name_that_is_far_from_all_is_told_alone(cli: Cli, shop: None) -> None:

@@ -381,7 +381,8 @@ class Settings:
 
 async def overview(call: RestRequest) -> Overview:
     summary = await call.call_local(op.BROKER_SUMMARIES)
-    repair = () if summary.metadata_away_ms else find_repair_alarms(await _repair_status(call))
+    unread = summary.metadata_away_ms or summary.metadata_late
+    repair = () if unread else find_repair_alarms(await _repair_status(call))
     totals = [each.total for each in summary.brokers]
     by_backlog = [row for each in summary.brokers for row in each.by_backlog if row.backlog]
     by_traffic = [row for each in summary.brokers for row in each.by_traffic if row.rate_in or row.rate_out]
@@ -429,7 +430,7 @@ def _alarms(found: ClusterSummary, now_ms: int) -> list[Alarm]:
         {"name": row.name, "oldest_ms": row.oldest_ms} for each in found.brokers for row in each.by_age if row.oldest_ms
     ]
     oldest.sort(key=itemgetter("oldest_ms"))
-    return find_metadata_alarms(found.metadata_away_ms, now_ms) + find_alarms(
+    return find_metadata_alarms(found.metadata_away_ms, now_ms, late=found.metadata_late) + find_alarms(
         [
             {
                 "broker": each.name, "busy": each.loop_busy, "degraded": each.degraded,
@@ -445,7 +446,7 @@ def _alarms(found: ClusterSummary, now_ms: int) -> list[Alarm]:
             }
             for each in found.bookies
         ],
-        oldest, now_ms, found.refusing,
+        oldest, now_ms, found.refusing, found.late,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.scrape import stand_in
 from magnetar.broker.log.log_shape_core import Span
-from magnetar.broker.node.survey import SURVEY_S, TOP, TopicSurveyRunner
+from magnetar.broker.node.survey import SURVEY_S, TOP, TopicSurveyRunner, measure_topic
 
 
 class _Clock:
@@ -104,6 +104,29 @@ async def test_an_age_that_is_not_known_is_read_after_the_walk() -> None:
     assert read == ["s"]
     clock.now += SURVEY_S
     assert (await walker.take()).largest["age"][0].oldest_ms == 77
+
+
+async def test_the_age_of_a_topic_is_that_of_the_subscription_that_lags_most_or_not_known() -> None:
+    """As after a move: of what comes now the time is in memory, and of the oldest message it has to be read."""
+    topic, times = stand_in(1, backlog=3), {"s": 0, "live": 99}
+    (lagging,), (live,) = (each.subscriptions.values() for each in (topic, stand_in(1, backlog=1)))
+    live.name = "live"
+    topic.subscriptions = {"live": live, "s": lagging}
+
+    async def read(subscription: Any) -> int:
+        return times[subscription.name]
+
+    topic.maintenance = SimpleNamespace(
+        quota=None, oldest_arrival_ms_in_memory=lambda each: times[each.name], oldest_arrival_ms=read
+    )
+    walker, clock = surveyor({"1": topic})
+    found = await walker.take()
+    assert [facts.oldest_ms for facts in found.largest["backlog"]] == [measure_topic(topic).oldest_ms] == [0]
+    assert not found.largest["age"]
+    times["s"] = 77
+    clock.now += SURVEY_S
+    found = await walker.take()
+    assert [facts.oldest_ms for facts in found.largest["age"]] == [measure_topic(topic).oldest_ms] == [77]
 
 
 async def test_a_topic_that_was_away_for_a_walk_counts_with_the_others_of_its_namespace() -> None:

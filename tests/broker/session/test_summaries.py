@@ -105,6 +105,7 @@ async def test_a_broker_that_does_not_answer_is_named_and_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(summaries, "OTHERS_S", 0.2)
+    monkeypatch.setattr(summaries, "AGAIN_S", 0.2)
     async with cluster(tmp_path, brokers=0) as running:
         one, two = [await running.add_broker(name=name) for name in ("one", "two")]
 
@@ -116,6 +117,30 @@ async def test_a_broker_that_does_not_answer_is_named_and_not_waited_for(
             found = await admin.broker_summaries()
             assert ([each.name for each in found.brokers], found.silent) == (["one"], ("two",))
             assert (await admin.topic_page()).silent == ("two",)
+
+
+async def test_a_broker_that_does_not_answer_in_time_is_asked_once_more_and_is_late_if_it_answers_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(summaries, "OTHERS_S", 0.2)
+    monkeypatch.setattr(summaries, "AGAIN_S", 20.0)
+    async with cluster(tmp_path, brokers=0) as running:
+        one, two = [await running.add_broker(name=name) for name in ("one", "two")]
+        take, asked = two.topic_manager.survey.take, 0
+
+        async def slow() -> survey.TopicSurvey:
+            nonlocal asked
+            asked += 1
+            await asyncio.sleep(60 if asked == 1 else 0)
+            return await take()
+
+        monkeypatch.setattr(two.topic_manager.survey, "take", slow)
+        async with AdminClient(f"magnetar://{one.endpoint}") as admin:
+            found = await admin.broker_summaries()
+            assert ([each.name for each in found.brokers], found.silent, found.late) == (["one", "two"], (), ("two",))
+            found = await admin.broker_summaries()
+            assert ([each.name for each in found.brokers], found.silent, found.late) == (["one", "two"], (), ())
+            assert asked == 3
 
 
 async def test_a_broker_that_refuses_the_own_token_of_the_one_that_asks_is_named_as_such(
@@ -245,7 +270,6 @@ def test_each_reason_to_be_blocked_says_what_would_end_it() -> None:
 async def test_while_the_metadata_is_away_all_that_is_known_is_answered_in_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ownership, "METADATA_S", 0.2)
     async with cluster(tmp_path, brokers=0) as running:
         one, two = [await running.add_broker(name=name) for name in ("one", "two")]
         async with AdminClient(f"magnetar://{one.endpoint}") as admin:
@@ -259,6 +283,11 @@ async def test_while_the_metadata_is_away_all_that_is_known_is_answered_in_bound
                 return []
 
             monkeypatch.setattr(running.sessions[0], "children", hang)
+            monkeypatch.setattr(ownership, "METADATA_S", 0.2)
+            async with asyncio.timeout(5):
+                found = await admin.broker_summaries()
+            assert (found.metadata_away_ms, found.metadata_late, len(found.brokers)) == (0, True, 2)
+            monkeypatch.setattr(ownership, "METADATA_AWAY_S", 0.0)
             async with asyncio.timeout(5):
                 found = await admin.broker_summaries()
                 page = await admin.topic_page()
