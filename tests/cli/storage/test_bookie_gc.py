@@ -45,7 +45,7 @@ def test_the_plan_says_which_bookie_deletes_nothing_of_some_ledgers(monkeypatch:
     monkeypatch.setattr(admin_port, "ask_bookies", lambda *_, **__: answers)
     done = run_here("bookies", "gc", "--plan")
     assert done.code == 0
-    assert "bookie b-one deletes nothing of some ledgers: the metadata is older. " in done.err
+    assert "bookie b-one deletes nothing of some ledgers: the metadata is older." in done.err
     assert "b-two" not in done.err
 
 
