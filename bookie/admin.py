@@ -183,7 +183,7 @@ class BookieAdmin:
             "fencedUpto": facts.fenced_upto,
             "quarantined": len(facts.quarantined()),
             "limbo": self._limbo(),
-            "gcRefused": None if refused is None else refused.value,
+            "gcRefused": None if refused is None else refused.describe(),
             "gc": self._runs.describe(),
             "scrub": self._scrub(),
         }
@@ -205,7 +205,8 @@ class BookieAdmin:
         wanted = dict.fromkeys(holder.ledger for plan in plans for holder in plan.facts.holders)
         owners = await self._owners(list(wanted)[:LOOKUPS_MAX])
         refused = self._collector.refused
-        return {"refused": None if refused is None else refused.value, "logs": [_log(plan, owners) for plan in plans]}
+        why = None if refused is None else refused.describe()
+        return {"refused": why, "logs": [_log(plan, owners) for plan in plans]}
 
     async def _gc_start(self, options: Options) -> Json:
         check_option_names(options, ("force", "major", "roll"))
@@ -344,7 +345,8 @@ class _ManualRuns:
 def _done(done: GarbageResult) -> Json:
     return {
         "suspected": done.suspected,
-        "refused": None if done.refused is None else done.refused.value,
+        "graceEndsMs": done.grace_ends_ms,
+        "refused": None if done.refused is None else done.refused.describe(),
         "ledgersDeleted": len(done.ledgers_deleted),
         "logsDeleted": done.logs_deleted,
         "logsCompacted": done.logs_compacted,

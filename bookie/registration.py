@@ -254,8 +254,8 @@ class JournalPositionRecorder:
         self._held: list[Callable[[], None]] = []
         self._due = asyncio.Event()
         self._noting = asyncio.Lock()
-        self.went_back = False
-        """Whether the metadata has lost a position that this process stored in it."""
+        self.went_back = 0
+        """How often the metadata was found to have lost a position that this process stored in it."""
 
     def defer_answer(self, answer: Callable[[], None]) -> None:
         """Queues the function `answer`, which sends answers to clients. The next successful `store_position` calls all
@@ -263,16 +263,23 @@ class JournalPositionRecorder:
         self._held.append(answer)
         self._due.set()
 
-    async def store_position(self) -> None:
+    async def compare_position(self) -> None:
+        """Compares the position in the metadata with the one that this process stored, also if nothing has changed."""
+        await self.store_position(changed_only=False)
+
+    async def store_position(self, *, changed_only: bool = True) -> None:
         """Stores the present journal position in the metadata if it has changed, then calls the functions that
         `defer_answer` has queued. Raises the errors of the metadata; then the functions stay queued."""
         async with self._noting:
             position = self._store.journal_position
-            if position != self.noted:
+            if position != self.noted or not changed_only:
                 kept = await identity.store_journal_position(self._metadata(), self._identity, position, self.noted)
                 if not kept:
-                    _LOG.error("the metadata lacks what this bookie stored in it: nothing is deleted until a restart")
-                self.went_back = self.went_back or not kept
+                    self.went_back += 1
+                    _LOG.error(
+                        "the metadata lacks what this bookie stored in it: nothing is deleted until a restart, or "
+                        "`magnetar bookies gc --now --force`"
+                    )
                 self.noted = position
         if self._held:
             self._on_first()

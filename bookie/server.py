@@ -117,7 +117,7 @@ class Bookie:
         self._process = world.rng.randbytes(8).hex()
         self.background = Supervisor()
         self._ending: asyncio.Task[None] | None = None
-        self._went_back = False  # the metadata is an older one
+        self._went_back = 0  # how often the metadata was found to be an older one
         self._identity: BookieIdentity
         self._store: Store
         self._service: BookieService
@@ -217,7 +217,7 @@ class Bookie:
             self._store, self._world.clock, lambda: self._registration.metadata, self._identity.instance,
             GracePeriod(config.gc_grace_s, config.gc_doubt_s), policy, self._schedule,
             lambda: self._upkeep.state is not DiskState.TIGHT, lambda: self._upkeep.state.is_read_only,
-            lambda: self._went_back or self._notes.went_back,
+            lambda: self._went_back + self._notes.went_back, lambda: self._notes.compare_position(),
         )  # fmt: skip
         self._limbo = LimboRestorer(
             self._world, self._store, self.id, lambda: self._registration.metadata, config.limbo_pause_s,
@@ -379,11 +379,11 @@ class Bookie:
 
     async def _trust(self, metadata: MetadataStore) -> None:
         """Raises InvalidConfiguration if the metadata is older than the bookie has seen it. After that no data is
-        deleted until a restart."""
+        deleted until a restart, or until an operator accepts the metadata (garbage.py)."""
         try:
             await self._memory.check_metadata_not_older(metadata)
         except InvalidConfiguration:
-            self._went_back = True
+            self._went_back += 1
             raise
 
     async def _check_registration(self) -> None:

@@ -4,15 +4,19 @@ A ledger is *dead* when, in this order,
  1. the store is not in limbo, and the ledger was here before the listing began (later arrivals are out of scope);
  2. the cluster's instance is the cookie's; the listing of the metadata, which is linearizable
     (`MetadataStore.children`), succeeded and does not name the ledger;
- 3. the metadata still has everything that this process stored in it (`went_back`), unless the pass is forced;
+ 3. the metadata still has everything that this process stored in it (`went_back`), or an operator accepted it;
  4. *its owner deleted it*: it is among the deleted ledgers of the metadata (ledger/client.py). A ledger that has
     neither a record nor that is unexplained, one as well as a thousand: the file may be damaged, an older copy, or
-    another one. It is kept, counted (`gc_unexplained`) and told, until a pass is forced (`magnetar bookies gc --now
-    --force`);
+    another one. It is kept, counted (`gc_unexplained`) and told, until an operator accepts that it goes;
  5. a direct read says that its record does not exist; in two passes at least `grace_s` apart, by the monotonic clock
     and by the time of day, so that a step of one of them shortens nothing; `doubt_s` when more than DELETED_SHARE_MAX
     of the ledgers here were deleted: time for an operator to see the warning and `gc_doubtful`;
  6. its tombstone is durable in the journal.
+With a forced pass (`magnetar bookies gc --now --force`) an operator accepts the present state of the metadata, and that
+the ledgers go which it lacks now (`AcceptedMetadata`). They go in a later pass, forced or not, by conditions 1, 2, 5
+(with `grace_s`) and 6. The acceptance is in memory. It ends with the process, and with the first pass that finds that
+the metadata was restored or went back since: then an operator is asked again.
+
 Then readers do not find its entries any more. A log without living entries is deleted, and the living entries of sparse
 logs are moved together (store/entrylog/compaction.py). Any error ends the pass and deletes nothing.
 
@@ -28,7 +32,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import msgspec
@@ -37,7 +41,7 @@ from pyroaring import BitMap64
 from ...ledger import client as deletions
 from ...metadata import paths, records
 from ...metadata.store import MetadataStore, parse_ledger_ids
-from ...proto.errors import Busy, MagnetarError, NewerFormat
+from ...proto.errors import Busy, MagnetarError, NewerFormat, Unavailable
 from ...runtime.clock import Clock
 from ...runtime.files import join_path
 from ...runtime.network import World
@@ -47,6 +51,12 @@ from ..store import disk
 from ..store.disk import NoSpace
 from ..store.entrylog.mover import CompactionPolicy, LogPlan
 from ..store.store import Store
+from .seen import (
+    RecordedMetadataState,
+    is_same_metadata,
+    make_recorded_metadata_state,
+    read_current_metadata_state,
+)
 
 # ------------------------------------------------------------------------------------------------------ schedule
 # The times at which minor and major compaction are due, also for a bookie that is restarted more often than that.
@@ -167,6 +177,17 @@ class GarbageRefusal(enum.Enum):
     UNEXPLAINED = "the metadata has no record of them, and none of their deletion"
     WENT_BACK = "the metadata forgot what this bookie told it: it was restored from a backup, or is another one"
 
+    def describe(self) -> str:
+        """Returns the reason, and what an operator is to do."""
+        return self.value + _TODO.get(self, "")
+
+
+_FORCE = "`magnetar bookies gc --now --force` gives up what it lacks"
+_TODO = {
+    GarbageRefusal.UNEXPLAINED: f"; put the right metadata back, or, if it is the right one, {_FORCE}",
+    GarbageRefusal.WENT_BACK: f"; if it is the right one, restart the bookie, which keeps what it lacks; or {_FORCE}",
+}
+
 
 class GracePeriod(NamedTuple):
     """How many seconds a ledger must be dead before the bookie deletes its data: `grace_s`, or `doubt_s` if unusually
@@ -202,6 +223,7 @@ class GarbageResult(NamedTuple):
     """The result of a garbage collection."""
 
     suspected: int  # dead for the first time, or not for long enough
+    grace_ends_ms: int  # of the last of them, in ms since the epoch: the first pass after it deletes them; 0: none
     refused: GarbageRefusal | None
     ledgers_deleted: list[int]
     logs_deleted: list[int]
@@ -211,6 +233,15 @@ class GarbageResult(NamedTuple):
     bad_records: int  # found while moving: quarantined
 
 
+class AcceptedMetadata(NamedTuple):
+    """What an operator accepted with a forced pass: that this state of the metadata is the right one, and that the
+    ledgers go which it lacked then."""
+
+    state: RecordedMetadataState
+    went_back: int  # how often the metadata had gone back by then
+    ledgers: BitMap64
+
+
 OnProgress = Callable[[GarbageProgress], None]
 
 
@@ -218,15 +249,17 @@ class GarbageCollector:
     """Deletes the data of a bookie's dead ledgers and frees their disk space. Calling `metadata` returns the current
     metadata session. A major compaction that is due runs only if `may_compact_major` returns True.
 
-    `went_back` returns whether the metadata has lost something that this process stored in it; then no data is deleted
-    until a restart. While `disk_is_full` returns True, each pass compacts every log from which space can be freed
+    `went_back` returns how often the metadata was found to have lost something that this process stored in it; if it
+    has, no data is deleted until an operator accepts the metadata, or a restart. `compare_metadata` looks for such a
+    loss now. While `disk_is_full` returns True, each pass compacts every log from which space can be freed
     (`CompactionPolicy.full_share`): a bookie with half-dead logs must not stay read-only until the next major
     compaction, or for ever."""
 
     def __init__(
         self, store: Store, clock: Clock, metadata: Callable[[], MetadataStore], instance: str, patience: GracePeriod,
         policy: CompactionPolicy, schedule: CompactionSchedule, may_compact_major: Callable[[], bool] = lambda: True,
-        disk_is_full: Callable[[], bool] = lambda: False, went_back: Callable[[], bool] = lambda: False,
+        disk_is_full: Callable[[], bool] = lambda: False, went_back: Callable[[], int] = lambda: 0,
+        compare_metadata: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0),
     ) -> None:  # fmt: skip
         self._store = store
         self._clock = clock
@@ -238,11 +271,20 @@ class GarbageCollector:
         self._may_compact_major = may_compact_major
         self._disk_is_full = disk_is_full
         self._went_back = went_back
-        self._doubtful = 0  # more than DELETED_SHARE_MAX of the ledgers, which the last pass left for `doubt_s`
+        self._compare_metadata = compare_metadata
+        self._accepted: AcceptedMetadata | None = None
+        self._doubtful = BitMap64()  # more than DELETED_SHARE_MAX of the ledgers: the last pass left them for `doubt_s`
         self._unexplained = BitMap64()  # of what the last pass missed: not known to be deleted
         self._suspects: dict[int, _Seen] = {}  # ledger: when it was first seen dead
         self._running = False
-        self.refused: GarbageRefusal | None = None  # of the last pass
+        self._refused: GarbageRefusal | None = None  # of the last pass
+
+    @property
+    def refused(self) -> GarbageRefusal | None:
+        """Why data of some ledgers is kept: as the last pass found; or the metadata went back, which needs no pass."""
+        if self._refused is not GarbageRefusal.LIMBO and self._has_gone_back():
+            return GarbageRefusal.WENT_BACK
+        return self._refused
 
     # ------------------------------------------------------------------------------------ intents
     async def plan(self, *, major: bool = True) -> list[LogPlan]:
@@ -256,16 +298,16 @@ class GarbageCollector:
         """Makes one pass: compares the bookie's ledgers with the metadata, deletes dead ledgers, and compacts entry
         logs if `minor` or `major` is true. Returns what was deleted and compacted.
 
-        `force`: also deletes ledgers that only conditions 3 and 4 of the module's docstring protect. `roll`: first
-        closes open logs that have few living entries, so that they can be compacted. Raises Busy while another pass
-        runs, and the errors of the metadata; then nothing was deleted."""
+        `force`: an operator accepts the metadata, and that the ledgers go which it lacks (the module's docstring), also
+        in later passes. `roll`: first closes open logs that have few living entries, so that they can be
+        compacted. Raises Busy while another pass runs, and the errors of the metadata; then nothing was deleted."""
         if self._running:
             raise Busy("garbage collection is running already; ask for its status")
         self._running = True
         try:
             on_progress(GarbageProgress("metadata", 0, 0, 0, 0))
-            suspected, refused, dead = await self._delete_dead(force)
-            self.refused = refused
+            refused, dead = await self._delete_dead(force)
+            self._refused = refused
             policy = self._policy.full_disk_policy() if self._disk_is_full() else self._policy
             done = await self._store.compactor.run(
                 policy if minor or major else None, major=major, roll=roll,
@@ -276,14 +318,14 @@ class GarbageCollector:
                     "deleted %d ledgers, deleted %d and compacted %d entry logs: %d bytes freed, %d moved",
                     len(dead), len(done.deleted), len(done.compacted), done.bytes_freed, done.bytes_moved,
                 )  # fmt: skip
-            return GarbageResult(suspected, refused, dead, *done)
+            return GarbageResult(len(self._suspects), self._grace_ends_ms(), refused, dead, *done)
         finally:
             self._running = False
 
     def statistics(self) -> dict[str, int]:
         return {
             "gc_running": int(self._running), "gc_refused": int(self.refused is not None),
-            "gc_doubtful": self._doubtful, "gc_unexplained": len(self._unexplained),
+            "gc_doubtful": len(self._doubtful), "gc_unexplained": len(self._unexplained),
         }  # fmt: skip
 
     async def run_forever(self) -> None:
@@ -308,55 +350,93 @@ class GarbageCollector:
         await self._schedule.record_compaction_run(minor=minor, major=major)
 
     # ------------------------------------------------------------------------------------ the pass
-    async def _delete_dead(self, force: bool) -> tuple[int, GarbageRefusal | None, list[int]]:
-        """Deletes the dead ledgers. Returns (number of ledgers whose grace period still runs, reason why other missing
-        ledgers are kept or None, ids of the deleted ledgers)."""
+    async def _delete_dead(self, force: bool) -> tuple[GarbageRefusal | None, list[int]]:
+        """Deletes the dead ledgers. Returns (reason why other missing ledgers are kept or None, ids of the deleted
+        ledgers). Those whose grace period still runs are in `_suspects`."""
         store, metadata = self._store, self._metadata()
         if store.descriptors.limbo_upto >= 0:
             self._suspects = {}
-            return 0, GarbageRefusal.LIMBO, []
+            return GarbageRefusal.LIMBO, []
         local = self._local()
         await self._check_cluster(metadata)
+        if force:
+            await self._compare_metadata()
+        accepted = self._accepted
+        if accepted is not None and not await self._is_accepted(metadata, accepted):
+            _LOG.error("an operator accepted another state of the metadata: ledgers that it lacks are kept")
+            accepted = self._accepted = None
+            self._suspects = {}
+        if force:
+            accepted = await self._make_acceptance(metadata)
         missing = local - await _ids(await metadata.children(paths.LEDGERS))
+        if force and accepted is not None:
+            accepted = accepted._replace(ledgers=missing)
+        given_up = BitMap64() if accepted is None else accepted.ledgers & missing
         deleted = await deletions.find_deleted_ledgers(metadata, missing)
-        refused = self._refusal(missing, deleted)
-        wanted = missing if force else BitMap64() if refused is GarbageRefusal.WENT_BACK else deleted
-        doubtful = not force and len(wanted) >= DELETED_MIN and len(wanted) > DELETED_SHARE_MAX * len(local)
-        self._doubtful = 0
+        refused = self._refusal(missing - given_up, deleted)
+        wanted = given_up if refused is GarbageRefusal.WENT_BACK else given_up | deleted
         confirmed = await _confirmed(metadata, list(wanted))
+        if accepted is not None and not await self._is_accepted(metadata, accepted):
+            raise Unavailable("the metadata was replaced during the pass: nothing is deleted")
+        self._accepted = accepted
         now = _Seen(self._clock.monotonic(), self._clock.wall_ms())
-        forced = {ledger: since for ledger, since in self._suspects.items() if ledger in missing - wanted}
-        suspects = {ledger: self._since(ledger, now) for ledger in confirmed}
-        self._suspects = suspects | forced
-        grace_s, doubt_s = self._patience
-        wait_s = max(grace_s, doubt_s) if doubtful else grace_s
-        dead = [ledger for ledger, since in suspects.items() if now.is_after(since, wait_s)]
+        self._suspects = {ledger: self._since(ledger, now) for ledger in confirmed}
+        doubtful = wanted - given_up
+        if len(doubtful) < DELETED_MIN or len(doubtful) <= DELETED_SHARE_MAX * len(local):
+            doubtful = BitMap64()
+        self._doubtful = doubtful
+        dead = [
+            ledger for ledger, since in self._suspects.items() if now.is_after(since, self._grace_of_ledger_s(ledger))
+        ]
         if store.descriptors.limbo_upto >= 0:
-            return len(suspects), GarbageRefusal.LIMBO, []
-        left = None if force else refused
+            return GarbageRefusal.LIMBO, []
         if doubtful and not dead:
-            self._doubtful = len(suspects)
-            _LOG.info("%d of %d ledgers here were deleted; their data goes after %g s", len(wanted), len(local), wait_s)
-            return len(suspects), left, []
-        if dead and not await store.delete(dead):
-            return len(suspects), left, []
+            wait_s = self._grace_of_ledger_s(doubtful[0])
+            told = "%d of %d ledgers here were deleted; their data goes after %g s"
+            _LOG.info(told, len(doubtful), len(local), wait_s)
+        if not dead or not await store.delete(dead):
+            return refused, []
         for ledger in dead:
             del self._suspects[ledger]
-        self._unexplained -= BitMap64(dead)
-        return len(self._suspects), left, dead
+        self._doubtful -= BitMap64(dead)
+        return refused, dead
+
+    def _grace_of_ledger_s(self, ledger: int) -> float:
+        """Returns for how many seconds a ledger must be dead before its data goes."""
+        return max(self._patience) if ledger in self._doubtful else self._patience.grace_s
+
+    def _grace_ends_ms(self) -> int:
+        """Returns when the grace period of the last suspected ledger ends, in ms since the epoch; 0: there is none."""
+        ends = (since.wall_ms + 1000 * self._grace_of_ledger_s(ledger) for ledger, since in self._suspects.items())
+        return int(max(ends, default=0))
+
+    def _has_gone_back(self) -> bool:
+        """Returns whether the metadata lost something that this process stored, and no operator accepted it since."""
+        return self._went_back() > (0 if self._accepted is None else self._accepted.went_back)
+
+    async def _make_acceptance(self, metadata: MetadataStore) -> AcceptedMetadata:
+        """Returns the acceptance of the present state of the metadata; its ledgers are to be listed after this."""
+        shown = await read_current_metadata_state(metadata)
+        state = make_recorded_metadata_state(RecordedMetadataState(), shown, restored=True)
+        return AcceptedMetadata(state, self._went_back(), BitMap64())
+
+    async def _is_accepted(self, metadata: MetadataStore, accepted: AcceptedMetadata) -> bool:
+        """Returns whether the metadata is the accepted one: it was not restored and did not go back since."""
+        shown = await read_current_metadata_state(metadata)
+        return accepted.went_back == self._went_back() and is_same_metadata(accepted.state, shown)
 
     def _refusal(self, missing: BitMap64, deleted: BitMap64) -> GarbageRefusal | None:
         """Returns the reason why some of the ledgers `missing` from the metadata are kept; None if all of them may be
         deleted. Logs the reason if it is new."""
         unexplained = missing - deleted
         refused, kept = (GarbageRefusal.UNEXPLAINED, unexplained) if unexplained else (None, missing)
-        if missing and self._went_back():
+        if missing and self._has_gone_back():
             refused, kept = GarbageRefusal.WENT_BACK, missing
-        if refused is not None and (refused is not self.refused or unexplained - self._unexplained):
+        if refused is not None and (refused is not self._refused or unexplained - self._unexplained):
             _LOG.error(
-                "garbage collection keeps %d ledgers (%s%s): %s; if they were deleted on purpose, "
-                "`magnetar bookies gc --now --force` deletes them",
-                len(kept), ", ".join(map(str, kept[:NAMED_MAX])), ", …" if len(kept) > NAMED_MAX else "", refused.value,
+                "garbage collection keeps %d ledgers (%s%s): %s",
+                len(kept), ", ".join(map(str, kept[:NAMED_MAX])), ", …" if len(kept) > NAMED_MAX else "",
+                refused.describe(),
             )  # fmt: skip
         self._unexplained = unexplained
         return refused

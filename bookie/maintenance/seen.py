@@ -25,7 +25,8 @@ store.
 OLDER: a start and a registration are refused, an existing registration is withdrawn (an older copy has the bookie's
 session), and nothing is deleted. RESTORED: the counter of ids is raised above `ledger`, so that no id is given out
 twice; the ledgers that the older copy lacks are unexplained (garbage.py), and their data stays.
-`magnetar bookies accept-metadata` turns OLDER into RESTORED.
+`magnetar bookies accept-metadata` turns OLDER into RESTORED. What an operator accepts for the garbage collection
+(garbage.py) counts for one state of the metadata (`is_same_metadata`): not after another restore.
 Guarded by tests/bookie/maintenance/test_seen.py.
 """
 
@@ -111,6 +112,15 @@ def _is_behind(seen: RecordedMetadataState, shown: CurrentMetadataState) -> bool
     return True
 
 
+def is_same_metadata(seen: RecordedMetadataState, shown: CurrentMetadataState) -> bool:
+    """Returns whether the metadata still has all that it had in the state `seen`, and was not restored since. Returns
+    False also if that cannot be told any more."""
+    if shown.incarnations and seen.number < shown.incarnations[0].number:
+        return False
+    is_current = judge_metadata(seen, shown) is MetadataAgeVerdict.CURRENT
+    return is_current and _last_restore(shown.incarnations) == seen.restore
+
+
 def _last_restore(incarnations: tuple[Incarnation, ...]) -> str:
     return next((each.token for each in reversed(incarnations) if each.restored), "")
 
@@ -155,7 +165,7 @@ class RollbackGuard:
     async def check_metadata_not_older(self, metadata: MetadataStore, *, accepted: bool = False) -> None:
         """Compares the metadata with the recorded state, then records its present state. Raises InvalidConfiguration if
         the metadata is older, unless it was restored on purpose or `accepted` says that an operator accepts it."""
-        shown = await _shown(metadata, self.here())
+        shown = await read_current_metadata_state(metadata, self.here())
         verdict = judge_metadata(self.seen, shown)
         if verdict is MetadataAgeVerdict.OLDER and not accepted:
             raise InvalidConfiguration(_text(self.seen, shown), verdict=verdict.name)
@@ -202,8 +212,9 @@ class RollbackGuard:
         await self._worker.close()
 
 
-async def _shown(metadata: MetadataStore, here: int) -> CurrentMetadataState:
-    """Reads the present state of the metadata, the revision first.
+async def read_current_metadata_state(metadata: MetadataStore, here: int = -1) -> CurrentMetadataState:
+    """Reads the present state of the metadata, the revision first. `here`: the largest ledger id in the bookie's store;
+    -1: it is not compared.
 
     The metadata service may restart in between: the revision of the new incarnation together with the token of the old
     one would look like an older copy from then on."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...proto.alarms import format_count
 from ..common.exits import FAILED, Failure
 from ..common.output import Row
 from ..common.session import YES, Session, confirm
@@ -40,7 +42,7 @@ BOOKIE = click.option("--bookie", default=None, metavar="ID", help="Only this on
 @click.option("--status", "what", flag_value="status", help="What a collection that was started does or did.")
 @click.option("--major", is_flag=True, help="Also logs of which up to half lives, and small ones.")
 @click.option("--roll", is_flag=True, help="With --now: also the open logs, where little of them lives.")
-@click.option("--force", is_flag=True, help="With --now: delete even if most ledgers here are gone from the metadata.")
+@click.option("--force", is_flag=True, help="With --now: give up, after its grace, all that the metadata lacks now.")
 @BOOKIE
 @YES
 @with_operator_options
@@ -48,6 +50,8 @@ def gc(session: Session, what: str | None, major: bool, roll: bool, force: bool,
     """Show or start garbage collection, which frees the disk space of deleted ledgers.
 
     Bookies also collect without this command. A ledger that was just deleted is collected after its grace (gc_grace_s).
+    A bookie keeps a ledger that the metadata lacks and nobody deleted until --force is given once. --force counts for
+    the present metadata, until the bookie is restarted: after another restore the bookie asks again.
 
     \b
     Examples:
@@ -67,8 +71,7 @@ def gc(session: Session, what: str | None, major: bool, roll: bool, force: bool,
         session.out.print_row_stream(rows, PLAN_COLUMNS, empty="no entry logs")
         for peer, found in zip(peers, answers, strict=True):
             if found.get("refused"):  # an older bookie does not say it
-                text = f"bookie {peer.id} deletes nothing of some ledgers: {found['refused']}"
-                click.echo(f"{text}. Is the metadata the right one? 'magnetar bookies gc --now --force' does", err=True)
+                click.echo(f"bookie {peer.id} deletes nothing of some ledgers: {found['refused']}.", err=True)
         return
     if what == "status":
         answers = ask_bookies(peers, "gc-status")
@@ -76,7 +79,7 @@ def gc(session: Session, what: str | None, major: bool, roll: bool, force: bool,
         session.out.print_row_stream(rows, ("bookie", "running", "phase", "error", *DONE_COLUMNS[1:]))
         return
     if force:
-        confirm("Delete ledgers even if most of them are gone from the metadata (it must be the right metadata)", yes)
+        confirm("Delete all ledgers that the metadata lacks, after their grace (it must be the right metadata)", yes)
     with show_progress_of_bookies(session.out.is_structured, peers) as hear:
         ended = asyncio.run(_collect(peers, hear, {"major": major, "force": force, "roll": roll}))
     _report(session, peers, ended)
@@ -156,14 +159,18 @@ def _report(session: Session, peers: list[BookiePeer], ended: list[dict[str, Any
         freed, moved = (sum(row.get(name) or 0 for row in rows) for name in ("bytesFreed", "bytesMoved"))
         print(f"\n{freed:,} bytes freed, {moved:,} bytes moved")
     for row in rows:
+        if row.get("suspected") and row.get("graceEndsMs"):  # an older bookie does not say it
+            until = datetime.fromtimestamp(row["graceEndsMs"] / 1000, UTC)
+            text = (
+                f"bookie {row['bookie']}: {format_count(row['suspected'], 'ledger')} not deleted yet, their grace ends "
+                f"at {until:%Y-%m-%d %H:%M:%S} UTC; the first pass after that deletes them, without this command"
+            )
+            click.echo(text, err=True)
+    for row in rows:
         if row.get("message"):
             raise Failure(f"bookie {row['bookie']}: garbage collection failed: {row['message']}", FAILED)
         if row.get("refused"):
-            raise Failure(
-                f"bookie {row['bookie']} deleted nothing: {row['refused']}. If the metadata is the right one and that "
-                "is meant, --force does it",
-                FAILED,
-            )
+            raise Failure(f"bookie {row['bookie']} deletes nothing of some ledgers: {row['refused']}.", FAILED)
 
 
 @click.command()

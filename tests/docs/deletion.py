@@ -33,7 +33,7 @@ SETTINGS: dict[enum.Enum, str] = {
     CompactionReason.WAITS: "gc_major_interval_s, disk_warn_share",
     CompactionReason.OPEN: "log_bytes_max, gc_minor_share, gc_major_share, disk_full_share",
 }
-FORCED = "an operator runs `magnetar bookies gc --now --force` twice, `gc_grace_s` apart"
+FORCED = "`gc_grace_s` after an operator ran `magnetar bookies gc --now --force`"
 ENDS: dict[enum.Enum, str] = {
     Stays.OPEN: "it ends, because it is full, old, or idle and acknowledged by all; and the next one is listed",
     Stays.NOT_ACKNOWLEDGED: "every durable subscription has stored that it is done: acknowledged, skipped or expired",

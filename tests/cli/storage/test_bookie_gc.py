@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from magnetar.cli.common.output import CommandOutput
 from magnetar.cli.common.processes import Processes
 from magnetar.cli.storage import admin_port
+from magnetar.cli.storage.gc import _report
 from tests.support.processes import run_here
 
 pytestmark = pytest.mark.processes
@@ -43,8 +45,18 @@ def test_the_plan_says_which_bookie_deletes_nothing_of_some_ledgers(monkeypatch:
     monkeypatch.setattr(admin_port, "ask_bookies", lambda *_, **__: answers)
     done = run_here("bookies", "gc", "--plan")
     assert done.code == 0
-    assert "bookie b-one deletes nothing of some ledgers: the metadata is older. " in done.err
+    assert "bookie b-one deletes nothing of some ledgers: the metadata is older." in done.err
     assert "b-two" not in done.err
+
+
+def test_a_collection_says_which_ledgers_wait_until_when(capsys: pytest.CaptureFixture[str]) -> None:
+    peers: Any = [SimpleNamespace(id="b-one"), SimpleNamespace(id="b-two")]
+    session: Any = SimpleNamespace(out=CommandOutput("json"))
+    last = {"suspected": 3, "graceEndsMs": 1_800_000_000_000, "ledgersDeleted": 0}
+    _report(session, peers, [{"last": last}, {"last": last | {"suspected": 0, "graceEndsMs": 0}}])
+    told = capsys.readouterr().err
+    assert "bookie b-one: 3 ledgers not deleted yet, their grace ends at 2027-01-15 08:00:00 UTC; " in told
+    assert "b-two" not in told
 
 
 def read(*words: str) -> Any:
