@@ -270,7 +270,10 @@ async def test_every_verb_of_administration_prints_what_is_written_down(
             text = f"{done.code}\n{done.out}" + (f"--- stderr\n{done.err}" if done.err else "")
             for name, value in names.items():
                 text = text.replace(value, f"{{{name}}}") if "(" in value else text
-            of_tables = (r"HOST:PORT +[\d,]+", "HOST:PORT AGE"), (r"(?: +[\d,]+\.\d)+$", " RATE")
+            of_tables = (
+                (r"HOST:PORT +[\d,]+", "HOST:PORT AGE"), (r"(?: +[\d,]+\.\d){4}", " RATES"),
+                (r"(?: +[\d,]+\.\d)+$", " RATE"),
+            )  # fmt: skip
             for pattern, mask in of_tables:
                 text = re.sub(pattern, mask, recording.masked(text), flags=re.M)
             recording.add(line, text)
