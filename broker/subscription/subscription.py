@@ -421,6 +421,8 @@ class Subscription:
         if ordered and first is not None:
             self.dispatcher.move_read_position_back(first)
             self.pump.clear_buffer()
+        for position in settled.shown:
+            self.dispatcher.on_batch_freed(position, settled.acks.parts[position].size)
         self.pump.return_queue.add_batches_of_aborted_acks(sorted(settled.shown))
         self.pump.return_queue.add_entries_of_aborted_acks(entries_of_aborted_acks(cursor, settled, tail=ordered))
 

@@ -59,7 +59,7 @@ from .cursor import Cursor
 from .cursor_state import bit_indexes
 from .delays import DelayIndex
 from .in_log_order import why_no_receiver
-from .policy import Entry, Member, Policy, SkipReason, make_delivery_filters
+from .policy import NO_HIDDEN_MESSAGES, Entry, Member, Policy, SkipReason, make_delivery_filters
 from .positions import select_positions
 from .redelivery_backoff import BackoffQueue
 
@@ -396,6 +396,19 @@ class Dispatcher:
             self._unload(member, messages)
             if messages == held:
                 self._give_back(member, (position,))  # what it was shown is done; of the rest others decide
+
+    def on_batch_freed(self, position: Position, size: int) -> None:
+        """Called when a transaction that had acknowledged messages of a batch was aborted, before the consumer at which
+        the batch is outstanding gives it back. Counts the freed messages as outstanding there again: while the cursor
+        knows nothing of a batch, an acknowledgement takes that number for the size of the batch (`batch_size_of`).
+        `size`: the number of messages in the batch; 0: not known, and then no consumer had less outstanding."""
+        member = self.find_consumer_of_entry(position)
+        if member is None or not size:
+            return
+        hidden = self.cursor.acked_or_pending_bits(position) | member.unshown.get(position, NO_HIDDEN_MESSAGES).bits
+        held = ((1 << size) - 1 & ~hidden).bit_count()
+        self._unload(member, member.outstanding[position] - held)
+        member.outstanding[position] = held
 
     def on_acked_up_to(self, mark: Position) -> None:
         """Called when all entries up to and including `mark` are acknowledged or pending: they are no longer

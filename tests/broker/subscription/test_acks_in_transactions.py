@@ -13,7 +13,9 @@ import pytest
 from pyroaring import BitMap
 
 from magnetar.broker.subscription.core import pending_acks, redelivery_backoff
+from magnetar.broker.subscription.core.cursor_state import TxnAcks
 from magnetar.broker.subscription.cursors import DurableCursor
+from magnetar.broker.subscription.pump import RedeliveryReturnQueue
 from magnetar.broker.subscription.subscription import Subscription
 from magnetar.broker.topic.topic import Topic
 from magnetar.proto import wire_pb2 as wire
@@ -545,3 +547,37 @@ async def test_what_comes_again_comes_after_the_answer_and_all_else_before_it(ru
     assert mine.items[at].done.request_id == 5
     assert came[:at] == [0, 1, 2][:at]
     assert came[at:] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("rest", [False, True], ids=["sdk", "pulsar"])
+@pytest.mark.parametrize(("aborted", "next_"), [(0b110, 0b001), (0b011, 0b100), (0b001, 0b110)])
+async def test_an_acknowledgement_between_an_abort_and_the_return_of_its_batch_means_its_own_messages(
+    running: Cluster, monkeypatch: pytest.MonkeyPatch, aborted: int, next_: int, rest: bool
+) -> None:
+    """A consumer that gives much back is before it in the queue. The batch has fewer messages outstanding than it has,
+    which must not be taken for its size: the rest would be acknowledged as well, or this would be acknowledged not at
+    all."""
+    await filled(running, 1, batch=3)
+    mine = await consumer(running, type=SHARED)
+    (batch,) = await received(mine, 1)
+    joins_of(running)
+    subscription, position = subscription_of(running), _at([batch], batch.entry_id)
+    (holder,) = subscription.consumers.values()
+
+    def acked(bits: int) -> TxnAcks:
+        wanted = TxnAcks()
+        wanted.add(position, bits)
+        return wanted
+
+    subscription.ack_in_transaction(holder, X, acked(aborted), None, rest=rest)
+    with monkeypatch.context() as patched:
+        patched.setattr(RedeliveryReturnQueue, "return_next_entries", lambda _: False)
+        subscription.settle(X, committed=False)
+        assert holder.member.outstanding == {position: 3}
+        assert subscription.dispatcher.unacked == 3
+        subscription.ack_in_transaction(holder, Y, acked(next_), None, rest=rest)
+    subscription.settle(Y, committed=True)
+    assert not subscription.cursor.is_acked(position)
+    assert subscription.cursor.partial[position].bits == next_
+    again = await mine.receive()
+    assert sum(1 << index for index in again.acked_batch_indexes) == next_
