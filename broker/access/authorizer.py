@@ -116,21 +116,25 @@ class Authorizer:
         return lambda topic: not self._decide(principal, AccessRight.LOOKUP, rights, TopicName.parse(topic), "")
 
     async def find_granted_places(
-        self, principal: Principal, names: Iterable[NamespaceName]
+        self, principal: Principal, names: Iterable[NamespaceName], limit: int
     ) -> tuple[list[str], list[str]]:
-        """Returns those of the namespaces of which the caller may look every topic up; and the full names of the topics
-        that were granted to it by name in the other ones. Reads the grants of each namespace that are not remembered.
-        """
-        namespaces, topics = list[str](), list[str]()
+        """Returns those of the namespaces of which the caller may look every topic up; and the full names of `limit`
+        topics at most that were granted to it by name in the other ones, sorted. Other tasks run in between. Reads the
+        grants of each namespace that are not remembered."""
+        namespaces, topics, turns = list[str](), list[str](), EventLoopSlices(self._clock)
         for name in names:
             rights = await self._rights(name)
             if not self._decide(principal, AccessRight.LOOKUP, rights, None, ""):
                 namespaces.append(str(name))
                 continue
-            for topic in sorted(rights.topics):
+            for topic in list(rights.topics):
+                if len(topics) >= limit:
+                    break
                 if not self._decide(principal, AccessRight.LOOKUP, rights, TopicName.parse(topic), ""):
                     topics.append(topic)
-        return namespaces, topics
+                if turns.is_slice_used_up:
+                    await turns.begin_slice()
+        return namespaces, sorted(topics)
 
     async def is_administrator(self, principal: Principal, tenant: str) -> bool:
         """Returns True if the principal administers the tenant. A tenant with a damaged record counts as one without

@@ -414,8 +414,10 @@ async def landing(call: RestRequest) -> Landing | Response:
             names += map(NamespaceName.parse, await catalog.list_namespaces(tenant))
         if len(names) >= NAMESPACES_MAX:
             break
-    places, topics = await call.broker.access.find_granted_places(call.context.principal, names[:NAMESPACES_MAX])
-    return Landing(tuple(places[:PLACES_MAX]), tuple(topics[:PLACES_MAX]), "")
+    places, topics = await call.broker.access.find_granted_places(
+        call.context.principal, names[:NAMESPACES_MAX], PLACES_MAX
+    )
+    return Landing(tuple(places), tuple(topics), "")
 
 
 async def _repair_status(call: RestRequest) -> dict[str, Any] | None:
