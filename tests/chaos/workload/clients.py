@@ -75,7 +75,7 @@ class Clients:
         self.acked: dict[tuple[str, str], set[history.Id]] = {}
         self.served: dict[str, int] = {}
         """By producer, what was acknowledged; by topic and subscription, what was taken."""
-        self._reconnects = Reconnects("the consumer reconnects", self.disturbed)
+        self._reconnects = Reconnects("the consumer reconnects", self._lose_connection)
         logging.getLogger("magnetar.client").setLevel(logging.INFO)
         logging.getLogger("magnetar.client").addHandler(self._reconnects)
         self._security = security
@@ -89,13 +89,16 @@ class Clients:
             self._visitor = self._new_client(VISITOR)
             self._subscriptions += ((VISITOR, history.Order.NONE, 1),)
             self._producer_names += (VISITOR,)
-        self._others = [make(self.disturbed) for make in others]
+        self._others = [make(self._lose_connection) for make in others]
         self._sending, self._receiving = threading.Event(), threading.Event()
         self._producers: list[threading.Thread] = []
         self._consumers: list[threading.Thread] = []
 
     def disturbed(self) -> None:
         self.note(history.Disturbed())
+
+    def _lose_connection(self) -> None:
+        self.note(history.Disturbed(noticed=True))
 
     @property
     def kept(self) -> list[history.Record]:

@@ -70,6 +70,9 @@ class Connected(NamedTuple):
 class Disturbed(NamedTuple):
     """Connections may have been lost: what was delivered and not acknowledged may come again."""
 
+    noticed: bool = False
+    """By a consumer: what it had fetched over that connection it takes after this."""
+
 
 class Delivered(NamedTuple):
     topic: str

@@ -69,6 +69,8 @@ class Sending:
 class Delivery(NamedTuple):
     at: int
     consumer: str
+    fetched_before_loss: bool
+    """Fetched over a connection that is lost, so it may come again without another disturbance."""
 
 
 class Doubt(NamedTuple):
@@ -89,6 +91,7 @@ class Subscription:
         self.highest: dict[str, history.Id] = {}
         self.refused: dict[str, set[history.Id]] = defaultdict(set)  # by key, and did not come again yet
         self.taken: Counter[str] = Counter()  # by consumer
+        self.taken_at_loss: Counter[str] = Counter()  # of all consumers, when one lost its connection
         self.doubtful: dict[str, deque[Doubt]] = defaultdict(deque)  # by consumer that had it before
         self.sought = -1
         self.from_id: history.Id = (-1, -1, -1)
@@ -151,6 +154,8 @@ class _Judge:
             for each in self.topics.values():
                 for of in each.subscriptions.values():
                     of.doubtful.clear()
+                    if record.noticed:
+                        of.taken_at_loss = of.taken.copy()
             return
         topic = self.topic(record.topic)
         match record:
@@ -180,6 +185,8 @@ class _Judge:
                 self._delivered(at, topic, of, record)
             case history.Connected():
                 of.connected[record.consumer] = of.newest_connect = at
+                of.taken.setdefault(record.consumer, 0)
+                del of.taken_at_loss[record.consumer]  # it fetches anew
             case history.AckSent():
                 of.acks[record.id] += 1
             case history.Acked():
@@ -245,15 +252,17 @@ class _Judge:
             refused.discard(record.id)
             if refused and min(refused) < record.id:
                 self.verdict.add(Wrong.ORDER, f"{what}, before {min(refused)} of its key, which was refused")
+        reason = max(self.disturbed, of.newest_connect, of.excused.get(record.id[:2], -1))
         if before is None or before.at < of.sought:
             self._in_order(topic, of, record, what)
-        elif before.at > max(self.disturbed, of.newest_connect, of.excused.get(record.id[:2], -1)):
+        elif before.at > reason and not before.fetched_before_loss:
             sentence = f"{what}, and before to {before.consumer}, for no reason"
             if before.consumer == record.consumer:
                 self.verdict.add(Wrong.REDELIVERED, sentence)
             else:
                 of.doubtful[before.consumer].append(Doubt(sentence, of.taken[before.consumer] + LATE_MAX))
-        of.delivered[record.id] = Delivery(at, record.consumer)
+        at_loss = of.taken_at_loss.get(record.consumer, -math.inf)
+        of.delivered[record.id] = Delivery(at, record.consumer, of.taken[record.consumer] <= at_loss + LATE_MAX)
 
     def _redelivered(self, of: Subscription, consumer: str, taken: float) -> None:
         doubts = of.doubtful[consumer]

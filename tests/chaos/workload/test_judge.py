@@ -157,6 +157,16 @@ def test_a_consumer_may_say_with_a_later_message_that_it_was_disturbed() -> None
     assert set(judge(again).counts) == {Wrong.REDELIVERED}
 
 
+def test_what_a_consumer_had_fetched_before_it_lost_its_connection_may_come_again() -> None:
+    """It takes that after it has said so, and gets it again over its next connection."""
+    late = [*_sent(*range(LATE_MAX + 2)), *_sub(), _give(0, 0), Disturbed(noticed=True)]
+    taken = [_give(at, at) for at in range(1, LATE_MAX + 2)]
+    assert not judge([*late, *taken[:-1], taken[-2]]).counts
+    assert set(judge([*late, *taken, taken[-1]]).counts) == {Wrong.REDELIVERED}
+    assert set(judge([*late, Connected(TOPIC, "s", "c"), *taken[:1], taken[0]]).counts) == {Wrong.REDELIVERED}
+    assert set(judge([*late, OTHER, _give(1, 1, "d"), _give(1, 1, "d")]).counts) == {Wrong.REDELIVERED}
+
+
 class Model:
     """A topic that keeps all promises, with a broker that repeats, forgets and gives again where it may."""
 
