@@ -205,6 +205,10 @@ class Broker:
     async def _read_members(self) -> None:
         while True:
             await self.topic_manager.read_brokers_and_bookies()
+            try:
+                await self.topic_manager.tidy_died_brokers()
+            except MagnetarError as error:
+                _LOG.info("the records of brokers that died are not looked after: %s", error)
             await asyncio.sleep(MEMBERS_S)
 
     async def _measure_memory(self) -> None:

@@ -17,6 +17,7 @@
     /repair/departing/<uuid>                    DepartingRecord: a bookie whose copies move to others
     /brokers/<name>                             BrokerRecord (ephemeral)
     /draining/<name>                            DrainRecord: a broker that drains until an operator ends it
+    /started/<name>                             StartedBrokerRecord: a broker that registered and has not closed
     /members/<role>/<key>                       MemberRecord (ephemeral): a process of a secured cluster, by its key
     /owners/<tenant>/<namespace>/<bundle>       OwnerRecord (ephemeral): which broker serves a bundle of topics
     /tenants/<tenant>                           TenantRecord
@@ -58,6 +59,7 @@ REPAIR_WORKERS = "/repair/workers"
 DEPARTING = "/repair/departing"
 BROKERS = "/brokers"
 DRAINING = "/draining"
+STARTED = "/started"
 MEMBERS = "/members"
 OWNERS = "/owners"
 TENANTS = "/tenants"
@@ -141,6 +143,10 @@ def broker(broker_: str) -> str:
 
 def draining(broker_: str) -> str:
     return f"{DRAINING}/{encode_segment(broker_)}"
+
+
+def started(broker_: str) -> str:
+    return f"{STARTED}/{encode_segment(broker_)}"
 
 
 def member(role: str, key: str) -> str:

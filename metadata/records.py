@@ -46,6 +46,7 @@ class Feature(enum.Enum):
     RECORD_OF_PATH = (2, "records with the path in their checksum (version 2)")
     SKIPPED_LOSSES = (2, "TopicRecord.lost, which an older broker drops when it writes the record")
     ASSIGNMENTS = (2, "owner records that another broker made for the owner (OwnerRecord.assigned_by)")
+    STARTED_BROKERS = (2, "StartedBrokerRecord, which an older broker of that name does not delete when it closes")
 
 
 class _Written:
@@ -228,6 +229,16 @@ class DrainRecord(Record, frozen=True, kw_only=True):
     broker: str
     endpoint: str = ""  # that it had: by this a broker with a random name finds the order after a restart
     since_ms: int = 0
+
+
+class StartedBrokerRecord(Record, frozen=True, kw_only=True):
+    """The metadata record of a broker that has registered and has not closed in order. It outlives the session of its
+    broker: a broker that has this record and no registration has died (broker/cluster/ownership.py)."""
+
+    kind = 31
+    broker: str
+    endpoint: str = ""  # by this a broker with a random name is known again after a restart
+    seen_ms: int = 0  # since the epoch: when it wrote its registration last, or a broker last saw it registered
 
 
 class OwnerRecord(Record, frozen=True, kw_only=True):
@@ -541,9 +552,9 @@ _KINDS: dict[int, type[Record]] = {
     cls.kind: cls
     for cls in (
         ClusterRecord, CounterRecord, LedgerRecord, DeletedLedgersRecord, CookieRecord, BookieRecord, BrokerRecord,
-        DrainRecord, OwnerRecord, TenantRecord, NamespaceRecord, PartitionedRecord, TopicRecord, CursorRecord,
-        DamagedEntriesRecord, RacksRecord, UnderReplicatedRecord, RepairSettingsRecord, AuditorRecord, RepairLockRecord,
-        RepairWorkerRecord, DepartingRecord, PoliciesRecord, GrantsRecord, MemberRecord,
+        DrainRecord, StartedBrokerRecord, OwnerRecord, TenantRecord, NamespaceRecord, PartitionedRecord, TopicRecord,
+        CursorRecord, DamagedEntriesRecord, RacksRecord, UnderReplicatedRecord, RepairSettingsRecord, AuditorRecord,
+        RepairLockRecord, RepairWorkerRecord, DepartingRecord, PoliciesRecord, GrantsRecord, MemberRecord,
         SchemaListRecord, SchemaRecord, TransactionsRecord, CoordinatorRecord,
         IncarnationsRecord,
     )
@@ -558,6 +569,7 @@ PLACES: dict[type[Record], Callable[[Any], str]] = {
     UnderReplicatedRecord: lambda record: paths.under_replicated(record.ledger_id),
     DepartingRecord: lambda record: paths.departing(record.bookie),
     DrainRecord: lambda record: paths.draining(record.broker),
+    StartedBrokerRecord: lambda record: paths.started(record.broker),
 }
 """For each class of record that names its own path: the function that returns the path. A record of the class is valid
 at this path only."""

@@ -41,6 +41,7 @@ class Alarm(NamedTuple):
 def find_alarms(
     brokers: Sequence[Mapping[str, Any]], silent: Sequence[str], bookies: Sequence[Mapping[str, Any]],
     oldest: Sequence[Mapping[str, Any]], now_ms: int, refusing: Collection[str] = (), late: Collection[str] = (),
+    died: Iterable[Mapping[str, Any]] = (),
 ) -> list[Alarm]:  # fmt: skip
     """Returns all alarms of a cluster except those of repair; those that need an operator come first.
 
@@ -49,7 +50,7 @@ def find_alarms(
     and if they are known `ledgers`, `gcRefused` and `disk`, the state of its disk. Of `oldest`, topics with their
     `name` and `oldest_ms`, the first WORST are considered. `silent` are the brokers that did not answer; `refusing` are
     those of them that refused the own token or certificate of the broker that was asked. `late` are those of `brokers`
-    that answered only when they were asked again."""
+    that answered only when they were asked again. Each of `died` has `name`, `endpoint` and `seen_ms`."""
     found = []
     for name in late:
         text = f"Broker {name} answers late: only when it was asked again."
@@ -63,6 +64,13 @@ def find_alarms(
             )
             helps = NEW_TOKEN if any(each["tokenEndsMs"] for each in brokers) else "magnetar security --help"
         found.append(Alarm(text, helps, code="D01"))
+    for each in died:
+        seen = f"{datetime.fromtimestamp(each['seen_ms'] / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        text = (
+            f"Broker {each['name']} ({each['endpoint']}) died: it did not close in order, and was last seen {seen} "
+            f"({format_age((now_ms - each['seen_ms']) / 1000)} ago). Start it again, or forget it."
+        )
+        found.append(Alarm(text, f"magnetar brokers forget {each['name']}", code="D19"))
     for each in brokers:
         found += _alarms_of_broker(each, now_ms)
     writable = [each for each in bookies if each["state"] == "writable"]

@@ -406,6 +406,10 @@ DRAIN_BROKER: Operation[None] = Operation("DrainBroker", OPERATE, routes=(
 UNDRAIN_BROKER: Operation[None] = Operation("UndrainBroker", OPERATE, routes=(
     HttpRoute("DELETE", "/admin/v3/brokers/{broker}/drain", "It gets bundles again.", parts=_BROKER),
 ))  # fmt: skip
+FORGET_BROKER: Operation[None] = Operation("ForgetBroker", OPERATE, routes=(
+    HttpRoute("DELETE", "/admin/v3/brokers/{broker}", "One that died will not come back: it is not shown any more.",
+              parts=_BROKER),
+))  # fmt: skip
 LIST_BOOKIES: Operation[tuple[values.BookieInfo, ...]] = Operation(
     "ListBookies", OPERATE, method="bookies", help="Returns the registered bookies."
 )

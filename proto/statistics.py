@@ -30,10 +30,10 @@ from .states import (
 __all__ = (
     "BacklogAnalysis", "BacklogQuotaState", "Blocked", "BookieInfo", "BrokerInfo", "BrokerSummary", "ClusterSummary",
     "CompactionState", "CompactionStatus", "ConnectedRole", "ConsumerStats", "CoordinatorHalves",
-    "CoordinatorTransactions", "CursorBucket", "CursorGap", "CursorShape", "DrainingSlot", "HalfDecision", "HalfState",
-    "HalfStats", "KeptLedger", "KeyDistribution", "LedgerCopies", "LedgerState", "LedgerStats", "LedgerStays",
-    "LostOfSubscription", "LostRange", "MetadataNode", "NamespaceInfo", "NamespaceStats", "NamespaceSums",
-    "OrphanLedger", "Orphans", "PendingOfTransaction", "Permissions", "ProducerStats", "RefusedCaller",
+    "CoordinatorTransactions", "CursorBucket", "CursorGap", "CursorShape", "DiedBroker", "DrainingSlot", "HalfDecision",
+    "HalfState", "HalfStats", "KeptLedger", "KeyDistribution", "LedgerCopies", "LedgerState", "LedgerStats",
+    "LedgerStays", "LostOfSubscription", "LostRange", "MetadataNode", "NamespaceInfo", "NamespaceStats",
+    "NamespaceSums", "OrphanLedger", "Orphans", "PendingOfTransaction", "Permissions", "ProducerStats", "RefusedCaller",
     "SchemaTest", "SecurityDescription", "SinkOfTransaction", "SkippedLost", "SlotRange", "SubscriptionStats",
     "SubscriptionType", "TenantInfo", "TopicInternalStats", "TopicOffsets", "TopicPage", "TopicRow",
     "TopicSchema", "TopicState", "TopicStats", "TopicTransactions", "TransactionHere", "TransactionStats",
@@ -419,6 +419,15 @@ class BrokerSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class DiedBroker:
+    """A broker that is not registered and has not closed in order: it has died, or does not reach the metadata."""
+
+    name: str
+    endpoint: str  # HOST:PORT
+    seen_ms: int  # since the epoch: when it was known to be registered last
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSummary:
     """The summaries of all brokers that answered, to the first request or to the second; `silent` names the others.
     While the metadata does not answer, the brokers and bookies are those that the answering broker has read last."""
@@ -430,6 +439,7 @@ class ClusterSummary:
     refusing: tuple[str, ...] = ()  # those of `silent` that refuse the own token or certificate of this one
     late: tuple[str, ...] = ()  # those of `brokers` that answered only when they were asked again
     metadata_late: bool = False  # it did not answer in time, but answered something in the last seconds
+    died: tuple[DiedBroker, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

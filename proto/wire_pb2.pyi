@@ -1251,7 +1251,7 @@ class BrokerSummary(_message.Message):
     def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., since_ms: _Optional[int] = ..., loop_busy: _Optional[float] = ..., connections: _Optional[int] = ..., degraded: _Optional[int] = ..., total: _Optional[_Union[NamespaceSums, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceSums, _Mapping]]] = ..., by_traffic: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_backlog: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_age: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., token_ends_ms: _Optional[int] = ..., full: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class BrokerSummariesReply(_message.Message):
-    __slots__ = ("brokers", "silent", "bookies", "metadata_away_ms", "refusing", "late", "metadata_late")
+    __slots__ = ("brokers", "silent", "bookies", "metadata_away_ms", "refusing", "late", "metadata_late", "died")
     BROKERS_FIELD_NUMBER: _ClassVar[int]
     SILENT_FIELD_NUMBER: _ClassVar[int]
     BOOKIES_FIELD_NUMBER: _ClassVar[int]
@@ -1259,6 +1259,7 @@ class BrokerSummariesReply(_message.Message):
     REFUSING_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
     METADATA_LATE_FIELD_NUMBER: _ClassVar[int]
+    DIED_FIELD_NUMBER: _ClassVar[int]
     brokers: _containers.RepeatedCompositeFieldContainer[BrokerSummary]
     silent: _containers.RepeatedScalarFieldContainer[str]
     bookies: _containers.RepeatedCompositeFieldContainer[BookieStatus]
@@ -1266,7 +1267,18 @@ class BrokerSummariesReply(_message.Message):
     refusing: _containers.RepeatedScalarFieldContainer[str]
     late: _containers.RepeatedScalarFieldContainer[str]
     metadata_late: bool
-    def __init__(self, brokers: _Optional[_Iterable[_Union[BrokerSummary, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ..., bookies: _Optional[_Iterable[_Union[BookieStatus, _Mapping]]] = ..., metadata_away_ms: _Optional[int] = ..., refusing: _Optional[_Iterable[str]] = ..., late: _Optional[_Iterable[str]] = ..., metadata_late: bool = ...) -> None: ...
+    died: _containers.RepeatedCompositeFieldContainer[DiedBroker]
+    def __init__(self, brokers: _Optional[_Iterable[_Union[BrokerSummary, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ..., bookies: _Optional[_Iterable[_Union[BookieStatus, _Mapping]]] = ..., metadata_away_ms: _Optional[int] = ..., refusing: _Optional[_Iterable[str]] = ..., late: _Optional[_Iterable[str]] = ..., metadata_late: bool = ..., died: _Optional[_Iterable[_Union[DiedBroker, _Mapping]]] = ...) -> None: ...
+
+class DiedBroker(_message.Message):
+    __slots__ = ("name", "endpoint", "seen_ms")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    SEEN_MS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    endpoint: str
+    seen_ms: int
+    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., seen_ms: _Optional[int] = ...) -> None: ...
 
 class TopicPageRequest(_message.Message):
     __slots__ = ("prefix", "contains", "sort", "after", "limit", "here")

@@ -44,16 +44,25 @@ The brokers and bookies of the cluster as the metadata lists them, or, while it 
 For what an operator is shown, which is wanted most while the metadata is away. A broker reads the lists once in
 MEMBERS_S, so that it knows them before it is asked. Nothing is decided by them: who owns, and where ledgers are made,
 asks the metadata itself. Guarding tests: tests/broker/session/test_summaries.py.
+
+A registration ends with the session of its broker, whether the broker closed or died. What tells the two apart is the
+`StartedBrokerRecord`: the commit that registers a broker writes it, and the commit with which the broker closes in
+order deletes it. So a broker that has this record and is not registered has *died*, or has lost the metadata. It is
+shown (`RegisteredServers.died`) until it registers again or an operator says that it is gone (`forget_broker`). A
+broker with a random name has another name after a restart: it is back when a broker with a random name is registered at
+its address. `LastKnownServers.tidy` deletes the records of those, and the oldest ones above STARTED_MAX. A broker of a
+release without this record never has one, so nothing is said of it. Guarding tests: tests/broker/cluster/test_died.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import re
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -69,7 +78,9 @@ from ...metadata.records import (
     NamespaceRecord,
     OwnerRecord,
     Record,
+    StartedBrokerRecord,
     encode,
+    may_write_feature,
 )
 from ...metadata.session import MetadataResponsiveness
 from ...metadata.store import (
@@ -82,7 +93,7 @@ from ...metadata.store import (
     get_record,
     update_record,
 )
-from ...proto.errors import BadVersion, MagnetarError, NodeExists, Unavailable
+from ...proto.errors import BadVersion, MagnetarError, NodeExists, NotAllowed, NotFound, Unavailable
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.clock import Clock
 from ...runtime.tasks import run_to_end
@@ -140,6 +151,41 @@ async def cancel_drain(store: MetadataStore, name: str) -> bool:
     return bool(ended)
 
 
+STARTED_MAX = 100
+"""The largest number of records of brokers that are not registered. Each is one more read for whoever is asked."""
+
+
+async def list_died_brokers(store: MetadataStore, started: Sequence[str], registered: Sequence[BrokerRecord]) -> (
+    list[tuple[StartedBrokerRecord, int]]
+):
+    """Returns the records, with their versions, of the brokers that have died, sorted by name. `started`: the segments
+    below STARTED, which the caller must have read before the `registered` brokers: one that registers meanwhile is then
+    in none of the two, or in both."""
+    names = {each.name for each in registered}
+    paths_ = [f"{paths.STARTED}/{each}" for each in started if paths.decode_segment(each) not in names]
+    found = [await get_readable_record(store, path, StartedBrokerRecord) for path in paths_]
+    return [each for each in found if each is not None]  # None: it has closed in order meanwhile
+
+
+def is_broker_back(died: StartedBrokerRecord, registered: Sequence[BrokerRecord]) -> bool:
+    """Returns whether a broker with a random name runs again, under another random name at the same address."""
+    return _RANDOM_NAME.fullmatch(died.broker) is not None and any(
+        each.endpoint == died.endpoint and _RANDOM_NAME.fullmatch(each.name) for each in registered
+    )
+
+
+async def forget_broker(store: MetadataStore, name: str) -> None:
+    """Deletes the record of a broker that has died and will not come back. Raises NotAllowed if the broker is
+    registered; NotFound if it has no such record."""
+    path = paths.started(name)
+    found = await get_readable_record(store, path, StartedBrokerRecord)
+    if await store.get(paths.broker(name)) is not None:
+        raise NotAllowed(f"broker {name!r} is registered; only one that is not can be forgotten: stop it first")
+    if found is None:
+        raise NotFound(f"no broker {name!r} has died: 'magnetar status' names those that have")
+    await store.commit([Delete(path, found[1])])
+
+
 async def list_bundle_owners(store: MetadataStore, namespace: NamespaceName) -> dict[str, OwnerRecord]:
     """Returns the owner records of the bundles of a namespace, by the name of the bundle. Bundles without an owner are
     left out."""
@@ -170,13 +216,11 @@ class Ownership:
     """Keeps the list of bundles that this broker owns, takes bundles and gives them away, and finds the owners of other
     bundles."""
 
-    def __init__(
-        self, store: MetadataStore, me: BrokerRecord, rng: random.Random, now: Callable[[], float]
-    ) -> None:
-        """Makes an Ownership without bundles. `rng`: for the choice of brokers. `now`: seconds of a monotonic clock."""
+    def __init__(self, store: MetadataStore, me: BrokerRecord, rng: random.Random, clock: Clock) -> None:
+        """Makes an Ownership without bundles. `rng`: for the choice of brokers."""
         self._store = store
         self.me = me
-        self._now = now
+        self._clock = clock
         self._placement = Placement(rng)
         self._owned: dict[str, None] = {}
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by path of the owner record
@@ -194,7 +238,12 @@ class Ownership:
 
     async def _register(self, me: BrokerRecord) -> None:
         path = paths.broker(me.name)
-        await self._store.commit([Delete(path), Put(path, encode(me, path), ABSENT, ephemeral=True)])
+        operations = [Delete(path), Put(path, encode(me, path), ABSENT, ephemeral=True)]
+        if may_write_feature(Feature.STARTED_BROKERS):
+            path = paths.started(me.name)
+            record = StartedBrokerRecord(broker=me.name, endpoint=me.endpoint, seen_ms=self._clock.wall_ms())
+            operations.append(Put(path, encode(record, path)))
+        await self._store.commit(operations)
         self.me = me
 
     async def set_draining(self, draining: bool) -> None:
@@ -319,7 +368,7 @@ class Ownership:
             del group[self.me.name]
         needed = Feature.ASSIGNMENTS.value[0]  # an older broker would not take it
         able = [group[name] for name in sorted(group) if group[name].format >= needed]
-        chosen = self._placement.choose_broker(path, able, self._now())
+        chosen = self._placement.choose_broker(path, able, self._clock.monotonic())
         return self.me if chosen is not None and chosen.name == self.me.name else chosen
 
     async def has_other_brokers_in_group(self) -> bool:
@@ -427,7 +476,8 @@ class Ownership:
         self.lost = True
         owned = list(self._owned)
         self._owned.clear()
-        await commit_in_parts(self._store, [Delete(paths.broker(self.me.name)), *(Delete(path) for path in owned)])
+        mine = (paths.broker(self.me.name), paths.started(self.me.name))
+        await commit_in_parts(self._store, [*map(Delete, mine), *map(Delete, owned)])
 
 
 def _path_of(topic: TopicName, number: int, bundles: int) -> str:
@@ -443,24 +493,26 @@ MEMBERS_S = 60.0
 
 
 class RegisteredServers(NamedTuple):
-    """The registered brokers and bookies. `away_ms`: since when the metadata does not answer, in ms since the epoch; 0
-    if the lists were read just now. `late`: they were not, but the metadata answered something in the last
-    METADATA_AWAY_S seconds."""
+    """The registered brokers and bookies, and the brokers that have died. `away_ms`: since when the metadata does not
+    answer, in ms since the epoch; 0 if the lists were read just now. `late`: they were not, but the metadata answered
+    something in the last METADATA_AWAY_S seconds."""
 
     brokers: tuple[BrokerRecord, ...] = ()
     bookies: tuple[BookieRecord, ...] = ()
     away_ms: int = 0
     late: bool = False
+    died: tuple[StartedBrokerRecord, ...] = ()
 
 
 class LastKnownServers:
-    """The lists of registered brokers and bookies that this broker has read last. They stay known when a metadata
-    session is lost."""
+    """The lists of registered brokers and bookies, and of brokers that have died, that this broker has read last. They
+    stay known when a metadata session is lost."""
 
     def __init__(self, clock: Clock, use: MetadataResponsiveness) -> None:
         self._clock = clock
         self._use = use
         self._last = RegisteredServers()
+        self._seen: dict[str, int] = {}  # broker that has a StartedBrokerRecord → when it was seen as registered
 
     async def read(self, store: MetadataStore | None) -> RegisteredServers:
         """Reads and returns the lists of registered brokers and bookies. Asks a second time if the metadata does not
@@ -480,6 +532,34 @@ class LastKnownServers:
         return self._last._replace(away_ms=max(1, self._clock.wall_ms() - round(1000 * self._use.silent_s)))
 
     async def _read(self, store: MetadataStore) -> RegisteredServers:
+        started = await store.children(paths.STARTED)
         brokers, bookies = await list_brokers(store), await list_bookies(store)
-        self._last = RegisteredServers(tuple(brokers), tuple(bookies))
+        died = tuple(
+            self._as_last_seen(each) for each, _ in await list_died_brokers(store, started, brokers)
+            if not is_broker_back(each, brokers)
+        )  # fmt: skip
+        now_ms = self._clock.wall_ms()
+        names = set(map(paths.decode_segment, started))
+        self._seen = {name: at for name, at in self._seen.items() if name in names}
+        self._seen.update((each.name, now_ms) for each in brokers if each.name in names)
+        self._last = RegisteredServers(tuple(brokers), tuple(bookies), died=died)
         return self._last
+
+    def _as_last_seen(self, record: StartedBrokerRecord) -> StartedBrokerRecord:
+        return msgspec.structs.replace(record, seen_ms=max(record.seen_ms, self._seen.get(record.broker, 0)))
+
+    async def tidy(self, store: MetadataStore) -> None:
+        """Called periodically. Stores when this broker saw a broker last that has died since, so that others know it
+        too. Deletes the records of brokers with random names that are back, and the oldest ones above STARTED_MAX. What
+        another broker changes meanwhile stays as that one has it."""
+        started = await store.children(paths.STARTED)
+        brokers = await list_brokers(store)
+        died = await list_died_brokers(store, started, brokers)
+        died.sort(key=lambda each: each[0].seen_ms, reverse=True)
+        for number, (record, version) in enumerate(died):
+            path, seen = paths.started(record.broker), self._as_last_seen(record)
+            with contextlib.suppress(BadVersion):
+                if number >= STARTED_MAX or is_broker_back(record, brokers):
+                    await store.commit([Delete(path, version)])
+                elif seen != record:
+                    await store.put(path, encode(seen, path), version)

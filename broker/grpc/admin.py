@@ -462,6 +462,9 @@ class AdminService:
     async def undrain_broker(self, request: wire.Name, context: CallContext) -> None:
         await self._administration.undrain_broker(request.name)
 
+    async def forget_broker(self, request: wire.Name, context: CallContext) -> None:
+        await self._administration.forget_broker(request.name)
+
     async def list_bookies(self, request: wire.Empty, context: CallContext) -> list[values.BookieInfo]:
         return [describe_bookie(each) for each in await self._broker.list_bookies()]
 

@@ -186,7 +186,7 @@ class _OwnershipSession:
         self.policies = PolicyCache(metadata, config, policies_changed, runtime_changed)
         self.grants = AccessGrants(metadata, world.clock, grants_changed)
         self.schemas = SchemaRegistry(world, metadata)
-        self.ownership = Ownership(metadata, me, world.rng, world.clock.monotonic)
+        self.ownership = Ownership(metadata, me, world.rng, world.clock)
         limits = CatalogLimits(config.max_tenants, config.max_namespaces_per_tenant, self._topics_max)
         self.catalog = Catalog(
             world, metadata, bundles=config.namespace_bundles, auto_creation=config.auto_topic_creation, limits=limits,
@@ -577,6 +577,12 @@ class TopicManager:
         lists (broker/cluster/ownership.py)."""
         session = self._session
         return await self.members.read(None if session is None or not session.settled else session.metadata)
+
+    async def tidy_died_brokers(self) -> None:
+        """Called periodically: `LastKnownServers.tidy`."""
+        session = self._session
+        if session is not None and session.settled:
+            await self.members.tidy(session.metadata)
 
     @property
     def metadata(self) -> MetadataStore:

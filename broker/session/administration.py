@@ -28,7 +28,7 @@ from ...proto.statistics import BrokerInfo, LostOfSubscription, LostRange, Skipp
 from ...proto.translation import convert_reply, request_of
 from ...runtime.network import Endpoint, World, rpc
 from ..cluster.bundles_core import compute_bundle_number
-from ..cluster.ownership import cancel_drain, order_drain
+from ..cluster.ownership import cancel_drain, forget_broker, order_drain
 from ..common.config import FIXED, make_fully_set_policies, resolve_policies_in_force
 from ..common.refusals import check_incarnation
 from ..common.token_bucket import EventLoopSlices
@@ -147,6 +147,11 @@ class Administration:
             return
         if all(each.name != name for each in await self._broker.list_brokers()):
             raise NotFound(f"no broker {name!r} is registered, and none of that name is to drain")
+
+    async def forget_broker(self, name: str) -> None:
+        """Deletes the record of a broker that has died and will not come back, so that it is not shown any more. Raises
+        NotFound if no broker of that name has died; NotAllowed if it is registered."""
+        await forget_broker(self._broker.metadata, name)
 
     # ------------------------------------------------------------------ namespaces
     async def delete_namespace(self, name: NamespaceName, *, force: bool) -> None:

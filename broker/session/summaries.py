@@ -40,6 +40,7 @@ from ...proto.statistics import (
     BookieInfo,
     BrokerSummary,
     ClusterSummary,
+    DiedBroker,
     KeptLedger,
     NamespaceSums,
     TopicPage,
@@ -290,6 +291,7 @@ class ClusterSummaries:
         return ClusterSummary(
             tuple(sorted(found, key=attrgetter("name"))), others.silent, tuple(map(describe_bookie, members.bookies)),
             members.away_ms, others.refusing, others.late, members.late,
+            tuple(DiedBroker(each.broker, each.endpoint, each.seen_ms) for each in members.died),
         )  # fmt: skip
 
     async def _summary(self) -> BrokerSummary:

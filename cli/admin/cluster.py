@@ -66,13 +66,17 @@ def status(session: Session) -> None:
     bookies, repair = storage.bookies, storage.repair
     backlogs, oldest = find_largest_topics(summary, "backlog", WORST), find_largest_topics(summary, "age", WORST)
     away = find_metadata_alarms(summary.metadata_away_ms, now_ms, late=summary.metadata_late)
-    alarms = find_alarms(brokers, summary.silent, bookies, oldest, now_ms, summary.refusing, summary.late)
+    died = [asdict(each) for each in summary.died]
+    alarms = find_alarms(brokers, summary.silent, bookies, oldest, now_ms, summary.refusing, summary.late, died)
     if not away:
         alarms += find_repair_alarms(repair, storage.why, refused=storage.refused, unlisted=storage.unlisted)
     alarms = [*away, *sorted(alarms, key=lambda alarm: not alarm.needed)]
     if session.out.is_structured:
         session.out.print_document({
-            "brokers": brokers, "silent": list(summary.silent), "late": list(summary.late), "bookies": bookies,
+            "brokers": brokers, "silent": list(summary.silent), "late": list(summary.late),
+            "died": [{"broker": each["name"], "endpoint": each["endpoint"], "seenMs": each["seen_ms"]}
+                     for each in died],
+            "bookies": bookies,
             "repair": repair, "backlogs": [make_topic_row(each, now_ms) for each in backlogs],
             "alarms": [each._asdict() for each in alarms],
         })  # fmt: skip
@@ -278,6 +282,7 @@ brokers = LazyGroup(
         "list": LazyCommand(".admin.cluster", "list_brokers", "Brokers, and how many topics and bundles they own."),
         "drain": LazyCommand(".admin.cluster", "drain", "Let one give what it owns to others, and get nothing."),
         "undrain": LazyCommand(".admin.cluster", "undrain", "Let one get bundles again."),
+        "forget": LazyCommand(".admin.cluster", "forget_broker", "One that died will not come back: show it no more."),
         "list-dynamic-config": LazyCommand(
             ".admin.cluster", "list_dynamic_config", "Names of the settings that change while brokers run."
         ),
@@ -409,6 +414,20 @@ def undrain(session: Session, broker: str) -> None:
     """
     session.admin.undrain_broker(broker)
     session.out.print_result_text(f"broker {broker} gets bundles again", broker=broker)
+
+
+@session_command(name="forget")
+def forget_broker(session: Session, broker: str, yes: bool) -> None:
+    """Say that a broker that died is gone for good, so that status and doctor do not show it any more. Nothing else
+    changes: its topics are served by others. If it starts again, it is a broker as before.
+
+    Example: magnetar brokers forget broker-1
+    """
+    died = next((each for each in session.admin.broker_summaries().died if each.name == broker), None)
+    if died is not None:  # else the broker that is asked says why not
+        confirm(f"Broker {broker} ({died.endpoint}) is gone for good", yes)
+    session.admin.forget_broker(broker)
+    session.out.print_result_text(f"broker {broker} is forgotten", broker=broker)
 
 
 CONFIG = option("--config", "-c", "setting", required=True, metavar="NAME", help="Of the setting; ours or Pulsar's.")

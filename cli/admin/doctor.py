@@ -90,6 +90,7 @@ class ClusterFacts:
     url: str = ""
     metadata_away_ms: int = 0  # as of `status`
     late: Sequence[str] = ()  # of `brokers`
+    died: Sequence[Row] = ()  # DiedBroker
     metadata_late: bool = False  # as of `status`
 
 
@@ -124,7 +125,8 @@ def run_checks(facts: ClusterFacts) -> tuple[list[Alarm], dict[str, str]]:
 def _alarms(code: str) -> Callable[[ClusterFacts], list[Alarm]]:
     def find(facts: ClusterFacts) -> list[Alarm]:
         found = find_alarms(
-            facts.brokers, facts.silent, facts.bookies, facts.oldest, facts.now_ms, facts.refusing, facts.late
+            facts.brokers, facts.silent, facts.bookies, facts.oldest, facts.now_ms, facts.refusing, facts.late,
+            facts.died,
         )  # fmt: skip
         found += find_repair_alarms(facts.repair, facts.unasked, refused=facts.unasked_refused, unlisted=facts.unlisted)
         return [each for each in found if each.code == code]
@@ -326,6 +328,7 @@ CHECKS = (
     DoctorCheck("D16", "the brokers' own tokens last for two weeks", _alarms("D16"), False),
     DoctorCheck("D17", "no topic refuses or holds publishes for its backlog quota", _alarms("D17"), False),
     DoctorCheck("D18", "no bookie refuses to collect garbage", _alarms("D18")),
+    DoctorCheck("D19", "no broker has gone without closing in order", _alarms("D19"), False),
 )
 """What `magnetar doctor` looks at, in this order."""
 
@@ -344,7 +347,7 @@ def gather(session: Session, backup: str | None) -> ClusterFacts:
         silent=summary.silent, refusing=summary.refusing,
         oldest=find_largest_topics(summary, "age", TOPICS), backup_ms=find_newest_file_time_ms(backup, now_ms),
         version=PRODUCT, url=session.url, metadata_away_ms=summary.metadata_away_ms, late=summary.late,
-        metadata_late=summary.metadata_late,
+        metadata_late=summary.metadata_late, died=[asdict(each) for each in summary.died],
     )  # fmt: skip
     if summary.metadata_away_ms or summary.metadata_late:
         return facts

@@ -246,6 +246,11 @@ class AdminClient(ClosedAfterAsyncWith):
         whose owner has no record; no broker deletes these by itself.
         """
 
+    async def forget_broker(self, name: str) -> None:
+        """Forgets a broker that died and will not come back: `broker_summaries()` does not name it any more. Raises
+        NotFound if no broker of that name has died; NotAllowed if it is registered.
+        """
+
     async def grant_namespace_permission(self, name: str, role: str, actions: Sequence[str]) -> None:
         """Grants the role `role` the actions `actions` ("produce", "consume", …) at a namespace; these actions replace
         the actions that the role had there. Raises InvalidRequest if an action is unknown.

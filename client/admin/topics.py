@@ -627,6 +627,12 @@ async def undrain_broker(self: OperationCaller, name: str) -> None:
     await self._call(op.UNDRAIN_BROKER, name=name)
 
 
+async def forget_broker(self: OperationCaller, name: str) -> None:
+    """Forgets a broker that died and will not come back: `broker_summaries()` does not name it any more. Raises
+    NotFound if no broker of that name has died; NotAllowed if it is registered."""
+    await self._call(op.FORGET_BROKER, name=name)
+
+
 async def find_orphans(self: OperationCaller, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
     """Returns the orphaned ledgers: those to which no topic and no cursor refers. If `remove` is true, these
     ledgers are fenced and deleted now, as brokers do every hour. If `unexplained` is true, also returns the ledgers

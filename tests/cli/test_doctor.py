@@ -144,6 +144,9 @@ FOUND: list[tuple[str, dict[str, Any], str, bool]] = [
      "t takes no publishes: the backlog of its slowest subscription is above the quota.", True),
     ("D18", {"bookies": [bookie()] * 4 + [bookie(gcRefused="why")]},
      "Bookie 12345678 deletes nothing of some ledgers: why.", True),
+    ("D19", {"died": [{"name": "two", "endpoint": "b2:7650", "seen_ms": NOW_MS - 180_000}]},
+     "Broker two (b2:7650) died: it did not close in order, and was last seen 2001-09-09 01:43:40 UTC (3 min ago). "
+     "Start it again, or forget it.", True),
 ]  # fmt: skip
 
 

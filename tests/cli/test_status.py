@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -224,6 +225,28 @@ def test_a_server_says_its_status_its_largest_topics_and_why_a_subscription_wait
     assert run_here("why", "orders", "none", "--url", url).code == 4
     (part,) = json.loads(run_here("why", "orders", "billing", "-o", "json", "--url", url).out)
     assert part["subscriptions"][0]["stuck"]
+
+
+@pytest.mark.processes
+def test_a_killed_broker_is_shown_until_it_is_forgotten_and_a_stopped_one_is_not(tmp_path: Path) -> None:
+    with Cluster(tmp_path, bookies=1, brokers=3) as running:
+        first, killed, stopped = running.brokers
+        at = ("--url", f"magnetar://{first.address}")
+        assert stopped.stop() == 0
+        os.kill(killed.pid, signal.SIGKILL)
+        while not (died := json.loads(run_here("status", "-o", "json", *at).out)["died"]):
+            time.sleep(0.2)  # until its session ends
+        ((name, endpoint),) = {(each["broker"], each["endpoint"]) for each in died}
+        assert endpoint == killed.address
+        told = run_here("status", *at)
+        assert (told.code, f"Broker {name} ({endpoint}) died: it did not close in order" in told.out) == (1, True)
+        assert f"! D19 Broker {name} ({endpoint}) died" in run_here("doctor", *at).out
+        asked = run_here("brokers", "forget", name, *at)
+        assert asked.code != 0
+        assert f"Broker {name} ({endpoint}) is gone for good" in asked.out + asked.err
+        assert run_here("brokers", "forget", name, "--yes", *at).code == 0
+        assert json.loads(run_here("status", "-o", "json", *at).out)["died"] == []
+        assert run_here("brokers", "forget", name, *at).code == 4, "there is nothing to ask about"
 
 
 @pytest.mark.processes

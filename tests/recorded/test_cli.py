@@ -191,6 +191,7 @@ brokers list -o json
 brokers security
 brokers drain none
 brokers undrain none
+brokers forget none
 brokers list-dynamic-config
 brokers update-dynamic-config --config metrics_topics --value none
 brokers update-dynamic-config --config metrics_topics --value some

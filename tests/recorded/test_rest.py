@@ -61,6 +61,7 @@ DELETE {BK}/configuration/listen
 GET {BK}/internal-configuration
 PUT /admin/v3/brokers/none/drain
 DELETE /admin/v3/brokers/none/drain
+DELETE /admin/v3/brokers/none
 GET /admin/v2/bookies/all
 GET /admin/v2/bookies/racks-info
 GET /admin/v2/bookies/racks-info/none

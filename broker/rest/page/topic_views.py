@@ -27,7 +27,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -46,6 +46,7 @@ from ....proto.statistics import (
     ClusterSummary,
     CursorBucket,
     CursorShape,
+    DiedBroker,
     KeptLedger,
     LedgerCopies,
     MetadataNode,
@@ -332,6 +333,7 @@ class Brokers:
 
     brokers: tuple[BrokerSummary, ...]
     silent: tuple[str, ...]
+    died: tuple[DiedBroker, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,7 +450,7 @@ def _alarms(found: ClusterSummary, now_ms: int) -> list[Alarm]:
             }
             for each in found.bookies
         ],
-        oldest, now_ms, found.refusing, found.late,
+        oldest, now_ms, found.refusing, found.late, map(asdict, found.died),
     )  # fmt: skip
 
 
@@ -462,7 +464,7 @@ async def topics(call: RestRequest) -> Topics:
 
 async def brokers(call: RestRequest) -> Brokers:
     found = await call.call_local(op.BROKER_SUMMARIES)
-    return Brokers(found.brokers, found.silent)
+    return Brokers(found.brokers, found.silent, found.died)
 
 
 async def bookies(call: RestRequest) -> Bookies:

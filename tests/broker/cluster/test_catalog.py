@@ -1,7 +1,6 @@
 """What a user may choose the size of is not bounded by one commit, and a crash in between loses nothing."""
 
 import random
-import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from magnetar.metadata.store import Operation
 from magnetar.metadata.tree_core import OPERATIONS_MAX
 from magnetar.proto.errors import AlreadyExists, InvalidRequest, TopicNotFound, Unavailable
 from magnetar.proto.names import NamespaceName, TopicName
+from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.process import real_world
 
 SPACE = NamespaceName("public", "default")
@@ -117,7 +117,7 @@ async def test_added_partitions_have_the_subscriptions_before_they_are_used(
 
 async def test_a_broker_gives_thousands_of_bundles_back(tree: SqliteStore) -> None:
     broker = Ownership(
-        tree.new_session(), BrokerRecord(name="b", endpoint="b:1"), random.Random(1), time.monotonic
+        tree.new_session(), BrokerRecord(name="b", endpoint="b:1"), random.Random(1), SystemClock()
     )
     await broker.register_broker()
     policies = NamespaceRecord(bundles=4096)

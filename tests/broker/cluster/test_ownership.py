@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from magnetar.metadata.records import BrokerRecord, NamespaceRecord
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import Operation
 from magnetar.proto.names import TopicName
+from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.process import real_world
 
 TOPIC = TopicName.parse("persistent://public/default/t")
@@ -52,7 +52,7 @@ class LateAnswers:
 
 def _ownership(store: Any, name: str) -> Ownership:
     me = BrokerRecord(name=name, endpoint=f"{name}:1")
-    return Ownership(store, me, random.Random(1), time.monotonic)
+    return Ownership(store, me, random.Random(1), SystemClock())
 
 
 async def test_who_asks_while_the_bundle_is_being_taken_does_not_take_it_away(tmp_path: Path) -> None:

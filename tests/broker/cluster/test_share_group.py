@@ -1,7 +1,6 @@
 """Brokers of one group share what any of them is asked for; the others of a cluster take what they are asked for."""
 
 import random
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from magnetar.broker.cluster.ownership import Ownership, list_brokers
 from magnetar.metadata.records import CLUSTER_FORMAT, BrokerRecord, NamespaceRecord
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.proto.names import TopicName
+from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.process import real_world
 
 POLICIES = NamespaceRecord(bundles=32)
@@ -34,7 +34,7 @@ async def tree(tmp_path: Path) -> AsyncIterator[SqliteStore]:
 
 async def _broker(tree: SqliteStore, name: str, group: str = "here") -> Ownership:
     me = BrokerRecord(name=name, endpoint=f"{name}:1", group=group, format=CLUSTER_FORMAT)
-    made = Ownership(tree.new_session(), me, random.Random(name), time.monotonic)
+    made = Ownership(tree.new_session(), me, random.Random(name), SystemClock())
     await made.register_broker()
     return made
 

@@ -11,7 +11,9 @@ import pytest
 
 from magnetar.asyncio import Client
 from magnetar.broker.rest.page import application, messages, topic_views
-from magnetar.proto.statistics import BookieInfo, ClusterSummary
+from magnetar.metadata import paths
+from magnetar.metadata.records import StartedBrokerRecord, encode
+from magnetar.proto.statistics import BookieInfo, ClusterSummary, DiedBroker
 from tests.broker.rest.http import V2, Answer, Http, T, serving
 from tests.broker.rest.test_access import ALICE, SUPER, AnonymousNames, guarded
 
@@ -73,11 +75,26 @@ async def test_each_view_is_a_page_and_its_value_as_json(http: Http) -> None:
 
 def test_what_needs_somebody_is_what_status_says() -> None:
     full = BookieInfo("12345678-90", "h:1", read_only=False, rack="/r", free_bytes=14, total_bytes=100)
-    found = topic_views._alarms(ClusterSummary(brokers=(), silent=("two",), bookies=(full,)), 0)
+    died = DiedBroker("three", "h:3", 1_000)
+    found = topic_views._alarms(ClusterSummary(brokers=(), silent=("two",), bookies=(full,), died=(died,)), 61_000)
     assert [(each.text, each.code) for each in found] == [
         ("Broker two is registered and does not answer.", "D01"),
+        ("Broker three (h:3) died: it did not close in order, and was last seen 1970-01-01 00:00:01 UTC (1 min ago). "
+         "Start it again, or forget it.", "D19"),
         ("The disk of bookie 12345678 has 14% left; at 5 % it is read-only.", "D04"),
     ]
+
+
+async def test_a_broker_that_died_is_on_the_page_and_forgotten_by_rest(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, broker, _):
+        path = paths.started("gone")
+        record = StartedBrokerRecord(broker="gone", endpoint="h:1", seen_ms=1)
+        await broker.topic_manager.metadata.put(path, encode(record, path))
+        for view in ("/ui/", "/ui/brokers"):
+            assert b"magnetar brokers forget" in (await http.ask("GET", view)).body
+        await http.done("DELETE", "/admin/v3/brokers/gone")
+        assert b"magnetar brokers forget" not in (await http.ask("GET", "/ui/brokers")).body
+        assert (await http.ask("DELETE", "/admin/v3/brokers/gone")).status == 404
 
 
 async def test_topics_are_found_sorted_and_paged(http: Http) -> None:
