@@ -366,6 +366,33 @@ FRESH_MS = 15_000
 """The age of a repair worker's progress record, in ms, above which the worker counts as idle or gone."""
 
 
+class WorkerAges:
+    """Knows how old the progress records of repair workers are, although the clocks of two processes may differ or
+    jump. The time of day of the worker counts when this process reads a record for the first time, and an age below 0
+    is 0. From then on the monotonic clock of this process counts: a record that stays as it was becomes older, and one
+    that has changed is at most as old as the look before."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen: dict[str, tuple[RepairWorkerRecord, float]] = {}  # worker → its record, when that was stored
+        self._looked_s = float("-inf")
+
+    def look(self, workers: Sequence[RepairWorkerRecord]) -> dict[str, float]:
+        """Returns for each worker, by its name, how many ms ago its record was stored. `workers`: all records that
+        there are now."""
+        now_s, now_ms = self._clock.monotonic(), self._clock.wall_ms()
+        seen = dict[str, tuple[RepairWorkerRecord, float]]()
+        for each in workers:
+            known = self._seen.get(each.name)
+            if known is not None and known[0] == each:
+                seen[each.name] = known
+                continue
+            age_s = max(0, now_ms - each.updated_ms) / 1000
+            seen[each.name] = each, now_s - (age_s if known is None else min(age_s, now_s - self._looked_s))
+        self._seen, self._looked_s = seen, now_s
+        return {name: 1000 * (now_s - stored_s) for name, (_, stored_s) in seen.items()}
+
+
 class RepairAdmin:
     """Answers the admin verbs about ledgers, their copies and their repair. Calling `metadata` returns the current
     metadata session."""
@@ -373,6 +400,7 @@ class RepairAdmin:
     def __init__(self, metadata: Callable[[], MetadataStore], clock: Clock) -> None:
         self._session = metadata
         self._clock = clock
+        self._ages = WorkerAges(clock)
         self.table: dict[str, Verb] = {
             "ledgers": self._ledgers,
             "ledger": self._ledger,
@@ -425,13 +453,14 @@ class RepairAdmin:
     # ------------------------------------------------------------------------------ auto-recovery
     async def _status(self, options: Options) -> Json:
         check_option_names(options, ())
-        store, now_ms = self._session(), self._clock.wall_ms()
+        store = self._session()
         auditor = await get_record(store, paths.REPAIR_AUDITOR, AuditorRecord)
         workers = await marks.list_records(store, paths.REPAIR_WORKERS, RepairWorkerRecord)
         ids = await marks.list_ledgers(store, paths.UNDER_REPLICATED)
         found = await self._marks(ids[:SAMPLE])
         left = await self._bytes_left(found) * max(len(ids), 1) // max(len(found), 1)
-        rate = sum(each.bytes_per_s for each in workers if now_ms - each.updated_ms < FRESH_MS)
+        ages_ms = self._ages.look(workers)
+        rate = sum(each.bytes_per_s for each in workers if ages_ms[each.name] < FRESH_MS)
         return {
             "enabled": await marks.is_repair_enabled(store),
             "auditor": None if auditor is None else auditor[0].name,
@@ -442,7 +471,7 @@ class RepairAdmin:
             "bytesLeft": left,
             "bytesPerSecond": rate,
             "secondsToGo": None if not ids or not rate else round(left / rate),
-            "workers": [_worker(each, now_ms) for each in workers],
+            "workers": [_worker(each, ages_ms[each.name]) for each in workers],
         }
 
     async def _enable(self, options: Options) -> Json:
@@ -586,14 +615,14 @@ def _mark(mark: UnderReplicatedRecord, now_ms: int) -> Json:
     }
 
 
-def _worker(worker: RepairWorkerRecord, now_ms: int) -> Json:
+def _worker(worker: RepairWorkerRecord, age_ms: float) -> Json:
     return {
         "name": worker.name,
         "ledgers": worker.ledgers,
         "entries": worker.entries,
         "bytes": worker.bytes,
         "failures": worker.failures,
-        "bytesPerSecond": worker.bytes_per_s if now_ms - worker.updated_ms < FRESH_MS else 0,
+        "bytesPerSecond": worker.bytes_per_s if age_ms < FRESH_MS else 0,
         "limitBytesPerSecond": worker.limit_bytes_per_s or None,
         "workingOn": {ledger: list(each) for ledger, each in worker.working_on.items()},
     }

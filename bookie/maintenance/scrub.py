@@ -74,7 +74,7 @@ class ScrubPosition(msgspec.Struct):
     entries: int = 0
     bytes: int = 0
     damaged: int = 0
-    last_pass_s: float = 0.0
+    last_pass_s: float = 0.0  # of a pass within one process exact; else by the time of day at the restart, 0 at least
 
 
 class Scrubber:
@@ -94,6 +94,7 @@ class Scrubber:
         self._mend = mend
         self._worker = world.workers.start("bookie-scrub")
         self._place = ScrubPosition()
+        self._began_s = 0.0  # when this pass began, on the monotonic clock of this process
         self._saved_at = 0.0
         self._owed_bytes = 0  # read and not waited for yet
         self._total_bytes = 0
@@ -114,7 +115,7 @@ class Scrubber:
                 _LOG.warning("the scrubber stopped, and continues later: %s", error)
                 await asyncio.sleep(SAVE_S)
                 continue
-            over_s = (self._world.clock.wall_ms() - self._place.began_ms) / 1000
+            over_s = self._world.clock.monotonic() - self._began_s
             await asyncio.sleep(min(self._pass_s, max(1.0, self._pass_s - over_s)))
             self._place = ScrubPosition(self._place.number + 1, last_pass_s=self._place.last_pass_s)
 
@@ -125,7 +126,7 @@ class Scrubber:
         """Makes one scrub pass: checks all records from the saved position to the end of the last entry log."""
         place = self._place
         if not place.began_ms:
-            place.began_ms = self._world.clock.wall_ms()
+            place.began_ms, self._began_s = self._world.clock.wall_ms(), self._world.clock.monotonic()
         files, entries = self._world.files, self._entries
         logs = self._store.index.logs()
         sizes = [
@@ -139,7 +140,7 @@ class Scrubber:
                     place.log, place.extent = number, 0
                 await self._scrub_log(number)
         place.log, place.extent = (logs[-1] + 1 if logs else 0), 0
-        place.last_pass_s = (self._world.clock.wall_ms() - place.began_ms) / 1000
+        place.last_pass_s = self._world.clock.monotonic() - self._began_s
         await self._save(now=True)
         _LOG.info("scrubbed %d entries, %d bytes; %d are damaged", place.entries, place.bytes, place.damaged)
 
@@ -254,6 +255,10 @@ class Scrubber:
                 return ScrubPosition()
 
         self._place = await self._worker.run(read)
+        # a monotonic clock does not outlive its process: how long ago an earlier process began the pass is known by the
+        # time of day alone, here once; set back since, it says 0
+        before_s = max(0, self._world.clock.wall_ms() - self._place.began_ms) / 1000
+        self._began_s = self._world.clock.monotonic() - before_s
 
     async def _save(self, *, now: bool = False) -> None:
         moment = self._world.clock.monotonic()

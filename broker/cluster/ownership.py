@@ -87,6 +87,7 @@ from ...metadata.store import (
     ABSENT,
     Delete,
     MetadataStore,
+    Operation,
     Put,
     commit_in_parts,
     get_readable_record,
@@ -238,7 +239,7 @@ class Ownership:
 
     async def _register(self, me: BrokerRecord) -> None:
         path = paths.broker(me.name)
-        operations = [Delete(path), Put(path, encode(me, path), ABSENT, ephemeral=True)]
+        operations: list[Operation] = [Delete(path), Put(path, encode(me, path), ABSENT, ephemeral=True)]
         if may_write_feature(Feature.STARTED_BROKERS):
             path = paths.started(me.name)
             record = StartedBrokerRecord(broker=me.name, endpoint=me.endpoint, seen_ms=self._clock.wall_ms())

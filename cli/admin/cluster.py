@@ -591,10 +591,10 @@ def forget(session: Session, query: str, namespace: str, yes: bool) -> None:
 
     Example: magnetar spark forget 6e1d5c1c-0d0e-4a3b-9a51-2f1c5a4f8f0e
     """
-    confirm(f"Delete all subscriptions of query {query} in {namespace}", yes)
     parts = [(part, each.name) for part, id_, each in _found(session, namespace) if id_ == query]
     if not parts:
         raise Failure(f"no query {query} holds data of {namespace}: magnetar spark queries lists them", NOT_FOUND)
+    confirm(f"Delete all subscriptions of query {query} in {namespace}", yes)
     for part, name in parts:
         session.admin.delete_subscription(part, name)
     text = f"query {query} holds nothing any more: {len(parts)} subscriptions are deleted"

@@ -5,6 +5,8 @@ from uuid import UUID
 
 import pytest
 
+from magnetar.bookie.admin import FRESH_MS, WorkerAges
+from magnetar.metadata.records import RepairWorkerRecord
 from magnetar.proto import errors
 from tests.bookie.entries import PeerCaller
 from tests.bookie.maintenance.copies import Deployment, with_deployment
@@ -99,3 +101,37 @@ async def test_who_departs_may_be_told_to_stay(deployment: Deployment, /) -> Non
 @pytest.mark.run_by(with_deployment, 1)
 async def test_an_option_of_a_wrong_type_is_refused(deployment: Deployment, /, verb: str) -> None:
     assert (await say(deployment, verb, on="yes", bookie=7))["error"] == errors.InvalidRequest.__name__
+
+
+class TwoClocks:
+    """A time of day that a test sets, and a monotonic time."""
+
+    def __init__(self) -> None:
+        self.wall, self.mono = 10_000_000, 50.0
+
+    def wall_ms(self) -> int:
+        return self.wall
+
+    def monotonic(self) -> float:
+        return self.mono
+
+
+def test_how_old_the_progress_of_a_worker_is_does_not_follow_a_time_of_day_that_jumps() -> None:
+    clock = TwoClocks()
+    ages = WorkerAges(clock)
+
+    def look(seconds: float, **workers: tuple[int, int]) -> dict[str, bool]:
+        clock.mono += seconds
+        records = [RepairWorkerRecord(name=name, updated_ms=at, bytes=done) for name, (at, done) in workers.items()]
+        return {name: age_ms < FRESH_MS for name, age_ms in ages.look(records).items()}
+
+    now = clock.wall
+    fresh = look(0, ahead=(now + 3_600_000, 1), late=(now - 3_600_000, 1), old=(now - FRESH_MS, 1), new=(now, 1))
+    assert fresh == {"ahead": True, "late": False, "old": False, "new": True}, "by the time of day at first, 0 at least"
+    assert look(5, late=(now - 3_595_000, 2), ahead=(now + 3_600_000, 1)) == {"late": True, "ahead": True}
+    assert look(FRESH_MS / 1000, late=(now - 3_595_000, 2), ahead=(now + 3_600_000, 1)) == {
+        "late": False, "ahead": False,
+    }, "it stays as it was"  # fmt: skip
+    clock.wall -= 3_600_000
+    assert look(1, late=(now - 3_595_000, 2)) == {"late": False}, "also when the time of day goes back"
+    assert ages._seen.keys() == {"late"}, "no more than there are"

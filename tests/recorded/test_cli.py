@@ -186,6 +186,7 @@ subscriptions set-properties orders -s s5 -p a=b -o json
 subscriptions delete orders -s s5 -y
 spark queries
 spark forget 6e1d5c1c-0d0e-4a3b-9a51-2f1c5a4f8f0e -y
+spark forget 6e1d5c1c-0d0e-4a3b-9a51-2f1c5a4f8f0e
 brokers list
 brokers list -o json
 brokers security

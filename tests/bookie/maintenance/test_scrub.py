@@ -141,6 +141,43 @@ def test_pass_takes_its_time_and_goes_on_after_a_restart_where_it_was() -> None:
     with_cluster(main)
 
 
+@pytest.mark.parametrize("jump_ms", [-3_600_000, 86_400_000])
+def test_how_long_a_pass_takes_is_not_of_the_time_of_day(jump_ms: int) -> None:
+    async def main(cluster: Cluster) -> None:
+        bookie = await a_bookie(cluster, entries=400)
+        await asyncio.sleep(12)
+        assert bookie.scrubber.describe()["beganMs"], "its first pass runs"
+        cluster.simulation.node(NODE).skew_ms += jump_ms
+        await asyncio.sleep(48)
+        found = bookie.statistics()
+        assert 10 <= found["scrub_last_pass_s"] <= 48
+        assert found["scrub_pass"] == 1, "the next one begins when this one's time is over"
+
+    with_cluster(main)
+
+
+def test_a_pass_that_an_earlier_process_began_took_no_less_than_its_part_here() -> None:
+    """Whose time of day was an hour ahead."""
+
+    async def main(cluster: Cluster) -> None:
+        bookie = await a_bookie(cluster, entries=40, ledgers=tuple(range(1, 13)))
+        await cluster.simulation.spawn(NODE, bookie.close())
+        cluster.simulation.crash(NODE)
+        bookie = await cluster.start(scrub_pass_s=1000.0)
+        bookie.scrubber.rate_min = 1
+        await asyncio.sleep(500)
+        cluster.simulation.crash(NODE)
+        cluster.simulation.node(NODE).skew_ms -= 3_600_000
+        bookie = await cluster.start()
+        bookie.scrubber.rate_min = 1
+        await asyncio.sleep(990)
+        status = bookie.scrubber.describe()
+        assert status["pass"] in (1, 2)
+        assert 400 <= status["lastPassSeconds"] <= 700  # type: ignore[operator]
+
+    with_cluster(main)
+
+
 async def test_deleted_ledgers_are_passed_by(cluster: Cluster, bookie: Bookie, /) -> None:
     await cluster.simulation.spawn(NODE, bookie.store.delete([1]))
     cluster.simulation.node(NODE).disk.flip_bit(LOG, DATA_OFFSET + 3 * RECORD + 100)
