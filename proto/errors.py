@@ -114,6 +114,11 @@ class WrongProtocol(InvalidRequest):
     code = 15
 
 
+def is_unknown_operation(error: BaseException) -> bool:
+    """Returns whether the error is the answer of a server of an older release that it has no such operation."""
+    return isinstance(error, WrongProtocol) and "no method" in str(error)
+
+
 class InvalidSchema(InvalidRequest):
     """The definition of a schema is not valid for its type; the message names the place in the definition."""
 

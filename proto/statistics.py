@@ -400,7 +400,8 @@ class NamespaceSums:
 @dataclass(frozen=True, slots=True)
 class BrokerSummary:
     """A broker with its totals, and its topics with the most traffic, with the largest backlog, and with the oldest
-    message (at most 50 of each)."""
+    message (at most 50 of each). If `since_ms` is 0, it is of an older release, and only its name, address and version
+    ("": not known either) are known."""
 
     name: str
     endpoint: str  # HOST:PORT

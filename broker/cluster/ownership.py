@@ -138,6 +138,34 @@ async def order_drain(store: MetadataStore, broker: BrokerRecord, now_ms: int) -
     await update_record(store, paths.draining(broker.name), DrainRecord, lambda found: found or order)
 
 
+def takes_assigned_bundles(broker: BrokerRecord) -> bool:
+    """Returns whether the broker is of a release that takes bundles that others assign to it, and that drains."""
+    return broker.format >= Feature.ASSIGNMENTS.value[0]
+
+
+def check_can_drain(broker: BrokerRecord, registered: Sequence[BrokerRecord]) -> None:
+    """Raises NotAllowed if the broker cannot drain: it is of an older release, which does not look for orders, or all
+    brokers that could get its bundles are, and do not take what others assign to them. `registered`: all brokers."""
+    if not takes_assigned_bundles(broker):
+        raise NotAllowed(
+            f"broker {broker.name!r} ({_version(broker)}) does not know how to drain: stop it by SIGTERM, which gives "
+            "its topics up, or upgrade it first"
+        )
+    others = [each for each in registered if each.name != broker.name]
+    old = [each for each in others if not takes_assigned_bundles(each)]  # of whatever group: they may say none
+    heirs = [each for each in others if each.group == broker.group and not each.draining and each not in old]
+    if old and not heirs:
+        older = ", ".join(sorted(f"{each.name!r} ({_version(each)})" for each in old)[:5])
+        raise NotAllowed(
+            f"nothing can be given to the other brokers, {older}: upgrade one of them first, or stop broker "
+            f"{broker.name!r} by SIGTERM, which gives its topics up"
+        )
+
+
+def _version(broker: BrokerRecord) -> str:
+    return f"version {broker.version}" if broker.version else "an older version"
+
+
 async def cancel_drain(store: MetadataStore, name: str) -> bool:
     """Deletes the order to drain the broker. If the broker has a random name, also deletes an order that it got under
     an earlier name. Returns False if there was no order."""
@@ -367,8 +395,7 @@ class Ownership:
         group[self.me.name] = msgspec.structs.replace(self.me, bundles=len(self._owned))
         if others:
             del group[self.me.name]
-        needed = Feature.ASSIGNMENTS.value[0]  # an older broker would not take it
-        able = [group[name] for name in sorted(group) if group[name].format >= needed]
+        able = [group[name] for name in sorted(group) if takes_assigned_bundles(group[name])]
         chosen = self._placement.choose_broker(path, able, self._clock.monotonic())
         return self.me if chosen is not None and chosen.name == self.me.name else chosen
 

@@ -28,7 +28,7 @@ from ...proto.statistics import BrokerInfo, LostOfSubscription, LostRange, Skipp
 from ...proto.translation import convert_reply, request_of
 from ...runtime.network import Endpoint, World, rpc
 from ..cluster.bundles_core import compute_bundle_number
-from ..cluster.ownership import cancel_drain, forget_broker, order_drain
+from ..cluster.ownership import cancel_drain, check_can_drain, forget_broker, order_drain
 from ..common.config import FIXED, make_fully_set_policies, resolve_policies_in_force
 from ..common.refusals import check_incarnation
 from ..common.token_bucket import EventLoopSlices
@@ -134,10 +134,13 @@ class Administration:
 
     async def drain_broker(self, name: str) -> None:
         """Stores the request to drain a broker: the broker then gives its bundles to other brokers. Raises NotFound if
-        no broker of that name is registered."""
-        found = next((each for each in await self._broker.list_brokers() if each.name == name), None)
+        no broker of that name is registered; NotAllowed if it is of a release that knows no such request, or if all
+        others that could get its bundles are."""
+        brokers = await self._broker.list_brokers()
+        found = next((each for each in brokers if each.name == name), None)
         if found is None:
             raise NotFound(f"no broker {name!r} is registered; 'magnetar brokers list' shows them")
+        check_can_drain(found, brokers)
         await order_drain(self._broker.metadata, found, self._broker.world.clock.wall_ms())
 
     async def undrain_broker(self, name: str) -> None:

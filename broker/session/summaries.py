@@ -28,11 +28,11 @@ from heapq import nsmallest
 from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar, cast
 
-from ...metadata.records import BookieRecord
+from ...metadata.records import BookieRecord, BrokerRecord
 from ...proto import operations as op
 from ...proto import states
 from ...proto import statistics as values
-from ...proto.errors import InvalidRequest, MagnetarError, Unauthenticated, Unauthorized
+from ...proto.errors import InvalidRequest, MagnetarError, Unauthenticated, Unauthorized, is_unknown_operation
 from ...proto.names import Position
 from ...proto.operations import Operation
 from ...proto.states import Blocked, LedgerStays, TxnId
@@ -267,12 +267,13 @@ def loop_busy() -> float:
 class AnswersOfBrokers(NamedTuple, Generic[T]):
     """The answers of the other brokers to one question. `silent`: the names of those that did not answer; `refusing`:
     of these, those that refused this broker's credentials; `late`: those that answered only when they were asked
-    again."""
+    again; `older`: those that answered that they do not know the question, because they are of an older release."""
 
     answers: list[T]
     silent: tuple[str, ...]
     refusing: tuple[str, ...]
     late: tuple[str, ...]
+    older: frozenset[str]
 
 
 class ClusterSummaries:
@@ -288,6 +289,7 @@ class ClusterSummaries:
         mine, members = await asyncio.gather(self._summary(), self._broker.read_brokers_and_bookies())
         others = await self._ask_others(members, op.BROKER_SUMMARIES)
         found = [mine, *(each for other in others.answers for each in other.brokers)]
+        found += [_unknown_summary(each) for each in members.brokers if each.name in others.older]
         return ClusterSummary(
             tuple(sorted(found, key=attrgetter("name"))), others.silent, tuple(map(describe_bookie, members.bookies)),
             members.away_ms, others.refusing, others.late, members.late,
@@ -326,7 +328,8 @@ class ClusterSummaries:
         rows = nsmallest(query.limit, (row for page in pages for row in page.topics), key=key)
         more = any(page.next for page in pages) or sum(len(page.topics) for page in pages) > len(rows)
         after_it = _next(query, rows) if more else ""
-        return TopicPage(tuple(rows), after_it, sum(page.found for page in pages), others.silent)
+        missing = tuple(sorted({*others.silent, *others.older}))
+        return TopicPage(tuple(rows), after_it, sum(page.found for page in pages), missing)
 
     async def _page(
         self, query: TopicPageQuery, key: Callable[[TopicRow], tuple[float, str]], after: tuple[float, str] | None
@@ -359,7 +362,7 @@ class ClusterSummaries:
         """Calls the operation at all other brokers, and once more at those that do not answer in time."""
         broker = self._broker
         others = [each for each in members.brokers if each.name != broker.name]
-        refusing, late = list[str](), list[str]()
+        refusing, late, older = list[str](), list[str](), set[str]()
 
         async def ask(name: str, endpoint: str) -> T | None:
             again = False
@@ -373,6 +376,9 @@ class ClusterSummaries:
                     if isinstance(error, Unauthorized) or isinstance(error.__cause__, Unauthenticated):
                         refusing.append(name)
                         return None
+                    if is_unknown_operation(error):
+                        older.add(name)
+                        return None
                     again = True
                 else:
                     if again:
@@ -381,9 +387,17 @@ class ClusterSummaries:
             return None
 
         answers = await asyncio.gather(*(ask(each.name, each.endpoint) for each in others))
-        silent = sorted(each.name for each, answer in zip(others, answers, strict=True) if answer is None)
+        silent = sorted(
+            each.name for each, answer in zip(others, answers, strict=True) if answer is None and each.name not in older
+        )
         found = [each for each in answers if each is not None]
-        return AnswersOfBrokers(found, tuple(silent), tuple(sorted(refusing)), tuple(sorted(late)))
+        return AnswersOfBrokers(found, tuple(silent), tuple(sorted(refusing)), tuple(sorted(late)), frozenset(older))
+
+
+def _unknown_summary(broker: BrokerRecord) -> BrokerSummary:
+    """Returns the summary of a broker of an older release, which does not answer for it: what its registration says."""
+    nothing = _sums("", TopicTotals())
+    return BrokerSummary(broker.name, broker.endpoint, broker.version, 0, -1.0, 0, 0, nothing, (), (), (), ())
 
 
 def describe_bookie(record: BookieRecord) -> BookieInfo:

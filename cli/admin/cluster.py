@@ -60,7 +60,7 @@ def status(session: Session) -> None:
       magnetar status -o json
     """
     now_ms = SystemClock().wall_ms()
-    summary = session.admin.broker_summaries()
+    summary = read_summary(session)
     brokers = [make_broker_row(asdict(each), now_ms) for each in summary.brokers]
     storage = ask_bookie_states(session, summary)
     bookies, repair = storage.bookies, storage.repair
@@ -99,16 +99,40 @@ def status(session: Session) -> None:
         sys.exit(FAILED)
 
 
+def read_summary(session: Session) -> ClusterSummary:
+    """Returns the summaries of all brokers. A broker of an older release does not answer for them: if it is the one
+    that is asked, returns what it lists, the names and addresses of brokers and the bookies."""
+    from ...proto.errors import WrongProtocol, is_unknown_operation
+    from ...proto.statistics import BrokerSummary, ClusterSummary, NamespaceSums
+
+    try:
+        return session.admin.broker_summaries()
+    except WrongProtocol as error:
+        if not is_unknown_operation(error):
+            raise
+    nothing = NamespaceSums("", 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, 0)
+    listed = [
+        BrokerSummary(each.name, each.endpoint, "", 0, -1.0, 0, 0, nothing, (), (), (), ())
+        for each in session.admin.brokers()
+    ]
+    return ClusterSummary(tuple(listed), (), tuple(session.admin.bookies()))
+
+
+UNKNOWN_OF_OLDER = ("up", "sinceMs", "busy", "topics", "in", "out", "backlog", "connections", "storageBytes")
+"""What is not known of a broker of an older release."""
+
+
 def make_broker_row(found: dict[str, Any], now_ms: int) -> dict[str, Any]:
     total = found["total"]
-    return {
-        "broker": found["name"], "endpoint": found["endpoint"], "version": found["version"],
+    row = {
+        "broker": found["name"], "endpoint": found["endpoint"], "version": found["version"] or None,
         "up": format_age((now_ms - found["since_ms"]) / 1000), "sinceMs": found["since_ms"],
         "busy": round(found["loop_busy"], 3) if found["loop_busy"] >= 0 else None, "topics": total["topics"],
         "in": total["rate_in"], "out": total["rate_out"], "backlog": total["backlog"],
         "connections": found["connections"], "degraded": found["degraded"], "storageBytes": total["storage_bytes"],
         "tokenEndsMs": found["token_ends_ms"], "full": list(found["full"]),
     }  # fmt: skip
+    return row if found["since_ms"] else row | dict.fromkeys(UNKNOWN_OF_OLDER)
 
 
 class BookiesReport(NamedTuple):

@@ -36,7 +36,7 @@ from ...runtime.clock import SystemClock
 from ..common.exits import FAILED
 from ..common.session import Session
 from ..storage.admin_port import with_operator_and_watch_options
-from .cluster import ask_bookie_states, find_largest_topics, make_broker_row
+from .cluster import ask_bookie_states, find_largest_topics, make_broker_row, read_summary
 
 if TYPE_CHECKING:
     from ...proto.statistics import ClusterSummary
@@ -190,7 +190,7 @@ def _files(facts: ClusterFacts) -> Iterator[Alarm]:
 
 
 def _versions(facts: ClusterFacts) -> Iterator[Alarm]:
-    running = {each["version"] for each in facts.brokers} | {each["version"] for each in facts.reports.values()}
+    running = {each["version"] or "an older one" for each in (*facts.brokers, *facts.reports.values())}
     if len(running) > 1:
         text = f"Servers run different versions: {', '.join(sorted(running))}. Finish the upgrade."
         yield Alarm(text, "magnetar status", needed=False)
@@ -341,7 +341,7 @@ def gather(session: Session, backup: str | None) -> ClusterFacts:
     from ...proto.versions import PRODUCT
 
     now_ms = SystemClock().wall_ms()
-    summary = session.admin.broker_summaries()
+    summary = read_summary(session)
     facts = ClusterFacts(
         now_ms=now_ms, brokers=[make_broker_row(asdict(each), now_ms) for each in summary.brokers],
         silent=summary.silent, refusing=summary.refusing,
@@ -364,7 +364,7 @@ def gather(session: Session, backup: str | None) -> ClusterFacts:
 
 def _describe(session: Session) -> tuple[dict[str, Row], dict[str, str]]:
     """Asks each broker at the address that look-ups answer: what it says, and why others do not, by address."""
-    from ...proto.errors import MagnetarError, Unauthenticated, Unauthorized, WrongProtocol
+    from ...proto.errors import MagnetarError, Unauthenticated, Unauthorized, is_unknown_operation
 
     described, unreachable = dict[str, Row](), dict[str, str]()
     for broker in session.admin.brokers():
@@ -376,7 +376,7 @@ def _describe(session: Session) -> tuple[dict[str, Row], dict[str, str]]:
         except (Unauthenticated, Unauthorized):
             raise
         except MagnetarError as error:
-            if isinstance(error, WrongProtocol) and "no method" in str(error):
+            if is_unknown_operation(error):
                 continue  # a broker of an older version
             unreachable[broker.endpoint] = str(error)
         finally:

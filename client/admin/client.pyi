@@ -231,7 +231,8 @@ class AdminClient(ClosedAfterAsyncWith):
     async def drain_broker(self, name: str) -> None:
         """Drains a broker: the broker gives its bundles to the other brokers of its group, and gets no new ones until
         `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` returns how
-        many bundles are left. Raises NotFound if there is no such broker.
+        many bundles are left. Raises NotFound if there is no such broker; NotAllowed if it, or each broker that could
+        get its bundles, is of a release that cannot drain.
         """
 
     async def expire_messages(self, topic: str, name: str, older_than: float | MessageId) -> int:

@@ -617,7 +617,8 @@ async def _broker(self: OperationCaller, listed: values.BrokerInfo) -> values.Br
 async def drain_broker(self: OperationCaller, name: str) -> None:
     """Drains a broker: the broker gives its bundles to the other brokers of its group, and gets no new ones until
     `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` returns how
-    many bundles are left. Raises NotFound if there is no such broker."""
+    many bundles are left. Raises NotFound if there is no such broker; NotAllowed if it, or each broker that could
+    get its bundles, is of a release that cannot drain."""
     await self._call(op.DRAIN_BROKER, name=name)
 
 

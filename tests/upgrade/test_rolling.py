@@ -5,6 +5,7 @@ The topic has deduplication, and its two producers, one with the older client an
 receipt: in the end each message is there once, in its producer's order.
 """
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -154,3 +155,29 @@ def test_a_rolling_upgrade_and_a_downgrade_lose_nothing_until_it_is_finished(
     bookie.start()
     assert bookie.wait(60) != 0, "an older bookie does not start any more"
     assert "format version 2" in bookie.stderr_path.read_text()
+
+
+def test_an_older_broker_is_shown_by_status_and_doctor_and_no_drain_waits_for_it(
+    cluster: OlderCluster, older: Mapping[str, str]
+) -> None:
+    newer, old = cluster.brokers
+    cluster.change([cluster.metadata, *cluster.bookies, newer], {})
+    for asked in (newer, old):
+        at = ("--url", f"magnetar://{asked.address}", "-o", "json")
+        told = run_cli("status", *at)
+        assert told.out, told.err
+        found = json.loads(told.out)
+        rows = {each["endpoint"]: each for each in found["brokers"]}
+        assert set(rows) == {newer.address, old.address}
+        assert (found["silent"], found["died"]) == ([], [])
+        assert (rows[old.address]["version"], rows[old.address]["topics"], rows[old.address]["up"]) == (None,) * 3
+        assert (rows[newer.address]["topics"] is not None) == (asked is newer)
+        checked = run_cli("doctor", *at)
+        assert checked.out, checked.err
+        states = {each["code"]: each["state"] for each in json.loads(checked.out)["checks"]}
+        assert (states["D01"], states["D09"]) == ("ok", "look")
+    at = ("--url", f"magnetar://{newer.address}")
+    for drained, text in ((old, "upgrade it first"), (newer, "upgrade one of them first")):
+        refused = run_cli("brokers", "drain", rows[drained.address]["broker"], "--wait", *at)
+        assert refused.code != 0
+        assert text in refused.err

@@ -4,6 +4,7 @@ the bundle can be taken and nothing acknowledged is lost."""
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -20,10 +21,11 @@ from magnetar.broker.server import Broker
 from magnetar.broker.topic import topic as topic_module
 from magnetar.broker.topic.topic import LAST_ACKS_S, Topic
 from magnetar.client.connect.attachment import Attachment
-from magnetar.metadata.records import OwnerRecord
+from magnetar.metadata import paths
+from magnetar.metadata.records import BrokerRecord, OwnerRecord, encode
 from magnetar.metadata.store import get_record
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.errors import SAYS_LAST, ConnectionLost, MagnetarError, NotFound, NotOwner, Unavailable
+from magnetar.proto.errors import SAYS_LAST, ConnectionLost, MagnetarError, NotAllowed, NotFound, NotOwner, Unavailable
 from magnetar.proto.names import TopicName
 from magnetar.proto.statistics import BrokerInfo
 from magnetar.runtime.network import Endpoint
@@ -516,6 +518,31 @@ async def test_an_order_to_drain_holds_over_a_restart_until_it_is_ended(
             await told_of(running, second, "first", lambda found: not found.draining)
             assert await second.topic_manager.drain() == 0
             assert (await first.topic_manager.find_owner(TopicName.parse(TOPIC))).name == "first"
+
+
+async def test_a_drain_that_an_older_broker_would_never_end_is_refused_at_once(running: Cluster) -> None:
+    first, second = await two(running)
+    older = running.store.new_session()
+    path = paths.broker("older")
+    for record, name, text in (
+        (BrokerRecord(name="older", endpoint="h:1", group="all"), "older",
+         "broker 'older' (an older version) does not know how to drain: stop it by SIGTERM"),
+        (BrokerRecord(name="older", endpoint="h:1", group="all", version="0.0.1"), "second",
+         "nothing can be given to the other brokers, 'older' (version 0.0.1): upgrade one of them first"),
+    ):  # fmt: skip
+        await older.put(path, encode(record, path), ephemeral=True)
+        async with AdminClient(f"magnetar://{second.endpoint}") as admin:
+            with pytest.raises(NotAllowed, match=re.escape(text)):
+                await admin.drain_broker(name)
+            assert await older.children(paths.DRAINING) == []
+            if name == "older":
+                await admin.drain_broker("second")  # the first one takes what it has
+                await admin.undrain_broker("second")
+                await first.close()
+    await older.delete(path)
+    async with AdminClient(f"magnetar://{second.endpoint}") as admin:
+        await admin.drain_broker("second")  # alone: it keeps all, and gets nothing for another group
+    await older.close()
 
 
 async def test_a_broker_with_a_random_name_finds_its_order_again_by_its_address(

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,9 @@ import pytest
 from magnetar.asyncio import Client
 from magnetar.broker.cluster import ownership
 from magnetar.broker.node import survey
+from magnetar.broker.server import Broker
 from magnetar.broker.session import summaries
+from magnetar.cli.admin.cluster import make_broker_row
 from magnetar.cli.run.metrics import MeasuredParts
 from magnetar.client.admin import AdminClient
 from magnetar.proto.errors import (
@@ -21,11 +23,15 @@ from magnetar.proto.errors import (
     SubscriptionNotFound,
     Unauthenticated,
     Unavailable,
+    WrongProtocol,
 )
+from magnetar.proto.operations import Operation
 from magnetar.proto.states import BacklogQuotaState, Blocked, LedgerStays
 from magnetar.proto.statistics import TopicRow
+from magnetar.proto.versions import PRODUCT
 from magnetar.runtime.access import LOCAL, Principal, PrincipalKind
 from magnetar.runtime.metrics import MetricsPage
+from magnetar.runtime.network import World
 from tests.runtime.test_metrics import shown
 from tests.support.cluster import Cluster, cluster
 
@@ -157,6 +163,36 @@ async def test_a_broker_that_refuses_the_own_token_of_the_one_that_asks_is_named
         async with AdminClient(f"magnetar://{one.endpoint}") as admin:
             found = await admin.broker_summaries()
             assert (found.silent, found.refusing) == (("three", "two"), ("two",))
+
+
+def _make_older(monkeypatch: pytest.MonkeyPatch, *brokers: Broker) -> None:
+    """Makes brokers answer as those of an older release, which has no such operation."""
+
+    call = summaries.call_operation_at_broker
+
+    async def ask(world: World, endpoint: str, operation: Operation[object], **arguments: object) -> object:
+        if endpoint in {str(each.endpoint) for each in brokers}:
+            raise WrongProtocol("no method /magnetar.wire.Admin/BrokerSummaries is served here")
+        return await call(world, endpoint, operation, **arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(summaries, "call_operation_at_broker", ask)
+
+
+async def test_a_broker_of_an_older_release_is_a_row_and_not_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, brokers=0) as running:
+        one, two = [await running.add_broker(name=name) for name in ("one", "two")]
+        _make_older(monkeypatch, two)
+        async with AdminClient(f"magnetar://{one.endpoint}") as admin:
+            found = await admin.broker_summaries()
+            assert ([each.name for each in found.brokers], found.silent) == (["one", "two"], ())
+            older = found.brokers[1]
+            assert (older.endpoint, older.version, older.since_ms) == (str(two.endpoint), PRODUCT, 0)
+            row = make_broker_row(asdict(older), 1)
+            assert (row["broker"], row["version"], row["topics"], row["up"]) == ("two", PRODUCT, None, None)
+            assert make_broker_row(asdict(found.brokers[0]), 1)["topics"] == 0
+            assert (await admin.topic_page()).silent == ("two",), "what it has is missing there"
 
 
 async def test_a_topic_that_takes_no_publishes_for_its_quota_and_the_end_of_the_own_token_are_said(
