@@ -161,7 +161,8 @@ async def _pages(
                 page = await self._transport.call(op.NAMESPACE_STATS, {**asked, "after": after}, at=broker)
             except (Unavailable, ConnectionLost, TimedOut):
                 return
-        found.update((each.name, each) for each in (*page.topics, *page.brief_topics))
+        found.update((each.name, each) for each in page.topics)
+        found.update((each.name, each) for each in page.brief_topics)
         if not page.next:
             return
         after, page = page.next, None
