@@ -5,12 +5,14 @@ service, BOOKIES bookies and BROKERS brokers; half of the topics are in a namesp
 subscription. In the detail the same of `magnetar namespaces stats` of that namespace, of `magnetar tenants list`, which
 is the start of a command and one small answer, and of the command's help, which asks nobody. Of each also the processor
 time: `…_command_cpu_s` of the command, `…_brokers_cpu_s` of all brokers and the metadata service, with their own work
-meanwhile. On a machine with other work it is the processor time that can be compared.
+meanwhile. On a machine with other work it is the processor time that can be compared. The command has its bytecode, as
+it has once it is installed, also where this process may write none (PYTHONDONTWRITEBYTECODE).
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import shutil
 import statistics
@@ -18,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from .harness import Options, Run, progress, read_cpu_s
@@ -41,11 +44,12 @@ def status(options: Options) -> Run:
             url = running.url.partition(",")[0]
             servers = [running.metadata.pid, *(broker.pid for broker in running.brokers)]
             detail: dict[str, float] = {"topics": count}
-            asked = "--url", url
-            detail |= _medians("status", servers, "status", *asked, codes=(0, 1))
-            detail |= _medians("namespace_stats", servers, "namespaces", "stats", NAMESPACE, *asked)
-            detail |= _medians("tenants_list", servers, "tenants", "list", *asked)
-            detail |= _medians("help", servers, "--help")
+            environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{directory}/bytecode"}
+            asked, medians = ("--url", url), partial(_medians, servers, environment)
+            detail |= medians("status", "status", *asked, codes=(0, 1))
+            detail |= medians("namespace_stats", "namespaces", "stats", NAMESPACE, *asked)
+            detail |= medians("tenants_list", "tenants", "list", *asked)
+            detail |= medians("help", "--help")
             run = Run(detail.pop("status_s"), detail=detail)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -70,14 +74,16 @@ async def _made(url: str, count: int) -> None:
         progress(f"status: {count:,} topics made in {time.perf_counter() - began:.1f} s")
 
 
-def _medians(name: str, servers: Sequence[int], *arguments: str, codes: tuple[int, ...] = (0,)) -> dict[str, float]:
+def _medians(
+    servers: Sequence[int], environment: Mapping[str, str], name: str, *arguments: str, codes: tuple[int, ...] = (0,)
+) -> dict[str, float]:
     """Returns the medians of the seconds that the command takes, and of the processor time of it and of the processes
     `servers`."""
     command = [sys.executable, "-m", "magnetar.cli.main", *arguments]
     took: dict[str, list[float]] = {"_s": [], "_command_cpu_s": [], "_brokers_cpu_s": []}
     for _ in range(RUNS + 1):  # the first fills the caches of the system
         served, own, began = sum(map(read_cpu_s, servers)), _children_cpu_s(), time.perf_counter()
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         took["_s"].append(time.perf_counter() - began)
         took["_command_cpu_s"].append(_children_cpu_s() - own)
         took["_brokers_cpu_s"].append(sum(map(read_cpu_s, servers)) - served)

@@ -28,7 +28,8 @@ from .states import (
 )
 
 __all__ = (
-    "BacklogAnalysis", "BacklogQuotaState", "Blocked", "BookieInfo", "BrokerInfo", "BrokerSummary", "ClusterSummary",
+    "BacklogAnalysis", "BacklogQuotaState", "Blocked", "BookieInfo", "BriefTopicStats", "BrokerInfo", "BrokerSummary",
+    "ClusterSummary",
     "CompactionState", "CompactionStatus", "ConnectedRole", "ConsumerStats", "CoordinatorHalves",
     "CoordinatorTransactions", "CursorBucket", "CursorGap", "CursorShape", "DiedBroker", "DrainingSlot", "HalfDecision",
     "HalfState", "HalfStats", "KeptLedger", "KeyDistribution", "LedgerCopies", "LedgerState", "LedgerStats",
@@ -189,6 +190,22 @@ class NamespaceStats:
     next: str  # the next page follows it; empty: there is none
     here: str  # HOST:PORT of the broker that answered
     brokers: tuple[str, ...]  # of all of them
+    brief_topics: tuple[BriefTopicStats, ...]  # in place of `topics`, if the request is brief
+
+
+@dataclass(frozen=True, slots=True)
+class BriefTopicStats:
+    """What a list of topics shows of the TopicStats of a topic without partitions, or of one partition."""
+
+    name: str
+    messages_in: int
+    messages_out: int
+    storage_bytes: int
+    rate_in: float
+    rate_out: float
+    throughput_in: float
+    throughput_out: float
+    backlogs: dict[str, int]  # by subscription
 
 
 @dataclass(frozen=True, slots=True)

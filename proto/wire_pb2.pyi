@@ -1645,24 +1645,57 @@ class ListTopicsRequest(_message.Message):
     def __init__(self, namespace: _Optional[str] = ..., partitions: bool = ..., in_memory_here: bool = ...) -> None: ...
 
 class NamespaceStatsRequest(_message.Message):
-    __slots__ = ("namespace", "after")
+    __slots__ = ("namespace", "after", "brief")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
+    BRIEF_FIELD_NUMBER: _ClassVar[int]
     namespace: str
     after: str
-    def __init__(self, namespace: _Optional[str] = ..., after: _Optional[str] = ...) -> None: ...
+    brief: bool
+    def __init__(self, namespace: _Optional[str] = ..., after: _Optional[str] = ..., brief: bool = ...) -> None: ...
 
 class NamespaceStatsReply(_message.Message):
-    __slots__ = ("topics", "next", "here", "brokers")
+    __slots__ = ("topics", "next", "here", "brokers", "brief_topics")
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     HERE_FIELD_NUMBER: _ClassVar[int]
     BROKERS_FIELD_NUMBER: _ClassVar[int]
+    BRIEF_TOPICS_FIELD_NUMBER: _ClassVar[int]
     topics: _containers.RepeatedCompositeFieldContainer[TopicStatsReply]
     next: str
     here: str
     brokers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, topics: _Optional[_Iterable[_Union[TopicStatsReply, _Mapping]]] = ..., next: _Optional[str] = ..., here: _Optional[str] = ..., brokers: _Optional[_Iterable[str]] = ...) -> None: ...
+    brief_topics: _containers.RepeatedCompositeFieldContainer[BriefTopicStats]
+    def __init__(self, topics: _Optional[_Iterable[_Union[TopicStatsReply, _Mapping]]] = ..., next: _Optional[str] = ..., here: _Optional[str] = ..., brokers: _Optional[_Iterable[str]] = ..., brief_topics: _Optional[_Iterable[_Union[BriefTopicStats, _Mapping]]] = ...) -> None: ...
+
+class BriefTopicStats(_message.Message):
+    __slots__ = ("name", "messages_in", "messages_out", "storage_bytes", "rate_in", "rate_out", "throughput_in", "throughput_out", "backlogs")
+    class BacklogsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_IN_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_OUT_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RATE_IN_FIELD_NUMBER: _ClassVar[int]
+    RATE_OUT_FIELD_NUMBER: _ClassVar[int]
+    THROUGHPUT_IN_FIELD_NUMBER: _ClassVar[int]
+    THROUGHPUT_OUT_FIELD_NUMBER: _ClassVar[int]
+    BACKLOGS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    messages_in: int
+    messages_out: int
+    storage_bytes: int
+    rate_in: float
+    rate_out: float
+    throughput_in: float
+    throughput_out: float
+    backlogs: _containers.ScalarMap[str, int]
+    def __init__(self, name: _Optional[str] = ..., messages_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., storage_bytes: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., backlogs: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class TopicSpec(_message.Message):
     __slots__ = ("name", "partitions")

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from ...metadata.records import NamespaceRecord, TenantRecord
 from ...proto import statistics as values
@@ -318,28 +318,31 @@ class AdminService:
         for start in range(0, len(names), STATS_AT_ONCE):
             part = names[start : start + STATS_AT_ONCE]
             if all(each in self._broker.loaded for each in part):  # then nothing waits, and no task is needed
-                stats = [await self._stats_of(each) for each in part]
+                stats = [await self._stats_of(each, request.brief) for each in part]
                 if turns.is_slice_used_up:
                     await turns.begin_slice()
             else:
-                stats = await asyncio.gather(*map(self._stats_of, part))
+                stats = await asyncio.gather(*(self._stats_of(each, request.brief) for each in part))
             for each in stats:
                 if each is not None:
-                    found.topics.append(each)
+                    (found.brief_topics if request.brief else found.topics).append(each)
                     size += each.ByteSize()
             if (size > PAGE_BYTES or clock.monotonic() > end_s) and part[-1] != names[-1]:
                 found.next = part[-1]
                 break
         return found
 
-    async def _stats_of(self, name: str) -> wire.TopicStatsReply | None:
+    async def _stats_of(self, name: str, brief: bool) -> Any:
+        """Returns the statistics of one topic as a message for the reply; None if they cannot be read."""
         try:
             topic = self._broker.loaded.get(name) or await self._topic(name)
+            if brief:
+                return make_reply_message(wire.BriefTopicStats, summaries.brief_topic_stats(topic))
             found = await summaries.topic_stats(topic, self._broker.endpoint, ages=False)
         except MagnetarError as error:
             _LOG.debug("no statistics of %s among those of its namespace: %s", name, error)
             return None
-        return cast(wire.TopicStatsReply, make_reply_message(wire.TopicStatsReply, found))
+        return make_reply_message(wire.TopicStatsReply, found)
 
     async def topic_internal_stats(self, request: wire.Name, context: CallContext) -> values.TopicInternalStats:
         return summaries.collect_internal_stats(await self._topic(request.name), self._broker.cache.bytes)

@@ -99,6 +99,17 @@ async def topic_stats(topic: Topic, owner: str, *, precise: bool = False, ages: 
     )  # fmt: skip
 
 
+def brief_topic_stats(topic: Topic) -> values.BriefTopicStats:
+    """Returns a part of the statistics of a topic, as `topic_stats` without `ages` does, in a tenth of its time."""
+    traffic, rates, backlogs = topic.traffic, topic.traffic.rates(), dict[str, int]()
+    for each in topic.subscriptions.values():
+        backlogs[each.name] = estimate_backlog(topic.readable_log(uncommitted=each.reads_uncommitted), each)
+    return values.BriefTopicStats(
+        topic.name.full, traffic.messages_in, traffic.messages_out, topic.log.shape.size, rates.messages_in,
+        rates.messages_out, rates.bytes_in, rates.bytes_out, backlogs,
+    )  # fmt: skip
+
+
 def _transactions(topic: Topic) -> values.TopicTransactions | None:
     found = topic.transactions.statistics()
     if found is None:

@@ -340,15 +340,20 @@ def stats(session: Session, namespace: str = "public/default", *, sums: bool) ->
       magnetar namespaces stats public/default --sum
     """
     from ...proto.names import TopicName
-    from .stats import COLUMNS, make_topic_record, sum_topic_records
+    from .stats import COLUMNS, COUNTS, SUMS, make_topic_record, make_topic_row, sum_topic_records
 
+    brief = session.out.kind in ("table", "name")  # which show COLUMNS only
     topics: dict[str, list[Any]] = {}
-    for each in session.admin.namespace_stats(namespace):
+    admin = session.admin
+    for each in admin.brief_namespace_stats(namespace) if brief else admin.namespace_stats(namespace):
         partitioned = "-partition-" in each.name  # most are not, and to parse a name costs as much as to read it
         topics.setdefault(TopicName.parse(each.name).base.full if partitioned else each.name, []).append(each)
-    rows = [make_topic_record(session, topic, found) for topic, found in topics.items()]
+    rows = [
+        make_topic_row(topic, found) if brief else make_topic_record(session, topic, found)
+        for topic, found in topics.items()
+    ]
     if sums:
-        rows.append(sum_topic_records(namespace, rows))
+        rows.append(sum_topic_records(namespace, rows, COUNTS if brief else SUMS))
     session.out.print_rows(rows, COLUMNS, empty=f"no topics in {namespace}")
 
 

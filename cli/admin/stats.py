@@ -5,7 +5,7 @@ A partitioned topic's record is the sum over its partitions, each asked from its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ..common.session import Session
 
 RATES = ("msgRateIn", "msgRateOut", "msgThroughputIn", "msgThroughputOut")
+_OF_ROW = ("msgInCounter", "msgOutCounter", "storageSize", *RATES)
+COUNTS = (*_OF_ROW, "msgBacklog")
 COLUMNS = ("topic", "partitions", "msgInCounter", "msgOutCounter", "storageSize", "msgBacklog", *RATES)
 SUBSCRIPTION_COLUMNS = ("subscription", "type", "msgBacklog", "unackedMessages", "consumers", "markDelete", "blocked")
 TRANSACTION_COLUMNS = (
@@ -42,6 +44,7 @@ _OF_SUBSCRIPTION = (
     "drainingHashesClearedTotal drainingHashesUnackedMessages drainingHashes"
 )
 """Names of proto/pulsar_json.py, in the order of the JSON."""
+SUMS = (*_SUMMED.split(), "msgBacklog", "backlogSize")
 _CAUGHT_UP = "everything was delivered"
 
 
@@ -74,11 +77,23 @@ def make_topic_record(session: Session, topic: str, found: list[values.TopicStat
     return record
 
 
-def sum_topic_records(whose: str, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the sums over the records of several topics, as one record. `whose`: the text that this record has as its
-    `topic`."""
+def make_topic_row(topic: str, found: list[values.BriefTopicStats]) -> dict[str, Any]:
+    """Returns the COLUMNS of the record of a topic, as `make_topic_record` does."""
+    row: dict[str, Any] = {"topic": topic, "partitions": len(found) if len(found) > 1 else 0}
+    for name in _OF_ROW:
+        row[name] = sum(map(TOPIC[name], found))
+    backlogs = found[0].backlogs
+    if len(found) > 1:
+        backlogs = {each: sum(part.backlogs.get(each, 0) for part in found) for part in found for each in part.backlogs}
+    row["msgBacklog"] = max(backlogs.values(), default=0)
+    return row
+
+
+def sum_topic_records(whose: str, records: list[dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+    """Returns the sums over the records of several topics, as one record: of the fields `names`. `whose`: the text that
+    this record has as its `topic`."""
     found: dict[str, Any] = {"topic": whose, "partitions": None, "topics": len(records)}
-    for name in (*_SUMMED.split(), "msgBacklog", "backlogSize"):
+    for name in names:
         found[name] = sum(each[name] for each in records)
     return found
 

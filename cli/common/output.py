@@ -279,9 +279,9 @@ ROWS_WRAPPED = 500
 
 def print_plain_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
     """Prints a table without limiting the length of its lines, for output to a pipe."""
-    cells = [[" ".join(format_cell(row.get(column)).split("\n")) for column in columns] for row in rows]
+    cells = [[format_cell(row.get(column)).replace("\n", " ") for column in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    numeric = [all(isinstance(row.get(column), int | float) for row in rows) for column in columns]
+    numeric = [all(isinstance(row.get(column), (int, float)) for row in rows) for column in columns]
     form = "   ".join(f"{{:{'>' if right else '<'}{width}}}" for width, right in zip(widths, numeric, strict=True))
     rule = "─" * (sum(widths) + 3 * (len(widths) - 1))
     print("\n".join((form.format(*columns), rule, *(form.format(*each) for each in cells))))

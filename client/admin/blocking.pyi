@@ -62,6 +62,11 @@ class Admin(ClosedAfterWith):
     def bookies(self) -> list[values.BookieInfo]:
         """Returns the registered bookies."""
 
+    def brief_namespace_stats(self, namespace: str) -> list[values.BriefTopicStats]:
+        """Returns what a list of topics shows of the statistics that `namespace_stats` returns, in a third of the time.
+        Sends as many requests.
+        """
+
     def broker_summaries(self, *, here: bool = False) -> values.ClusterSummary:
         """Returns the sums of all brokers, and their largest topics. `here`: of the broker that is asked alone."""
 

@@ -158,6 +158,11 @@ class AdminClient(ClosedAfterAsyncWith):
     async def backlog_size(self, topic: str, position: MessageId) -> int:
         """Returns the approximate number of bytes that are stored in a topic after the message at `position`."""
 
+    async def brief_namespace_stats(self, namespace: str) -> list[values.BriefTopicStats]:
+        """Returns what a list of topics shows of the statistics that `namespace_stats` returns, in a third of the time.
+        Sends as many requests.
+        """
+
     async def brokers(self) -> list[values.BrokerInfo]:
         """Returns a list of the registered brokers, each with the number of topics that it has loaded and the number of
         bundles and transaction coordinators that it owns; both numbers are None if the broker did not answer within 5

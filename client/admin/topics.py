@@ -103,13 +103,39 @@ async def namespace_stats(self: OperationCaller, namespace: str) -> list[values.
     """Returns the statistics of each partition and each topic without partitions, sorted by name; the field
     `oldest_ms` is not set. Sends one request to each broker, more if there are many topics, and one for each topic
     that no broker serves now."""
-    name, found = to_full_namespace_name(namespace), dict[str, values.TopicStats]()
+    found = await _ask_owners(self, namespace, brief=False)
+    return [each for each in found if isinstance(each, values.TopicStats)]
+
+
+async def brief_namespace_stats(self: OperationCaller, namespace: str) -> list[values.BriefTopicStats]:
+    """Returns what a list of topics shows of the statistics that `namespace_stats` returns, in a third of the time.
+    Sends as many requests."""
+    found = await _ask_owners(self, namespace, brief=True)
+    return [_shorten_stats(each) if isinstance(each, values.TopicStats) else each for each in found]
+
+
+def _shorten_stats(found: values.TopicStats) -> values.BriefTopicStats:
+    backlogs = {each.name: each.backlog for each in found.subscriptions}
+    return values.BriefTopicStats(
+        found.name, found.messages_in, found.messages_out, found.storage_bytes, found.rate_in, found.rate_out,
+        found.throughput_in, found.throughput_out, backlogs,
+    )  # fmt: skip
+
+
+async def _ask_owners(
+    self: OperationCaller, namespace: str, *, brief: bool
+) -> list[values.TopicStats | values.BriefTopicStats]:
+    """Asks each broker for the statistics of its topics of a namespace, and returns them, sorted by name. If `brief`,
+    those of an older broker, and of a topic that is asked for alone, are TopicStats nevertheless."""
+    found = dict[str, values.TopicStats | values.BriefTopicStats]()
+    asked = {"namespace": to_full_namespace_name(namespace), "brief": brief}
     page, names = await asyncio.gather(
-        self._call(op.NAMESPACE_STATS, namespace=name, after=""), topics(self, namespace, partitions=True)
+        self._call(op.NAMESPACE_STATS, **asked, after=""), topics(self, namespace, partitions=True)
     )
     others = [each for each in page.brokers if each != page.here]
-    await _pages(self, name, page.here, page, found)
-    await asyncio.gather(*(_pages(self, name, each, None, found) for each in others))
+    await asyncio.gather(
+        _pages(self, asked, page.here, page, found), *(_pages(self, asked, each, None, found) for each in others)
+    )
     for topic in names:
         if topic not in found:
             try:
@@ -121,23 +147,22 @@ async def namespace_stats(self: OperationCaller, namespace: str) -> list[values.
 
 async def _pages(
     self: OperationCaller,
-    namespace: str,
+    asked: Mapping[str, object],
     broker: str,
     page: values.NamespaceStats | None,
-    found: dict[str, values.TopicStats],
+    found: dict[str, values.TopicStats | values.BriefTopicStats],
 ) -> None:
-    """Adds the topics that `broker` serves to `found`. `page`: the first page, if it is there already. Topics that
-    fail are left to single requests."""
+    """Adds the topics that `broker` serves to `found`. `asked`: the request but for where its page begins; `page`: the
+    first page, if it is there already. Topics that fail are left to single requests."""
     after = ""
     while True:
         if page is None:
             try:
-                page = await self._transport.call(
-                    op.NAMESPACE_STATS, {"namespace": namespace, "after": after}, at=broker
-                )
+                page = await self._transport.call(op.NAMESPACE_STATS, {**asked, "after": after}, at=broker)
             except (Unavailable, ConnectionLost, TimedOut):
                 return
         found.update((each.name, each) for each in page.topics)
+        found.update((each.name, each) for each in page.brief_topics)
         if not page.next:
             return
         after, page = page.next, None

@@ -1,18 +1,23 @@
 """Statistics of all topics of a namespace: requests grow with brokers, not with topics."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from magnetar.asyncio import Client
 from magnetar.broker.cluster.bundles_core import find_topic_bundle_number
 from magnetar.broker.grpc import admin as service
 from magnetar.broker.session.administration import Administration
+from magnetar.broker.topic.statistics import TopicStatistics, TrafficRates
+from magnetar.cli.admin.stats import COLUMNS, COUNTS, make_topic_record, make_topic_row, sum_topic_records
 from magnetar.client.admin import AdminClient
 from magnetar.client.admin.grpc_transport import GrpcTransport
-from magnetar.proto.errors import NamespaceNotFound
+from magnetar.proto.errors import NamespaceNotFound, Unavailable
 from magnetar.proto.names import NamespaceName, TopicName
 from magnetar.runtime.clock import SystemClock
 from tests.support.cluster import cluster
@@ -54,6 +59,74 @@ async def test_statistics_of_a_namespace_are_a_request_to_each_broker(
             assert len(calls) <= 3 + TOPICS // service.STATS_AT_ONCE + 1, "in pages"
             with pytest.raises(NamespaceNotFound):
                 await admin.namespace_stats("public/nothing-there")
+
+
+@pytest.mark.parametrize("group", ["", "all"], ids=["first asked takes it", "shared"])
+async def test_brief_statistics_are_those_that_the_whole_ones_have(
+    tmp_path: Path, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when a broker is older and answers whole ones, and when a broker does not answer."""
+    async with cluster(tmp_path, brokers=0) as running:
+        one, two = [await running.add_broker(share_group=group) for _ in range(2)]
+        url, namespace = f"magnetar://{one.endpoint}", "public/default"
+        monkeypatch.setattr(TopicStatistics, "rates", lambda self: TrafficRates(self.messages_in / 2, 1.5, 2.5, 3.5))
+        call = GrpcTransport.call
+        older, silent, asked = set[str](), set[str](), list[str]()
+
+        async def answered(self: GrpcTransport, operation: Any, arguments: Any, *, at: str = "") -> Any:
+            asked.append(operation.name)
+            if operation.name == "NamespaceStats":
+                if at in silent:
+                    raise Unavailable("it does not answer")
+                if (at or "first") in older:
+                    arguments = {name: value for name, value in arguments.items() if name != "brief"}
+            return await call(self, operation, arguments, at=at)
+
+        monkeypatch.setattr(GrpcTransport, "call", answered)
+        async with AdminClient(url) as admin, Client(url) as client:
+            for number in range(12):
+                await admin.create_topic(f"t{number:02}")
+            await admin.create_topic("parts", partitions=3)
+            parts = await admin.parts("parts")
+            for topic, subscription in (
+                ("t03", "a"), ("t03", "b"), ("t04", "a"), (parts[1], "of one part"),
+                *((part, name) for part in parts for name in ("a", "b")),
+            ):  # fmt: skip
+                await admin.create_subscription(topic, subscription)
+            for topic, count in (("t03", 5), ("t05", 2), ("parts-partition-0", 3), ("parts-partition-1", 4)):
+                producer = await client.create_producer(topic)
+                for _ in range(count):
+                    await producer.send(b"x")
+            consumer = await client.subscribe("t03", "b")
+            for _ in range(2):
+                await consumer.acknowledge(await consumer.receive())
+            await admin.skip_messages("parts-partition-1", "a", 4)
+
+            def table(found: list[Any], row: Callable[[str, list[Any]], dict[str, Any]]) -> list[list[Any]]:
+                topics: dict[str, list[Any]] = {}
+                for each in found:
+                    topics.setdefault(TopicName.parse(each.name).base.full, []).append(each)
+                rows = [row(topic, parts) for topic, parts in topics.items()]
+                sums = sum_topic_records("all", rows, COUNTS)
+                return [[each[name] for name in COLUMNS] for each in (*rows, sums)]
+
+            asked.clear()
+            whole = table(await admin.namespace_stats(namespace), partial(make_topic_record, None))
+            requests = sorted(asked)
+            backlogs = {row[0].rpartition("/")[2]: row[COLUMNS.index("msgBacklog")] for row in whole[:-1]}
+            assert {name: count for name, count in backlogs.items() if count} == {"t03": 5, "parts": 7}
+            asked.clear()
+            found = await admin.brief_namespace_stats(namespace)
+            assert table(found, make_topic_row) == whole
+            assert sorted(asked) == requests
+            for older_ones in ({"first"}, {str(two.endpoint)}):
+                older.clear()
+                older.update(older_ones)
+                assert await admin.brief_namespace_stats(namespace) == found
+            older.clear()
+            silent.update({str(one.endpoint), str(two.endpoint)})
+            assert await admin.brief_namespace_stats(namespace) == found
+            assert ("TopicStats" in asked) == bool(group), "a topic of the broker that does not answer"
 
 
 async def test_the_owners_of_all_bundles_are_asked_for_at_once() -> None:
