@@ -76,6 +76,7 @@ class Broker:
         self._new_session = new_session
         self._used_s = used_s
         self.background = Supervisor()
+        self._sessions = Supervisor()  # goes on while the broker drains
         self._serving: RunningServer | None = None
         self._pulsar: RunningByteServer | None = None
         self._http: RunningByteServer | None = None
@@ -119,7 +120,7 @@ class Broker:
         except BaseException:
             await self._stop_serving()
             raise
-        self.background.supervise("broker-session", self._follow_session)
+        self._sessions.supervise("broker-session", self._follow_session)
         self.background.supervise("broker-upkeep", self._maintain_topics)
         self.background.supervise("broker-orphans", self._sweep)
         self.background.supervise("broker-load", self._report_load)
@@ -227,8 +228,6 @@ class Broker:
     async def _follow_session(self) -> None:
         while True:
             await self._metadata.wait_session_lost()
-            if self._closing:
-                return
             if self._new_session is None:
                 await self._drop_all()
                 return
@@ -288,6 +287,8 @@ class Broker:
         try:
             if self.topic_manager.has_session:
                 await self.topic_manager.resume(fresh)
+            elif self._closing:
+                return False
             else:
                 await self.topic_manager.start_owning_bundles(
                     fresh, str(self.endpoint), self.pulsar_urls, self.http_url
@@ -307,18 +308,29 @@ class Broker:
         self._closing = True
         await self.background.close()
         await self._drain()
+        await self._sessions.close()
         await self.topic_manager.close()
         await self._stop_serving(self._config.close_grace_s)
 
     async def _drain(self) -> None:
-        """Gives what this broker owns to others of its group, for `drain_timeout_s` at most."""
-        if not self._config.drain_timeout_s or not await self.topic_manager.can_release_bundles():
+        """Gives what this broker owns to others of its group, for `drain_timeout_s` at most, and then ends the moves
+        that have begun. If the metadata session is lost meanwhile, they wait for the next one; without metadata at the
+        end of that time they fail at once."""
+        timeout_s = self._config.drain_timeout_s
+        if not timeout_s or not await self.topic_manager.can_release_bundles():
             return
+        draining = asyncio.create_task(self.topic_manager.drain(), name="broker-drain")
         try:
-            async with asyncio.timeout(self._config.drain_timeout_s):
-                await self.topic_manager.drain()
-        except (TimeoutError, MagnetarError) as error:
-            _LOG.warning("not everything is given to other brokers, the rest is released: %s", error or "too slow")
+            if (await asyncio.wait([draining], timeout=timeout_s))[0]:
+                await draining
+            else:
+                _LOG.warning("not everything is given to other brokers, the rest is released: too slow")
+                await self.topic_manager.stop_waiting_for_metadata()
+        except MagnetarError as error:
+            _LOG.warning("not everything is given to other brokers, the rest is released: %s", error)
+        finally:
+            draining.cancel()
+            await asyncio.gather(draining, return_exceptions=True)
 
     async def _stop_serving(self, grace_s: float = 0.0) -> None:
         self.rest.shut_down()

@@ -96,6 +96,9 @@ class MetadataServer:
     def last_backup_ms(self) -> int:
         return self._store.last_backup_ms
 
+    async def measure_disk(self) -> tuple[int, int] | None:
+        return await self._store.measure_disk()
+
     async def close(self) -> None:
         """Ends the connections of clients, then closes the store. The sessions of clients do not end: they go on after
         the next start."""

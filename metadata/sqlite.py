@@ -145,6 +145,12 @@ class SqliteStore:
             "known_nodes": len(self._known), "known_bytes": self._known.bytes,
         }  # fmt: skip
 
+    async def measure_disk(self) -> tuple[int, int] | None:
+        """Returns (size, free space) of the disk with the metadata file, in bytes; None if it is in memory alone."""
+        if self._tree.path == MEMORY or self.closed:
+            return None
+        return await self._worker.run(self._world.files.disk_usage, str(PurePath(self._tree.path).parent))
+
     # -------------------------------------------------------------------------------------------- reading
     async def get(self, path: str) -> Node | None:
         if path in self._known.nodes:

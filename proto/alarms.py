@@ -6,6 +6,7 @@ tests/cli/test_status.py.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -28,9 +29,9 @@ NEW_TOKEN = "magnetar security token create --folder DIR --role broker --days 90
 
 
 class Alarm(NamedTuple):
-    """An alarm: something in the cluster that an operator should look at, and the command that helps. `needed`: an
-    operator must act; False: it can wait, and the exit code is not 1. `code`: the code of the check
-    (docs/operations.md)."""
+    """An alarm: something in the cluster that an operator should look at, and the command that helps. Names in the
+    command are quoted for a shell, because clients choose them. `needed`: an operator must act; False: it can wait, and
+    the exit code is not 1. `code`: the code of the check (docs/operations.md)."""
 
     text: str
     command: str
@@ -86,7 +87,7 @@ def find_alarms(
         age_s = (now_ms - each["oldest_ms"]) / 1000 if each["oldest_ms"] else 0.0
         if age_s > OLD_S:
             text = f"The oldest message of {each['name']} has not been acknowledged for {format_age(age_s)}."
-            found.append(Alarm(text, f"magnetar why {each['name']}", needed=False, code="D12"))
+            found.append(Alarm(text, f"magnetar why {shlex.quote(each['name'])}", needed=False, code="D12"))
     return sorted(found, key=lambda alarm: not alarm.needed)
 
 
@@ -102,7 +103,7 @@ def _alarms_of_broker(broker: Mapping[str, Any], now_ms: int) -> Iterable[Alarm]
         yield Alarm(text, NEW_TOKEN, needed=left_ms < TOKEN_NOW_MS, code="D16")
     for topic in broker["full"]:
         text = f"{topic} takes no publishes: the backlog of its slowest subscription is above the quota."
-        yield Alarm(text, f"magnetar why {topic}", code="D17")
+        yield Alarm(text, f"magnetar why {shlex.quote(topic)}", code="D17")
 
 
 def _alarms_of_bookie(bookie: Mapping[str, Any]) -> Iterable[Alarm]:

@@ -215,6 +215,12 @@ class _OwnershipSession:
             return False
         return True
 
+    async def stop_waiting_for_metadata(self) -> None:
+        """Called at the end of the process. If the metadata does not answer now, makes each call to it that waits for
+        the next session, and each later one, fail at once: nothing can be stored, and no caller waits for it."""
+        if not self.settled or not await self.answers():
+            self.metadata.stop_reconnecting()
+
     async def close(self) -> None:
         await self.tasks.close()
         await self.grants.close()
@@ -392,8 +398,7 @@ class TopicManager:
         if self._session is None:
             return
         session = self._leave(keep_bundles=True)
-        if not session.settled or not await session.answers():
-            session.metadata.stop_reconnecting()  # nothing can be stored, and no caller waits for it
+        await session.stop_waiting_for_metadata()
         await self._loading.wait_idle()
         await session.transactions.close()
         topics = list(self.loaded.values())
@@ -406,6 +411,11 @@ class TopicManager:
         except MagnetarError as error:
             _LOG.warning("bundles are not given back in order: %s", error)
         await session.close()
+
+    async def stop_waiting_for_metadata(self) -> None:
+        """Called when a drain has taken its whole time: without metadata the moves that have begun fail at once."""
+        if self._session is not None:
+            await self._session.stop_waiting_for_metadata()
 
     # ------------------------------------------------------------------ drain
     async def drain(self, *, ordered: bool = False) -> int:

@@ -26,6 +26,7 @@ from ...proto.alarms import find_alarms, find_metadata_alarms, find_repair_alarm
 from ...runtime.clock import SystemClock
 from ..common.exits import FAILED, NOT_FOUND, Failure
 from ..common.lazy import LazyCommand, LazyGroup
+from ..common.output import escape_controls
 from ..common.session import Session, confirm, session_command
 from ..common.units import FiniteNumber
 from ..storage.admin_port import with_operator_and_watch_options
@@ -294,7 +295,7 @@ def why(session: Session, topic: str, subscription: str = "") -> None:
     for each in found:
         click.echo(each["topic"])
         for one in each["subscriptions"]:
-            click.echo(f"  subscription {one['subscription']}: {' '.join(one['sentences'])}")
+            click.echo(escape_controls(f"  subscription {one['subscription']}: {' '.join(one['sentences'])}"))
         for ledger in each["ledgers"]:
             text = f"{format_count(ledger['messages'], 'message')}, {ledger['bytes']:,} bytes"
             click.echo(f"  ledger {ledger['ledger_id']} ({text}): {ledger['sentence']}")

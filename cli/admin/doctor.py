@@ -13,6 +13,7 @@ Guarding tests: tests/cli/test_doctor.py.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -240,7 +241,7 @@ def _unread(facts: ClusterFacts) -> Iterator[Alarm]:
         age_s = (facts.now_ms - oldest_ms) / 1000 if oldest_ms else 0.0
         since = f", the oldest for {format_age(age_s)}" if age_s > OLD_S else ""
         text = f"Subscription {name} of {topic} has no consumer, and keeps {backlog:,} messages{since}."
-        yield Alarm(text, f"magnetar why {topic} {name}", needed=age_s > FORGOTTEN_S)
+        yield Alarm(text, f"magnetar why {shlex.join((topic, name))}", needed=age_s > FORGOTTEN_S)
 
 
 def _skewed(facts: ClusterFacts) -> Iterator[Alarm]:
@@ -253,7 +254,8 @@ def _skewed(facts: ClusterFacts) -> Iterator[Alarm]:
         if len(parts) > 1 and total >= MESSAGES_S and rates[busiest] > SKEWED * total / len(parts):
             share = rates[busiest] / total
             text = f"Partition {busiest.rpartition('-')[2]} of {base} gets {share:.0%} of the messages of {len(parts)}."
-            yield Alarm(f"{text} Do most have one key?", f"magnetar topics partitioned-stats {base}", needed=False)
+            helps = f"magnetar topics partitioned-stats {shlex.quote(base)}"
+            yield Alarm(f"{text} Do most have one key?", helps, needed=False)
 
 
 class RiskySetting(NamedTuple):

@@ -81,6 +81,15 @@ def _scalar(value: object) -> str:
             return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def escape_controls(text: str) -> str:
+    """Returns the text with control characters (but for tabs and line ends) and marks of direction as `\\x1b`. Clients
+    choose names and properties, and a terminal would obey what is in them."""
+    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 Value = object
 Row = Mapping[str, Value]
 STREAM_FIRST_ROWS = 200
@@ -326,13 +335,13 @@ def format_cell(value: Value) -> str:
         case float():
             return f"{value:,.1f}"
         case dict():
-            return ", ".join(f"{name} {format_cell(each)}" for name, each in value.items()) or "-"
+            return ", ".join(f"{escape_controls(str(name))} {format_cell(each)}" for name, each in value.items()) or "-"
         case tuple() if hasattr(value, "_fields"):  # such as a position
             return str(value)
         case list() | tuple():
             return ", ".join(map(format_cell, value)) or "-"
         case _:
-            return str(value)
+            return escape_controls(str(value))
 
 
 class Counter(Protocol):
@@ -427,7 +436,7 @@ def _describe_message(message: PrintedMessage) -> str:
         time = str(message.publish_time_ms)
     named = {**({"key": message.key} if message.key else {}), **message.properties}
     cells = (message.message_id, time.replace("+00:00", "Z"), *(f"{name}={value}" for name, value in named.items()))
-    return "  ".join(cells) + "  "
+    return escape_controls("  ".join(cells)) + "  "
 
 
 def make_message_record(message: PrintedMessage) -> dict[str, object]:

@@ -285,6 +285,11 @@ class MeasuredParts(msgspec.Struct, frozen=True):
                 text = "Metadata: age of the last copy that `magnetar metadata backup` made; there is no line before."
                 age_s = max(0.0, SystemClock().wall_ms() - made_ms) / 1000
                 page.gauge("magnetar_metadata_backup_age_seconds", text, age_s)
+            if (disk := await self.metadata.measure_disk()) is not None:
+                text = "Metadata: size of the disk with the file."
+                page.gauge("magnetar_metadata_disk_total_bytes", text, disk[0])
+                text = "Metadata: what is free of that disk. Without room nothing is made, changed or taken over."
+                page.gauge("magnetar_metadata_disk_free_bytes", text, disk[1])
         for bookie in self.bookies:
             _bookie(page, bookie)
             if self.second is not None:

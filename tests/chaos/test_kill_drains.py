@@ -1,6 +1,7 @@
-"""`kill -9` of a broker at each step of a drain, its own or that of a broker which gives it bundles: what was
-acknowledged is there once and in its producer's order, a transaction counts whole or not at all, everything is served
-again by the broker that is left, and no mark of a drain stays but the operator's order."""
+"""`kill -9` at each step of a drain, of the broker that drains, of one that gets its bundles, or of the metadata: what
+was acknowledged is there once and in its producer's order, a transaction counts whole or not at all, all is served
+again by the broker that is left, and no mark of a drain stays but the operator's order. A drain goes on when the
+metadata is back."""
 
 import contextlib
 import operator
@@ -34,7 +35,11 @@ KINDS = {
     "failover": magnetar.ConsumerType.Failover, "keys": magnetar.ConsumerType.KeyShared,
 }  # fmt: skip
 
-ONCE = ("it is registered as draining", "the rest is released")
+RELEASED = "the rest is released"
+TAKEN = "the next owner has taken it"  # also a coordinator without an owner, before any drain
+ONCE = ("it is registered as draining", RELEASED)
+METADATA_DIES = (("a topic takes nothing any more", False, 3.0), ("the next owner is named", True, 1.0))
+"""The step, whether an operator orders the drain, and for how long the metadata is away: what each run tries."""
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -76,11 +81,13 @@ class Pair:
         self.cluster.started.append(process)
         return process
 
-    def start_victim(self, step: str, number: int) -> None:
+    def start_victim(self, step: str, number: int, *, dies: int = 0) -> None:
+        """`dies`: the pid of the process that dies at the step; 0: the victim itself."""
+        stepped = (step, str(number), str(dies))
         if self.victim is None:
-            self.victim = self.start("victim", step, str(number))
+            self.victim = self.start("victim", *stepped)
         else:
-            self.victim.arguments[:2] = step, str(number)
+            self.victim.arguments[:3] = stepped
             self.victim.start()
         self.victim.wait_ready(PATIENCE_S)
 
@@ -91,6 +98,11 @@ class Pair:
 
     def brokers(self) -> dict[str, Any]:
         return {each.name: each for each in self.admin.brokers()}
+
+    def create_topics(self, tag: str) -> None:
+        for kind in (*KINDS, "a", "b"):
+            self.admin.create_topic(f"{tag}-{kind}")
+            self.admin.set_topic_policies(f"{tag}-{kind}", Policies(deduplication=True))
 
     def drain(self, name: str) -> None:
         self.admin.drain_broker(name)
@@ -117,6 +129,7 @@ class Programs:
     and what was taken, by topic, in order."""
 
     def __init__(self, url: str, tag: str) -> None:
+        self.tag = tag
         self.topics = {f"{tag}-{kind}": type_ for kind, type_ in KINDS.items()}
         self.acknowledged, self.taken = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
         self.client, self.failures = magnetar.Client(url), list[str]()
@@ -175,6 +188,24 @@ class Programs:
                 assert sorted(first, key=lambda each: each % KEYS) == sorted(sent, key=lambda each: each % KEYS), topic
 
 
+    def begin_transaction(self) -> magnetar.Transaction:
+        """Returns a transaction with a message of each of two topics."""
+        halves = [self.client.create_producer(f"{self.tag}-{each}") for each in ("a", "b")]
+        txn = self.client.transaction(60)
+        for half in halves:
+            half.send(b"half", txn=txn)
+        return txn
+
+    def check_stored(self, url: str, txn: magnetar.Transaction) -> None:
+        with magnetar.Client(url) as client:
+            one, other = (read_all(client, f"{self.tag}-{each}") for each in ("a", "b"))
+            assert one == other
+            assert one in {"COMMITTED": ([b"half"],), "ABORTED": ([],)}.get(txn.state.name, ([], [b"half"]))
+            for topic in self.topics:
+                found = [int(each) for each in read_all(client, topic)]
+                assert found == self.acknowledged[topic], "each once, in order"
+
+
 def read_all(client: magnetar.Client, topic: str) -> list[bytes]:
     reader, found = client.create_reader(topic, magnetar.MessageId.earliest), list[bytes]()
     while reader.has_message_available():
@@ -183,11 +214,22 @@ def read_all(client: magnetar.Client, topic: str) -> list[bytes]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each third step; with `--walks 2` or more every one."""
-    if "step" in metafunc.fixturenames:
-        rows = [(step, bool(number % 2)) for number, step in enumerate(STEPS)]
-        rows = rows if metafunc.config.getoption("--walks") > 1 else rows[::3]
-        metafunc.parametrize(("step", "ordered"), rows, ids=[step for step, _ in rows])
+    """Each third step, and two at which the metadata dies; with `--walks 2` or more every one."""
+    every = metafunc.config.getoption("--walks") > 1
+    if "away_s" in metafunc.fixturenames:
+        rows = [
+            (step, ordered, away_s)
+            for number, (step, of) in enumerate(STEPS.items())
+            for ordered, away_s in ((False, 1.0 + number % 2 * 2), (True, 3.0 - number % 2 * 2))
+            if step != TAKEN and (of.drains or ordered) and not (ordered and step == RELEASED)
+        ]
+        rows = rows if every else [each for each in rows if each in METADATA_DIES]
+        ids = [f"{step}-{'ordered' if ordered else 'stopped'}" for step, ordered, _ in rows]
+        metafunc.parametrize(("step", "ordered", "away_s"), rows, ids=ids)
+    elif "step" in metafunc.fixturenames:
+        steps = [(step, bool(number % 2)) for number, step in enumerate(STEPS)]
+        steps = steps if every else steps[::3]
+        metafunc.parametrize(("step", "ordered"), steps, ids=[step for step, _ in steps])
 
 
 def test_a_broker_that_dies_at_a_step_of_a_drain_loses_nothing_and_leaves_nothing_behind(
@@ -195,23 +237,17 @@ def test_a_broker_that_dies_at_a_step_of_a_drain_loses_nothing_and_leaves_nothin
 ) -> None:
     """`ordered`: by an operator; else SIGTERM drains."""
     tag, drains = f"t{list(STEPS).index(step)}", STEPS[step].drains
-    ordered = ordered and step != "the rest is released"
+    ordered = ordered and step != RELEASED
     pair.start_victim(step, 1 if step in ONCE or not drains else 2)
     victim = pair.victim
     assert victim is not None
-    for kind in (*KINDS, "a", "b"):
-        pair.admin.create_topic(f"{tag}-{kind}")
-        pair.admin.set_topic_policies(f"{tag}-{kind}", Policies(deduplication=True))
+    pair.create_topics(tag)
     if drains:
         pair.drain("stays")  # all that there is goes to the victim
     programs = Programs(pair.url, tag)
     try:
         programs.wait_more()
-        client = programs.client
-        halves = [client.create_producer(f"{tag}-{each}") for each in ("a", "b")]
-        txn = client.transaction(60)
-        for half in halves:
-            half.send(b"half", txn=txn)
+        txn = programs.begin_transaction()
         if not drains:
             pair.admin.drain_broker("stays")
         elif ordered:
@@ -236,19 +272,60 @@ def test_a_broker_that_dies_at_a_step_of_a_drain_loses_nothing_and_leaves_nothin
         assert pair.brokers()["victim"].draining, "the order stands until it is taken back"
         pair.undrain("victim")
         victim.kill()
-    with magnetar.Client(f"magnetar://{pair.stays.address}") as client:
-        one, other = (read_all(client, f"{tag}-{each}") for each in ("a", "b"))
-        assert one == other
-        assert one in {"COMMITTED": ([b"half"],), "ABORTED": ([],)}.get(txn.state.name, ([], [b"half"]))
-        for topic in programs.topics:
-            found = [int(each) for each in read_all(client, topic)]
-            assert found == programs.acknowledged[topic], "each once, in order"
+    programs.check_stored(f"magnetar://{pair.stays.address}", txn)
+
+
+def test_metadata_that_dies_at_a_step_of_a_drain_loses_nothing_and_the_drain_goes_on(
+    step: str, ordered: bool, away_s: float, pair: Pair
+) -> None:
+    """`away_s`: it is started again after so long, less than a session takes or more."""
+    tag, drains = f"m{list(STEPS).index(step)}{ordered:d}", STEPS[step].drains
+    metadata, number = pair.cluster.metadata, 1 if step in ONCE or not drains else 2
+    if drains:
+        pair.start_victim(step, number, dies=metadata.pid)
+    pair.create_topics(tag)
+    if drains:
+        pair.drain("stays")
+    programs = Programs(pair.url if drains else f"magnetar://{pair.stays.address}", tag)
+    try:
+        programs.wait_more()
+        txn = programs.begin_transaction()
+        if not drains:  # what it opens is what it is given
+            pair.start_victim(step, number, dies=metadata.pid)
+        victim, drained = pair.victim, "victim" if drains else "stays"
+        assert victim is not None
+        if ordered:
+            pair.admin.drain_broker(drained)
+        else:
+            victim.send_signal(signal.SIGTERM)
+        assert metadata.wait(PATIENCE_S) == -signal.SIGKILL
+        time.sleep(away_s)
+        metadata.start()
+        metadata.wait_ready(PATIENCE_S)
+        with contextlib.suppress(magnetar.PulsarException):
+            txn.commit()
+        if ordered:
+            wait_for("it is drained", lambda: (found := pair.brokers().get(drained)) and not found.bundles)
+        else:
+            assert victim.wait(PATIENCE_S) == 0
+            assert "did not stop within" not in victim.output()
+        programs.wait_more()
+        if ordered:
+            pair.undrain(drained)
+    finally:
+        programs.close()
+    programs.check()
+    if ordered:  # both serve
+        pair.drain("stays" if drains else "victim")
+        victim.stop()
+    assert {pair.admin.owner(topic) for topic in programs.topics} == {pair.stays.address}
+    programs.check_stored(f"magnetar://{pair.stays.address}", txn)
 
 
 def test_a_drain_that_takes_its_whole_time_releases_the_rest(pair: Pair) -> None:
     """The drain has longer than a part of a process has for its end, and gives nothing away."""
     slow = pair.start(
-        "slow", "it is registered as draining", "0", session_s=600.0, settings="drain_timeout_s = 11.0\n"
+        "slow", "it is registered as draining", "0", "0", session_s=600.0, settings="drain_timeout_s = 11.0\n"
     )
     slow.wait_ready(PATIENCE_S)
     with magnetar.Client(f"magnetar://{slow.address},{pair.stays.address}") as client:
@@ -262,3 +339,4 @@ def test_a_drain_that_takes_its_whole_time_releases_the_rest(pair: Pair) -> None
         assert "did not stop" not in slow.output()
         producer.send(b"2")
         assert read_all(client, "released") == [b"1", b"2"], "its session has 600 s"
+

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -185,6 +186,12 @@ def test_a_server_that_answers_late_is_a_remark_and_no_alarm() -> None:
 def test_an_old_message_is_shown_and_can_wait() -> None:
     rows = [{"name": "t", "oldest_ms": NOW_MS - 7_300_000}, {"name": "u", "oldest_ms": NOW_MS - 5}]
     assert alarms(oldest=rows) == [("The oldest message of t has not been acknowledged for 2 h.", False)]
+
+
+def test_the_command_of_an_alarm_is_safe_to_copy_whatever_a_topic_is_called() -> None:
+    name = "persistent://public/default/t;reboot $(id)"
+    (alarm,) = find_alarms([], [], [bookie()], [{"name": name, "oldest_ms": 1}], NOW_MS)
+    assert shlex.split(alarm.command) == ["magnetar", "why", name]
 
 
 def test_an_age_that_is_not_known_is_a_dash_and_null() -> None:

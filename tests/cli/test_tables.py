@@ -18,3 +18,12 @@ def test_a_table_on_a_pipe_shows_texts_as_they_are(capsys: pytest.CaptureFixture
     ]
     CommandOutput("table").print_rows([], ("name",), empty="nothing")
     assert capsys.readouterr().out == "(nothing)\n"
+
+
+@pytest.mark.parametrize("method", ["print_rows", "print_row_stream"])
+def test_what_a_terminal_would_obey_is_escaped(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Clients choose names and properties."""
+    row = {"consumer": "\x1b[2J\x1b]0;title\x07", "properties": {"k\r": "\u202egnp.exe"}}
+    getattr(CommandOutput("table"), method)([row], ("consumer", "properties"))
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.split(maxsplit=1) == [r"\x1b[2J\x1b]0;title\x07", r"k\r \u202egnp.exe"]

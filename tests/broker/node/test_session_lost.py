@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from magnetar.broker import server
 from magnetar.broker.cluster.ownership import Ownership
+from magnetar.broker.log.topic_log import TopicLog
 from magnetar.broker.server import Broker
 from magnetar.metadata import paths
 from magnetar.metadata.store import MetadataStore
@@ -18,7 +19,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, NotOwner, Unavailable, from_wire
 from magnetar.proto.names import TopicName
 from magnetar.runtime.network import rpc
-from tests.broker.node.test_failover import TOPIC, look_up
+from tests.broker.node.test_failover import EARLIEST, TOPIC, look_up
 from tests.support.cluster import SMALL, Cluster, TestConsumer, TestProducer, cluster, payloads_of
 
 
@@ -32,7 +33,7 @@ class Renewing:
         self.attempts = 0
         self.session = running.store.new_session()
 
-    async def start(self, **changes: float) -> Broker:
+    async def start(self, **changes: float | str) -> Broker:
         config = replace(SMALL, name="first", **changes)  # type: ignore[arg-type]
         self.broker = await Broker.start(self.running.world, config, self.session, self._next)
         return self.broker
@@ -61,7 +62,7 @@ class Renewing:
 
 
 @asynccontextmanager
-async def one_that_renews(folder: Path, **changes: float) -> AsyncIterator[tuple[Cluster, Renewing]]:
+async def one_that_renews(folder: Path, **changes: float | str) -> AsyncIterator[tuple[Cluster, Renewing]]:
     async with cluster(folder, brokers=0) as running:
         renewing = Renewing(running)
         running.brokers.append(await renewing.start(**changes))
@@ -251,7 +252,7 @@ async def test_a_fault_between_a_new_session_and_its_use_leaves_no_broker_withou
 async def test_a_task_of_a_broker_that_is_killed_begins_again_and_is_shown(tmp_path: Path, name: str) -> None:
     async with one_that_renews(tmp_path) as (running, renewing):
         broker = renewing.broker
-        supervisors = (broker.background, broker.topic_manager.policies._background)
+        supervisors = (broker.background, broker._sessions, broker.topic_manager.policies._background)
         kept, owner = next((kept, each) for each in supervisors for kept in each._kept if kept.name == name)
         first = kept._task
         assert first is not None
@@ -266,6 +267,33 @@ async def test_a_task_of_a_broker_that_is_killed_begins_again_and_is_shown(tmp_p
         await renewing.until_back()
         producer = await TestProducer(running.world, broker, TOPIC).opened()
         await producer.send(b"0")
+
+
+@pytest.mark.parametrize("returns", [True, False])
+async def test_a_drain_goes_on_in_the_next_session_and_ends_soon_without_one(
+    tmp_path: Path, returns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session is lost in the middle of the drain that SIGTERM begins."""
+    async with one_that_renews(tmp_path, share_group="all", drain_timeout_s=60.0 if returns else 1.0) as found:
+        running, renewing = found
+        producer = await TestProducer(running.world, renewing.broker, TOPIC).opened()
+        await producer.send(b"0")
+        await producer.close()
+        other = await running.add_broker(name="second", share_group="all")
+        close = TopicLog.close
+
+        async def lose_session_and_close(self: TopicLog) -> None:
+            monkeypatch.undo()
+            await renewing.lose()
+            if returns:
+                renewing.gate.set()
+            await close(self)
+
+        monkeypatch.setattr(TopicLog, "close", lose_session_and_close)
+        async with asyncio.timeout(9):  # a call waits 10 s for a session
+            await renewing.broker.close()
+        consumer = await TestConsumer(running.world, other, TOPIC, initial_position=EARLIEST).ready()
+        assert payloads_of((await consumer.receive()).entry) == [b"0"]
 
 
 class Silent:

@@ -1,10 +1,10 @@
-"""`magnetar …` that kills itself with `kill -9` at a step of a move of bundles.
+"""`magnetar …` that kills itself, or another process, with `kill -9` at a step of a move of bundles.
 
-    python -m tests.chaos.processes.stepped STEP NUMBER ARGUMENTS…
+    python -m tests.chaos.processes.stepped STEP NUMBER PID ARGUMENTS…
 
-is `magnetar ARGUMENTS…` that dies when it comes to STEP (STEPS) for the NUMBERth time, and says so on stderr. Steps of
-a drain count from the begin of the broker's first drain on, those of the next owner from its start on. NUMBER 0: it
-comes to the step and no further.
+is `magnetar ARGUMENTS…` that kills PID (0: itself) when it comes to STEP (STEPS) for the NUMBERth time, and says so on
+stderr. Steps of a drain count from the begin of the broker's first drain on, those of the next owner from its start on.
+NUMBER 0: it comes to the step and no further.
 """
 
 import asyncio
@@ -46,8 +46,8 @@ STEPS = {
 }
 
 
-def die_at(name: str, number: int) -> None:
-    """Replaces the method of the step."""
+def die_at(name: str, number: int, pid: int = 0) -> None:
+    """Replaces the method of the step. `pid`: the process that dies; 0: this one."""
     step, came, drains = STEPS[name], 0, False
     drain: Any = TopicManager.drain
     method: Callable[..., Awaitable[Any]] = getattr(step.owner, step.method)
@@ -64,7 +64,7 @@ def die_at(name: str, number: int) -> None:
             await asyncio.Event().wait()
         if came == number:
             print(f"dies: {name}", file=sys.stderr, flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(pid or os.getpid(), signal.SIGKILL)
 
     async def do(self: Any, *arguments: Any, **options: Any) -> Any:
         if not step.is_after:
@@ -82,7 +82,7 @@ def die_at(name: str, number: int) -> None:
 if __name__ == "__main__":
     from magnetar.cli.main import main
 
-    at, times = sys.argv[1:3]
-    del sys.argv[1:3]
-    die_at(at, int(times))
+    at, times, victim = sys.argv[1:4]
+    del sys.argv[1:4]
+    die_at(at, int(times), int(victim))
     sys.exit(main())
