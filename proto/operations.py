@@ -298,6 +298,7 @@ LAST_MESSAGE_ID: Operation[Any] = _topic("LastMessageId", make_topic_rule(Permis
 MESSAGE_ID_BY_TIME: Operation[Any] = _topic("MessageIdByTime", CONSUME)
 BACKLOG_SIZE: Operation[int] = _topic("BacklogSize", CONSUME)
 GET_MESSAGE: Operation[Any] = _topic("GetMessage", CONSUME)
+FIND_MESSAGES: Operation[values.FoundMessages] = _topic("FindMessages", CONSUME)
 EXAMINE_MESSAGES: Operation[Any] = _topic("ExamineMessages", CONSUME)
 
 # ------------------------------------------------------------------------------------ subscriptions

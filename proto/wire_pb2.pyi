@@ -2255,6 +2255,44 @@ class PeekMessagesReply(_message.Message):
     entries: _containers.RepeatedCompositeFieldContainer[Delivery]
     def __init__(self, entries: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
 
+class FindMessagesRequest(_message.Message):
+    __slots__ = ("topic", "key", "property", "text", "where", "since_ms", "until_ms", "before_index", "limit")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PROPERTY_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    key: str
+    property: str
+    text: str
+    where: str
+    since_ms: int
+    until_ms: int
+    before_index: int
+    limit: int
+    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ..., property: _Optional[str] = ..., text: _Optional[str] = ..., where: _Optional[str] = ..., since_ms: _Optional[int] = ..., until_ms: _Optional[int] = ..., before_index: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class FindMessagesReply(_message.Message):
+    __slots__ = ("entries", "before_index", "messages", "bytes", "unread", "why")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[Delivery]
+    before_index: int
+    messages: int
+    bytes: int
+    unread: int
+    why: str
+    def __init__(self, entries: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ..., before_index: _Optional[int] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., unread: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+
 class CompactionStatusReply(_message.Message):
     __slots__ = ("state", "step", "error", "looked_at", "to_look_at", "rounds", "ledger_id", "horizon", "messages", "entries", "bytes", "end_index", "compacted_ms", "due_bytes")
     STATE_FIELD_NUMBER: _ClassVar[int]

@@ -25,7 +25,7 @@ from ...proto.names import MessageId, NamespaceName, Position, TopicName, check_
 from ...proto.operations import Permission
 from ...proto.policies import decode, encode
 from ...proto.schema import encode_version
-from ...proto.statistics import BacklogAnalysis, OrphanLedger, Orphans, SchemaTest, SkippedLost
+from ...proto.statistics import BacklogAnalysis, FoundMessages, OrphanLedger, Orphans, SchemaTest, SkippedLost
 from ...proto.translation import make_reply_message
 from ...runtime.access import Principal
 from ...runtime.network import CallContext
@@ -34,6 +34,7 @@ from ..node.topic_manager import TopicManager
 from ..session import inspection, settings, summaries
 from ..session.administration import Administration
 from ..session.backlogs import EntryWithHiddenMessages, SubscriptionAdministration
+from ..session.finding import FindRequest, find_messages, parse_criteria
 from ..session.summaries import (
     ClusterSummaries,
     TopicPageQuery,
@@ -101,6 +102,11 @@ class MessageAdminService:
     async def get_message(self, request: wire.GetMessageRequest, context: CallContext) -> list[wire.Delivery]:
         shown = await (await self._backlogs(request.topic)).read_message(Position(request.ledger_id, request.entry_id))
         return [to_wire_delivery(shown)]
+
+    async def find_messages(self, request: wire.FindMessagesRequest, context: CallContext) -> FoundMessages:
+        criteria = parse_criteria(request.key, request.property, request.text, request.where)
+        bounds = request.since_ms, request.until_ms, request.before_index, request.limit
+        return await find_messages(self._broker, FindRequest(request.topic, criteria, *bounds), context)
 
     async def analyze_backlog(self, request: wire.DeleteSubscriptionRequest, context: CallContext) -> BacklogAnalysis:
         return BacklogAnalysis(*await (await self._backlogs(request.topic)).analyze(request.name))
