@@ -328,6 +328,25 @@ class BacklogAnalysis:
 
 
 @dataclass(frozen=True, slots=True)
+class MessageState:
+    """The one state that a message has in a subscription: acknowledged, pending, delivered, held back, delayed, waiting
+    or redelivery."""
+
+    subscription: str
+    state: str
+    detail: str  # a sentence
+
+
+@dataclass(frozen=True, slots=True)
+class MessageTrace:
+    """What has become of a message: whether the topic has it, and its state in each subscription. Of a message that the
+    topic has not, no subscription has a state."""
+
+    stored: str  # a sentence
+    subscriptions: tuple[MessageState, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FoundEntry:
     """A stored entry with messages that a search has found. `acked_batch_indexes`: the batch indexes of its other
     messages."""

@@ -2277,6 +2277,36 @@ class FindMessagesRequest(_message.Message):
     limit: int
     def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ..., property: _Optional[str] = ..., text: _Optional[str] = ..., where: _Optional[str] = ..., since_ms: _Optional[int] = ..., until_ms: _Optional[int] = ..., before_index: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
 
+class TraceMessageRequest(_message.Message):
+    __slots__ = ("topic", "ledger_id", "entry_id", "batch_index")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    BATCH_INDEX_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    ledger_id: int
+    entry_id: int
+    batch_index: int
+    def __init__(self, topic: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_index: _Optional[int] = ...) -> None: ...
+
+class MessageState(_message.Message):
+    __slots__ = ("subscription", "state", "detail")
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    subscription: str
+    state: str
+    detail: str
+    def __init__(self, subscription: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class TraceMessageReply(_message.Message):
+    __slots__ = ("stored", "subscriptions")
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    stored: str
+    subscriptions: _containers.RepeatedCompositeFieldContainer[MessageState]
+    def __init__(self, stored: _Optional[str] = ..., subscriptions: _Optional[_Iterable[_Union[MessageState, _Mapping]]] = ...) -> None: ...
+
 class FindMessagesReply(_message.Message):
     __slots__ = ("entries", "before_index", "messages", "bytes", "unread", "why")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]

@@ -5,7 +5,7 @@ On a partitioned topic each verb is applied to every partition, at its owner.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from click import option
 
 from ..common.output import make_printed_stored_message, print_message, show_progress
 from ..common.session import Session, confirm, session_command
-from ..common.units import FiniteNumber
+from ..common.units import FiniteNumber, parse_message_id
 from .topics import full_name
 
 if TYPE_CHECKING:
@@ -92,6 +92,31 @@ def find(
     if not shown and not left and not unread:
         raise NotFound(f"{said}: none of them fits")
     click.echo("\n".join((said, *(f"not looked at: {each}" for each in left))), err=True)
+
+
+@session_command()
+def trace(session: Session, topic: str, message_id: str) -> None:
+    """Show what has become of a message: whether the topic has it, and for each subscription whether it is
+    acknowledged, delivered, delayed, held back, or waits. Its id is as other commands print it.
+
+    Example: magnetar topics trace orders 17:3
+    """
+    wanted = parse_message_id(message_id)
+    parts = session.admin.parts(topic)
+    if len(parts) > 1:
+        if not 0 <= (partition := wanted.partition()) < len(parts):
+            raise click.UsageError("of a topic with partitions the id is LEDGER:ENTRY:PARTITION, or name the partition")
+        parts = parts[partition : partition + 1]
+    found = session.admin.trace_message(
+        parts[0], ledger_id=wanted.ledger_id(), entry_id=wanted.entry_id(), batch_index=wanted.batch_index()
+    )
+    rows = [{"topic": parts[0], **asdict(each)} for each in found.subscriptions]
+    if session.out.is_structured:
+        session.out.print_document({"stored": found.stored, "subscriptions": rows})
+        return
+    click.echo(found.stored)
+    if rows:
+        session.out.print_rows(rows, ("subscription", "state", "detail"))
 
 
 @session_command(

@@ -493,6 +493,16 @@ class Admin(ClosedAfterWith):
         Non-persistent topics are included if they have partitions or are in use.
         """
 
+    def trace_message(
+        self,
+        topic: str,
+        *,
+        ledger_id: int = 0,
+        entry_id: int = 0,
+        batch_index: int = 0,
+    ) -> values.MessageTrace:
+        """Returns what has become of a message: whether the topic has it, and its state in each subscription."""
+
     def transaction(self, txn: TxnId | str) -> values.TransactionStats:
         """Returns the state and the participants of one transaction. Raises NotFound if the coordinator never issued
         this id.

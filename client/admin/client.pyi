@@ -74,6 +74,16 @@ class AdminClient(ClosedAfterAsyncWith):
     async def compaction_status(self, topic: str) -> values.CompactionStatus:
         """Returns the last compaction of one partition, and the compacted ledger that is read now."""
 
+    async def trace_message(
+        self,
+        topic: str,
+        *,
+        ledger_id: int = 0,
+        entry_id: int = 0,
+        batch_index: int = 0,
+    ) -> values.MessageTrace:
+        """Returns what has become of a message: whether the topic has it, and its state in each subscription."""
+
     async def subscriptions(self, topic: str) -> list[str]:
         """Returns the names of the durable subscriptions, sorted."""
 

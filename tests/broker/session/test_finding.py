@@ -1,13 +1,16 @@
-"""A search of a topic at its owner: by a filter, in pieces, of what consumers may see."""
+"""A search of a topic at its owner: by a filter, in pieces, of what consumers may see. What has become of a message."""
 
 import asyncio
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from magnetar.broker.session import finding
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
+from magnetar.client.model.settings import ConsumerType
 from magnetar.proto.errors import BackPressure, InvalidRequest, TopicNotFound
 from tests.support.cluster import Cluster, cluster
 
@@ -88,3 +91,47 @@ async def test_wrong_and_too_many_searches_are_refused(tmp_path: Path) -> None:
         searched.discard(TOPIC)
         assert (await admin.find_messages("t", key="k")).looked_at == 0
         assert not searched
+
+
+async def test_a_message_has_one_state_in_each_subscription(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, aio.Client(_url(running)) as client, AdminClient(_url(running)) as admin:
+        shared = {"consumer_type": ConsumerType.Shared, "receiver_queue_size": 3, "batch_index_ack_enabled": True}
+        holder = await client.subscribe(TOPIC, "holder", consumer_name="c1", **shared)
+        await admin.create_subscription(TOPIC, "alone")
+        producer = await client.create_producer(TOPIC, batching_enabled=False)
+        ids = [await producer.send(b"%d" % each) for each in range(5)]
+        later = await producer.send(b"later", deliver_after=timedelta(hours=1))
+
+        async def states(message_id: Any) -> dict[str, tuple[str, str]]:
+            place = {"ledger_id": message_id.ledger_id(), "entry_id": message_id.entry_id(), "batch_index": -1}
+            found = await admin.trace_message(TOPIC, **place)
+            assert found.stored == "The topic has the message."
+            return {each.subscription: (each.state, each.detail) for each in found.subscriptions}
+
+        messages = [await holder.receive(5000) for _ in range(3)]
+        assert (await states(ids[0]))["alone"] == (
+            "waiting", "It comes after what is before it: no consumer is connected."
+        )  # fmt: skip
+        state, detail = (await states(ids[0]))["holder"]
+        assert (state, detail.partition(" (")[0]) == ("delivered", "Consumer 'c1'")
+        assert (await states(later))["holder"][0] in ("delayed", "waiting")
+        txn = await client.transaction()
+        await holder.acknowledge(messages[2], txn=txn)
+        assert (await states(ids[2]))["holder"] == ("pending", f"It is acknowledged when transaction {txn.id} commits.")
+        await txn.commit()
+        assert (await states(ids[2]))["holder"] == ("acknowledged", "Some messages before it are not.")
+        await admin.skip_messages(TOPIC, "alone", 1)
+        assert (await states(ids[0]))["alone"] == ("acknowledged", "Everything up to it is.")
+        await holder.close()
+        assert (await states(ids[1]))["holder"][0] == "waiting", "with the last consumer gone it begins anew"
+        hidden = await client.transaction()
+        unseen = await producer.send(b"in a transaction", txn=hidden)
+        for place, sentence in (
+            ((unseen.ledger_id(), unseen.entry_id()), "open or was aborted"),
+            ((ids[0].ledger_id(), 10_000), "no such message yet"), ((1 << 40, 0), "no such message"),
+            ((0, 0), "never had it, or it was deleted"),
+        ):  # fmt: skip
+            found = await admin.trace_message(TOPIC, ledger_id=place[0], entry_id=place[1], batch_index=-1)
+            assert sentence in found.stored
+            assert not found.subscriptions
+        await hidden.abort()
