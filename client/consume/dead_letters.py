@@ -49,7 +49,16 @@ from datetime import timedelta
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import AlreadyExists, MagnetarError
-from ...proto.names import EARLIEST, TopicName, parse_number
+from ...proto.names import (
+    DELAY_TIME,
+    EARLIEST,
+    ORIGIN_MESSAGE_ID,
+    REAL_SUBSCRIPTION,
+    REAL_TOPIC,
+    RECONSUME_TIMES,
+    TopicName,
+    parse_number,
+)
 from ...proto.schema import SchemaInfo
 from ...runtime.tasks import Tasks
 from ..common.checks import WrongValue
@@ -73,8 +82,6 @@ _MOVED_BY = re.compile(r"-DLQ(-\d+-\d+)?$")
 """Matches the names of producers of dead letters: of a consumer, or of a broker
 (broker/subscription/core/redelivery_backoff.py)."""
 
-REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID = "REAL_TOPIC", "REAL_SUBSCRIPTION", "ORIGIN_MESSAGE_ID"
-RECONSUME_TIMES, DELAY_TIME = "RECONSUMETIMES", "DELAY_TIME"
 
 
 def find_dead_letter_policy(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:

@@ -31,23 +31,14 @@ from typing import TYPE_CHECKING
 
 from ...proto.errors import InvalidName, TopicNotFound
 from ...proto.filters import Filter, parse_filter
-from ...proto.names import TopicName, parse_number
+from ...proto.names import OF_FAILURES, OF_ORIGIN, REAL_SUBSCRIPTION, REAL_TOPIC, REDRIVEN, TopicName, parse_number
 from ..common.errors import ConsumerBusy, Timeout, TransactionAborted
 from ..model.composite_schemas import PreEncodedSchema
 from ..model.message import CiphertextMessage, Message
 from ..model.schema import BytesSchema
 from ..model.settings import ConsumerCryptoFailureAction, ConsumerType, InitialPosition, ProducerSettings
 from ..produce.producer import Producer
-from .dead_letters import (
-    DELAY_TIME,
-    ORIGIN_MESSAGE_ID,
-    REAL_SUBSCRIPTION,
-    REAL_TOPIC,
-    RECONSUME_TIMES,
-    copy_message,
-    fetch_schema_of_message,
-    make_letter_topic_name,
-)
+from .dead_letters import copy_message, fetch_schema_of_message, make_letter_topic_name
 
 if TYPE_CHECKING:
     from ..admin import AdminClient
@@ -56,10 +47,8 @@ if TYPE_CHECKING:
 
 SUBSCRIPTION = "redrive"
 """Subscription of a dead-letter topic that knows which letters went back."""
-REDRIVEN = "REDRIVEN"
 TIMES_MAX = 3
-OF_FAILURES = (RECONSUME_TIMES, DELAY_TIME, "REDELIVERY_COUNT", "REASON")
-OF_ORIGIN = (REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID)
+"""How often a letter goes back: one that fails again each time needs a person."""
 BATCH_MESSAGES = 100
 """Letters in one transaction."""
 IDLE_MS = 500

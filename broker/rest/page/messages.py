@@ -26,11 +26,10 @@ from starlette.responses import Response
 from ....proto import operations as op
 from ....proto.entry import decode_properties, decode_text, parse_entry
 from ....proto.errors import InvalidName, InvalidRequest, NotFound, Unauthorized
-from ....proto.names import TopicName, parse_number
+from ....proto.names import REAL_TOPIC, TopicName, parse_number
 from ....proto.operations import Operation, Permission
 from ....proto.statistics import FoundMessages
 from ...session.finding import decode_messages, is_encoded, is_too_large
-from ...subscription.core.redelivery_backoff import REAL_TOPIC
 from ..call import HttpError, RestRequest
 from ..subscriptions_routes import PayloadResponse
 

@@ -39,7 +39,7 @@ class Shop:
 
     async def letters(self, *payloads: bytes, subscription: str = "billing", **properties: str) -> None:
         origin = {"REAL_TOPIC": TOPIC, "REAL_SUBSCRIPTION": subscription, "ORIGIN_MESSAGE_ID": "1:2:-1:-1"}
-        failures = {"RECONSUMETIMES": "3", "REASON": "boom"}
+        failures = {"RECONSUMETIMES": "3", "DEAD_LETTER_REASON": "boom"}
         async with await self.client.create_producer(LETTERS) as producer:
             await asyncio.gather(*(
                 producer.send(each, partition_key="k", event_timestamp=7, properties=origin | failures | properties)
