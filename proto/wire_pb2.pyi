@@ -2307,6 +2307,18 @@ class TraceMessageReply(_message.Message):
     subscriptions: _containers.RepeatedCompositeFieldContainer[MessageState]
     def __init__(self, stored: _Optional[str] = ..., subscriptions: _Optional[_Iterable[_Union[MessageState, _Mapping]]] = ...) -> None: ...
 
+class FoundEntry(_message.Message):
+    __slots__ = ("ledger_id", "entry_id", "entry", "acked_batch_indexes")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    ACKED_BATCH_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    entry_id: int
+    entry: bytes
+    acked_batch_indexes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., entry: _Optional[bytes] = ..., acked_batch_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class FindMessagesReply(_message.Message):
     __slots__ = ("entries", "before_index", "messages", "bytes", "unread", "why")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
@@ -2315,13 +2327,13 @@ class FindMessagesReply(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     UNREAD_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
-    entries: _containers.RepeatedCompositeFieldContainer[Delivery]
+    entries: _containers.RepeatedCompositeFieldContainer[FoundEntry]
     before_index: int
     messages: int
     bytes: int
     unread: int
     why: str
-    def __init__(self, entries: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ..., before_index: _Optional[int] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., unread: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+    def __init__(self, entries: _Optional[_Iterable[_Union[FoundEntry, _Mapping]]] = ..., before_index: _Optional[int] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., unread: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class CompactionStatusReply(_message.Message):
     __slots__ = ("state", "step", "error", "looked_at", "to_look_at", "rounds", "ledger_id", "horizon", "messages", "entries", "bytes", "end_index", "compacted_ms", "due_bytes")

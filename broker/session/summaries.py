@@ -525,37 +525,37 @@ def _state_of_message(topic: Topic, subscription: Subscription, position: Positi
     cursor, dispatcher = subscription.cursor, subscription.dispatcher
     now_ms = topic.world.clock.wall_ms()
 
-    def state(name: str, detail: str) -> MessageState:
+    def make_state(name: str, detail: str) -> MessageState:
         times = cursor.redelivery_count(position)
         again = f" It was delivered again {_count(times, 'time')}." if times else ""
         return MessageState(subscription.name, name, detail + again)
 
     if cursor.is_acked(position):
         upto = position <= cursor.mark
-        return state("acknowledged", "Everything up to it is." if upto else "Some messages before it are not.")
+        return make_state("acknowledged", "Everything up to it is." if upto else "Some messages before it are not.")
     if batch_index in cursor.acked_indexes(position):
-        return state("acknowledged", "Other messages of its batch are not.")
+        return make_state("acknowledged", "Other messages of its batch are not.")
     if (pending := cursor.pending) is not None and (
         pending.is_pending(position) or pending.message_bits_at(position) >> max(batch_index, 0) & 1
     ):
         txns = ", ".join(map(str, pending.find_transactions(position)))
-        return state("pending", f"It is acknowledged when transaction {txns} commits.")
+        return make_state("pending", f"It is acknowledged when transaction {txns} commits.")
     if (member := dispatcher.find_consumer_of_entry(position)) is not None:
         consumer = subscription.consumers.get(member.id)
         at = f" ({consumer.address})" if consumer is not None else ""
-        return state("delivered", f"Consumer {member.name!r}{at} has it, and has not acknowledged it.")
+        return make_state("delivered", f"Consumer {member.name!r}{at} has it, and has not acknowledged it.")
     if position in dispatcher.held:
         until_ms = dispatcher.held.until[position]
         if until_ms is None:
-            return state("held back", "It becomes a dead letter.")
-        return state("held back", f"Its back-off ends in {_span(max(0, until_ms - now_ms) / 1000)}.")
+            return make_state("held back", "It becomes a dead letter.")
+        return make_state("held back", f"Its back-off ends in {_span(max(0, until_ms - now_ms) / 1000)}.")
     if dispatcher.delays is not None and dispatcher.delaying and dispatcher.delays.is_delayed(position):
-        return state("delayed", "Its delivery time has not come.")
+        return make_state("delayed", "Its delivery time has not come.")
     blocked = _why_blocked(subscription, 1)
     why = f": {blocked}" if blocked not in (Blocked.NO, Blocked.CAUGHT_UP) else ""
     if position < dispatcher.read_position:
-        return state("redelivery", f"It was taken back, and comes again{why}.")
-    return state("waiting", f"It comes after what is before it{why}.")
+        return make_state("redelivery", f"It was taken back, and comes again{why}.")
+    return make_state("waiting", f"It comes after what is before it{why}.")
 
 
 def _last_acknowledged(consumer: Consumer, now_ms: int) -> str:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 import click
 from click import option
 
+from ...proto.alarms import format_count
 from ..common.output import make_printed_stored_message, print_message, show_progress
 from ..common.session import Session, confirm, session_command
 from ..common.units import FiniteNumber, parse_message_id
 from .topics import full_name
 
 if TYPE_CHECKING:
-    from ...client.consume.redrive import RedriveOptions, RedriveResult
+    from ...client.redrive import RedriveOptions, RedriveResult
 
 FOUND = 100
 """Messages that are shown unless -n says otherwise."""
@@ -85,8 +86,9 @@ def find(
                     left.append(f"{part} below index {below} ({found.why}; --before {below} or --all goes on)")
                     break
             else:
-                left.append(f"{part}, after {count} messages (-n)" + (f" --before {below} goes on" if below else ""))
-    said = f"looked at {looked_at:,} messages of {full_name(topic)}"
+                goes_on = f"; --before {below} goes on" if below else ""
+                left.append(f"{part}, after {format_count(count, 'message')} (-n){goes_on}")
+    said = f"looked at {format_count(looked_at, 'message')} of {full_name(topic)}"
     if unread:
         said += f", not into {unread:,} of them, which are encrypted, chunks or too large"
     if not shown and not left and not unread:
@@ -142,7 +144,7 @@ def redrive(
       magnetar topics redrive orders-billing-DLQ --dry-run
       magnetar topics redrive orders-billing-DLQ --where "region = 'eu'" --rate 100 --yes
     """
-    from ...client.consume.redrive import RedriveOptions
+    from ...client.redrive import RedriveOptions
 
     options = RedriveOptions(subscription, where, count or 0, rate or 0.0, dry_run, force)
 
@@ -172,7 +174,7 @@ def _describe_redrive(result: RedriveResult) -> list[str]:
 def _redrive(session: Session, topic: str, options: RedriveOptions) -> RedriveResult:
     import asyncio
 
-    from ...client.consume.redrive import Redrive, RedriveResult
+    from ...client.redrive import Redrive, RedriveResult
 
     async def run() -> RedriveResult:
         result = RedriveResult()

@@ -17,7 +17,7 @@ nothing twice and loses nothing: what is not committed comes again with the next
 
 The copy counts from the start: the properties that made it a dead letter are taken off, and REDRIVEN counts how often
 it went back. The subscription `redrive` keeps all letters from its first use on; delete it when nothing is to go back.
-Guarding tests: tests/client/consume/test_redrive.py.
+Guarding tests: tests/client/test_redrive.py.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ...proto.errors import InvalidName, TopicNotFound
-from ...proto.filters import Filter, parse_filter
-from ...proto.names import OF_FAILURES, OF_ORIGIN, REAL_SUBSCRIPTION, REAL_TOPIC, REDRIVEN, TopicName, parse_number
-from ..common.errors import ConsumerBusy, Timeout, TransactionAborted
-from ..model.composite_schemas import PreEncodedSchema
-from ..model.message import CiphertextMessage, Message
-from ..model.schema import BytesSchema
-from ..model.settings import ConsumerCryptoFailureAction, ConsumerType, InitialPosition, ProducerSettings
-from ..produce.producer import Producer
-from .dead_letters import copy_message, fetch_schema_of_message, make_letter_topic_name
+from ..proto.errors import InvalidName, TopicNotFound
+from ..proto.filters import Filter, parse_filter
+from ..proto.names import OF_FAILURES, OF_ORIGIN, REAL_SUBSCRIPTION, REAL_TOPIC, REDRIVEN, TopicName, parse_number
+from .common.errors import ConsumerBusy, Timeout, TransactionAborted
+from .model.composite_schemas import PreEncodedSchema
+from .model.message import CiphertextMessage, Message
+from .model.schema import BytesSchema
+from .model.settings import ConsumerCryptoFailureAction, ConsumerType, InitialPosition, ProducerSettings
+from .produce.producer import Producer
+from .consume.dead_letters import copy_message, fetch_schema_of_message, make_letter_topic_name
 
 if TYPE_CHECKING:
-    from ..admin import AdminClient
-    from ..client import Client
-    from .consumer import Consumer
+    from .admin import AdminClient
+    from .client import Client
+    from .consume.consumer import Consumer
 
 SUBSCRIPTION = "redrive"
 """Subscription of a dead-letter topic that knows which letters went back."""

@@ -11,7 +11,7 @@ import pytest
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
 from magnetar.client.common.errors import Timeout
-from magnetar.client.consume.redrive import SUBSCRIPTION, TIMES_MAX, Redrive, RedriveOptions, RedriveResult
+from magnetar.client.redrive import SUBSCRIPTION, TIMES_MAX, Redrive, RedriveOptions, RedriveResult
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.proto.errors import TopicNotFound
 from magnetar.schema import JsonSchema, Record, String
@@ -23,7 +23,7 @@ LETTERS = f"{TOPIC}-billing-DLQ"
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("magnetar.client.consume.redrive.IDLE_MS", 100)
+    monkeypatch.setattr("magnetar.client.redrive.IDLE_MS", 100)
 
 
 class Order(Record):
@@ -129,7 +129,7 @@ async def test_a_redrive_that_ends_in_the_middle_sends_nothing_twice_and_loses_n
     async with shop(tmp_path) as made:
         await made.letters(*(b"%d" % each for each in range(40)))
         for steps in range(1, 9):
-            monkeypatch.setattr("magnetar.client.consume.redrive.BATCH_MESSAGES", 3)
+            monkeypatch.setattr("magnetar.client.redrive.BATCH_MESSAGES", 3)
             running = asyncio.ensure_future(made.run(limit=6))
             for _ in range(steps * 7):
                 await asyncio.sleep(0.003)
