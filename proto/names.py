@@ -67,6 +67,16 @@ TEXT_MAX = 4 * NAME_BYTES_MAX + 20
 
 LONG_MAX = (1 << 63) - 1
 
+REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID = "REAL_TOPIC", "REAL_SUBSCRIPTION", "ORIGIN_MESSAGE_ID"
+REDELIVERY_COUNT, DEAD_LETTER_REASON = "REDELIVERY_COUNT", "DEAD_LETTER_REASON"
+RECONSUME_TIMES, DELAY_TIME = "RECONSUMETIMES", "DELAY_TIME"
+"""Properties of dead letters and of messages that are tried again: the origin, and the failures. A broker, and clients
+in all languages, write them."""
+REDRIVEN = "REDRIVEN"
+"""Property that counts how often a dead letter went back."""
+OF_ORIGIN = (REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID)
+OF_FAILURES = (REDELIVERY_COUNT, DEAD_LETTER_REASON, RECONSUME_TIMES, DELAY_TIME)
+
 _SCHEMES = ("non-persistent://", "persistent://")  # by `persistent`
 _STRICT = re.compile(r"[-=:.\w]+\Z")
 _PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,8})\Z", re.DOTALL)

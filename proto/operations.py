@@ -298,6 +298,16 @@ LAST_MESSAGE_ID: Operation[Any] = _topic("LastMessageId", make_topic_rule(Permis
 MESSAGE_ID_BY_TIME: Operation[Any] = _topic("MessageIdByTime", CONSUME)
 BACKLOG_SIZE: Operation[int] = _topic("BacklogSize", CONSUME)
 GET_MESSAGE: Operation[Any] = _topic("GetMessage", CONSUME)
+TRACE_MESSAGE: Operation[values.MessageTrace] = _topic(
+    "TraceMessage", CONSUME, method="trace_message",
+    takes=(
+        RequestField("ledger_id", int, "Of its id."), RequestField("entry_id", int, "Of its id."),
+        RequestField("batch_index", int, "Of its id; -1: the whole entry."),
+    ),
+    help="Returns what has become of a message: whether the topic has it, and its state in each subscription.",
+    routes=(HttpRoute("GET", "/trace", "What has become of a message.", answer="MessageTrace"),),
+)  # fmt: skip
+FIND_MESSAGES: Operation[values.FoundMessages] = _topic("FindMessages", CONSUME)
 EXAMINE_MESSAGES: Operation[Any] = _topic("ExamineMessages", CONSUME)
 
 # ------------------------------------------------------------------------------------ subscriptions

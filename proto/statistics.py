@@ -344,6 +344,50 @@ class BacklogAnalysis:
     complete: bool  # False: it was too long to be read to its end
 
 
+@dataclass(frozen=True, slots=True)
+class MessageState:
+    """The one state that a message has in a subscription: acknowledged, pending, delivered, held back, delayed, waiting
+    or redelivery."""
+
+    subscription: str
+    state: str
+    detail: str  # a sentence
+
+
+@dataclass(frozen=True, slots=True)
+class MessageTrace:
+    """What has become of a message: whether the topic has it, and its state in each subscription. Of a message that the
+    topic has not, no subscription has a state."""
+
+    stored: str  # a sentence
+    subscriptions: tuple[MessageState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundEntry:
+    """A stored entry with messages that a search has found. `acked_batch_indexes`: the batch indexes of its other
+    messages."""
+
+    ledger_id: int
+    entry_id: int
+    entry: bytes
+    acked_batch_indexes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMessages:
+    """The answer of one search in a partition: the found entries, the newest first, and how far the search got.
+    `before_index`: the index below which the next search must continue; 0: everything was looked at. `why`: the reason
+    why the search stopped before that."""
+
+    entries: tuple[FoundEntry, ...]
+    before_index: int
+    messages: int  # that were looked at
+    bytes: int
+    unread: int  # messages that it could not look into: encrypted, chunks, damaged or too large
+    why: str
+
+
 # ------------------------------------------------------------------------------------ schemas
 @dataclass(frozen=True, slots=True)
 class TopicSchema:

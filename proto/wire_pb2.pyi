@@ -2300,6 +2300,86 @@ class PeekMessagesReply(_message.Message):
     entries: _containers.RepeatedCompositeFieldContainer[Delivery]
     def __init__(self, entries: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
 
+class FindMessagesRequest(_message.Message):
+    __slots__ = ("topic", "key", "property", "text", "where", "since_ms", "until_ms", "before_index", "limit")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PROPERTY_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    key: str
+    property: str
+    text: str
+    where: str
+    since_ms: int
+    until_ms: int
+    before_index: int
+    limit: int
+    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ..., property: _Optional[str] = ..., text: _Optional[str] = ..., where: _Optional[str] = ..., since_ms: _Optional[int] = ..., until_ms: _Optional[int] = ..., before_index: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class TraceMessageRequest(_message.Message):
+    __slots__ = ("topic", "ledger_id", "entry_id", "batch_index")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    BATCH_INDEX_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    ledger_id: int
+    entry_id: int
+    batch_index: int
+    def __init__(self, topic: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_index: _Optional[int] = ...) -> None: ...
+
+class MessageState(_message.Message):
+    __slots__ = ("subscription", "state", "detail")
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    subscription: str
+    state: str
+    detail: str
+    def __init__(self, subscription: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class TraceMessageReply(_message.Message):
+    __slots__ = ("stored", "subscriptions")
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    stored: str
+    subscriptions: _containers.RepeatedCompositeFieldContainer[MessageState]
+    def __init__(self, stored: _Optional[str] = ..., subscriptions: _Optional[_Iterable[_Union[MessageState, _Mapping]]] = ...) -> None: ...
+
+class FoundEntry(_message.Message):
+    __slots__ = ("ledger_id", "entry_id", "entry", "acked_batch_indexes")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    ACKED_BATCH_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    entry_id: int
+    entry: bytes
+    acked_batch_indexes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., entry: _Optional[bytes] = ..., acked_batch_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FindMessagesReply(_message.Message):
+    __slots__ = ("entries", "before_index", "messages", "bytes", "unread", "why")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[FoundEntry]
+    before_index: int
+    messages: int
+    bytes: int
+    unread: int
+    why: str
+    def __init__(self, entries: _Optional[_Iterable[_Union[FoundEntry, _Mapping]]] = ..., before_index: _Optional[int] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., unread: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+
 class CompactionStatusReply(_message.Message):
     __slots__ = ("state", "step", "error", "looked_at", "to_look_at", "rounds", "ledger_id", "horizon", "messages", "entries", "bytes", "end_index", "compacted_ms", "due_bytes")
     STATE_FIELD_NUMBER: _ClassVar[int]

@@ -27,6 +27,7 @@ IMPORTS = (
     ("ClosedAfterAsyncWith", "from ..common.closing import ClosedAfterAsyncWith"),
     ("ClosedAfterWith", "from ..common.closing import ClosedAfterWith"),
     ("MessageId", "from ..model.message_id import MessageId"),
+    ("FindResult", "from .grpc_transport import FindResult"),
     ("StoredMessage", "from .grpc_transport import StoredMessage"),
     ("Transport", "from .grpc_transport import Transport"),
 )

@@ -25,7 +25,15 @@ from ...proto.names import MessageId, NamespaceName, Position, TopicName, check_
 from ...proto.operations import Permission
 from ...proto.policies import decode, encode
 from ...proto.schema import encode_version
-from ...proto.statistics import BacklogAnalysis, OrphanLedger, Orphans, SchemaTest, SkippedLost
+from ...proto.statistics import (
+    BacklogAnalysis,
+    FoundMessages,
+    MessageTrace,
+    OrphanLedger,
+    Orphans,
+    SchemaTest,
+    SkippedLost,
+)
 from ...proto.translation import make_reply_message
 from ...runtime.access import Principal
 from ...runtime.network import CallContext
@@ -34,12 +42,14 @@ from ..node.topic_manager import TopicManager
 from ..session import inspection, settings, summaries
 from ..session.administration import Administration
 from ..session.backlogs import EntryWithHiddenMessages, SubscriptionAdministration
+from ..session.finding import FindRequest, find_messages, parse_criteria
 from ..session.summaries import (
     ClusterSummaries,
     TopicPageQuery,
     describe_bookie,
     explain_kept_ledgers,
     explain_stuck_subscription,
+    trace_message,
 )
 from ..session.topics import SchemaQueries
 from ..subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
@@ -101,6 +111,15 @@ class MessageAdminService:
     async def get_message(self, request: wire.GetMessageRequest, context: CallContext) -> list[wire.Delivery]:
         shown = await (await self._backlogs(request.topic)).read_message(Position(request.ledger_id, request.entry_id))
         return [to_wire_delivery(shown)]
+
+    async def find_messages(self, request: wire.FindMessagesRequest, context: CallContext) -> FoundMessages:
+        criteria = parse_criteria(request.key, request.property, request.text, request.where)
+        bounds = request.since_ms, request.until_ms, request.before_index, request.limit
+        return await find_messages(self._broker, FindRequest(request.topic, criteria, *bounds), context)
+
+    async def trace_message(self, request: wire.TraceMessageRequest, context: CallContext) -> MessageTrace:
+        position = Position(request.ledger_id, request.entry_id)
+        return trace_message(await self._topic(request.topic), position, request.batch_index)
 
     async def analyze_backlog(self, request: wire.DeleteSubscriptionRequest, context: CallContext) -> BacklogAnalysis:
         return BacklogAnalysis(*await (await self._backlogs(request.topic)).analyze(request.name))

@@ -259,6 +259,7 @@ class TopicManager:
         self.survey = TopicSurveyRunner(world.clock, lambda: self.loaded.values())
         self.metadata_use = MetadataResponsiveness(world.clock)
         self.members = LastKnownServers(world.clock, self.metadata_use)
+        self.searched: set[str] = set()  # topics in which a search runs (session/finding.py)
         self.heirs: dict[str, BrokerRecord] = {}  # brokers that got bundles of this one, by endpoint
         self._moved: dict[str, BrokerRecord] = {}  # who got the topics that were loaded here, by full name
         self._ordered_to_drain = False

@@ -42,6 +42,8 @@ from ...proto.statistics import (
     ClusterSummary,
     DiedBroker,
     KeptLedger,
+    MessageState,
+    MessageTrace,
     NamespaceSums,
     TopicPage,
     TopicRow,
@@ -528,6 +530,59 @@ def explain_stuck_subscription(topic: Topic, subscription: Subscription, backlog
     if not sentences:  # without a consumer, and without anything for one
         sentences.append("It has delivered everything.")
     return WhyStuck(stuck, blocked, tuple(each for each in sentences if each))
+
+
+def trace_message(topic: Topic, position: Position, batch_index: int) -> MessageTrace:
+    """Returns what has become of a message: whether the topic has it, and its one state in each subscription.
+    `batch_index`: its place in its batch; -1: the whole entry."""
+    shape = topic.log.shape
+    if not shape.has_entry(position):
+        if position > shape.last_confirmed:
+            return MessageTrace("The topic has no such message yet: its newest is before it.", ())
+        return MessageTrace("The topic has no such message: it never had it, or it was deleted.", ())
+    if shape.skipped_lost_range_end(position) is not None:
+        return MessageTrace("The message is lost: no bookie has it, and an operator let consumers pass over it.", ())
+    if not topic.shown.shape.is_readable(position):
+        return MessageTrace("The message is of a transaction that is open or was aborted: no consumer gets it.", ())
+    states = [_state_of_message(topic, each, position, batch_index) for each in topic.subscriptions.values()]
+    return MessageTrace("The topic has the message.", tuple(sorted(states, key=lambda each: each.subscription)))
+
+
+def _state_of_message(topic: Topic, subscription: Subscription, position: Position, batch_index: int) -> MessageState:
+    cursor, dispatcher = subscription.cursor, subscription.dispatcher
+    now_ms = topic.world.clock.wall_ms()
+
+    def make_state(name: str, detail: str) -> MessageState:
+        times = cursor.redelivery_count(position)
+        again = f" It was delivered again {_count(times, 'time')}." if times else ""
+        return MessageState(subscription.name, name, detail + again)
+
+    if cursor.is_acked(position):
+        upto = position <= cursor.mark
+        return make_state("acknowledged", "Everything up to it is." if upto else "Some messages before it are not.")
+    if batch_index in cursor.acked_indexes(position):
+        return make_state("acknowledged", "Other messages of its batch are not.")
+    if (pending := cursor.pending) is not None and (
+        pending.is_pending(position) or pending.message_bits_at(position) >> max(batch_index, 0) & 1
+    ):
+        txns = ", ".join(map(str, pending.find_transactions(position)))
+        return make_state("pending", f"It is acknowledged when transaction {txns} commits.")
+    if (member := dispatcher.find_consumer_of_entry(position)) is not None:
+        consumer = subscription.consumers.get(member.id)
+        at = f" ({consumer.address})" if consumer is not None else ""
+        return make_state("delivered", f"Consumer {member.name!r}{at} has it, and has not acknowledged it.")
+    if position in dispatcher.held:
+        until_ms = dispatcher.held.until[position]
+        if until_ms is None:
+            return make_state("held back", "It becomes a dead letter.")
+        return make_state("held back", f"Its back-off ends in {_span(max(0, until_ms - now_ms) / 1000)}.")
+    if dispatcher.delays is not None and dispatcher.delaying and dispatcher.delays.is_delayed(position):
+        return make_state("delayed", "Its delivery time has not come.")
+    blocked = _why_blocked(subscription, 1)
+    why = f": {blocked}" if blocked not in (Blocked.NO, Blocked.CAUGHT_UP) else ""
+    if position < dispatcher.read_position:
+        return make_state("redelivery", f"It was taken back, and comes again{why}.")
+    return make_state("waiting", f"It comes after what is before it{why}.")
 
 
 def _last_acknowledged(consumer: Consumer, now_ms: int) -> str:

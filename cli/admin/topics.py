@@ -47,6 +47,9 @@ topics = LazyGroup(
         "examine-messages": LazyCommand(
             ".admin.subscriptions", "examine", "Show the n-th message from the oldest or the newest."
         ),
+        "find": LazyCommand(".admin.messages", "find", "Show the messages with a key, a property, a text."),
+        "trace": LazyCommand(".admin.messages", "trace", "What has become of a message, in each subscription."),
+        "redrive": LazyCommand(".admin.messages", "redrive", "Send dead letters back to where they came from."),
         "get-message-by-id": LazyCommand(".admin.subscriptions", "get_message", "Show the messages of an entry."),
         "get-message-id": LazyCommand(
             ".admin.subscriptions", "get_message_id", "Id of the first message that arrived at a time."

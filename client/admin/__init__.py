@@ -20,5 +20,6 @@ from ...proto.schema import SchemaInfo as SchemaInfo
 from ...proto.statistics import *  # noqa: F403
 from .blocking import Admin as Admin
 from .client import AdminClient as AdminClient
+from .grpc_transport import FindResult as FindResult
 from .grpc_transport import StoredMessage as StoredMessage
 from .grpc_transport import Transport as Transport

@@ -8,7 +8,7 @@ from ...proto.schema import SchemaInfo
 from ...proto.states import TxnId, TxnState
 from ..common.closing import ClosedAfterWith
 from ..model.message_id import MessageId
-from .grpc_transport import StoredMessage
+from .grpc_transport import FindResult, StoredMessage
 
 class Admin(ClosedAfterWith):
     """Administration of a cluster, blocking: each method has the parameters, the return value and the errors of
@@ -185,6 +185,29 @@ class Admin(ClosedAfterWith):
         """Acknowledges for the subscription `name` (empty: for all subscriptions) every message that is older than
         `older_than` seconds; or, if `older_than` is a message id, every message up to it. Returns the number of entries
         that were acknowledged.
+        """
+
+    def find_messages(
+        self,
+        topic: str,
+        *,
+        key: str = "",
+        property: str = "",
+        text: str = "",
+        where: str = "",
+        since_ms: int = 0,
+        until_ms: int = 0,
+        before_index: int = 0,
+        limit: int = 0,
+    ) -> FindResult:
+        """Searches one partition, or a topic without partitions, from its end backwards, for the messages that have
+        the key `key`, the property `property` (NAME or NAME=VALUE), a payload that contains `text`, and for which the
+        filter `where` holds; all that is given must fit. `since_ms`, `until_ms`: only messages that a broker stored in
+        this time (ms since the epoch).
+
+        The broker stops after `limit` messages (0: 100), or when it has looked at 100,000 messages, at 64 MiB, or for
+        10 s: the next search continues with `before_index` of the result. Raises InvalidRequest for a wrong filter,
+        with the field `position`.
         """
 
     def find_orphans(self, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
@@ -480,6 +503,16 @@ class Admin(ClosedAfterWith):
 
         Non-persistent topics are included if they have partitions or are in use.
         """
+
+    def trace_message(
+        self,
+        topic: str,
+        *,
+        ledger_id: int = 0,
+        entry_id: int = 0,
+        batch_index: int = 0,
+    ) -> values.MessageTrace:
+        """Returns what has become of a message: whether the topic has it, and its state in each subscription."""
 
     def transaction(self, txn: TxnId | str) -> values.TransactionStats:
         """Returns the state and the participants of one transaction. Raises NotFound if the coordinator never issued

@@ -36,11 +36,10 @@ def add_operation_methods(kind: C) -> C:
     for row in OPERATIONS.values():
         if row.method:
             setattr(kind, row.method, make_operation_method(row))
-    for module in (topics, topics):
-        for name, function in inspect.getmembers(module, inspect.iscoroutinefunction):
-            if function.__module__ == module.__name__ and not name.startswith("_"):
-                function.__qualname__ = f"{kind.__name__}.{name}"
-                setattr(kind, name, function)
+    for name, function in inspect.getmembers(topics, inspect.iscoroutinefunction):
+        if function.__module__ == topics.__name__ and not name.startswith("_"):
+            function.__qualname__ = f"{kind.__name__}.{name}"
+            setattr(kind, name, function)
     return kind
 
 

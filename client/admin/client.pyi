@@ -9,7 +9,7 @@ from ...proto.states import TxnId, TxnState
 from ...runtime.network import World
 from ..common.closing import ClosedAfterAsyncWith
 from ..model.message_id import MessageId
-from .grpc_transport import StoredMessage, Transport
+from .grpc_transport import FindResult, StoredMessage, Transport
 
 class AdminClient(ClosedAfterAsyncWith):
     """Administration of a cluster, for asyncio: tenants, namespaces, policies, topics, subscriptions, brokers, bookies.
@@ -73,6 +73,16 @@ class AdminClient(ClosedAfterAsyncWith):
 
     async def compaction_status(self, topic: str) -> values.CompactionStatus:
         """Returns the last compaction of one partition, and the compacted ledger that is read now."""
+
+    async def trace_message(
+        self,
+        topic: str,
+        *,
+        ledger_id: int = 0,
+        entry_id: int = 0,
+        batch_index: int = 0,
+    ) -> values.MessageTrace:
+        """Returns what has become of a message: whether the topic has it, and its state in each subscription."""
 
     async def subscriptions(self, topic: str) -> list[str]:
         """Returns the names of the durable subscriptions, sorted."""
@@ -244,6 +254,29 @@ class AdminClient(ClosedAfterAsyncWith):
         """Acknowledges for the subscription `name` (empty: for all subscriptions) every message that is older than
         `older_than` seconds; or, if `older_than` is a message id, every message up to it. Returns the number of entries
         that were acknowledged.
+        """
+
+    async def find_messages(
+        self,
+        topic: str,
+        *,
+        key: str = "",
+        property: str = "",
+        text: str = "",
+        where: str = "",
+        since_ms: int = 0,
+        until_ms: int = 0,
+        before_index: int = 0,
+        limit: int = 0,
+    ) -> FindResult:
+        """Searches one partition, or a topic without partitions, from its end backwards, for the messages that have
+        the key `key`, the property `property` (NAME or NAME=VALUE), a payload that contains `text`, and for which the
+        filter `where` holds; all that is given must fit. `since_ms`, `until_ms`: only messages that a broker stored in
+        this time (ms since the epoch).
+
+        The broker stops after `limit` messages (0: 100), or when it has looked at 100,000 messages, at 64 MiB, or for
+        10 s: the next search continues with `before_index` of the result. Raises InvalidRequest for a wrong filter,
+        with the field `position`.
         """
 
     async def find_orphans(self, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:

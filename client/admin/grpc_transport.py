@@ -70,16 +70,31 @@ class StoredMessage:
     properties: Mapping[str, str]
     publish_time_ms: int
     payload: bytes
+    index: int = -1  # in its partition, from 0
 
 
-def decode_stored_messages(entries: Iterable[wire.Delivery], topic: str) -> list[StoredMessage]:
+@dataclass(frozen=True, slots=True)
+class FindResult:
+    """What one search in a partition has found: the messages, the newest first. `before_index`: the index below which
+    the next search must continue; 0: everything was looked at. `why`: the reason why it stopped before that."""
+
+    messages: list[StoredMessage]
+    before_index: int
+    looked_at: int  # messages
+    bytes: int
+    unread: int  # messages that the broker could not look into: encrypted, chunks, damaged or too large
+    why: str
+
+
+def decode_stored_messages(entries: Iterable[wire.Delivery | values.FoundEntry], topic: str) -> list[StoredMessage]:
     """Decodes stored entries, as a broker sends them, and returns their messages (proto/entry.py
     `decode_for_inspection`); acknowledged messages are left out. Raises CorruptEntry if an entry is damaged."""
     partition = TopicName.parse(topic).partition
     found = []
     for entry in entries:
-        client_part = split_broker_part(entry.entry)[2]
+        last_index, _, client_part = split_broker_part(entry.entry)
         header = parse_header(client_part)
+        first_index = last_index + 1 - header.num_messages
         for at, (about, payload) in enumerate(decode_for_inspection(header, client_part)):
             if at in entry.acked_batch_indexes:
                 continue
@@ -88,7 +103,9 @@ def decode_stored_messages(entries: Iterable[wire.Delivery], topic: str) -> list
             )
             properties = decode_properties(about)
             found.append(
-                StoredMessage(topic, place, about.partition_key, properties, header.publish_time, payload)
+                StoredMessage(
+                    topic, place, about.partition_key, properties, header.publish_time, payload, first_index + at
+                )
             )
     return found
 

@@ -28,8 +28,10 @@ from ...proto.schema import SchemaInfo, encode_version
 from ...proto.states import COORDINATORS_MAX, TxnId, TxnState
 from ..model.message_id import MessageId
 from .grpc_transport import (
+    FindResult,
     OperationCaller,
     StoredMessage,
+    decode_stored_messages,
     make_subscription_arguments,
     to_full_namespace_name,
     to_full_topic_name,
@@ -219,6 +221,30 @@ async def nth_message(self: OperationCaller, topic: str, number: int, *, from_la
     place = {"topic": to_full_topic_name(topic), "from_latest": from_latest, "number": number}
     found: tuple[StoredMessage, ...] = await self._call(op.EXAMINE_MESSAGES, **place)
     return found[0]
+
+
+async def find_messages(
+    self: OperationCaller, topic: str, *, key: str = "", property: str = "", text: str = "", where: str = "",
+    since_ms: int = 0, until_ms: int = 0, before_index: int = 0, limit: int = 0,
+) -> FindResult:  # fmt: skip
+    """Searches one partition, or a topic without partitions, from its end backwards, for the messages that have
+    the key `key`, the property `property` (NAME or NAME=VALUE), a payload that contains `text`, and for which the
+    filter `where` holds; all that is given must fit. `since_ms`, `until_ms`: only messages that a broker stored in
+    this time (ms since the epoch).
+
+    The broker stops after `limit` messages (0: 100), or when it has looked at 100,000 messages, at 64 MiB, or for
+    10 s: the next search continues with `before_index` of the result. Raises InvalidRequest for a wrong filter,
+    with the field `position`."""
+    wanted = {
+        "key": key, "property": property, "text": text, "where": where, "since_ms": since_ms, "until_ms": until_ms,
+        "before_index": before_index, "limit": limit,
+    }  # fmt: skip
+    name = to_full_topic_name(topic)
+    found = await self._call(op.FIND_MESSAGES, topic=name, **wanted)
+    messages = [
+        message for entry in found.entries for message in reversed(decode_stored_messages([entry], name))
+    ]  # fmt: skip
+    return FindResult(messages, found.before_index, found.messages, found.bytes, found.unread, found.why)
 
 
 # ------------------------------------------------------------------------------------ schemas

@@ -49,7 +49,16 @@ from datetime import timedelta
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import AlreadyExists, MagnetarError
-from ...proto.names import EARLIEST, TopicName, parse_number
+from ...proto.names import (
+    DELAY_TIME,
+    EARLIEST,
+    ORIGIN_MESSAGE_ID,
+    REAL_SUBSCRIPTION,
+    REAL_TOPIC,
+    RECONSUME_TIMES,
+    TopicName,
+    parse_number,
+)
 from ...proto.schema import SchemaInfo
 from ...runtime.tasks import Tasks
 from ..common.checks import WrongValue
@@ -73,8 +82,6 @@ _MOVED_BY = re.compile(r"-DLQ(-\d+-\d+)?$")
 """Matches the names of producers of dead letters: of a consumer, or of a broker
 (broker/subscription/core/redelivery_backoff.py)."""
 
-REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID = "REAL_TOPIC", "REAL_SUBSCRIPTION", "ORIGIN_MESSAGE_ID"
-RECONSUME_TIMES, DELAY_TIME = "RECONSUMETIMES", "DELAY_TIME"
 
 
 def find_dead_letter_policy(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
@@ -125,6 +132,35 @@ def find_original_topic(topic: TopicName, subscription: str, policy: ConsumerDea
     if not policy.retry_letter_topic and topic.base.local.endswith(suffix):
         return TopicName.parse(topic.base.full.removesuffix(suffix))
     return topic
+
+
+def copy_message(message: Message, properties: dict[str, str]) -> OutgoingMessage:
+    """Returns a copy of a received message for another topic, with these properties. Raises CryptoError if the message
+    was not decrypted."""
+    if isinstance(message, CiphertextMessage):
+        raise CryptoError("a message that is not decrypted is not copied to another topic")
+    fields = message.fields
+    return OutgoingMessage(
+        message.data(),
+        properties,
+        fields.partition_key if fields.HasField("partition_key") else None,
+        fields.ordering_key if fields.HasField("ordering_key") else None,
+        fields.event_time,
+        null_value=fields.null_value,
+        key_is_base64=fields.partition_key_b64_encoded,
+        null_key=fields.null_partition_key,
+        encrypt=message.entry.consumer.make_copy_encryptor(message),
+    )
+
+
+async def fetch_schema_of_message(message: Message) -> SchemaInfo | None:
+    """Returns the schema with which the message was written; None if the message names no schema, or one that its topic
+    lacks."""
+    version, writers = message.writer_version, message.entry.writers
+    if not version or writers is None:
+        return None
+    await writers.fetch(version)
+    return writers.find_cached_schema(version)
 
 
 class DeadLetterProducer:
@@ -197,38 +233,16 @@ class DeadLetterProducer:
     async def _publish_copy(
         self, message: Message, topic: TopicName, properties: dict[str, str], delay: timedelta | None
     ) -> None:
-        if isinstance(message, CiphertextMessage):
-            raise CryptoError("a message that is not decrypted is not copied to another topic")
-        encrypt = message.entry.consumer.make_copy_encryptor(message)
-        producer = await self._producer(topic, await self._schema_of(message))
-        fields = message.fields
-        copy = OutgoingMessage(
-            message.data(),
-            properties,
-            fields.partition_key if fields.HasField("partition_key") else None,
-            fields.ordering_key if fields.HasField("ordering_key") else None,
-            fields.event_time,
-            deliver_at=self._connections.world.clock.wall_ms() + round(delay.total_seconds() * 1000) if delay else None,
-            null_value=fields.null_value,
-            key_is_base64=fields.partition_key_b64_encoded,
-            null_key=fields.null_partition_key,
-            encrypt=encrypt,
-        )
+        copy = copy_message(message, properties)
+        if delay:
+            copy.deliver_at = self._connections.world.clock.wall_ms() + round(delay.total_seconds() * 1000)
+        producer = await self._producer(topic, await fetch_schema_of_message(message))
         if (tracing := self._connections.settings.tracing) is None:
             await producer.send_copy(copy)
         else:
             with tracing.copying(message, topic.full, copy.properties):
                 await producer.send_copy(copy)
         message.entry.consumer.acknowledge(message)
-
-    async def _schema_of(self, message: Message) -> SchemaInfo | None:
-        """Returns the schema with which the message was written; None if the message names no schema, or one that its
-        topic lacks."""
-        version, writers = message.writer_version, message.entry.writers
-        if not version or writers is None:
-            return None
-        await writers.fetch(version)
-        return writers.find_cached_schema(version)
 
     async def _producer(self, topic: TopicName, schema: SchemaInfo | None) -> Producer:
         key = None if schema is None else (schema.type, schema.data, *sorted(schema.properties.items()))

@@ -19,6 +19,7 @@ BY_OTHERS = {
     "client/connect/discovery.py": "bytes, whose digits are ASCII",
     "metadata/paths.py": "twenty of them, in ASCII",
     "broker/rest/application.py": "of a length that the parser of HTTP took, and of any number of digits",
+    "proto/filters.py": "what a word that is no word begins with, for the sentence that refuses it",
     "runtime/grpc/client.py": "bytes, and nine of them",
     "spark_connector/options.py": "names of partitions, and in ASCII below 2^63",
 }  # fmt: skip

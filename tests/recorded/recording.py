@@ -40,7 +40,7 @@ MASKS: tuple[tuple[str, str], ...] = (
      r"\1AGE"),
     (r'("(?:rateIn|rateOut|throughputIn|throughputOut)": ?)-?[0-9.e-]+', r"\1RATE"),
     (r'("(?:freeBytes|totalBytes)": ?)\d+', r"\1DISK"),
-    (r'("(?:ledgerId|producerId)": ?)\d+', r"\1NUMBER"),
+    (r'("(?:ledgerId|producerId|leastSigBits|lowWaterMark)": ?)\d+', r"\1NUMBER"),
     (r"\b\d{1,3}:(\d+)\b", r"LEDGER:\1"),
     (r"has \d+ producers", "has SOME producers"),  # which connect again after the topic was unloaded
 )  # fmt: skip

@@ -139,6 +139,12 @@ topics expire-messages orders -s s2 -m earliest -o json -y
 topics expire-messages-all-subscriptions orders -t 1h -y
 topics examine-messages orders -i earliest -m 2
 topics examine-messages orders -m 99
+topics find orders --key none
+topics find orders --where price=
+topics find orders -n 1
+topics trace orders {ledger}:0
+topics trace orders here
+topics redrive nowhere -y
 topics get-message-by-id orders -l {ledger} -e 0
 topics get-message-by-id orders -l {ledger} -e 999
 topics get-message-id orders -d 1000

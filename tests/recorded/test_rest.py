@@ -263,6 +263,8 @@ GET {T}/examinemessage?initialPosition=earliest&messagePosition=2
 GET {T}/examinemessage?initialPosition=middle
 GET {T}/ledger/{{ledger}}/entry/0
 GET {T}/ledger/{{ledger}}/entry/9999
+GET {T}/trace?ledger_id={{ledger}}&entry_id=0&batch_index=-1
+GET {T}/trace?ledger_id=1&entry_id=x
 GET {T}/subscription/s2/analyzeBacklog
 POST {T}/subscription/s2/analyzeBacklog
 POST {T}/subscription/s2/analyzeBacklog {{"ledgerId":1}}

@@ -38,7 +38,7 @@ REASONS = {
     "the user or the password is wrong", "the token is not signed with a key of this server or its issuer",
     "that is no token", "the header `authorization` is too long",
 }  # fmt: skip
-SHOW_MESSAGES = {"peek-messages", "peek", "examine-messages", "get-message-by-id"}
+SHOW_MESSAGES = {"peek-messages", "peek", "examine-messages", "get-message-by-id", "find"}
 
 
 def forms(secret: bytes) -> Iterator[bytes]:

@@ -45,7 +45,6 @@ import re
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, urlsplit
@@ -66,7 +65,7 @@ from ....runtime.network import CallContext
 from ...access.authorizer import may_call_every_operation
 from ...node.topic_manager import TopicManager
 from ..call import HttpError, RestRequest, error_response
-from .messages import Searches, is_search_query, messages, parse_form_time
+from .messages import messages, parse_form_time
 from .resending import ResendResult, plan_resend, publish_again
 from .topic_views import FILTERS, LANDING, SUBSCRIPTION, VIEWS, View, find_view, moment, number
 
@@ -270,7 +269,6 @@ class PageApplication:
         self._tokens = FormTokens()
         self._sessions = Sessions(self._clock)
         self._streams = 0
-        self._searches = Searches()
         self._resent = OrderedDict[str, ResendResult | None]()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -301,10 +299,8 @@ class PageApplication:
         call = self._make_call(request, context, _topic_names(names), b"")
         if request.query_params.get("live") and view.live and request.method == "GET":
             return self._live(request, view, _topic_names(names))
-        searching = view.run is messages and is_search_query(call)
         async with asyncio.timeout(VIEW_S):
-            with self._searches.running(call.topic.full) if searching else nullcontext():
-                value = await view.run(call)
+            value = await view.run(call)
         if isinstance(value, Response):
             return value
         if request.query_params.get("format") == "json":

@@ -4,11 +4,8 @@ publishes one of them again.
     messages(call)      the messages with an id, at a time or of a backlog; or a search by key, property or text
     tail(call)          the newest messages, for a view that is renewed while it is open
 
-A search reads the topic backwards from its end, or from the end of the search before, in windows of indexes; each
-window is read forwards by `OwnerReader`, at the topic's owner. A search finds only messages that a consumer could get:
-no message of an open or an aborted transaction. One search ends after FIND_MESSAGES messages, FIND_BYTES bytes or
-FIND_S seconds, and the rest of its window; its answer says how far it got, and contains the link to continue. At most
-FINDS_MAX searches run at a broker at a time, and one in each topic (`Searches`).
+The topic's owner searches (session/finding.py), backwards from the end of the topic, or from where the search before
+it stopped. Its answer says how far it got, and the page has the link to continue.
 
 The caller needs the permission to consume, which is checked before anything is read.
 Guarding tests: tests/broker/rest/test_page_messages.py.
@@ -18,36 +15,27 @@ from __future__ import annotations
 
 import re
 from codecs import getincrementaldecoder
-from collections.abc import Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.responses import Response
 
 from ....proto import operations as op
-from ....proto import wire_pb2 as wire
-from ....proto.entry import EntryHeader, decode_for_inspection, decode_properties, decode_text, parse_entry
-from ....proto.errors import ConnectionLost, CorruptEntry, InvalidName, NotFound, NotOwner, Unauthorized, from_wire
-from ....proto.names import TopicName, parse_number
+from ....proto.entry import decode_properties, decode_text, parse_entry
+from ....proto.errors import InvalidName, InvalidRequest, NotFound, Unauthorized
+from ....proto.names import REAL_TOPIC, TopicName, parse_number
 from ....proto.operations import Operation, Permission
-from ....runtime.network import Channel, EndOfStream, Endpoint, Stream, rpc
-from ...common.token_bucket import EventLoopSlices
-from ...log.unfolding import run_in_thread_if_slow
-from ...session.backlogs import MessageIndexRange, RangeReader
-from ...subscription.core.redelivery_backoff import REAL_TOPIC
+from ....proto.statistics import FoundMessages
+from ...session.finding import decode_messages, is_encoded, is_too_large
 from ..call import HttpError, RestRequest
 from ..subscriptions_routes import PayloadResponse
 
 PEEKED = 20
 PAYLOADS_BYTES = 64 << 10
 """Bytes of the payloads on a page, together."""
-UNFOLDED_MAX = 8 << 20
-MESSAGES_MAX = 1000
-"""Uncompressed bytes and messages of an entry that the page decodes."""
 NESTED_MAX = 50
 """Depth of a JSON document that is indented."""
 WAYS = ("", "text", "json", "hex")
@@ -55,19 +43,8 @@ ONE = "open one of them"
 RESEND, REDRIVE = "resend", "redrive"
 """What resending.py does with a message: publishes it again, or sends a dead letter back."""
 
-FIND_MESSAGES = 100_000
-FIND_BYTES = 64 << 20
-FIND_S = 10.0
-"""What one search looks at: about a second of a core."""
 FOUND_MAX = 50
-FINDS_MAX = 2
-PATTERN_MAX = 1000
-"""Characters of what is searched for."""
-WINDOW_MESSAGES = 1000
-WINDOW_BYTES = 4 << 20
-READ_BYTES = 1 << 20
-"""A window has at most so many messages, and less of them where they are larger; it is read in pieces."""
-
+"""Messages on one page of a search."""
 TAIL_MAX = 50
 TAIL_BYTES = 1 << 20
 TAIL_PAYLOADS = 16 << 10
@@ -167,8 +144,8 @@ class Progress:
 @dataclass(frozen=True, slots=True)
 class MessagesView:
     """The content of the page with messages of a topic. The query selects messages by `id`, `time` or `subscription`;
-    or by a search for `key`, `property` and `text`, published from `since` until `until`. Without a selection, it has
-    the last message. `progress`: the progress of a search; None if the query is not a search."""
+    or by a search for `key`, `property`, `text` and `where`, published from `since` until `until`. Without a selection,
+    it has the last message. `progress`: the progress of a search; None if the query is not a search."""
 
     topic: str
     id: str
@@ -179,6 +156,7 @@ class MessagesView:
     key: str
     property: str
     text: str
+    where: str
     way: str
     messages: tuple[Message, ...]
     progress: Progress | None = None
@@ -194,16 +172,7 @@ class NewestMessagesView:
     messages: tuple[Message, ...]
 
 
-class StoredDelivery(NamedTuple):
-    """An entry that a search has read. It has the same fields as `wire.Delivery`."""
-
-    ledger_id: int
-    entry_id: int
-    entry: bytes
-    acked_batch_indexes: Sequence[int] = ()
-
-
-SEARCHED = ("since", "until", "key", "property", "text")
+SEARCHED = ("since", "until", "key", "property", "text", "where")
 FIELDS = ("id", "time", "subscription", *SEARCHED)
 
 
@@ -218,7 +187,7 @@ async def messages(call: RestRequest) -> MessagesView | Response:
     does not exist."""
     await call.check_unpartitioned(op.GET_MESSAGE, ONE)
     asked = {name: call.query.get(name, "") for name in FIELDS}
-    asked |= {name: text.strip() for name, text in asked.items() if name not in ("key", "text")}
+    asked |= {name: text.strip() for name, text in asked.items() if name not in ("key", "text", "where")}
     way = call.query.get("as", "")
     if way not in WAYS:
         raise HttpError("a payload is shown as text, json or hex")
@@ -250,11 +219,8 @@ async def tail(call: RestRequest) -> NewestMessagesView:
     offsets = await ask_owner(call, op.OFFSETS)
     end, count = offsets.end_index, offsets.end_index - offsets.earliest_index
     width = max(1, min(TAIL_MAX, TAIL_BYTES * count // max(1, offsets.bytes)))
-    async with OwnerReader(call) as reader:
-        floor = max(offsets.earliest_index, end - width)
-        found, _ = await search_backwards(
-            call, reader, Criteria(), floor, end, most=width, bytes_most=TAIL_BYTES
-        )
+    answer = await ask_owner(call, op.FIND_MESSAGES, limit=width)
+    found = await _decode_found(call, answer)
     most = TAIL_PAYLOADS // max(1, len(found))
     return NewestMessagesView(call.topic.full, end, tuple(_message(each, "", most, ()) for each in found))
 
@@ -356,9 +322,9 @@ async def decode_entry(call: RestRequest, found: Any, wanted: tuple[int, int, in
     """Returns the messages of an entry, without those that are acknowledged. If `wanted` has a batch index, returns
     only the message with this index. Raises HttpError if the entry is too large for the page."""
     last_index, header = parse_entry(found.entry)
-    if _is_too_large(header):
+    if is_too_large(header):
         raise HttpError("this entry is too large for the page: read it with 'magnetar consume' or the SDK", 413)
-    decoded = await run_in_thread_if_slow(found.entry, call.broker.world, decode_for_inspection, header, found.entry)
+    decoded = await decode_messages(call.broker.world, header, found.entry)
     messages, place = list[Found](), f"{found.ledger_id}:{found.entry_id}"
     first_index, producer = last_index - header.num_messages + 1, decode_text(header.metadata.producer_name)
     for at, (about, payload) in enumerate(decoded):
@@ -367,14 +333,9 @@ async def decode_entry(call: RestRequest, found: Any, wanted: tuple[int, int, in
             continue
         messages.append(Found(
             place if is_whole else f"{place}:{at}", first_index + at, about, payload, len(payload), producer,
-            header.publish_time,
-            bool(header.metadata.encryption_keys) or header.metadata.num_chunks_from_msg > 1,
+            header.publish_time, is_encoded(header),
         ))  # fmt: skip
     return messages
-
-
-def _is_too_large(header: EntryHeader) -> bool:
-    return header.uncompressed_size > UNFOLDED_MAX or header.num_messages > MESSAGES_MAX
 
 
 def _message(found: Found, way: str, most: int, acts: tuple[str, ...]) -> Message:
@@ -387,211 +348,23 @@ def _message(found: Found, way: str, most: int, acts: tuple[str, ...]) -> Messag
 
 
 # ----------------------------------------------------------------------------------------------------- search
-class Searches:
-    """The searches that are running at this broker. At most FINDS_MAX may run at a time, and one for each topic."""
-
-    def __init__(self) -> None:
-        self._topics = set[str]()
-
-    @contextmanager
-    def running(self, topic: str) -> Iterator[None]:
-        """Counts a search in the topic as running while the `with` block runs. Raises HttpError (503) if too many
-        searches are running, or one in this topic."""
-        if topic in self._topics or len(self._topics) >= FINDS_MAX:
-            raise HttpError("another search is running: try again in some seconds", 503)
-        self._topics.add(topic)
-        try:
-            yield
-        finally:
-            self._topics.discard(topic)
-
-
-class Criteria(NamedTuple):
-    """The criteria of a search. A message must have the key `key`, the property `name` with the value `value`, and a
-    payload that contains `text`. Empty criteria are ignored; if `value` is None, the property may have any value."""
-
-    key: str = ""
-    name: str = ""
-    value: str | None = None
-    text: bytes = b""
-
-    def fits(self, message: Found) -> bool:
-        about = message.metadata
-        if self.key and decode_text(about.partition_key) != self.key:
-            return False
-        if self.text and (message.is_encoded or self.text not in message.payload):
-            return False
-        if not self.name:
-            return True
-        found = decode_properties(about)
-        return self.name in found and self.value in (None, found[self.name])
-
-
-def parse_criteria(asked: dict[str, str]) -> Criteria:
-    """Returns the criteria in the parameters of a search. Raises HttpError if a parameter is too long."""
-    if any(len(asked[each]) > PATTERN_MAX for each in ("key", "property", "text")):
-        raise HttpError(f"what is searched for has at most {PATTERN_MAX} characters")
-    name, has_value, value = asked["property"].partition("=")
-    return Criteria(asked["key"], name.strip(), value.strip() if has_value else None, asked["text"].encode())
-
-
 async def search(call: RestRequest, asked: dict[str, str]) -> tuple[list[Found], Progress]:
     """Searches the topic backwards for the messages that meet the criteria in `asked`. Returns the messages, and the
     progress of the search. Raises HttpError if a parameter is invalid."""
-    criteria = parse_criteria(asked)
-    times = [parse_form_time(asked[each]) for each in ("since", "until") if asked[each]]
-    offsets = await ask_owner(call, op.OFFSETS, publish_times_ms=times)
-    indexes = list(offsets.by_time)
-    floor = indexes.pop(0) if asked["since"] else offsets.earliest_index
-    end = indexes.pop(0) if asked["until"] else offsets.end_index
-    before = parse_number(call.query.get("before", "") or str(end))
+    times = {f"{each}_ms": parse_form_time(asked[each]) for each in ("since", "until") if asked[each]}
+    before = parse_number(call.query.get("before", "") or "0")
     if before is None:
         raise HttpError("a search goes on before the index of a message")
-    async with OwnerReader(call) as reader:
-        return await search_backwards(call, reader, criteria, max(floor, offsets.earliest_index), min(end, before))
+    wanted = {each: asked[each] for each in ("key", "property", "text", "where")}
+    try:
+        answer = await ask_owner(call, op.FIND_MESSAGES, **wanted, **times, before_index=before, limit=FOUND_MAX)
+    except InvalidRequest as error:
+        raise HttpError(error.message) from error
+    return await _decode_found(call, answer), Progress(
+        answer.messages, answer.bytes, answer.before_index, answer.why, answer.unread
+    )
 
 
-async def search_backwards(
-    call: RestRequest, reader: OwnerReader, criteria: Criteria, floor: int, before: int, *,
-    most: int | None = None, bytes_most: int | None = None,
-) -> tuple[list[Found], Progress]:  # fmt: skip
-    """Searches the indexes from `before - 1` down to `floor` for messages that meet the criteria. Returns the messages,
-    the newest first, and the progress of the search. Stops after `most` messages, after reading `bytes_most` bytes or
-    FIND_MESSAGES messages, or after FIND_S seconds."""
-    most, bytes_most = most or FOUND_MAX, bytes_most or FIND_BYTES
-    clock = call.broker.world.clock
-    turns, end_s = EventLoopSlices(clock), clock.monotonic() + FIND_S
-    found, messages, bytes_read, unread, why = list[Found](), 0, 0, 0, ""
-    width = min(most, WINDOW_MESSAGES)
-    while before > floor and not why:
-        low = max(floor, before - width)
-        window = await _search_window(call, reader, criteria, (low, before), turns)
-        bytes_read += window.bytes
-        if window.is_cut:
-            width = max(1, (before - low) // 4)
-            continue
-        messages += before - low
-        unread += window.unread
-        found += reversed(window.found)
-        before = low
-        if window.bytes < WINDOW_BYTES // 4:
-            width = min(2 * width, WINDOW_MESSAGES)
-        if len(found) >= most:
-            if len(found) > most:
-                found = found[:most]
-                messages -= found[-1].index - before
-                before = found[-1].index
-            why = f"it has {most} messages"
-        elif messages >= FIND_MESSAGES:
-            why = f"it has looked at {FIND_MESSAGES:,} messages"
-        elif bytes_read >= bytes_most:
-            why = f"it has read {bytes_most >> 20} MiB"
-        elif clock.monotonic() >= end_s:
-            why = f"it took {FIND_S:g} s"
-    done = before <= floor
-    return found, Progress(messages, bytes_read, 0 if done else before, "" if done else why, unread)
-
-
-@dataclass(slots=True)
-class _Window:
-    """What a window of indexes has. `is_cut`: it is larger than WINDOW_BYTES, and was not read to its end."""
-
-    found: list[Found]
-    bytes: int = 0
-    unread: int = 0
-    is_cut: bool = False
-
-
-async def _search_window(
-    call: RestRequest, reader: OwnerReader, criteria: Criteria, indexes: tuple[int, int], turns: EventLoopSlices
-) -> _Window:
-    window, (at, end) = _Window([]), indexes
-    first = at
-    while at < end:
-        entries, next_index = await reader.read(at, end)
-        for entry in entries:
-            if window.bytes > WINDOW_BYTES and end - first > 1:
-                window.is_cut = True
-                return window
-            window.bytes += len(entry.entry)
-            try:
-                last_index, header = parse_entry(entry.entry)
-                window.bytes += header.uncompressed_size  # it may unfold to a thousand times its size
-                if _is_too_large(header):
-                    window.unread += min(last_index + 1, end) - max(last_index + 1 - header.num_messages, first)
-                    continue
-                messages = await decode_entry(call, entry, None)
-            except CorruptEntry:
-                window.unread += 1
-                continue
-            inside = [each for each in messages if first <= each.index < end]
-            for each in inside:
-                if criteria.fits(each):
-                    each.payload = each.payload[: PAYLOADS_BYTES + 1]
-                    window.found.append(each)
-            if criteria.text:
-                window.unread += sum(each.is_encoded for each in inside)
-            if turns.is_slice_used_up:
-                await turns.begin_slice()
-        at = next_index if next_index > at else end
-    return window
-
-
-class OwnerReader:
-    """Reads entries of a topic by the indexes of their messages, from the topic's owner, which is this broker or
-    another broker. Another broker does not check the caller's rights, so the rights must be checked before."""
-
-    def __init__(self, call: RestRequest) -> None:
-        self._call = call
-        self._channel: Channel | None = None
-        self._stream: Stream[wire.ReadRequest, wire.ReadReply] | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        if self._stream is not None:
-            self._stream.cancel()
-        if self._channel is not None:
-            await self._channel.close()
-
-    async def read(self, first: int, end: int) -> tuple[list[StoredDelivery], int]:
-        """Reads the entries with the indexes from `first` to `end - 1`, but at most about READ_BYTES. Returns the
-        entries, and the index at which the next read must begin."""
-        if self._stream is None:
-            try:
-                return await self._read_here(first, end)
-            except NotOwner:
-                owner = await self._call.broker.find_owner(self._call.topic)
-                self._channel = self._call.broker.world.network.connect(Endpoint.parse(owner.endpoint))
-                self._stream = self._channel.stream(rpc("Broker", "Read"))
-        return await self._read_there(self._stream, first, end)
-
-    async def _read_here(self, first: int, end: int) -> tuple[list[StoredDelivery], int]:
-        broker, wanted = self._call.broker, MessageIndexRange(self._call.topic.full, first, end, READ_BYTES)
-        reader = RangeReader(broker, wanted, self._call.context)
-        async with aclosing(reader.read_entries(EventLoopSlices(broker.world.clock))) as entries:
-            found = [StoredDelivery(*each.position, each.payload) async for each in entries]
-        return found, reader.next_index
-
-    async def _read_there(
-        self, stream: Stream[wire.ReadRequest, wire.ReadReply], first: int, end: int
-    ) -> tuple[list[StoredDelivery], int]:
-        stream.send_nowait(
-            wire.ReadRequest(topic=self._call.topic.full, first_index=first, end_index=end, bytes_max=READ_BYTES)
-        )
-        found = list[StoredDelivery]()
-        while True:
-            try:
-                replies = await stream.receive()
-            except EndOfStream as error:
-                raise ConnectionLost(f"the broker ended the read of {self._call.topic}") from error
-            for reply in replies:
-                if reply.HasField("entry"):
-                    found.append(StoredDelivery(reply.entry.ledger_id, reply.entry.entry_id, reply.entry.entry))
-                elif reply.done.HasField("error"):
-                    raise from_wire(reply.done.error)
-                else:
-                    return found, reply.done.next_index
+async def _decode_found(call: RestRequest, answer: FoundMessages) -> list[Found]:
+    """Returns the messages that a search has found, the newest first."""
+    return [one for each in answer.entries for one in reversed(await decode_entry(call, each, None))]

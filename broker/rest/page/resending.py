@@ -11,7 +11,7 @@ original stays where it is, and nothing is acknowledged.
 
 | the message | what happens |
 |---|---|
-| a dead letter that goes back | loses what made it one (OF_LETTERS), so it counts from the start; REDRIVEN counts up |
+| a dead letter that goes back | loses what made it one, so it counts from the start; REDRIVEN counts up |
 | encrypted, alone in its entry | its ciphertext and keys are copied as they are |
 | encrypted, in a batch; a chunk | refused: the page cannot take it apart, or put it together |
 | its schema, in another topic | is registered there; refused where that topic refuses it |
@@ -38,15 +38,8 @@ from ....proto.entry import (
 )
 from ....proto.entry_pb2 import MessageMetadata
 from ....proto.errors import MagnetarError
-from ....proto.names import TopicName, parse_number, partition_of
-from ...subscription.core.redelivery_backoff import (
-    ORIGIN_MESSAGE_ID,
-    REAL_SUBSCRIPTION,
-    REAL_TOPIC,
-    REASON,
-    REDELIVERY_COUNT,
-    copy_message_metadata,
-)
+from ....proto.names import OF_FAILURES, OF_ORIGIN, REDRIVEN, TopicName, parse_number, partition_of
+from ...subscription.core.redelivery_backoff import copy_message_metadata
 from ..call import HttpError, RestRequest
 from .messages import (
     REDRIVE,
@@ -58,12 +51,6 @@ from .messages import (
     parse_entry_message_id,
 )
 
-REDRIVEN = "REDRIVEN"
-"""The property that counts how often a dead letter went back."""
-OF_LETTERS = (
-    REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID, REDELIVERY_COUNT, REASON, "RECONSUMETIMES", "DELAY_TIME",
-)  # fmt: skip
-"""Properties of dead letters and of messages that a client tries again, as the brokers and the clients write them."""
 TIMES_DIGITS_MAX = 9
 
 
@@ -144,7 +131,7 @@ def _take_letter_off(metadata: MessageMetadata) -> int:
     """Removes what made the message a dead letter. Returns how often it goes back, this time included."""
     told = decode_properties(metadata).get(REDRIVEN, "")
     times = 1 + ((parse_number(told) or 0) if len(told) <= TIMES_DIGITS_MAX else 0)
-    kept = [each for each in metadata.properties if decode_text(each.key) not in (*OF_LETTERS, REDRIVEN)]
+    kept = [each for each in metadata.properties if decode_text(each.key) not in (*OF_ORIGIN, *OF_FAILURES, REDRIVEN)]
     pairs = [(each.key, each.value) for each in kept]
     metadata.ClearField("properties")
     for key, value in pairs:

@@ -30,7 +30,16 @@ from ....proto.entry import (
 )
 from ....proto.entry_pb2 import MessageMetadata
 from ....proto.errors import CorruptEntry
-from ....proto.names import Position, TopicName, parse_number
+from ....proto.names import (
+    DEAD_LETTER_REASON,
+    ORIGIN_MESSAGE_ID,
+    REAL_SUBSCRIPTION,
+    REAL_TOPIC,
+    REDELIVERY_COUNT,
+    Position,
+    TopicName,
+    parse_number,
+)
 from ...common.refusals import SubscribeRefusal
 from .cursor_state import RedeliveryCount
 
@@ -219,9 +228,6 @@ def check_properties(properties: Mapping[str, str]) -> None:
 # tests/broker/subscription/core/test_dead_letter.py.
 
 
-REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID = "REAL_TOPIC", "REAL_SUBSCRIPTION", "ORIGIN_MESSAGE_ID"
-REDELIVERY_COUNT, REASON = "REDELIVERY_COUNT", "DEAD_LETTER_REASON"
-
 _OF_ITS_TOPIC = ("deliver_at_time", "highest_sequence_id", "txnid_most_bits", "txnid_least_bits")
 """Fields that are not copied, because they have no meaning in another topic. (The internal producer, which publishes
 the copy, sets a `schema_version` of that topic.)"""
@@ -329,7 +335,7 @@ def _addressed(
         REAL_SUBSCRIPTION: source.subscription,
         ORIGIN_MESSAGE_ID: f"({ledger_id},{entry_id},{source.topic.partition},{index})",
         REDELIVERY_COUNT: str(source.redeliveries),
-        REASON: reason,
+        DEAD_LETTER_REASON: reason,
     }
     for key, value in told.items():
         if key not in there:

@@ -10,6 +10,7 @@ import pytest
 
 from magnetar.asyncio import Client
 from magnetar.broker.rest.page import messages, topic_views
+from magnetar.broker.session import finding
 from magnetar.metadata import paths
 from magnetar.metadata.records import UnderReplicatedRecord
 from magnetar.metadata.store import ABSENT, put_record
@@ -90,7 +91,7 @@ async def test_a_message_of_a_batch_has_its_index_and_what_is_large_is_cut_or_re
         whole = (await http.get(f"{MESSAGES}?id={ids[0].ledger_id()}:{ids[0].entry_id()}&format=json"))["messages"][0]
         assert (whole["size"], whole["cut"]) == (1_000_000, True)
         assert len(whole["payload"]) <= messages.PAYLOADS_BYTES
-        monkeypatch.setattr(messages, "MESSAGES_MAX", 0)
+        monkeypatch.setattr(finding, "MESSAGES_MAX", 0)
         assert (await http.ask("GET", f"{MESSAGES}?id={at}")).status == 413
 
 

@@ -1,0 +1,269 @@
+"""Finds messages of a topic by what they contain: `topics find`, and the search of the page.
+
+    found = await find_messages(broker, FindRequest(topic, Criteria(key="k7")), caller)     at the topic's owner
+
+A search reads the topic backwards from its end, or from `before_index` where the search before it stopped, in windows
+of indexes; each window is read forwards by `RangeReader`. It finds only messages that a consumer could get: no message
+of an open or an aborted transaction. One search ends after `limit` messages, FIND_MESSAGES messages, FIND_BYTES bytes,
+ANSWER_BYTES of found entries or FIND_S seconds, and the rest of its window; the answer says how far it got and why it
+stopped, and nothing is called absent that was not looked at. At most FINDS_MAX searches run at a broker at a time, and
+one in each topic.
+
+The caller needs the permission to consume, which is checked again while a search reads.
+Guarding tests: tests/broker/session/test_finding.py, tests/broker/rest/test_page_messages.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ...proto.entry import EntryHeader, decode_for_inspection, decode_properties, decode_text, parse_entry
+from ...proto.errors import BackPressure, CorruptEntry, InvalidRequest
+from ...proto.filters import Filter, parse_filter
+from ...proto.names import TopicName
+from ...proto.schema import decode_version
+from ...proto.statistics import FoundEntry, FoundMessages
+from ...runtime.files import Buffer
+from ...runtime.network import CallContext, World
+from ..common.token_bucket import EventLoopSlices
+from ..log.cache import StoredEntry
+from ..log.unfolding import run_in_thread_if_slow
+from ..node.topic_manager import TopicManager
+from .backlogs import MessageIndexRange, RangeReader
+
+FOUND_MAX = 100
+"""Most messages that one search finds, and as many as it finds if the caller says nothing."""
+FIND_MESSAGES = 100_000
+FIND_BYTES = 64 << 20
+FIND_S = 10.0
+"""What one search looks at: about a second of a core."""
+ANSWER_BYTES = 4 << 20
+"""Bytes of the entries in one answer, above which a search stops."""
+FINDS_MAX = 2
+PATTERN_MAX = 1000
+"""Characters of what is searched for."""
+WINDOW_MESSAGES = 1000
+WINDOW_BYTES = 4 << 20
+"""A window has at most so many messages, and less of them where they are larger."""
+UNFOLDED_MAX = 8 << 20
+MESSAGES_MAX = 1000
+"""Uncompressed bytes and messages of an entry that is looked into."""
+
+
+class Criteria(NamedTuple):
+    """What a message must have to be found: the key `key`, the property `name` with the value `value`, a payload that
+    contains `text`, and what `where` says. Empty criteria are ignored; if `value` is None, any value fits."""
+
+    key: str = ""
+    name: str = ""
+    value: str | None = None
+    text: bytes = b""
+    where: Filter | None = None
+
+    def fits(self, about: Any, payload: bytes, header: EntryHeader) -> bool:
+        """Returns whether a message is one that is searched for. `about`: its metadata; `header`: of its entry."""
+        if self.key and decode_text(about.partition_key) != self.key:
+            return False
+        if self.text and (is_encoded(header) or self.text not in payload):
+            return False
+        if not self.name and self.where is None:
+            return True
+        found = decode_properties(about)
+        if self.name and (self.name not in found or self.value not in (None, found[self.name])):
+            return False
+        return self.where is None or self.where.matches(found, partial(_read_field, about, payload, header))
+
+
+def parse_criteria(key: str, property_: str, text: str, where: str) -> Criteria:
+    """Returns the criteria of a search. `property_`: NAME, or NAME=VALUE; `where`: a filter (proto/filters.py). Raises
+    InvalidRequest if one is too long, or no filter."""
+    if any(len(each) > PATTERN_MAX for each in (key, property_, text)):
+        raise InvalidRequest(f"what is searched for has at most {PATTERN_MAX} characters")
+    name, has_value, value = property_.partition("=")
+    wanted = parse_filter(where) if where else None
+    return Criteria(key, name.strip(), value.strip() if has_value else None, text.encode(), wanted)
+
+
+def _read_field(about: Any, payload: bytes, header: EntryHeader, name: str) -> str | int | None:
+    """Returns the value of a name of `proto.filters.SYSTEM_NAMES`."""
+    if name == "message.key":
+        return decode_text(about.partition_key) if about.HasField("partition_key") else None
+    if name == "message.ordering_key":
+        return bytes(about.ordering_key).decode("utf-8", "replace") if about.HasField("ordering_key") else None
+    if name == "message.event_time":
+        return about.event_time or None
+    if name == "message.producer":
+        return decode_text(header.metadata.producer_name)
+    if name == "message.publish_time":
+        return header.publish_time
+    return len(payload) if name == "message.size" else decode_version(header.metadata.schema_version)
+
+
+def is_encoded(header: EntryHeader) -> bool:
+    """Returns whether nobody but a consumer can read the payload: it is encrypted, or a chunk of a larger one."""
+    return bool(header.metadata.encryption_keys) or header.metadata.num_chunks_from_msg > 1
+
+
+def is_too_large(header: EntryHeader) -> bool:
+    """Returns whether the entry is too large to be looked into at a broker."""
+    return header.uncompressed_size > UNFOLDED_MAX or header.num_messages > MESSAGES_MAX
+
+
+async def decode_messages(world: World, header: EntryHeader, entry: Buffer) -> Sequence[tuple[Any, bytes]]:
+    """Returns the metadata and the payload of each message of an entry, decoded in a thread if that takes long."""
+    return await run_in_thread_if_slow(entry, world, decode_for_inspection, header, entry)
+
+
+# -------------------------------------------------------------------------------------------------------- search
+class FindRequest(msgspec.Struct, frozen=True):
+    """A search. It finds messages stored from `since_ms` on and before `until_ms` (ms since the epoch; 0: no bound),
+    with an index below `before_index` (0: up to the end), at most `limit` of them (0: FOUND_MAX)."""
+
+    topic: str
+    criteria: Criteria
+    since_ms: int = 0
+    until_ms: int = 0
+    before_index: int = 0
+    limit: int = 0
+
+
+class _Found(NamedTuple):
+    message_index: int
+    entry: StoredEntry
+    batch_index: int
+
+
+class _Window(msgspec.Struct):
+    """What a window of indexes has. `is_cut`: it is larger than WINDOW_BYTES, and was not read to its end."""
+
+    found: list[_Found]
+    bytes: int = 0
+    unread: int = 0
+    is_cut: bool = False
+
+
+@contextmanager
+def _running(broker: TopicManager, topic: str) -> Iterator[None]:
+    """Counts a search in the topic as running while the `with` block runs. Raises BackPressure if too many searches
+    are running, or one in this topic."""
+    if topic in broker.searched or len(broker.searched) >= FINDS_MAX:
+        raise BackPressure("another search is running: try again in some seconds")
+    broker.searched.add(topic)
+    try:
+        yield
+    finally:
+        broker.searched.discard(topic)
+
+
+async def find_messages(broker: TopicManager, wanted: FindRequest, caller: CallContext) -> FoundMessages:
+    """Searches a topic that this broker owns, and returns the found messages, the newest entry first. Raises
+    InvalidRequest, NotOwner, TopicNotFound, Unauthorized or DataLost; BackPressure if another search is running."""
+    if wanted.limit > FOUND_MAX or min(wanted.since_ms, wanted.until_ms, wanted.before_index) < 0:
+        raise InvalidRequest(f"a search finds at most {FOUND_MAX} messages, between two times, before an index")
+    topic = await broker.topic(TopicName.parse(wanted.topic), create=False)
+    shape, reader = topic.shown.shape, topic.shown.reader
+    floor = max(shape.first_index, (await reader.locate_time(wanted.since_ms)).first_index if wanted.since_ms else 0)
+    end = (await reader.locate_time(wanted.until_ms)).first_index if wanted.until_ms else shape.end_index
+    end = min(end, wanted.before_index or end)
+    if wanted.criteria == Criteria():  # the newest messages: as much as any read
+        return await _search_backwards(broker, wanted, caller, floor, end)
+    with _running(broker, wanted.topic):
+        return await _search_backwards(broker, wanted, caller, floor, end)
+
+
+async def _search_backwards(
+    broker: TopicManager, wanted: FindRequest, caller: CallContext, floor: int, before: int
+) -> FoundMessages:
+    """Searches the indexes from `before - 1` down to `floor`."""
+    clock, most = broker.world.clock, wanted.limit or FOUND_MAX
+    turns, end_s = EventLoopSlices(clock), clock.monotonic() + FIND_S
+    found, messages, read_bytes, answer_bytes, unread, why = list[_Found](), 0, 0, 0, 0, ""
+    width = min(most, WINDOW_MESSAGES) if wanted.criteria == Criteria() else WINDOW_MESSAGES
+    while before > floor and not why:
+        low = max(floor, before - width)
+        window = await _search_window(broker, wanted, caller, (low, before), turns)
+        read_bytes += window.bytes
+        if window.is_cut:
+            width = max(1, (before - low) // 4)
+            continue
+        messages += before - low
+        unread += window.unread
+        found += reversed(window.found)
+        answer_bytes += sum(each.size for each in {each.entry.position: each.entry for each in window.found}.values())
+        before = low
+        if window.bytes < WINDOW_BYTES // 4:
+            width = min(2 * width, WINDOW_MESSAGES)
+        if len(found) >= most:
+            if len(found) > most:
+                found = found[:most]
+                messages -= found[-1].message_index - before
+                before = found[-1].message_index
+            why = f"it has {most} messages"
+        elif messages >= FIND_MESSAGES:
+            why = f"it has looked at {FIND_MESSAGES:,} messages"
+        elif read_bytes >= FIND_BYTES:
+            why = f"it has read {FIND_BYTES >> 20} MiB"
+        elif answer_bytes >= ANSWER_BYTES:
+            why = f"its answer has {ANSWER_BYTES >> 20} MiB"
+        elif clock.monotonic() >= end_s:
+            why = f"it took {FIND_S:g} s"
+    is_complete = before <= floor
+    return FoundMessages(
+        _make_entries(found), 0 if is_complete else before, messages, read_bytes, unread, "" if is_complete else why
+    )
+
+
+def _make_entries(found: Sequence[_Found]) -> tuple[FoundEntry, ...]:
+    of_each: dict[tuple[int, int], tuple[StoredEntry, set[int]]] = {}
+    for each in found:
+        of_each.setdefault(each.entry.position, (each.entry, set()))[1].add(each.batch_index)
+    return tuple(
+        FoundEntry(*position, entry.payload, tuple(at for at in range(entry.count) if at not in wanted))
+        for position, (entry, wanted) in of_each.items()
+    )
+
+
+async def _search_window(
+    broker: TopicManager, wanted: FindRequest, caller: CallContext, indexes: tuple[int, int], turns: EventLoopSlices
+) -> _Window:
+    window, (first, end) = _Window([]), indexes
+    reader = RangeReader(broker, MessageIndexRange(wanted.topic, first, end, 2 * WINDOW_BYTES), caller)
+    async with aclosing(reader.read_entries(turns)) as entries:
+        async for entry in entries:
+            if window.bytes > WINDOW_BYTES and end - first > 1:
+                window.is_cut = True
+                return window
+            await _search_entry(broker.world, wanted.criteria, entry, (first, end), window)
+            if turns.is_slice_used_up:
+                await turns.begin_slice()
+    return window
+
+
+async def _search_entry(
+    world: World, criteria: Criteria, entry: StoredEntry, indexes: tuple[int, int], window: _Window
+) -> None:
+    payload, (first, end) = entry.payload, indexes
+    window.bytes += len(payload)
+    try:
+        last_index, header = parse_entry(payload)
+        window.bytes += header.uncompressed_size  # it may unfold to a thousand times its size
+        first_index = last_index + 1 - header.num_messages
+        if is_too_large(header):
+            window.unread += min(last_index + 1, end) - max(first_index, first)
+            return
+        messages = await decode_messages(world, header, payload)
+    except CorruptEntry:
+        window.unread += 1
+        return
+    encoded = is_encoded(header)
+    for at, (about, content) in enumerate(messages):
+        if not first <= first_index + at < end:
+            continue
+        if criteria.fits(about, content, header):
+            window.found.append(_Found(first_index + at, entry, at))
+        window.unread += bool(criteria.text) and encoded

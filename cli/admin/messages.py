@@ -1,0 +1,187 @@
+"""`magnetar topics find|trace|redrive`: single messages of a topic, looked for, explained, and sent back.
+
+On a partitioned topic each verb is applied to every partition, at its owner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+from click import option
+
+from ...proto.alarms import format_count
+from ..common.output import make_printed_stored_message, print_message, show_progress
+from ..common.session import Session, confirm, session_command
+from ..common.units import FiniteNumber, parse_message_id
+from .topics import full_name
+
+if TYPE_CHECKING:
+    from ...client.redrive import RedriveOptions, RedriveResult
+
+FOUND = 100
+"""Messages that are shown unless -n says otherwise."""
+
+
+@session_command(
+    option("-k", "--key", default="", help="With this key."),
+    option("-p", "--property", "property_", default="", help="With this property: NAME or NAME=VALUE."),
+    option("--text", default="", help="Whose payload contains this."),
+    option("--where", default="", help="For which this filter holds: \"price > 10 AND region = 'eu'\"."),
+    option("--since", default=None, help="Stored since then: 10m (ago), 2026-11-21T09:30, or milliseconds."),
+    option("--until", default=None, help="Stored before."),
+    option("-n", "--count", type=click.IntRange(1), default=FOUND, show_default=True, help="Show at most so many."),
+    option("--before", type=click.IntRange(1), default=None, help="Go on below this index, of one partition."),
+    option("--all", "everything", is_flag=True, help="Look at everything, however long it takes."),
+)
+def find(
+    session: Session, topic: str, key: str, property_: str, text: str, where: str, since: str | None,
+    until: str | None, count: int, before: int | None, everything: bool,
+) -> None:  # fmt: skip
+    """Show the messages of a topic that have a key, a property, a text or what a filter says, the newest first. It
+    takes none of them, and needs no subscription.
+
+    Of each partition it looks at the newest 100,000 messages, 64 MiB, or for 10 s; its last line on standard error says
+    how far it got. Exit code 4: it looked at everything, and found none.
+
+    \b
+    Examples:
+      magnetar topics find orders --key customer-7
+      magnetar topics find orders --where "total > 100 AND region IN ('eu', 'us')" --since 2h -o wide
+      magnetar topics find orders --text 4711 --all -o jsonl
+    """
+    from ...proto.errors import NotFound
+    from ...runtime.clock import SystemClock
+    from ..common.units import parse_moment_ms
+
+    now_ms = SystemClock().wall_ms()
+    search = partial(
+        session.admin.find_messages, key=key, property=property_, text=text, where=where,
+        since_ms=parse_moment_ms(since, now_ms) if since else 0,
+        until_ms=parse_moment_ms(until, now_ms) if until else 0,
+    )  # fmt: skip
+    parts = session.admin.parts(topic)
+    if before is not None and len(parts) > 1:
+        raise click.UsageError("--before goes on in one partition: give its name")
+    shown = looked_at = unread = 0
+    left: list[str] = []  # what was not looked at
+    with show_progress("messages looked at", None) as progress:
+        for part in parts:
+            below = before or 0
+            while shown < count:
+                limit = min(FOUND, count - shown)
+                found = search(part, before_index=below, limit=limit)
+                for message in found.messages:
+                    print_message(make_printed_stored_message(message), session.out)
+                shown += len(found.messages)
+                looked_at += found.looked_at
+                unread += found.unread
+                progress(looked_at)
+                below = found.before_index
+                if not below:
+                    break
+                if not everything and len(found.messages) < limit:
+                    left.append(f"{part} below index {below} ({found.why}; --before {below} or --all goes on)")
+                    break
+            else:
+                goes_on = f"; --before {below} goes on" if below else ""
+                left.append(f"{part}, after {format_count(count, 'message')} (-n){goes_on}")
+    said = f"looked at {format_count(looked_at, 'message')} of {full_name(topic)}"
+    if unread:
+        said += f", not into {unread:,} of them, which are encrypted, chunks or too large"
+    if not shown and not left and not unread:
+        raise NotFound(f"{said}: none of them fits")
+    click.echo("\n".join((said, *(f"not looked at: {each}" for each in left))), err=True)
+
+
+@session_command()
+def trace(session: Session, topic: str, message_id: str) -> None:
+    """Show what has become of a message: whether the topic has it, and for each subscription whether it is
+    acknowledged, delivered, delayed, held back, or waits. Its id is as other commands print it.
+
+    Example: magnetar topics trace orders 17:3
+    """
+    wanted = parse_message_id(message_id)
+    parts = session.admin.parts(topic)
+    if len(parts) > 1:
+        if not 0 <= (partition := wanted.partition()) < len(parts):
+            raise click.UsageError("of a topic with partitions the id is LEDGER:ENTRY:PARTITION, or name the partition")
+        parts = parts[partition : partition + 1]
+    found = session.admin.trace_message(
+        parts[0], ledger_id=wanted.ledger_id(), entry_id=wanted.entry_id(), batch_index=wanted.batch_index()
+    )
+    rows = [{"topic": parts[0], **asdict(each)} for each in found.subscriptions]
+    if session.out.is_structured:
+        session.out.print_document({"stored": found.stored, "subscriptions": rows})
+        return
+    click.echo(found.stored)
+    if rows:
+        session.out.print_rows(rows, ("subscription", "state", "detail"))
+
+
+@session_command(
+    option("-s", "--subscription", default="", help="Only those that this subscription gave up."),
+    option("--where", default="", help="Only those for which this filter holds."),
+    option("-n", "--count", type=click.IntRange(1), default=None, help="At most so many (default: all)."),
+    option("-r", "--rate", type=FiniteNumber(0.001), default=None, help="So many a second (default: all it takes)."),
+    option("--dry-run", is_flag=True, help="Say only what would go where."),
+    option("--force", is_flag=True, help="Also those that went back three times already."),
+)
+def redrive(
+    session: Session, topic: str, subscription: str, where: str, count: int | None, rate: float | None, dry_run: bool,
+    force: bool, yes: bool,
+) -> None:  # fmt: skip
+    """Send dead letters back to where they came from: the letters of a dead-letter topic, to the retry topic of their
+    subscription, or to the end of their topic, where every subscription gets them.
+
+    Each goes back in one transaction with its acknowledgement on the subscription "redrive" of the dead-letter topic:
+    whenever the command is killed, none goes twice and none is lost, and the next run goes on.
+
+    \b
+    Examples:
+      magnetar topics redrive orders-billing-DLQ --dry-run
+      magnetar topics redrive orders-billing-DLQ --where "region = 'eu'" --rate 100 --yes
+    """
+    from ...client.redrive import RedriveOptions
+
+    options = RedriveOptions(subscription, where, count or 0, rate or 0.0, dry_run, force)
+
+    def count_letters() -> str:
+        found = _redrive(session, topic, replace(options, dry_run=True))
+        return f" ({', '.join(_describe_redrive(found)) or 'none'})"
+
+    if not dry_run:
+        confirm(f"Send the dead letters of {full_name(topic)} back", yes, count_letters)
+    result = _redrive(session, topic, options)
+    rows = [{"goes": True, "where": name, "letters": number} for name, number in sorted(result.sent.items())]
+    rows += [{"goes": False, "where": why, "letters": number} for why, number in sorted(result.left.items())]
+    if session.out.is_structured:
+        session.out.print_rows(rows, ("goes", "where", "letters"))
+    else:
+        said = "\n".join(_describe_redrive(result)) or f"no letter of {full_name(topic)} is left"
+        session.out.print_result_text(said)
+
+
+def _describe_redrive(result: RedriveResult) -> list[str]:
+    return [
+        *(f"{number:,} to {name}" for name, number in sorted(result.sent.items())),
+        *(f"{number:,} stay: {why}" for why, number in sorted(result.left.items())),
+    ]
+
+
+def _redrive(session: Session, topic: str, options: RedriveOptions) -> RedriveResult:
+    import asyncio
+
+    from ...client.redrive import Redrive, RedriveResult
+
+    async def run() -> RedriveResult:
+        result = RedriveResult()
+        async with session.asyncio_client() as client, session.make_asyncio_admin() as admin:
+            with show_progress("letters sent", options.limit or None, shown=not options.dry_run) as progress:
+                async for result in Redrive(client, admin, topic, options).run():
+                    progress(result.sent.total())
+        return result
+
+    return asyncio.run(run())
