@@ -33,12 +33,12 @@ from ..proto.errors import InvalidName, TopicNotFound
 from ..proto.filters import Filter, parse_filter
 from ..proto.names import OF_FAILURES, OF_ORIGIN, REAL_SUBSCRIPTION, REAL_TOPIC, REDRIVEN, TopicName, parse_number
 from .common.errors import ConsumerBusy, Timeout, TransactionAborted
+from .consume.dead_letters import copy_message, fetch_schema_of_message, make_letter_topic_name
 from .model.composite_schemas import PreEncodedSchema
 from .model.message import CiphertextMessage, Message
 from .model.schema import BytesSchema
 from .model.settings import ConsumerCryptoFailureAction, ConsumerType, InitialPosition, ProducerSettings
 from .produce.producer import Producer
-from .consume.dead_letters import copy_message, fetch_schema_of_message, make_letter_topic_name
 
 if TYPE_CHECKING:
     from .admin import AdminClient

@@ -11,8 +11,8 @@ import pytest
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
 from magnetar.client.common.errors import Timeout
-from magnetar.client.redrive import SUBSCRIPTION, TIMES_MAX, Redrive, RedriveOptions, RedriveResult
 from magnetar.client.model.settings import ConsumerType, InitialPosition
+from magnetar.client.redrive import SUBSCRIPTION, TIMES_MAX, Redrive, RedriveOptions, RedriveResult
 from magnetar.proto.errors import TopicNotFound
 from magnetar.schema import JsonSchema, Record, String
 from tests.support.cluster import Cluster, cluster
