@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ...ledger.handle import ENTRY_BYTES_MAX
 from ...proto.applied import AppliedPolicies, Limit
 from ...proto.errors import InvalidConfiguration
-from ...proto.policies import Policies
+from ...proto.policies import RETENTIONS, Policies, fill_retention
 from ...proto.states import COORDINATORS_MAX
 from ...runtime.network import Endpoint
 
@@ -128,8 +128,23 @@ class BrokerConfig(AppliedPolicies, frozen=True):
     close_timeout_s: float = 5.0  # of ending one topic in order; later the next owner has to recover it
     close_grace_s: float = 1.0  # streams get so long to end when the broker closes
 
+    @staticmethod
+    def fill_values(values: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the settings that a program was given, `values`, with both of each retention's time and size if one
+        of them was given: what it means is what it means at run time (`fill_retention`)."""
+        given = {name: values.get(name) for pair in RETENTIONS for name in pair}
+        filled = fill_retention(Policies(**given))
+        return {**values, **{name: getattr(filled, name) for name in given if getattr(filled, name) is not None}}
+
     def validate(self) -> None:
         """Checks the settings and their relations. Raises InvalidConfiguration if a setting is invalid."""
+        for pair in RETENTIONS:
+            minutes, mib = (getattr(self, name) for name in pair)
+            if (minutes == 0) != (mib == 0):
+                raise InvalidConfiguration(
+                    f"{pair[0]} ({minutes}) and {pair[1]} ({mib}): both are 0 (not at all), or neither is; "
+                    "-1: without limit", setting=pair[0],
+                )  # fmt: skip
         if not self.ensemble_size >= self.write_quorum >= self.ack_quorum:
             raise InvalidConfiguration(
                 f"ensemble_size ({self.ensemble_size}) >= write_quorum ({self.write_quorum}) >= "
