@@ -82,7 +82,7 @@ async def offsets(
     aborted_in: tuple[int, int] = (0, 0), incarnation: int = 0,
 ) -> values.TopicOffsets:  # fmt: skip
     """Returns the indexes and the size of one partition. `publish_times_ms`: for each time, the answer has the
-    index of the first message that a broker stored then or later. `subscription` is created at the earliest message if it does
+    index of the first message stored then or later. `subscription` is created at the earliest message if it does
     not exist. `aborted_in`: a range of indexes (first, end) in which messages of aborted transactions are counted.
     `incarnation`: from an earlier answer; raises TopicNotFound if the topic was deleted and created again since, so
     that its indexes mean other messages."""
@@ -169,8 +169,8 @@ async def last_message_id(self: OperationCaller, topic: str) -> MessageId:
 
 
 async def message_id_by_time(self: OperationCaller, topic: str, publish_time_ms: int) -> MessageId:
-    """Returns the id of the first message that a broker stored at `publish_time_ms` (by the broker's clock) or later;
-    if there is none, the position that the next published message will have."""
+    """Returns the id of the first message that a broker stored at `publish_time_ms`, by its clock, or later; if
+    there is none, the position that the next published message will have."""
     place = {"topic": to_full_topic_name(topic), "publish_time_ms": publish_time_ms}
     found: MessageId = await self._call(op.MESSAGE_ID_BY_TIME, **place)
     return found
