@@ -44,6 +44,9 @@ The brokers and bookies of the cluster as the metadata lists them, or, while it 
 For what an operator is shown, which is wanted most while the metadata is away. A broker reads the lists once in
 MEMBERS_S, so that it knows them before it is asked. Nothing is decided by them: who owns, and where ledgers are made,
 asks the metadata itself. Guarding tests: tests/broker/session/test_summaries.py.
+
+Also in this file, below its heading: the registered brokers and bookies, and the orders to drain, read on demand
+(cluster_view).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Settings of a broker. Behaviour first, performance second; each with what it bounds and what it costs."""
+"""Settings of a broker. Behaviour first, performance second; each with what it bounds and what it costs.
+
+After them: what is in force for a topic, of its policies, its namespace's and the broker's
+(`resolve_policies_in_force`), and which settings change while brokers run (`DYNAMIC`, `RuntimeSettings`)."""
 
 from __future__ import annotations
 
@@ -220,9 +223,8 @@ next ledger on."""
 # The policies in force for a topic: every policy resolved, topic > namespace > broker (Pulsar B5).
 #
 # `AppliedPolicies` (proto/applied.py) is a value: code that decides by a policy reads `topic.applied` anew each time
-# and never
-# keeps a field of it. The broker's own level is its configuration, which has the same fields (broker/common/config.py
-# `BrokerConfig`), and what was changed of it for all brokers while they run (`DYNAMIC`).
+# and never keeps a field of it. The broker's own level is its configuration, which has the same fields
+# (`BrokerConfig`), and what was changed of it for all brokers while they run (`DYNAMIC`).
 # Inheritance is by field, but what is only sensible together is set together (`check` in proto/policies.py: both
 # retentions, all three quorums). Kept current by broker/cluster/policy_cache.py: a changed policy applies to the next
 # decision, without a restart or an unload; what was decided before stays.

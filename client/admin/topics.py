@@ -1,7 +1,10 @@
 """Methods of AdminClient for topics, their messages, schemas and subscriptions, for transactions, for tenants,
 namespaces, their policies, properties and permissions, and for brokers.
 
-The functions become methods by `add_operation_methods` (client/admin/client.py)."""
+The functions become methods by `add_operation_methods` (client/admin/client.py).
+
+Also in this file, each below its heading: the methods of AdminClient about subscriptions (subscriptions); the methods
+of AdminClient about permissions (permissions)."""
 
 from __future__ import annotations
 

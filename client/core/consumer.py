@@ -20,7 +20,10 @@ was moved to a time, and has read nothing since, seeks to that time again after 
 when the broker has answered: only the broker knows the position of that time. **Requests** get exactly one
 AnswerRequest each, with ConnectionLost if the connection is lost before the answer. **Threads.**
 `permits.count_used_permits` may be called from any thread. All else belongs to one thread. Guards:
-tests/client/core/test_consumer_walk.py, tests/client/core/test_permits.py."""
+tests/client/core/test_consumer_walk.py, tests/client/core/test_permits.py.
+
+Also in this file, below its heading: entries that are kept from the application because they cannot be decrypted
+(withheld)."""
 
 from __future__ import annotations
 
