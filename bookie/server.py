@@ -6,6 +6,9 @@
 
 Order of a start: lock and cookie (identity.py), replay (store/boot.py), listen, register. A registered bookie serves.
 In the background: registration.py, garbage.py, restore.py, scrub.py, repair (auto-recovery).
+
+Also in this file, below its heading: the parts of a bookie that may take memory, and how much of `memory_bytes` each
+gets (memory).
 """
 
 from __future__ import annotations

@@ -9,6 +9,9 @@ whether it is kept or dropped (broker/node/topic_manager.py). If there is none w
 dropped, because by then another broker serves them and their consumers should connect there. That time starts again
 while nothing listens at the address of the metadata's only process: then no other broker has a session either. Without
 `new_session` topics are dropped at once.
+
+Also in this file, below its heading: the parts of a broker that use memory, and the share of `memory_bytes` that each
+gets (memory).
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@
 With `--quick` it takes seconds and needs nothing but Magnetar: the flights are made up, and Python does step 3.
 
 Nothing is left: processes, files and Spark end with the command, however it ends.
+
+Also in this file, below its heading: the steps of the demo (steps).
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""`magnetar outbox`: the commands of an outbox; what they do is in client/outbox/relay.py."""
+"""`magnetar outbox`: the commands of an outbox; what they do is in client/outbox/relay.py.
+
+Also in this file, below its heading: the database and table of every command of an outbox, and what is said when
+SQLAlchemy is missing (database).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`magnetar produce`: messages from the command line, a file or a pipe to a topic."""
+"""`magnetar produce`: messages from the command line, a file or a pipe to a topic.
+
+Also in this file, below its heading: `magnetar consume` (consume).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`magnetar security …`: makes the files of a secured broker, and tokens."""
+"""`magnetar security …`: makes the files of a secured broker, and tokens.
+
+Also in this file, below its heading: `magnetar security check` (check).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
 """The module `magnetar.functions`: the names of Pulsar's `pulsar.functions`.
 
 A program derives its functions from these classes, and can call and test them. Magnetar has no runtime that runs
-functions: use a consumer and a producer."""
+functions: use a consumer and a producer.
+
+Also in this file, each below its heading: `Function`, the base of a program's functions (function); how the values of a
+function become bytes and back (serde); `Context`, what a function may ask while it processes a message (context)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
 """The module `magnetar._pulsar`: the names of `_pulsar`, the module of Pulsar's C++ client. Most of them are names of
 `magnetar`.
 
-A program that imports `_pulsar` runs after `sys.modules["_pulsar"] = magnetar._pulsar`."""
+A program that imports `_pulsar` runs after `sys.modules["_pulsar"] = magnetar._pulsar`.
+
+Also in this file, each below its heading: the policies under the names and methods that Pulsar's C++ client gives them
+(builders); the configurations of Pulsar's C++ client, as its Python module `_pulsar` has them (configurations)."""
 
 from __future__ import annotations
 

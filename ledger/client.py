@@ -13,6 +13,8 @@ Ledger ids are allocated in blocks from a counter in the metadata, in larger blo
 are never used twice. A retried create whose first outcome was unknown recognises its own record by a random token
 (§1.1). The key (20 random bytes) prevents any other client from writing or fencing.
 Guards: tests/ledger/test_ledger.py.
+
+Also in this file, below its heading: the ledgers that were deleted (deletions).
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ fragment was forgotten, or answers to the fence. The ledger ends after the last 
 are lost, and it is not known how many. With `force` bookies that do not answer count as forgotten: entries that only
 they have are given up, and a writer that still reaches them gets confirmations until it needs the metadata.
 Guards: tests/broker/log/test_skip_lost.py.
+
+Also in this file, below its heading: ledger records in the metadata tree (records).
 """
 
 from __future__ import annotations
@@ -41,9 +43,8 @@ from .reader_core import verify_entry
 # Ledger records in the metadata tree: one transition at a time, decided by content (metadata_core.py).
 #
 # `store_transition` reads the record, asks the pure transition, and writes by compare-and-set until the answer is
-# `AlreadyStored` or
-# `TransitionRefused`. After a write of unknown outcome it reads again, and the transition recognises its own write
-# (metadata/store.py, which also bounds and paces the attempts).
+# `AlreadyStored` or `TransitionRefused`. After a write of unknown outcome it reads again, and the transition recognises
+# its own write (metadata/store.py, which also bounds and paces the attempts).
 
 
 Decide = Callable[[LedgerRecord | None], Transition]

@@ -54,6 +54,8 @@ Example: entries 3 ("ab") and 4 (empty) of ledger 1, LAC 2: a table of 80 bytes
 `00000002 0000000000000001 0000000000000003 0000000000000002 <length> <crc32c>
 00000000 0000000000000001 0000000000000004 0000000000000002 <length> <crc32c>` and one frame `6162`; the answer's frame,
 when both are stored, is `0000`.
+
+Also in this file, below its heading: the body of the answer to HELD (held_format).
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ one hanging bookie fails every pending append. A bookie without failure for `max
 only where that is allowed (`StripingReduction.COPIES`, the broker's `degraded_writes`), and never below Qa. Qa never
 shrinks: a confirmed entry is always synced on Qa bookies.
 Guards: tests/ledger/test_placement.py (brute force over small sets), test_bookies.py.
+
+Also in this file, below its heading: the bookies that failed, were slow or sent damage lately (bookie_health_core).
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ at most Qw requests, and a bookie that hangs costs the wait and not the time-out
 - `LOST`: the ledger is closed, and *every* replica is certain that it does not have the entry. An alarm.
 - `UNAVAILABLE`: at least one did not answer, or could not say.
 Guards: tests/ledger/test_reader_core.py.
+
+Also in this file, below its heading: the stored entry (stored_core).
 """
 
 from __future__ import annotations

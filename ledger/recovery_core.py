@@ -37,6 +37,8 @@ continues, and gives up only if it needs the length of LAC0 in the end. When its
 have LAC0, no retry can find it. The ledger still ends with LAC0, because it was confirmed, and readers get DataLost.
 The length is then that of an entry 1, 2, 4, … before LAC0, and 0 if none is found: only statistics use it.
 Guards: tests/ledger/test_recovery_core.py, tests/ledger/test_sabotage.py.
+
+Also in this file, below its heading: the votes of a write set on one entry, and what they prove (votes_core).
 """
 
 from __future__ import annotations

@@ -57,6 +57,8 @@ entry before it is confirmed. So entries are confirmed in order, each once, and 
 - An ack or failure from a bookie that is not (or no longer) in that slot is ignored.
 
 Pending entries are dense: `lac + 1 … lap`. Guards: tests/ledger/test_pending.py.
+
+Also in this file, below its heading: which slots of an ensemble store an entry (striping_core).
 """
 
 from __future__ import annotations

@@ -9,6 +9,9 @@ Reads are repeated until their deadline. A commit is sent once. Before that it w
 fails with Unavailable: definitely not done); afterwards its error is raised unchanged: BadVersion is definite,
 ConnectionLost and TimedOut are unknown. A server that answers Unavailable has not done it, and is asked again.
 A watch keeps at most WATCH_QUEUE_MAX changes that its reader has not taken; more become one Reset.
+
+Also in this file, each below its heading: the tree's values as messages of proto/wire.proto, for both ends of the
+metadata service (messages); the opening of a session, with a metadata service of either kind (connect).
 """
 
 from __future__ import annotations

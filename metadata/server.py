@@ -8,6 +8,9 @@ misses no change, or receives `reset`. Each pong also sends every watch its revi
 does not lag the history.
 A commit names its session; once the session has ended its commits are refused (SessionExpired). The service does not
 remember commits: a client whose answer was lost reads again (metadata/store.py).
+
+Also in this file, below its heading: the part of a metadata service that may take memory, and how much of
+`memory_bytes` it gets (memory_core).
 """
 
 from __future__ import annotations

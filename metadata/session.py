@@ -16,6 +16,8 @@
 
 The subclass keeps the session: it sets `_state` and `_settled`, and calls `_end_session`. Guarded by
 tests/metadata/test_conformance.py and tests/metadata/test_outages.py, on both.
+
+Also in this file, below its heading: consecutive sessions as one `MetadataStore` (reconnecting).
 """
 
 from __future__ import annotations

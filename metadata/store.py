@@ -15,6 +15,9 @@ Parents need not exist: a path is a key, `children` lists the next path segments
 
 Implementations: metadata/sqlite.py (in process), metadata/remote.py (a client of metadata/server.py),
 metadata/zookeeper.py. One conformance suite runs against all: tests/metadata/test_conformance.py.
+
+Also in this file, each below its heading: metadata records that this process cannot read, of a newer version or damaged
+(unreadable); safe changes of nodes (update).
 """
 
 from __future__ import annotations

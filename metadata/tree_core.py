@@ -4,6 +4,11 @@ A path is "/" and then segments separated by "/": none empty, none "." or "..", 
 PATH_BYTES_MAX bytes in UTF-8. A prefix (of `children` and `watch`) is a path, or "/" for the whole tree.
 A commit has 1 to OPERATIONS_MAX operations that together have at most COMMIT_BYTES_MAX bytes of paths and values.
 A broken rule is the caller's fault: InvalidName, MessageTooLarge or InvalidRequest, and nothing was done.
+
+Also in this file, each below its heading: the parts of the tree that a member of a secured cluster may write, by its
+role (rights_core); commits of one batch, decided one after the other before any of them is written (commits_core); the
+last changes of the tree, for watches that resume without a gap (history_core); the nodes that were read lately
+(known_nodes_core); the table of sessions (sessions_core).
 """
 
 from __future__ import annotations
@@ -220,9 +225,8 @@ def list_commit_paths(commits: Sequence[Commit]) -> Iterator[str]:
 # The history keeps every change of the revisions above `floor`, in order, up to `revision`. A watch is one number here,
 # the revision that it has seen; `changes_since` returns the changes after it. So a slow watcher costs nothing and grows
 # no queue. A watcher gets `WatchReset` when changes after its revision have left the history, or when its revision is
-# in the
-# future (an older tree replaced this one): it lists again, and continues after the revision that Reset names. The
-# changes of one revision are returned together or not at all. Guarded by test_history.py.
+# in the future (an older tree replaced this one): it lists again, and continues after the revision that Reset names.
+# The changes of one revision are returned together or not at all. Guarded by test_history.py.
 
 
 CHANGES_MAX = 10_000

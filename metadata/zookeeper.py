@@ -19,6 +19,9 @@ The states of its session are those of metadata/session.py: SUSPENDED is connect
 - *Size*: a commit that exceeds the servers' `jute.maxbuffer` is refused before it is sent (MessageTooLarge), because
   ZooKeeper would answer it by breaking the connection, again and again.
 Guarded by test_conformance.py and test_zookeeper.py, both on a real server.
+
+Also in this file, each below its heading: whether ZooKeeper's certificate is the one that is expected, before a session
+is tried (tls); watches on a ZooKeeper, which keeps no history (watch).
 """
 
 from __future__ import annotations

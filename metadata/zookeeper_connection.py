@@ -13,6 +13,8 @@ protocol. This module adds what kazoo lacks, or does through threads that would 
 No call blocks: requests are futures, and kazoo's thread is asked to end; the loop does not wait for it.
 The module uses internals of kazoo (`_call`, `_connection`), so pyproject.toml pins its minor version.
 Guarded by the conformance suite against a real server, tests/metadata/test_zookeeper.py.
+
+Also in this file, below its heading: requests that kazoo lacks, in ZooKeeper's bytes (requests).
 """
 
 from __future__ import annotations

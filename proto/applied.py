@@ -40,10 +40,10 @@ class AppliedPolicies(msgspec.Struct, frozen=True):
     """The policies that are in force for a topic: for each field the value of the topic, otherwise of the namespace,
     otherwise of the broker. Code that decides by a policy must read it anew each time, because it may change."""
 
-    retention_minutes: Unlimited = 0  # acknowledged data is kept so long; -1: for ever, 0: not at all; costs disk
-    retention_mib: Unlimited = 0  # … and up to so much of each topic; -1: without limit, 0: not at all
+    retention_minutes: Unlimited = 0  # acknowledged data is kept so long; -1: for ever; both 0: not at all; costs disk
+    retention_mib: Unlimited = 0  # … and up to so much of each topic, what is reached first; -1: without limit
     unsubscribed_minutes: Unlimited = 10_080  # a topic without durable subscriptions keeps messages so long; costs disk
-    unsubscribed_mib: Unlimited = 1024  # … and up to so much; what is reached first; -1: without limit, 0: not at all
+    unsubscribed_mib: Unlimited = 1024  # … and up to so much, what is first; -1: without limit; both 0: not at all
     message_ttl_s: Limit = 0  # what is not acknowledged after so long counts as acknowledged; 0: never
     backlog_quota_bytes: Limit = 0  # bounds what the slowest subscription of a topic holds on disk; 0: nothing does
     backlog_quota_s: Limit = 0  # … and the age of its oldest message; 0: nothing does
@@ -73,7 +73,7 @@ class AppliedPolicies(msgspec.Struct, frozen=True):
     max_unacked_per_subscription: Limit = 200_000  # … and past it all of them, until half is acknowledged; 0: any
     inactive_s: Limit = 0  # a topic that was unused for so long is deleted; 0: never
     inactive_mode: InactiveMode = "delete_when_no_subscriptions"  # or also when all subscriptions have read everything
-    subscription_expiration_s: Limit = 0  # one without consumers is deleted after so long; 0: never
+    subscription_expiration_s: Limit = 0  # one without consumers and pending acks is deleted after so long; 0: never
     compaction_threshold_bytes: Limit = 0  # a topic is compacted when so much is not compacted; 0: by hand
     ensemble_size: Positive = 3  # bookies over which a topic's ledger is striped
     write_quorum: Positive = 3  # copies of each entry; each costs its bytes on disk and network

@@ -15,6 +15,8 @@ a·x^(8n), and n is split into two digits to the base 4096 so that few powers ar
 without carries is one of integers whose bits have seven zeros between them: no count of ones reaches the next bit. The
 C module reduces it: the CRC of a message m is m·x^32, hence the x^(-32) in the powers.
 Guards: tests/proto/test_checksum.py.
+
+Also in this file, below its heading: Protobuf's base-128 number (varint).
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ Hashes of keys: the partition that a producer picks, and the slot that Key_Share
 The numbers are Pulsar's: a topic that clients of both write to keeps the order of each key, and a consumer that asks
 for the slots of a key (Sticky) gets it. Pulsar's broker also takes modulo 65536 there, and where it halves ranges;
 only on its ring, whose owners no client can foresee, it takes modulo 65535.
+
+Also in this file, below its heading: text that a stranger may give, as a whole number (digits).
 """
 
 from __future__ import annotations

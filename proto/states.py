@@ -3,6 +3,9 @@
 A member's value is the sentence that is sent and shown. Each set has a member for "nothing of this" with the value ""
 where there may be nothing, and UNKNOWN: what a client makes of a sentence that a later version of a server says.
 Guarding test: tests/proto/test_states.py.
+
+Also in this file, each below its heading: the names of the subscription types (subscription_types); the vocabulary of
+the broker's sessions (model); ids and states of transactions (transactions).
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@
 
 When the link ends, the parent has died, and this process ends at once, as by `kill -9`. So `kill -9` of the parent ends
 all processes.
+
+Also in this file, below its heading: the frames between a process and the parent that forked it, over a pair of sockets
+(link).
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ Every setting has a name with its unit, a type, a default, and a comment: what i
 comment is the text after the field in the source (`#` on its line, or a string literal below it). `settings` lists them
 for the table in docs. Types: int, float, bool, str, `Literal`, `X | None`, `tuple[X, ...]` (comma-separated in the
 environment), `Endpoint`; bounds with `Annotated[int, msgspec.Meta(ge=1)]`. A method `validate(self)` may check
-relations and raises InvalidConfiguration or ValueError.
+relations and raises InvalidConfiguration or ValueError. A static method `fill_values(values)` may return the values
+that were given together with those that follow from them.
 
 Every mistake is InvalidConfiguration with the fields `setting`, `source`, `allowed`: an unknown key or
 section (also an unknown MAGNETAR_<SECTION>_… variable), a value of the wrong type or out of bounds, a file that is not
@@ -79,7 +80,8 @@ def load(
     sources |= {name.partition(".")[0]: "environment" for name in _variables(section, environment)}
     sources |= dict.fromkeys(given, "option")
     try:
-        config = kind(**values)
+        fill = getattr(kind, "fill_values", None)
+        config = kind(**(values if fill is None else fill(values)))
         validate = getattr(config, "validate", None)
         if validate is not None:
             validate()

@@ -4,6 +4,8 @@
 `extra`, as names and values: `_LOG.info("ledger closed", extra={"ledger": 7})`; text shows `ledger=7`, JSON has
 members. A JSON line has `time` (UTC, ISO 8601), `level`, `logger`, `message`, the facts, and `error` with the
 traceback.
+
+Also in this file, below its heading: the audit log (audit).
 """
 
 from __future__ import annotations

@@ -9,6 +9,9 @@ budget makes no share smaller. A setting that the operator has set keeps its val
 
 Raises InvalidConfiguration if the budget is less than the sum of the minimums, or than the sum of the given values and
 the other minimums. Guards: tests/runtime/test_shares.py.
+
+Also in this file, each below its heading: the memory of this machine, or of the container that this process runs in
+(machine); the settings of a process as a whole, whatever it runs (settings).
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ Rule: only the event loop of the parts reads them. The thread that answers a req
 are open at a time.
 prometheus-client and `http.server` are imported when a server starts: switched off, metrics cost nothing.
 Guarding tests: tests/runtime/test_metrics_server.py, tests/cli/run/test_metrics.py.
+
+Also in this file, below its heading: the metrics of several processes as one page (together).
 """
 
 from __future__ import annotations

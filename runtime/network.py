@@ -16,6 +16,8 @@ items that have arrived. So what a gRPC message costs a side is paid per turn of
 copied; so has the answer. Requests are pipelined and matched by id. All requests of one turn of the event loop are one
 multipart message that names the server's identity (16 bytes); a server with another identity answers WrongIdentity and
 reads no more of it. Every request has a deadline. A missing answer is TimedOut or ConnectionLost: unknown, not failed.
+
+Also in this file, below its heading: the world as one value (world).
 """
 
 from __future__ import annotations

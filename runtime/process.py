@@ -12,6 +12,8 @@ The parts of a process are started one after the other, and stopped in the rever
 When a part does not start, the parts before it are stopped, and the error is raised. Each stop has a deadline; one that
 fails or takes too long is logged, and the others are stopped nevertheless. `statistics` has the state of each part, and
 the time that its start and its stop took.
+
+Also in this file, below its heading: the system's random source (chance).
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ Password files of Apache's htpasswd: lines `user:hash`, with bcrypt (`-B`), `$ap
 
 Hashes of crypt(3) are refused: DES looks at eight characters only, and a short salt is quickly tried out. Empty lines
 and lines that begin with # are skipped. An error names the line, never what it says.
+
+Also in this file, below its heading: the limit to the guessing of passwords (guessing).
 """
 
 from __future__ import annotations

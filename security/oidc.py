@@ -7,6 +7,8 @@ not answer, its keys go on until DROP_S; without keys its callers get Unavailabl
 
 Required are `iss`, `sub`, `aud`, `iat` and `exp`. Pulsar asks for `nbf` too, which several issuers do not give; it is
 compared where it is given. Headers of a token choose a key of the issuer by `kid`, and nothing else.
+
+Also in this file, below its heading: JSON Web Key Sets (jwks).
 """
 
 from __future__ import annotations

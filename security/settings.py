@@ -24,6 +24,9 @@ Secrets: read from files and the environment, and never shown.
 
 A file with a secret is readable for its owner alone, who is the reader or root: with wider modes it is refused, as ssh
 does. The error has the command that mends it.
+
+Also in this file, below its heading: a value that is made of a secret's source, and made anew when its file changes
+(watched).
 """
 
 from __future__ import annotations

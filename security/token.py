@@ -4,6 +4,9 @@ A key verifies with its own algorithms only: a public key never as an HMAC secre
 keys or addresses (jku, x5u, jwk) are not followed. Time claims are compared with the server's wall clock, which
 may be wrong: a token that is not valid yet, or has expired, is refused with both times. Source: Pulsar's
 AuthenticationProviderToken.
+
+Also in this file, each below its heading: principals of credentials that were verified (remembered); tokens that are
+refused before their end (revoked).
 """
 
 from __future__ import annotations
@@ -376,9 +379,8 @@ def _jwt() -> Any:
 # Tokens that are refused before their end: a file with one id (`jti`) or role (`sub`) a line.
 #
 # Empty lines and lines that begin with # are skipped. The file is looked at every few seconds (`WatchedValue`): tokens
-# on it
-# are refused from then on, and open streams of theirs end. A file that is missing at the start is an error, because a
-# misspelled path would revoke nothing; one that cannot be used later keeps the list before.
+# on it are refused from then on, and open streams of theirs end. A file that is missing at the start is an error,
+# because a misspelled path would revoke nothing; one that cannot be used later keeps the list before.
 
 
 FILE_BYTES_MAX = 1 << 20

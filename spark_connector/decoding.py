@@ -8,7 +8,9 @@ version is decoded with the reader's schema. A field that a payload lacks has it
 **A payload that does not fit its schema**, or has a value that the column's type cannot represent (a decimal with too
 many digits, a time that microseconds cannot represent): with schemaErrors=fail raises InvalidMessage, which names the
 message; with schemaErrors=null all typed columns of the row are null, and `RowBuilder.unfit` counts the row. The work
-is linear in the rows of a batch: only if a batch contains such a value is each value tried alone."""
+is linear in the rows of a batch: only if a batch contains such a value is each value tried alone.
+
+Also in this file, below its heading: values that msgspec decoded from JSON, to Arrow (columns)."""
 
 from __future__ import annotations
 

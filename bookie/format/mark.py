@@ -18,6 +18,9 @@ A mark of 124 bytes, with a checksum of the first seven numbers, is of a store w
 open one. A reader refuses a mark of another length or with a wrong checksum (DamagedFile): it was synced before its
 name. Example: CheckpointMark(1, 4096, 0, 0, 0, 1, 64) is the mark of a new store: eleven u64, the last four 0, and
 their checksum.
+
+Also in this file, each below its heading: the bytes of a small file that holds one record (note); the cookie's bytes
+(cookie).
 """
 
 from __future__ import annotations

@@ -25,6 +25,9 @@ logs are moved together (store/entrylog/compaction.py). Any error ends the pass 
     collector.run_forever()                            for ever: passes, minor and major compactions by their intervals
 
 Guarded by tests/bookie/maintenance/test_garbage.py and test_garbage_doubt.py.
+
+Also in this file, below its heading: the times at which minor and major compaction are due, also for a bookie that is
+restarted more often than that (schedule).
 """
 
 from __future__ import annotations

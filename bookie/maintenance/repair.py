@@ -5,6 +5,8 @@
 
 All waiting is asyncio's and all time the world's, so it runs in the simulator. What is lost with the process is lost
 gladly: the election and the locks are ephemeral, everything else is in the marks.
+
+Also in this file, below its heading: the auditor (auditor).
 """
 
 from __future__ import annotations

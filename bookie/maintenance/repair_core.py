@@ -23,6 +23,9 @@ Recovering fences the writer and gives the ledger its end; then all fragments ar
 A gap is closed in the order `FILL`: the record names a new bookie only when that one has everything, synced. A crash in
 between leaves copies that nothing names; they go with the ledger.
 Guards: tests/bookie/maintenance/test_copies.py, tests/bookie/maintenance/test_repair.py.
+
+Also in this file, each below its heading: the decisions of the auditor (marks_core); how fast a worker may copy
+(pace_core).
 """
 
 from __future__ import annotations

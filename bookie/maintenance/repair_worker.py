@@ -9,6 +9,9 @@ changed by compare-and-set on its content. A mark is deleted only in the version
 A ledger that cannot be made whole stays marked, with the reason and a time before which no worker tries again;
 `StuckReason` has the reasons. A deleted ledger is unmarked. Switched off, a worker drops what it does.
 Guards: tests/bookie/maintenance/test_repair.py.
+
+Also in this file, each below its heading: settings of auto-recovery (repair_config); what copies entries of a ledger to
+a bookie (copier).
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ a compaction or a deletion whole. It increments `generation`, by which a reader 
 
 This module reads no file: `find_extents_of_ledger_in_log` says which pages are missing, reads.py loads them in the
 read worker. Guarded by tests/bookie/store/test_index.py.
+
+Also in this file, below its heading: a cache of the least recently used values, bounded by bytes (cache).
 """
 
 from __future__ import annotations

@@ -33,6 +33,8 @@ to 20 µs between blocks: the wake-up of the event loop alone is a system call o
 
 Bound: `is_full` when `queue_bytes_max` of records wait or are on their way; the store then admits no add.
 Guarded by tests/bookie/store/journal/test_journal.py.
+
+Also in this file, below its heading: memory for blocks that bypass the page cache (arenas).
 """
 
 from __future__ import annotations

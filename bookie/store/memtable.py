@@ -11,6 +11,8 @@ of 1,578 for a sorted map).
 An entry whose journal block found no room stays in its table, can be read, and becomes durable with the checkpoint of
 that table. Until then, or until the entry is added again and synced, it does not count as stored: it is in
 `refused_runs_of_ledger`.
+
+Also in this file, below its heading: a set of integers as disjoint intervals, ascending (intervals).
 """
 
 from __future__ import annotations

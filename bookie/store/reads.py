@@ -153,15 +153,13 @@ async def _load(
 #
 # A repair that gets the answer "held" makes no other copy, names this bookie in the ledger's record, and lets the last
 # other copy be deleted (bookie/maintenance). So an entry is held when it is in the index, which a mark covers, or when
-# it is
-# in memory and the journal is synced after the lookup: `find_stored_entries` seals before it returns. An entry for
-# which the journal had no room is not held until a checkpoint has moved it into the log
+# it is in memory and the journal is synced after the lookup: `find_stored_entries` seals before it returns. An entry
+# for which the journal had no room is not held until a checkpoint has moved it into the log
 # (`Memtable.refused_runs_of_ledger`), even if an older copy is in a log.
 #
 # The lookup takes memory first and the index next. A flush moves entries from memory to the index, and after a
 # compaction the index is read again (`EntryLogIndex.generation`), so no entry is missed. Extents without gaps cost a
-# read of
-# their head; those of a striped ledger cost their table. An extent whose table is damaged counts as not held.
+# read of their head; those of a striped ledger cost their table. An extent whose table is damaged counts as not held.
 # Quarantined entries are not held, unless memory has them again, which is how they are repaired. Guards:
 # tests/bookie/store/test_held.py.
 

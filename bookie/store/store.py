@@ -19,6 +19,8 @@ store/boot.py.
 
 `LoadedStore` does not change. All of it is durable: what was replayed is flushed, and the mark is at `end`.
 Guarded by tests/bookie/test_boot.py.
+
+Also in this file, below its heading: the settings of a store (config).
 """
 
 from __future__ import annotations

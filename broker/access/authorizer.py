@@ -7,6 +7,9 @@ A publish, a delivery or an acknowledgement is not checked: a caller that has op
 until it is closed. A LOCAL caller (a listener without security), a super user, and a broker or operator of the cluster
 may do everything. The text of a refusal contains names from the request only, and does not show which objects exist:
 the decision is made before the topic is read, and is the same for a topic, namespace or tenant that does not exist.
+
+Also in this file, each below its heading: how grants change, with pulsar-admin's meaning (permissions); the grants of
+namespaces and the administrators of tenants, kept current by metadata watches (grants).
 """
 
 from __future__ import annotations

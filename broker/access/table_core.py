@@ -4,6 +4,8 @@ The rows of administrative operations come from proto/operations.py. The permiss
 rpc runs (broker/grpc/checked.py); on a stream, when a producer or a consumer is opened (broker/session/). A missing row
 fails the start of a broker and tests/broker/access/test_table.py, which also tries every row with every kind of role.
 docs/security.md shows this table (`python -m tests.docs.tables`).
+
+Also in this file, below its heading: the rights of a role in a namespace (rights_core).
 """
 
 from __future__ import annotations

@@ -52,6 +52,9 @@ shown (`RegisteredServers.died`) until it registers again or an operator says th
 broker with a random name has another name after a restart: it is back when a broker with a random name is registered at
 its address. `LastKnownServers.tidy` deletes the records of those, and the oldest ones above STARTED_MAX. A broker of a
 release without this record never has one, so nothing is said of it. Guarding tests: tests/broker/cluster/test_died.py.
+
+Also in this file, below its heading: the registered brokers and bookies, and the orders to drain, read on demand
+(cluster_view).
 """
 
 from __future__ import annotations

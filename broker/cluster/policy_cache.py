@@ -14,6 +14,9 @@ at a time, so a change that is made while a namespace is read is either in what 
 Another broker's change is known here after the delay of the watch (milliseconds). When the watch breaks, it starts
 again, and everything is read again.
 Guarding test: tests/broker/cluster/test_policy_cache.py.
+
+Also in this file, below its heading: the topics of a namespace and each change of them, from the metadata
+(topic_watch).
 """
 
 from __future__ import annotations
@@ -280,10 +283,9 @@ def _path(name: NamespaceName | None, topic: TopicName | None) -> str:
 #
 # First yields all topics (`TopicsListed`), unless the caller names the last revision that it got; then each
 # `TopicAdded` and `TopicRemoved`, in the order of the changes, and `TopicsListed` again if the history of the metadata
-# is lost. So nothing is
-# missed, across reconnects and from one broker to the next. The same change may be reported twice, which is harmless:
-# one between the revision and the list, a record that changes, and all after the reported revision, which both watches
-# have reached.
+# is lost. So nothing is missed, across reconnects and from one broker to the next. The same change may be reported
+# twice, which is harmless: one between the revision and the list, a record that changes, and all after the reported
+# revision, which both watches have reached.
 #
 # Partitions are not reported one by one: a partitioned topic is added and removed as one. After a removal the metadata
 # is read again, because the topic may have been created again with partitions: that record is elsewhere. Guarding test:

@@ -14,6 +14,9 @@ node: a recursive record contains itself. Bounds, as clients send it: DEFINITION
 
 `encode_canonical_schema` returns the form that Pulsar compares: white space, the order of members, `doc` and aliases do
 not count; order of fields, defaults and other properties do; all names are full.
+
+Also in this file, below its heading: whether one schema can read data that was written with another one
+(compatibility).
 """
 
 from __future__ import annotations

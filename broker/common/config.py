@@ -1,4 +1,7 @@
-"""Settings of a broker. Behaviour first, performance second; each with what it bounds and what it costs."""
+"""Settings of a broker. Behaviour first, performance second; each with what it bounds and what it costs.
+
+After them: what is in force for a topic, of its policies, its namespace's and the broker's
+(`resolve_policies_in_force`), and which settings change while brokers run (`DYNAMIC`, `RuntimeSettings`)."""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from msgspec.structs import replace
 from ...ledger.handle import ENTRY_BYTES_MAX
 from ...proto.applied import AppliedPolicies, Limit
 from ...proto.errors import InvalidConfiguration
-from ...proto.policies import Policies
+from ...proto.policies import RETENTIONS, Policies, fill_retention
 from ...proto.states import COORDINATORS_MAX
 from ...runtime.network import Endpoint
 
@@ -128,8 +131,23 @@ class BrokerConfig(AppliedPolicies, frozen=True):
     close_timeout_s: float = 5.0  # of ending one topic in order; later the next owner has to recover it
     close_grace_s: float = 1.0  # streams get so long to end when the broker closes
 
+    @staticmethod
+    def fill_values(values: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the settings that a program was given, `values`, with both of each retention's time and size if one
+        of them was given: what it means is what it means at run time (`fill_retention`)."""
+        given = {name: values.get(name) for pair in RETENTIONS for name in pair}
+        filled = fill_retention(Policies(**given))
+        return {**values, **{name: getattr(filled, name) for name in given if getattr(filled, name) is not None}}
+
     def validate(self) -> None:
         """Checks the settings and their relations. Raises InvalidConfiguration if a setting is invalid."""
+        for pair in RETENTIONS:
+            minutes, mib = (getattr(self, name) for name in pair)
+            if (minutes == 0) != (mib == 0):
+                raise InvalidConfiguration(
+                    f"{pair[0]} ({minutes}) and {pair[1]} ({mib}): both are 0 (not at all), or neither is; "
+                    "-1: without limit", setting=pair[0],
+                )  # fmt: skip
         if not self.ensemble_size >= self.write_quorum >= self.ack_quorum:
             raise InvalidConfiguration(
                 f"ensemble_size ({self.ensemble_size}) >= write_quorum ({self.write_quorum}) >= "
@@ -205,9 +223,8 @@ next ledger on."""
 # The policies in force for a topic: every policy resolved, topic > namespace > broker (Pulsar B5).
 #
 # `AppliedPolicies` (proto/applied.py) is a value: code that decides by a policy reads `topic.applied` anew each time
-# and never
-# keeps a field of it. The broker's own level is its configuration, which has the same fields (broker/common/config.py
-# `BrokerConfig`), and what was changed of it for all brokers while they run (`DYNAMIC`).
+# and never keeps a field of it. The broker's own level is its configuration, which has the same fields
+# (`BrokerConfig`), and what was changed of it for all brokers while they run (`DYNAMIC`).
 # Inheritance is by field, but what is only sensible together is set together (`check` in proto/policies.py: both
 # retentions, all three quorums). Kept current by broker/cluster/policy_cache.py: a changed policy applies to the next
 # decision, without a restart or an unload; what was decided before stays.

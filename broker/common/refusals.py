@@ -5,6 +5,8 @@ Code refuses with `raise SubscribeRefusal.RATE.error(text, **facts)`; where no t
 docs/design/refusals.md is generated from these enums and from where their members are used (tests/docs/refusals.py).
 Not here: what is checked first in every request, that this broker serves the topic (NotOwner, TopicNotFound), and
 outcomes of what was accepted (docs/design/refusals.md lists both).
+
+Also in this file, below its heading: the incarnation of a topic (incarnations).
 """
 
 from __future__ import annotations

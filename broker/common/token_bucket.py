@@ -9,6 +9,8 @@ whatever the size of an entry, and an entry larger than a second's worth is not 
 A `RateLimit` is two buckets, for messages and bytes; a rate of 0 has no limit and costs nothing. Several `RateLimit`s
 in a row (subscription, topic, broker) are asked together: `compute_rate_delay_s`, `count_entries_within_rates`.
 Guarding test: test_token_bucket.py.
+
+Also in this file, below its heading: slices of the event loop, for long work (turns).
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ Tenants, namespaces and lists of topics come from the metadata and any broker an
 (statistics, subscriptions, trim, terminate, unload, delete) are answered by its owner; other brokers raise NotOwner,
 with the owner's address in the field `owner`: callers ask Lookup first, and name a partition of a partitioned topic.
 Deleting a partitioned topic, or a namespace by force, asks the other owners itself.
+
+Also in this file, each below its heading: the part of the Admin service that inspects the messages of a topic and
+removes them (examine); the part of the Admin service about schemas (schemas).
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 The rules are in broker/access/table_core.py; an rpc without a rule fails the start of the broker. Streams are
 authorized where they open a producer or a consumer (broker/session/), because one stream opens many.
+
+Also in this file, below its heading: services whose code is imported at the first call (later).
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ A frame that the client may not send is answered by `closed`, for its id alone: 
 (InvalidRequest), for one that is used twice (InvalidRequest), or of a kind that the handler does not accept.
 Consecutive frames of an id without a handler are answered once.
 Guarding tests: tests/broker/grpc/test_connect.py.
+
+Also in this file, below its heading: the Broker service of proto/wire.proto (broker).
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ because of a frame that it does not accept (the last frame is `closed`), or with
 
 The Read stream: translates for the RangeReader of broker/session/backlogs.py. Requests are answered one after the
 other: the entries of the range, then `done` with the first index that they do not cover.
+
+Also in this file, below its heading: the WatchTopics stream (watch).
 """
 
 from __future__ import annotations

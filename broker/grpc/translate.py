@@ -4,6 +4,8 @@ Rule: no request costs the broker more than linear work in its bytes, and none l
 values that the wire can carry (an unknown number of an enum, an index that no entry can have) are refused here, by
 InvalidRequest, before a session sees them. Long requests are translated lazily, a step at a time.
 Guarding test: tests/broker/grpc/test_extreme_requests.py, for each request of proto/wire.proto.
+
+Also in this file, below its heading: the encoding of entries as items of a stream (delivery).
 """
 
 from __future__ import annotations

@@ -34,6 +34,8 @@ that reads this way (`removed_entries`): it is skipped like any hole, and never 
 
 When a topic is compacted again, the subscriptions whose position is before the new horizon start over after their mark
 (broker/topic/topic.py): then no consumer holds anything of the ledger that is replaced.
+
+Also in this file, below its heading: reading a compacted ledger (compacted_log).
 """
 
 from __future__ import annotations

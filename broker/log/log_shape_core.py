@@ -1,5 +1,7 @@
 """The shape of a topic's log: which ledgers it has, in which order, and where each ends. After it: a search among
-entries some of which are lost, the rules of trimming, and the risks of quorums.
+entries some of which are lost (`find_first_entry_by_bisection`), the rules of trimming and retention
+(`list_reasons_to_keep_ledgers`), the risks of quorums, runs of positions, and the shape that readers of committed
+entries see (`CommittedShape`).
 
 A topic is a list of ledgers whose ids increase, so positions (ledger, entry) compare as tuples. All but the last are
 closed and end at a known entry; the last one is open (until the topic is terminated) and grows. Positions are made
@@ -335,8 +337,7 @@ class LogShape:
 # - What an operator passed over (`topics skip-lost`) is left out: the answer is the next entry that exists.
 # - A lost entry that was not passed over is skipped by the search as long as the answer does not depend on it. Where it
 #   does, the caller raises `DataLost` with the range: `EntrySearchResult.lost` are the lost entries directly before the
-# one
-#   that was found, and one of them may be the right answer.
+#   one that was found, and one of them may be the right answer.
 # - Unavailable is not lost: it ends the search, and the caller may ask again.
 # Bounds: LOST_ENTRIES_TRIED_MAX lost entries in a row are tried; each costs a question to every replica.
 # Guarding test: tests/broker/log/test_lookup.py.

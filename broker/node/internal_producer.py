@@ -5,6 +5,9 @@ raises, something may not be stored: then the caller must publish all of it agai
 The properties that are added to a copy of a message may exceed `max_message_bytes`. The code of a producer is imported
 by the first call.
 Guarding tests: tests/broker/subscription/test_dead_letters.py.
+
+Also in this file, each below its heading: the publishing of the messages of a half in a transaction of its coordinator
+(half_publisher); the settling of transactions at topics, for the coordinators (participants).
 """
 
 from __future__ import annotations

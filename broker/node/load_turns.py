@@ -11,6 +11,8 @@ At most `at_once` topics have a turn, in the order of their arrival. A turn last
 Nothing is refused. `load_turn_timeout_s` is TURN_S, or twice the usual time of a successful load if that is more: with
 slow disks, turns that end before their loads would admit ever more topics, until none is loaded in time.
 Guards: tests/broker/node/test_load_turns.py.
+
+Also in this file, below its heading: the memory of state that cannot be dropped while it exists (state_memory).
 """
 
 from __future__ import annotations

@@ -19,6 +19,9 @@ expire. A frame or a command that is no request ends the connection, as in Pulsa
 Guarding tests: tests/broker/pulsar/.
 
 The producers, consumers and topic watchers of one connection, and the commands for them.
+
+Also in this file, below its heading: the credentials of CONNECT and AUTH_RESPONSE as values of an Authorization header
+(credentials).
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@
 A connection (connection.py) has producers (producer.py) and consumers (consumer.py) on the broker's sessions;
 lookup.py answers requests for owners, partitions and topics, and watches topics. The messages are those of
 proto/pulsar.proto, in the frames of frames.py. These modules are imported by the first connection.
+
+Also in this file, below its heading: the addresses at which Pulsar clients reach a broker, for the answers to their
+look-ups (listeners).
 """
 
 from __future__ import annotations

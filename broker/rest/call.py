@@ -5,6 +5,9 @@
 
 For a partition of another broker, the operation is called there, with the rights of this broker; the caller's rights
 are checked here before.
+
+Also in this file, each below its heading: errors as HTTP statuses (errors); the table of routes (table); the document
+of OpenAPI 3.1, generated from the table of routes (openapi).
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 `/healthz` says that the event loop runs; `/readyz` that the broker is registered and serves. Both need no credentials
 and say nothing else. `/metrics` has the names of topics, so it needs a super user if callers are authenticated.
+
+Also in this file, below its heading: the owner of a topic, for clients that ask with an `http://` service URL (lookup).
 """
 
 from __future__ import annotations

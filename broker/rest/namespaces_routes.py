@@ -1,6 +1,8 @@
 """Routes of namespaces: creation, properties, bundles, topics and backlogs.
 
 Routes of tenants, permissions and the one cluster.
+
+Also in this file, below its heading: permissions on namespaces, topics and subscriptions (permissions).
 """
 
 from __future__ import annotations

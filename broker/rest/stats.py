@@ -5,6 +5,9 @@ knows of its producers and consumers (version of the client, connected since, ra
 
 Rates are averages since the last request, at least RATE_S ago; the first ones since the client connected. Times that
 Magnetar does not record are 0; numbers about offload and replication, which do not exist, are 0 or -1.
+
+Also in this file, below its heading: transactions in the forms of Pulsar's admin REST v3: the classes
+`Transaction…Stats` and `TransactionMetadata` (transactions).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Routes of the subscriptions of a topic, or of each of its partitions."""
+"""Routes of the subscriptions of a topic, or of each of its partitions.
+
+Also in this file, below its heading: routes of messages (messages).
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 Routes of schemas. A definition is text, of KEY_VALUE an object with `key` and `value`, as pulsar-admin writes it.
 
 The path has no domain: a schema is that of the persistent topic. A definition that is invalid for its type gets 422.
+
+Also in this file, below its heading: statistics of topics and partitions (statistics).
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ Guarding tests: tests/broker/session/test_summaries.py.
 A topic as it is now, for operators: producers, subscriptions, ledgers and compaction, as in proto/statistics.py.
 
 Guarding tests: tests/broker/grpc/test_stats.py.
+
+Also in this file, below its heading: pages of topics (pages).
 """
 
 from __future__ import annotations

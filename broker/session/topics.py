@@ -4,6 +4,8 @@ changes of a namespace's list of topics.
 Any broker answers `lookup`, `partitions` and `watch_topics`; `get_offsets` and `advance_subscription` are answered by
 the topic's owner (NotOwner). Guarding tests: tests/broker/grpc/test_services.py,
 tests/broker/cluster/test_topic_watch.py.
+
+Also in this file, below its heading: requests of clients and operators about the schemas of topics (schemas).
 """
 
 from __future__ import annotations

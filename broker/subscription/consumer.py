@@ -1,5 +1,7 @@
 """A connected consumer, as its subscription sees it: the outlet to which entries are delivered, its state in the
-dispatcher (the member), and the times of its last activity."""
+dispatcher (the member), and the times of its last activity.
+
+Also in this file, below its heading: the times at which a subscription or a consumer was last active (activity)."""
 
 from __future__ import annotations
 

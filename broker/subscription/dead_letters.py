@@ -1,5 +1,6 @@
-"""Dead letters and back-off by the server, for every client of a subscription (policy:
-broker/subscription/core/redelivery_backoff.py).
+"""Dead letters and back-off by the server, for every client of a subscription (`DeadLetters`; policy:
+broker/subscription/core/redelivery_backoff.py). Before them: the search for all chunks of a message, which expiry,
+skips and seeks use too (`find_whole_message`, `find_remaining_chunks`, `move_mark_before_chunked_message`).
 
 With a policy on a Shared or Key_Shared subscription each delivery counts: an entry that is given back, and one whose
 consumer disconnects without giving it back (complaint 14: a message that kills its consumers). All that a lost consumer
@@ -13,7 +14,7 @@ continues with what is held (`restore`). Writing to a dead-letter topic is retri
 messages stay in the topic and keep their ledgers.
 
 **A message in chunks** dies as one: the first of its entries that is given back too often takes all of them along, also
-those that are counted less or are outstanding (dead_letters.py finds them). They are published in order, some
+those that are counted less or are outstanding (`find_whole_message`). They are published in order, some
 GROUP_BYTES at a time, and acknowledged after the last. A crash between them leaves a copy that is not complete, and the
 next try repeats it under the same uuid, so that a consumer puts both together to one message. While the rest of a
 message may still be on its way to the log it is tried again. What is never whole goes as it is, entry by entry.
@@ -74,8 +75,7 @@ from .cursors import DurableCursor
 # | what is found | answer |
 # |---|---|
 # | the chunks from 0 to the last | the run of them |
-# | no beginning, a gap, a damaged chunk, a later entry of the producer before the last chunk | None: it is never whole
-# |
+# | no beginning, a gap, a damaged chunk, a later entry of the producer before its end | None: it is never whole |
 # | the end of the log before the last chunk, which may be on its way | Unavailable; None after INCOMPLETE_MS |
 #
 # Nothing is kept of what is read but the places. It costs the entries between the ends; dead letters are rare. Guarding

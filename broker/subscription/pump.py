@@ -5,6 +5,8 @@ them, and repeats. `wake` runs the pump once in the next turn of the event loop,
 entries, permits, acknowledgements. Nothing here is per message. In each turn, what consumers give back comes first
 (`RedeliveryReturnQueue`); then consumers are notified of what the policy reports (`Policy.take_active_changes`).
 `blocked` is why no consumer gets the next entry. A dispatch rate that is exceeded has one timer.
+
+Also in this file, below its heading: entries whose head declares messages that are not in them (malformed).
 """
 
 from __future__ import annotations

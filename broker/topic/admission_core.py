@@ -1,5 +1,7 @@
 """Admission to a topic: its limits of numbers (Pulsar T10, S13) and the rate of subscribing (L1). After it, the
-decisions of a topic's maintenance: rolling an idle ledger, the backlog quota, inactive topics.
+decisions of a topic's maintenance, with their rules: rolling an idle ledger (`must_roll_ledger`), the backlog quota
+(`judge_backlog_quota`), inactive topics (`is_inactive`), idle subscriptions (only their rule; the deletion is in
+maintenance.py).
 
 Asked before a producer or consumer joins, in the order below; the first limit that is reached is reported, with its
 figure. What is connected already stays, also when a limit is lowered; a client that connects again (same `instance`)
@@ -170,22 +172,21 @@ class Admission:
 # The upkeep of a topic: which work is due, decided from facts, without a clock of its own.
 #
 # - **Rolling an idle ledger** (`must_roll_ledger`; complaints 26, 28). Retention frees whole closed ledgers, and the
-# last one
-# of
-#   the list is never freed. So the one that is written ends, although it is not full, when nothing was published for
-#   `idle_s`, everything in it is durably acknowledged by every durable subscription, and retention will release it some
-#   day; or when it is older than the retention time (a topic with few publishes keeps at most twice that). In a topic
-#   without a durable subscription, whose messages stay for a while, only that age ends it: a ledger for each message
-#   would be no help. A last one that is closed (none was needed since a take-over) gets a next one when it would be
-#   deleted if it were not the last.
+#   last one of the list is never freed. So the one that is written ends, although it is not full, when nothing was
+#   published for `idle_s`, everything in it is durably acknowledged by every durable subscription, and retention will
+#   release it some day; or when it is older than the retention time (a topic with few publishes keeps at most twice
+#   that). In a topic without a durable subscription, whose messages stay for a while, only that age ends it: a ledger
+#   for each message would be no help. A last one that is closed (none was needed since a take-over) gets a next one
+#   when it would be deleted if it were not the last.
 # - **Backlog quota** (Pulsar A17). The backlog of a topic is that of its slowest durable subscription: bytes after its
 #   mark, and the age of its oldest message that is not acknowledged. Past one of the limits: `HOLD` (producers' streams
 #   are not read until there is room), `REFUSE` (each publish is refused), `EVICT` (the oldest messages count as
 #   acknowledged until the quota is met again).
 # - **Inactive topics** (T6): no producer, no consumer, for `inactive_s`; and no durable subscription, or, in the other
 #   mode, none that has anything left to read.
-# - **Idle subscriptions** (S16): durable, without a consumer for `subscription_expiration_s`, as far as the broker that
-#   serves the topic has seen it: after a restart the time begins again, so one is never deleted too early.
+# - **Idle subscriptions** (S16): durable, without a consumer and without acknowledgements of an open transaction for
+#   `subscription_expiration_s`, as far as the broker that serves the topic has seen it: after a restart the time begins
+#   again, so one is never deleted too early (maintenance.py `TopicMaintenance.delete_idle_subscriptions`).
 #
 # Bytes after a mark inside a ledger are estimated by its entries' average size. Guarding test: test_upkeep.py.
 

@@ -35,6 +35,8 @@ The version is that of proto/versions.py. Big-endian; `sequence` grows by one wi
 the 20 bytes before it and the body. A reader goes back from the end to the last whole snapshot: torn ones are
 what a crash left. Damage is DamagedDedupSnapshot.
 Guarding test: tests/broker/topic/test_dedup_format.py.
+
+Also in this file, below its heading: the replay of a load (replay).
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class TopicMaintenance:
         now = world.clock.monotonic()
         self._unused_since = self._quiet_since = now
         self._messages_in = 0
-        self._idle: dict[str, float] = {}  # subscription without consumers → since when
+        self._idle: dict[str, float] = {}  # unused subscription → since when
         self._ages: dict[str, tuple[Position, int]] = {}  # subscription → its first open entry, and when it arrived
 
     # ------------------------------------------------------------------ answers
@@ -261,9 +261,11 @@ class TopicMaintenance:
         await self._topic.trim()
 
     async def delete_idle_subscriptions(self) -> None:
-        """Deletes the durable subscriptions that had no consumer for as long as the policy allows."""
+        """Deletes the durable subscriptions that were unused for as long as the policy allows. A subscription is used
+        while it has a consumer, or acknowledgements of an open transaction: a commit must find these."""
         limit_s, now = self._topic.applied.subscription_expiration_s, self._world.clock.monotonic()
-        names = {each.name for each in self._durable() if not each.consumers} if limit_s else set()
+        unused = (each for each in self._durable() if not each.consumers and not each.pending_transactions)
+        names = {each.name for each in unused} if limit_s else set()
         self._idle = {name: self._idle.get(name, now) for name in sorted(names)}
         for name, since in self._idle.items():
             if now - since >= limit_s:

@@ -353,13 +353,11 @@ class Producer:
 # The gate for publishes: open below the topic's publish rates and while its backlog quota does not block producers.
 #
 # A producer's session checks `must_wait` before it publishes, reports to `count_published` what it published, and
-# queues entries
-# that arrive while the gate is closed. `queue_waiting_publish` calls the session once for each entry that may be
-# published then, in
-# turn with the other sessions, so that no producer takes the share of another. So a producer that is too fast gets no
-# receipts, and therefore no credit (broker/session/producer.py; PIP-322, Pulsar L1, T18); entries are never dropped,
-# and nothing else on the connection waits. One timer for all producers of a topic, and none while nothing is limited.
-# Guarding tests: tests/broker/topic/test_maintenance.py.
+# queues entries that arrive while the gate is closed. `queue_waiting_publish` calls the session once for each entry
+# that may be published then, in turn with the other sessions, so that no producer takes the share of another. So a
+# producer that is too fast gets no receipts, and therefore no credit (broker/session/producer.py; PIP-322, Pulsar L1,
+# T18); entries are never dropped, and nothing else on the connection waits. One timer for all producers of a topic, and
+# none while nothing is limited. Guarding tests: tests/broker/topic/test_maintenance.py.
 
 
 Step = Callable[[], bool]

@@ -1,5 +1,8 @@
 """Traffic of a topic: totals and rates per second, in and out; and the limits that a broker's topics share. After it,
-for operators: the size of a subscription's backlog, peek, skip, and single messages of the log."""
+for operators: the size of a subscription's backlog, peek, skip, and single messages of the log.
+
+Also in this file, each below its heading: the backlog of a subscription (backlog); examining a topic's log for an
+operator (examine)."""
 
 from __future__ import annotations
 
@@ -85,8 +88,7 @@ class TopicStatistics:
 # ------------------------------------------------------------------------------------------------------- backlog
 # The backlog of a subscription: its size, a peek at its beginning, and skipping it. For operators; nothing here is in
 # the path of a message. `analyze_backlog` counts exactly, and reads for it; `count_unacknowledged` reads nothing but
-# the place of the
-# mark.
+# the place of the mark.
 
 
 async def count_unacknowledged(log: ReadableLog, subscription: Subscription) -> int:

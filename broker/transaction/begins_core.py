@@ -8,6 +8,9 @@ sinks are of a role (state_core.py). A name without a begin for `name_idle_s`, a
 `sink_idle_s`, is forgotten; the numbers of holders only grow, so none is given twice. How long each was idle is
 recorded at a hand-over, and NOTES times per that period, so the next owner counts on from there.
 Guards: tests/broker/transaction/test_names_and_sinks.py.
+
+Also in this file, each below its heading: the participants of a transaction, and who may end it (ends_core); batches of
+sinks (batches_core).
 """
 
 from __future__ import annotations

@@ -15,6 +15,9 @@ else aborted. Indexes lead from an owner, its names and its sinks to the ids wit
 **Another role** than the one that began a transaction gets the answer for an id that was never given, whatever its
 state is: `check_owner` comes before any other check. Ids that were aborted and are in no table are ABORTED for every
 role, for it is not known who began them; the answer says no more than that there was no commit.
+
+Also in this file, each below its heading: the half messages in a coordinator's ledger, and the outcomes of those that
+ended (stored_halves_core); values that belong to a role (owned_core); a transaction in memory (live_core).
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@
 state of repair. A problem that needs an operator is an alarm: a sentence, and the command that shows more or helps. If
 there is an alarm, the exit code is 1.
 proto/alarms.py has the rules. Guarding tests: tests/cli/test_status.py.
+
+Also in this file, below its heading: `magnetar spark …` (spark).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`magnetar tenants …` and `magnetar namespaces …`: who administers what, and the policies that topics follow."""
+"""`magnetar tenants …` and `magnetar namespaces …`: who administers what, and the policies that topics follow.
+
+Also in this file, below its heading: `magnetar namespaces|topics grant-permission …` (permissions).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """`magnetar subscriptions …`, and the same verbs under `topics` where pulsar-admin has them.
 
 On a partitioned topic each verb is applied to every partition, at its owner.
+
+Also in this file, below its heading: `magnetar topics expire-messages|examine-messages|…` (backlog).
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ YAML of what commands answer: `-o yaml`.
 Written in block style, for the values that JSON has. A text is plain only if every reader of YAML 1.1 and 1.2 takes
 it as the same text; any other one is in double quotes with JSON's escapes, so `yes`, `1e3`, `: ` and line ends stay
 what they are. `tests/cli/test_yaml.py` reads it back.
+
+Also in this file, below its heading: how messages are shown (messages).
 """
 
 from __future__ import annotations

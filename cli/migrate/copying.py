@@ -9,6 +9,10 @@ entries. After an error that may pass (a lost connection, a broker that moves a 
 without progress; then, and after any other error, all tasks end with that error. They may end at any moment: each copy
 names its origin (`Origin`), so the next run continues after the newest.
 Guard: tests/cli/migrate/test_migrate.py.
+
+Also in this file, each below its heading: the partition that is copied into (destination); how far a copy is, per
+partition and per topic (tally); positions of durable subscriptions, from the REST of the source to the destination
+(subscriptions).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`magnetar migrate`: copies topics of an Apache Pulsar cluster."""
+"""`magnetar migrate`: copies topics of an Apache Pulsar cluster.
+
+Also in this file, below its heading: progress on standard error (progress).
+"""
 
 from __future__ import annotations
 

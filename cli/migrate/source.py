@@ -11,6 +11,8 @@ Entries come as they are stored: pulsar-client would take them apart, decrypt an
 when a message is due, whether its key is bytes, or its sequence id. Memory: one entry, since a connection is not read
 while an entry waits for the destination. Nothing is made at the source. A request ends within `timeout_s`.
 Guard: tests/cli/migrate/test_source.py.
+
+Also in this file, each below its heading: the origin of a copied entry (origin); the topics that are copied (plan).
 """
 
 from __future__ import annotations

@@ -16,6 +16,10 @@
 A new number of a part's `statistics()` is a counter, unless it is among the gauges here: a number that can fall must be
 added there. Counters start at zero with the process, a topic's when it is loaded. Guarding test:
 tests/cli/run/test_metrics.py, which also fails when a counter falls.
+
+Also in this file, each below its heading: the memory of a process in `--metrics` (memory); BookKeeper's names for a
+bookie's metrics, so that dashboards made for it work (bookkeeper); how a server says that it serves, and what its page
+of metrics shows (voice).
 """
 
 from __future__ import annotations
@@ -118,8 +122,8 @@ def _held(memory: CallerMemory) -> int:
 # The numbers are those of our own page under second names; `SECOND` is the table, docs/operations.md shows it.
 # Latencies are summaries in milliseconds with the label `success`, as BookKeeper's, with the quantiles of the last
 # minute or two (runtime/metrics.py `RecentQuantiles`); our own histograms are more exact. A metric of BookKeeper
-# without a true
-# counterpart (queues of threads that do not exist here) is left out. Guard: tests/cli/run/test_metrics_bookkeeper.py.
+# without a true counterpart (queues of threads that do not exist here) is left out. Guard:
+# tests/cli/run/test_metrics_bookkeeper.py.
 
 
 QUANTILES = ("0.5", "0.75", "0.95", "0.99", "0.999", "0.9999", "1.0")

@@ -5,6 +5,8 @@ it in order within seconds; `kill -9` is safe at any moment. Settings without an
 (TOML, sections [bookie] and [broker]) and in the environment (`MAGNETAR_BROKER_ROLL_ENTRIES=…`).
 
 How the processes of a secured cluster know each other: [members] of `--security FILE` (docs/security.md).
+
+Also in this file, below its heading: the memory of a process (memory).
 """
 
 from __future__ import annotations

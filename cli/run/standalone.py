@@ -8,6 +8,9 @@ With one bookie a message is synced once before it is acknowledged (E/Qw/Qa 1/1/
 on one machine that rehearses a cluster and makes nothing safer. The number of bookies may grow between starts and never
 shrink: ledgers are on all of them. With `--processes N` there are several processes, for the storage and as brokers
 (`run_processes`).
+
+Also in this file, below its heading: the parts of `magnetar standalone`, in one process or in several
+(standalone_parts).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Requests to running bookies (bookie/admin.py) over the peers' network; a broker lists their addresses."""
+"""Requests to running bookies (bookie/admin.py) over the peers' network; a broker lists their addresses.
+
+Also in this file, below its heading: the identity of an operator's command in a secured cluster (operator).
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 They change the metadata about a bookie that is stopped (bookie/store/identity.py): over the metadata service, or
 in the folder of a stopped `magnetar standalone`.
+
+Also in this file, each below its heading: `magnetar bookies racks|set-rack|delete-rack` (racks); `magnetar cluster
+finish-upgrade` (upgrade).
 """
 
 from __future__ import annotations

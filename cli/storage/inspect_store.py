@@ -3,6 +3,9 @@ works while the bookie runs.
 
 The files are read by bookie/inspect/. These commands filter and print rows while they read, so they need little memory
 for a directory of any size.
+
+Also in this file, each below its heading: the common part of the commands of `magnetar bookie inspect`
+(inspect_common); `magnetar bookie inspect ledger` (inspect_ledgers).
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """`magnetar ledgers list|show|under-replicated`: what the metadata says of ledgers and their copies.
 
 Any running bookie answers (bookie/admin.py): it reads the metadata at the request.
+
+Also in this file, each below its heading: `magnetar bookies decommission|recover` (departure); `magnetar repair`
+(repair).
 """
 
 from __future__ import annotations

@@ -319,8 +319,8 @@ class AdminClient(ClosedAfterAsyncWith):
         """Returns the id of the last message of a topic; the id -1:-1 if the topic has no message."""
 
     async def message_id_by_time(self, topic: str, publish_time_ms: int) -> MessageId:
-        """Returns the id of the first message that was published at `publish_time_ms` or later; if there is none, the
-        position that the next published message will have.
+        """Returns the id of the first message that a broker stored at `publish_time_ms`, by its clock, or later; if
+        there is none, the position that the next published message will have.
         """
 
     async def messages(self, topic: str, ledger_id: int, entry_id: int) -> list[StoredMessage]:
@@ -363,7 +363,7 @@ class AdminClient(ClosedAfterAsyncWith):
         incarnation: int = 0,
     ) -> values.TopicOffsets:
         """Returns the indexes and the size of one partition. `publish_times_ms`: for each time, the answer has the
-        index of the first message published then or later. `subscription` is created at the earliest message if it does
+        index of the first message stored then or later. `subscription` is created at the earliest message if it does
         not exist. `aborted_in`: a range of indexes (first, end) in which messages of aborted transactions are counted.
         `incarnation`: from an earlier answer; raises TopicNotFound if the topic was deleted and created again since, so
         that its indexes mean other messages.
@@ -421,8 +421,9 @@ class AdminClient(ClosedAfterAsyncWith):
         """
 
     async def reset_subscription(self, topic: str, name: str, to: MessageId | int, *, exclusive: bool = False) -> None:
-        """Moves a subscription to the position `to`: a message id, or a publish time in ms since the epoch. If
-        `exclusive` is true, delivery begins after that message, not at it.
+        """Moves a subscription to the position `to`: a message id, or a time in ms since the epoch, at which a broker
+        stored the message (not `publish_timestamp()`, which is the producer's clock). If `exclusive` is true, delivery
+        begins after that message, not at it.
         """
 
     async def revive_half(self, half: TxnId | str) -> None:

@@ -26,7 +26,11 @@ value of the type:
 | another class | its instances | the same |
 
 Other rules (a count begins at 1, the form of a role's name) are checked by the method itself, or by the server.
-Guard: tests/client/admin/test_arguments.py."""
+Guard: tests/client/admin/test_arguments.py.
+
+Also in this file, each below its heading: messages as they are stored, of the entries that a broker sends for a look,
+without being delivered (stored_messages); the methods of AdminClient that follow from rows of proto/operations.py
+(rows)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
 """Methods of AdminClient for topics, their messages, schemas and subscriptions, for transactions, for tenants,
 namespaces, their policies, properties and permissions, and for brokers.
 
-The functions become methods by `add_operation_methods` (client/admin/client.py)."""
+The functions become methods by `add_operation_methods` (client/admin/client.py).
+
+Also in this file, each below its heading: the methods of AdminClient about subscriptions (subscriptions); the methods
+of AdminClient about permissions (permissions)."""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ async def offsets(
     aborted_in: tuple[int, int] = (0, 0), incarnation: int = 0,
 ) -> values.TopicOffsets:  # fmt: skip
     """Returns the indexes and the size of one partition. `publish_times_ms`: for each time, the answer has the
-    index of the first message published then or later. `subscription` is created at the earliest message if it does
+    index of the first message stored then or later. `subscription` is created at the earliest message if it does
     not exist. `aborted_in`: a range of indexes (first, end) in which messages of aborted transactions are counted.
     `incarnation`: from an earlier answer; raises TopicNotFound if the topic was deleted and created again since, so
     that its indexes mean other messages."""
@@ -196,8 +199,8 @@ async def last_message_id(self: OperationCaller, topic: str) -> MessageId:
 
 
 async def message_id_by_time(self: OperationCaller, topic: str, publish_time_ms: int) -> MessageId:
-    """Returns the id of the first message that was published at `publish_time_ms` or later; if there is none, the
-    position that the next published message will have."""
+    """Returns the id of the first message that a broker stored at `publish_time_ms`, by its clock, or later; if
+    there is none, the position that the next published message will have."""
     place = {"topic": to_full_topic_name(topic), "publish_time_ms": publish_time_ms}
     found: MessageId = await self._call(op.MESSAGE_ID_BY_TIME, **place)
     return found
@@ -423,8 +426,9 @@ async def set_subscription_properties(
 async def reset_subscription(
     self: OperationCaller, topic: str, name: str, to: MessageId | int, *, exclusive: bool = False
 ) -> None:
-    """Moves a subscription to the position `to`: a message id, or a publish time in ms since the epoch. If
-    `exclusive` is true, delivery begins after that message, not at it."""
+    """Moves a subscription to the position `to`: a message id, or a time in ms since the epoch, at which a broker
+    stored the message (not `publish_timestamp()`, which is the producer's clock). If `exclusive` is true, delivery
+    begins after that message, not at it."""
     place = {"message_id": to, "exclude": exclusive} if isinstance(to, MessageId) else {"publish_time_ms": to}
     await self._call(op.RESET_SUBSCRIPTION, **make_subscription_arguments(topic, name), **place)
 

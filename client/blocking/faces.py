@@ -416,8 +416,8 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
         self._run(self._current().reconsume_later(message, delay, properties))
 
     def seek(self, messageid: MessageId | int) -> None:
-        """Moves the subscription to a message id, MessageId.earliest, MessageId.latest, or a publish time in ms since
-        the epoch.
+        """Moves the subscription to a message id, MessageId.earliest, MessageId.latest, or a time in ms since the
+        epoch: that at which a broker stored the message, not `publish_timestamp()`, which is the producer's clock.
         """
         self._run(self._current().seek(messageid))
 
@@ -436,8 +436,8 @@ class ReaderFacade(ForkReopenedFacade[AsyncReader]):
     """The methods of the blocking Reader that only call or await those of the asyncio Reader."""
 
     def seek(self, messageid: MessageId | int) -> None:
-        """Moves the reader to a message id, MessageId.earliest, MessageId.latest, or a publish time in ms since the
-        epoch.
+        """Moves the reader to a message id, MessageId.earliest, MessageId.latest, or a time in ms since the epoch: that
+        at which a broker stored the message, not `publish_timestamp()`, which is the producer's clock.
 
         The id of a message moves only the partition of that message; the other partitions keep their positions.
         """

@@ -12,7 +12,9 @@ Also the base classes of the blocking classes: `BlockingFacade`, `ForkReopenedFa
 
 A blocking object calls an asyncio object. `python -m tests.stubs` writes most of its methods from those of the asyncio
 class (client/blocking/faces.py). `_current` returns the asyncio object of this process. The administration client uses
-the event loop without these classes."""
+the event loop without these classes.
+
+Also in this file, below its heading: waits of an application's thread that Ctrl-C always ends, as `CtrlC` (waits)."""
 
 from __future__ import annotations
 

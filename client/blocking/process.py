@@ -3,7 +3,9 @@
 The loop of `process` runs in the client's loop thread (client/transactions/process.py); the function is called in the
 thread that called `process`, for one batch at a time. Ctrl-C stops it in order: commits that have begun are finished,
 and all other messages are delivered again; a second Ctrl-C does not wait for that. Guards:
-tests/client/blocking/test_blocking_transactions.py."""
+tests/client/blocking/test_blocking_transactions.py.
+
+Also in this file, below its heading: `Output`s of blocking programs, for the asyncio client below (outputs)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,9 @@ parameters that Magnetar does not support are refused by client/model/options.py
 The tables of producers and consumers, whose rows name the SDK's types, are in client/model/options.py. A bool is not
 accepted as a number, nor a number as a member of an enum; text must be encodable as UTF-8 (no lone surrogates). A
 number is bounded by the type that carries it: signed 64 bits on the wire, or the timers of an event loop.
-Guard: tests/client/model/test_wrong_arguments.py."""
+Guard: tests/client/model/test_wrong_arguments.py.
+
+Also in this file, below its heading: packages that only some parts of the SDK need, and what installs them (extras)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,9 @@
 Each of these exceptions is a `MagnetarError` too. As programs for Pulsar's client expect it, `Timeout` is also Python's
 TimeoutError, and an exception for a wrong argument is also a ValueError and a TypeError. Errors of a server and of
 `runtime/` are translated here (`translate_error`) and nowhere else; the original error is `__cause__`, and `definite`
-and `retryable` are copied from it."""
+and `retryable` are copied from it.
+
+Also in this file, below its heading: enums of the SDK (enums)."""
 
 from __future__ import annotations
 

@@ -291,8 +291,7 @@ def _endpoint(text: str) -> Endpoint:
 #     silence.answered(endpoint)                      it said something
 #
 # A broker that is stopped (SIGSTOP, a machine that hangs, a network that drops) breaks no connection. When its metadata
-# session ends, another broker may own its topics. So a stream with owners (`broker_stream.py`) that got nothing
-# for
+# session ends, another broker may own its topics. So a stream with owners (`broker_stream.py`) that got nothing for
 # SILENT_S pings its broker. A ping without an answer for UNANSWERED_S makes the broker silent: another one is asked,
 # and again after each further UNANSWERED_S. An owner leaves when another broker owns its topic, and for no other
 # reason: a broker that is slow, or whose session lasts, keeps them until HTTP/2 gives the connection up. The others are

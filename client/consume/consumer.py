@@ -167,8 +167,8 @@ class PartitionConsumers:
         return all(each.core.state is PartitionClientState.CLOSED for each in self.all)
 
     async def seek(self, to: MessageId | int) -> None:
-        """Moves all partitions to MessageId.earliest, MessageId.latest or a publish time in ms since the epoch. For the
-        id of a message, moves only the partition of that message."""
+        """Moves all partitions to MessageId.earliest, MessageId.latest or a time in ms since the epoch, at which a
+        broker stored the message. For the id of a message, moves only the partition of that message."""
         if isinstance(to, MessageId):
             everywhere = to in (MessageId.earliest, MessageId.latest)
             if not everywhere:
@@ -592,8 +592,8 @@ class Consumer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ the subscription
     async def seek(self, messageid: MessageId | int) -> None:
-        """Moves the subscription to a message id, MessageId.earliest, MessageId.latest, or a publish time in ms since
-        the epoch."""
+        """Moves the subscription to a message id, MessageId.earliest, MessageId.latest, or a time in ms since the
+        epoch: that at which a broker stored the message, not `publish_timestamp()`, which is the producer's clock."""
         await self._partitions.seek(messageid)
 
     async def get_last_message_id(self) -> MessageId:

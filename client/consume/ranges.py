@@ -312,8 +312,8 @@ class Reader(ClosedAfterAsyncWith):
         return last >= first if start.inclusive else last > first
 
     async def seek(self, messageid: MessageId | int) -> None:
-        """Moves the reader to a message id, MessageId.earliest, MessageId.latest, or a publish time in ms since the
-        epoch.
+        """Moves the reader to a message id, MessageId.earliest, MessageId.latest, or a time in ms since the epoch: that
+        at which a broker stored the message, not `publish_timestamp()`, which is the producer's clock.
 
         The id of a message moves only the partition of that message; the other partitions keep their positions."""
         await self._partitions.seek(messageid)

@@ -14,12 +14,16 @@ negatively acknowledged. **Reconnect.** After a lost connection or an error that
 with back-off; an error of FINAL finishes it. Messages that wait for the application are discarded, and the broker
 delivers them again. A reader continues after the last message that the application took, or at the first chunk of a
 message that it has not read whole (`ReaderPosition`). **Seek.** When the broker has moved the cursor, all messages that
-were delivered before are discarded, together with their acknowledgements and negative acknowledgements. A reader that
+were delivered before are discarded, together with the acknowledgements and negative acknowledgements of them that were
+not sent; an acknowledgement that is called later, of a message received before the seek, counts. A reader that
 was moved to a time, and has read nothing since, seeks to that time again after a reconnect, and gets its first permits
 when the broker has answered: only the broker knows the position of that time. **Requests** get exactly one
 AnswerRequest each, with ConnectionLost if the connection is lost before the answer. **Threads.**
 `permits.count_used_permits` may be called from any thread. All else belongs to one thread. Guards:
-tests/client/core/test_consumer_walk.py, tests/client/core/test_permits.py."""
+tests/client/core/test_consumer_walk.py, tests/client/core/test_permits.py.
+
+Also in this file, below its heading: entries that are kept from the application because they cannot be decrypted
+(withheld)."""
 
 from __future__ import annotations
 

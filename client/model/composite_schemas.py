@@ -1,5 +1,8 @@
 """Schemas in addition to those of client/model/schema.py: schemas of single values, of (key, value) pairs and of
-Protobuf messages; and schemas that take the definition from the topic, for consumers and for producers."""
+Protobuf messages; and schemas that take the definition from the topic, for consumers and for producers.
+
+Also in this file, below its heading: schemas of single values, in the bytes of Pulsar's Java client
+(primitive_schemas)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """Encryption and decryption of messages (`Encryptor`, `Decryptor`), the interface by which a program provides the keys
 (`CryptoKeyReader`), and the description of an encrypted message for a program (`EncryptionContext`). The public classes
-have the names and methods of Pulsar's Python client."""
+have the names and methods of Pulsar's Python client.
+
+Also in this file, below its heading: the two ciphers of an encrypted entry, over the package `cryptography`, which is
+loaded when the first key is (cipher)."""
 
 from __future__ import annotations
 

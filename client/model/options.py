@@ -202,9 +202,8 @@ def _without(options: Mapping[str, Any]) -> dict[str, Any]:
 # The place where delivery begins: at a message or after it, inside an entry too.
 #
 # A reader keeps its `ReaderStart` itself and leaves out what is before it. The cursor of a subscription that lasts
-# belongs to
-# the broker, and others may move it: a seek names the first message that is wanted (`find_first_wanted_id`), and what
-# the broker then delivers is all shown.
+# belongs to the broker, and others may move it: a seek names the first message that is wanted (`find_first_wanted_id`),
+# and what the broker then delivers is all shown.
 
 
 BATCH_INDEX_MAX = 2**31 - 1

@@ -2,7 +2,10 @@
 
 Names and defaults are those of `pulsar-client`; if a default of ours differs, the comment says why. Types and ranges
 are checked before a settings object is made (client/model/options.py); the settings object checks the relations between
-its fields, and raises InvalidConfiguration."""
+its fields, and raises InvalidConfiguration.
+
+Also in this file, below its heading: how long an entry waits for its redelivery, by how often it came back
+(redelivery_backoff)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Makes the row of an outbox for a message. The row is checked when the application writes it, so that a wrong value
-fails in the application's transaction and not later in the relay. Also the errors of an outbox."""
+fails in the application's transaction and not later in the relay. Also the errors of an outbox.
+
+Also in this file, below its heading: the errors of an outbox and its relay beyond the SDK's (errors)."""
 
 from __future__ import annotations
 

@@ -5,7 +5,9 @@ This update is the lease and the lock in one: the transaction of an older holder
 `run_database_turn` may be called again if its outcome is unknown: deletes and refusals of rows that are gone change
 nothing, and the next sequence id in the record shows whether the claim was committed. SQLite, PostgreSQL, MySQL 8;
 `SKIP LOCKED` where the database has it, so that an operator who revives a row blocks no relay.
-Guards: tests/client/outbox/test_store.py, tests/client/outbox/test_databases.py."""
+Guards: tests/client/outbox/test_store.py, tests/client/outbox/test_databases.py.
+
+Also in this file, below its heading: the claim of whole units (units)."""
 
 from __future__ import annotations
 

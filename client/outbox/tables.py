@@ -6,7 +6,9 @@
         outbox.send(session, "orders", b"…", key="17")      # a row in this transaction, and nothing on the network
 
 There are three tables: the rows; one record per shard (its holder, the next sequence id); one record per shard and
-destination (the highest stored sequence id). `metadata.create_all(engine)` or Alembic creates them."""
+destination (the highest stored sequence id). `metadata.create_all(engine)` or Alembic creates them.
+
+Also in this file, below its heading: errors of a database, translated once (databases)."""
 
 from __future__ import annotations
 

@@ -4,7 +4,9 @@
 passes each fact to the core, and carries out the core's effects at once, in order. Callbacks run in the event loop,
 those of one entry one after the other; `exception` returns the reason why a message failed. An unforeseen exception
 finishes the producer, and is the outcome of every message (client/common/loggers.py). Guards:
-tests/client/produce/test_partition_producer.py."""
+tests/client/produce/test_partition_producer.py.
+
+Also in this file, below its heading: the outcome of an entry, told to the callbacks of its messages (outcomes)."""
 
 from __future__ import annotations
 

@@ -4,7 +4,10 @@
         await producer.send(b"…")                       # one message, its MessageId
         producer.send_nowait(b"…", callback)            # callback(Result, MessageId)
         await producer.send_many([b"…", b"…"])          # ids in order, one await
-        await producer.flush()"""
+        await producer.flush()
+
+Also in this file, each below its heading: a half message, as its program has it (half); the partitions that one
+producer publishes to (partition_producers)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ are spread over all coordinators. A transaction name always has the same coordin
 most END_ITEMS_MAX items. At most ENDS_UNDER_WAY requests are in flight to one coordinator; later ends wait, and are
 then sent together. Ends that wait until all consumers can see the transaction have requests of their own. An end is
 sent again until it is answered or its time is over: a repeated end gets the same answer. Each answer, and each failed
-request, makes room for the next request. Guards: tests/client/transactions/test_transactions.py."""
+request, makes room for the next request. Guards: tests/client/transactions/test_transactions.py.
+
+Also in this file, below its heading: ids of transactions that a coordinator gave ahead, in blocks (leased_ids)."""
 
 from __future__ import annotations
 

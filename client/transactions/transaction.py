@@ -15,7 +15,9 @@ Guards: tests/client/transactions/test_transactions.py.
 coordinator until it answers, then for the status; OutcomeUnknown when neither is told in time. A caller that is
 cancelled meanwhile is cancelled when the outcome is there: it is in `state`. **An abort** is asked for as long as an
 operation may take; when no coordinator answers, the time-out of the transaction does it.
-Guards: tests/client/transactions/test_transactions.py."""
+Guards: tests/client/transactions/test_transactions.py.
+
+Also in this file, below its heading: the transactions of one client (transactions)."""
 
 from __future__ import annotations
 

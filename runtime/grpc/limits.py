@@ -4,6 +4,8 @@
 The listener limits the number of connections, and the windows of a connection limit its memory (runtime/tcp/http2.py).
 `OpenStreams` limits the streams of an address, and checks all streams periodically, so that a message causes no work.
 It counts checks and not seconds, so that a process that was paused does not end streams for the time of the pause.
+
+Also in this file, below its heading: TLS and credentials of gRPC (access).
 """
 
 from __future__ import annotations

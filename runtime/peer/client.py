@@ -28,6 +28,8 @@ does not take them.
 `statistics()` has the counters.
 
 Buffers given to `request` and `reply` must not change until they have left.
+
+Also in this file, below its heading: the greeting of a ZeroMQ server (greeting).
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ takes from its connections in turn). The rest waits in ZeroMQ (RECEIVED_MAX mult
 kernel's buffers, then at the requester: its high-water mark, its outbox, BackPressure. Receiving never stops: ZeroMQ
 does not read a connection whose queue is full, nor its heartbeats, and after some seconds would drop a requester that
 only waits. Guard: `test_a_server_that_is_slowed_down_takes_in_little`.
+
+Also in this file, below its heading: how many connections a peer server has (accepted).
 """
 
 from __future__ import annotations

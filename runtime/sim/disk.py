@@ -18,6 +18,8 @@ builds its states from that log.
 
 `SimFiles` implements `runtime.files.Files` for one simulated process, and can no longer be used when the process has
 died. It behaves like runtime/disk.py: the same mistakes raise the same errors.
+
+Also in this file, below its heading: the content of a simulated file (pages).
 """
 
 from __future__ import annotations

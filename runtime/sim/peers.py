@@ -13,6 +13,9 @@ Keys of simulated peers: what CURVE and ZAP decide on real ones (runtime/peer/so
 
 A public key is the hash of its secret, so that only who has the secret can show the key. The simulation has no
 listeners on its cables, so the secret itself is the proof.
+
+Also in this file, below its heading: the server end of simulated peers, as runtime/peer/server.py is the real one
+(peer_server).
 """
 
 from __future__ import annotations

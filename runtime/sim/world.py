@@ -17,6 +17,8 @@ what the network calls in it, belongs to it too, and takes no step after its dea
 Chance: every purpose has its own stream derived from the seed (`stream(name)`), so that one more draw in one place does
 not change another. The same seed gives the same `trace_hash`; anything else is a bug of the code under test
 (order of a set, `id`, a clock, a thread) or of this package.
+
+Also in this file, below its heading: a simulated process' network (network).
 """
 
 from __future__ import annotations

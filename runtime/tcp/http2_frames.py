@@ -4,6 +4,8 @@ header blocks with Huffman codes (`HeaderDecoder`, RFC 7541); and the bound for 
 
 A frame is a header of 9 bytes (length of the payload in 24 bits, type, flags, stream) and the payload. Frames that
 arrive are parsed by `runtime/tcp/http2.py`.
+
+Also in this file, below its heading: strings in Huffman's code, decoded a byte at a time (huffman).
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ SETTINGS: dict[enum.Enum, str] = {
     Stays.NOT_IN_OUTCOMES: "trim_interval_s",
     Stays.NOT_COMPACTED: "compaction_threshold_bytes",
     Stays.NOT_SUBSCRIBED: "unsubscribed_minutes, unsubscribed_mib",
-    Stays.RETAINED_BY_TIME: "retention_minutes",
-    Stays.RETAINED_BY_SIZE: "retention_mib",
+    Stays.RETAINED_BY_TIME: "retention_minutes, retention_mib",
+    Stays.RETAINED_BY_SIZE: "retention_minutes, retention_mib",
     CompactionReason.SPARSE: "gc_minor_share, gc_minor_interval_s, gc_major_share, gc_major_interval_s, gc_full_share",
     CompactionReason.SMALL: "gc_major_interval_s",
     CompactionReason.WAITS: "gc_major_interval_s, disk_warn_share",
@@ -44,8 +44,9 @@ ENDS: dict[enum.Enum, str] = {
     Stays.NOT_COMPACTED: "a compaction has passed it, or the threshold is 0 and none is running",
     Stays.NOT_SUBSCRIBED: "`unsubscribed_minutes` have passed since it ended, or the ledgers after it contain "
     "`unsubscribed_mib`; or a durable subscription is made, which needs it or not",
-    Stays.RETAINED_BY_TIME: "`retention_minutes` have passed since it ended",
-    Stays.RETAINED_BY_SIZE: "the acknowledged ledgers after it in the topic contain `retention_mib`",
+    Stays.RETAINED_BY_TIME: "`retention_minutes` have passed since it ended, or `retention_mib` is reached",
+    Stays.RETAINED_BY_SIZE: "the acknowledged ledgers after it in the topic contain `retention_mib`, or "
+    "`retention_minutes` have passed since it ended",
     PassRefused.LIMBO: "limbo ends (docs/design/protocol.md §2.7)",
     PassRefused.UNEXPLAINED: f"the right metadata is back; or {FORCED}",
     PassRefused.WENT_BACK: f"the right metadata is back, and the bookie was started again; or {FORCED}",

@@ -4,6 +4,9 @@ Reads of `DIRECT_BYTES_MIN` and more bypass the page cache, where the file syste
 again: the disk writes into it once, and the entries are copied out of it. Smaller reads use the cache. Neither reads
 more than was asked for, except the rest of its first and last block.
 Guarded by tests/bookie/store/test_reads.py `test_large_reads_go_past_the_page_cache_and_small_ones_do_not`.
+
+Also in this file, below its heading: a walk over the records of one extent, one after the other, without its table
+(walk).
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ tombstones of its ledgers. Until then the log is in `gone`, and `report_missing_
 entries. On a full disk compaction removes the data of dead logs first (store/entrylog/compaction.py); their indexes
 remain until a start finds them drained.
 Guarded by tests/bookie/test_boot.py.
+
+Also in this file, below its heading: the rebuilding of the index of an entry log from the log itself (rebuild).
 """
 
 from __future__ import annotations

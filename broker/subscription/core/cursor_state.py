@@ -1,4 +1,7 @@
-"""The state of a cursor, and the pieces in which it is stored (core/positions.py, cursor_format.py)."""
+"""The state of a cursor, and the pieces in which it is stored (core/positions.py, cursor_format.py).
+
+Also in this file, below its heading: sets of numbers as the bits of one, and runs in bitmaps (bits).
+"""
 
 from __future__ import annotations
 

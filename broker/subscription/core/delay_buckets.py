@@ -17,6 +17,8 @@ Rules
   bucket) buckets, and an entry is written again only when its bucket has grown several times.
 Source: Pulsar A14, where neighbours merge, past a number of buckets. Guarding tests:
 tests/broker/subscription/core/test_delays_core.py.
+
+Also in this file, below its heading: the parts of a bucket of delayed entries (delay_keys).
 """
 
 from __future__ import annotations

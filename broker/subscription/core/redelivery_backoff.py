@@ -6,6 +6,8 @@
 A message is delivered 1 + max_redeliver_count times. The cursor keeps the count and the time and stores them, so that
 a restart continues from them (`restore`). What is held is neither outstanding nor waiting for redelivery: the
 dispatcher skips it. Guarding tests: tests/broker/subscription/core/test_redelivery_backoff.py.
+
+Also in this file, below its heading: a dead letter's bytes (dead_letter).
 """
 
 from __future__ import annotations

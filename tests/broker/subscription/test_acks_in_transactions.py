@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pyroaring import BitMap
 
@@ -447,6 +448,30 @@ async def test_a_seek_forgets_what_is_pending_and_a_later_commit_skips_it(runnin
     assert ids(await received(mine, 3)) == [0, 1, 2]
     subscription_of(running).settle(X, True)
     assert subscription_of(running).cursor.mark.entry_id == -1
+
+
+async def test_a_subscription_without_consumers_does_not_expire_while_an_acknowledgement_of_it_is_pending(
+    running: Cluster,
+) -> None:
+    await filled(running, 2)
+    joins_of(running)
+    mine = await consumer(running)
+    await ack_in(mine, X, (await received(mine, 2))[0])
+    await mine.close()
+    await until(lambda: not subscription_of(running).consumers)
+    topic = topic_of(running)
+    topic.applied = msgspec.structs.replace(topic.applied, subscription_expiration_s=1)
+    maintenance, name = topic.maintenance, subscription_of(running).name
+    await maintenance.delete_idle_subscriptions()
+    maintenance._idle = {each: since - 2 for each, since in maintenance._idle.items()}  # two seconds later
+    await maintenance.delete_idle_subscriptions()
+    assert subscription_of(running).pending_transactions == (X,)
+    subscription_of(running).settle(X, True)
+    await maintenance.delete_idle_subscriptions()
+    assert name in topic.subscriptions, "its time begins anew with the end of the transaction"
+    maintenance._idle = {each: since - 2 for each, since in maintenance._idle.items()}
+    await maintenance.delete_idle_subscriptions()
+    assert name not in topic.subscriptions
 
 
 async def test_the_end_of_a_terminated_topic_is_told_when_nothing_can_come_back(running: Cluster) -> None:

@@ -254,6 +254,21 @@ async def test_after_seeks_under_load_everything_from_the_new_place_is_received(
         await client.close()
 
 
+async def test_an_acknowledgement_after_a_seek_counts_also_of_what_was_received_before_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, aio.Client(f"magnetar://{running.brokers[0].endpoint}") as client:
+        producer = await client.create_producer(TOPIC)
+        await producer.send(b"0")
+        await producer.send(b"1")
+        begin, shared = InitialPosition.Earliest, ConsumerType.Shared
+        consumer = await client.subscribe(TOPIC, "s", shared, ack_receipt_enabled=True, initial_position=begin)
+        first = await consumer.receive()
+        await consumer.seek(MessageId.earliest)
+        await consumer.acknowledge(first)
+        await consumer.close()
+        consumer = await client.subscribe(TOPIC, "s", shared, initial_position=begin)
+        assert (await consumer.receive()).data() == b"1"
+
+
 @pytest.mark.parametrize("by", ["another consumer", "an operator"])
 async def test_what_was_acknowledged_before_a_seek_comes_again_though_its_consumer_had_not_told_it_yet(
     tmp_path: Path, by: str

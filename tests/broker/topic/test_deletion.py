@@ -380,6 +380,11 @@ async def test_a_topic_deleted_under_its_producer_comes_back_unless_creation_is_
                 async with await client.create_reader(TOPIC, magnetar.MessageId.earliest) as reader:
                     assert (await reader.read_next(10_000)).data() == b"of the second"
                 assert (await owned.topic(NAME)).incarnation > first.incarnation
+                assert producer.last_sequence_id() == 1, "it keeps its numbering; the new topic knows none of the old"
+                name = producer.producer_name()
+                await producer.close()
+                await admin.delete_topic(TOPIC, force=True)
+                assert (await client.create_producer(TOPIC, producer_name=name)).last_sequence_id() == -1
             else:
                 with pytest.raises(magnetar.TopicNotFound):
                     await producer.send(b"of none")

@@ -117,6 +117,22 @@ async def test_a15_what_nobody_acknowledged_in_time_expires_exactly_and_for_each
     assert at.topic.maintenance.expired == 40
 
 
+async def test_what_expires_at_its_consumer_or_before_it_is_due_does_not_come_and_is_acknowledged_without_error(
+    at: Deployment,
+) -> None:
+    await at.lay_down(message_ttl_s=10)
+    producer, consumer = await at.producer(), await at.consumer(type=wire.Subscribe.SHARED)
+    await producer.send(b"held")
+    held = await consumer.receive()
+    await producer.send(b"not due", deliver_at_ms=at.clock.wall_ms() + 60_000)
+    await at.later(11)
+    assert await at.backlog("s") == 0
+    consumer.frame(redeliver=wire.Redeliver(entries=[wire.Position(ledger_id=held.ledger_id, entry_id=held.entry_id)]))
+    await consumer.ack(held)
+    await at.later(60)
+    assert await consumer.quiet()
+
+
 async def test_expiry_reads_no_single_messages_and_nothing_when_nothing_is_due(
     monkeypatch: pytest.MonkeyPatch, at: Deployment
 ) -> None:
