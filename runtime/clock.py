@@ -7,6 +7,7 @@ Cores get `now` and `rng` as arguments and never import this module.
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Protocol
 
@@ -32,3 +33,46 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     monotonic = staticmethod(time.monotonic)  # as it is: hot paths call it for each read of a stream
+
+
+_LOG = logging.getLogger("magnetar.clock")
+JUMP_MS = 10_000
+"""A smaller step of the time of day counts at once, as what a time daemon corrects."""
+HOLD_S = 300.0
+"""Seconds that a jump must last before it counts."""
+
+
+class ServerClock(SystemClock):
+    """The clocks of a server, on which the expiry of messages depends. A jump of the time of day by JUMP_MS or more,
+    ahead or back, counts only when it has lasted HOLD_S: until then the time of day goes on by the monotonic clock. So
+    a clock that is set wrong and right again expires nothing, and stamps nothing with a wrong time. A clock that is
+    wrong when the process starts is believed."""
+
+    def __init__(self) -> None:
+        self._known_ms = super().wall_ms()  # a time of day that counted …
+        self._known_s = time.monotonic()  # … and when
+        self._jumped_s: float | None = None
+
+    def wall_ms(self) -> int:
+        now_ms = time.time_ns() // 1_000_000
+        if 0 <= now_ms - self._known_ms < JUMP_MS // 2 and self._jumped_s is None:
+            return now_ms  # a jump within that is a small one
+        return self._compare(now_ms, time.monotonic())
+
+    def _compare(self, now_ms: int, now_s: float) -> int:
+        """Returns the time of day that counts: `now_ms`, or by the monotonic clock what it would be without a jump."""
+        expected_ms = self._known_ms + int(1000 * (now_s - self._known_s))
+        jump_ms = now_ms - expected_ms
+        if -JUMP_MS < jump_ms < JUMP_MS:
+            if self._jumped_s is not None:
+                _LOG.warning("the time of day is right again: its jump did not count")
+        elif self._jumped_s is None:
+            self._jumped_s = now_s
+            _LOG.warning("the time of day jumped by %.0f s: that counts if it lasts %.0f s", jump_ms / 1000, HOLD_S)
+            return expected_ms
+        elif now_s - self._jumped_s < HOLD_S:
+            return expected_ms
+        else:
+            _LOG.warning("the time of day jumped by %.0f s, and that counts now", jump_ms / 1000)
+        self._jumped_s, self._known_ms, self._known_s = None, now_ms, now_s
+        return now_ms

@@ -34,7 +34,7 @@ from typing import Any, TypeVar
 
 from ..proto.errors import InvalidRequest, MagnetarError
 from .access import NOTHING, OPEN, CallerAccess, ListenerAccess, TlsFiles
-from .clock import Clock, SystemClock
+from .clock import Clock, ServerClock
 from .disk import SystemFiles
 from .grpc import client, server
 from .network import (
@@ -144,7 +144,7 @@ def real_world(seed: int | None = None) -> World:
     """Returns the world of this process (runtime/network.py `World`): the clock, disk, threads and network of the
     operating system. `seed` fixes only the random numbers."""
     rng = random.Random(seed) if seed is not None else SystemRandomNumbers()
-    clock = SystemClock()
+    clock = ServerClock()
     return World(clock, rng, SystemFiles(), SystemWorkers(), SystemNetwork(clock))
 
 
