@@ -176,6 +176,8 @@ def _redrive(session: Session, topic: str, options: RedriveOptions) -> RedriveRe
 
     from ...client.redrive import Redrive, RedriveResult
 
+    session.admin.parts(topic)  # raises what any command says of a server or a topic that is not there
+
     async def run() -> RedriveResult:
         result = RedriveResult()
         async with session.asyncio_client() as client, session.make_asyncio_admin() as admin:

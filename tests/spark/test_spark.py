@@ -234,6 +234,7 @@ def test_a_streaming_query_holds_its_data_by_a_subscription_of_its_own(
         producer.send(b"%d" % number)
     assert run() == id_
     assert [(row["query"], row["lag"]) for row in listed()] == [(id_, 10)]
+    assert command("forget", id_).returncode == 2, "it asks, and there is no terminal"
     assert command("forget", id_, "--yes").returncode == 0
     assert listed() == []
     assert command("forget", id_, "--yes").returncode == 4, "there is no such query any more"
