@@ -76,7 +76,7 @@ from ...metadata.store import (
     ABSENT,
     Delete,
     MetadataStore,
-    Put,
+    PutNode,
     commit_in_parts,
     get_readable_record,
     get_record,
@@ -87,7 +87,7 @@ from ...proto.names import NamespaceName, TopicName
 from ...runtime.clock import Clock
 from ...runtime.tasks import run_to_end
 from ..common.retry import SharedCallsByKey
-from .bundles_core import LoadReport, Placement, bundle_name, find_topic_bundle_number
+from .bundles_core import BrokerLoadReport, BundlePlacement, find_topic_bundle_number, make_bundle_name
 
 _LOG = logging.getLogger("magnetar.broker")
 
@@ -177,7 +177,7 @@ class Ownership:
         self._store = store
         self.me = me
         self._now = now
-        self._placement = Placement(rng)
+        self._placement = BundlePlacement(rng)
         self._owned: dict[str, None] = {}
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by path of the owner record
         self._questions: dict[str, Callable[[], bool]] = {}  # by path of the owner record
@@ -194,10 +194,10 @@ class Ownership:
 
     async def _register(self, me: BrokerRecord) -> None:
         path = paths.broker(me.name)
-        await self._store.commit([Delete(path), Put(path, encode(me, path), ABSENT, ephemeral=True)])
+        await self._store.commit([Delete(path), PutNode(path, encode(me, path), ABSENT, ephemeral=True)])
         self.me = me
 
-    async def set_draining(self, draining: bool) -> None:
+    async def store_draining(self, draining: bool) -> None:
         """Stores in the registration of this broker whether it drains. Writes nothing if the registration says so
         already."""
         async with self._registering:
@@ -208,7 +208,7 @@ class Ownership:
         """Stores the load of this broker in its registration, if it differs enough from the stored load.
         `busy_percent`: the share of one processor core that the broker uses."""
         async with self._registering:
-            load = LoadReport(busy_percent, len(self._owned))
+            load = BrokerLoadReport(busy_percent, len(self._owned))
             if load.differs_enough_to_report(self.me):
                 await self._register(msgspec.structs.replace(
                     self.me, busy_percent=load.busy_percent, bundles=load.bundles, report=self.me.report + 1
@@ -338,7 +338,7 @@ class Ownership:
             if version == ABSENT:
                 await self._store.put(path, value, ABSENT, ephemeral=True)
             else:  # a new node: an ephemeral one stays in the session that made it
-                await self._store.commit([Delete(path, version), Put(path, value, ABSENT, ephemeral=True)])
+                await self._store.commit([Delete(path, version), PutNode(path, value, ABSENT, ephemeral=True)])
         except (NodeExists, BadVersion):
             return False
         except MagnetarError as error:
@@ -366,7 +366,7 @@ class Ownership:
                 return False
             there = [] if node is None else [Delete(path, node.version)]  # of the session that was lost
             try:
-                await self._store.commit([*there, Put(path, mine, ABSENT, ephemeral=True)])
+                await self._store.commit([*there, PutNode(path, mine, ABSENT, ephemeral=True)])
             except BadVersion:
                 continue
             return True
@@ -431,7 +431,7 @@ class Ownership:
 
 
 def _path_of(topic: TopicName, number: int, bundles: int) -> str:
-    return paths.bundle_owner(topic.tenant, topic.namespace, bundle_name(number, bundles))
+    return paths.bundle_owner(topic.tenant, topic.namespace, make_bundle_name(number, bundles))
 
 
 METADATA_S = 2.0
@@ -453,7 +453,7 @@ class RegisteredServers(NamedTuple):
     late: bool = False
 
 
-class LastKnownServers:
+class LastReadServerLists:
     """The lists of registered brokers and bookies that this broker has read last. They stay known when a metadata
     session is lost."""
 

@@ -103,7 +103,7 @@ class MessageAdminService:
         return [to_wire_delivery(shown)]
 
     async def analyze_backlog(self, request: wire.DeleteSubscriptionRequest, context: CallContext) -> BacklogAnalysis:
-        return BacklogAnalysis(*await (await self._backlogs(request.topic)).analyze(request.name))
+        return BacklogAnalysis(*await (await self._backlogs(request.topic)).analyze_backlog(request.name))
 
     async def message_id_by_time(self, request: wire.MessageIdByTimeRequest, context: CallContext) -> MessageId:
         return await (await self._backlogs(request.topic)).find_message_by_time(request.publish_time_ms)
@@ -407,7 +407,7 @@ class AdminService:
     async def broker_summaries(
         self, request: wire.BrokerSummariesRequest, context: CallContext
     ) -> values.ClusterSummary:
-        return await self._summaries.summarize(here=request.here)
+        return await self._summaries.summarize_brokers(here=request.here)
 
     async def topic_page(self, request: wire.TopicPageRequest, context: CallContext) -> values.TopicPage:
         query = TopicPageQuery(request.prefix, request.contains, request.sort, request.after, request.limit)

@@ -52,7 +52,7 @@ from ...runtime.descriptors import PROCESS
 from ...runtime.health import HEARTBEAT
 from ..cluster.ownership import RegisteredServers
 from ..common.token_bucket import EventLoopSlices
-from ..node.survey import STRIDE, MeasuredTopic, TopicTotals, measure_topic
+from ..node.survey import STRIDE, MeasuredTopic, TopicGroupTotals, measure_topic
 from ..node.topic_manager import TopicManager
 from ..subscription.consumer import Consumer
 from ..subscription.core.cursor_state import NOWHERE
@@ -280,7 +280,7 @@ class ClusterSummaries:
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
-    async def summarize(self, *, here: bool) -> ClusterSummary:
+    async def summarize_brokers(self, *, here: bool) -> ClusterSummary:
         """Returns a summary of each broker, sorted by name. `here`: only of this broker."""
         if here:
             return ClusterSummary((await self._summary(),), ())
@@ -400,7 +400,7 @@ def _row(facts: MeasuredTopic, owner: str) -> TopicRow:
     )  # fmt: skip
 
 
-def _sums(name: str, found: TopicTotals) -> NamespaceSums:
+def _sums(name: str, found: TopicGroupTotals) -> NamespaceSums:
     return NamespaceSums(
         name, found.topics, found.subscriptions, found.producers, found.consumers, found.rate_in, found.rate_out,
         found.throughput_in, found.throughput_out, found.storage_bytes, found.backlog,

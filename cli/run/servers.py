@@ -315,10 +315,10 @@ def run_server(
                 HEALTH.endpoint = probes.endpoint
                 _LOG.info("probes are answered at http://%s/livez and /readyz", probes.endpoint)
             if voice is None:
-                await start_until_ready(SystemClock(), lambda: main(process.real_world()), is_ready)
+                await start_until_ready(SystemClock(), lambda: main(process.make_system_world()), is_ready)
             else:
                 await voice.attach()
-                await start_until_ready(SystemClock(), lambda: main(process.real_world()), lambda: voice.said)
+                await start_until_ready(SystemClock(), lambda: main(process.make_system_world()), lambda: voice.said)
         except MagnetarError as error:
             failures.append(error)
             return 1
