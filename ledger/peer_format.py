@@ -158,7 +158,8 @@ class BookieRequestHead(NamedTuple):
 
     def __repr__(self) -> str:
         """Returns a text without the key, because a repr may be logged."""
-        return f"RequestHead({self.op!r}, {self.flags!r}, ledger={self.ledger}, entry={self.entry}, count={self.count})"
+        ids = f"ledger={self.ledger}, entry={self.entry}, count={self.count}"
+        return f"BookieRequestHead({self.op!r}, {self.flags!r}, {ids})"
 
 
 class BookieAnswerHead(NamedTuple):
