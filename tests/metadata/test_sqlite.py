@@ -35,7 +35,7 @@ from magnetar.runtime.process import make_system_world
 WRITER = """
 import asyncio, sys
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.store import Put
+from magnetar.metadata.store import PutNode
 from magnetar.runtime.process import make_system_world
 
 async def main():
@@ -43,11 +43,11 @@ async def main():
     session = store.new_session()
     await session.put("/alive", b"", ephemeral=True)
     durable = await store.open_session(60.0)
-    await store.commit([Put("/durable", b"", ephemeral=True)], durable)
+    await store.commit([PutNode("/durable", b"", ephemeral=True)], durable)
     first = int(sys.argv[2])
 
     async def write(i):
-        await session.commit([Put("/last", b"%d" % i), Put(f"/log/{i:06d}", b"x" * 300)])
+        await session.commit([PutNode("/last", b"%d" % i), PutNode(f"/log/{i:06d}", b"x" * 300)])
         print(i, flush=True)
 
     for i in range(first, 1_000_000, 3):
