@@ -179,10 +179,10 @@ class Abuse:
         from magnetar.proto import wire_pb2 as wire
         from magnetar.runtime.access import CallerAccess, TlsFiles
         from magnetar.runtime.network import Endpoint, rpc
-        from magnetar.runtime.process import real_world
+        from magnetar.runtime.process import make_system_world
 
         access = CallerAccess(TlsFiles(ca=self.orders["ca"]), lambda: f"Bearer {self.orders['token']}")
-        network, held = real_world().network, list[Any]()
+        network, held = make_system_world().network, list[Any]()
         for number in range(self.orders["count"]):
             channel = network.connect(Endpoint(self.host, self.port), access)
             stream = channel.stream(rpc("Broker", "Connect"))

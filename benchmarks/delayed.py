@@ -92,9 +92,9 @@ def _now_ms() -> int:
 
 def _stream(broker: Any) -> Any:
     from magnetar.runtime.network import Endpoint, rpc
-    from magnetar.runtime.process import real_world
+    from magnetar.runtime.process import make_system_world
 
-    channel = real_world(1).network.connect(Endpoint.parse(broker.address))
+    channel = make_system_world(1).network.connect(Endpoint.parse(broker.address))
     return channel, channel.stream(rpc("Broker", "Connect"))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from magnetar.runtime.tcp import http2_frames as frames
-from magnetar.runtime.tcp.http2_frames import ErrorCode, Setting, encode_headers
+from magnetar.runtime.tcp.http2_frames import Http2ErrorCode, Setting, encode_headers
 
 RATE_BYTES = 4 << 20
 OPENED = frames.PREFACE + frames.settings({})
@@ -27,7 +27,7 @@ def _raw(kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0) -> by
 
 def _over(n: int) -> bytes:
     """Stream 1, which is over."""
-    return b"" if n else _call(0, "Connect") + frames.encode_rst_stream(1, ErrorCode.CANCEL)
+    return b"" if n else _call(0, "Connect") + frames.encode_rst_stream(1, Http2ErrorCode.CANCEL)
 
 
 def _huffman(n: int) -> bytes:
@@ -50,9 +50,9 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
     "settings-answers": lambda n: frames.SETTINGS_ACK,
     "priorities": lambda n: _raw(frames.PRIORITY, bytes(5), stream=1),
     "later-kinds": lambda n: _raw(77),
-    "goaways": lambda n: frames.encode_goaway(0, ErrorCode.NO_ERROR),
-    "resets": lambda n: _over(n) + frames.encode_rst_stream(1, ErrorCode.CANCEL),
-    "rapid-resets": lambda n: _call(n, "Lookup") + frames.encode_rst_stream(2 * n + 1, ErrorCode.CANCEL),
+    "goaways": lambda n: frames.encode_goaway(0, Http2ErrorCode.NO_ERROR),
+    "resets": lambda n: _over(n) + frames.encode_rst_stream(1, Http2ErrorCode.CANCEL),
+    "rapid-resets": lambda n: _call(n, "Lookup") + frames.encode_rst_stream(2 * n + 1, Http2ErrorCode.CANCEL),
     "made-resets": lambda n: _call(n, "Connect") + frames.encode_window_update(2 * n + 1, 0),
     "empty-data": lambda n: _over(n) + _raw(frames.DATA, stream=1),
     "single-bytes": lambda n: _over(n) + _raw(frames.DATA, b"x", stream=1),

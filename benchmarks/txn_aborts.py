@@ -31,9 +31,9 @@ def txn_aborts(options: Options) -> Run:
         from magnetar.bookie.server import Bookie, BookieConfig
         from magnetar.ledger.client import LedgerClient
         from magnetar.metadata.sqlite import SqliteStore
-        from magnetar.runtime.process import real_world
+        from magnetar.runtime.process import make_system_world
 
-        world = real_world()
+        world = make_system_world()
         tree = await SqliteStore.open(world, os.path.join(directory, "metadata"))
         bookie = await Bookie.start(world, BookieConfig(data=os.path.join(directory, "bookie")), tree.new_session())
         client = LedgerClient(world, tree.new_session())
@@ -79,11 +79,11 @@ def _log(entries: int) -> Any:
 
 
 def _outcomes(world: Any, client: Any, log: Any) -> Any:
-    from magnetar.broker.common.config import BrokerConfig, Replication
+    from magnetar.broker.common.config import BrokerConfig, LedgerReplication
     from magnetar.broker.topic.outcomes import OutcomesLedger
 
-    async def replication() -> Replication:
-        return Replication(1, 1, 1)
+    async def replication() -> LedgerReplication:
+        return LedgerReplication(1, 1, 1)
 
     return OutcomesLedger(world, client, BrokerConfig(), log, replication)
 

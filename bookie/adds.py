@@ -31,10 +31,10 @@ from collections.abc import Callable, Hashable, Sequence
 from ..ledger.peer_format import (
     FENCING,
     RECOVERING,
-    AnswerHead,
+    BookieAnswerHead,
+    BookieOperation,
+    BookieRequestHead,
     Entry,
-    Op,
-    RequestHead,
     Status,
     decode_request,
     encode_add_statuses,
@@ -195,12 +195,12 @@ class _Queue:
 
 class AddRequests:
     """Handles the ADD and ADD_MANY requests of a bookie: passes them to the store and answers them. The service must
-    call `on_request` for each request, and `admit_held_adds` when the store may have room again. Calls `pressure(True)`
-    when the sockets should read slowly, `pressure(False)` when they may read normally."""
+    call `on_add_request` for each request, and `admit_held_adds` when the store may have room again. Calls
+    `pressure(True)` when the sockets should read slowly, `pressure(False)` when they may read normally."""
 
     def __init__(
         self, store: Store, clock: Clock, intents: LoopTurnAdds,
-        newcomer: Callable[[Request, RequestHead, float], None],
+        newcomer: Callable[[Request, BookieRequestHead, float], None],
         pressure: Callable[[bool], None], *, entry_bytes_max: int, held_bytes_max: int,
     ) -> None:  # fmt: skip
         self._store = store
@@ -223,7 +223,7 @@ class AddRequests:
         self.pressures = 0
 
     # ------------------------------------------------------------------------------------ requests
-    def on_request(self, request: Request, head: RequestHead, came: float) -> None:
+    def on_add_request(self, request: Request, head: BookieRequestHead, came: float) -> None:
         """Handles an ADD or ADD_MANY request: passes the request to the store, holds it in a queue until the store has
         room, or answers it with an error. `came`: when the request arrived, in seconds of the monotonic clock."""
         try:
@@ -246,11 +246,11 @@ class AddRequests:
             self._admit(batch)
 
     def on_plain_add(self, request: Request, ledger: int, entry: int, key: bytes, came: float) -> None:
-        """Handles an ADD request without flags. Does the same as `on_request`, but faster, because most requests are
-        ADDs without flags."""
+        """Handles an ADD request without flags. Does the same as `on_add_request`, but faster, because most requests
+        are ADDs without flags."""
         opened = verify_add(ledger, entry, request.frames, self._entry_bytes_max)
         if opened is None:
-            self._refuse_whole(request, Op.ADD, ledger, entry, came)
+            self._refuse_whole(request, BookieOperation.ADD, ledger, entry, came)
             return
         stored, lac = opened
         batch = VerifiedAddRequest(request, came, ledger, entry, key, False, None, [stored], stored[2], lac)
@@ -261,11 +261,11 @@ class AddRequests:
         else:
             self._admit(batch)
 
-    def _open(self, request: Request, head: RequestHead, came: float) -> VerifiedAddRequest:
+    def _open(self, request: Request, head: BookieRequestHead, came: float) -> VerifiedAddRequest:
         if head.flags and head.flags in FENCING:
             raise ValueError("an add fences nothing")
         recovery = bool(head.flags) and head.flags in RECOVERING
-        if head.op is Op.ADD_MANY:
+        if head.op is BookieOperation.ADD_MANY:
             statuses, entries, size, lac = verify_adds(head, request.frames, self._entry_bytes_max)
             return VerifiedAddRequest(
                 request, came, head.ledger, head.entry, head.key, recovery, statuses, entries, size, lac
@@ -382,7 +382,7 @@ class AddRequests:
         """Answers the batch: `status` for each entry that passed the verification, BAD_REQUEST for the others."""
         statuses = batch.statuses
         if statuses is None:
-            self._refuse_whole(batch.request, Op.ADD, batch.ledger, batch.entry, batch.came, status)
+            self._refuse_whole(batch.request, BookieOperation.ADD, batch.ledger, batch.entry, batch.came, status)
             return
         for index, before in enumerate(bytes(statuses)):
             if before == Status.OK:
@@ -390,14 +390,20 @@ class AddRequests:
         self._answer(batch)
 
     def _refuse_whole(
-        self, request: Request, op: Op, ledger: int, entry: int, came: float, status: Status = Status.BAD_REQUEST
+        self,
+        request: Request,
+        op: BookieOperation,
+        ledger: int,
+        entry: int,
+        came: float,
+        status: Status = Status.BAD_REQUEST,
     ) -> None:
         """Answers a request with one `status` for the whole request: an ADD, or a request that cannot be decoded."""
         if self.closed:
             return
         self.refused[status] += 1
         self.failed_seconds.observe(self._clock.monotonic() - came)
-        request.reply(AnswerHead(op, status, ledger, entry, -1, 0).encode())
+        request.reply(BookieAnswerHead(op, status, ledger, entry, -1, 0).encode())
 
     def _answer(self, batch: VerifiedAddRequest) -> None:
         """Answers an ADD_MANY with the status of each of its entries, and counts the refused entries."""

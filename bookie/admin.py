@@ -82,7 +82,7 @@ from .maintenance.restore import LimboRestorer
 from .maintenance.scrub import Scrubber
 from .registration import DiskMonitor
 from .store.disk import NoSpace
-from .store.entrylog.mover import LogPlan
+from .store.entrylog.mover import EntryLogPlan
 from .store.store import Store
 
 _LOG = logging.getLogger("magnetar.bookie.admin")
@@ -273,7 +273,7 @@ def read_boolean_option(options: Options, name: str) -> bool:
     return value
 
 
-def _log(plan: LogPlan, owners: Mapping[int, Json]) -> Json:
+def _log(plan: EntryLogPlan, owners: Mapping[int, Json]) -> Json:
     facts = plan.facts
     return {
         "log": facts.log,

@@ -45,9 +45,9 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 from uuid import UUID
 
-from ..ledger.peer_format import encode_ping
+from ..ledger.peer_format import encode_ping_request
 from ..metadata import paths, records
-from ..metadata.store import ABSENT, ANY, Check, Delete, MetadataStore, Put, get_record
+from ..metadata.store import ABSENT, ANY, CheckNodeVersion, Delete, MetadataStore, PutNode, get_record
 from ..proto.errors import BadVersion, Busy, InvalidConfiguration, MagnetarError, NotFound, Unauthorized, Unavailable
 from ..runtime.clock import Clock
 from ..runtime.network import Endpoint, World
@@ -74,7 +74,7 @@ operators see it. A bookie that gets adds makes one such commit a minute."""
 NewSession = Callable[[], Awaitable[MetadataStore]]
 
 
-class Registration:
+class BookieRegistration:
     """Registers a bookie in the metadata, so that clients find it. The caller must close `metadata`. When that session
     is lost, `new_session` opens another one; if `new_session` is None, the bookie then stays unregistered."""
 
@@ -105,7 +105,7 @@ class Registration:
             return
         peer = world.network.peer(Endpoint.parse(found[0].endpoint), bookie.bytes, PeerClientKeys(found[0].key))
         try:
-            await peer.request(encode_ping(), timeout_s=ALIVE_S)
+            await peer.request(encode_ping_request(), timeout_s=ALIVE_S)
         except Unauthorized as error:  # only a process with the registered key, or in clear as registered, says so
             _LOG.error("the process that is registered refuses this one: %s", error)
         except MagnetarError as error:
@@ -132,13 +132,13 @@ class Registration:
         await self._trust(self.metadata)
         record = await self._record()
         path, cookie = paths.bookie(record.bookie), paths.cookie(record.bookie)
-        put = (Delete(path, ANY), Put(path, records.encode(record, path), ABSENT, ephemeral=True))
+        put = (Delete(path, ANY), PutNode(path, records.encode(record, path), ABSENT, ephemeral=True))
         for _ in range(ATTEMPTS_MAX):
             node = await self.metadata.get(cookie)
             if node is None:
                 raise InvalidConfiguration(f"bookie {record.bookie} was forgotten: its directory never starts again")
             try:
-                await self.metadata.commit([Check(cookie, node.version), *put])
+                await self.metadata.commit([CheckNodeVersion(cookie, node.version), *put])
             except BadVersion:
                 continue  # the cookie record has a new position of the journal
             self._said, self._said_at = record, self._clock.monotonic()
@@ -379,7 +379,7 @@ class DiskMonitor:
     metadata."""
 
     def __init__(
-        self, store: Store, registration: Registration, limits: DiskLimits, interval_s: float,
+        self, store: Store, registration: BookieRegistration, limits: DiskLimits, interval_s: float,
         on_read_only: Callable[[bool], None], note: Callable[[], Awaitable[None]],
     ) -> None:  # fmt: skip
         self._store = store

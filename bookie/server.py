@@ -37,7 +37,7 @@ from .maintenance.repair_worker import BATCH_MEMORY_BYTES, RepairConfig
 from .maintenance.restore import LimboRestorer, read_largest_allocated_ledger
 from .maintenance.scrub import EntryRepairer, QuarantineReports, Scrubber
 from .maintenance.seen import RollbackGuard
-from .registration import DiskLimits, DiskMonitor, DiskState, JournalPositionRecorder, NewSession, Registration
+from .registration import BookieRegistration, DiskLimits, DiskMonitor, DiskState, JournalPositionRecorder, NewSession
 from .service import HELD_PARTS, BookieService
 from .store import identity
 from .store.disk import NoFileDescriptor, NoSpace
@@ -113,7 +113,7 @@ class Bookie:
     ) -> None:
         self._world = world
         self._config = config
-        self._registration = Registration(
+        self._registration = BookieRegistration(
             metadata, new_session, config.register_retry_s, self._record, self._trust, world.clock
         )  # fmt: skip
         self._memory = RollbackGuard(world, config.data)
@@ -164,7 +164,7 @@ class Bookie:
             known = DirectoryFacts(self._identity.journal, self._identity.losses, upto)
             ports = StoreCallbacks(
                 on_room=lambda: self._service.on_store_has_room(), on_no_space=lambda: self._upkeep.on_no_space(),
-                on_bad=lambda: self._mender.on_quarantined(),
+                on_bad=lambda: self._mender.on_entries_quarantined(),
             )  # fmt: skip
             self._store = await Store.open(world, config.data, self._identity.uuid, config.store, known, ports)
         except BaseException as error:
@@ -194,7 +194,7 @@ class Bookie:
             ("bookie-scrub", self._scrubber.run), ("bookie-mend", self._mender.run),
             ("bookie-repair", self._repair.run),
         ):  # fmt: skip
-            self.background.supervise(name, work)
+            self.background.start_supervised(name, work)
 
     def _make_parts(self) -> None:
         config = self._config
@@ -232,7 +232,7 @@ class Bookie:
         self._scrubber = Scrubber(
             self._world, self._store, config.data, self._identity.uuid, config.scrub_pass_s, self._mender.repair_ledger
         )
-        self._reports = QuarantineReports(self._store, self.id, self._world.clock, self._mender.on_quarantined)
+        self._reports = QuarantineReports(self._store, self.id, self._world.clock, self._mender.on_entries_quarantined)
         self._repair = RepairSupervisor(
             self._world, lambda: self._registration.metadata, config.repair, self.id, config.register_retry_s
         )

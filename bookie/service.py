@@ -61,14 +61,14 @@ from ..ledger.peer_format import (
     ENTRIES_MAX,
     FENCING,
     NO_KEY,
-    AnswerHead,
-    Flags,
-    Op,
-    RequestHead,
+    BookieAnswerHead,
+    BookieOperation,
+    BookieRequestFlags,
+    BookieRequestHead,
     Status,
     decode_request,
-    encode_runs,
-    parse_plain_add,
+    encode_stored_runs,
+    parse_plain_add_request,
 )
 from ..metadata import paths
 from ..metadata.records import CounterRecord, LedgerRecord
@@ -89,7 +89,7 @@ LOOKUP_TIMEOUT_S = 5.0
 """Seconds to wait for the metadata; then the request is answered with BUSY. A writer waits as long for an add
 (`LedgerConfig.add_timeout_s`) before it counts the bookie as failed."""
 
-Parked = tuple[Request, RequestHead, float]
+Parked = tuple[Request, BookieRequestHead, float]
 """(request, its head, time of its arrival in seconds of the monotonic clock)."""
 
 
@@ -100,7 +100,7 @@ class RequestsOfUnknownLedgers:
 
     def __init__(
         self, metadata: Callable[[], MetadataStore], record_key_of_metadata: Callable[[int, bytes], None],
-        again: Callable[[list[Parked]], None], refuse: Callable[[Request, RequestHead, Status], None], *,
+        again: Callable[[list[Parked]], None], refuse: Callable[[Request, BookieRequestHead, Status], None], *,
         waiting_bytes_max: int,
     ) -> None:  # fmt: skip
         self._metadata = metadata
@@ -114,7 +114,7 @@ class RequestsOfUnknownLedgers:
         self._closed = False
         self.lookups = 0
 
-    def add_request(self, request: Request, head: RequestHead, came: float) -> None:
+    def add_request(self, request: Request, head: BookieRequestHead, came: float) -> None:
         """Holds the request until the record of its ledger has been read. Refuses the request with BUSY if the held
         requests need too much memory. `came`: the time of its arrival."""
         size = request_memory_bytes(request)
@@ -245,7 +245,7 @@ class BookieService:
         self._lacs = RequestBudget(held_bytes_max // LACS_PART)
         self._reads = Tasks()
         self._waiting_reads = RequestBudget(held_bytes_max // READS_PART)
-        self._queued: deque[tuple[Request, RequestHead, float]] = deque()  # reads that wait for others to end
+        self._queued: deque[tuple[Request, BookieRequestHead, float]] = deque()  # reads that wait for others to end
         self._admins = Tasks()
         self._closed = False
         self.defer_answer: Callable[[Callable[[], None]], None] | None = None
@@ -271,7 +271,7 @@ class BookieService:
         self.requests += len(requests)
         came = self._clock.monotonic()
         for request in requests:
-            if (add := parse_plain_add(request.head)) is not None:
+            if (add := parse_plain_add_request(request.head)) is not None:
                 self.adds.on_plain_add(request, *add, came)
                 continue
             try:
@@ -283,25 +283,25 @@ class BookieService:
             self._handle(request, head, came)
         self._seal()
 
-    def _handle(self, request: Request, head: RequestHead, came: float) -> None:
+    def _handle(self, request: Request, head: BookieRequestHead, came: float) -> None:
         match head.op:
-            case Op.ADD | Op.ADD_MANY:
-                self.adds.on_request(request, head, came)
-            case Op.READ | Op.READ_LAC if head.flags in FENCING:
+            case BookieOperation.ADD | BookieOperation.ADD_MANY:
+                self.adds.on_add_request(request, head, came)
+            case BookieOperation.READ | BookieOperation.READ_LAC if head.flags in FENCING:
                 self._fence(request, head, came)
-            case Op.READ:
+            case BookieOperation.READ:
                 self._read(request, head, came)
-            case Op.READ_LAC:
+            case BookieOperation.READ_LAC:
                 if self._is_opened(request, head, came):
                     self._answer_lac(request, head)
-            case Op.WRITE_LAC:
+            case BookieOperation.WRITE_LAC:
                 self._write_lac(request, head, came)
-            case Op.HELD:
+            case BookieOperation.HELD:
                 if self._is_opened(request, head, came):
                     self._start_held(request, head)
-            case Op.PING:
+            case BookieOperation.PING:
                 _answer(request, head, Status.OK)
-            case Op.ADMIN:
+            case BookieOperation.ADMIN:
                 self._start_admin(request, head)
 
     def _handle_parked(self, parked: list[Parked]) -> None:
@@ -339,8 +339,8 @@ class BookieService:
             self._seal()
 
     # ------------------------------------------------------------------------------------ fences and explicit LACs
-    def _fence(self, request: Request, head: RequestHead, came: float) -> None:
-        if head.ledger < 0 or (head.op is Op.READ and _is_no_read(head)):
+    def _fence(self, request: Request, head: BookieRequestHead, came: float) -> None:
+        if head.ledger < 0 or (head.op is BookieOperation.READ and _is_no_read(head)):
             self._refuse(request, head, Status.BAD_REQUEST)
         elif self._store.is_fenced(head.ledger, head.key):  # each read of a recovery fences, and one waits
             self._answer_fenced(request, head, came)
@@ -355,7 +355,7 @@ class BookieService:
             self._fences.release(request.connection, size)
             self._park_or_refuse(request, head, came, status)
 
-    def _fenced(self, request: Request, head: RequestHead, came: float, size: int, ok: bool) -> None:
+    def _fenced(self, request: Request, head: BookieRequestHead, came: float, size: int, ok: bool) -> None:
         """Answers a request with the flag FENCE when the journal is done with its record. Answers UNKNOWN if the fence
         is not durable."""
         self._fences.release(request.connection, size)
@@ -364,13 +364,13 @@ class BookieService:
         else:
             self._answer_fenced(request, head, came)
 
-    def _answer_fenced(self, request: Request, head: RequestHead, came: float) -> None:
-        if head.op is Op.READ:
+    def _answer_fenced(self, request: Request, head: BookieRequestHead, came: float) -> None:
+        if head.op is BookieOperation.READ:
             self._read_opened(request, head, came)
         else:
             self._answer_lac(request, head)
 
-    def _write_lac(self, request: Request, head: RequestHead, came: float) -> None:
+    def _write_lac(self, request: Request, head: BookieRequestHead, came: float) -> None:
         size = request_memory_bytes(request)
         if head.ledger < 0 or head.entry < -1:
             self._refuse(request, head, Status.BAD_REQUEST)
@@ -382,11 +382,11 @@ class BookieService:
             self._lacs.release(request.connection, size)
             self._park_or_refuse(request, head, came, status)
 
-    def _lac_written(self, request: Request, head: RequestHead, size: int, ok: bool) -> None:
+    def _lac_written(self, request: Request, head: BookieRequestHead, size: int, ok: bool) -> None:
         self._lacs.release(request.connection, size)
         _answer(request, head, Status.OK if ok else Status.UNKNOWN)
 
-    def _is_opened(self, request: Request, head: RequestHead, came: float) -> bool:
+    def _is_opened(self, request: Request, head: BookieRequestHead, came: float) -> bool:
         """Returns whether the request has the ledger's key. If not, answers the request with an error, or holds it
         until the ledger's record in the metadata is read."""
         status = self._store.keys.judge_read_key(head.ledger, head.key)
@@ -394,7 +394,7 @@ class BookieService:
             self._park_or_refuse(request, head, came, status)
         return status is Status.OK
 
-    def _park_or_refuse(self, request: Request, head: RequestHead, came: float, status: Status) -> None:
+    def _park_or_refuse(self, request: Request, head: BookieRequestHead, came: float, status: Status) -> None:
         """Holds the request if its ledger is unknown here (NO_SUCH_LEDGER) and the metadata can be asked; otherwise
         answers it with `status`."""
         if status is Status.NO_SUCH_LEDGER and self.newcomers is not None:
@@ -402,25 +402,25 @@ class BookieService:
         else:
             self._refuse(request, head, status)
 
-    def _refuse(self, request: Request, head: RequestHead, status: Status) -> None:
+    def _refuse(self, request: Request, head: BookieRequestHead, status: Status) -> None:
         self.refused[status] += 1
         _answer(request, head, status)
 
     # ------------------------------------------------------------------------------------ reads
-    def _answer_lac(self, request: Request, head: RequestHead) -> None:
+    def _answer_lac(self, request: Request, head: BookieRequestHead) -> None:
         if head.ledger < 0:
             self._refuse(request, head, Status.BAD_REQUEST)
             return
         status, lac, last = self._store.read_lac(head.ledger)
-        request.reply(AnswerHead(head.op, status, head.ledger, last, lac, 0).encode())
+        request.reply(BookieAnswerHead(head.op, status, head.ledger, last, lac, 0).encode())
 
-    def _read(self, request: Request, head: RequestHead, came: float) -> None:
+    def _read(self, request: Request, head: BookieRequestHead, came: float) -> None:
         if _is_no_read(head):
             self._refuse(request, head, Status.BAD_REQUEST)
         elif self._is_opened(request, head, came):
             self._read_opened(request, head, came)
 
-    def _read_opened(self, request: Request, head: RequestHead, came: float) -> None:
+    def _read_opened(self, request: Request, head: BookieRequestHead, came: float) -> None:
         result = self._store.read_from_memory(head.ledger, head.entry, head.count, head.bytes_max)
         if result is not None:
             self._answer_read(request, head, result, came)
@@ -429,17 +429,17 @@ class BookieService:
         else:
             self._start_read(request, head, came)
 
-    def _has_room(self, head: RequestHead) -> bool:
+    def _has_room(self, head: BookieRequestHead) -> bool:
         """Returns whether the bounds allow to start this read of the disk now."""
         size = self._read_size(head)
         return len(self._reads) < self._reads_max and (
             not self._reads_bytes or self._reads_bytes + size <= self._reads_bytes_max
         )
 
-    def _read_size(self, head: RequestHead) -> int:
-        return 0 if head.op is Op.HELD else max(READ_BYTES_MIN, min(head.bytes_max, self._read_bytes_max))
+    def _read_size(self, head: BookieRequestHead) -> int:
+        return 0 if head.op is BookieOperation.HELD else max(READ_BYTES_MIN, min(head.bytes_max, self._read_bytes_max))
 
-    def _wait_for_room(self, request: Request, head: RequestHead, came: float) -> None:
+    def _wait_for_room(self, request: Request, head: BookieRequestHead, came: float) -> None:
         """Queues a read until the bounds allow to start it; queued reads start in the order of arrival. Answers BUSY if
         the queue has no room for it."""
         if self._waiting_reads.reserve(request.connection, request_memory_bytes(request)):
@@ -462,15 +462,15 @@ class BookieService:
             else:
                 self._start_read(request, head, came)
 
-    def _start_read(self, request: Request, head: RequestHead, came: float) -> None:
-        if head.op is Op.HELD:
+    def _start_read(self, request: Request, head: BookieRequestHead, came: float) -> None:
+        if head.op is BookieOperation.HELD:
             task = self._reads.spawn(self._find_held(request, head), "bookie-held")
         else:
             self._reads_bytes += self._read_size(head)
             task = self._reads.spawn(self._read_disk(request, head, came), "bookie-read")
         task.add_done_callback(self._read_ended)
 
-    def _start_held(self, request: Request, head: RequestHead) -> None:
+    def _start_held(self, request: Request, head: BookieRequestHead) -> None:
         """Handles a HELD request: starts the search for the stored entries, or queues it."""
         if _is_no_read(head) or head.count > ENTRIES_MAX:
             self._refuse(request, head, Status.BAD_REQUEST)
@@ -479,13 +479,13 @@ class BookieService:
         else:
             self._start_read(request, head, self._clock.monotonic())
 
-    async def _find_held(self, request: Request, head: RequestHead) -> None:
+    async def _find_held(self, request: Request, head: BookieRequestHead) -> None:
         held = await self._store.find_stored_entries(head.ledger, head.entry, head.entry + head.count - 1)
         if not self._closed:
-            answer = AnswerHead(head.op, Status.OK, head.ledger, head.entry, -1, len(held))
-            request.reply(answer.encode(), (encode_runs(held),))
+            answer = BookieAnswerHead(head.op, Status.OK, head.ledger, head.entry, -1, len(held))
+            request.reply(answer.encode(), (encode_stored_runs(held),))
 
-    async def _read_disk(self, request: Request, head: RequestHead, came: float) -> None:
+    async def _read_disk(self, request: Request, head: BookieRequestHead, came: float) -> None:
         try:
             result = await self._store.read(head.ledger, head.entry, head.count, head.bytes_max)
         finally:
@@ -493,13 +493,13 @@ class BookieService:
         if not self._closed:
             self._answer_read(request, head, result, came)
 
-    def _answer_read(self, request: Request, head: RequestHead, result: ReadResult, came: float) -> None:
+    def _answer_read(self, request: Request, head: BookieRequestHead, result: ReadResult, came: float) -> None:
         seconds = self.read_seconds if result.status is Status.OK else self.read_failed_seconds
         seconds.observe(self._clock.monotonic() - came)
         _answer(request, head, result.status, result.lac, result.entries)
 
     # ------------------------------------------------------------------------------------ administration
-    def _start_admin(self, request: Request, head: RequestHead) -> None:
+    def _start_admin(self, request: Request, head: BookieRequestHead) -> None:
         sender = request.principal
         if sender is None:
             self._refuse(request, head, Status.UNAUTHORIZED)
@@ -510,7 +510,7 @@ class BookieService:
         else:
             self._admins.spawn(self._do_admin(request, head, sender), "bookie-admin")
 
-    async def _do_admin(self, request: Request, head: RequestHead, sender: Principal) -> None:
+    async def _do_admin(self, request: Request, head: BookieRequestHead, sender: Principal) -> None:
         """Answers an admin request. A ValueError is answered with BAD_REQUEST, any other error with UNKNOWN, so that a
         bug of a verb does not end the service."""
         try:
@@ -561,12 +561,12 @@ class BookieService:
         }
 
 
-def _is_no_read(head: RequestHead) -> bool:
+def _is_no_read(head: BookieRequestHead) -> bool:
     """Returns whether the entry, the ledger or the count of a READ is out of range."""
     return head.count < 1 or head.entry < 0 or head.ledger < 0
 
 
-def _unknown(request: Request, head: RequestHead, came: float) -> None:
+def _unknown(request: Request, head: BookieRequestHead, came: float) -> None:
     raise AssertionError(f"ledger {head.ledger} is not known, and this service asks no metadata")
 
 
@@ -575,7 +575,7 @@ async def _no_verbs(request: bytes, sender: Principal, local: bool) -> bytes:
     raise ValueError("this bookie takes no admin requests")
 
 
-_NO_HEAD = RequestHead(Op.PING, Flags.NONE, -1, -1, 0, 0, NO_KEY)
+_NO_HEAD = BookieRequestHead(BookieOperation.PING, BookieRequestFlags.NONE, -1, -1, 0, 0, NO_KEY)
 _COUNTED = {
     Status.BAD_REQUEST: "bad_requests",
     Status.FENCED: "fenced",
@@ -585,5 +585,7 @@ _COUNTED = {
 }
 
 
-def _answer(request: Request, head: RequestHead, status: Status, lac: int = -1, entries: Sequence[Buffer] = ()) -> None:
-    request.reply(AnswerHead(head.op, status, head.ledger, head.entry, lac, len(entries)).encode(), entries)
+def _answer(
+    request: Request, head: BookieRequestHead, status: Status, lac: int = -1, entries: Sequence[Buffer] = ()
+) -> None:
+    request.reply(BookieAnswerHead(head.op, status, head.ledger, head.entry, lac, len(entries)).encode(), entries)

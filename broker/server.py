@@ -123,14 +123,14 @@ class Broker:
         except BaseException:
             await self._stop_serving()
             raise
-        self._sessions.supervise("broker-session", self._follow_session)
-        self.background.supervise("broker-upkeep", self._maintain_topics)
-        self.background.supervise("broker-orphans", self._sweep)
-        self.background.supervise("broker-load", self._report_load)
-        self.background.supervise("broker-orders", self._follow_orders)
-        self.background.supervise("broker-members", self._read_members)
+        self._sessions.start_supervised("broker-session", self._follow_session)
+        self.background.start_supervised("broker-upkeep", self._maintain_topics)
+        self.background.start_supervised("broker-orphans", self._sweep)
+        self.background.start_supervised("broker-load", self._report_load)
+        self.background.start_supervised("broker-orders", self._follow_orders)
+        self.background.start_supervised("broker-members", self._read_members)
         if config.state_memory_bytes:
-            self.background.supervise("broker-memory", self._measure_memory)
+            self.background.start_supervised("broker-memory", self._measure_memory)
 
     @property
     def name(self) -> str:

@@ -90,7 +90,7 @@ class Bytes(click.FloatRange):
         return float(found[1]) * UNITS[found[2]]
 
 
-class Time(click.FloatRange):
+class TimeParameter(click.FloatRange):
     """The type of an option whose value is a duration, in seconds: 7d, 12h."""
 
     name = "time"
@@ -104,7 +104,9 @@ class Time(click.FloatRange):
 
 @click.command()
 @click.option("--in", "in_bytes_s", type=Bytes(min=0), required=True, metavar="RATE", help="Published: 50MB/s.")
-@click.option("--retention", type=Time(min=0), required=True, metavar="TIME", help="For which messages are kept: 7d.")
+@click.option(
+    "--retention", type=TimeParameter(min=0), required=True, metavar="TIME", help="For which messages are kept: 7d."
+)
 @click.option("--fanout", type=click.IntRange(0), default=1, show_default=True, help="Subscriptions that read all.")
 @click.option("--copies", type=click.IntRange(1, 100), default=3, show_default=True, help="Of each message: Qw.")
 @click.option("--bookies", type=click.IntRange(1), default=None, help="How many (default: one more than copies).")

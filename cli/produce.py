@@ -357,14 +357,14 @@ _FIELD = re.compile(r"\{([A-Za-z_]+)\}|\\([ntr0\\])")
 def _shown(out: CommandOutput, template: str | None, program: str | None) -> Callable[[Message], None]:
     """Returns the function that processes each message before it is acknowledged. Raises UsageError if the template is
     invalid."""
-    from .common.output import make_printed_message, print_message
+    from .common.output import make_printed_message, print_consumed_message
 
     if template is not None and program is not None:
         raise click.UsageError("either --format or --pipe")
     if program is not None:
         return lambda message: _give(program, message)
     if template is None:
-        return lambda message: print_message(make_printed_message(message), out)
+        return lambda message: print_consumed_message(make_printed_message(message), out)
     unknown = [found[1] for found in _FIELD.finditer(template) if found[1] and found[1] not in FIELDS]
     if unknown:
         raise click.UsageError(f"a message has no {{{unknown[0]}}}: {', '.join(f'{{{each}}}' for each in FIELDS)}")

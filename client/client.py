@@ -37,7 +37,7 @@ from .common.checks import (
     shorten_value,
     to_plain_text,
 )
-from .common.closing import ClosedAfterAsyncWith, close_all, timeout_after_silence
+from .common.closing import ClosedAfterAsyncWith, close_all_parts, timeout_after_silence
 from .common.errors import AlreadyClosed, PulsarException, Timeout, TopicNotFound, translate_error
 from .common.loggers import StatisticsReporter, attach_logger
 from .connect.connections import Connections, make_client_world
@@ -80,7 +80,7 @@ from .produce.producer import Half, Producer
 from .transactions import coordinators as batches
 from .transactions.coordinators import Batch, BatchOutcome, SinkStatus
 from .transactions.halves import TABLE as HALF
-from .transactions.halves import ClientHalves, HalfCheckWatch
+from .transactions.halves import ClientHalfMessages, HalfCheckWatch
 from .transactions.process import Output
 from .transactions.transaction import Transaction, Transactions
 
@@ -157,7 +157,7 @@ class Client(ClosedAfterAsyncWith):
             raise AlreadyClosed("the client is closed")
         if self._connections is None:
             self._connections = self._service.connect(self._world or make_client_world(), self.settings)
-            self._connections.make_halves = ClientHalves.of_client
+            self._connections.make_halves = ClientHalfMessages.of_client
             self._reports = StatisticsReporter(self, self.settings.stats_interval_in_seconds)
             if self._world is None:
                 self._connections.with_the_loop = WeakMethod(self.shutdown)
@@ -208,7 +208,7 @@ class Client(ClosedAfterAsyncWith):
         batch.check()
         transactions = self.transactions
         found = await run_translating_errors(
-            batches.begin_batch(transactions.coordinators, batch, max(1, round(timeout * 1000)))
+            batches.begin_sink_batch(transactions.coordinators, batch, max(1, round(timeout * 1000)))
         )
         return None if found is None else transactions.make_open_transaction(found, timeout)
 
@@ -257,7 +257,7 @@ class Client(ClosedAfterAsyncWith):
                 deliver_at=each.deliver_at, deliver_after=each.deliver_after,
             )  # fmt: skip
             messages.append(each.producer.encoded(each.value, extras))
-        return await ClientHalves.of_client(self.connections).prepare(messages, group, check_key, check_after)
+        return await ClientHalfMessages.of_client(self.connections).prepare(messages, group, check_key, check_after)
 
     def on_check(self, group: str) -> Callable[[CheckFunction], CheckFunction]:
         """Registers a function that decides the half messages of a group whose program did not decide them. The cluster
@@ -274,7 +274,7 @@ class Client(ClosedAfterAsyncWith):
 
         def register(function: CheckFunction) -> CheckFunction:
             check_parameter("function", FUNCTION, function)
-            ClientHalves.of_client(self.connections).watch(
+            ClientHalfMessages.of_client(self.connections).watch(
                 group, lambda halves: HalfCheckWatch(halves, group, function)
             )
             return function
@@ -284,12 +284,12 @@ class Client(ClosedAfterAsyncWith):
     async def commit_half(self, half_id: TxnId | str) -> None:
         """Publishes a half message that any program of this role prepared, as `Half.commit` does. `half_id`: its id, or
         the text of the id."""
-        await ClientHalves.of_client(self.connections).commit(_txn_id(half_id))
+        await ClientHalfMessages.of_client(self.connections).commit(_txn_id(half_id))
 
     async def rollback_half(self, half_id: TxnId | str) -> None:
         """Drops a half message that any program of this role prepared, as `Half.rollback` does. `half_id`: its id, or
         the text of the id."""
-        await ClientHalves.of_client(self.connections).rollback(_txn_id(half_id))
+        await ClientHalfMessages.of_client(self.connections).rollback(_txn_id(half_id))
 
     async def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
         """Asks the coordinator for the state of a transaction: OPEN, PREPARED, COMMITTED or ABORTED. `txn_id`:
@@ -474,7 +474,7 @@ class Client(ClosedAfterAsyncWith):
         or does not exist. Creates nothing."""
         name = parse_topic(topic)
         try:
-            partitions = await run_translating_errors(self.connections.partition_count(name, create=False))
+            partitions = await run_translating_errors(self.connections.fetch_partition_count(name, create=False))
         except TopicNotFound as error:
             if not isinstance(error.__cause__, WireTopicNotFound):  # its namespace or tenant is missing
                 raise
@@ -539,7 +539,7 @@ class Client(ClosedAfterAsyncWith):
         acknowledged is unknown."""
         self._closed = True
         if self._connections is not None and self._connections.halves is not None:
-            ClientHalves.of_client(self._connections).stop()
+            ClientHalfMessages.of_client(self._connections).stop()
         if self._connections is not None and self._connections.transactions is not None:
             Transactions.of_client(self._connections).shutdown()
         for each in self._open:
@@ -593,7 +593,7 @@ class Client(ClosedAfterAsyncWith):
         connections = self._connections
         try:
             if connections is not None and connections.halves is not None:
-                await ClientHalves.of_client(connections).close()
+                await ClientHalfMessages.of_client(connections).close()
             if connections is not None and connections.transactions is not None:
                 await Transactions.of_client(connections).close()
         finally:
@@ -602,14 +602,14 @@ class Client(ClosedAfterAsyncWith):
     async def _close_rest(self) -> None:
         open_ = list(self._open)
         try:
-            await close_all(open_)
+            await close_all_parts(open_)
         finally:
             self._open = {}
             self._closed = True
             if self._detach is not None:
                 self._detach()
             connections, self._connections = self._connections, None
-            await close_all([self._service] if connections is None else [self._service, connections])
+            await close_all_parts([self._service] if connections is None else [self._service, connections])
 
 
 async def run_translating_errors(awaitable: Awaitable[T]) -> T:

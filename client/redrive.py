@@ -182,7 +182,7 @@ class Redrive:
             if subscription:
                 retries = make_letter_topic_name(found[0], subscription, "RETRY")
                 with suppress(TopicNotFound):
-                    await self._client.connections.partition_count(retries, create=False)
+                    await self._client.connections.fetch_partition_count(retries, create=False)
                     found = retries, True
             self._targets[real, subscription] = found
         return found

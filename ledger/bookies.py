@@ -40,12 +40,12 @@ from ..metadata.records import BookieRecord, DamagedEntriesRecord, RacksRecord, 
 from ..metadata.store import ABSENT, MetadataStore, WatchReset, get_record, put_record
 from ..proto.errors import BackPressure, BadVersion, MagnetarError, NotEnoughBookies, Unavailable
 from ..runtime.files import Buffer
-from ..runtime.network import AnswerListener, Endpoint, Peer, Reply, World
+from ..runtime.network import AnswerListener, Endpoint, Peer, PeerReply, World
 from ..runtime.peer.keys import PeerClientKeys
 from ..runtime.tasks import SupervisedTask, Supervisor, Tasks
 from .config import LedgerConfig
 from .memory import AppendMemory
-from .peer_format import AnswerHead, Status, decode_answer, encode_ping
+from .peer_format import BookieAnswerHead, Status, decode_answer, encode_ping_request
 from .placement_core import (
     UNKNOWN_RACK,
     BookieCandidate,
@@ -216,7 +216,7 @@ class Bookies:
         if self._closed:
             raise Unavailable("this ledger client is closed")
         if self._follower is None:
-            self._follower = self._background.supervise("ledger-bookies", self._follow, final=_ends_the_session)
+            self._follower = self._background.start_supervised("ledger-bookies", self._follow, final=_ends_the_session)
             self._follower.ended.add_done_callback(lambda _: self._listed.set())
         await self._listed.wait()
         if self._follower.ended.done() and not self._follower.ended.cancelled():
@@ -228,19 +228,19 @@ class Bookies:
         Ignores bookies that do not answer."""
         some, timeout_s = sorted(self._available)[:CONNECTED_MAX], self._config.add_timeout_s
         await asyncio.gather(
-            *(self.request(each, encode_ping(), timeout_s=timeout_s) for each in some), return_exceptions=True
+            *(self.request(each, encode_ping_request(), timeout_s=timeout_s) for each in some), return_exceptions=True
         )
 
     def request(
         self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float
-    ) -> asyncio.Future[Reply]:
+    ) -> asyncio.Future[PeerReply]:
         """Sends a request to a bookie. Returns a future of the reply (see `Peer.request`). Raises no error itself: if
         the bookie was never registered, the future fails with Unavailable."""
         return self.peers[bookie].request(head, frames, timeout_s=timeout_s)
 
     async def ask(
         self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float, busy_s: float = 0.0
-    ) -> tuple[AnswerHead, Sequence[Buffer]] | None:
+    ) -> tuple[BookieAnswerHead, Sequence[Buffer]] | None:
         """Sends a request to a bookie and returns (head of the answer, its frames). Returns None if no answer arrives
         within `timeout_s`, or if it cannot be decoded: then it is unknown what the bookie did.
 
@@ -479,7 +479,7 @@ class Bookies:
             if peer is not None:
                 self._closing.spawn(peer.close(), "ledger-peer-close")
         if is_elsewhere or last is None or last.process != record.process:
-            self._quarantine.on_restarted(bookie, self._world.clock.monotonic())
+            self._quarantine.on_bookie_restarted(bookie, self._world.clock.monotonic())
             self._trouble.reset_weight(bookie)
         self._available[bookie] = self._last[bookie] = record
 
@@ -509,8 +509,8 @@ class _Unregistered:
     def __init__(self, bookie: str) -> None:
         self._error = Unavailable(f"bookie {bookie} is not registered", bookie=bookie)
 
-    def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> asyncio.Future[Reply]:
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+    def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> asyncio.Future[PeerReply]:
+        future: asyncio.Future[PeerReply] = asyncio.get_running_loop().create_future()
         future.set_exception(self._error)
         return future
 

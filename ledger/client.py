@@ -51,7 +51,7 @@ from .bookies import Bookies
 from .config import LedgerConfig
 from .handle import LedgerEnd, LedgerWriter
 from .lost import LostEntriesSearch
-from .metadata_core import RecordToStore, create_record, new_record, striping
+from .metadata_core import RecordToStore, decide_creation, make_ledger_record, striping
 from .peer_format import KEY_BYTES
 from .placement_core import StripingReduction, reduce_striping
 from .reader import LedgerReader
@@ -251,7 +251,7 @@ class LedgerClient:
         if shrink is not StripingReduction.NOTHING:
             shape = await self._fit(shape, shrink)
         rng = self._world.rng
-        return new_record(
+        return make_ledger_record(
             await self._next_id(above), shape,
             await self._bookies.choose_bookies_after_listing(shape.ensemble_size, write_quorum=shape.write_quorum),
             key=rng.randbytes(KEY_BYTES), token=rng.randbytes(16).hex(),
@@ -265,7 +265,7 @@ class LedgerClient:
         path = paths.ledger(draft.ledger_id)
 
         def transform(node: VersionedValue | None) -> bytes | None:
-            answer = create_record(decode(node.value, LedgerRecord, path) if node is not None else None, draft)
+            answer = decide_creation(decode(node.value, LedgerRecord, path) if node is not None else None, draft)
             if answer is None:
                 raise LedgerIdTaken(f"ledger {draft.ledger_id} exists already", ledger=draft.ledger_id)
             return encode(answer.record, path) if isinstance(answer, RecordToStore) else None

@@ -50,9 +50,14 @@ from ..runtime.files import Buffer
 from ..runtime.tasks import Tasks
 from .bookies import Bookies
 from .config import LedgerConfig
-from .lost import store_transition
-from .metadata_core import TransitionRefused, change_ensemble, close_by_writer, striping_of_record
-from .peer_format import Flags, Op, RequestHead
+from .lost import store_record_transition
+from .metadata_core import (
+    LedgerTransitionRefused,
+    decide_close_by_writer,
+    decide_ensemble_change,
+    get_striping_of_record,
+)
+from .peer_format import BookieOperation, BookieRequestFlags, BookieRequestHead
 from .reader_core import PayloadTailChecksum, PendingAppend
 from .sender import AddSender, LateBookieAnswer, PendingAppendWithFuture
 from .writer_core import (
@@ -127,7 +132,7 @@ class LedgerWriter:
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._core: Writer[PendingAppend] = Writer(
-            striping_of_record(record), record.fragments[-1].bookies, changes_max=config.ensemble_changes_max
+            get_striping_of_record(record), record.fragments[-1].bookies, changes_max=config.ensemble_changes_max
         )
         self.adds = self._core.adds  # must only be read
         self._sender = AddSender(record, bookies, config, self._acked, self._learn, self._bookie_failed)
@@ -394,9 +399,11 @@ class LedgerWriter:
         self._learn(fact)
 
     async def _commit(self, change: ChangeEnsemble, others: dict[int, str]) -> ChangeFact:
-        decide = partial(change_ensemble, first_entry=change.first_entry, failed=change.failed, others=others)
-        outcome = await store_transition(self._metadata, self.ledger_id, decide, timeout_s=self._config.close_timeout_s)
-        if isinstance(outcome, TransitionRefused):
+        decide = partial(decide_ensemble_change, first_entry=change.first_entry, failed=change.failed, others=others)
+        outcome = await store_record_transition(
+            self._metadata, self.ledger_id, decide, timeout_s=self._config.close_timeout_s
+        )
+        if isinstance(outcome, LedgerTransitionRefused):
             _LOG.warning("ledger %d: its ensemble cannot change: %s", self.ledger_id, outcome.reason.value)
             return EnsembleChangeRefused()
         self._record = outcome.record
@@ -432,9 +439,9 @@ class LedgerWriter:
         the core as a fact."""
         fact: Fact = LedgerCloseUnknown()
         try:
-            outcome = await store_transition(
+            outcome = await store_record_transition(
                 self._metadata, self.ledger_id,
-                partial(close_by_writer, last_entry=close.last_entry, length=close.length),
+                partial(decide_close_by_writer, last_entry=close.last_entry, length=close.length),
                 timeout_s=self._config.close_timeout_s,
             )  # fmt: skip
         except MagnetarError as error:
@@ -444,7 +451,7 @@ class LedgerWriter:
             _LOG.exception("ledger %d: its end cannot be stored", self.ledger_id)
             self._end_error = InternalError(f"ledger {self.ledger_id}: its end cannot be stored: {error!r}")
         else:
-            if isinstance(outcome, TransitionRefused):
+            if isinstance(outcome, LedgerTransitionRefused):
                 fact = LedgerCloseRefused()
             else:
                 fact = LedgerEnded(outcome.record.last_entry, outcome.record.length)
@@ -479,7 +486,15 @@ class LedgerWriter:
         """Sends the last-add-confirmed (LAC) to the bookies by WRITE_LAC. They know only the LAC in the header of the
         last entry, which is smaller, and readers in other processes could not read the last entry."""
         if self._core.state is WriterState.OPEN:
-            head = RequestHead(Op.WRITE_LAC, Flags.NONE, self.ledger_id, self.adds.lac, 0, 0, self._record.key)
+            head = BookieRequestHead(
+                BookieOperation.WRITE_LAC,
+                BookieRequestFlags.NONE,
+                self.ledger_id,
+                self.adds.lac,
+                0,
+                0,
+                self._record.key,
+            )
             for bookie in self.adds.ensemble:
                 told = self._bookies.request(bookie, head.encode(), timeout_s=self._config.add_timeout_s)
                 told.add_done_callback(asyncio.Future.exception)  # a lower bound: a bookie that lacks it gets it later

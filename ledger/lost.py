@@ -29,22 +29,22 @@ from . import metadata_core as transitions
 from .bookies import Bookies
 from .config import LedgerConfig
 from .metadata_core import (
-    AlreadyStored,
+    LedgerTransitionRefused,
+    RecordAlreadyStored,
     RecordToStore,
     Transition,
-    TransitionRefused,
     find_fragment_of_entry,
-    striping_of_record,
+    get_striping_of_record,
 )
-from .peer_format import ENTRIES_MAX, Flags, Op, RequestHead, Status, decode_stored_runs
+from .peer_format import ENTRIES_MAX, BookieOperation, BookieRequestFlags, BookieRequestHead, Status, decode_stored_runs
 from .reader_core import verify_entry
 
 # ------------------------------------------------------------------------------------------------------- records
 # Ledger records in the metadata tree: one transition at a time, decided by content (metadata_core.py).
 #
-# `store_transition` reads the record, asks the pure transition, and writes by compare-and-set until the answer is
-# `AlreadyStored` or `TransitionRefused`. After a write of unknown outcome it reads again, and the transition recognises
-# its own write (metadata/store.py, which also bounds and paces the attempts).
+# `store_record_transition` reads the record, asks the pure transition, and writes by compare-and-set until the answer
+# is `RecordAlreadyStored` or `LedgerTransitionRefused`. After a write of unknown outcome it reads again, and the
+# transition recognises its own write (metadata/store.py, which also bounds and paces the attempts).
 
 
 Decide = Callable[[LedgerRecord | None], Transition]
@@ -58,9 +58,9 @@ async def read_record(store: MetadataStore, ledger_id: int) -> LedgerRecord:
     return found[0]
 
 
-async def store_transition(
+async def store_record_transition(
     store: MetadataStore, ledger_id: int, decide: Decide, *, timeout_s: float
-) -> AlreadyStored | TransitionRefused:
+) -> RecordAlreadyStored | LedgerTransitionRefused:
     """Changes a ledger's record: calls `decide` with the stored record and stores the record that it returns; repeats
     that if another process changes the record meanwhile. Returns the outcome: the stored record, or why the change was
     refused. Raises the metadata's errors: then it is unknown whether the change was stored."""
@@ -74,7 +74,7 @@ async def store_transition(
 
     await update_node(store, path, transform, deadline_s=timeout_s)
     assert answer is not None, "an update that returns has asked"
-    return answer if isinstance(answer, TransitionRefused) else AlreadyStored(answer.record)
+    return answer if isinstance(answer, LedgerTransitionRefused) else RecordAlreadyStored(answer.record)
 
 
 # ---------------------------------------------------------------------------------------------------------- lost
@@ -135,8 +135,10 @@ class LostEntriesSearch:
         self._silent.add(bookie)
         return None
 
-    def _head(self, op: Op, entry: int, count: int, flags: Flags = Flags.NONE) -> bytes:
-        return RequestHead(op, flags, self.record.ledger_id, entry, count, 1, self.record.key).encode()
+    def _head(
+        self, op: BookieOperation, entry: int, count: int, flags: BookieRequestFlags = BookieRequestFlags.NONE
+    ) -> bytes:
+        return BookieRequestHead(op, flags, self.record.ledger_id, entry, count, 1, self.record.key).encode()
 
     # ------------------------------------------------------------------------------ a closed one
     async def find_lost_entries(self) -> LostEntriesReport:
@@ -162,7 +164,7 @@ class LostEntriesSearch:
         if self.record.state != CLOSED:
             return False
         fragment = find_fragment_of_entry(self.record, entry)[0]
-        await self._learn([fragment.bookies[slot] for slot in striping_of_record(self.record).write_set(entry)])
+        await self._learn([fragment.bookies[slot] for slot in get_striping_of_record(self.record).write_set(entry)])
         return bool(self._forgotten) and await self._is_lost(entry) is True
 
     async def _not_held(self, first: int, last: int) -> list[int]:
@@ -172,7 +174,7 @@ class LostEntriesSearch:
         begins = {first, *(part.first_entry for part in self.record.fragments if first <= part.first_entry <= last)}
         bookies = {each for entry in begins for each in find_fragment_of_entry(self.record, entry)[0].bookies}
         for bookie in sorted(bookies):
-            head = self._head(Op.HELD, first, last - first + 1)
+            head = self._head(BookieOperation.HELD, first, last - first + 1)
             answer = await self._bookies.ask(bookie, head, timeout_s=self._config.read_timeout_s)
             if answer is not None:
                 if answer[0].status is Status.NO_SUCH_LEDGER:
@@ -185,7 +187,7 @@ class LostEntriesSearch:
     async def _is_lost(self, entry: int) -> bool | None:
         """Returns True if the entry is lost, False if a bookie has it, None if that cannot be decided."""
         fragment = find_fragment_of_entry(self.record, entry)[0]
-        slots = striping_of_record(self.record).write_set(entry)
+        slots = get_striping_of_record(self.record).write_set(entry)
         verdicts = await asyncio.gather(*(self._lacks_entry(fragment.bookies[slot], entry) for slot in slots))
         if False in verdicts:
             return False
@@ -194,7 +196,7 @@ class LostEntriesSearch:
     async def _lacks_entry(self, bookie: str, entry: int) -> bool | None:
         if bookie in self._empty:
             return True
-        head = self._head(Op.READ, entry, 1)
+        head = self._head(BookieOperation.READ, entry, 1)
         found = await self._bookies.ask(bookie, head, timeout_s=self._config.read_timeout_s)
         if found is None:
             return self._lacks(bookie)
@@ -216,7 +218,7 @@ class LostEntriesSearch:
         bookies = self.record.fragments[-1].bookies
         await self._learn(bookies)
         gone = {slot for slot, bookie in enumerate(bookies) if bookie in self._forgotten}
-        return self.record.state != CLOSED and not striping_of_record(self.record).is_fence_complete(gone)
+        return self.record.state != CLOSED and not get_striping_of_record(self.record).is_fence_complete(gone)
 
     async def close_ledger(self) -> LedgerRecord:
         """Closes a ledger that is IN_RECOVERY and cannot be recovered (see the module's docstring). Returns its record.
@@ -225,7 +227,7 @@ class LostEntriesSearch:
         last_fragment = self.record.fragments[-1]
         known = last_fragment.first_entry - 1
         for bookie in dict.fromkeys(last_fragment.bookies):
-            head = self._head(Op.READ_LAC, -1, 1, Flags.FENCE)
+            head = self._head(BookieOperation.READ_LAC, -1, 1, BookieRequestFlags.FENCE)
             found = await self._bookies.ask(bookie, head, timeout_s=self._config.fence_timeout_s)
             if found is not None and found[0].status is Status.OK:
                 known = max(known, found[0].lac, found[0].entry)
@@ -243,10 +245,10 @@ class LostEntriesSearch:
             transitions.close_recovered_ledger, snapshot=self.record.fragments, fragments=self.record.fragments,
             last_entry=known, length=0,
         )  # fmt: skip
-        outcome = await store_transition(
+        outcome = await store_record_transition(
             self._metadata, self.record.ledger_id, decide, timeout_s=self._config.close_timeout_s
         )
-        if isinstance(outcome, transitions.TransitionRefused):
+        if isinstance(outcome, transitions.LedgerTransitionRefused):
             raise LedgerNotFound(f"ledger {self.record.ledger_id}: {outcome.reason.value}")
         return outcome.record
 

@@ -1,17 +1,17 @@
 """The ledger's record: its fragments, and the transitions that are allowed (ledger protocol §1.2).
 
-    none --create--> OPEN --close_by_writer--> CLOSED
+    none --create--> OPEN --decide_close_by_writer--> CLOSED
                      |  ^                        ^
-                     |  +--change_ensemble       |
-                     +--start_recovery--> IN_RECOVERY --close_recovered_ledger--+
+                     |  +--decide_ensemble_change       |
+                     +--decide_recovery_start--> IN_RECOVERY --close_recovered_ledger--+
 
     any --replace_bookie_in_fragment--> the same state, another bookie in one final fragment (bookie/maintenance)
 
 Each transition gets the record *as it is stored now* and returns `RecordToStore` (store this, by compare-and-set on the
-version just read), `AlreadyStored` (nothing to do: the stored record is the outcome) or `TransitionRefused` (give up,
-and why). It decides by content, not by who wrote: after a compare-and-set of unknown outcome the caller reads and asks
-again, and its own write, if it did arrive, is `AlreadyStored`. CLOSED is final: no transition leaves it (§1.2, no
-forced re-recovery). So at most one end of a ledger is ever stored, and a later recovery adopts it.
+version just read), `RecordAlreadyStored` (nothing to do: the stored record is the outcome) or `LedgerTransitionRefused`
+(give up, and why). It decides by content, not by who wrote: after a compare-and-set of unknown outcome the caller reads
+and asks again, and its own write, if it did arrive, is `RecordAlreadyStored`. CLOSED is final: no transition leaves it
+(§1.2, no forced re-recovery). So at most one end of a ledger is ever stored, and a later recovery adopts it.
 Guards: tests/ledger/test_metadata.py.
 """
 
@@ -29,7 +29,7 @@ from ..metadata.records import CLOSED, IN_RECOVERY, OPEN, Fragment, LedgerRecord
 from .writer_core import Striping
 
 
-class TransitionRefusal(enum.Enum):
+class LedgerTransitionRefusal(enum.Enum):
     """The reason why a change of a ledger's record is not allowed."""
 
     FENCED = "another client is recovering the ledger"
@@ -46,23 +46,23 @@ class RecordToStore(msgspec.Struct, frozen=True):
     record: LedgerRecord
 
 
-class AlreadyStored(msgspec.Struct, frozen=True):
+class RecordAlreadyStored(msgspec.Struct, frozen=True):
     """Result of a transition: nothing must be stored. The stored `record` is already what the transition would make of
     it, or the ledger has ended in another way that counts."""
 
     record: LedgerRecord
 
 
-class TransitionRefused(msgspec.Struct, frozen=True):
+class LedgerTransitionRefused(msgspec.Struct, frozen=True):
     """Result of a transition: it is not allowed, for this `reason`. The caller must give it up."""
 
-    reason: TransitionRefusal
+    reason: LedgerTransitionRefusal
 
 
-Transition = RecordToStore | AlreadyStored | TransitionRefused
+Transition = RecordToStore | RecordAlreadyStored | LedgerTransitionRefused
 
 
-def new_record(
+def make_ledger_record(
     ledger_id: int, striping: Striping, ensemble: Sequence[str], *, key: bytes, token: str, created_ms: int,
     properties: Mapping[str, str],
 ) -> LedgerRecord:  # fmt: skip
@@ -76,7 +76,7 @@ def new_record(
     )  # fmt: skip
 
 
-def striping_of_record(record: LedgerRecord) -> Striping:
+def get_striping_of_record(record: LedgerRecord) -> Striping:
     return striping(record.ensemble_size, record.write_quorum, record.ack_quorum)
 
 
@@ -96,42 +96,48 @@ def find_fragment_of_entry(record: LedgerRecord, entry: int) -> tuple[Fragment, 
     return record.fragments[at], end
 
 
-def create_record(current: LedgerRecord | None, mine: LedgerRecord) -> Transition | None:
+def decide_creation(current: LedgerRecord | None, mine: LedgerRecord) -> Transition | None:
     """Decides the creation of a ledger (none → OPEN). `current`: the stored record, None if there is none; `mine`: the
     record to create. Returns None if another process has created a ledger with this id. If `current` has the token of
     `mine`, an earlier attempt of the caller has created it (§1.1)."""
     if current is None:
         return RecordToStore(mine)
-    return AlreadyStored(current) if current.token == mine.token else None
+    return RecordAlreadyStored(current) if current.token == mine.token else None
 
 
-def close_by_writer(current: LedgerRecord | None, last_entry: int, length: int) -> Transition:
+def decide_close_by_writer(current: LedgerRecord | None, last_entry: int, length: int) -> Transition:
     """Decides the close by the ledger's writer (OPEN → CLOSED), at its LAC (last add confirmed), never at its LAP (last
     add pushed) (M18). `current`: the stored record, None if there is none.
 
-    Returns `AlreadyStored` if a recoverer has closed the ledger: its end is the valid one, even if it differs. Returns
-    `TransitionRefused(FENCED)` if a recovery is running."""
+    Returns `RecordAlreadyStored` if a recoverer has closed the ledger: its end is the valid one, even if it differs.
+    Returns `LedgerTransitionRefused(FENCED)` if a recovery is running."""
     if current is None:
-        return TransitionRefused(TransitionRefusal.DELETED)
+        return LedgerTransitionRefused(LedgerTransitionRefusal.DELETED)
     if current.state == OPEN:
         return RecordToStore(msgspec.structs.replace(current, state=CLOSED, last_entry=last_entry, length=length))
-    return AlreadyStored(current) if current.state == CLOSED else TransitionRefused(TransitionRefusal.FENCED)
+    return (
+        RecordAlreadyStored(current)
+        if current.state == CLOSED
+        else LedgerTransitionRefused(LedgerTransitionRefusal.FENCED)
+    )
 
 
-def change_ensemble(
+def decide_ensemble_change(
     current: LedgerRecord | None, first_entry: int, failed: Sequence[tuple[int, str]], others: Mapping[int, str]
 ) -> Transition:
     """Decides a change of the ensemble by the ledger's writer (OPEN → OPEN): from `first_entry` (its LAC + 1) on, the
     bookies `others[slot]` replace the failed ones. `current`: the stored record, None if there is none.
 
     A slot changes only while the failed bookie is still in it. So if an earlier attempt was stored, the result is
-    `AlreadyStored`, and the stored ensemble is the one to use. `others` must be the same in every attempt, so that an
-    attempt that is still on its way cannot store anything else. The new fragment replaces one that begins at the same
-    entry."""
+    `RecordAlreadyStored`, and the stored ensemble is the one to use. `others` must be the same in every attempt, so
+    that an attempt that is still on its way cannot store anything else. The new fragment replaces one that begins at
+    the same entry."""
     if current is None:
-        return TransitionRefused(TransitionRefusal.DELETED)
+        return LedgerTransitionRefused(LedgerTransitionRefusal.DELETED)
     if current.state != OPEN:
-        return TransitionRefused(TransitionRefusal.ENDED if current.state == CLOSED else TransitionRefusal.FENCED)
+        return LedgerTransitionRefused(
+            LedgerTransitionRefusal.ENDED if current.state == CLOSED else LedgerTransitionRefusal.FENCED
+        )
     last = current.fragments[-1]
     assert first_entry >= last.first_entry, "an ensemble never changes below the last fragment's first entry"
     bookies = list(last.bookies)
@@ -139,22 +145,22 @@ def change_ensemble(
         if bookies[slot] == bookie:
             bookies[slot] = others.get(slot, bookie)
     if tuple(bookies) == last.bookies:
-        return AlreadyStored(current)
+        return RecordAlreadyStored(current)
     kept = current.fragments[:-1] if last.first_entry == first_entry else current.fragments
     record = msgspec.structs.replace(current, fragments=(*kept, Fragment(first_entry, tuple(bookies))))
-    check_record(record)
+    check_ledger_record(record)
     return RecordToStore(record)
 
 
-def start_recovery(current: LedgerRecord | None) -> Transition:
+def decide_recovery_start(current: LedgerRecord | None) -> Transition:
     """Decides the begin of a recovery (OPEN → IN_RECOVERY). `current`: the stored record, None if there is none.
-    Returns `AlreadyStored` if the ledger is IN_RECOVERY (the caller takes part in that recovery) or CLOSED (nothing is
-    to be recovered)."""
+    Returns `RecordAlreadyStored` if the ledger is IN_RECOVERY (the caller takes part in that recovery) or CLOSED
+    (nothing is to be recovered)."""
     if current is None:
-        return TransitionRefused(TransitionRefusal.DELETED)
+        return LedgerTransitionRefused(LedgerTransitionRefusal.DELETED)
     if current.state == OPEN:
         return RecordToStore(msgspec.structs.replace(current, state=IN_RECOVERY))
-    return AlreadyStored(current)
+    return RecordAlreadyStored(current)
 
 
 def close_recovered_ledger(
@@ -165,19 +171,20 @@ def close_recovered_ledger(
     ensembles that the recovery changed in memory (M03). `current`: the stored record, None if there is none.
 
     `snapshot`: the fragments as they were when the recovery began; the stored record must still have the same last
-    fragment (§1.2). Returns `AlreadyStored` if another recoverer has closed the ledger: its end is the valid one."""
+    fragment (§1.2). Returns `RecordAlreadyStored` if another recoverer has closed the ledger: its end is the valid
+    one."""
     if current is None:
-        return TransitionRefused(TransitionRefusal.DELETED)
+        return LedgerTransitionRefused(LedgerTransitionRefusal.DELETED)
     if current.state == CLOSED:
-        return AlreadyStored(current)
+        return RecordAlreadyStored(current)
     if current.state != IN_RECOVERY or current.fragments[-1] != snapshot[-1]:
-        return TransitionRefused(TransitionRefusal.FRAGMENTS_CHANGED)
+        return LedgerTransitionRefused(LedgerTransitionRefusal.FRAGMENTS_CHANGED)
     kept = current.fragments[:-1]  # earlier fragments are final, and re-replication may have moved them meanwhile
     changed = tuple(fragments[len(snapshot) - 1 :])
     record = msgspec.structs.replace(
         current, state=CLOSED, last_entry=last_entry, length=length, fragments=(*kept, *changed)
     )
-    check_record(record)
+    check_ledger_record(record)
     return RecordToStore(record)
 
 
@@ -185,28 +192,32 @@ def replace_bookie_in_fragment(current: LedgerRecord | None, first_entry: int, o
     """Decides that the bookie `new` takes the place of `old` in one *final* fragment of a ledger, which may be in any
     state. `new` must already have all the copies. `current`: the stored record, None if there is none.
 
-    Final means: the ledger is CLOSED, or the fragment is not the last one (M21). Returns `AlreadyStored` if `new` is in
-    the fragment and `old` is not: an earlier attempt, or another worker, has stored the same."""
+    Final means: the ledger is CLOSED, or the fragment is not the last one (M21). Returns `RecordAlreadyStored` if `new`
+    is in the fragment and `old` is not: an earlier attempt, or another worker, has stored the same."""
     if current is None:
-        return TransitionRefused(TransitionRefusal.DELETED)
+        return LedgerTransitionRefused(LedgerTransitionRefusal.DELETED)
     at = next((i for i, each in enumerate(current.fragments) if each.first_entry == first_entry), -1)
     if at < 0:
-        return TransitionRefused(TransitionRefusal.MOVED_ON)
+        return LedgerTransitionRefused(LedgerTransitionRefusal.MOVED_ON)
     if current.state != CLOSED and at == len(current.fragments) - 1:
-        return TransitionRefused(TransitionRefusal.NOT_FINAL)
+        return LedgerTransitionRefused(LedgerTransitionRefusal.NOT_FINAL)
     bookies = current.fragments[at].bookies
     if old not in bookies:
-        return AlreadyStored(current) if new in bookies else TransitionRefused(TransitionRefusal.MOVED_ON)
+        return (
+            RecordAlreadyStored(current)
+            if new in bookies
+            else LedgerTransitionRefused(LedgerTransitionRefusal.MOVED_ON)
+        )
     if new in bookies:
-        return TransitionRefused(TransitionRefusal.MOVED_ON)
+        return LedgerTransitionRefused(LedgerTransitionRefusal.MOVED_ON)
     changed = Fragment(first_entry, tuple(new if each == old else each for each in bookies))
     fragments = (*current.fragments[:at], changed, *current.fragments[at + 1 :])
     record = msgspec.structs.replace(current, fragments=fragments)
-    check_record(record)
+    check_ledger_record(record)
     return RecordToStore(record)
 
 
-def check_record(record: LedgerRecord) -> None:
+def check_ledger_record(record: LedgerRecord) -> None:
     """Checks the invariants of a ledger's record (docs/design/invariants.md, invariant 2)."""
     keys = [fragment.first_entry for fragment in record.fragments]
     assert keys[:1] == [0], "the first fragment begins at entry 0"

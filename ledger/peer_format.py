@@ -85,7 +85,7 @@ ADMIN_BYTES_MAX = 64 << 10
 """The largest JSON of an ADMIN request, in bytes. A verb with its options has some hundred bytes."""
 
 
-class Op(enum.IntEnum):
+class BookieOperation(enum.IntEnum):
     """The operation of a request to a bookie. The table in the module's docstring describes the requests and their
     answers."""
 
@@ -99,7 +99,7 @@ class Op(enum.IntEnum):
     HELD = 8
 
 
-class Flags(enum.IntFlag):
+class BookieRequestFlags(enum.IntFlag):
     """The flags of a request to a bookie. FENCE is for READ and READ_LAC, RECOVERY is for ADD and ADD_MANY."""
 
     NONE = 0
@@ -107,18 +107,18 @@ class Flags(enum.IntFlag):
     RECOVERY = 2
 
 
-_FLAGS = int(Flags.FENCE | Flags.RECOVERY)
-_FLAGS_OF = tuple(Flags(value) for value in range(_FLAGS + 1))
-FENCING = tuple(each for each in _FLAGS_OF if Flags.FENCE in each)
-RECOVERING = tuple(each for each in _FLAGS_OF if Flags.RECOVERY in each)
+_FLAGS = int(BookieRequestFlags.FENCE | BookieRequestFlags.RECOVERY)
+_FLAGS_OF = tuple(BookieRequestFlags(value) for value in range(_FLAGS + 1))
+FENCING = tuple(each for each in _FLAGS_OF if BookieRequestFlags.FENCE in each)
+RECOVERING = tuple(each for each in _FLAGS_OF if BookieRequestFlags.RECOVERY in each)
 """All flags that contain RECOVERY; FENCING has all that contain FENCE. `flags in FENCING` costs a comparison or two, an
 operator of a Flag several calls."""
-_OP_OF = {int(op): op for op in Op}
-_ADD = int(Op.ADD)
+_OP_OF = {int(op): op for op in BookieOperation}
+_ADD = int(BookieOperation.ADD)
 _ADD_HEAD = struct.pack(">BBH", VERSION, _ADD, 0)
 ADDED = _ADD_HEAD
 """The first bytes in the head of most answers: status OK to an ADD."""
-_ADD_MANY = int(Op.ADD_MANY)
+_ADD_MANY = int(BookieOperation.ADD_MANY)
 
 
 class Status(enum.IntEnum):
@@ -141,14 +141,14 @@ STATUS_OF = {int(status): status for status in Status}
 add."""
 
 
-class RequestHead(NamedTuple):
+class BookieRequestHead(NamedTuple):
     """The head of a request to a bookie. `count` is the number of entries, `bytes_max` bounds the payload bytes of the
     answer to a READ, `key` is the ledger's key (20 bytes).
 
     Fields that an operation does not use are 0; unused `ledger` and `entry` are -1."""
 
-    op: Op
-    flags: Flags
+    op: BookieOperation
+    flags: BookieRequestFlags
     ledger: int
     entry: int
     count: int  # type: ignore[assignment]  # tuple.count is not used
@@ -160,14 +160,15 @@ class RequestHead(NamedTuple):
 
     def __repr__(self) -> str:
         """Returns a text without the key, because a repr may be logged."""
-        return f"RequestHead({self.op!r}, {self.flags!r}, ledger={self.ledger}, entry={self.entry}, count={self.count})"
+        ids = f"ledger={self.ledger}, entry={self.entry}, count={self.count}"
+        return f"BookieRequestHead({self.op!r}, {self.flags!r}, {ids})"
 
 
-class AnswerHead(NamedTuple):
+class BookieAnswerHead(NamedTuple):
     """The head of a bookie's answer. `lac` is the ledger's last-add-confirmed, -1: unknown. `count` is the number of
     entries; in the answer to HELD the number of runs."""
 
-    op: Op
+    op: BookieOperation
     status: Status
     ledger: int
     entry: int
@@ -178,35 +179,40 @@ class AnswerHead(NamedTuple):
         return _ANSWER.pack(VERSION, *self)
 
 
-def encode_add(ledger: int, entry: int, key: bytes, flags: Flags = Flags.NONE) -> bytes:
-    """Encodes the head of an ADD request and returns its bytes. Does the same as `RequestHead(Op.ADD, …).encode()` in a
-    fifth of the time."""
+def encode_add_request(
+    ledger: int, entry: int, key: bytes, flags: BookieRequestFlags = BookieRequestFlags.NONE
+) -> bytes:
+    """Encodes the head of an ADD request and returns its bytes. Does the same as `BookieRequestHead(Op.ADD,
+    …).encode()` in a fifth of the time."""
     return _REQUEST.pack(VERSION, _ADD, flags, ledger, entry, 0, 0, key)
 
 
-pack_add = partial(_REQUEST.pack, VERSION, _ADD, int(Flags.NONE))
-"""Called with (ledger, entry, 0, 0, key): returns the same as `encode_add` without flags, with one call less."""
+pack_add = partial(_REQUEST.pack, VERSION, _ADD, int(BookieRequestFlags.NONE))
+"""Called with (ledger, entry, 0, 0, key): returns the same as `encode_add_request` without flags, with one call
+less."""
 pack_added = partial(_ANSWER.pack, VERSION, _ADD, int(Status.OK))
-"""Called with (ledger, entry, -1, 0): returns the same as `AnswerHead(Op.ADD, Status.OK, …).encode()`, with fewer
+"""Called with (ledger, entry, -1, 0): returns the same as `BookieAnswerHead(Op.ADD, Status.OK, …).encode()`, with fewer
 calls."""
 
 
-def encode_add_many(ledger: int, entry: int, count: int, key: bytes, flags: Flags = Flags.NONE) -> bytes:
+def encode_add_many_request(
+    ledger: int, entry: int, count: int, key: bytes, flags: BookieRequestFlags = BookieRequestFlags.NONE
+) -> bytes:
     """Encodes the head of an ADD_MANY request with `count` entries and returns its bytes. `entry` is the id of the
     first entry."""
     return _REQUEST.pack(VERSION, _ADD_MANY, flags, ledger, entry, count, 0, key)
 
 
-def encode_admin() -> bytes:
+def encode_admin_request() -> bytes:
     """Encodes the head of an ADMIN request and returns its bytes. The request's only frame is JSON."""
-    return RequestHead(Op.ADMIN, Flags.NONE, -1, -1, 0, 0, NO_KEY).encode()
+    return BookieRequestHead(BookieOperation.ADMIN, BookieRequestFlags.NONE, -1, -1, 0, 0, NO_KEY).encode()
 
 
-def encode_ping() -> bytes:
-    return RequestHead(Op.PING, Flags.NONE, -1, -1, 0, 0, NO_KEY).encode()
+def encode_ping_request() -> bytes:
+    return BookieRequestHead(BookieOperation.PING, BookieRequestFlags.NONE, -1, -1, 0, 0, NO_KEY).encode()
 
 
-def parse_plain_add(head: bytes) -> tuple[int, int, bytes] | None:
+def parse_plain_add_request(head: bytes) -> tuple[int, int, bytes] | None:
     """Returns (ledger, entry, key) if `head` is the head of an ADD request without flags, as most requests are. Returns
     None for any other request."""
     if len(head) != _REQUEST.size or not head.startswith(_ADD_HEAD):
@@ -215,7 +221,7 @@ def parse_plain_add(head: bytes) -> tuple[int, int, bytes] | None:
     return ledger, entry, key
 
 
-def decode_request(head: bytes) -> RequestHead:
+def decode_request(head: bytes) -> BookieRequestHead:
     if len(head) != _REQUEST.size:
         raise ValueError(f"request head of {len(head)} bytes, not {_REQUEST.size}")
     version, op, flags, *rest = _REQUEST.unpack(head)
@@ -225,10 +231,10 @@ def decode_request(head: bytes) -> RequestHead:
         )
     if flags & ~_FLAGS:
         raise ValueError(f"flags {flags:#06x}, of which this process knows {_FLAGS:#06x}")
-    return RequestHead(_OP_OF.get(op) or Op(op), _FLAGS_OF[flags], *rest)
+    return BookieRequestHead(_OP_OF.get(op) or BookieOperation(op), _FLAGS_OF[flags], *rest)
 
 
-def decode_answer(head: bytes) -> AnswerHead:
+def decode_answer(head: bytes) -> BookieAnswerHead:
     if len(head) != _ANSWER.size:
         raise ValueError(f"answer head of {len(head)} bytes, not {_ANSWER.size}")
     version, op, status, *rest = _ANSWER.unpack(head)
@@ -237,7 +243,7 @@ def decode_answer(head: bytes) -> AnswerHead:
             newer_format_text(PEER, version, "a peer") if version > VERSION else f"peer protocol version {version}"
         )
     known = STATUS_OF.get(status)
-    return AnswerHead(_OP_OF.get(op) or Op(op), Status(status) if known is None else known, *rest)
+    return BookieAnswerHead(_OP_OF.get(op) or BookieOperation(op), Status(status) if known is None else known, *rest)
 
 
 def compute_checksum_with_entry(before: bytes, header: bytes, payload_bytes: int) -> int:
@@ -270,14 +276,16 @@ ENTRIES_MAX = 1 << 16
 _RUN = struct.Struct(">qq")
 
 
-def encode_runs(runs: Iterable[tuple[int, int]]) -> bytes:
+def encode_stored_runs(runs: Iterable[tuple[int, int]]) -> bytes:
     return b"".join([_RUN.pack(first, last) for first, last in runs])
 
 
-def decode_stored_runs(answer: AnswerHead, frames: Sequence[Buffer], first: int, last: int) -> list[tuple[int, int]]:
+def decode_stored_runs(
+    answer: BookieAnswerHead, frames: Sequence[Buffer], first: int, last: int
+) -> list[tuple[int, int]]:
     """Decodes the answer to a HELD request. Returns (first, last) of each run of entries that the bookie has, among
     those requested (`first … last`). Raises ValueError if this is no valid answer to that request."""
-    if answer.op is not Op.HELD or answer.status is not Status.OK:
+    if answer.op is not BookieOperation.HELD or answer.status is not Status.OK:
         raise ValueError(f"an answer to {answer.op.name}, {answer.status.name}")
     if len(frames) != 1 or len(frames[0]) != answer.count * _RUN.size:
         raise ValueError(f"{answer.count} runs take {answer.count * _RUN.size} bytes in one frame")
@@ -346,7 +354,7 @@ def encode_adds(sealed: Iterable[tuple[bytes, Sequence[Buffer], int]]) -> list[B
     return frames
 
 
-def verify_adds(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int) -> VerifiedAdds:
+def verify_adds(head: BookieRequestHead, frames: Sequence[Buffer], entry_bytes_max: int) -> VerifiedAdds:
     """Decodes an ADD_MANY request and verifies every entry. Returns the status of each entry, and the good entries.
     Raises ValueError if the frames do not match the head. Copies a payload at most once."""
     count = head.count
@@ -419,13 +427,15 @@ def verify_add(ledger: int, entry: int, frames: Sequence[Buffer], entry_bytes_ma
 def encode_add_statuses(ledger: int, entry: int, statuses: bytes | bytearray) -> tuple[bytes, tuple[bytes]]:
     """Encodes the answer to an ADD_MANY request, with one status for each entry. Returns (head, frames). `ledger` and
     `entry` are those of the request."""
-    return AnswerHead(Op.ADD_MANY, Status.OK, ledger, entry, -1, len(statuses)).encode(), (bytes(statuses),)
+    return BookieAnswerHead(BookieOperation.ADD_MANY, Status.OK, ledger, entry, -1, len(statuses)).encode(), (
+        bytes(statuses),
+    )
 
 
-def decode_add_statuses(answer: AnswerHead, frames: Sequence[Buffer], count: int) -> list[Status]:
+def decode_add_statuses(answer: BookieAnswerHead, frames: Sequence[Buffer], count: int) -> list[Status]:
     """Decodes the answer to an ADD_MANY request with `count` entries. Returns the status of each entry. Raises
     ValueError if this is no valid answer to that request."""
-    if answer.op is not Op.ADD_MANY:
+    if answer.op is not BookieOperation.ADD_MANY:
         raise ValueError(f"an answer to {answer.op.name}")
     if answer.status is not Status.OK:
         return [answer.status] * count

@@ -245,7 +245,7 @@ class BookieQuarantine:
             trouble.length_s = max(min(2 * trouble.length_s, self._max_s), self._base_s)
         trouble.failed_at = now
 
-    def on_restarted(self, bookie: str, now: float) -> None:
+    def on_bookie_restarted(self, bookie: str, now: float) -> None:
         """Called when a bookie has restarted: ends its quarantine. Its next failure still counts as a repeated one."""
         trouble = self._troubles.get(bookie)
         if trouble is not None:

@@ -25,7 +25,7 @@ from . import lost as records
 from .bookies import Bookies
 from .config import LedgerConfig
 from .lost import LostEntriesSearch
-from .peer_format import Flags, Op, RequestHead, Status
+from .peer_format import BookieOperation, BookieRequestFlags, BookieRequestHead, Status
 from .placement_core import BookieFaultKind
 from .reader_core import (
     Effect,
@@ -188,7 +188,7 @@ class LedgerReader:
 
     async def _ask(self, ask: SendReadToBookie) -> Fact:
         count = min(ask.count, (1 << 32) - 1)
-        head = self._head(Op.READ, ask.entry, count, ask.bytes_max)
+        head = self._head(BookieOperation.READ, ask.entry, count, ask.bytes_max)
         found = await self._bookies.ask(ask.bookie, head, timeout_s=self._config.read_timeout_s)
         if found is None:
             self._bookies.record_failure(ask.bookie)
@@ -204,7 +204,9 @@ class LedgerReader:
     async def _ask_lac(self, bookie: str) -> int | None:
         """Returns the last-add-confirmed (LAC) that the bookie knows; -1 if it does not know the ledger; None if it did
         not answer."""
-        found = await self._bookies.ask(bookie, self._head(Op.READ_LAC, -1), timeout_s=self._config.read_timeout_s)
+        found = await self._bookies.ask(
+            bookie, self._head(BookieOperation.READ_LAC, -1), timeout_s=self._config.read_timeout_s
+        )
         if found is None:
             return None
         status = found[0].status
@@ -212,9 +214,9 @@ class LedgerReader:
             return found[0].lac
         return -1 if status in (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER) else None
 
-    def _head(self, op: Op, entry: int, count: int = 0, bytes_max: int = 0) -> bytes:
-        return RequestHead(
-            op, Flags.NONE, self.ledger_id, entry, count, min(bytes_max, (1 << 32) - 1), self._record.key
+    def _head(self, op: BookieOperation, entry: int, count: int = 0, bytes_max: int = 0) -> bytes:
+        return BookieRequestHead(
+            op, BookieRequestFlags.NONE, self.ledger_id, entry, count, min(bytes_max, (1 << 32) - 1), self._record.key
         ).encode()
 
     async def _learn_record(self) -> None:

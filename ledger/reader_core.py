@@ -28,7 +28,7 @@ from typing import NamedTuple
 from ..metadata.records import CLOSED, LedgerRecord
 from ..proto.checksum import JOINED_BYTES_MIN, combine_checksums, crc32c
 from ..runtime.files import Buffer
-from .metadata_core import find_fragment_of_entry, striping_of_record
+from .metadata_core import find_fragment_of_entry, get_striping_of_record
 from .peer_format import ENTRY_HEADER
 from .writer_core import PendingAdd
 
@@ -186,7 +186,7 @@ class EntryRangeRead:
         later. `prefer`: of equal slots, the one to ask first."""
         assert 0 <= first <= last, "a range has at least one entry"
         fragment, fragment_end = find_fragment_of_entry(record, first)
-        striping = striping_of_record(record)
+        striping = get_striping_of_record(record)
         self.ledger_id = record.ledger_id
         self.first = first
         self.last = last if fragment_end < 0 else min(last, fragment_end)

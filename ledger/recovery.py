@@ -25,12 +25,18 @@ from ..runtime.files import Buffer
 from . import metadata_core as transitions
 from .bookies import Bookies
 from .config import LedgerConfig
-from .lost import store_transition
-from .peer_format import AnswerHead, Flags, Op, RequestHead, Status, encode_add
+from .lost import store_record_transition
+from .peer_format import (
+    BookieAnswerHead,
+    BookieOperation,
+    BookieRequestFlags,
+    BookieRequestHead,
+    Status,
+    encode_add_request,
+)
 from .reader_core import StoredCopy, encode_header, verify_entry
 from .recovery_core import (
     CloseRecoveredLedger,
-    CloseRefused,
     Effect,
     EntryFound,
     EntryMissing,
@@ -38,9 +44,10 @@ from .recovery_core import (
     FenceFailed,
     FinishRecovery,
     LedgerFencedAtBookie,
+    LedgerRecordClosed,
+    LedgerRecovery,
     ReadFailed,
-    RecordClosed,
-    Recovery,
+    RecoveredCloseRefused,
     RecoveryFailure,
     ReportRecoveryFailure,
     SendFence,
@@ -77,10 +84,10 @@ async def recover(
 
     Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies if too few bookies answer, OutcomeUnknown if the
     metadata does not answer the close: then the caller may try again."""
-    outcome = await store_transition(
-        metadata, ledger_id, transitions.start_recovery, timeout_s=config.close_timeout_s
+    outcome = await store_record_transition(
+        metadata, ledger_id, transitions.decide_recovery_start, timeout_s=config.close_timeout_s
     )
-    if isinstance(outcome, transitions.TransitionRefused):
+    if isinstance(outcome, transitions.LedgerTransitionRefused):
         raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger=ledger_id)
     if outcome.record.state == CLOSED:
         return RecoveryResult(outcome.record)
@@ -99,7 +106,7 @@ class _Attempt:
         self._bookies = bookies
         self._metadata = metadata
         self._config = config
-        self._core = Recovery(record, self._choose, batch=config.recovery_batch)
+        self._core = LedgerRecovery(record, self._choose, batch=config.recovery_batch)
         self._tasks: dict[asyncio.Task[Fact], None] = {}
         self._result: asyncio.Future[RecoveryResult] = asyncio.get_running_loop().create_future()
 
@@ -155,19 +162,19 @@ class _Attempt:
             self._result.set_exception(fault)
 
     # ------------------------------------------------------------------------------ effects, each to its fact
-    def _head(self, op: Op, entry: int) -> bytes:
-        return RequestHead(
-            op, Flags.FENCE, self._record.ledger_id, entry, 1, _ENTRY_BYTES_MAX, self._record.key
+    def _head(self, op: BookieOperation, entry: int) -> bytes:
+        return BookieRequestHead(
+            op, BookieRequestFlags.FENCE, self._record.ledger_id, entry, 1, _ENTRY_BYTES_MAX, self._record.key
         ).encode()
 
-    async def _ask(self, bookie: str, head: bytes) -> tuple[AnswerHead, Sequence[Buffer]] | None:
+    async def _ask(self, bookie: str, head: bytes) -> tuple[BookieAnswerHead, Sequence[Buffer]] | None:
         """Sends a request to a bookie and returns its answer, None if there is none. Waits long for a busy bookie, as
         when brokers take over the topics of another one: to start the recovery again would only send more requests."""
         config = self._config
         return await self._bookies.ask(bookie, head, timeout_s=config.fence_timeout_s, busy_s=config.close_timeout_s)
 
     async def _fence(self, effect: SendFence) -> Fact:
-        found = await self._ask(effect.bookie, self._head(Op.READ_LAC, -1))
+        found = await self._ask(effect.bookie, self._head(BookieOperation.READ_LAC, -1))
         if found is not None and found[0].status is Status.OK:
             return LedgerFencedAtBookie(effect.slot, found[0].lac, found[0].entry)
         if found is not None and found[0].status in _CERTAIN:
@@ -177,7 +184,7 @@ class _Attempt:
     async def _read(self, effect: SendRead) -> Fact:
         """Asks a bookie for an entry, as its vote. Only an undamaged copy is a vote for the entry, and only a certain
         miss is a vote against it (M05, M06)."""
-        found = await self._ask(effect.bookie, self._head(Op.READ, effect.entry))
+        found = await self._ask(effect.bookie, self._head(BookieOperation.READ, effect.entry))
         if found is not None and found[0].status is Status.OK and found[1]:
             stored = verify_entry(found[1][0], self._record.ledger_id, effect.entry)
             if stored is not None:
@@ -190,7 +197,7 @@ class _Attempt:
     async def _write_back(self, effect: SendAdd[PendingAddWithPayload[StoredCopy]]) -> Fact:
         stored, ledger = effect.add.payload, self._record.ledger_id
         frames = (encode_header(ledger, stored.entry, effect.lac, stored.length, (stored.payload,)), stored.payload)
-        head = encode_add(ledger, stored.entry, self._record.key, Flags.RECOVERY)
+        head = encode_add_request(ledger, stored.entry, self._record.key, BookieRequestFlags.RECOVERY)
         found = await self._bookies.ask(effect.bookie, head, frames, timeout_s=self._config.add_timeout_s)
         if found is not None and found[0].status is Status.OK:
             return AddAcked(stored.entry, effect.slot, effect.bookie)
@@ -217,7 +224,7 @@ class _Attempt:
             answer = decide(decode(node.value, LedgerRecord, path) if node is not None else None)
             if isinstance(answer, transitions.RecordToStore):
                 return encode(answer.record, path)
-            if isinstance(answer, transitions.TransitionRefused):
+            if isinstance(answer, transitions.LedgerTransitionRefused):
                 raise _error(ReportRecoveryFailure(RecoveryFailure.CLOSE_REFUSED, -1), ledger_id)
             if (answer.record.last_entry, answer.record.length) != (effect.last_entry, effect.length):
                 raise ClosedByAnotherRecoverer(f"ledger {ledger_id} was closed by another recoverer", ledger=ledger_id)
@@ -229,7 +236,7 @@ class _Attempt:
 
     async def _close(self, effect: CloseRecoveredLedger) -> Fact:
         try:
-            outcome = await store_transition(
+            outcome = await store_record_transition(
                 self._metadata, self._record.ledger_id, self._ending(effect), timeout_s=self._config.close_timeout_s
             )
         except MagnetarError as error:
@@ -237,7 +244,11 @@ class _Attempt:
                 f"ledger {self._record.ledger_id}: the metadata did not answer whether its end was stored; try again",
                 ledger=self._record.ledger_id,
             ) from error
-        return CloseRefused() if isinstance(outcome, transitions.TransitionRefused) else RecordClosed(outcome.record)
+        return (
+            RecoveredCloseRefused()
+            if isinstance(outcome, transitions.LedgerTransitionRefused)
+            else LedgerRecordClosed(outcome.record)
+        )
 
 
 def _error(effect: ReportRecoveryFailure, ledger_id: int) -> MagnetarError:

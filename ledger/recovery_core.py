@@ -1,6 +1,6 @@
 """Recovery: how a ledger whose writer is gone, or must stop, gets its end. Pure (ledger protocol §1.7, §1.8).
 
-The caller has made the record IN_RECOVERY (metadata_core.py `start_recovery`) and read it *after* that; its last
+The caller has made the record IN_RECOVERY (metadata_core.py `decide_recovery_start`) and read it *after* that; its last
 fragment is the snapshot. Several recoverers may run at once: all write back, one close wins, the others adopt its end.
 
 | state | action | next |
@@ -48,7 +48,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, assert_never
 
 from ..metadata.records import IN_RECOVERY, Fragment, LedgerRecord
-from .metadata_core import find_fragment_of_entry, striping_of_record
+from .metadata_core import find_fragment_of_entry, get_striping_of_record
 from .reader_core import StoredCopy
 from .writer_core import AddAcked, AddFailed, PendingAdds, PendingAddWithPayload, SendAdd
 
@@ -143,8 +143,8 @@ class SendRead(NamedTuple):
 
 
 class CloseRecoveredLedger(NamedTuple):
-    """Effect: close the ledger, by changing its record from IN_RECOVERY to CLOSED. The next fact is RecordClosed or
-    CloseRefused."""
+    """Effect: close the ledger, by changing its record from IN_RECOVERY to CLOSED. The next fact is LedgerRecordClosed
+    or RecoveredCloseRefused."""
 
     last_entry: int
     length: int
@@ -205,13 +205,13 @@ class ReadFailed(NamedTuple):
     slot: int
 
 
-class RecordClosed(NamedTuple):
+class LedgerRecordClosed(NamedTuple):
     """Fact: the ledger's record is CLOSED. This attempt or another recoverer has closed it."""
 
     record: LedgerRecord
 
 
-class CloseRefused(NamedTuple):
+class RecoveredCloseRefused(NamedTuple):
     """Fact: the ledger's record does not allow the close: its last fragment has changed, or it was deleted."""
 
 
@@ -223,15 +223,15 @@ Fact = (
     | ReadFailed
     | AddAcked
     | AddFailed
-    | RecordClosed
-    | CloseRefused
+    | LedgerRecordClosed
+    | RecoveredCloseRefused
 )
 Effect = SendFence | SendRead | SendAdd[
     PendingAddWithPayload[StoredCopy]
 ] | CloseRecoveredLedger | ReportRecoveryFailure | FinishRecovery
 
 
-class Recovery:
+class LedgerRecovery:
     """The core of one attempt to recover a ledger. Calling `choose` returns a bookie in place of one that fails while
     entries are written back. At most `batch` entries are read or written back at a time."""
 
@@ -239,7 +239,7 @@ class Recovery:
         assert record.state == IN_RECOVERY, "recovery begins after the record is IN_RECOVERY"
         self.state = RecoveryState.NEW
         self.snapshot = record
-        self.striping = striping_of_record(record)
+        self.striping = get_striping_of_record(record)
         self.fragments = list(record.fragments)
         self.end: int | None = None  # last entry, once an absent one is proven
         self.lac0 = -1
@@ -277,10 +277,10 @@ class Recovery:
             return self._acked(fact) if self.state is RecoveryState.READING else ()
         if isinstance(fact, AddFailed):
             return self._bookie_failed(fact) if self.state is RecoveryState.READING else ()
-        if isinstance(fact, RecordClosed):
+        if isinstance(fact, LedgerRecordClosed):
             self.state = RecoveryState.DONE
             return [FinishRecovery(fact.record)]
-        if isinstance(fact, CloseRefused):
+        if isinstance(fact, RecoveredCloseRefused):
             return self._abort(RecoveryFailure.CLOSE_REFUSED)
         assert_never(fact)
 

@@ -32,11 +32,11 @@ from .peer_format import (
     ADDED,
     ADDS_MAX,
     ANSWER_BYTES,
-    Op,
+    BookieOperation,
     Status,
     decode_add_statuses,
     decode_answer,
-    encode_add_many,
+    encode_add_many_request,
     encode_adds,
     pack_add,
 )
@@ -253,7 +253,7 @@ class AddSender:
             frames: Sequence[Buffer] = (first.header, *first.frames)
             return pack_add(self._ledger, first.entry, 0, 0, self._key), frames, len(first.header) + first.size
         frames = encode_adds([(add.header, add.frames, add.size) for add in adds])
-        return encode_add_many(self._ledger, first.entry, len(adds), self._key), frames, sum(map(len, frames))
+        return encode_add_many_request(self._ledger, first.entry, len(adds), self._key), frames, sum(map(len, frames))
 
     def _post(self, sent: SentAddRequest, head: bytes, frames: Sequence[Buffer]) -> None:
         timeout_s = self._config.add_timeout_s
@@ -344,7 +344,7 @@ def _statuses(head: bytes, frames: Sequence[Buffer], count: int) -> list[Status]
     """Returns the status of each entry in an answer. Raises ValueError if this is no valid answer to a request with
     `count` entries."""
     answer = decode_answer(head)
-    if count == 1 and answer.op is Op.ADD:
+    if count == 1 and answer.op is BookieOperation.ADD:
         return [answer.status]
     return decode_add_statuses(answer, frames, count)
 

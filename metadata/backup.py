@@ -27,7 +27,7 @@ from . import paths
 from .records import BookieRecord, CounterRecord, DamagedRecord, LedgerRecord, decode
 from .store import make_put_operation, parse_ledger_ids
 from .tree import ENDING, MetadataTree, create_private_file, sync_file
-from .tree_core import Commit
+from .tree_core import CommitJob
 
 
 class BackupContents(NamedTuple):
@@ -101,7 +101,7 @@ def restore_backup(backup: str, target: str, least_id: int, token: str) -> str:
     tree = MetadataTree(scratch)
     try:
         if _next_id(tree) <= least_id:
-            tree.apply([Commit([make_put_operation(paths.LEDGER_IDS, CounterRecord(next=least_id + 1))], "")])
+            tree.apply([CommitJob([make_put_operation(paths.LEDGER_IDS, CounterRecord(next=least_id + 1))], "")])
         tree.mark_restored(token)
     finally:
         tree.close()

@@ -32,7 +32,7 @@ from ..runtime.peer.keys import PeerServerKeys
 from ..runtime.peer.sockets import MemberNetwork
 from ..runtime.tasks import Supervisor, run_to_end
 from . import paths, records
-from .store import ABSENT, ANY, Delete, MetadataStore, Put, WatchReset, get_record
+from .store import ABSENT, ANY, Delete, MetadataStore, PutNode, WatchReset, get_record
 
 LOOK_EVERY_S = 0.25
 RETRY_S = 0.5
@@ -74,7 +74,7 @@ class Members:
         except BaseException:
             await run_to_end(members.close())
             raise
-        members._background.supervise("members", members._follow)
+        members._background.start_supervised("members", members._follow)
         return members
 
     def with_member_keys(self, world: World) -> World:
@@ -147,7 +147,7 @@ class Members:
             await session.close()
         self._session = await self._open_session()
         path = paths.member(self._record.role, self.keys.public)
-        put = Put(path, records.encode(self._record, path), ABSENT, ephemeral=True)
+        put = PutNode(path, records.encode(self._record, path), ABSENT, ephemeral=True)
         await self._session.commit([Delete(path, ANY), put])
         await self._list(self._session)
 

@@ -613,7 +613,7 @@ def decode(data: bytes, cls: type[R], path: str) -> R:
     return record
 
 
-def decode_any(data: bytes, path: str) -> Record:
+def decode_record_of_any_class(data: bytes, path: str) -> Record:
     """Decodes the bytes of the node at `path` and returns the record, of any class. Raises DamagedRecord."""
     cls = _KINDS.get(data[3]) if len(data) >= _HEAD.size else Record
     if cls is None:

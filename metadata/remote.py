@@ -46,7 +46,17 @@ from .session import (
     SessionState,
     SessionStore,
 )
-from .store import ABSENT, Check, Delete, MetadataStore, NodeChanged, Operation, Put, VersionedValue, WatchReset
+from .store import (
+    ABSENT,
+    CheckNodeVersion,
+    Delete,
+    MetadataStore,
+    NodeChanged,
+    Operation,
+    PutNode,
+    VersionedValue,
+    WatchReset,
+)
 from .tree_core import check_operations, check_path, check_prefix
 
 # ------------------------------------------------------------------------------------------------------ messages
@@ -66,13 +76,13 @@ def make_commit_request(operations: Sequence[Operation], session: str) -> wire.C
 
 def _to_wire(operation: Operation) -> wire.Operation:
     match operation:
-        case Put(path, value, expected, ephemeral):
+        case PutNode(path, value, expected, ephemeral):
             return wire.Operation(
                 kind=wire.Operation.PUT, path=path, value=value, expected=expected, ephemeral=ephemeral
             )
         case Delete(path, expected):
             return wire.Operation(kind=wire.Operation.DELETE, path=path, expected=expected)
-        case Check(path, expected):
+        case CheckNodeVersion(path, expected):
             return wire.Operation(kind=wire.Operation.CHECK, path=path, expected=expected)
 
 
@@ -84,11 +94,11 @@ def parse_operations(request: wire.CommitRequest) -> list[Operation]:
 
 def _from_wire(operation: wire.Operation) -> Operation:
     if operation.kind == wire.Operation.PUT:
-        return Put(operation.path, operation.value, operation.expected, operation.ephemeral)
+        return PutNode(operation.path, operation.value, operation.expected, operation.ephemeral)
     if operation.kind == wire.Operation.DELETE:
         return Delete(operation.path, operation.expected)
     if operation.kind == wire.Operation.CHECK:
-        return Check(operation.path, operation.expected)
+        return CheckNodeVersion(operation.path, operation.expected)
     raise InvalidRequest(f"{operation.path}: operation of unknown kind {operation.kind}")
 
 

@@ -39,7 +39,7 @@ from ..runtime.peer.server import is_local
 from . import paths
 from .remote import encode_watch_events, parse_operations
 from .sqlite import SqliteStore
-from .store import Check, Operation, Put
+from .store import CheckNodeVersion, Operation, PutNode
 from .tree_core import check_prefix, is_at_or_below, may_role_write
 
 TIMEOUT_S_MIN, TIMEOUT_S_MAX = 0.1, 600.0
@@ -207,8 +207,8 @@ def _check_rights(principal: Principal, operations: Sequence[Operation]) -> None
         return
     role = principal.name.partition("/")[0] if principal.kind is PrincipalKind.MEMBER else ""
     for each in operations:
-        lasting = isinstance(each, Put) and not each.ephemeral
-        if not isinstance(each, Check) and not may_role_write(role, each.path, lasting=lasting):
+        lasting = isinstance(each, PutNode) and not each.ephemeral
+        if not isinstance(each, CheckNodeVersion) and not may_role_write(role, each.path, lasting=lasting):
             raise Unauthorized(f"{principal} may not write {each.path}", path=each.path)
 
 

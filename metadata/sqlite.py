@@ -32,11 +32,11 @@ from ..runtime.alarm import Alarm
 from ..runtime.network import World
 from ..runtime.tasks import Worker
 from .paths import INCARNATIONS
-from .store import Check, MetadataStore, NodeChanged, Operation, Put, VersionedValue, WatchReset
-from .tree import DiskFailed, EndSession, Job, MetadataTree, Node, OpenSession
+from .store import CheckNodeVersion, MetadataStore, NodeChanged, Operation, PutNode, VersionedValue, WatchReset
+from .tree import EndSession, Job, MetadataDiskFailed, MetadataTree, Node, OpenSession
 from .tree_core import (
     ChangeHistory,
-    Commit,
+    CommitJob,
     NodeCache,
     Sessions,
     TreeJobResult,
@@ -211,7 +211,7 @@ class SqliteStore:
     ) -> None:  # fmt: skip
         """Called when a batch of reads is done: answers their callers, and starts the next batch."""
         for (read, future), (answer, error) in zip(asked, done.result(), strict=True):
-            if isinstance(error, DiskFailed):
+            if isinstance(error, MetadataDiskFailed):
                 error = self._die(error)
             if isinstance(read, str) and error is None:
                 self._known.add(read, answer)
@@ -223,7 +223,7 @@ class SqliteStore:
                 future.set_exception(error)
         self._read()
 
-    def _die(self, error: DiskFailed) -> InternalError:
+    def _die(self, error: MetadataDiskFailed) -> InternalError:
         """Ends the process, because the content of the disk is unknown. Returns an error for tests, in which the
         process goes on."""
         self._world.files.die(str(error))
@@ -239,9 +239,9 @@ class SqliteStore:
         if session:
             if session not in self._sessions.open_ones:
                 self._sessions.get(session)
-        elif any(isinstance(operation, Put) and operation.ephemeral for operation in operations):
+        elif any(isinstance(operation, PutNode) and operation.ephemeral for operation in operations):
             raise InvalidRequest("an ephemeral needs a session")
-        return await self._queue(Commit(tuple(operations), session))
+        return await self._queue(CommitJob(tuple(operations), session))
 
     def _queue(self, job: Job) -> asyncio.Future[TreeJobResult]:
         if self.closed:
@@ -270,7 +270,7 @@ class SqliteStore:
     ) -> None:
         """Called when a batch of jobs is done: notifies watches, answers the callers, and starts the next batch."""
         error = outcomes.exception()
-        if isinstance(error, DiskFailed):
+        if isinstance(error, MetadataDiskFailed):
             error = self._die(error)
         results = [error] * len(batch) if error is not None else outcomes.result()
         revision = self.history.revision
@@ -289,23 +289,23 @@ class SqliteStore:
         self._write()
 
     def _apply_done(self, job: Job, done: TreeJobResult) -> None:
-        if isinstance(job, Commit):
+        if isinstance(job, CommitJob):
             self._refresh_known(job.operations, done.versions)
         else:
             self._known.on_changes(done.changes)
         if done.revision > self.history.revision:
             self.history.append(done.revision, done.changes)
-        if isinstance(job, Commit):
+        if isinstance(job, CommitJob):
             self._commits += 1
 
     def _refresh_known(self, operations: Sequence[Operation], versions: Sequence[int]) -> None:
         """Updates the cache of nodes after a commit, because a caller that changes a node usually reads it before its
         next change. Also caches created nodes: they are usually read soon."""
         for operation, version in zip(operations, versions, strict=True):
-            made = version == 0 and isinstance(operation, Put)
-            if isinstance(operation, Check) or not (made or operation.path in self._known.nodes):
+            made = version == 0 and isinstance(operation, PutNode)
+            if isinstance(operation, CheckNodeVersion) or not (made or operation.path in self._known.nodes):
                 continue
-            if isinstance(operation, Put):
+            if isinstance(operation, PutNode):
                 self._known.add(operation.path, Node(bytes(operation.value), version, operation.ephemeral))
             else:
                 self._known.discard(operation.path)

@@ -62,7 +62,7 @@ class VersionedValue(msgspec.Struct, frozen=True, gc=False):
     version: int
 
 
-class Put(msgspec.Struct, frozen=True):
+class PutNode(msgspec.Struct, frozen=True):
     """Operation of a commit: write a node. The commit fails if the node does not have the expected version.
     `ephemeral`: the node is deleted when the session ends."""
 
@@ -79,14 +79,14 @@ class Delete(msgspec.Struct, frozen=True):
     expected: int = ANY  # ANY: fine when absent
 
 
-class Check(msgspec.Struct, frozen=True):
+class CheckNodeVersion(msgspec.Struct, frozen=True):
     """Operation of a commit: change nothing, but let the commit fail if the node does not have the expected version."""
 
     path: str
     expected: int
 
 
-Operation = Put | Delete | Check
+Operation = PutNode | Delete | CheckNodeVersion
 
 
 class NodeChanged(msgspec.Struct, frozen=True):
@@ -123,7 +123,7 @@ class MetadataStore(Protocol):
 
     async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
         """Writes one node, in a commit of its own. Returns the node's new version. Raises the errors of `commit`."""
-        return (await self.commit([Put(path, value, expected, ephemeral)]))[0]
+        return (await self.commit([PutNode(path, value, expected, ephemeral)]))[0]
 
     async def delete(self, path: str, expected: int = ANY) -> None:
         """Deletes one node, in a commit of its own. Raises the errors of `commit`."""
@@ -356,7 +356,9 @@ def _operations(
     operations: list[Operation] = []
     for change, current, value in zip(changes, found, values, strict=True):
         version = ABSENT if current is None else current.version
-        operations.append(Check(change.path, version) if value is None else Put(change.path, value, version))
+        operations.append(
+            CheckNodeVersion(change.path, version) if value is None else PutNode(change.path, value, version)
+        )
     return operations
 
 
@@ -374,7 +376,7 @@ async def commit_in_parts(store: MetadataStore, operations: Sequence[Operation])
         await store.commit(operations[at : at + PART_OPERATIONS])
 
 
-async def create_if_absent(store: MetadataStore, puts: Sequence[Put]) -> None:
+async def create_if_absent(store: MetadataStore, puts: Sequence[PutNode]) -> None:
     """Creates these nodes, in parts; a node that exists already stays as it is. Each Put must expect `ABSENT`. May be
     repeated."""
     for at in range(0, len(puts), PART_OPERATIONS):
@@ -394,9 +396,9 @@ async def get_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, 
     return None if found is None else (decode(found.value, cls, path), found.version)
 
 
-def make_put_operation(path: str, record: Record, expected: int = ANY) -> Put:
+def make_put_operation(path: str, record: Record, expected: int = ANY) -> PutNode:
     """Returns the operation of a commit that writes `record` at `path`."""
-    return Put(path, encode(record, path), expected)
+    return PutNode(path, encode(record, path), expected)
 
 
 async def put_record(

@@ -25,8 +25,9 @@ What a disk loses or changes is found at the start, or by the reader of a record
     a path or a session in an index                 `integrity_check`
     a value                                         its record's checksum, which covers the path (records.py)
 
-A failed write, fsync or a damaged page (SQLITE_IOERR, SQLITE_CORRUPT) is `DiskFailed`: what is on disk is unknown, and
-the store ends the process (ledger protocol §2.5). A full disk rolls the transaction back: Unavailable, no change.
+A failed write, fsync or a damaged page (SQLITE_IOERR, SQLITE_CORRUPT) is `MetadataDiskFailed`: what is on disk is
+unknown, and the store ends the process (ledger protocol §2.5). A full disk rolls the transaction back: Unavailable, no
+change.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from ..proto.versions import METADATA_FILE, check_format
 from . import paths
 from .records import ClusterRecord, DamagedRecord, Incarnation, IncarnationsRecord, decode, encode
 from .store import ABSENT, NodeChanged
-from .tree_core import Commit, CommitBatch, Row, TreeJobResult, list_commit_paths
+from .tree_core import CommitBatch, CommitJob, Row, TreeJobResult, list_commit_paths
 
 APPLICATION_ID = 0x4D414754  # "MAGT": the magic of the file
 FORMAT = METADATA_FILE.version
@@ -100,7 +101,7 @@ READ_AT_ONCE = 64
 """The number of nodes that one statement reads. As text they may have 128 MiB, and usually have 20 KiB."""
 
 
-class DiskFailed(Exception):
+class MetadataDiskFailed(Exception):
     """Raised when SQLite could not write or sync the metadata file, or found it damaged. The content of the disk is
     unknown then."""
 
@@ -126,7 +127,7 @@ class EndSession(msgspec.Struct, frozen=True):
     session: str
 
 
-Job = Commit | OpenSession | EndSession
+Job = CommitJob | OpenSession | EndSession
 
 
 class MetadataTree:
@@ -259,12 +260,12 @@ class MetadataTree:
 
     def _write_revision(self) -> None:
         """Writes the revision to the AnsweredRevisionFile, which must precede the answers to clients. Raises
-        DiskFailed."""
+        MetadataDiskFailed."""
         try:
             if self._answered is not None:
                 self._answered.write(self.revision)
         except OSError as error:
-            raise DiskFailed(f"{self.path}: {error}") from error
+            raise MetadataDiskFailed(f"{self.path}: {error}") from error
 
     def _one(self, query: str, *parameters: object) -> Any:
         row = self._sql.execute(query, parameters).fetchone()
@@ -353,20 +354,20 @@ class MetadataTree:
     # -------------------------------------------------------------------------------------------- writing
     def apply(self, jobs: Sequence[Job]) -> list[TreeJobResult | MagnetarError]:
         """Does the jobs in order, in one durable transaction. Returns the outcome of each job. Raises Unavailable (then
-        nothing was done) or DiskFailed."""
+        nothing was done) or MetadataDiskFailed."""
         revision, total = self.revision, self._total
         try:
             with _disk(self.path):
                 self._sql.execute("BEGIN IMMEDIATE")
                 outcomes: list[TreeJobResult | MagnetarError] = []
-                for commits, some in groupby(jobs, lambda job: isinstance(job, Commit)):
+                for commits, some in groupby(jobs, lambda job: isinstance(job, CommitJob)):
                     done = list(some)
                     outcomes += self._commit(done) if commits else [self._of_session(job) for job in done]
                 self._store_sum()
                 self._sql.execute("COMMIT")
             if self.revision > revision:
                 self._write_revision()
-        except DiskFailed:
+        except MetadataDiskFailed:
             raise
         except BaseException:
             self.revision, self._total = revision, total
@@ -386,11 +387,11 @@ class MetadataTree:
                 return TreeJobResult([], self.revision)
             case EndSession(session):
                 return self._end_session(session)
-            case Commit():
+            case CommitJob():
                 raise AssertionError("commits are done together")
 
     def _commit(self, jobs: Sequence[Job]) -> list[TreeJobResult | MagnetarError]:
-        commits = [job for job in jobs if isinstance(job, Commit)]
+        commits = [job for job in jobs if isinstance(job, CommitJob)]
         known = self._versions(list(list_commit_paths(commits)))
         batch = CommitBatch({path: version for path, (version, _) in known.items()}, self.revision)
         outcomes: list[TreeJobResult | MagnetarError] = [batch.add(commit) for commit in commits]
@@ -509,7 +510,7 @@ def _primary(error: sqlite3.Error) -> int:
 @contextlib.contextmanager
 def _disk(path: str) -> Iterator[None]:
     """Context manager that translates SQLite's errors: Unavailable if the disk is full or no file can be opened,
-    DiskFailed otherwise."""
+    MetadataDiskFailed otherwise."""
     try:
         yield
     except sqlite3.Error as error:
@@ -517,4 +518,4 @@ def _disk(path: str) -> Iterator[None]:
             raise Unavailable(f"{path}: the disk is full; nothing was written", path=path) from error
         if _primary(error) == sqlite3.SQLITE_CANTOPEN:  # of a journal: the file itself is open
             raise Unavailable(f"{path}: no file can be opened; nothing was written", path=path) from error
-        raise DiskFailed(f"{path}: {error}") from error
+        raise MetadataDiskFailed(f"{path}: {error}") from error

@@ -22,7 +22,7 @@ import msgspec
 
 from ..proto.errors import BadVersion, InvalidName, InvalidRequest, MessageTooLarge, NodeExists, NoNode, SessionExpired
 from . import paths
-from .store import ABSENT, ANY, VALUE_BYTES_MAX, Check, Delete, NodeChanged, Operation, Put, WatchReset
+from .store import ABSENT, ANY, VALUE_BYTES_MAX, CheckNodeVersion, Delete, NodeChanged, Operation, PutNode, WatchReset
 
 PATH_BYTES_MAX = 4096
 """The longest path, in bytes: several times the length of an encoded topic name with a subscription name."""
@@ -66,7 +66,7 @@ def check_operations(operations: Sequence[Operation]) -> None:
         if operation.expected < ANY:
             raise InvalidRequest(f"{operation.path}: {operation.expected} is not a version, ABSENT or ANY")
         size += len(operation.path)
-        if isinstance(operation, Put):
+        if isinstance(operation, PutNode):
             size += len(operation.value)
             if len(operation.value) > VALUE_BYTES_MAX:
                 raise _too_large(operation)
@@ -77,7 +77,7 @@ def check_operations(operations: Sequence[Operation]) -> None:
         )  # fmt: skip
 
 
-def _too_large(put: Put) -> MessageTooLarge:
+def _too_large(put: PutNode) -> MessageTooLarge:
     return MessageTooLarge(
         f"{put.path}: a value of {len(put.value)} bytes; at most {VALUE_BYTES_MAX} are allowed",
         size=len(put.value), limit=VALUE_BYTES_MAX,
@@ -145,7 +145,7 @@ def _is_in(path: str, folder: str) -> bool:
 # in one. Guarded by tests/metadata/test_commits.py.
 
 
-class Commit(msgspec.Struct, frozen=True):
+class CommitJob(msgspec.Struct, frozen=True):
     """Job for the tree: commit these operations, all or none. The ephemeral nodes that they write belong to
     `session`."""
 
@@ -175,7 +175,7 @@ class CommitBatch:
         self.nodes: dict[str, Row | None] = {}
         self._versions = versions
 
-    def add(self, commit: Commit) -> TreeJobResult | BadVersion:
+    def add(self, commit: CommitJob) -> TreeJobResult | BadVersion:
         """Adds a commit to the batch and returns its result. If a node does not have the expected version, adds nothing
         and returns BadVersion."""
         done, nodes = TreeJobResult([], self.revision + 1), dict[str, Row | None]()
@@ -200,21 +200,21 @@ class CommitBatch:
         if operation.expected not in (found, ANY):
             check_version(path, operation.expected, found)
         match operation:
-            case Check():
+            case CheckNodeVersion():
                 return found
             case Delete():
                 if found != ABSENT:
                     nodes[path] = None
                     done.changes.append(NodeChanged(path, ABSENT, done.revision))
                 return ABSENT
-            case Put():
+            case PutNode():
                 owner = session if operation.ephemeral else None
                 nodes[path] = (path, bytes(operation.value), found + 1, done.revision, owner)
                 done.changes.append(NodeChanged(path, found + 1, done.revision))
                 return found + 1
 
 
-def list_commit_paths(commits: Sequence[Commit]) -> Iterator[str]:
+def list_commit_paths(commits: Sequence[CommitJob]) -> Iterator[str]:
     """Yields the path of each node that the commits name, each path once."""
     return iter({operation.path: None for commit in commits for operation in commit.operations})
 

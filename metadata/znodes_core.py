@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..proto.errors import InvalidRequest
-from .store import ABSENT, Check, Delete, Operation, Put
+from .store import ABSENT, CheckNodeVersion, Delete, Operation, PutNode
 from .tree_core import check_version
 
 VALUE = "="
@@ -114,7 +114,7 @@ class Create:
 
 
 @dataclass(frozen=True, slots=True)
-class Set:
+class SetZnodeValue:
     """Step of a ZooKeeper transaction: write the znode; fail if it does not have this version."""
 
     path: str
@@ -123,7 +123,7 @@ class Set:
 
 
 @dataclass(frozen=True, slots=True)
-class Remove:
+class DeleteZnode:
     """Step of a ZooKeeper transaction: delete the znode; fail if it does not have this version."""
 
     path: str
@@ -138,7 +138,7 @@ class CheckZnodeVersion:
     version: int
 
 
-Step = Create | Set | Remove | CheckZnodeVersion
+Step = Create | SetZnodeValue | DeleteZnode | CheckZnodeVersion
 
 
 class ZookeeperCommitPlan(NamedTuple):
@@ -148,7 +148,7 @@ class ZookeeperCommitPlan(NamedTuple):
     versions: list[int]  # the answer to the commit
 
 
-def plan_commit(
+def plan_zookeeper_commit(
     operations: Sequence[Operation], found: Mapping[str, NodeVersionAndOwner | None], session: int
 ) -> ZookeeperCommitPlan:
     """Plans the ZooKeeper transaction of a commit and returns the plan. `found`: the nodes as they were read at the
@@ -162,40 +162,40 @@ def plan_commit(
         path, node = operation.path, nodes[operation.path]
         check_version(path, operation.expected, ABSENT if node is None else node.version)
         match operation:
-            case Put():
+            case PutNode():
                 nodes[path] = _put(steps, operation, node, session)
             case Delete() if node is not None:
-                steps.append(Remove(path, node.version))
+                steps.append(DeleteZnode(path, node.version))
                 nodes[path] = None
-            case Check() if node is not None:
+            case CheckNodeVersion() if node is not None:
                 steps.append(CheckZnodeVersion(path, node.version))
-            case Delete() | Check():
+            case Delete() | CheckNodeVersion():
                 absences[path] = None
         after = nodes[path]
         versions.append(ABSENT if after is None else after.version)
     proven = {step.path for step in steps}
     for path in absences if steps else ():
         if path not in proven:
-            steps += [Create(path, b"", ephemeral=False), Remove(path, 0)]
+            steps += [Create(path, b"", ephemeral=False), DeleteZnode(path, 0)]
     return ZookeeperCommitPlan(steps, versions)
 
 
-def _put(steps: list[Step], put: Put, node: NodeVersionAndOwner | None, session: int) -> NodeVersionAndOwner:
+def _put(steps: list[Step], put: PutNode, node: NodeVersionAndOwner | None, session: int) -> NodeVersionAndOwner:
     owner = session if put.ephemeral else 0
     if node is None:
         steps.append(Create(put.path, put.value, put.ephemeral))
         return NodeVersionAndOwner(0, owner)
     version = node.version + 1
     if node.owner == owner:
-        steps.append(Set(put.path, put.value, node.version))
+        steps.append(SetZnodeValue(put.path, put.value, node.version))
         return NodeVersionAndOwner(version, owner)
     if version > RETYPED_VERSION_MAX:
         raise InvalidRequest(
             f"{put.path}: version {node.version} is too high for a node that becomes ephemeral, or lasting, or "
             "another session's: delete it first", path=put.path,
         )  # fmt: skip
-    steps += [Remove(put.path, node.version), Create(put.path, put.value, put.ephemeral)]
-    steps += [Set(put.path, put.value, at) for at in range(version)]
+    steps += [DeleteZnode(put.path, node.version), Create(put.path, put.value, put.ephemeral)]
+    steps += [SetZnodeValue(put.path, put.value, at) for at in range(version)]
     return NodeVersionAndOwner(version, owner)
 
 
@@ -212,6 +212,6 @@ def size_bytes(steps: Sequence[Step], root_bytes: int) -> int:
     size = MULTI_BYTES
     for step in steps:
         size += STEP_BYTES + root_bytes + len(value_znode_path(step.path).encode())
-        if isinstance(step, Create | Set):
+        if isinstance(step, Create | SetZnodeValue):
             size += len(step.value)
     return size

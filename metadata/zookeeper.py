@@ -55,13 +55,13 @@ from .store import ABSENT, NodeChanged, Operation, VersionedValue, WatchReset
 from .tree_core import check_operations, check_path, check_prefix, is_at_or_below
 from .zookeeper_connection import (
     Answer,
-    ConnectionState,
     Event,
-    EventKind,
     NoZnode,
     TransactionRefused,
     ZnodeExists,
     ZooKeeperConnection,
+    ZookeeperConnectionState,
+    ZookeeperEventKind,
 )
 
 # ----------------------------------------------------------------------------------------------------------- tls
@@ -139,14 +139,14 @@ class TreeWatch:
 
     def on_event(self, path: str, kind: int, revision: int) -> None:
         self.calm = False
-        if kind == EventKind.DELETED:
+        if kind == ZookeeperEventKind.DELETED:
             self.versions.pop(path, None)
-        elif kind == EventKind.CREATED:
+        elif kind == ZookeeperEventKind.CREATED:
             self.versions[path] = 0
         elif path in self.versions:  # otherwise the read sets it
             self.versions[path] += 1
         if self.attached:
-            version = ABSENT if kind == EventKind.DELETED else self.versions.get(path, 0)
+            version = ABSENT if kind == ZookeeperEventKind.DELETED else self.versions.get(path, 0)
             self._queue_change(NodeChanged(path, version, revision))
 
     def on_watch_attached(self, youngest: int, now: int) -> None:
@@ -184,7 +184,7 @@ class SessionWatches:
     def on_event(self, event: Event) -> None:
         """Called for each watch event of ZooKeeper, in the order in which events and answers arrive: passes it to the
         watches that it concerns."""
-        if event.kind == EventKind.CHILD or not event.path.startswith(self._root + "/"):
+        if event.kind == ZookeeperEventKind.CHILD or not event.path.startswith(self._root + "/"):
             return
         path = znodes.node_path_of_znode(event.path[len(self._root) :])
         if path is None:
@@ -386,13 +386,13 @@ class ZookeeperStore(SessionStore):
                 unanswered = 0
                 self._line.reconnect()
 
-    def _on_state(self, state: ConnectionState) -> None:
-        if state is ConnectionState.LOST:
+    def _on_state(self, state: ZookeeperConnectionState) -> None:
+        if state is ZookeeperConnectionState.LOST:
             self._line_ended.set()
             self._end_session(SessionExpired(f"ZooKeeper ended session {self.session_id}"))
         elif self._state is SessionState.LOST:
             return
-        elif state is ConnectionState.SUSPENDED:
+        elif state is ZookeeperConnectionState.SUSPENDED:
             self._state = SessionState.CONNECTING
             self._settled.clear()
             self._watches.on_connection_ended()
@@ -535,7 +535,9 @@ class ZookeeperStore(SessionStore):
         """Plans a commit by the versions of its nodes. If the plan has no steps, or a version refuses the commit, makes
         it again from the latest state."""
         try:
-            plan = znodes.plan_commit(operations, await self._found(operations, fresh=fresh), self._line.session)
+            plan = znodes.plan_zookeeper_commit(
+                operations, await self._found(operations, fresh=fresh), self._line.session
+            )
         except BadVersion:
             if fresh:
                 raise

@@ -166,7 +166,7 @@ WAITING_MAX = 10_000
 """The largest number of requests without an answer."""
 
 
-class ConnectionState(enum.Enum):
+class ZookeeperConnectionState(enum.Enum):
     """The state of the connection to ZooKeeper, as the library kazoo reports it."""
 
     CONNECTED = "connected"
@@ -174,7 +174,7 @@ class ConnectionState(enum.Enum):
     LOST = "lost"
 
 
-class EventKind(enum.IntEnum):
+class ZookeeperEventKind(enum.IntEnum):
     """The kind of a watch event, with ZooKeeper's numbers."""
 
     CREATED = 1
@@ -296,7 +296,7 @@ class ZooKeeperConnection:
 
     def __init__(
         self, hosts: str, timeout_s: float, clock: Clock, access: ZookeeperAccess,
-        on_state: Callable[[ConnectionState], None], on_event: Callable[[Event], None],
+        on_state: Callable[[ZookeeperConnectionState], None], on_event: Callable[[Event], None],
     ) -> None:  # fmt: skip
         self._loop = asyncio.get_running_loop()
         retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_jitter=0.5, max_delay=0.5)
@@ -340,12 +340,12 @@ class ZooKeeperConnection:
         """Called by kazoo, in its thread, when the state of the connection has changed."""
         if state == KazooState.CONNECTED:
             self.session = self.client._session_id
-            self.call_on_loop(self._on_state, ConnectionState.CONNECTED)
+            self.call_on_loop(self._on_state, ZookeeperConnectionState.CONNECTED)
         elif state == KazooState.SUSPENDED:
-            self.call_on_loop(self._on_state, ConnectionState.SUSPENDED)
+            self.call_on_loop(self._on_state, ZookeeperConnectionState.SUSPENDED)
         else:
             self.client._stopped.set()  # no second session
-            self.call_on_loop(self._on_state, ConnectionState.LOST)
+            self.call_on_loop(self._on_state, ZookeeperConnectionState.LOST)
 
     def call_on_loop(self, function: Callable[..., None], *args: object) -> None:
         with suppress(RuntimeError):  # the loop has ended
@@ -468,9 +468,9 @@ def _request(root: str, step: znodes.Step, acl: Any) -> Any:
     match step:
         case znodes.Create():
             return CreateRequest(path, step.value, acl, EPHEMERAL if step.ephemeral else 0)
-        case znodes.Set():
+        case znodes.SetZnodeValue():
             return SetData(path, step.value, step.version)
-        case znodes.Remove():
+        case znodes.DeleteZnode():
             return DeleteRequest(path, step.version)
         case znodes.CheckZnodeVersion():
             return CheckVersion(path, step.version)
@@ -497,12 +497,12 @@ def _translated(error: Exception, request: Any) -> Exception:
 
 __all__ = [
     "Answer",
-    "ConnectionState",
     "Event",
-    "EventKind",
     "NoZnode",
     "TransactionRefused",
     "ZnodeExists",
     "ZnodeStat",
     "ZooKeeperConnection",
+    "ZookeeperConnectionState",
+    "ZookeeperEventKind",
 ]

@@ -297,7 +297,7 @@ def has_valid_checksum(entry: Buffer) -> bool:
     return bool(magic == MAGIC_CLIENT and computed == checksum)
 
 
-def sequence_id_of(entry: Buffer) -> int | None:
+def get_sequence_id(entry: Buffer) -> int | None:
     """Returns the sequence id of a client-part that the broker refuses, even if other parts of it are invalid. Returns
     None if it has none."""
     try:
@@ -531,7 +531,7 @@ def collect_item_keys(payload: bytes | mmap, offset: int, count: int, found: dic
             offset = middle + size
             if offset > end:
                 raise CorruptEntry(f"an item ends at {offset}, after the payload's {end} bytes")
-            key = routing_key(single)
+            key = get_routing_key(single)
             if key is not None:
                 found[key] = None
     except (ValueError, OverflowError, DecodeError, _U32_ERROR) as error:
@@ -542,19 +542,19 @@ def collect_item_keys(payload: bytes | mmap, offset: int, count: int, found: dic
 def key_of_single_message(metadata: MessageMetadata) -> bytes | None:
     """Returns the key of an entry that is not a batch; None if its message has no key. The chunks of a message without
     a key have its uuid as their key."""
-    key = routing_key(metadata)
+    key = get_routing_key(metadata)
     if key is None and metadata.num_chunks_from_msg > 1:
-        key = chunk_uuid(metadata).encode()  # the chunks of a message belong together
+        key = get_chunk_uuid(metadata).encode()  # the chunks of a message belong together
     return key
 
 
-def chunk_uuid(metadata: Any) -> str:
+def get_chunk_uuid(metadata: Any) -> str:
     """Returns the uuid of the chunked message to which a chunk belongs, as text. In an old entry it may not be UTF-8,
     because brokers once did not check it."""
     return decode_text(metadata.uuid)
 
 
-def routing_key(fields: Any) -> bytes | None:
+def get_routing_key(fields: Any) -> bytes | None:
     """Returns the key by which a Key_Shared subscription chooses the consumer of a message; None if the message has no
     key. `fields` may contain text that was not checked (`parse_stored_head`)."""
     if fields.HasField("ordering_key"):

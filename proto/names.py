@@ -15,7 +15,7 @@ partition as a tie-break (Pulsar's order).
 Hashes of keys: the partition that a producer picks, and the slot that Key_Shared assigns.
 
     key_hash(key)        Murmur3 x86 32-bit, seed 0, of the key's UTF-8 bytes, masked with 0x7fffffff
-    partition_of(key, n) key_hash(key) % n
+    choose_partition_of_key(key, n) key_hash(key) % n
     compute_key_slot(key)  key_hash(key) % 65536, 1 in place of 0; of the ordering key if there is one, else of the
                          key
 
@@ -49,7 +49,7 @@ def key_hash(key: str | bytes) -> int:
     return mmh3.hash(key.encode() if isinstance(key, str) else key, 0, False) & 0x7FFFFFFF
 
 
-def partition_of(key: str | bytes, partitions: int) -> int:
+def choose_partition_of_key(key: str | bytes, partitions: int) -> int:
     assert partitions > 0, "a key needs at least one partition"
     return key_hash(key) % partitions
 

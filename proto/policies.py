@@ -40,7 +40,7 @@ class Field(NamedTuple):
     help: str
 
 
-class Rest(NamedTuple):
+class PolicyRestNames(NamedTuple):
     """The names of a policy in Pulsar's REST interface. The body of a policy with one field is a number or a boolean.
     If the body has another form, `SHAPES` of broker/rest/policies.py has the functions that convert it."""
 
@@ -64,7 +64,7 @@ class Policy(NamedTuple):
     of_namespaces: str = ""  # set-NAME for namespaces, where pulsar-admin calls it differently
     note: str = ""
     levels: tuple[str, ...] = (NAMESPACES, TOPICS)  # that the command line offers
-    rest: Rest | None = None
+    rest: PolicyRestNames | None = None
 
     def name_at(self, level: str) -> str:
         return self.of_namespaces if level == NAMESPACES and self.of_namespaces else self.name
@@ -92,16 +92,16 @@ POLICIES: tuple[Policy, ...] = (
         Field("retention_minutes", "minutes", ("-t", "--time"), "Acknowledged is kept: 10m, 2h, 3d; -1: for ever."),
         Field("retention_mib", "MiB", ("-s", "--size"), "… up to 100M, 10G; -1: without limit."),
     ), "How long acknowledged data is kept.", "-t 3d -s 10G",
-       rest=Rest("retention", "retention", "retention_policies")),
+       rest=PolicyRestNames("retention", "retention", "retention_policies")),
     Policy("unsubscribed-retention", (
         Field("unsubscribed_minutes", "minutes", ("-t", "--time"), "Messages are kept: 10m, 2h, 3d; -1: for ever."),
         Field("unsubscribed_mib", "MiB", ("-s", "--size"), "… up to 100M, 10G, what is reached first; -1: any."),
     ), "What a topic keeps that has no durable subscription.", "-t 7d -s 1G",
-       rest=Rest("unsubscribedRetention", "unsubscribedRetention", "")),
+       rest=PolicyRestNames("unsubscribedRetention", "unsubscribedRetention", "")),
     Policy("message-ttl", (
         Field("message_ttl_s", "s", ("-ttl", "-t", "--messageTTL", "--ttl"), "Acknowledged after: 30s, 10m; 0: never."),
     ), "When an unacknowledged message expires.", "-ttl 10m",
-       rest=Rest("messageTTL", "messageTTL", "message_ttl_in_seconds")),
+       rest=PolicyRestNames("messageTTL", "messageTTL", "message_ttl_in_seconds")),
     Policy("backlog-quota", (
         Field("backlog_quota_bytes", "bytes limit", ("-l", "--limit", "--limitSize"), "100M, 10G, bytes; -1: none."),
         Field("backlog_quota_s", "s", ("-lt", "--limitTime"), "Age of the oldest message: 10m, 3d; -1: none."),
@@ -111,97 +111,97 @@ POLICIES: tuple[Policy, ...] = (
     Policy("deduplication", (
         Field("deduplication", "on/off", (), "Of publishes, by producer name and sequence id."),
     ), "Drop what a producer sends twice.", "--enable",
-       rest=Rest("deduplication", "deduplicationEnabled", "deduplicationEnabled")),
+       rest=PolicyRestNames("deduplication", "deduplicationEnabled", "deduplicationEnabled")),
     Policy("deduplication-snapshot-interval", (
         Field("dedup_snapshot_s", "s", ("-i", "--interval"), "Between two snapshots: 30, 2m; 0: by entries alone."),
-    ), "How often the sequence ids of producers are stored.", "-i 60", rest=Rest(
+    ), "How often the sequence ids of producers are stored.", "-i 60", rest=PolicyRestNames(
         "deduplicationSnapshotInterval", "deduplicationSnapshotInterval", "deduplicationSnapshotIntervalSeconds"
     )),
     Policy("max-message-size", (
         Field("max_message_bytes", "bytes", ("-m", "--max-message-size"), "Of one entry: 65536, 64K, 5M."),
-    ), "The largest message.", "-m 1M", rest=Rest("", "maxMessageSize", "")),
+    ), "The largest message.", "-m 1M", rest=PolicyRestNames("", "maxMessageSize", "")),
     Policy("delayed-delivery", (
         Field("delayed_delivery", "on/off", (), "Messages may have a time before which they are not delivered."),
         Field("delayed_tick_ms", "ms", ("--time", "-t"), "So late at most, and so seldom looked: 50, 1000, 1s."),
         Field("max_delay_ms", "ms", ("--maxDelay", "-md"), "The longest delay: 10m, 7d; 0: any."),
     ), "Delayed messages.", "--enable --maxDelay 7d",
-       rest=Rest("delayedDelivery", "delayedDelivery", "delayed_delivery_policies")),
+       rest=PolicyRestNames("delayedDelivery", "delayedDelivery", "delayed_delivery_policies")),
     Policy("publish-rate", _rates(
         "publish_rate", ("-m", "--msg-publish-rate"), ("-b", "--byte-publish-rate")
-    ), "How fast all its producers together may send.", "-m 1000 -b 10000000", rest=Rest(
+    ), "How fast all its producers together may send.", "-m 1000 -b 10000000", rest=PolicyRestNames(
         "publishRate", "publishRate", "publishMaxMessageRate", by_cluster=True
     )),
     Policy("dispatch-rate", _rates(
         "dispatch_rate", *_DISPATCH
     ), "How fast all its subscriptions together are served.", "-md 1000",
-       rest=Rest("dispatchRate", "dispatchRate", "topicDispatchRate", by_cluster=True)),
+       rest=PolicyRestNames("dispatchRate", "dispatchRate", "topicDispatchRate", by_cluster=True)),
     Policy("subscription-dispatch-rate", _rates(
         "subscription_dispatch_rate", *_DISPATCH
-    ), "How fast each subscription is served.", "-md 1000", rest=Rest(
+    ), "How fast each subscription is served.", "-md 1000", rest=PolicyRestNames(
         "subscriptionDispatchRate", "subscriptionDispatchRate", "subscriptionDispatchRate", by_cluster=True
     )),
     Policy("subscribe-rate", (
         Field("subscribe_rate", "limit", ("-sr", "--subscribe-rate"), "Times a period; 0 or -1: no limit."),
         Field("subscribe_rate_period_s", "s", ("-st", "--subscribe-rate-period"), "The period: 30, 1m."),
     ), "How often one consumer may subscribe.", "-sr 10 -st 30",
-       rest=Rest("subscribeRate", "subscribeRate", "clusterSubscribeRate", by_cluster=True)),
+       rest=PolicyRestNames("subscribeRate", "subscribeRate", "clusterSubscribeRate", by_cluster=True)),
     Policy("max-producers", _number(
         "max_producers", ("-p", "--max-producers", "--max-producers-per-topic"), "Connected to a topic"
     ), "How many producers.", "-p 100", "max-producers-per-topic",
-       rest=Rest("maxProducersPerTopic", "maxProducers", "max_producers_per_topic")),
+       rest=PolicyRestNames("maxProducersPerTopic", "maxProducers", "max_producers_per_topic")),
     Policy("max-consumers", _number(
         "max_consumers", ("-c", "--max-consumers", "--max-consumers-per-topic"), "Connected to a topic"
     ), "How many consumers.", "-c 100", "max-consumers-per-topic",
-       rest=Rest("maxConsumersPerTopic", "maxConsumers", "max_consumers_per_topic")),
+       rest=PolicyRestNames("maxConsumersPerTopic", "maxConsumers", "max_consumers_per_topic")),
     Policy("max-consumers-per-subscription", _number(
         "max_consumers_per_subscription", ("-c", "--max-consumers", "--max-consumers-per-subscription"), "Connected"
-    ), "How many consumers of one subscription.", "-c 10", rest=Rest(
+    ), "How many consumers of one subscription.", "-c 10", rest=PolicyRestNames(
         "maxConsumersPerSubscription", "maxConsumersPerSubscription", "max_consumers_per_subscription"
     )),
     Policy("max-subscriptions-per-topic", _number(
         "max_subscriptions", ("-s", "-m", "--max-subscriptions-per-topic"), "Of a topic"
-    ), "How many subscriptions.", "-s 10", rest=Rest(
+    ), "How many subscriptions.", "-s 10", rest=PolicyRestNames(
         "maxSubscriptionsPerTopic", "maxSubscriptionsPerTopic", "max_subscriptions_per_topic"
     )),
     Policy("max-topics-per-namespace", _number(
         "max_topics", ("-t", "--max-topics-per-namespace"), "Topics and partitions"
     ), "How many topics, each partition counts.", "-t 1000", levels=(NAMESPACES,),
-       rest=Rest("maxTopicsPerNamespace", "", "max_topics_per_namespace")),
+       rest=PolicyRestNames("maxTopicsPerNamespace", "", "max_topics_per_namespace")),
     Policy("auto-subscription-creation", (
         Field("auto_subscription_creation", "on/off", (), "A consumer's subscription is made when it connects."),
-    ), "Whether consumers make subscriptions.", "--disable", rest=Rest(
+    ), "Whether consumers make subscriptions.", "--disable", rest=PolicyRestNames(
         "autoSubscriptionCreation", "autoSubscriptionCreation", "autoSubscriptionCreationOverride"
     )),
     Policy("max-unacked-messages-per-consumer", _number(
         "max_unacked_per_consumer", ("-c", "-m", "--maxNum", "--max-unacked-messages-per-consumer"), "Messages"
-    ), "What a consumer may hold without acknowledging.", "-m 10000", rest=Rest(
+    ), "What a consumer may hold without acknowledging.", "-m 10000", rest=PolicyRestNames(
         "maxUnackedMessagesPerConsumer", "maxUnackedMessagesOnConsumer", "max_unacked_messages_per_consumer"
     )),
     Policy("max-unacked-messages-per-subscription", _number(
         "max_unacked_per_subscription", ("-c", "-m", "--maxNum", "--max-unacked-messages-per-subscription"), "Messages"
-    ), "What all consumers of a subscription may hold.", "-m 100000", rest=Rest(
+    ), "What all consumers of a subscription may hold.", "-m 100000", rest=PolicyRestNames(
         "maxUnackedMessagesPerSubscription", "maxUnackedMessagesOnSubscription", "max_unacked_messages_per_subscription"
     )),
     Policy("inactive-topic-policies", (
         Field("inactive_s", "s", ("-t", "--max-inactive-duration"), "Deleted when unused for: 10m, 3d; 0: never."),
         Field("inactive_mode", INACTIVE_MODES, ("-m", "--delete-mode"), "What counts as unused."),
     ), "When an unused topic is deleted.", "-t 3d -m delete_when_no_subscriptions",
-       rest=Rest("inactiveTopicPolicies", "inactiveTopicPolicies", "inactive_topic_policies")),
+       rest=PolicyRestNames("inactiveTopicPolicies", "inactiveTopicPolicies", "inactive_topic_policies")),
     Policy("subscription-expiration-time", (
         Field("subscription_expiration_s", "expiry", ("-t", "--time"), "Minutes, or 10m, 3d; 0: never."),
     ), "When a subscription without consumers is deleted.", "-t 7d",
-       rest=Rest("subscriptionExpirationTime", "", "subscription_expiration_time_minutes", unit=60)),
+       rest=PolicyRestNames("subscriptionExpirationTime", "", "subscription_expiration_time_minutes", unit=60)),
     Policy("compaction-threshold", (
         Field("compaction_threshold_bytes", "bytes", ("-t", "--threshold"), "Uncompacted bytes: 100M; 0: by hand."),
     ), "When a topic is compacted by itself.", "-t 100M",
-       rest=Rest("compactionThreshold", "compactionThreshold", "compaction_threshold", verb="PUT")),
+       rest=PolicyRestNames("compactionThreshold", "compactionThreshold", "compaction_threshold", verb="PUT")),
     Policy("persistence", (
         Field("ensemble_size", "limit", ("-e", "--ensemble", "--bookkeeper-ensemble"), "Bookies of a ledger."),
         Field("write_quorum", "limit", ("-w", "--write-quorum", "--bookkeeper-write-quorum"), "Copies of an entry."),
         Field("ack_quorum", "limit", ("-a", "--ack-quorum", "--bookkeeper-ack-quorum"), "Synced before the ack."),
     ), "How many bookies and copies a ledger has.", "-e 3 -w 3 -a 2",
        note="; it holds from each topic's next ledger on; 'magnetar topics unload TOPIC' begins one now",
-       rest=Rest("persistence", "persistence", "persistence")),
+       rest=PolicyRestNames("persistence", "persistence", "persistence")),
     Policy("dead-letter-policy", (
         Field("dead_letter_max_redeliver_count", "limit", ("-c", "--max-redeliver-count"), "0: no dead letters."),
         Field("dead_letter_topic", "text", ("-t", "--dead-letter-topic"), "Default: TOPIC-SUBSCRIPTION-DLQ."),
@@ -209,23 +209,23 @@ POLICIES: tuple[Policy, ...] = (
     ), "When the server moves a message away.", "-c 16 -b rocketmq"),
     Policy("subscription-types-enabled", (
         Field("subscription_types", "names", ("-t", "--types"), f"Of {', '.join(TITLES)}."),
-    ), "Which types consumers may ask for.", "-t Exclusive,Failover", rest=Rest(
+    ), "Which types consumers may ask for.", "-t Exclusive,Failover", rest=PolicyRestNames(
         "subscriptionTypesEnabled", "subscriptionTypesEnabled", "subscription_types_enabled"
     )),
     Policy("schema-compatibility-strategy", (
         Field("schema_compatibility", COMPATIBILITIES, ("-c", "--compatibility"), "With those of the topic."),
-    ), "What a new schema has to be.", "-c full_transitive", rest=Rest(
+    ), "What a new schema has to be.", "-c full_transitive", rest=PolicyRestNames(
         "schemaCompatibilityStrategy", "schemaCompatibilityStrategy", "schema_compatibility_strategy", verb="PUT",
         topic_verb="PUT",
     )),
     Policy("schema-validation-enforce", (
         Field("schema_validation_enforced", "on/off", (), "No producer without a schema where there is one."),
     ), "Whether producers need the schema.", "--enable",
-       rest=Rest("schemaValidationEnforced", "schemaValidationEnforced", "schema_validation_enforced")),
+       rest=PolicyRestNames("schemaValidationEnforced", "schemaValidationEnforced", "schema_validation_enforced")),
     Policy("is-allow-auto-update-schema", (
         Field("schema_auto_update", "on/off", (), "A producer's new schema is registered."),
     ), "Whether producers register schemas.", "--disable",
-       rest=Rest("isAllowAutoUpdateSchema", "", "is_allow_auto_update_schema")),
+       rest=PolicyRestNames("isAllowAutoUpdateSchema", "", "is_allow_auto_update_schema")),
 )  # fmt: skip
 
 

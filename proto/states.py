@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from . import wire_pb2 as wire
 from .errors import InvalidRequest
-from .names import Position, partition_of
+from .names import Position, choose_partition_of_key
 
 # -------------------------------------------------------------------------------------------- subscription_types
 # The names of the subscription types. Each is derived from its line of `Subscribe.Type` in proto/wire.proto.
@@ -344,7 +344,7 @@ class TxnId(NamedTuple):
 def coordinator_of(name: str, coordinators: int) -> int:
     """Returns the number of the coordinator for the transactions of `name`, which names a holder (a program's
     transactions) or a sink. `coordinators`: the number of coordinators."""
-    return partition_of(name, coordinators)
+    return choose_partition_of_key(name, coordinators)
 
 
 HALF_MESSAGES_MAX = 100

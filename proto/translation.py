@@ -186,7 +186,7 @@ def _converter(hint: Any) -> Callable[[Any], Any]:
 @cache
 def _shape_of(kind: type) -> tuple[tuple[str, Any, bool], ...]:
     """Returns (name, type, whether it may be None) of each field of a dataclass, in order."""
-    return tuple((name, hint, _is_optional(hint)) for name, hint in field_types(kind))
+    return tuple((name, hint, _is_optional(hint)) for name, hint in get_field_types(kind))
 
 
 def _is_optional(hint: Any) -> bool:
@@ -195,7 +195,7 @@ def _is_optional(hint: Any) -> bool:
 
 
 @cache
-def field_types(kind: type) -> tuple[tuple[str, Any], ...]:
+def get_field_types(kind: type) -> tuple[tuple[str, Any], ...]:
     """Returns (name, type) of each field of a dataclass, in order."""
     hints = get_type_hints(kind)
     return tuple((each.name, hints[each.name]) for each in fields(kind))

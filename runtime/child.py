@@ -75,7 +75,7 @@ def encode_frame(frame: Frame) -> bytes:
     return _HEAD.pack(_LENGTH + len(frame.body), frame.kind, frame.number) + frame.body
 
 
-class FrameDecoder:
+class LinkFrameDecoder:
     """Splits the bytes that arrive on the link between a child and its parent into frames."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class _Question:
             self.answered.set()
 
 
-class ChildProcess:
+class ParentLink:
     """The connection ("link") of this process to the parent process that has forked it."""
 
     def __init__(self, name: str, link: socket.socket) -> None:
@@ -189,7 +189,7 @@ class ChildProcess:
         self._writer.write(encode_frame(frame))
 
     async def _read(self, reader: asyncio.StreamReader, text: Text) -> None:
-        frames = FrameDecoder()
+        frames = LinkFrameDecoder()
         while True:
             try:
                 data = await reader.read(READ_BYTES)

@@ -42,13 +42,13 @@ NONE_FREE = frozenset((errno.EMFILE, errno.ENFILE))
 
 
 class DescriptorLimits(NamedTuple):
-    """The limits on open files of this process, as `Descriptors.prepare` found or set them."""
+    """The limits on open files of this process, as `FileDescriptors.prepare` found or set them."""
 
     limit: int
     connections_max: int
 
 
-class Descriptors:
+class FileDescriptors:
     """Manages the file descriptors of one process: reserves a few spare descriptors for files, and limits the number of
     connections. Files may be opened from any thread."""
 
@@ -154,5 +154,5 @@ def _bounded(limit: int) -> int:
     return FILES_MAX if limit < 0 else min(limit, FILES_MAX)  # RLIM_INFINITY
 
 
-PROCESS = Descriptors()
+PROCESS = FileDescriptors()
 """The descriptors of this process."""

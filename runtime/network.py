@@ -261,7 +261,7 @@ class Request(Protocol):
         ...
 
 
-class Reply(NamedTuple):
+class PeerReply(NamedTuple):
     """The answer of a peer to a request: its head and its frames."""
 
     head: bytes
@@ -276,7 +276,7 @@ class AnswerListener(Protocol):
     def on_failed(self, error: BaseException) -> None: ...
 
 
-def notify_on_answer(asker: AnswerListener, answer: Future[Reply]) -> None:
+def send_and_notify(asker: AnswerListener, answer: Future[PeerReply]) -> None:
     """Passes the outcome of a request to `asker`. `answer` is the future that `Peer.request` returned; it must be
     done."""
     error = CancelledError() if answer.cancelled() else answer.exception()
@@ -295,7 +295,7 @@ class Peer(Protocol):
 
     @property
     def endpoint(self) -> Endpoint: ...
-    def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
+    def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[PeerReply]:
         """Sends a request, and returns a future of the answer. Never raises. The future fails with TimedOut,
         ConnectionLost, WrongIdentity, WrongProtocol, Unauthorized (this process is no member, or only one of the two
         ends has keys) or BackPressure (the queue is full; nothing was sent)."""
@@ -490,8 +490,8 @@ def list_rpc_names(service: str) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class World:
     """The environment of a process: its clock, random numbers, disk, threads and network. All other code uses these
-    only through its World, so that a simulation can replace them. The real one is `runtime.process.real_world()`; the
-    simulated one `runtime.sim.world.Simulation.world(node)`."""
+    only through its World, so that a simulation can replace them. The real one is
+    `runtime.process.make_system_world()`; the simulated one `runtime.sim.world.Simulation.world(node)`."""
 
     clock: Clock
     rng: random.Random

@@ -38,7 +38,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .child import ChildProcess, Frame, FrameDecoder, Kind, encode_frame
+from .child import Frame, Kind, LinkFrameDecoder, ParentLink, encode_frame
 from .clock import SystemClock
 from .health import BEAT_S, HUNG_S, has_systemd_watchdog, notify_systemd
 from .process import tune_glibc_heap
@@ -67,7 +67,7 @@ class ProcessSpec(NamedTuple):
     `stop_s`: seconds for its end, before it is killed."""
 
     name: str
-    work: Callable[[ChildProcess], int]
+    work: Callable[[ParentLink], int]
     stop_s: float = STOP_S
 
 
@@ -76,12 +76,12 @@ class _Running:
 
     def __init__(self, name: str, pid: int, link: socket.socket) -> None:
         self.name, self.pid, self.link = name, pid, link
-        self.frames = FrameDecoder()
+        self.frames = LinkFrameDecoder()
         self.unsent = bytearray()
         self.beat_at: float | None = None  # when its loop ran last; None: it does not say
 
 
-class Parent:
+class ParentProcess:
     """Starts the processes of one server, and restarts a process that ends. Calls `on_serve` once, when all processes
     serve, with the addresses that each of them reported."""
 
@@ -137,7 +137,7 @@ class Parent:
                 signal.signal(each, signal.SIG_DFL)
 
     def _turn(self) -> None:
-        at = self._schedule.next_tick_at
+        at = self._schedule.next_timer_at
         if self._watched:
             if self._schedule.is_stopping or not self._find_hanging():
                 notify_systemd("WATCHDOG=1")
@@ -184,7 +184,7 @@ class Parent:
         for question in [q for q, (asker, _) in self._asked.items() if asker == running.name]:
             del self._asked[question]
         now, stopping = self._now(), self._schedule.is_stopping
-        effects = self._schedule.on_exit(running.name, 128 - code if code < 0 else code, now)
+        effects = self._schedule.on_process_exited(running.name, 128 - code if code < 0 else code, now)
         if not stopping:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             pause_s = self._schedule.restart_wait_s(running.name, now)
@@ -241,7 +241,7 @@ class Parent:
         theirs.close()
         if pid < 0:
             ours.close()
-            self._do(self._schedule.on_exit(spec.name, 1, self._now()))
+            self._do(self._schedule.on_process_exited(spec.name, 1, self._now()))
             return
         ours.setblocking(False)
         running = self._running[spec.name] = _Running(spec.name, pid, ours)
@@ -265,7 +265,7 @@ class Parent:
             for other in self._running.values():
                 other.link.close()  # or that one would not see the parent's end while this one lives
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            code = spec.work(ChildProcess(spec.name, theirs))
+            code = spec.work(ParentLink(spec.name, theirs))
         except BaseException:
             logging.getLogger("magnetar").exception("process %s failed", spec.name)
         finally:
@@ -295,7 +295,7 @@ class Parent:
                 self._facts[running.name] = json.loads(frame.body)
                 if self._watched:
                     running.beat_at = self._now()  # it beats from here on: also one that hangs first is found
-                self._do(self._schedule.on_ready(running.name, self._now()))
+                self._do(self._schedule.on_process_ready(running.name, self._now()))
             case Kind.BEAT:
                 running.beat_at = self._now()
             case Kind.ASK:

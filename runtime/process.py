@@ -1,7 +1,7 @@
 """A real process: its world, and how it runs and ends.
 
-`real_world()` is the one place where the interfaces get their real implementations. `run(main)` runs a program on the
-fastest available event loop, ends it in order at SIGTERM or SIGINT, and turns its outcome into an exit code.
+`make_system_world()` is the one place where the interfaces get their real implementations. `run(main)` runs a program
+on the fastest available event loop, ends it in order at SIGTERM or SIGINT, and turns its outcome into an exit code.
 
 The parts of a process are started one after the other, and stopped in the reverse order:
 
@@ -140,7 +140,7 @@ class SystemNetwork:
         return sockets.new_keys()
 
 
-def real_world(seed: int | None = None) -> World:
+def make_system_world(seed: int | None = None) -> World:
     """Returns the world of this process (runtime/network.py `World`): the clock, disk, threads and network of the
     operating system. `seed` fixes only the random numbers."""
     rng = random.Random(seed) if seed is not None else SystemRandomNumbers()
@@ -275,7 +275,7 @@ slower."""
 _PARTS_LOG = logging.getLogger("magnetar.lifecycle")
 
 
-class PartState(enum.Enum):
+class ProcessPartState(enum.Enum):
     """The state of one part of a process, such as its broker, after its start."""
 
     RUNNING = "running"
@@ -283,19 +283,21 @@ class PartState(enum.Enum):
     FAILED = "failed to stop"
 
 
-class PartStatistics:
+class ProcessPartStatistics:
     """The state of one part of a process, and how many seconds its start and its stop took."""
 
     __slots__ = ("name", "start_s", "state", "stop_s")
 
-    def __init__(self, name: str, state: PartState, start_s: float, stop_s: float) -> None:
+    def __init__(self, name: str, state: ProcessPartState, start_s: float, stop_s: float) -> None:
         self.name, self.state, self.start_s, self.stop_s = name, state, start_s, stop_s
 
 
 class _Started:
     __slots__ = ("statistics", "stop", "timeout_s")
 
-    def __init__(self, statistics: PartStatistics, stop: Callable[[], Awaitable[object]], timeout_s: float) -> None:
+    def __init__(
+        self, statistics: ProcessPartStatistics, stop: Callable[[], Awaitable[object]], timeout_s: float
+    ) -> None:
         self.statistics, self.stop, self.timeout_s = statistics, stop, timeout_s
 
 
@@ -318,7 +320,7 @@ class ProcessParts:
         this result."""
         began = self._clock.monotonic()
         part = await starting
-        statistics = PartStatistics(name, PartState.RUNNING, self._clock.monotonic() - began, 0.0)
+        statistics = ProcessPartStatistics(name, ProcessPartState.RUNNING, self._clock.monotonic() - began, 0.0)
         self._started.append(_Started(statistics, lambda: stop(part), stop_timeout_s))
         return part
 
@@ -326,17 +328,17 @@ class ProcessParts:
         """Stops the running parts in the reverse order of their start. Raises nothing except CancelledError, if the
         caller is cancelled."""
         for started in reversed(self._started):
-            if started.statistics.state is PartState.RUNNING:
+            if started.statistics.state is ProcessPartState.RUNNING:
                 await self._stop(started)
 
     async def _stop(self, started: _Started) -> None:
         statistics = started.statistics
-        statistics.state = PartState.FAILED  # until it has ended
+        statistics.state = ProcessPartState.FAILED  # until it has ended
         began = self._clock.monotonic()
         try:
             async with asyncio.timeout(started.timeout_s):
                 await started.stop()
-            statistics.state = PartState.STOPPED
+            statistics.state = ProcessPartState.STOPPED
         except TimeoutError:
             _PARTS_LOG.error("%s did not stop within %s s", statistics.name, started.timeout_s)
         except Exception:
@@ -344,7 +346,7 @@ class ProcessParts:
         finally:
             statistics.stop_s = self._clock.monotonic() - began
 
-    def statistics(self) -> list[PartStatistics]:
+    def statistics(self) -> list[ProcessPartStatistics]:
         return [started.statistics for started in self._started]
 
     async def __aenter__(self) -> ProcessParts:

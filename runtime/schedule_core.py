@@ -2,10 +2,10 @@
 
     schedule = ProcessSchedule([["storage"], ["broker-1", "broker-2"]])     tiers: each needs those before it
     effects = schedule.start(now)                        ForkProcess for the first tier
-    effects = schedule.on_ready("storage", now)          ForkProcess for the next tier; after the last, ReportServing
-    effects = schedule.on_exit("broker-2", code, now)    a later `tick` returns the next ForkProcess
-    effects = schedule.stop(code, now)                   TerminateProcess, the last tier first; at the end Exit
-    effects = schedule.tick(now)                         the effects that are due, at `next_tick_at` or later
+    effects = schedule.on_process_ready("storage", now)          ForkProcess for the next tier; after the last,
+    ReportServing effects = schedule.on_process_exited("broker-2", code, now)    a later `tick` returns the next
+    ForkProcess effects = schedule.stop(code, now)                   TerminateProcess, the last tier first; at the end
+    Exit effects = schedule.tick(now)                         the effects that are due, at `next_timer_at` or later
 
 | a process | ends | then |
 |---|---|---|
@@ -107,7 +107,7 @@ class ProcessSchedule:
     def start(self, now: float) -> list[Effect]:
         return self._start_members(self._tiers[0], now)
 
-    def on_ready(self, name: str, now: float) -> list[Effect]:
+    def on_process_ready(self, name: str, now: float) -> list[Effect]:
         member = self._by_name[name]
         if member.state is not ProcessState.STARTING:
             return []  # it was told to end meanwhile
@@ -122,7 +122,7 @@ class ProcessSchedule:
         self._served = True
         return [ReportServing()]
 
-    def on_exit(self, name: str, code: int, now: float) -> list[Effect]:
+    def on_process_exited(self, name: str, code: int, now: float) -> list[Effect]:
         """Fact: a process has ended with this exit code."""
         member = self._by_name[name]
         assert member.is_running, f"{name} ends, and did not run"
@@ -164,7 +164,7 @@ class ProcessSchedule:
 
     # ------------------------------------------------------------------ what is known
     @property
-    def next_tick_at(self) -> float | None:
+    def next_timer_at(self) -> float | None:
         """Returns the time at which `tick` must be called next; None if it need not be called before another event."""
         return min((each.due for each in self._by_name.values() if each.due is not None), default=None)
 

@@ -436,7 +436,7 @@ class Supervisor:
                 found[kept.name] += bool(kept.why)
         return found
 
-    def supervise(self, name: str, work: Work, *, final: Final = _none_is_final) -> SupervisedTask:
+    def start_supervised(self, name: str, work: Work, *, final: Final = _none_is_final) -> SupervisedTask:
         """Starts `work()` as a task, starts it again whenever it fails, and returns the SupervisedTask. If the function
         `final` returns True for an error of the task, the task is not restarted."""
         kept = SupervisedTask(name, work, final, self)

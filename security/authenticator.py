@@ -290,7 +290,7 @@ class SecuredNetwork:
             read_private_file(settings.tls.key)
         self._inner = inner
         self._listener = ListenerAccess(Authenticator(settings, clock, workers), settings.tls_files)
-        self.own_token = OwnToken(settings.broker.token, clock) if settings.broker.token else None
+        self.own_token = BrokerOwnToken(settings.broker.token, clock) if settings.broker.token else None
         self._caller = _own_access(settings, self.own_token)
         self.connect_bytes = inner.connect_bytes
         self.serve_peers, self.peer, self.new_keys = inner.serve_peers, inner.peer, inner.new_keys
@@ -368,7 +368,7 @@ TOKEN_SOON_MS = 14 * 86_400_000
 """A broker whose own token ends within so many ms warns of it in its log, daily."""
 
 
-class OwnToken:
+class BrokerOwnToken:
     """The token with which this broker calls other brokers. It is read again for each call. At the start a log line
     says when the token expires; from TOKEN_SOON_MS before that time on, a warning is logged once a day. Raises
     InvalidConfiguration if there is no token."""
@@ -403,7 +403,7 @@ class OwnToken:
         return self._ends_ms
 
 
-def _own_access(settings: SecuritySettings, token: OwnToken | None) -> CallerAccess:
+def _own_access(settings: SecuritySettings, token: BrokerOwnToken | None) -> CallerAccess:
     """Returns the credentials of this broker for calls to others: its token if it has one, and its certificate if
     callers need one.
     """

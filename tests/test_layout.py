@@ -68,6 +68,7 @@ DOMAINS = {
 """Inside its package a domain may import itself and these; modules beside the domains compose them."""
 
 ALONE = {
+    "client.inbox": "it is the module `magnetar.inbox`; what Django needs is a folder below it",
     "client.inbox.django.migrations": "the folder of that name is Django's",
     "spark_connector.pyspark_magnetar": "Spark finds its data sources in packages of that name",
 }

@@ -67,9 +67,9 @@ async def serve(directory: str, settings: dict[str, Any]) -> int:
     from magnetar.bookie.server import Bookie, BookieConfig
     from magnetar.bookie.store.store import StoreConfig
     from magnetar.metadata.sqlite import SqliteStore
-    from magnetar.runtime.process import freeze_objects, real_world
+    from magnetar.runtime.process import freeze_objects, make_system_world
 
-    world = real_world()
+    world = make_system_world()
     metadata = await SqliteStore.open(world, ":memory:")
     sparse = settings.pop("sparse", 0)
     bookie = await Bookie.start(
@@ -134,9 +134,9 @@ async def ledger_on(bookie: BookieProcess) -> AsyncIterator[LedgerWriter]:
     from magnetar.metadata import paths
     from magnetar.metadata.records import BookieRecord, encode
     from magnetar.metadata.sqlite import SqliteStore
-    from magnetar.runtime.process import real_world
+    from magnetar.runtime.process import make_system_world
 
-    world = real_world()
+    world = make_system_world()
     tree = await SqliteStore.open(world, ":memory:")
     session = tree.new_session()
     path = paths.bookie(bookie.id)

@@ -67,9 +67,9 @@ def journal(options: Options) -> Run:
     async def main(directory: str) -> Run:
         from magnetar.bookie.store.store import Store
         from magnetar.ledger.peer_format import KEY_BYTES, Status
-        from magnetar.runtime.process import real_world
+        from magnetar.runtime.process import make_system_world
 
-        store = await Store.open(real_world(), directory, os.urandom(16))
+        store = await Store.open(make_system_world(), directory, os.urandom(16))
         contents, key = payloads(options.size, options.seed, 64), bytes(KEY_BYTES)
         outstanding = Outstanding(max(2, OUTSTANDING_BYTES // options.size))
         run, entry = Run(0.0), 0
@@ -112,9 +112,9 @@ def ledger(options: Options) -> Run:
         from magnetar.bookie.server import Bookie, BookieConfig
         from magnetar.ledger.client import LedgerClient
         from magnetar.metadata.sqlite import SqliteStore
-        from magnetar.runtime.process import real_world
+        from magnetar.runtime.process import make_system_world
 
-        world, copies = real_world(), options.bookies
+        world, copies = make_system_world(), options.bookies
         tree = await SqliteStore.open(world, os.path.join(directory, "metadata"))
         bookies, client = [], LedgerClient(world, tree.new_session())
         try:

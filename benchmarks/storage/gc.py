@@ -38,7 +38,7 @@ def store_gc(options: Options) -> Run:
 
 
 async def _collect(directory: str, options: Options) -> dict[str, Any]:
-    from magnetar.bookie.store.entrylog.mover import CompactionPolicy, LogState
+    from magnetar.bookie.store.entrylog.mover import CompactionPolicy, EntryLogState
 
     ledgers = options.extra.get("ledgers", LEDGERS)
     mib = options.extra.get("mib", MIB)
@@ -51,7 +51,7 @@ async def _collect(directory: str, options: Options) -> dict[str, Any]:
     done = await store.compactor.run(CompactionPolicy(), major=True, roll=True)
     seconds = time.perf_counter() - began
     longest = stalls.end()
-    logs = [log for log in await store.compactor.list_log_usage() if log.state is not LogState.HOT]
+    logs = [log for log in await store.compactor.list_log_usage() if log.state is not EntryLogState.HOT]
     for ledger in range(0, ledgers, 97):
         assert len((await store.read(ledger, 0)).entries) == 1
     statistics = store.statistics()

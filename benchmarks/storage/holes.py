@@ -59,9 +59,9 @@ async def _fill(url: str, messages: int) -> None:
     from magnetar.proto.entry_pb2 import MessageMetadata
     from magnetar.proto.states import ENTRY_COST_BYTES
     from magnetar.runtime.network import Endpoint, rpc
-    from magnetar.runtime.process import real_world
+    from magnetar.runtime.process import make_system_world
 
-    channel = real_world(1).network.connect(Endpoint.parse(url.removeprefix("magnetar://")))
+    channel = make_system_world(1).network.connect(Endpoint.parse(url.removeprefix("magnetar://")))
     stream = channel.stream(rpc("Broker", "Connect"))
     opening = wire.OpenProducer(topic=f"persistent://public/default/{TOPIC}", producer_name="p")
     stream.send_nowait(wire.ClientFrame(id=1, open_producer=opening))

@@ -105,9 +105,9 @@ async def _journal(directory: str, size: int, blocks: int, direct: bool) -> floa
     from magnetar.bookie.store.group_commit_core import WORKERS
     from magnetar.bookie.store.journal import Journal
     from magnetar.bookie.store.replay import JournalPosition
-    from magnetar.runtime.process import real_world
+    from magnetar.runtime.process import make_system_world
 
-    world = real_world()
+    world = make_system_world()
     folder = os.path.join(directory, "journal")
     world.files.make_directories(folder)
     workers, filler = [world.workers.start("journal") for _ in range(WORKERS)], world.workers.start("filler")
@@ -147,10 +147,10 @@ def store_replay(options: Options) -> Run:
 
     async def main(directory: str) -> Run:
         from magnetar.bookie.store.store import Store
-        from magnetar.runtime.process import real_world, tune_glibc_heap
+        from magnetar.runtime.process import make_system_world, tune_glibc_heap
 
         tune_glibc_heap()  # as servers do
-        world, uuid = real_world(), os.urandom(16)
+        world, uuid = make_system_world(), os.urandom(16)
         await (await Store.open(world, directory, uuid)).close()
         size = await _write_journal(world, directory, uuid, options)
         _forget_cache(world, os.path.join(directory, "journal"))
@@ -177,7 +177,7 @@ async def _write_journal(world: World, directory: str, uuid: bytes, options: Opt
     from magnetar.bookie.store.replay import JournalPosition
 
     path = os.path.join(directory, "mark")
-    found, _ = mark.decode_mark(disk.read_file(world.files, path), uuid, path)
+    found, _ = mark.decode_checkpoint_mark(disk.read_file(world.files, path), uuid, path)
     workers, filler = [world.workers.start("journal") for _ in range(WORKERS)], world.workers.start("filler")
     journal = Journal(
         world, os.path.join(directory, "journal"), uuid, workers, filler, segment_bytes=64 << 20,

@@ -245,9 +245,9 @@ async def _add(store: Store, ledger: int, entry: int, payload: bytes) -> None:
 
 async def _open(directory: str, **settings: Any) -> tuple[World, Store]:
     from magnetar.bookie.store.store import Store, StoreConfig
-    from magnetar.runtime.process import freeze_objects, real_world
+    from magnetar.runtime.process import freeze_objects, make_system_world
 
-    world = real_world()
+    world = make_system_world()
     store = await Store.open(world, directory, UUID, StoreConfig(**settings))
     freeze_objects()  # as servers do
     return world, store

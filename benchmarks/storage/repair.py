@@ -71,10 +71,10 @@ class Deployment:
         """`work(world, metadata)` in an event loop of its own."""
         from magnetar.metadata.remote import connect_metadata
         from magnetar.runtime.network import Endpoint
-        from magnetar.runtime.process import real_world
+        from magnetar.runtime.process import make_system_world
 
         async def main() -> T:
-            world = real_world()
+            world = make_system_world()
             metadata = await connect_metadata(world, Endpoint.parse(self.metadata), 30.0)
             try:
                 return await work(world, metadata)

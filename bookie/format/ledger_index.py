@@ -119,7 +119,7 @@ class DrainedEntryLog(NamedTuple):
 State = LedgerState | Tombstone | QuarantinedEntries | QuarantineEnded | LimboChange | DrainedEntryLog
 
 
-def encode_ledger(ledger: int, fenced: bool, key: bytes, lac: int, last: int) -> bytes:
+def encode_ledger_record(ledger: int, fenced: bool, key: bytes, lac: int, last: int) -> bytes:
     body = _BODY.pack(1, ledger, _SET if fenced else 0, key, lac, last)
     return _CRC.pack(crc32c(body)) + body
 
@@ -127,7 +127,7 @@ def encode_ledger(ledger: int, fenced: bool, key: bytes, lac: int, last: int) ->
 def encode(record: State) -> bytes:
     match record:
         case LedgerState(ledger, fenced, key, lac, last):
-            return encode_ledger(ledger, fenced, key, lac, last)
+            return encode_ledger_record(ledger, fenced, key, lac, last)
         case Tombstone(first, last):
             body = _BODY.pack(LedgerIndexRecordKind.TOMBSTONE, first, 0, _NO_KEY, 0, last)
         case QuarantinedEntries(ledger, first, last):

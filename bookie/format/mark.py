@@ -94,12 +94,12 @@ class CheckpointMark(NamedTuple):
         return self.journal, self.offset
 
 
-def encode_mark(mark: CheckpointMark, uuid: bytes, count: int) -> bytes:
+def encode_checkpoint_mark(mark: CheckpointMark, uuid: bytes, count: int) -> bytes:
     body = _BODY.pack(*mark)
     return encode_file_header(FileHeader(MAGIC, uuid, count)) + body + _CRC.pack(crc32c(body))
 
 
-def decode_mark(data: bytes, uuid: bytes, path: str) -> tuple[CheckpointMark, int]:
+def decode_checkpoint_mark(data: bytes, uuid: bytes, path: str) -> tuple[CheckpointMark, int]:
     """Decodes a checkpoint mark. Returns the mark, and how many marks the store has written so far. Raises DamagedFile
     or NewerFormat; `path` is named in the error text."""
     count = int.from_bytes(data[28:36], "big")

@@ -6,9 +6,9 @@ Heads are read and checked in pieces, so that a group of a million extents needs
 
 The ledger index (format/ledger_index.py): descriptors, tombstones, quarantine, limbo, drained logs.
 
-`read_ledger_index_overview` is one pass over the file: the facts, and which ledgers have a descriptor. `walk_ledgers`
-makes one pass for every `WINDOW` ledgers, so that a million of them are shown in order and are not in memory. No reader
-of this folder returns a key.
+`read_ledger_index_overview` is one pass over the file: the facts, and which ledgers have a descriptor.
+`walk_ledger_records` makes one pass for every `WINDOW` ledgers, so that a million of them are shown in order and are
+not in memory. No reader of this folder returns a key.
 
 A rewrite replaces the file as a whole: when the one that the mark named is gone, the newer mark is read.
 """
@@ -42,7 +42,7 @@ from .snapshot import (
     open_file,
     read_file_in_parts,
     read_header_or_damage,
-    take_snapshot,
+    snapshot_directory,
 )
 
 WINDOW = 100_000
@@ -96,7 +96,7 @@ def read_ledger_index_overview(snapshot: Snapshot) -> LedgerIndexOverview:
     return LedgerIndexOverview(facts, ledgers, damages, file.path, end, quarantined)
 
 
-def walk_ledgers(
+def walk_ledger_records(
     snapshot: Snapshot, seen: LedgerIndexOverview, start: int = 0, stop: int | None = None
 ) -> Iterator[IndexedLedger]:
     """Yields the latest record of each ledger of `seen` with `start` ≤ id < `stop`, in ascending order of ledger ids.
@@ -126,7 +126,7 @@ def _open(snapshot: Snapshot) -> tuple[ReadableFile, int] | Damage:
         file = open_file(snapshot, path)
         if file is not None:
             return file, file.size() if end is None else end
-        snapshot = take_snapshot(snapshot.files, snapshot.directory)
+        snapshot = snapshot_directory(snapshot.files, snapshot.directory)
     return Damage(path, 0, "the ledger index is missing")
 
 
@@ -172,13 +172,13 @@ class IndexGroup(NamedTuple):
         return self.offset + GROUP_HEADER_BYTES + self.header.extent_heads_bytes + self.header.tables_bytes
 
 
-def list_log_numbers(snapshot: Snapshot) -> list[int]:
+def list_entry_log_numbers(snapshot: Snapshot) -> list[int]:
     """Returns the numbers of all entry logs in the snapshot's directory. A log is included even if only its log file or
     only its index file exists."""
     return list_file_numbers(snapshot, ENTRIES, (LOG_SUFFIX, INDEX_SUFFIX))
 
 
-def index_path(snapshot: Snapshot, log: int) -> str:
+def index_file_path(snapshot: Snapshot, log: int) -> str:
     return snapshot.path(ENTRIES, entry_log_index_file_name(log))
 
 
@@ -267,8 +267,8 @@ class IndexFile:
         return found
 
 
-def open_index(snapshot: Snapshot, log: int) -> IndexFile | Damage | RemovedFile:
-    path = index_path(snapshot, log)
+def open_index_file(snapshot: Snapshot, log: int) -> IndexFile | Damage | RemovedFile:
+    path = index_file_path(snapshot, log)
     file = open_file(snapshot, path)
     if file is not None:
         return IndexFile(snapshot, log, file)
@@ -279,7 +279,7 @@ def open_index(snapshot: Snapshot, log: int) -> IndexFile | Damage | RemovedFile
 def walk_log_extents(snapshot: Snapshot, log: int) -> Iterator[ExtentLocation | Damage | RemovedFile]:
     """Yields all extents of a log, each with its location, in the order of the log's index. Yields a Damage for each
     damaged part of the index, or a RemovedFile if the bookie has removed the log."""
-    opened = open_index(snapshot, log)
+    opened = open_index_file(snapshot, log)
     if not isinstance(opened, IndexFile):
         yield opened
         return

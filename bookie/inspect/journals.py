@@ -29,7 +29,7 @@ from ..format.journal import (
     decode_records_if_intact,
 )
 from ..store.boot import JOURNAL
-from ..store.replay import FILLING, SPARE, SUFFIX, journal_name
+from ..store.replay import FILLING, SPARE, SUFFIX, journal_file_name
 from .snapshot import (
     Damage,
     ReadableFile,
@@ -39,7 +39,7 @@ from .snapshot import (
     open_file,
     read_file_in_parts,
     read_header_or_damage,
-    take_snapshot,
+    snapshot_directory,
 )
 
 _MAGIC = BLOCK_MAGIC.to_bytes(4, "big")
@@ -106,9 +106,9 @@ def find_missing_journals(snapshot: Snapshot) -> Iterator[Damage]:
     there = list_journal_numbers(snapshot)
     for number in range(snapshot.mark.journal, max(there, default=snapshot.mark.journal) + 1):
         if number not in there:
-            mark = take_snapshot(snapshot.files, snapshot.directory).mark
+            mark = snapshot_directory(snapshot.files, snapshot.directory).mark
             if mark is None or mark.journal <= number:
-                path = snapshot.path(JOURNAL, journal_name(number))
+                path = snapshot.path(JOURNAL, journal_file_name(number))
                 yield Damage(path, 0, "this journal is missing, and the mark or its neighbours need it")
 
 
@@ -116,7 +116,7 @@ def walk_journal(snapshot: Snapshot, number: int, start: int = 0) -> Iterator[Fo
     """Yields the content of journal `number`: first an OpenedJournalFile, then the blocks, from the first block at or
     after the offset `start`. Yields a Damage for each damaged part, a TornTail if the last write was not finished, and
     a RemovedFile if the bookie has removed the file."""
-    path = snapshot.path(JOURNAL, journal_name(number))
+    path = snapshot.path(JOURNAL, journal_file_name(number))
     file = open_file(snapshot, path)
     if file is None:
         yield RemovedFile(path)
@@ -198,7 +198,7 @@ def _judge(
 def _durable_end(snapshot: Snapshot, number: int) -> int | None:
     """Returns the offset up to which the journal was synced, as the header of the next journal says; None if that is
     unknown."""
-    file = open_file(snapshot, snapshot.path(JOURNAL, journal_name(number + 1)))
+    file = open_file(snapshot, snapshot.path(JOURNAL, journal_file_name(number + 1)))
     if file is None:
         return None
     try:

@@ -26,9 +26,9 @@ from ..format.journal import RECORD_BYTES_MAX, RecordType, crc32c
 from ..store.boot import ENTRIES, JOURNAL
 from ..store.entrylog.files import entry_log_file_name
 from ..store.index import ExtentLocation
-from ..store.replay import journal_name
+from ..store.replay import journal_file_name
 from . import indexes, journals
-from .indexes import index_path, read_ledger_index_overview, walk_log_extents
+from .indexes import index_file_path, read_ledger_index_overview, walk_log_extents
 from .snapshot import (
     WINDOW_BYTES,
     Damage,
@@ -38,7 +38,7 @@ from .snapshot import (
     open_file,
     read_file_in_parts,
     read_header_or_damage,
-    take_snapshot,
+    snapshot_directory,
 )
 
 _RECORD = re.compile(rb"(?=\x00(?!\x00\x00[\x00-\x23])[\x00-\x80].{6}[\x00-\x7f].{7}[\x00-\x7f])", re.S)
@@ -58,8 +58,8 @@ class LoggedEntry(NamedTuple):
 
 
 class OpenedLogFile(NamedTuple):
-    """The opened file of an entry log: its path, its size, and the end of its committed part, in bytes. `walk_log`
-    yields this item before the log's records."""
+    """The opened file of an entry log: its path, its size, and the end of its committed part, in bytes.
+    `walk_entry_log` yields this item before the log's records."""
 
     path: str
     bytes: int
@@ -79,10 +79,10 @@ def classify_missing_log(snapshot: Snapshot, log: int) -> Damage | RemovedFile:
     A log without living entries is deleted before its index, so its index may still exist. This function does not see
     tombstones that are only in the journal: until the next checkpoint, a log that was removed because of them counts as
     Damage."""
-    path, index = log_path(snapshot, log), index_path(snapshot, log)
+    path, index = log_path(snapshot, log), index_file_path(snapshot, log)
     if not snapshot.is_committed(log) or not snapshot.files.exists(index):
         return RemovedFile(path)
-    facts = read_ledger_index_overview(take_snapshot(snapshot.files, snapshot.directory)).facts
+    facts = read_ledger_index_overview(snapshot_directory(snapshot.files, snapshot.directory)).facts
     if log in facts.drained or not snapshot.files.exists(index) or snapshot.files.exists(path):
         return RemovedFile(path)
     if all(
@@ -93,7 +93,7 @@ def classify_missing_log(snapshot: Snapshot, log: int) -> Damage | RemovedFile:
     return Damage(path, 0, "the log is missing, and its index is there")
 
 
-def walk_log(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Found]:
+def walk_entry_log(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Found]:
     """Yields the content of an entry log: first an OpenedLogFile, then the records from the offset `start` on. Yields a
     Damage for each damaged part. `start` must be the offset of a record; otherwise the next item is a Damage."""
     path = log_path(snapshot, log)
@@ -208,7 +208,7 @@ class EntryCopy(NamedTuple):
 def walk_ledger_extents(snapshot: Snapshot, ledger: int) -> Iterator[ExtentLocation | Damage | RemovedFile]:
     """Yields the extents of a ledger in all logs, each with its location. Yields a Damage for each damaged part of a
     log's index, and a RemovedFile for each log that the bookie has removed."""
-    for log in indexes.list_log_numbers(snapshot):
+    for log in indexes.list_entry_log_numbers(snapshot):
         for found in indexes.walk_log_extents(snapshot, log):
             if not isinstance(found, ExtentLocation) or found.extent.ledger == ledger:
                 yield found
@@ -227,7 +227,7 @@ def find_log_copies(
 def _in_extent(
     snapshot: Snapshot, place: ExtentLocation, entry: int | None
 ) -> Iterator[EntryCopy | Damage | RemovedFile]:
-    opened = indexes.open_index(snapshot, place.log)
+    opened = indexes.open_index_file(snapshot, place.log)
     if not isinstance(opened, indexes.IndexFile):
         yield opened
         return
@@ -272,7 +272,7 @@ def find_journal_copies(
         if isinstance(found, Damage | RemovedFile):
             yield found
             continue
-        path = snapshot.path(JOURNAL, journal_name(found.journal))
+        path = snapshot.path(JOURNAL, journal_file_name(found.journal))
         for offset, record in found.records_with_offsets():
             if record.type is RecordType.ADD and record.ledger == ledger and entry in (None, record.entry):
                 yield EntryCopy(record.entry, "journal", found.journal, offset, len(record.payload), None, path)

@@ -1,6 +1,6 @@
 """A look into a bookie's directory: what all readers of this folder share. No code here writes, locks or makes files.
 
-    found = take_snapshot(files, directory)   cookie, mark and the ends that they name, as they are now
+    found = snapshot_directory(files, directory)   cookie, mark and the ends that they name, as they are now
     found.damages                             what of these could not be read
 
 The readers (`journals`, `logs`, `indexes`, `ledgers`) are generators. They yield what they find, in the order of the
@@ -51,7 +51,7 @@ __all__ = [
     "open_file",
     "read_file_in_parts",
     "read_header_or_damage",
-    "take_snapshot",
+    "snapshot_directory",
 ]  # fmt: skip
 
 WINDOW_BYTES = 1 << 20
@@ -109,7 +109,7 @@ def committed_ends_of_open_logs(mark: CheckpointMark) -> dict[int, tuple[int, in
     }
 
 
-def take_snapshot(files: Files, directory: str) -> Snapshot:
+def snapshot_directory(files: Files, directory: str) -> Snapshot:
     """Reads the cookie and the checkpoint mark of a bookie's data directory and returns a snapshot of the directory.
     Raises NotFound if the directory does not belong to a bookie."""
     if not files.exists(directory):
@@ -153,7 +153,7 @@ def _mark(files: Files, path: str, uuid: bytes, damages: list[Damage]) -> tuple[
         return None, 0, uuid
     try:
         data = _whole(files, path)
-        mark, count = mark_format.decode_mark(data, uuid or data[12:28], path)
+        mark, count = mark_format.decode_checkpoint_mark(data, uuid or data[12:28], path)
     except DamagedFile as error:
         damages.append(Damage(error.path, error.offset, error.reason))
     except NewerFormat as error:

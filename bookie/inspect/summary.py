@@ -41,7 +41,7 @@ class LedgerLogUsage(NamedTuple):
     live: bool
 
 
-class LogSummary(NamedTuple):
+class EntryLogSummary(NamedTuple):
     """The summary of an entry log: its state, its size, the bytes of live data in it, and its damage."""
 
     log: int
@@ -76,7 +76,7 @@ class StoreSummary(NamedTuple):
     facts in its ledger index."""
 
     directory: str
-    logs: list[LogSummary]
+    logs: list[EntryLogSummary]
     journals: list[JournalSummary]
     spare_bytes: int
     ledgers: int
@@ -97,7 +97,7 @@ class StoreSummary(NamedTuple):
         return sum(log.bytes for log in self.logs)
 
 
-def summarize_log(snapshot: Snapshot, log: int, facts: StateLog) -> LogSummary | RemovedFile:
+def summarize_entry_log(snapshot: Snapshot, log: int, facts: StateLog) -> EntryLogSummary | RemovedFile:
     """Returns the summary of an entry log, or RemovedFile if the bookie has removed the log. Reads only the log's
     index. `facts` says which ledgers are deleted."""
     size = _size(snapshot, logs.log_path(snapshot, log))
@@ -107,7 +107,7 @@ def summarize_log(snapshot: Snapshot, log: int, facts: StateLog) -> LogSummary |
         if isinstance(absent, RemovedFile):
             return absent
         damages.append(absent)
-    opened = indexes.open_index(snapshot, log)
+    opened = indexes.open_index_file(snapshot, log)
     if isinstance(opened, RemovedFile):
         return opened
     sums = _Sums(facts)
@@ -119,7 +119,7 @@ def summarize_log(snapshot: Snapshot, log: int, facts: StateLog) -> LogSummary |
         finally:
             opened.file.close()
     state = _state(snapshot, log, facts)
-    return LogSummary(
+    return EntryLogSummary(
         log, state, size or 0, sums.data_bytes, 0 if state == "drained" else sums.live_bytes, sums.groups, sums.extents,
         sums.entries, sums.ledgers, sums.live_ledgers, sums.largest_ledgers(), damages,
     )  # fmt: skip
@@ -203,15 +203,15 @@ def summarize_store(snapshot: Snapshot, advance: Callable[[int], None] = lambda 
     """Returns the summary of the whole store. Reads the journals and the indexes of all entry logs. Calls `advance`
     with the number of files that are done."""
     seen = ledgers.read_ledger_index_overview(snapshot)
-    of_logs: list[LogSummary | RemovedFile] = []
-    for number in indexes.list_log_numbers(snapshot):
-        of_logs.append(summarize_log(snapshot, number, seen.facts))
+    of_logs: list[EntryLogSummary | RemovedFile] = []
+    for number in indexes.list_entry_log_numbers(snapshot):
+        of_logs.append(summarize_entry_log(snapshot, number, seen.facts))
         advance(len(of_logs))
     of_journals: list[JournalSummary | RemovedFile] = []
     for number in journals.list_journal_numbers(snapshot):
         of_journals.append(summarize_journal(snapshot, number))
         advance(len(of_logs) + len(of_journals))
-    known_logs = [each for each in of_logs if isinstance(each, LogSummary)]
+    known_logs = [each for each in of_logs if isinstance(each, EntryLogSummary)]
     known_journals = [each for each in of_journals if isinstance(each, JournalSummary)]
     damages = [*snapshot.damages, *seen.damages, *journals.find_missing_journals(snapshot)]
     damages += [damage for log in known_logs for damage in log.damages]
@@ -242,8 +242,8 @@ def _other_bytes(snapshot: Snapshot) -> int:
     for name in snapshot.files.list_directory(snapshot.directory):
         if name not in (ENTRIES, JOURNAL, LEDGERS):
             total += _size_of_plain(snapshot, snapshot.path(name))
-    for log in indexes.list_log_numbers(snapshot):
-        total += _size(snapshot, indexes.index_path(snapshot, log)) or 0
+    for log in indexes.list_entry_log_numbers(snapshot):
+        total += _size(snapshot, indexes.index_file_path(snapshot, log)) or 0
     return total
 
 
@@ -359,7 +359,7 @@ def _damages(summary: StoreSummary) -> Iterator[str]:
         yield "</ul>"
 
 
-def _logs(logs: list[LogSummary]) -> Iterator[str]:
+def _logs(logs: list[EntryLogSummary]) -> Iterator[str]:
     largest = max((log.bytes for log in logs), default=0)
     if not logs:
         yield '<p class="faint">none</p>'
@@ -372,7 +372,7 @@ def _logs(logs: list[LogSummary]) -> Iterator[str]:
         yield _bar(f"log {log.log}", _pieces(log), largest) + "</div>"
 
 
-def _pieces(log: LogSummary) -> list[Piece]:
+def _pieces(log: EntryLogSummary) -> list[Piece]:
     live = log.state != "drained"
     holders = [holder for holder in log.holders if holder.live and live]
     shown = sum(holder.bytes for holder in holders)
@@ -413,7 +413,7 @@ def _journals(snapshot: Snapshot, journals: list[JournalSummary]) -> Iterator[st
         yield _bar(f"journal {each.journal}", pieces, largest, offset if each.journal == number else None) + "</div>"
 
 
-def _ledgers(logs: list[LogSummary]) -> Iterator[str]:
+def _ledgers(logs: list[EntryLogSummary]) -> Iterator[str]:
     totals: dict[int, LedgerLogUsage] = {}
     for log in logs:
         for holder in log.holders:

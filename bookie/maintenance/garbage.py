@@ -13,8 +13,8 @@ A ledger is *dead* when, in this order,
     of the ledgers here were deleted: time for an operator to see the warning and `gc_doubtful`;
  6. its tombstone is durable in the journal.
 With a forced pass (`magnetar bookies gc --now --force`) an operator accepts the present state of the metadata, and that
-the ledgers go which it lacks now (`AcceptedMetadata`). They go in a later pass, forced or not, by conditions 1, 2, 5
-(with `grace_s`) and 6. The acceptance is in memory. It ends with the process, and with the first pass that finds that
+the ledgers go which it lacks now (`AcceptedMetadataState`). They go in a later pass, forced or not, by conditions 1, 2,
+5 (with `grace_s`) and 6. The acceptance is in memory. It ends with the process, and with the first pass that finds that
 the metadata was restored or went back since: then an operator is asked again.
 
 Then readers do not find its entries any more. A log without living entries is deleted, and the living entries of sparse
@@ -52,7 +52,7 @@ from ..format import mark as note
 from ..format.journal import DamagedFile
 from ..store import disk
 from ..store.disk import NoSpace
-from ..store.entrylog.mover import CompactionPolicy, LogPlan
+from ..store.entrylog.mover import CompactionPolicy, EntryLogPlan
 from ..store.store import Store
 from .seen import (
     RecordedMetadataState,
@@ -236,7 +236,7 @@ class GarbageResult(NamedTuple):
     bad_records: int  # found while moving: quarantined
 
 
-class AcceptedMetadata(NamedTuple):
+class AcceptedMetadataState(NamedTuple):
     """What an operator accepted with a forced pass: that this state of the metadata is the right one, and that the
     ledgers go which it lacked then."""
 
@@ -275,7 +275,7 @@ class GarbageCollector:
         self._disk_is_full = disk_is_full
         self._went_back = went_back
         self._compare_metadata = compare_metadata
-        self._accepted: AcceptedMetadata | None = None
+        self._accepted: AcceptedMetadataState | None = None
         self._doubtful = BitMap64()  # more than DELETED_SHARE_MAX of the ledgers: the last pass left them for `doubt_s`
         self._unexplained = BitMap64()  # of what the last pass missed: not known to be deleted
         self._suspects: dict[int, _Seen] = {}  # ledger: when it was first seen dead
@@ -290,7 +290,7 @@ class GarbageCollector:
         return self._refused
 
     # ------------------------------------------------------------------------------------ intents
-    async def plan(self, *, major: bool = True) -> list[LogPlan]:
+    async def plan(self, *, major: bool = True) -> list[EntryLogPlan]:
         """Returns for each entry log the action that a compaction would take now, and its reason. Changes nothing."""
         return await self._store.compactor.plan(self._policy, major=major)
 
@@ -417,13 +417,13 @@ class GarbageCollector:
         """Returns whether the metadata lost something that this process stored, and no operator accepted it since."""
         return self._went_back() > (0 if self._accepted is None else self._accepted.went_back)
 
-    async def _make_acceptance(self, metadata: MetadataStore) -> AcceptedMetadata:
+    async def _make_acceptance(self, metadata: MetadataStore) -> AcceptedMetadataState:
         """Returns the acceptance of the present state of the metadata; its ledgers are to be listed after this."""
         shown = await read_current_metadata_state(metadata)
         state = make_recorded_metadata_state(RecordedMetadataState(), shown, restored=True)
-        return AcceptedMetadata(state, self._went_back(), BitMap64())
+        return AcceptedMetadataState(state, self._went_back(), BitMap64())
 
-    async def _is_accepted(self, metadata: MetadataStore, accepted: AcceptedMetadata) -> bool:
+    async def _is_accepted(self, metadata: MetadataStore, accepted: AcceptedMetadataState) -> bool:
         """Returns whether the metadata is the accepted one: it was not restored and did not go back since."""
         shown = await read_current_metadata_state(metadata)
         return accepted.went_back == self._went_back() and is_same_metadata(accepted.state, shown)

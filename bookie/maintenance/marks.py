@@ -162,7 +162,7 @@ async def delete_repair_mark(store: MetadataStore, ledger_id: int, version: int)
     return True
 
 
-async def claim_node(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
+async def claim_ephemeral_node(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
     """Creates the ephemeral node `path` with this record, so that this process owns the node. Returns True if this
     process owns the node afterwards, False if another process owns it. If the outcome of the creation is unknown, reads
     the node and compares its token.

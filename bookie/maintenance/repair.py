@@ -128,7 +128,7 @@ class Auditor:
         try:
             while True:
                 try:
-                    if await marks.claim_node(self._metadata, paths.REPAIR_AUDITOR, self._node):
+                    if await marks.claim_ephemeral_node(self._metadata, paths.REPAIR_AUDITOR, self._node):
                         _LOG.info("%s is the auditor", self._node.name)
                         await self._serve()
                 except MagnetarError as error:

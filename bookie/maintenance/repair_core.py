@@ -8,7 +8,7 @@ then is it repaired (M21). The copy at slot i of a final fragment consists of th
                or its bookie answers and lacks some: those go to it again, the record stays
     undecided  its bookie is not gone, and does not answer
 
-`decide_next_step` gives the next step, the first that fits:
+`decide_next_repair_step` gives the next step, the first that fits:
 
 | step | when |
 |---|---|
@@ -36,7 +36,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...ledger.metadata_core import striping_of_record
+from ...ledger.metadata_core import get_striping_of_record
 from ...ledger.writer_core import Striping
 from ...metadata.records import CLOSED, IN_RECOVERY, DamagedEntriesRecord, Fragment, LedgerRecord, UnderReplicatedRecord
 from ..store.memtable import IntegerIntervals
@@ -294,7 +294,7 @@ def list_copies_to_check(record: LedgerRecord, gone: Collection[str]) -> list[tu
 def find_copy_gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> tuple[CopyGap, ...]:
     """Returns all missing or incomplete copies of the ledger's final fragments; those of the fragments with the fewest
     complete copies come first. `held`: which entries each bookie answered to have."""
-    striping = striping_of_record(record)
+    striping = get_striping_of_record(record)
     found: list[tuple[int, int, CopyGap]] = []
     for number, final in enumerate(list_final_fragments(record)):
         here: list[CopyGap] = []
@@ -321,8 +321,8 @@ def find_lost_or_departing_bookies(
 
 
 class LedgerCopies(msgspec.Struct, frozen=True):
-    """What a worker has found out about the copies of a ledger: the input of `decide_next_step`. `unsettled_s`: for how
-    many seconds the ledger's last fragment has been in its present state."""
+    """What a worker has found out about the copies of a ledger: the input of `decide_next_repair_step`. `unsettled_s`:
+    for how many seconds the ledger's last fragment has been in its present state."""
 
     record: LedgerRecord | None
     marked: frozenset[str]  # whose copies are to be seen to
@@ -339,7 +339,7 @@ def why_unreadable(look: LedgerCopies, entry: int) -> StuckReason:
     record = look.record
     assert record is not None
     final = next(each for each in list_final_fragments(record) if each.first <= entry <= each.last)
-    for slot in striping_of_record(record).write_set(entry):
+    for slot in get_striping_of_record(record).write_set(entry):
         bookie = final.bookies[slot]
         if bookie in look.dead:
             continue
@@ -371,7 +371,7 @@ def find_bookies_damaged_in_last_fragment(
     )  # fmt: skip
 
 
-def decide_next_step(look: LedgerCopies, tried: bool, open_grace_s: float) -> Step:
+def decide_next_repair_step(look: LedgerCopies, tried: bool, open_grace_s: float) -> Step:
     """Returns the next step of the repair of a ledger, by the table in the module's docstring. `tried`: whether the
     worker has already tried to fill each gap since it locked the ledger."""
     record = look.record

@@ -27,18 +27,18 @@ import msgspec
 from ...ledger import lost as records
 from ...ledger.bookies import Bookies
 from ...ledger.client import LedgerClient
-from ...ledger.metadata_core import TransitionRefused, replace_bookie_in_fragment
+from ...ledger.metadata_core import LedgerTransitionRefused, replace_bookie_in_fragment
 from ...ledger.peer_format import (
     ADDS_MAX,
     ENTRIES_MAX,
     ENTRY_HEADER,
-    Flags,
-    Op,
-    RequestHead,
+    BookieOperation,
+    BookieRequestFlags,
+    BookieRequestHead,
     Status,
     decode_add_statuses,
     decode_stored_runs,
-    encode_add_many,
+    encode_add_many_request,
     encode_adds,
 )
 from ...ledger.reader import LedgerReader
@@ -69,7 +69,7 @@ from .repair_core import (
     StuckReason,
     WaitForNextAttempt,
     compute_seconds_until_attempt,
-    decide_next_step,
+    decide_next_repair_step,
     find_bookies_damaged_in_last_fragment,
     find_lost_or_departing_bookies,
     find_runs_without_copies,
@@ -185,7 +185,9 @@ class Copier:
         found = IntegerIntervals()
         for at in range(first, last + 1, ENTRIES_MAX):
             end = min(last, at + ENTRIES_MAX - 1)
-            head = RequestHead(Op.HELD, Flags.NONE, record.ledger_id, at, end - at + 1, 0, record.key).encode()
+            head = BookieRequestHead(
+                BookieOperation.HELD, BookieRequestFlags.NONE, record.ledger_id, at, end - at + 1, 0, record.key
+            ).encode()
             answer = await self._bookies.ask(bookie, head, timeout_s=ASK_TIMEOUT_S)
             if answer is None:
                 return None
@@ -256,7 +258,9 @@ class Copier:
                 )
                 for each in entries
             ]
-            head = encode_add_many(ledger, entries[0].entry, len(entries), record.key, Flags.RECOVERY)
+            head = encode_add_many_request(
+                ledger, entries[0].entry, len(entries), record.key, BookieRequestFlags.RECOVERY
+            )
             answer = await self._bookies.ask(target, head, encode_adds(sealed), timeout_s=ASK_TIMEOUT_S)
             if answer is None:
                 self._bookies.record_failure(target)
@@ -456,7 +460,7 @@ class RepairWorker:
                 self._put_off(ledger, wait_s)
                 return
             path = paths.repair_lock(ledger)
-            if not await marks.claim_node(self._metadata, path, self._lock):
+            if not await marks.claim_ephemeral_node(self._metadata, path, self._lock):
                 self._put_off(ledger, self._config.poll_interval_s)
                 return
             try:
@@ -495,7 +499,7 @@ class RepairWorker:
         tried = False
         while True:
             look = await self._examine(ledger, mark)
-            step = decide_next_step(look, tried, self._config.open_ledger_grace_s)
+            step = decide_next_repair_step(look, tried, self._config.open_ledger_grace_s)
             if isinstance(step, RemoveRepairMark):
                 await self._unmark(ledger, version, step.why)
                 return
@@ -640,8 +644,8 @@ class RepairWorker:
 
     async def _replace(self, record: LedgerRecord, gap: CopyGap, target: str) -> LedgerRecord:
         change = partial(replace_bookie_in_fragment, first_entry=gap.first, old=gap.bookie, new=target)
-        outcome = await records.store_transition(self._metadata, record.ledger_id, change, timeout_s=30.0)
-        if isinstance(outcome, TransitionRefused):
+        outcome = await records.store_record_transition(self._metadata, record.ledger_id, change, timeout_s=30.0)
+        if isinstance(outcome, LedgerTransitionRefused):
             raise CopyFailed(StuckReason.FAILED, outcome.reason.value)
         _LOG.info(
             "ledger %d: bookie %s takes the place of %s from entry %d on",

@@ -35,7 +35,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from ...ledger.bookies import subtract_ranges
 from ...ledger.client import LedgerClient
-from ...ledger.metadata_core import striping_of_record
+from ...ledger.metadata_core import get_striping_of_record
 from ...ledger.peer_format import Status
 from ...ledger.reader import LedgerReader
 from ...ledger.reader_core import StoredCopy, encode_header
@@ -180,7 +180,7 @@ def _placed(record: LedgerRecord, bookie: str) -> bool:
 
 def _held(record: LedgerRecord, bookie: str) -> Iterator[tuple[int, int]]:
     """Yields (first, last) of each run of entries that the CLOSED ledger places on the bookie, in ascending order."""
-    striping = striping_of_record(record)
+    striping = get_striping_of_record(record)
     ends = [fragment.first_entry - 1 for fragment in record.fragments[1:]] + [record.last_entry]
     for fragment, end in zip(record.fragments, ends, strict=True):
         if bookie not in fragment.bookies:

@@ -187,7 +187,7 @@ class Scrubber:
             await self._judge(number, extent)
 
     async def _check_table(self, number: int, extent: Extent, walk: ExtentScan) -> None:
-        found = await self._store.find_extent(number, extent)
+        found = await self._store.read_extent_from_disk(number, extent)
         if found is None or found[1] is not None:
             return
         path = join_path(self._entries, log_files.entry_log_index_file_name(number))
@@ -199,7 +199,7 @@ class Scrubber:
         """Reads each entry of a damaged extent. Quarantines the entries that have no good copy in any log, and ends the
         quarantine of the others."""
         before = self._place.damaged
-        found = await self._store.find_extent(number, extent)
+        found = await self._store.read_extent_from_disk(number, extent)
         if found is not None and found[1] is not None:
             entries = [extent.first + delta for delta in found[1].deltas]
         elif extent.last - extent.first < 2 * extent.entries:
@@ -354,9 +354,9 @@ class QuarantineReports:
 # ------------------------------------------------------------------------------------------------ entry_repairer
 # Repair of quarantined entries: gets a good copy of each from the other bookies (ledger protocol §2.6).
 #
-# The scrubber, compaction and a start quarantine entries, and call `on_quarantined`. (Compaction deletes the log with
-# the bad record, so that no scrubber finds it again.) `on_quarantined` reports the entries to the metadata at once and
-# wakes `run`. `run` restores each ledger that has quarantined entries (bookie/maintenance/restore.py; it leaves an open
+# The scrubber, compaction and a start quarantine entries, and call `on_entries_quarantined`. (Compaction deletes the
+# log with the bad record, so that no scrubber finds it again.) `on_entries_quarantined` reports the entries to the
+# metadata at once and wakes `run`. `run` restores each ledger that has quarantined entries (bookie/maintenance/restore.py; it leaves an open
 # ledger to its writer), and makes a checkpoint, which ends the quarantine and with it the report. What could not be
 # repaired is tried again after PAUSE_S, then after twice as long each time, up to PAUSE_MAX_S, because each try reads
 # the ledger. Guarded by tests/bookie/maintenance/test_entry_repairer.py.
@@ -382,7 +382,7 @@ class EntryRepairer:
         self._report = report
         self._asked = asyncio.Event()
 
-    def on_quarantined(self) -> None:
+    def on_entries_quarantined(self) -> None:
         """Called when entries were quarantined: calls `report`, and makes `run` repair the entries now."""
         self._report()
         self._asked.set()

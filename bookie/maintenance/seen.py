@@ -11,7 +11,7 @@ store.
 | `ledger` | the largest id that was given out, by the counter, or that is here |
 | `restore` | the last restore that it saw |
 
-`judge_metadata`, the first row that fits:
+`judge_metadata_age`, the first row that fits:
 
 | the metadata | verdict |
 |---|---|
@@ -86,7 +86,7 @@ class MetadataAgeVerdict(enum.Enum):
     RESTORED = "restored from a backup on purpose"
 
 
-def judge_metadata(seen: RecordedMetadataState, shown: CurrentMetadataState) -> MetadataAgeVerdict:
+def judge_metadata_age(seen: RecordedMetadataState, shown: CurrentMetadataState) -> MetadataAgeVerdict:
     """Compares the present state of the metadata (`shown`) with the recorded state (`seen`), by the table in the
     module's docstring. Returns the verdict whether the metadata is older than recorded."""
     if not _is_behind(seen, shown):
@@ -117,7 +117,7 @@ def is_same_metadata(seen: RecordedMetadataState, shown: CurrentMetadataState) -
     False also if that cannot be told any more."""
     if shown.incarnations and seen.number < shown.incarnations[0].number:
         return False
-    is_current = judge_metadata(seen, shown) is MetadataAgeVerdict.CURRENT
+    is_current = judge_metadata_age(seen, shown) is MetadataAgeVerdict.CURRENT
     return is_current and _last_restore(shown.incarnations) == seen.restore
 
 
@@ -166,7 +166,7 @@ class RollbackGuard:
         """Compares the metadata with the recorded state, then records its present state. Raises InvalidConfiguration if
         the metadata is older, unless it was restored on purpose or `accepted` says that an operator accepts it."""
         shown = await read_current_metadata_state(metadata, self.here())
-        verdict = judge_metadata(self.seen, shown)
+        verdict = judge_metadata_age(self.seen, shown)
         if verdict is MetadataAgeVerdict.OLDER and not accepted:
             raise InvalidConfiguration(_text(self.seen, shown), verdict=verdict.name)
         restored = verdict is not MetadataAgeVerdict.CURRENT

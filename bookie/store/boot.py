@@ -51,7 +51,7 @@ from ..format.ledger_index import DrainedEntryLog, QuarantinedEntries
 from ..format.mark import CheckpointMark
 from . import disk
 from . import index_files as ledger_index
-from .checkpoint import MARK, Checkpoint, JournalPort
+from .checkpoint import MARK, Checkpoint, CheckpointJournalPort
 from .entrylog import files as log_files
 from .entrylog import repair_at_start as logs_at_boot
 from .index import LoadedIndexGroup
@@ -103,11 +103,13 @@ def _read_mark(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -
     """Returns (checkpoint mark, number of marks that this store has written). Creates a new store if there are no
     files. If the mark is damaged or missing, records a data loss and returns a mark that fits the files."""
     path = join_path(directory, MARK)
-    numbers = log_files.list_log_numbers(files, join_path(directory, ENTRIES))
+    numbers = log_files.list_entry_log_numbers(files, join_path(directory, ENTRIES))
     journals = list_journal_file_numbers(files, join_path(directory, JOURNAL))
     if files.exists(path):
         try:
-            return mark_format.decode_mark(read_or_raise_damaged(path, lambda: disk.read_file(files, path)), uuid, path)
+            return mark_format.decode_checkpoint_mark(
+                read_or_raise_damaged(path, lambda: disk.read_file(files, path)), uuid, path
+            )
         except ForeignFile:
             raise
         except DamagedFile as error:
@@ -126,7 +128,7 @@ def _create(files: Files, directory: str, uuid: bytes) -> CheckpointMark:
     index."""
     ledgers = ledger_index.create(files, join_path(directory, LEDGERS), uuid)
     mark = CheckpointMark(0, ALIGNMENT, 0, 0, 0, ledgers.generation, ledgers.end)
-    disk.replace_file(files, directory, MARK, mark_format.encode_mark(mark, uuid, 1))
+    disk.replace_file(files, directory, MARK, mark_format.encode_checkpoint_mark(mark, uuid, 1))
     return mark
 
 
@@ -218,7 +220,9 @@ class JournalReplay:
         """Waits until the last flush has ended, then starts to flush the entries that were applied since. The next
         blocks are applied to the other table of the memtable."""
         await self._flushed()
-        self._flushing = asyncio.create_task(self._checkpoint.run(JournalPort(lambda: end)), name="replay-flush")
+        self._flushing = asyncio.create_task(
+            self._checkpoint.run(CheckpointJournalPort(lambda: end)), name="replay-flush"
+        )
         await asyncio.sleep(0)  # the tables are swapped
         _LOG.info("replayed up to offset %d of journal %d", end.offset, end.journal)
 

@@ -55,7 +55,7 @@ SLICES_LAGGING = 8
 one slice for each turn a flush writes 150 to 250 MB/s, even if the disk is faster."""
 
 
-class JournalPort(NamedTuple):
+class CheckpointJournalPort(NamedTuple):
     """The functions that a checkpoint calls: `position` returns the position up to which the journal is synced;
     `release` recycles the journals before a position, and must run in a worker; `swapped` is called when the memtable
     has room again."""
@@ -102,7 +102,7 @@ class Checkpoint:
         self._ledgers = ledgers
         self._lock = asyncio.Lock()
         self._whole = True  # no run was cut off
-        self._source = JournalPort(lambda: JournalPosition(*self.mark.position))  # of the last run
+        self._source = CheckpointJournalPort(lambda: JournalPosition(*self.mark.position))  # of the last run
         self._captured: JournalPosition | None = None
         self._settled: LedgerIndexContent | None = None
         self._release: tuple[dict[int, Any], ...] = ()
@@ -112,7 +112,7 @@ class Checkpoint:
         self.counters = {"checkpoints": 0, "flushed_entries": 0, "flushed_bytes": 0}
         self.seconds = Histogram((*SECONDS, 60.0))  # of each checkpoint that was done
 
-    async def run(self, source: JournalPort) -> None:
+    async def run(self, source: CheckpointJournalPort) -> None:
         """Makes one checkpoint by `STEPS`. Raises NoSpace if the disk is full; the next call then repeats what is
         missing. `source` has the functions of the journal."""
         await self._alone(partial(self._steps, source))
@@ -135,7 +135,7 @@ class Checkpoint:
             raise
         self._whole = True
 
-    async def _steps(self, source: JournalPort) -> None:
+    async def _steps(self, source: CheckpointJournalPort) -> None:
         began = self._clock.monotonic()
         self._source = source
         for step in STEPS:
@@ -198,7 +198,7 @@ class Checkpoint:
 
     async def _replace_mark(self, new: CheckpointMark) -> None:
         assert new.position >= self.mark.position, f"the mark would go backwards: {self.mark} to {new}"
-        data = mark_format.encode_mark(new, self._uuid, self._count + 1)
+        data = mark_format.encode_checkpoint_mark(new, self._uuid, self._count + 1)
         await self._worker.run(disk.replace_file, self._files, self._directory, MARK, data)
         self.mark, self._count = new, self._count + 1
 
@@ -212,7 +212,7 @@ class Checkpoint:
             self.counters["flushed_bytes"] += table.size_bytes
         self._memtable.discard_flushed_table()
         assert self._settled is not None
-        self._release = table.ledgers, self._descriptors.on_written(self._settled)
+        self._release = table.ledgers, self._descriptors.on_changes_durable(self._settled)
         self._settled = self._flush = None
         self._captured = None
         self.counters["checkpoints"] += 1

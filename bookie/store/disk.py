@@ -81,7 +81,7 @@ def open_file(files: Files, path: str, *, direct: bool = False) -> File:
         raise_no_space_or_exit(files, f"open {path}", error)
 
 
-def open_direct(files: Files, path: str, block: bytes) -> File | None:
+def open_for_direct_writes(files: Files, path: str, block: bytes) -> File | None:
     """Opens a file for direct writes, which bypass the page cache, and writes `block` at its start. Returns the file;
     None if the file system does not support direct writes."""
     try:
@@ -98,7 +98,7 @@ def open_direct(files: Files, path: str, block: bytes) -> File | None:
     return file
 
 
-def open_uncached(files: Files, path: str) -> File:
+def open_for_uncached_reads(files: Files, path: str) -> File:
     """Opens a file that will be read only once and returns it. Reads bypass the page cache if the file system supports
     that."""
     try:

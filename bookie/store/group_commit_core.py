@@ -2,12 +2,12 @@
 
     append(group, size, records)    intent: the records of a group wait for their block
     close()                         intent: `is_ended` is true after everything that waits
-    receive(fact)   → effects       BlockSynced, BlockRefused, SegmentBegun, SegmentRefused, DiskRoomFound,
+    receive(fact)   → effects       BlockSynced, NoRoomForBlock, SegmentBegun, NoRoomForSegment, DiskRoomFound,
                                     JournalFailed
     advance(spare)  → effects       what to do next; an empty list: nothing before the next fact or group
 
 Effects: `WriteBlock` and `BeginSegment` go to the disk, and each comes back as one fact. `ConfirmBlock` and
-`RefuseBlock` answer the groups of a block. bookie/store/journal.py carries them out; it owns threads, files,
+`ReportNoRoomForBlock` answer the groups of a block. bookie/store/journal.py carries them out; it owns threads, files,
 encoding and clock.
 
 Rules (invariants 14, 15):
@@ -68,7 +68,7 @@ class SegmentBegun(NamedTuple):
     direct: bool  # each write is durable when it returns, and two may be in the disk at once
 
 
-class SegmentRefused(NamedTuple):
+class NoRoomForSegment(NamedTuple):
     """Fact: the disk had no room to begin the next journal file (segment)."""
 
 
@@ -78,7 +78,7 @@ class BlockSynced(NamedTuple):
     sequence: int
 
 
-class BlockRefused(NamedTuple):
+class NoRoomForBlock(NamedTuple):
     """Fact: the disk had no room for the block number `sequence`. Any part of the block may be on the disk."""
 
     sequence: int
@@ -93,7 +93,7 @@ class JournalFailed(NamedTuple):
     unknown."""
 
 
-Fact = SegmentBegun | SegmentRefused | BlockSynced | BlockRefused | DiskRoomFound | JournalFailed
+Fact = SegmentBegun | NoRoomForSegment | BlockSynced | NoRoomForBlock | DiskRoomFound | JournalFailed
 
 
 # ---------------------------------------------------------------------------------------- effects
@@ -130,7 +130,7 @@ class ConfirmBlock(NamedTuple, Generic[G]):
     block: WriteBlock[G]
 
 
-class RefuseBlock(NamedTuple, Generic[G]):
+class ReportNoRoomForBlock(NamedTuple, Generic[G]):
     """Effect: tell the callers that the disk had no room for this block with their records."""
 
     block: WriteBlock[G]
@@ -223,19 +223,19 @@ class GroupCommit(Generic[G]):
         return sum(each.records for each in self._waiting)
 
     # ------------------------------------------------------------------------------------ facts
-    def receive(self, fact: Fact) -> list[ConfirmBlock[G] | RefuseBlock[G]]:
+    def receive(self, fact: Fact) -> list[ConfirmBlock[G] | ReportNoRoomForBlock[G]]:
         """Handles a fact. Returns the effects that answer callers because of it, in order."""
         match fact:
             case BlockSynced():
                 return self._back(fact.sequence, True)
-            case BlockRefused():
+            case NoRoomForBlock():
                 return self._back(fact.sequence, False)
             case SegmentBegun():
                 self._segment = fact
                 self._stage = Stage.WRITING
                 self._offset, self._sequence, self.synced_upto = ALIGNMENT, 0, ALIGNMENT
                 self._refused.clear()  # they are after the end that the new header names
-            case SegmentRefused():
+            case NoRoomForSegment():
                 self._stage = Stage.STAYING
             case DiskRoomFound():
                 self.no_room = False
@@ -243,7 +243,7 @@ class GroupCommit(Generic[G]):
                 self._stage = Stage.FAILED
         return []
 
-    def _back(self, sequence: int, synced: bool) -> list[ConfirmBlock[G] | RefuseBlock[G]]:
+    def _back(self, sequence: int, synced: bool) -> list[ConfirmBlock[G] | ReportNoRoomForBlock[G]]:
         if self._stage is _FAILED:
             return []
         for flight in self._flights:
@@ -252,9 +252,9 @@ class GroupCommit(Generic[G]):
                 break
         return self._answers()
 
-    def _answers(self) -> list[ConfirmBlock[G] | RefuseBlock[G]]:
+    def _answers(self) -> list[ConfirmBlock[G] | ReportNoRoomForBlock[G]]:
         """Returns the effects that answer the oldest blocks, up to the first block that is still being written."""
-        found: list[ConfirmBlock[G] | RefuseBlock[G]] = []
+        found: list[ConfirmBlock[G] | ReportNoRoomForBlock[G]] = []
         flights = self._flights
         while flights and flights[0].synced is not None:
             flight = flights.popleft()
@@ -269,7 +269,7 @@ class GroupCommit(Generic[G]):
                 found.append(ConfirmBlock(block))
             else:
                 self._refuse(block)
-                found.append(RefuseBlock(block))
+                found.append(ReportNoRoomForBlock(block))
         if not flights and self._stage is _REFUSING:
             self._stage = Stage.WRITING
         return found
@@ -282,7 +282,9 @@ class GroupCommit(Generic[G]):
             self._offset, self._sequence = block.offset, block.sequence
 
     # ------------------------------------------------------------------------------------ what comes next
-    def next_effects(self, spare: bool) -> list[WriteBlock[G] | BeginSegment | ConfirmBlock[G] | RefuseBlock[G]]:
+    def next_effects(
+        self, spare: bool
+    ) -> list[WriteBlock[G] | BeginSegment | ConfirmBlock[G] | ReportNoRoomForBlock[G]]:
         """Returns the effects to carry out now: write the next block, begin the next journal file, or answer callers;
         none if nothing may be written now. `spare`: whether a spare file is ready to become the next journal file."""
         if not self._waiting or not (self._stage is _WRITING or self._stage is _STAYING):

@@ -31,7 +31,7 @@ from . import disk
 from .checkpoint import MARK
 from .entrylog import files as log_files
 from .journal import Journal
-from .replay import FILLING, SPARE, SUFFIX, journal_name
+from .replay import FILLING, SPARE, SUFFIX, journal_file_name
 
 # ------------------------------------------------------------------------------------------------------- reserve
 # The reserve: a file of really allocated blocks, given up when the disk is full and something must be written.
@@ -247,7 +247,7 @@ def _replayed(files: Files, directory: str, uuid: bytes, names: list[str]) -> li
     if not files.exists(path):
         return []
     try:
-        mark, _ = mark_format.decode_mark(disk.read_file(files, path), uuid, path)
+        mark, _ = mark_format.decode_checkpoint_mark(disk.read_file(files, path), uuid, path)
     except DamagedFile:
         return []
-    return [name for name in names if name.endswith(SUFFIX) and name < journal_name(mark.journal)]
+    return [name for name in names if name.endswith(SUFFIX) and name < journal_file_name(mark.journal)]

@@ -43,7 +43,7 @@ from ...metadata.records import CookieRecord
 from ...metadata.store import (
     ABSENT,
     ANY,
-    Check,
+    CheckNodeVersion,
     Delete,
     MetadataStore,
     ensure_cluster_record,
@@ -359,7 +359,9 @@ async def delete_cookie(metadata: MetadataStore, bookie: str, *more: Delete) -> 
     """Deletes a bookie's cookie record and carries out the deletions `more`, all of them or none. Returns True if that
     succeeded; returns False, and deletes nothing, if the bookie is registered."""
     try:
-        await metadata.commit([Check(paths.bookie(bookie), ABSENT), Delete(paths.cookie(bookie), ANY), *more])
+        await metadata.commit(
+            [CheckNodeVersion(paths.bookie(bookie), ABSENT), Delete(paths.cookie(bookie), ANY), *more]
+        )
     except (BadVersion, NodeExists):
         return False
     return True

@@ -110,7 +110,7 @@ class ExtentLocation(NamedTuple):
     table_offset: int
 
 
-class Page(NamedTuple):
+class IndexPage(NamedTuple):
     """A page of extent heads in the index file of an entry log: its offset, its number of heads, its checksum, and the
     offset of the table that belongs to its first head."""
 
@@ -147,8 +147,8 @@ class Pages:
         self.crcs += other.crcs
         self.heads += other.heads
 
-    def page(self, at: int) -> Page:
-        return Page(self.offsets[at], self.heads[at], self.crcs[at], self.tables[at])
+    def page(self, at: int) -> IndexPage:
+        return IndexPage(self.offsets[at], self.heads[at], self.crcs[at], self.tables[at])
 
 
 class LoadedIndexGroup:
@@ -264,7 +264,7 @@ class MissingIndexPages(NamedTuple):
     log: int
     ledger: int
     groups: int
-    pages: list[Page]
+    pages: list[IndexPage]
     known: LedgerExtents | None
 
     def complete(self, found: list[ExtentLocation]) -> LedgerExtents:
@@ -286,10 +286,10 @@ class _Log:
         self.ledgers |= group.ledgers
         self.extents += group.extents
 
-    def pages_of(self, ledger: int, first_group: int) -> list[Page]:
+    def pages_of(self, ledger: int, first_group: int) -> list[IndexPage]:
         """Returns the pages that may have extents of the ledger, in the index group number `first_group` and later
         ones."""
-        found: list[Page] = []
+        found: list[IndexPage] = []
         firsts = self.pages.ledgers
         ends = [*self.starts[first_group + 1 :], len(firsts)]
         for start, end in zip(self.starts[first_group:], ends, strict=True):
@@ -395,7 +395,7 @@ class EntryLogIndex:
         assert found is None or isinstance(found, ExtentTable)
         return found
 
-    def add_table(self, place: ExtentLocation, table: ExtentTable) -> None:
+    def add_extent_table(self, place: ExtentLocation, table: ExtentTable) -> None:
         """Adds the table of an extent, which was read from the disk, to the cache."""
         if place.extent.entries == 1:
             return  # it follows from the head
@@ -426,7 +426,7 @@ class EntryLogIndex:
         }
 
 
-def decode_page(log: int, ledger: int, page: Page, heads: bytes) -> list[ExtentLocation] | None:
+def decode_page(log: int, ledger: int, page: IndexPage, heads: bytes) -> list[ExtentLocation] | None:
     """Returns the extents of the ledger that are encoded in `heads`, the bytes of an index page of log `log`. Returns
     None if the page is damaged."""
     if len(heads) != page.size or crc32c(heads) != page.crc:

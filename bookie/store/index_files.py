@@ -288,7 +288,8 @@ class LedgerTableLoader:
 # older values. A descriptor whose key or fence is not durable yet stays dirty.
 #
 # A checkpoint calls `begin_checkpoint` when it swaps the memtable, `pending_changes` for the worker, which encodes and
-# merges (`PendingIndexChanges.encode_changes`, so that the event loop never walks over ledgers), and `on_written` after
+# merges (`PendingIndexChanges.encode_changes`, so that the event loop never walks over ledgers), and
+# `on_changes_durable` after
 # the mark. `has_unwritten_changes`: there is something to write, also when there were no entries (#4843).
 
 
@@ -354,7 +355,7 @@ class PendingIndexChanges(NamedTuple):
             found = self.settling[ledger]
             if not found.key_synced or (found.fenced and not found.fence_synced):
                 unsynced.append(found)
-            records[ledger] = ledger_index.encode_ledger(ledger, found.fenced, found.key, found.lac, found.last)
+            records[ledger] = ledger_index.encode_ledger_record(ledger, found.fenced, found.key, found.lac, found.last)
         table = self.table.with_ledger_records(records) if records else self.table
         if everything:
             statements = list(map(ledger_index.encode, self.facts.all_facts()))
@@ -465,7 +466,7 @@ class LedgerDescriptors(StateLog):
         alive = len(self._ids) + len(self.tombstones)
         return PendingIndexChanges(self._table, self._settling, self._unwritten, self.copy(), alive)
 
-    def on_written(self, settled: LedgerIndexContent) -> dict[int, LedgerDescriptor]:
+    def on_changes_durable(self, settled: LedgerIndexContent) -> dict[int, LedgerDescriptor]:
         """Called when the changes of a checkpoint are durable. Returns descriptors that are not needed any more; the
         caller must free them in small steps, because they may be many."""
         self._table, old, self._settling, self._unwritten = settled.table, self._settling, {}, []

@@ -62,15 +62,15 @@ from .group_commit_core import (
     DEPTH,
     WORKERS,
     BeginSegment,
-    BlockRefused,
     BlockSynced,
     ConfirmBlock,
     DiskRoomFound,
     GroupCommit,
     JournalFailed,
-    RefuseBlock,
+    NoRoomForBlock,
+    NoRoomForSegment,
+    ReportNoRoomForBlock,
     SegmentBegun,
-    SegmentRefused,
     WriteBlock,
 )
 from .replay import JournalPosition, JournalSegment, JournalSegments
@@ -346,14 +346,16 @@ class Journal:
             try:
                 self.histograms["sync_seconds"].observe(written.result())
             except disk.NoSpace:
-                self._answer(self.core.receive(BlockRefused(sequence)))
+                self._answer(self.core.receive(NoRoomForBlock(sequence)))
             except BaseException:
                 self.core.receive(JournalFailed())
                 raise
             else:
                 self._answer(self.core.receive(BlockSynced(sequence)))
 
-    def _answer(self, answers: Sequence[ConfirmBlock[JournalRecordGroup] | RefuseBlock[JournalRecordGroup]]) -> None:
+    def _answer(
+        self, answers: Sequence[ConfirmBlock[JournalRecordGroup] | ReportNoRoomForBlock[JournalRecordGroup]]
+    ) -> None:
         for answer in answers:
             block = answer.block
             confirmed = isinstance(answer, ConfirmBlock)
@@ -414,7 +416,7 @@ class Journal:
             )
         except disk.NoSpace:
             segments.spares.append(spare)
-            self.core.receive(SegmentRefused())
+            self.core.receive(NoRoomForSegment())
             return
         assert self._segment is not None
         self._segment.file.close()

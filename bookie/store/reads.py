@@ -231,7 +231,7 @@ class StoredEntryFinder:
                 _LOG.error("cannot read the index of log %d: %s", place.log, error)
             if table is None:
                 return
-            self._index.add_table(place, table)
+            self._index.add_extent_table(place, table)
         for delta in table.deltas:
             if first <= extent.first + delta <= last:
                 found.add(extent.first + delta, extent.first + delta)
@@ -412,7 +412,7 @@ class ReadAhead:
 
     def _keep(self, place: ExtentLocation, table: ExtentTable | None) -> None:
         if table is not None and self._index.table(place) is None:
-            self._index.add_table(place, table)
+            self._index.add_extent_table(place, table)
 
     async def close_log(self, log: int) -> None:
         for lane in list(self._lanes):
@@ -617,7 +617,7 @@ class StoreReads:
             _LOG.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
             return ExtentReadResult(None, [], True)
         if table is None and found.table is not None:
-            self._index.add_table(place, found.table)
+            self._index.add_extent_table(place, found.table)
         for i, stored in enumerate(found.entries[count:], entry + count):
             self._cache.put((ledger, i), stored, len(stored) + ENTRY_OVERHEAD_BYTES)
         return found._replace(entries=found.entries[:count])
@@ -648,7 +648,9 @@ class StoreReads:
             _LOG.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
             return ExtentReadResult(None, [], True)
 
-    async def find_extent(self, number: int, extent: Extent) -> tuple[ExtentLocation, ExtentTable | None] | None:
+    async def read_extent_from_disk(
+        self, number: int, extent: Extent
+    ) -> tuple[ExtentLocation, ExtentTable | None] | None:
         """Returns (location of the extent in log `number`, the extent's table as it is on the disk, or None if the
         table is damaged). Returns None if the index does not have this extent."""
         search = EntrySearch(self._index, self._reader, self._worker, extent.ledger, extent.first)

@@ -98,7 +98,7 @@ class JournalPosition(NamedTuple):
     offset: int
 
 
-def journal_name(number: int) -> str:
+def journal_file_name(number: int) -> str:
     return f"{number:016d}{SUFFIX}"
 
 
@@ -177,7 +177,7 @@ class JournalSegments:
         path = spare or self._small(number)
         header = encode_file_header(FileHeader(MAGIC, self._uuid, number, previous.offset, salt))
         size = self._write_header(path, encode_first_block(header))
-        final = join_path(self._directory, journal_name(number))
+        final = join_path(self._directory, journal_file_name(number))
         self._files.rename(path, final)
         try:
             disk.sync_directory(self._files, self._directory)
@@ -282,7 +282,7 @@ class JournalSegments:
         for number in _numbers(disk.list_removable_files(self._files, self._directory)):
             if number >= position.journal:
                 continue
-            path = join_path(self._directory, journal_name(number))
+            path = join_path(self._directory, journal_file_name(number))
             if len(self.spares) < self._spares_max and self._recyclable(path):
                 spare = join_path(self._directory, f"{SPARE}{number:016d}")
                 self._files.rename(path, spare)
@@ -375,11 +375,11 @@ class JournalReader:
         expected = start.journal
         for number in numbers or [start.journal + 1]:
             for missing in range(expected, number):
-                path = join_path(self._directory, journal_name(missing))
+                path = join_path(self._directory, journal_file_name(missing))
                 self._damaged(path, 0, "this journal is missing, and the mark or its neighbours need it")
             expected = number + 1
         for number in numbers:
-            path = join_path(self._directory, journal_name(number))
+            path = join_path(self._directory, journal_file_name(number))
             sources.append(_Source(number, path, self._header(path, number)))
         return sources
 
@@ -422,7 +422,9 @@ class JournalReader:
             self.end = JournalPosition(source.number, offset)
             offset = ALIGNMENT
             if source.header is not None:
-                self._blocks = _Blocks(disk.open_uncached(self._files, source.path), source.number, source.header.b)
+                self._blocks = _Blocks(
+                    disk.open_for_uncached_reads(self._files, source.path), source.number, source.header.b
+                )
                 if self._blocks.size < self.end.offset:
                     reason = f"the file ends here, and it was synced up to {self.end.offset}"
                     self._damaged(source.path, self._blocks.size, reason)

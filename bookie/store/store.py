@@ -44,7 +44,7 @@ from ..format.index import Extent, ExtentTable
 from ..format.journal import RecordType, encode_adds
 from . import boot, disk
 from . import headroom as room
-from .checkpoint import Checkpoint, JournalPort
+from .checkpoint import Checkpoint, CheckpointJournalPort
 from .entrylog import files as log_files
 from .entrylog import repair_at_start as logs_at_boot
 from .entrylog.compaction import EntryLogCompactor
@@ -176,7 +176,7 @@ async def load(
     if replay.records:
         # The flush and the mark come before a new journal file, whose header says that all before it is durable: what
         # was replayed may have been in the page cache alone, and a power loss would look like damage (§2.2).
-        await checkpoint.run(JournalPort(lambda: end))
+        await checkpoint.run(CheckpointJournalPort(lambda: end))
     return LoadedStore(
         workers, losses, reserve, descriptors, memtable, index, hot, cold, checkpoint, end, replay.records,
         replay.torn_bytes,
@@ -220,7 +220,7 @@ class CheckpointScheduler:
         self._interval_s = interval_s
         self._journal_bytes_max = journal_bytes
         self._on_room = on_room
-        self._source = JournalPort(lambda: journal.position, journal.release, self._swapped)
+        self._source = CheckpointJournalPort(lambda: journal.position, journal.release, self._swapped)
         self._due = asyncio.Event()
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -400,7 +400,7 @@ class Store:
         """Takes steps 6 and 7 of the start: a journal after `end`, and a mark that names it."""
         await self._journal.start(end)
         # From now on the mark names a journal that must be there.
-        await self._checkpoint.run(JournalPort(lambda: self._journal.position, self._journal.release))
+        await self._checkpoint.run(CheckpointJournalPort(lambda: self._journal.position, self._journal.release))
         in_limbo = self.descriptors.limbo_upto >= 0
         await self._flush_worker.run(self._losses.mark_limbo_durable if in_limbo else self._losses.delete_log)
         self._keeper.start()
@@ -618,10 +618,12 @@ class Store:
         read the entries."""
         return await self._held.find_stored_entries(ledger, first, last)
 
-    async def find_extent(self, log_number: int, extent: Extent) -> tuple[ExtentLocation, ExtentTable | None] | None:
+    async def read_extent_from_disk(
+        self, log_number: int, extent: Extent
+    ) -> tuple[ExtentLocation, ExtentTable | None] | None:
         """Returns (location of the extent in log `log_number`, the extent's table as it is on the disk, or None if the
         table is damaged). Returns None if the index does not have this extent."""
-        return await self._reads.find_extent(log_number, extent)
+        return await self._reads.read_extent_from_disk(log_number, extent)
 
     def index_end(self, log_number: int) -> int | None:
         """Returns the committed end of the log's index file, in bytes. Returns None if the log is not being written:

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from ...metadata import paths
 from ...metadata.records import DamagedRecord, GrantsRecord, TenantRecord
-from ...metadata.store import Check, MetadataStore, WatchReset, get_record, make_put_operation, update_record
+from ...metadata.store import CheckNodeVersion, MetadataStore, WatchReset, get_record, make_put_operation, update_record
 from ...proto.errors import BadVersion, InvalidRequest, MagnetarError, Unauthorized, Unavailable
 from ...proto.names import NamespaceName, TopicName, check_role, check_subscription_name
 from ...proto.operations import Permission
@@ -35,7 +35,7 @@ from ...runtime.tasks import Supervisor, Tasks
 from ..common.retry import LogThrottle
 from ..common.token_bucket import EventLoopSlices
 from ..topic.topic import Topic
-from .table_core import ACTIONS, AccessRight, Rights, why_right_denied
+from .table_core import ACTIONS, AccessRight, GrantsAndAdministrators, why_right_denied
 
 AGAIN_S = 0.5
 """Seconds between two tries to decide again while the grants cannot be read."""
@@ -52,12 +52,12 @@ _RIGHTS = {
 
 
 class Authorizer:
-    """Decides which operations a caller may call. `get_rights`: a function that returns the grants of a namespace.
-    `read_administrators`: a function that returns the administrators of a tenant. `loaded`: a function that returns the
-    topics that this broker has loaded."""
+    """Decides which operations a caller may call. `get_grants_and_administrators`: a function that returns the grants
+    of a namespace. `read_administrators`: a function that returns the administrators of a tenant. `loaded`: a function
+    that returns the topics that this broker has loaded."""
 
     def __init__(
-        self, clock: Clock, rights: Callable[[NamespaceName], Awaitable[Rights]],
+        self, clock: Clock, rights: Callable[[NamespaceName], Awaitable[GrantsAndAdministrators]],
         administrators: Callable[[str], Awaitable[frozenset[str]]], loaded: Callable[[], Iterable[Topic]],
         *, wildcards: bool,
     ) -> None:  # fmt: skip
@@ -105,7 +105,12 @@ class Authorizer:
         return self._decide(principal, _RIGHTS[permission], await self._rights(name), topic, subscription)
 
     def _decide(
-        self, principal: Principal, right: AccessRight, rights: Rights, topic: TopicName | None, subscription: str
+        self,
+        principal: Principal,
+        right: AccessRight,
+        rights: GrantsAndAdministrators,
+        topic: TopicName | None,
+        subscription: str,
     ) -> str:
         named = topic.base.full if topic is not None else ""
         return why_right_denied(principal.name, right, rights, named, subscription, wildcards=self._wildcards)
@@ -183,7 +188,7 @@ class Authorizer:
                 await turns.begin_slice()
         return left
 
-    def _close_unauthorized(self, topic: Topic, rights: Rights) -> None:
+    def _close_unauthorized(self, topic: Topic, rights: GrantsAndAdministrators) -> None:
         """Closes the producers and consumers of the topic whose right to it was revoked."""
         for producer in list(topic.producers):
             if why := self._why_revoked(producer.principal, AccessRight.PRODUCE, rights, topic.name):
@@ -198,7 +203,12 @@ class Authorizer:
                     )
 
     def _why_revoked(
-        self, principal: Principal, right: AccessRight, rights: Rights, topic: TopicName, subscription: str = ""
+        self,
+        principal: Principal,
+        right: AccessRight,
+        rights: GrantsAndAdministrators,
+        topic: TopicName,
+        subscription: str = "",
     ) -> str:
         """Returns why a connected caller does not have its right any more; empty if it still has the right."""
         return "" if may_call_every_operation(principal) else self._decide(
@@ -299,14 +309,16 @@ def _bounded(record: GrantsRecord) -> GrantsRecord:
 #
 #     grants = AccessGrants(metadata, changed)
 #     await grants.open()                      later changes are seen
-#     await grants.get_rights(namespace)       the grants of the namespace and the administrators of its tenant
+# await grants.get_grants_and_administrators(namespace)       the grants of the namespace and the administrators of its
+# tenant
 #     await grants.change(namespace, change)   stored, and in force at this broker, when it returns
 #     await grants.close()
 #
 # A change by any broker is known here after the watch's delay (milliseconds); then `changed(tenant, namespace)` is
 # called (the namespace is empty where the tenant's administrators changed), and what is open is decided again
 # (broker/access/authorizer.py). While a watch is broken the last known grants decide, for at most STALE_S; after that
-# `get_rights` is Unavailable, so that a revocation that cannot be read is not ignored for ever. Guarding tests:
+# `get_grants_and_administrators` is Unavailable, so that a revocation that cannot be read is not ignored for ever.
+# Guarding tests:
 # tests/broker/access/test_grants.py.
 
 
@@ -329,7 +341,7 @@ class AccessGrants:
         self._metadata = metadata
         self._clock = clock
         self._changed = changed
-        self._known: OrderedDict[NamespaceName, Rights] = OrderedDict()
+        self._known: OrderedDict[NamespaceName, GrantsAndAdministrators] = OrderedDict()
         self._reads = 0  # a read that began before a change is not remembered
         self._broken: dict[str, float] = {}  # watched path → since when, monotonic
         self._background = Supervisor()
@@ -338,13 +350,13 @@ class AccessGrants:
         """Starts the watches of the metadata. Every later change of grants or administrators is then seen."""
         revision = await self._metadata.revision()
         for path in (paths.GRANTS, paths.TENANTS):
-            self._background.supervise(f"broker-watch-{path[1:]}", partial(self._follow, path, revision))
+            self._background.start_supervised(f"broker-watch-{path[1:]}", partial(self._follow, path, revision))
 
     async def close(self) -> None:
         await self._background.close()
 
     # ------------------------------------------------------------------ asking
-    async def get_rights(self, name: NamespaceName) -> Rights:
+    async def get_grants_and_administrators(self, name: NamespaceName) -> GrantsAndAdministrators:
         """Returns the grants of a namespace and the administrators of its tenant. A namespace or tenant that does not
         exist counts as one without grants or administrators. Raises Unavailable if they cannot be read."""
         if self._broken and self._clock.monotonic() - min(self._broken.values()) > STALE_S:
@@ -372,9 +384,9 @@ class AccessGrants:
         found = await get_record(self._metadata, paths.tenant(tenant), TenantRecord)
         return frozenset(found[0].admin_roles) if found is not None else frozenset()
 
-    async def _read(self, name: NamespaceName) -> Rights:
+    async def _read(self, name: NamespaceName) -> GrantsAndAdministrators:
         record, admins = await asyncio.gather(self.read_record(name), self.read_administrators(name.tenant))
-        return Rights(admins, record.roles, record.topics, record.subscriptions, record.prefix_mode)
+        return GrantsAndAdministrators(admins, record.roles, record.topics, record.subscriptions, record.prefix_mode)
 
     # ------------------------------------------------------------------ changing
     async def change(self, name: NamespaceName, change: Callable[[GrantsRecord], GrantsRecord]) -> None:
@@ -384,7 +396,7 @@ class AccessGrants:
         await update_record(self._metadata, path, GrantsRecord, lambda found: change(found or GrantsRecord()))
         self._discard(name.tenant, name.namespace)
 
-    async def delete_topic(self, topic: TopicName, *still: Check) -> None:
+    async def delete_topic(self, topic: TopicName, *still: CheckNodeVersion) -> None:
         """Deletes the grants of a topic. Must be called before the topic's record is deleted, so that a later topic of
         the same name does not inherit the grants. Raises BadVersion if a check in `still` fails, because the name
         belongs to another topic by now; Unavailable if concurrent changes of the grants prevent the deletion."""

@@ -84,7 +84,7 @@ class AccessRight(Enum):
     CONSUME = "consume"
 
 
-class Rights(msgspec.Struct, frozen=True):
+class GrantsAndAdministrators(msgspec.Struct, frozen=True):
     """The grants of a namespace and the administrators of its tenant. Permissions in the namespace are decided from
     both."""
 
@@ -96,7 +96,13 @@ class Rights(msgspec.Struct, frozen=True):
 
 
 def why_right_denied(
-    role: str, right: AccessRight, rights: Rights, topic: str, subscription: str = "", *, wildcards: bool = False
+    role: str,
+    right: AccessRight,
+    rights: GrantsAndAdministrators,
+    topic: str,
+    subscription: str = "",
+    *,
+    wildcards: bool = False,
 ) -> str:
     """Returns the reason why the role does not have the right; "" if the role has the right. `topic`: the full name of
     a topic without partition; "": the right is needed at the namespace. `wildcards`: whether the roles in grants may
@@ -114,7 +120,7 @@ def why_right_denied(
     return _of_subscription(role, rights, subscription, wildcards)
 
 
-def _of_subscription(role: str, rights: Rights, subscription: str, wildcards: bool) -> str:
+def _of_subscription(role: str, rights: GrantsAndAdministrators, subscription: str, wildcards: bool) -> str:
     if rights.prefix_mode and subscription != role and not subscription.startswith(f"{role}-"):
         return f"subscriptions of this namespace are named by their role: {role} or {role}-…"
     allowed = rights.subscriptions.get(subscription, ())

@@ -55,7 +55,7 @@ class RecentlyAssignedBundle(NamedTuple):
     at_s: float
 
 
-class Placement:
+class BundlePlacement:
     """Chooses the broker that gets a bundle, from the loads that the brokers have reported. Also counts the bundles
     that were assigned after these reports."""
 
@@ -98,7 +98,7 @@ class Placement:
             del self._assigned[oldest]
 
 
-class LoadReport(NamedTuple):
+class BrokerLoadReport(NamedTuple):
     """The load of a broker, as the broker reports it to the others."""
 
     busy_percent: int  # of one core, by its process
@@ -117,7 +117,7 @@ BUNDLES_MAX = 1 << 12
 
 def find_topic_bundle_name(topic: TopicName, bundles: int) -> str:
     """Returns the name of the bundle to which the topic belongs, in a namespace with `bundles` bundles."""
-    return bundle_name(find_topic_bundle_number(topic, bundles), bundles)
+    return make_bundle_name(find_topic_bundle_number(topic, bundles), bundles)
 
 
 def find_topic_bundle_number(topic: TopicName, bundles: int) -> int:
@@ -131,7 +131,7 @@ def compute_bundle_number(full: str, bundles: int) -> int:
 
 
 @lru_cache(maxsize=BUNDLES_MAX)
-def bundle_name(number: int, bundles: int) -> str:
+def make_bundle_name(number: int, bundles: int) -> str:
     """Returns the name of the bundle with this number, in a namespace with `bundles` bundles."""
     assert 0 <= number < bundles <= BUNDLES_MAX, "a bundle number is within the namespace's bundles"
     low = -(-number * HASHES // bundles)

@@ -21,11 +21,11 @@ from ...metadata.records import CursorRecord, NamespaceRecord, PartitionedRecord
 from ...metadata.store import (
     ABSENT,
     PART_OPERATIONS,
-    Check,
+    CheckNodeVersion,
     Delete,
     MetadataStore,
     Operation,
-    Put,
+    PutNode,
     commit_in_parts,
     create_if_absent,
     get_record,
@@ -334,7 +334,7 @@ class Catalog:
                 raise
             raise AlreadyExists(f"topic {topic} exists already", topic=topic) from None
         operations: list[Operation]
-        later: Sequence[Put] = ()  # written afterwards, or by the first use of the partition
+        later: Sequence[PutNode] = ()  # written afterwards, or by the first use of the partition
         if not topic.persistent:
             if not partitions:  # it exists while it is used
                 if await self.count_partitions(topic):
@@ -343,14 +343,14 @@ class Catalog:
             operations = [make_put_operation(_partitioned_path(topic), self._new_partitioned(partitions), ABSENT)]
         elif partitions:
             operations = [
-                Check(_topic_path(topic), ABSENT),
+                CheckNodeVersion(_topic_path(topic), ABSENT),
                 make_put_operation(_partitioned_path(topic), self._new_partitioned(partitions), ABSENT),
                 *self._partition_records(topic, range(min(partitions, PART_OPERATIONS))),
             ]
             later = self._partition_records(topic, range(PART_OPERATIONS, partitions))
         else:
             operations = [
-                Check(_partitioned_path(topic), ABSENT),
+                CheckNodeVersion(_partitioned_path(topic), ABSENT),
                 make_put_operation(_topic_path(topic), self._new(), ABSENT),
             ]
         try:
@@ -394,10 +394,10 @@ class Catalog:
         await self._store.commit([grown])
         await create_if_absent(self._store, topics)
 
-    async def _subscription_records(self, topic: TopicName, numbers: range) -> list[Put]:
+    async def _subscription_records(self, topic: TopicName, numbers: range) -> list[PutNode]:
         """Returns the operations that create the subscriptions of partition 0 at these partitions, with nothing
         acknowledged."""
-        first, made = topic.with_partition(0), list[Put]()
+        first, made = topic.with_partition(0), list[PutNode]()
         for each in await self._store.children(_cursors_path(first)):
             name = paths.decode_segment(each)
             path = paths.cursor(topic.tenant, topic.namespace, first.stored_local, name)
@@ -412,7 +412,7 @@ class Catalog:
                 )
         return made
 
-    def _partition_records(self, topic: TopicName, numbers: range) -> Sequence[Put]:
+    def _partition_records(self, topic: TopicName, numbers: range) -> Sequence[PutNode]:
         record = self._new()
         return [make_put_operation(_topic_path(topic.with_partition(number)), record, ABSENT) for number in numbers]
 
@@ -427,7 +427,7 @@ class Catalog:
             raise TopicNotFound(f"the topic {topic} that is meant was deleted since", topic=topic)
         check_incarnation(topic, found[0].created_ms, incarnation)
 
-    async def make_topic_unchanged_check(self, topic: TopicName, ended: TopicRecord) -> Check | None:
+    async def make_topic_unchanged_check(self, topic: TopicName, ended: TopicRecord) -> CheckNodeVersion | None:
         """Returns a Check for the commit that deletes the topic: it holds if the topic's record has not changed until
         then. `ended`: the record with which this broker ended the topic. Returns None if the topic was deleted already
         (another topic may have its name now). Raises NotOwner if another broker has taken the topic over."""
@@ -437,10 +437,10 @@ class Catalog:
         record, version = found
         if record.claim != ended.claim:
             raise NotOwner(f"topic {topic} was taken over by another broker while it was deleted", topic=topic)
-        return Check(_topic_path(topic), version)
+        return CheckNodeVersion(_topic_path(topic), version)
 
     async def delete_topic_record(
-        self, topic: TopicName, ledgers: Sequence[int], still: Check, also: Sequence[Operation] = ()
+        self, topic: TopicName, ledgers: Sequence[int], still: CheckNodeVersion, also: Sequence[Operation] = ()
     ) -> None:
         """Deletes the record of a topic, in one commit with the operations `also`. The same commit stores that the
         ledgers `ledgers` must be deleted, so that this is done even after a crash. Raises BadVersion and changes
@@ -457,7 +457,7 @@ class Catalog:
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         return None if found is None else found[0]
 
-    async def make_partition_count_check(self, topic: TopicName, ended: PartitionedRecord) -> Check | None:
+    async def make_partition_count_check(self, topic: TopicName, ended: PartitionedRecord) -> CheckNodeVersion | None:
         """Returns a Check for the commit that deletes the record of a partitioned topic, after its partitions were
         deleted: it holds while the record does not change. `ended`: the record when the deletion began. Returns None if
         the topic was deleted already. Raises Busy if partitions were added meanwhile."""
@@ -466,9 +466,11 @@ class Catalog:
             return None
         if found[0].partitions != ended.partitions:
             raise Busy(f"topic {topic} was given more partitions while it was deleted; delete it again", topic=topic)
-        return Check(_partitioned_path(topic), found[1])
+        return CheckNodeVersion(_partitioned_path(topic), found[1])
 
-    async def delete_partitioned_record(self, topic: TopicName, still: Check, also: Sequence[Operation] = ()) -> None:
+    async def delete_partitioned_record(
+        self, topic: TopicName, still: CheckNodeVersion, also: Sequence[Operation] = ()
+    ) -> None:
         """Deletes the record of a partitioned topic, in one commit with the operations `also`, which also deletes the
         policies of a persistent topic. Raises BadVersion and changes nothing if the check `still` fails."""
         self._last_partitions.discard(topic)

@@ -50,7 +50,7 @@ A registration ends with the session of its broker, whether the broker closed or
 order deletes it. So a broker that has this record and is not registered has *died*, or has lost the metadata. It is
 shown (`RegisteredServers.died`) until it registers again or an operator says that it is gone (`forget_broker`). A
 broker with a random name has another name after a restart: it is back when a broker with a random name is registered at
-its address. `LastKnownServers.tidy` deletes the records of those, and the oldest ones above STARTED_MAX. A broker of a
+its address. `LastReadServerLists.tidy` deletes the records of those, and the oldest ones above STARTED_MAX. A broker of a
 release without this record never has one, so nothing is said of it. Guarding tests: tests/broker/cluster/test_died.py.
 
 Also in this file, below its heading: the registered brokers and bookies, and the orders to drain, read on demand
@@ -91,7 +91,7 @@ from ...metadata.store import (
     Delete,
     MetadataStore,
     Operation,
-    Put,
+    PutNode,
     commit_in_parts,
     get_readable_record,
     get_record,
@@ -102,7 +102,7 @@ from ...proto.names import NamespaceName, TopicName
 from ...runtime.clock import Clock
 from ...runtime.tasks import run_to_end
 from ..common.retry import SharedCallsByKey
-from .bundles_core import LoadReport, Placement, bundle_name, find_topic_bundle_number
+from .bundles_core import BrokerLoadReport, BundlePlacement, find_topic_bundle_number, make_bundle_name
 
 _LOG = logging.getLogger("magnetar.broker")
 
@@ -253,7 +253,7 @@ class Ownership:
         self._store = store
         self.me = me
         self._clock = clock
-        self._placement = Placement(rng)
+        self._placement = BundlePlacement(rng)
         self._owned: dict[str, None] = {}
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by path of the owner record
         self._questions: dict[str, Callable[[], bool]] = {}  # by path of the owner record
@@ -270,15 +270,15 @@ class Ownership:
 
     async def _register(self, me: BrokerRecord) -> None:
         path = paths.broker(me.name)
-        operations: list[Operation] = [Delete(path), Put(path, encode(me, path), ABSENT, ephemeral=True)]
+        operations: list[Operation] = [Delete(path), PutNode(path, encode(me, path), ABSENT, ephemeral=True)]
         if may_write_feature(Feature.STARTED_BROKERS):
             path = paths.started(me.name)
             record = StartedBrokerRecord(broker=me.name, endpoint=me.endpoint, seen_ms=self._clock.wall_ms())
-            operations.append(Put(path, encode(record, path)))
+            operations.append(PutNode(path, encode(record, path)))
         await self._store.commit(operations)
         self.me = me
 
-    async def set_draining(self, draining: bool) -> None:
+    async def store_draining(self, draining: bool) -> None:
         """Stores in the registration of this broker whether it drains. Writes nothing if the registration says so
         already."""
         async with self._registering:
@@ -289,7 +289,7 @@ class Ownership:
         """Stores the load of this broker in its registration, if it differs enough from the stored load.
         `busy_percent`: the share of one processor core that the broker uses."""
         async with self._registering:
-            load = LoadReport(busy_percent, len(self._owned))
+            load = BrokerLoadReport(busy_percent, len(self._owned))
             if load.differs_enough_to_report(self.me):
                 await self._register(msgspec.structs.replace(
                     self.me, busy_percent=load.busy_percent, bundles=load.bundles, report=self.me.report + 1
@@ -418,7 +418,7 @@ class Ownership:
             if version == ABSENT:
                 await self._store.put(path, value, ABSENT, ephemeral=True)
             else:  # a new node: an ephemeral one stays in the session that made it
-                await self._store.commit([Delete(path, version), Put(path, value, ABSENT, ephemeral=True)])
+                await self._store.commit([Delete(path, version), PutNode(path, value, ABSENT, ephemeral=True)])
         except (NodeExists, BadVersion):
             return False
         except MagnetarError as error:
@@ -446,7 +446,7 @@ class Ownership:
                 return False
             there = [] if node is None else [Delete(path, node.version)]  # of the session that was lost
             try:
-                await self._store.commit([*there, Put(path, mine, ABSENT, ephemeral=True)])
+                await self._store.commit([*there, PutNode(path, mine, ABSENT, ephemeral=True)])
             except BadVersion:
                 continue
             return True
@@ -512,7 +512,7 @@ class Ownership:
 
 
 def _path_of(topic: TopicName, number: int, bundles: int) -> str:
-    return paths.bundle_owner(topic.tenant, topic.namespace, bundle_name(number, bundles))
+    return paths.bundle_owner(topic.tenant, topic.namespace, make_bundle_name(number, bundles))
 
 
 METADATA_S = 2.0
@@ -535,7 +535,7 @@ class RegisteredServers(NamedTuple):
     died: tuple[StartedBrokerRecord, ...] = ()
 
 
-class LastKnownServers:
+class LastReadServerLists:
     """The lists of registered brokers and bookies, and of brokers that have died, that this broker has read last. They
     stay known when a metadata session is lost."""
 

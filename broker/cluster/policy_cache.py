@@ -85,7 +85,7 @@ class PolicyCache:
     async def open(self) -> None:
         revision = await self._metadata.revision()
         await self._read_defaults()
-        self._background.supervise("broker-policies", lambda: self._follow(revision))
+        self._background.start_supervised("broker-policies", lambda: self._follow(revision))
 
     async def close(self) -> None:
         await self._background.close()

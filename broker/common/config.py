@@ -202,7 +202,7 @@ class BrokerConfig(AppliedPolicies, frozen=True):
             raise InvalidConfiguration("drain_timeout_s must not be negative", setting="drain_timeout_s")
 
 
-class Replication(msgspec.Struct, frozen=True):
+class LedgerReplication(msgspec.Struct, frozen=True):
     """The replication of a new ledger: the number of bookies, the number of copies of each entry, and the number of
     copies that must be synced before an entry is confirmed."""
 
@@ -214,7 +214,7 @@ class Replication(msgspec.Struct, frozen=True):
         return f"{self.ensemble_size}/{self.write_quorum}/{self.ack_quorum}"
 
 
-Policy = Callable[[], Awaitable[Replication]]
+Policy = Callable[[], Awaitable[LedgerReplication]]
 """Returns the replication of the next ledger. It is called before each new ledger, so a changed policy applies from the
 next ledger on."""
 

@@ -125,7 +125,7 @@ class MessageAdminService:
         return trace_message(await self._topic(request.topic), position, request.batch_index)
 
     async def analyze_backlog(self, request: wire.DeleteSubscriptionRequest, context: CallContext) -> BacklogAnalysis:
-        return BacklogAnalysis(*await (await self._backlogs(request.topic)).analyze(request.name))
+        return BacklogAnalysis(*await (await self._backlogs(request.topic)).analyze_backlog(request.name))
 
     async def message_id_by_time(self, request: wire.MessageIdByTimeRequest, context: CallContext) -> MessageId:
         return await (await self._backlogs(request.topic)).find_message_by_time(request.publish_time_ms)
@@ -432,7 +432,7 @@ class AdminService:
     async def broker_summaries(
         self, request: wire.BrokerSummariesRequest, context: CallContext
     ) -> values.ClusterSummary:
-        return await self._summaries.summarize(here=request.here)
+        return await self._summaries.summarize_brokers(here=request.here)
 
     async def topic_page(self, request: wire.TopicPageRequest, context: CallContext) -> values.TopicPage:
         query = TopicPageQuery(request.prefix, request.contains, request.sort, request.after, request.limit)

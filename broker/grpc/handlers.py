@@ -441,7 +441,7 @@ class ConsumerHandler(Handler):
         usual case."""
         number = ack.request_id
         if self._requests < REQUESTS_MAX and translate.ack_in_transaction_nowait(session, ack):
-            session.when_durable(self._begin_answer(number))
+            session.call_when_durable(self._begin_answer(number))
         else:
             self._request(number, lambda: translate.ack_in_transaction(session, ack))
 
@@ -452,7 +452,7 @@ class ConsumerHandler(Handler):
             if error is not None:
                 self._send_done(request_id, error)
             elif self._requests < REQUESTS_MAX:
-                session.when_durable(self._begin_answer(request_id))
+                session.call_when_durable(self._begin_answer(request_id))
             else:
                 self._send_done(request_id, self._too_many())
 

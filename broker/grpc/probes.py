@@ -3,8 +3,8 @@
     grpc.health.v1.Health                     Check, which needs no credentials, and Watch
     grpc.reflection.v1.ServerReflection       and v1alpha: the services of this port and their messages
 
-`Check` answers as `GET /readyz` and says no more. Watch and reflection are calls like others: on a secured listener
-their caller is authenticated (runtime/grpc/server.py). Guarding tests: tests/broker/grpc/test_probes.py.
+`CheckNodeVersion` answers as `GET /readyz` and says no more. Watch and reflection are calls like others: on a secured
+listener their caller is authenticated (runtime/grpc/server.py). Guarding tests: tests/broker/grpc/test_probes.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...proto.errors import NotFound
 from ...runtime.network import HEALTH, REFLECTION, CallContext
 
 if TYPE_CHECKING:
-    from ..node.topic_manager import ReadinessCheck
+    from ..node.topic_manager import BrokerReadinessCheck
 
 WATCH_S = 1.0
 """Seconds between two looks for a caller of Watch, which is told of changes alone."""
@@ -32,7 +32,7 @@ class HealthService:
     """Implements gRPC's health service: the status is SERVING while the broker is ready. `services`: the full names of
     the services whose status may be requested, in addition to "" (the whole server)."""
 
-    def __init__(self, readiness: ReadinessCheck, services: tuple[str, ...]) -> None:
+    def __init__(self, readiness: BrokerReadinessCheck, services: tuple[str, ...]) -> None:
         self._readiness = readiness
         self._services = services
 
@@ -125,7 +125,7 @@ def _add_files(answer: Any, file: FileDescriptor) -> None:
     answer.file_descriptor_response.file_descriptor_proto.extend(found.values())
 
 
-def make_probe_services(readiness: ReadinessCheck, services: tuple[str, ...]) -> list[tuple[str, object]]:
+def make_probe_services(readiness: BrokerReadinessCheck, services: tuple[str, ...]) -> list[tuple[str, object]]:
     """Returns the services for health checks and reflection, by their full names. `services`: the full names of the
     other services at the same port."""
     names = (*services, HEALTH, *REFLECTION)

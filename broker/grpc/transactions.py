@@ -19,7 +19,7 @@ from ..common.transactions import Settlement, convert_join_answer_to_state
 from ..node.topic_manager import TopicManager
 from ..session import summaries
 from ..session.topics import find_listener_endpoint
-from ..transaction.intents_core import EndVerb, TransactionRow
+from ..transaction.intents_core import TransactionEndVerb, TransactionRow
 from ..transaction.peers import CoordinatorRequest, CoordinatorRequestBatch, encode_settlement
 from ..transaction.records_core import Participant, SinkTag
 from .halves import HalfMessageService
@@ -261,9 +261,9 @@ async def _answered(txn: wire.TransactionId, work: Callable[[], Awaitable[TxnSta
         return wire.TransactionReply(txn=txn, error=to_wire(error))
 
 
-def _verb(number: int) -> EndVerb:
+def _verb(number: int) -> TransactionEndVerb:
     try:
-        return EndVerb(number)
+        return TransactionEndVerb(number)
     except ValueError:
         raise InvalidRequest(f"{number} is no way to end a transaction") from None
 

@@ -169,7 +169,7 @@ def ack_in_transaction_nowait(session: ConsumerSession, ack: wire.Ack) -> bool:
             pass
     except InvalidRequest:
         return False
-    return session.ack_txn_nowait(txn, parse_acked_entries(ack.entries), parse_entry_sets(ack.ledgers))
+    return session.ack_in_transaction_nowait(txn, parse_acked_entries(ack.entries), parse_entry_sets(ack.ledgers))
 
 
 def _check_ack(ack: wire.Ack) -> Iterator[None]:

@@ -27,7 +27,7 @@ from ...runtime.clock import Clock
 from ...runtime.files import Buffer
 from ...runtime.metrics import WAITING, Histogram
 from ...runtime.tasks import Tasks
-from ..common.config import BrokerConfig, Replication
+from ..common.config import BrokerConfig, LedgerReplication
 from .cache import StoredEntry, TailCache
 from .log_queue_core import LogQueue, QueuedPublish, SequenceRange
 from .log_shape_core import Span
@@ -241,13 +241,13 @@ class LogAppender:
 
     # ------------------------------------------------------------------ questions
     @property
-    def replication(self) -> Replication | None:
+    def replication(self) -> LedgerReplication | None:
         """Returns the replication (the quorums) of the open ledger, or of the last ledger if none is open; None if the
         log has no ledger."""
         if self.writer is None:
             return None
         record = self.writer.record
-        return Replication(record.ensemble_size, record.write_quorum, record.ack_quorum)
+        return LedgerReplication(record.ensemble_size, record.write_quorum, record.ack_quorum)
 
     @property
     def is_degraded(self) -> bool:

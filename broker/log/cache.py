@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from ...proto.entry import chunk_uuid, find_distinct_keys, key_of_single_message, parse_stored_head
+from ...proto.entry import find_distinct_keys, get_chunk_uuid, key_of_single_message, parse_stored_head
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import MagnetarError
 from ...proto.names import Position, compute_key_slot
@@ -55,7 +55,7 @@ class StoredEntry:
             count, slots = metadata.num_messages_in_batch, None
         else:
             count, slots = 1, _slots_of_one(metadata)  # now: the head takes 1 KB, and is not kept
-        chunk_of = chunk_uuid(metadata) if metadata.num_chunks_from_msg > 1 else ""
+        chunk_of = get_chunk_uuid(metadata) if metadata.num_chunks_from_msg > 1 else ""
         return cls(
             position, (entry,), count, index, len(entry), timestamp_ms, chunk_of, metadata.deliver_at_time, slots
         )  # fmt: skip

@@ -249,7 +249,7 @@ class CompactedReader:
         if number < compacted.entries:
             return await compacted.read(number, bytes_max)
         following = self._shape.after(compacted.horizon)
-        return await self._log.read(following, bytes_max) if self._shape.is_readable(following) else []
+        return await self._log.read(following, bytes_max) if self._shape.has_visible_entry(following) else []
 
     async def read_entry(self, position: Position) -> StoredEntry:
         return (await self.read(position, 1))[0] if self._covers(position) else await self._log.read_entry(position)
@@ -440,7 +440,7 @@ class Compaction:
             return None
         return TrimLimit(mark, why=LedgerStays.NOT_COMPACTED)
 
-    def own_ledgers(self) -> list[int]:
+    def list_own_ledgers(self) -> list[int]:
         """Returns the ids of the compacted ledgers, which must be deleted with the topic."""
         return [self.record.ledger_id] if self.record is not None else []
 
@@ -670,7 +670,9 @@ class CompactionRun:
             yield entries
         shape, reader = self._shown.shape, self._shown.reader
         position = shape.after(old.horizon) if old is not None else shape.position_at_or_after(shape.start)
-        while (position := shape.next_unskipped_position(position)) <= self._horizon and shape.is_readable(position):
+        while (position := shape.next_unskipped_position(position)) <= self._horizon and shape.has_visible_entry(
+            position
+        ):
             entries = await self._tried(partial(reader.read, position, bytes_max))
             yield [entry for entry in entries if entry.position <= self._horizon]
             position = shape.after(entries[-1].position)

@@ -23,7 +23,7 @@ from ...proto.errors import InvalidRequest, MagnetarError
 from ...proto.names import Position, TopicName
 from ...proto.states import TopicState
 from ...runtime.network import World
-from ..common.config import Replication
+from ..common.config import LedgerReplication
 from .appender import Publish
 from .cache import StoredEntry
 from .log_shape_core import CommittedShape, LogShape, TxnOutcomes
@@ -118,12 +118,12 @@ class Log(ReadableLog, Protocol):
         written."""
 
     @property
-    def replication(self) -> Replication | None:
+    def replication(self) -> LedgerReplication | None:
         """Returns the replication (the quorums) of the open ledger, or of the last ledger if none is open; None if the
         log has no ledger."""
 
     @property
-    def wanted_replication(self) -> Replication:
+    def wanted_replication(self) -> LedgerReplication:
         """Returns the replication that the policy demanded when the present ledger was created. (The ledger may have
         less, if bookies were missing.)"""
 
@@ -194,14 +194,14 @@ class CommittedReader:
     def _shown(self, entries: list[StoredEntry]) -> list[StoredEntry]:
         if not entries or self._shape.is_every_entry_visible(entries[0].position, entries[-1].position):
             return entries
-        readable = self._shape.is_readable
+        readable = self._shape.has_visible_entry
         return [entry for entry in entries if readable(entry.position)]
 
     def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
         return self._shown(self._log.read_cached(position, entries_max, bytes_max))
 
     def get(self, position: Position) -> StoredEntry | None:
-        return self._log.get(position) if self._shape.is_readable(position) else None
+        return self._log.get(position) if self._shape.has_visible_entry(position) else None
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
         """Returns committed entries of one ledger from `position` on, at least one. Raises InvalidRequest if no
@@ -217,7 +217,7 @@ class CommittedReader:
         return await self._log.read_entry(position)
 
     def _check(self, position: Position) -> None:
-        if not self._shape.is_readable(position):
+        if not self._shape.has_visible_entry(position):
             raise InvalidRequest(f"there is no entry {position} (any more)", position=position)
 
     async def find_position_by_index(self, index: int) -> PositionAndIndex:
@@ -228,7 +228,7 @@ class CommittedReader:
 
     async def _next_shown(self, place: PositionAndIndex) -> PositionAndIndex:
         position = self._shape.next_unskipped_position(place.position)
-        if not self._shape.is_readable(position):
+        if not self._shape.has_visible_entry(position):
             return PositionAndIndex(self._shape.after(self._shape.stable), self._shape.end_index)
         if position == place.position:
             return place

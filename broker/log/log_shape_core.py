@@ -279,7 +279,7 @@ class LogShape:
                 return Position(earlier, self._spans[earlier].last_entry)
         return self.start
 
-    def is_readable(self, position: Position) -> bool:
+    def has_visible_entry(self, position: Position) -> bool:
         """Returns True if there is a confirmed entry at `position`, and readers see it."""
         span = self._spans.get(position[0])
         return span is not None and 0 <= position[1] <= span.last_entry
@@ -566,7 +566,7 @@ def _holder(span: Span, holders: Sequence[TrimLimit]) -> TrimLimit | None:
 # Guarding test: tests/broker/log/test_quorums.py.
 
 
-def allowed_replication_shortfall(*, degraded_writes: bool) -> StripingReduction:
+def get_allowed_striping_reduction(*, degraded_writes: bool) -> StripingReduction:
     """Returns which parts of the replication may be smaller in a new ledger while bookies are missing: the number of
     bookies, and, if `degraded_writes` is set, the number of copies."""
     return StripingReduction.COPIES if degraded_writes else StripingReduction.BOOKIES
@@ -615,7 +615,7 @@ def run_end(entries: BitMap, first: int) -> int:
     return low
 
 
-def first_of_contiguous(entries: BitMap, last: int) -> int:
+def find_start_of_contiguous(entries: BitMap, last: int) -> int:
     """Returns the first of the consecutive values in `entries` that end with `last`. The set must contain `last`."""
     low, high = 0, last
     while low < high:
@@ -722,7 +722,7 @@ class CommittedShape(LogShape):
         this position may be aborted."""
         return self.last_confirmed if self._decided is None else self._decided.stable
 
-    def is_readable(self, position: Position) -> bool:
+    def has_visible_entry(self, position: Position) -> bool:
         decided = self._decided
         if decided is None:
             return self.has_entry(position)
@@ -745,7 +745,7 @@ class CommittedShape(LogShape):
             aborted = decided.aborted.get(found[0])
             if aborted is None or found[1] not in aborted:
                 break
-            found = super().before(Position(found[0], first_of_contiguous(aborted, found[1])))
+            found = super().before(Position(found[0], find_start_of_contiguous(aborted, found[1])))
         return found
 
     def is_every_entry_visible(self, first: Position, last: Position) -> bool:

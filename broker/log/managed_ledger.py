@@ -77,7 +77,7 @@ from ...proto.errors import (
 )
 from ...proto.names import Position, TopicName
 from ...runtime.network import World
-from ..common.config import Policy, Replication
+from ..common.config import LedgerReplication, Policy
 from ..common.retry import LogThrottle
 from .cache import StoredEntry, TailCache
 from .log_shape_core import LogShape, Span
@@ -196,7 +196,7 @@ LEDGERS_MAX = 5_000
 written ends the topic. The ledger that is written grows meanwhile, and trimming makes room."""
 
 _HOW = ". Restore what has it; or give up what is lost, with `magnetar topics skip-lost`, and the topic opens again"
-NO_REPLICATION_REQUESTED = Replication(1, 1, 1)
+NO_REPLICATION_REQUESTED = LedgerReplication(1, 1, 1)
 """The replication that the policy wants, before the first ledger is made."""
 
 
@@ -211,8 +211,8 @@ def make_no_extra_claims(topic: TopicName, record: TopicRecord, claim: str) -> S
 
 
 class ManagedLedger:
-    """The ledgers of a topic, as its owner keeps them. A take-over calls `read_list`, `recover_ledgers` and
-    `claim_list`, in this order. Each new ledger is made by `make_next_ledger_record`, `add_ledger` and
+    """The ledgers of a topic, as its owner keeps them. A take-over calls `read_ledger_list`, `recover_ledgers` and
+    `claim_ledger_list`, in this order. Each new ledger is made by `make_next_ledger_record`, `add_ledger` and
     `apply_added_ledger`, also in this order.
 
     Before that, `end_ledger` ends the ledger that is being written; `make_closed_ledger_row` returns its row for the
@@ -247,21 +247,21 @@ class ManagedLedger:
         return len(self.listed.record.ledgers) < LEDGERS_MAX
 
     # ------------------------------------------------------------------ taking over
-    async def read_list(self) -> None:
+    async def read_ledger_list(self) -> None:
         """Step of a take-over: reads the topic's record with the list of ledgers."""
         await self.listed.read()
 
     async def recover_ledgers(self) -> list[TopicLedger]:
         """Step of a take-over: fences and recovers each ledger that is not known to be closed, the last one first.
         Returns the rows of all ledgers. After this call the last entry of the last ledger is known, but the list does
-        not say yet that this ledger is closed; `claim_list` stores that. Raises DataLost if a ledger is lost."""
+        not say yet that this ledger is closed; `claim_ledger_list` stores that. Raises DataLost if a ledger is lost."""
         closed, self._end = list(self.listed.record.ledgers), None
         for number in reversed(range(len(closed))):
             if closed[number].entries < 0:
                 closed[number] = await self._recover(closed[number], joined=number == len(closed) - 1)
         return closed
 
-    async def claim_list(self, closed: list[TopicLedger]) -> None:
+    async def claim_ledger_list(self, closed: list[TopicLedger]) -> None:
         """Step of a take-over: stores the recovered list `closed` with a new claim of this owner. The same commit
         closes the last ledger, and makes the changes that `claims` returns, for other records of the topic. Raises
         TopicFenced if another broker was faster."""

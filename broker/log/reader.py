@@ -85,7 +85,7 @@ class TopicLogReader:
         about `bytes_max` bytes, at least one entry. Raises InvalidRequest if there is no entry at `position`, or if it
         was trimmed; DataLost, with the range of lost entries, if the entry is lost."""
         span = self._shape.find_span_of_ledger(position[0])
-        if span is None or not self._shape.is_readable(position):
+        if span is None or not self._shape.has_visible_entry(position):
             raise InvalidRequest(f"there is no entry {position} (any more)", position=position)
         key = (position, bytes_max, min(span.last_entry, last_entry))
         if self._reads is None:
@@ -203,7 +203,7 @@ class TopicLogReader:
             return self._shape.end_index
         if position[1] == 0:
             return span.first_index
-        if not self._shape.is_readable(position):
+        if not self._shape.has_visible_entry(position):
             return span.end_index
         entry = self.get(position)
         return None if entry is None else entry.first_index
@@ -226,7 +226,11 @@ class TopicLogReader:
     async def _after(self, span: Span) -> PositionAndIndex:
         """Returns the position of the first entry after the span, and the index of its first message."""
         position = self._shape.next_unskipped_position(Position(span.ledger_id, span.last_entry + 1))
-        return _indexed(await self.read_entry(position)) if self._shape.is_readable(position) else self._end_position()
+        return (
+            _indexed(await self.read_entry(position))
+            if self._shape.has_visible_entry(position)
+            else self._end_position()
+        )
 
     def _is_any_before(self, span: Span, entry: StoredEntry | None) -> bool:
         """Returns True if the ledger has an entry before `entry`. `entry` None: if the ledger has any entry."""

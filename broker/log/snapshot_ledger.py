@@ -34,7 +34,7 @@ from ...ledger import LedgerClient, LedgerReader, LedgerWriter
 from ...proto.errors import DataLost, LedgerNotFound, MagnetarError
 from ...proto.names import TopicName
 from ..common.config import BrokerConfig, Policy
-from .log_shape_core import allowed_replication_shortfall
+from .log_shape_core import get_allowed_striping_reduction
 from .managed_ledger import TopicFenced
 
 _LOG = logging.getLogger("magnetar.broker.log")
@@ -75,7 +75,7 @@ class TopicStateLedgers:
         self, ledgers: LedgerClient, config: BrokerConfig, replication: Policy, topic: TopicName, **properties: str
     ) -> None:
         self._ledgers = ledgers
-        self._shrink = allowed_replication_shortfall(degraded_writes=config.degraded_writes)
+        self._shrink = get_allowed_striping_reduction(degraded_writes=config.degraded_writes)
         self._replication = replication
         self._properties = tuple(properties.items())
         self._topic = topic

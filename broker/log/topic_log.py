@@ -2,10 +2,10 @@
 
 **Take-over** happens in the order of `TAKE_OVER` and nowhere else (ledger protocol §3.1; invariants 27, 28, 29):
 
-    read_list        the ledgers and the version of the list, together
+    read_ledger_list        the ledgers and the version of the list, together
     recover_ledgers  every ledger that is not known to be closed, from the last on: its writer is fenced for good, and
                      its end is known
-    claim_list       compare-and-set against what was read, with a claim that no other owner has; from here on no
+    claim_ledger_list       compare-and-set against what was read, with a claim that no other owner has; from here on no
                      other owner can add a ledger. The same commit closes the last ledger
     serve            nothing is confirmed, delivered or trimmed before
 
@@ -55,12 +55,12 @@ from ...proto.states import TopicState
 from ...runtime.metrics import SECONDS, Histogram
 from ...runtime.network import World
 from ...runtime.tasks import Tasks, run_to_end
-from ..common.config import BrokerConfig, Policy, Replication
+from ..common.config import BrokerConfig, LedgerReplication, Policy
 from ..common.refusals import PublishRefusal
 from .appender import LogAppender, Publish
 from .cache import TailCache
 from .log_queue_core import LogQueue
-from .log_shape_core import allowed_replication_shortfall
+from .log_shape_core import get_allowed_striping_reduction
 from .managed_ledger import Claims, ManagedLedger, TopicFenced, make_no_extra_claims
 from .slow_publishes import SlowPublishLog
 
@@ -95,7 +95,7 @@ class TopicLog:
         self.state = TopicState.OPENING
         self._managed_ledger = ManagedLedger(
             world, metadata, ledgers, cache, topic, replication=replication,
-            shrink=allowed_replication_shortfall(degraded_writes=config.degraded_writes), claims=claims,
+            shrink=get_allowed_striping_reduction(degraded_writes=config.degraded_writes), claims=claims,
         )  # fmt: skip
         self._managed_ledger.on_ledger_delayed = on_ledger_delayed
         self.shape, self.reader, self._list = (
@@ -145,14 +145,14 @@ class TopicLog:
         for step in TAKE_OVER:
             await step(self)
 
-    async def read_list(self) -> None:
-        await self._managed_ledger.read_list()
+    async def read_ledger_list(self) -> None:
+        await self._managed_ledger.read_ledger_list()
 
     async def recover_ledgers(self) -> None:
         self._closed = await self._managed_ledger.recover_ledgers()
 
-    async def claim_list(self) -> None:
-        await self._managed_ledger.claim_list(self._closed)
+    async def claim_ledger_list(self) -> None:
+        await self._managed_ledger.claim_ledger_list(self._closed)
 
     async def serve(self) -> None:
         self._closed = []
@@ -402,13 +402,13 @@ class TopicLog:
 
     # ------------------------------------------------------------------ questions
     @property
-    def replication(self) -> Replication | None:
+    def replication(self) -> LedgerReplication | None:
         """Returns the replication (the quorums) of the open ledger, or of the last ledger if none is open; None if the
         log has no ledger."""
         return self._appender.replication
 
     @property
-    def wanted_replication(self) -> Replication:
+    def wanted_replication(self) -> LedgerReplication:
         """Returns the replication that the policy demanded when the present ledger was created. (The ledger may have
         less, if bookies were missing.)"""
         return self._managed_ledger.wanted_replication
@@ -452,5 +452,5 @@ class TopicLog:
         return {self._appender.writer.ledger_id: self._appender.writer.record.fragments[-1].bookies}
 
 
-TAKE_OVER = (TopicLog.read_list, TopicLog.recover_ledgers, TopicLog.claim_list, TopicLog.serve)
+TAKE_OVER = (TopicLog.read_ledger_list, TopicLog.recover_ledgers, TopicLog.claim_ledger_list, TopicLog.serve)
 """The order of a take-over."""

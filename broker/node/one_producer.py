@@ -14,8 +14,8 @@ from typing import Any
 
 from ...client.core.effects import (
     Connect,
-    Disconnect,
     EndWithError,
+    GiveUpConnection,
     ProducerEffect,
     ProducerOptions,
     Publish,
@@ -80,7 +80,9 @@ def _facts(core: ProducerCore, frame: wire.ServerFrame, clock: Clock) -> list[Pr
                 opened.topic_epoch, now, wall_ms,
             )  # fmt: skip
         case "receipt":
-            return core.on_receipt(frame.receipt.sequence_id, frame.receipt.ledger_id, frame.receipt.entry_id, now)
+            return core.on_entry_receipt(
+                frame.receipt.sequence_id, frame.receipt.ledger_id, frame.receipt.entry_id, now
+            )
         case "credit":
             return core.on_credit_granted(frame.credit)
         case "failed":
@@ -101,7 +103,7 @@ def _do(effect: ProducerEffect, stream: Stream[Any, Any]) -> None:
                     callback(None, Position(ledger_id, entry_id))
         case ReportOutcome(_, error) | EndWithError(error) if error is not None:
             raise error
-        case Disconnect() | Connect():
+        case GiveUpConnection() | Connect():
             raise ConnectionLost("the producer lost its connection")
 
 

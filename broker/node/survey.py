@@ -49,7 +49,7 @@ AGES_S = 2.0
 MEASURES = ("traffic", "backlog", "age")
 
 
-class TopicTotals(msgspec.Struct):
+class TopicGroupTotals(msgspec.Struct):
     """Sums over a group of loaded topics: their number, backlog, storage and rates. Counters of messages and bytes
     count from the start of the broker; all other fields are current values."""
 
@@ -81,12 +81,12 @@ class MeasuredTopic(NamedTuple):
     oldest_ms: int
 
 
-class TopicSurvey(msgspec.Struct, frozen=True):
+class LoadedTopicsSurvey(msgspec.Struct, frozen=True):
     """The result of measuring all loaded topics: totals of the broker, totals per namespace, and the largest topics."""
 
     at_s: float  # of the clock
-    total: TopicTotals
-    namespaces: Mapping[str, TopicTotals]
+    total: TopicGroupTotals
+    namespaces: Mapping[str, TopicGroupTotals]
     largest: Mapping[str, tuple[MeasuredTopic, ...]]  # by each of MEASURES, the largest first
     full: tuple[str, ...] = ()  # at most TOP topics that take no publishes, because of their backlog quota
 
@@ -94,14 +94,14 @@ class TopicSurvey(msgspec.Struct, frozen=True):
         """Returns the number of topics in all namespaces of this survey."""
         return sum(each.topics for each in self.namespaces.values())
 
-    def of_namespace(self, name: str) -> TopicSurvey:
+    def of_namespace(self, name: str) -> LoadedTopicsSurvey:
         """Returns a survey that has only the totals and the largest topics of one namespace. Its `total` remains the
         total of all namespaces."""
         largest = {
             measure: tuple(each for each in found if str(each.topic.name.namespace_name) == name)
             for measure, found in self.largest.items()
         }
-        return TopicSurvey(
+        return LoadedTopicsSurvey(
             self.at_s, self.total, {at: sums for at, sums in self.namespaces.items() if at == name}, largest
         )
 
@@ -129,7 +129,7 @@ class _Group:
     def __init__(self, name: str) -> None:
         self.name = name
         self.walk: _Walk | None = None  # the one that the sums are of
-        self.sums = TopicTotals()
+        self.sums = TopicGroupTotals()
 
 
 class _Walk:
@@ -202,12 +202,12 @@ class _Walk:
         if group is None:
             group = self._groups[name] = _Group(name)
         if group.walk is not self:
-            group.walk, group.sums = self, TopicTotals()
+            group.walk, group.sums = self, TopicGroupTotals()
             self.found.append(group)
         topic.traffic.walked_group = group
         return group
 
-    def _count(self, sums: TopicTotals, topic: Topic, now: tuple[int, int, int, int]) -> None:
+    def _count(self, sums: TopicGroupTotals, topic: Topic, now: tuple[int, int, int, int]) -> None:
         traffic, passed_s, before = topic.traffic, self.passed_s, topic.traffic.walked
         messages_in, messages_out = now[0] - before[0], now[1] - before[1]
         bytes_in, bytes_out = now[2] - before[2], now[3] - before[3]
@@ -245,15 +245,15 @@ class TopicSurveyRunner:
         self._clock = clock
         self._topics = topics
         self._began_s = clock.monotonic()
-        self._last: TopicSurvey | None = None
+        self._last: LoadedTopicsSurvey | None = None
         self._groups: dict[str, _Group] = {}  # by the name of the namespace, of namespaces that have a topic
-        self._totals: dict[str, TopicTotals] = {}  # since the broker was started, of namespaces that have a topic
-        self._total = TopicTotals()
-        self._runs: SharedCallsByKey[None, TopicSurvey] = SharedCallsByKey()
+        self._totals: dict[str, TopicGroupTotals] = {}  # since the broker was started, of namespaces that have a topic
+        self._total = TopicGroupTotals()
+        self._runs: SharedCallsByKey[None, LoadedTopicsSurvey] = SharedCallsByKey()
         self._tasks = Tasks()  # it logs a fault of ours
         self._reading: asyncio.Task[None] | None = None
 
-    async def take(self) -> TopicSurvey:
+    async def take(self) -> LoadedTopicsSurvey:
         """Measures all loaded topics and returns the survey. If the last survey is not older than SURVEY_S seconds,
         returns it instead. Concurrent callers share one measurement."""
         last = self._last
@@ -261,7 +261,7 @@ class TopicSurveyRunner:
             return last
         return await self._runs.run(None, self._walk)
 
-    async def _walk(self) -> TopicSurvey:
+    async def _walk(self) -> LoadedTopicsSurvey:
         before_s = self._last.at_s if self._last is not None else self._began_s
         at_s = self._clock.monotonic()
         walk, turns = _Walk(max(at_s - before_s, 0.001), self._groups), EventLoopSlices(self._clock)
@@ -276,17 +276,17 @@ class TopicSurveyRunner:
             self._reading = self._tasks.spawn(_read_ages(walk.ageless), "ages of oldest messages")
         return found
 
-    def _sum_up(self, at_s: float, walk: _Walk) -> TopicSurvey:
+    def _sum_up(self, at_s: float, walk: _Walk) -> LoadedTopicsSurvey:
         self._groups = {group.name: group for group in walk.found}
         namespaces = {group.name: group.sums for group in walk.found}
-        total = TopicTotals()
+        total = TopicGroupTotals()
         for name, sums in namespaces.items():
-            for each in TopicTotals.__struct_fields__:
+            for each in TopicGroupTotals.__struct_fields__:
                 setattr(total, each, getattr(total, each) + getattr(sums, each))
             _add_totals(sums, self._totals.get(name))
         _add_totals(total, self._total)
         self._totals, self._total = namespaces, total
-        return TopicSurvey(at_s, total, namespaces, walk.largest(), tuple(sorted(walk.full)))
+        return LoadedTopicsSurvey(at_s, total, namespaces, walk.largest(), tuple(sorted(walk.full)))
 
     def close(self) -> None:
         self._tasks.cancel()
@@ -303,7 +303,7 @@ async def _read_ages(ageless: Sequence[Callable[[], Coroutine[Any, Any, object]]
                     _LOG.debug("the age of an oldest message is not known: %s", error)
 
 
-def _add_totals(sums: TopicTotals, before: TopicTotals | None) -> None:
+def _add_totals(sums: TopicGroupTotals, before: TopicGroupTotals | None) -> None:
     """Adds to the totals of `sums`, which are those since the walk before, what was counted until then."""
     if before is not None:
         sums.messages_in += before.messages_in

@@ -52,11 +52,11 @@ from ...runtime.metrics import SECONDS, Histogram, MetricsPage
 from ...runtime.network import World
 from ...runtime.tasks import Tasks, run_to_end, run_together
 from ..access.authorizer import AccessGrants, Authorizer
-from ..cluster.bundles_core import bundle_name
+from ..cluster.bundles_core import make_bundle_name
 from ..cluster.catalog import Catalog, CatalogLimits
 from ..cluster.orphans import Orphan, OrphanSearchResult, delete_orphans, find_orphans
 from ..cluster.ownership import (
-    LastKnownServers,
+    LastReadServerLists,
     Ownership,
     RegisteredServers,
     list_bookies,
@@ -73,7 +73,7 @@ from ..common.retry import PATIENCE_S, LogThrottle, SharedCallsByKey
 from ..common.token_bucket import EventLoopSlices
 from ..log.cache import TailCache
 from ..log.compaction import CompactedLedger
-from ..log.log_shape_core import allowed_replication_shortfall
+from ..log.log_shape_core import get_allowed_striping_reduction
 from ..log.managed_ledger import ManagedLedgerRecord, SkipLostRequest, TopicFenced
 from ..log.reader import ReadMemoryBudget
 from ..log.slow_publishes import SlowPublishLog
@@ -96,7 +96,7 @@ PLACE_S = 1.0
 """Seconds for which the answer whether a ledger can be created is cached, and the longest wait for it."""
 
 
-class ReadinessCheck:
+class BrokerReadinessCheck:
     """Checks whether this broker can serve clients. `ledgers`: a function that returns the client of the bookies; it
     returns None while the broker has no metadata session, or does not know which topics it owns."""
 
@@ -123,7 +123,7 @@ class ReadinessCheck:
         try:
             async with asyncio.timeout(PLACE_S):
                 await ledgers.check_enough_bookies(
-                    shape, shrink=allowed_replication_shortfall(degraded_writes=config.degraded_writes)
+                    shape, shrink=get_allowed_striping_reduction(degraded_writes=config.degraded_writes)
                 )
         except NotEnoughBookies as error:
             return f"no new ledger can be made: {error.message}; ledgers that are open go on while their bookies answer"
@@ -258,7 +258,7 @@ class TopicManager:
         self.started_ms = world.clock.wall_ms()  # since the epoch
         self.survey = TopicSurveyRunner(world.clock, lambda: self.loaded.values())
         self.metadata_use = MetadataResponsiveness(world.clock)
-        self.members = LastKnownServers(world.clock, self.metadata_use)
+        self.members = LastReadServerLists(world.clock, self.metadata_use)
         self.searched: set[str] = set()  # topics in which a search runs (session/finding.py)
         self.heirs: dict[str, BrokerRecord] = {}  # brokers that got bundles of this one, by endpoint
         self._moved: dict[str, BrokerRecord] = {}  # who got the topics that were loaded here, by full name
@@ -266,13 +266,13 @@ class TopicManager:
         self._orphans_since_s: dict[int, float] = {}  # when this process first saw each as an orphan
         self._session: _OwnershipSession | None = None
         self.access = Authorizer(
-            world.clock, lambda name: self._open().grants.get_rights(name),
+            world.clock, lambda name: self._open().grants.get_grants_and_administrators(name),
             lambda tenant: self._open().grants.read_administrators(tenant), lambda: self.loaded.values(),
             wildcards=config.authorization_allow_wildcards_matching,
         )  # fmt: skip
         self._loading: SharedCallsByKey[str, Topic] = SharedCallsByKey()
         self._skipping: Counter[str] = Counter()  # running `skip_lost` calls by topic; it is not loaded meanwhile
-        self.readiness = ReadinessCheck(
+        self.readiness = BrokerReadinessCheck(
             config, world.clock, lambda: self._session.ledgers if self._session and self._session.settled else None
         )
         self._turns = TopicLoadQueue(LOADED_AT_ONCE, world.clock)
@@ -428,7 +428,7 @@ class TopicManager:
         if not session.settled:
             raise Unavailable(_UNSETTLED)
         ownership, turns = session.ownership, asyncio.Semaphore(MOVED_AT_ONCE)
-        await ownership.set_draining(True)
+        await ownership.store_draining(True)
         if not await ownership.has_other_brokers_in_group():
             return len(ownership.owner_record_paths)
         clock = self.world.clock
@@ -485,7 +485,7 @@ class TopicManager:
 
     async def end_drain(self) -> None:
         """Registers this broker as not draining, so that it may get bundles again."""
-        await self._open().ownership.set_draining(False)
+        await self._open().ownership.store_draining(False)
         self._moved.clear()
 
     async def _move(self, session: _OwnershipSession, path: str) -> None:
@@ -590,7 +590,7 @@ class TopicManager:
         return await self.members.read(None if session is None or not session.settled else session.metadata)
 
     async def tidy_died_brokers(self) -> None:
-        """Called periodically: `LastKnownServers.tidy`."""
+        """Called periodically: `LastReadServerLists.tidy`."""
         session = self._session
         if session is not None and session.settled:
             await self.members.tidy(session.metadata)
@@ -737,7 +737,7 @@ class TopicManager:
 
     async def _get_namespace_with_bundle(self, name: NamespaceName, bundle: str) -> NamespaceRecord:
         record = await self._open().catalog.get_namespace(name)
-        known = [bundle_name(number, record.bundles) for number in range(record.bundles)]
+        known = [make_bundle_name(number, record.bundles) for number in range(record.bundles)]
         if bundle and bundle not in known:
             raise InvalidRequest(f"namespace {name} has no bundle {bundle!r}; it has {', '.join(known)}")
         return record

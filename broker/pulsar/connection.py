@@ -52,7 +52,7 @@ from .producer import ProducerHandler, payload_bytes_max
 from .translate import find_pulsar_error_number
 
 if TYPE_CHECKING:
-    from .protocol import OpenProducers
+    from .protocol import OpenPulsarProducers
 
 # --------------------------------------------------------------------------------------------------- credentials
 # The credentials of CONNECT and AUTH_RESPONSE as values of an Authorization header (security/authenticator.py).
@@ -109,7 +109,7 @@ class PulsarConnection:
         self,
         broker: TopicManager,
         stream: ByteStream,
-        names: OpenProducers,
+        names: OpenPulsarProducers,
         callers: CallerAuthenticator,
         spare: SharedReceiveBuffer,
     ) -> None:
@@ -125,7 +125,7 @@ class PulsarConnection:
         self._stream = stream
         self._clock = broker.world.clock
         self._frames = PulsarFrameSplitter(FIRST_FRAME_BYTES, spare)
-        self.handlers = HandlerTable(self)
+        self.handlers = PulsarHandlerTable(self)
         self._tasks = Tasks()  # cancelled when the connection ends
         self._leaving = Tasks()  # not cancelled: they end handlers
         self._out: list[Buffer] = []
@@ -498,7 +498,7 @@ class PulsarConnection:
 Take = Callable[[Command, memoryview], Iterator[None] | None]
 
 
-class HandlerTable:
+class PulsarHandlerTable:
     """The handlers of all producers and consumers of one connection, by the ids that the client has chosen.
     `command_handlers`: the function that handles each command, by the type of the command."""
 

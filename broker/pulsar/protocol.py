@@ -31,7 +31,7 @@ class PulsarProtocol:
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
-        self._names = OpenProducers()
+        self._names = OpenPulsarProducers()
         self._spare: SharedReceiveBuffer | None = None
         self._callers: CallerAuthenticator | None = None  # of the listener
 
@@ -94,7 +94,7 @@ def parse_listeners(text: str) -> dict[str, tuple[str, ...]]:
     return {"": found[next(iter(found))], **found}
 
 
-class OpenProducers:
+class OpenPulsarProducers:
     """The open producers of all Pulsar connections to this broker, by topic and producer name."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ from ...proto.operations import Permission
 from ...proto.states import TxnId, TxnState
 from ..common.transactions import convert_join_answer_to_state
 from ..transaction.coordinators import ASSIGN_TOPIC
-from ..transaction.intents_core import EndVerb
+from ..transaction.intents_core import TransactionEndVerb
 from .frames import encode_frame
 from .translate import find_pulsar_error_number
 
@@ -109,10 +109,10 @@ async def add_subscriptions_to_transaction(
 
 async def end_transaction(connection: PulsarConnection, asked: pulsar.CommandEndTxn) -> bytes:
     txn = transaction_id_of(asked)
-    verb = EndVerb.COMMIT if asked.txn_action == pulsar.COMMIT else EndVerb.ABORT
+    verb = TransactionEndVerb.COMMIT if asked.txn_action == pulsar.COMMIT else TransactionEndVerb.ABORT
     coordinator = await _here(connection, txn.coordinator)
     state = await coordinator.end(txn, verb, connection.caller.principal.name)
-    if verb is EndVerb.ABORT and state is TxnState.COMMITTED:
+    if verb is TransactionEndVerb.ABORT and state is TxnState.COMMITTED:
         raise TransactionEnded(f"transaction {txn} is committed: it cannot be aborted")
     return encode_frame(end_txn_response=_done(asked))
 

@@ -21,7 +21,7 @@ import msgspec
 from ...proto import operations as op
 from ...proto.applied import QuotaPolicy
 from ...proto.policies import POLICIES as TABLE
-from ...proto.policies import Policies, Policy, Rest, decode
+from ...proto.policies import Policies, Policy, PolicyRestNames, decode
 from ...proto.schema import Compatibility
 from .call import NAMESPACE, TOPIC, Handler, HttpError, RestRequest, register_route
 
@@ -149,7 +149,7 @@ class BodyConverter(NamedTuple):
     show: Callable[[Policies], object]
 
 
-def _plain(policy: Policy, rest: Rest) -> BodyConverter:
+def _plain(policy: Policy, rest: PolicyRestNames) -> BodyConverter:
     field, kind = policy.fields[0].name, bool if policy.fields[0].kind == "on/off" else int
 
     def take(value: Any) -> Fields:

@@ -267,7 +267,7 @@ def _state_of(cursor: Cursor, position: Position, bit: int) -> str:
         return "MarkDelete"
     pending = cursor.pending
     bits, whole = (
-        pending.message_bits_at(position), pending.is_pending(position)
+        pending.message_bits_at(position), pending.is_entry_pending(position)
     ) if pending is not None else (0, False)
     if bit >= 0 and cursor.acked_or_pending_bits(position) & ~bits & (1 << bit):
         return "MarkDelete"

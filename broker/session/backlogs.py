@@ -50,7 +50,7 @@ def compute_start_mark(
         return shape.clamp_mark_to_log(position), 0
     if start.batch_index >= 0:
         done = start.batch_index + (0 if inclusive else 1)
-        return shape.clamp_mark_to_log(shape.before(position)), done if shape.is_readable(position) else 0
+        return shape.clamp_mark_to_log(shape.before(position)), done if shape.has_visible_entry(position) else 0
     return shape.clamp_mark_to_log(shape.before(position) if inclusive else position), 0
 
 
@@ -194,7 +194,7 @@ class SubscriptionAdministration:
         entries = await backlog.read_first_backlog_entries(self._topic.shown, subscription, messages)
         return [EntryWithHiddenMessages(entry, subscription.cursor.acked_indexes(entry.position)) for entry in entries]
 
-    async def analyze(self, name: str) -> examine.Backlog:
+    async def analyze_backlog(self, name: str) -> examine.Backlog:
         """Reads the backlog of a subscription, and returns how many entries and messages it contains."""
         return await examine.analyze_backlog(self._topic.shown, self._topic.find_subscription(name))
 
@@ -276,7 +276,7 @@ class RangeReader:
             wanted.first, place.first_index
         )
         left = wanted.bytes_max or READ_BYTES_MAX
-        while self.next_index < end and left > 0 and log.shape.is_readable(position):
+        while self.next_index < end and left > 0 and log.shape.has_visible_entry(position):
             await self._require(name)
             size = min(left, chunk_bytes)
             for entry in log.reader.read_cached(position, 1000, size) or await log.reader.read(position, size):

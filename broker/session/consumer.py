@@ -221,7 +221,7 @@ class ConsumerSession:
         if position in member.unshown:
             return member.unshown[position].size
         held = member.outstanding.get(position, 0)
-        return cursor.batch_size_of(position, 0) or held + cursor.acked_or_pending_bits(position).bit_count()
+        return cursor.find_batch_size(position, 0) or held + cursor.acked_or_pending_bits(position).bit_count()
 
     # ------------------------------------------------------------------ as the consumer's outlet
     def deliver(self, deliveries: Sequence[Delivery]) -> bool:
@@ -364,10 +364,12 @@ class ConsumerSession:
                 raise conflict
         await subscription.wait_durable()
 
-    def ack_txn_nowait(self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> bool:
+    def ack_in_transaction_nowait(
+        self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()
+    ) -> bool:
         """Acknowledges a few entries in a transaction, as `ack_in_transaction` does, but does not wait until they are
-        durably pending (`when_durable` tells that), and returns True. Returns False if nothing was changed. Then the
-        caller must call `ack_in_transaction`, which can wait and raise errors."""
+        durably pending (`call_when_durable` tells that), and returns True. Returns False if nothing was changed. Then
+        the caller must call `ack_in_transaction`, which can wait and raise errors."""
         subscription, wanted = self.subscription, TxnAcks()
         try:
             subscription.check_supports_transactions()
@@ -392,10 +394,10 @@ class ConsumerSession:
                 return outcome is TxnState.COMMITTED or not cumulative
         return False
 
-    def when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
+    def call_when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
         """Calls the function `tell` once, possibly before this method returns: with None when everything that was
         acknowledged before this call is durable, or with an error if that is not known."""
-        self.subscription.when_durable(tell)
+        self.subscription.call_when_durable(tell)
 
     async def wait_durable(self) -> None:
         """Waits until everything that this consumer acknowledged before the call is durable."""
@@ -424,7 +426,7 @@ class ConsumerSession:
         async with self.subscription.seek_lock:
             log = self.subscription.log
             place = await log.reader.find_position_by_index(index)
-            done = max(0, index - place.first_index) if log.shape.is_readable(place.position) else 0
+            done = max(0, index - place.first_index) if log.shape.has_visible_entry(place.position) else 0
             await self.subscription.seek(log.shape.before(place.position), done, keep=self._consumer)
 
     async def unsubscribe(self, *, force: bool = False) -> None:

@@ -32,7 +32,7 @@ import msgspec
 from pyroaring import BitMap
 
 from ...ledger.bookies import Bookies
-from ...ledger.peer_format import Status, encode_admin
+from ...ledger.peer_format import Status, encode_admin_request
 from ...metadata import paths
 from ...metadata.records import (
     DamagedEntriesRecord,
@@ -40,7 +40,7 @@ from ...metadata.records import (
     LedgerRecord,
     TopicLedger,
     UnderReplicatedRecord,
-    decode_any,
+    decode_record_of_any_class,
 )
 from ...metadata.store import MetadataStore, get_readable_record
 from ...proto.errors import InvalidRequest, MagnetarError, Unavailable
@@ -272,7 +272,7 @@ async def describe_metadata(metadata: MetadataStore, path: str, after: str, limi
     kind = record = damage = ""
     if node is not None:
         try:
-            found = decode_any(node.value, path)
+            found = decode_record_of_any_class(node.value, path)
             kind, record = type(found).__name__, msgspec.json.encode(_blanked(msgspec.to_builtins(found))).decode()
         except DamagedRecord as error:
             damage = str(error)
@@ -295,7 +295,7 @@ async def ask_bookies(bookies: Bookies, names: Iterable[str], verb: str, **optio
     await bookies.wait_bookies_listed()
     request = msgspec.json.encode({"verb": verb, **options})
     for name in names:
-        answer = await bookies.ask(name, encode_admin(), (request,), timeout_s=BOOKIE_S)
+        answer = await bookies.ask(name, encode_admin_request(), (request,), timeout_s=BOOKIE_S)
         if answer is not None and answer[0].status is Status.OK and answer[1]:
             found = msgspec.json.decode(bytes(answer[1][0]), type=dict[str, Any])
             if "error" not in found:

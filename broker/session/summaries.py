@@ -57,7 +57,7 @@ from ...runtime.descriptors import PROCESS
 from ...runtime.health import HEARTBEAT
 from ..cluster.ownership import RegisteredServers
 from ..common.token_bucket import EventLoopSlices
-from ..node.survey import STRIDE, MeasuredTopic, TopicTotals, measure_topic
+from ..node.survey import STRIDE, MeasuredTopic, TopicGroupTotals, measure_topic
 from ..node.topic_manager import TopicManager
 from ..subscription.consumer import Consumer
 from ..subscription.core.cursor_state import NOWHERE
@@ -297,7 +297,7 @@ class ClusterSummaries:
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
-    async def summarize(self, *, here: bool) -> ClusterSummary:
+    async def summarize_brokers(self, *, here: bool) -> ClusterSummary:
         """Returns a summary of each broker, sorted by name. `here`: only of this broker."""
         if here:
             return ClusterSummary((await self._summary(),), ())
@@ -411,7 +411,7 @@ class ClusterSummaries:
 
 def _unknown_summary(broker: BrokerRecord) -> BrokerSummary:
     """Returns the summary of a broker of an older release, which does not answer for it: what its registration says."""
-    nothing = _sums("", TopicTotals())
+    nothing = _sums("", TopicGroupTotals())
     return BrokerSummary(broker.name, broker.endpoint, broker.version, 0, -1.0, 0, 0, nothing, (), (), (), ())
 
 
@@ -431,7 +431,7 @@ def _row(facts: MeasuredTopic, owner: str) -> TopicRow:
     )  # fmt: skip
 
 
-def _sums(name: str, found: TopicTotals) -> NamespaceSums:
+def _sums(name: str, found: TopicGroupTotals) -> NamespaceSums:
     return NamespaceSums(
         name, found.topics, found.subscriptions, found.producers, found.consumers, found.rate_in, found.rate_out,
         found.throughput_in, found.throughput_out, found.storage_bytes, found.backlog,
@@ -544,7 +544,7 @@ def trace_message(topic: Topic, position: Position, batch_index: int) -> Message
         return MessageTrace("The topic has no such message: it never had it, or it was deleted.", ())
     if shape.skipped_lost_range_end(position) is not None:
         return MessageTrace("The message is lost: no bookie has it, and an operator let consumers pass over it.", ())
-    if not topic.shown.shape.is_readable(position):
+    if not topic.shown.shape.has_visible_entry(position):
         return MessageTrace("The message is of a transaction that is open or was aborted: no consumer gets it.", ())
     states = [_state_of_message(topic, each, position, batch_index) for each in topic.subscriptions.values()]
     return MessageTrace("The topic has the message.", tuple(sorted(states, key=lambda each: each.subscription)))
@@ -565,7 +565,7 @@ def _state_of_message(topic: Topic, subscription: Subscription, position: Positi
     if batch_index in cursor.acked_indexes(position):
         return make_state("acknowledged", "Other messages of its batch are not.")
     if (pending := cursor.pending) is not None and (
-        pending.is_pending(position) or pending.message_bits_at(position) >> max(batch_index, 0) & 1
+        pending.is_entry_pending(position) or pending.message_bits_at(position) >> max(batch_index, 0) & 1
     ):
         txns = ", ".join(map(str, pending.find_transactions(position)))
         return make_state("pending", f"It is acknowledged when transaction {txns} commits.")

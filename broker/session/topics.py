@@ -41,7 +41,7 @@ class TopicOwner(msgspec.Struct, frozen=True):
     here: bool  # the broker that was asked
 
 
-class Partitions(msgspec.Struct, frozen=True):
+class PartitionsAndOwner(msgspec.Struct, frozen=True):
     """The number of partitions of a topic; 0 if it has none. Then also its owner, if that is known."""
 
     count: int  # 0: the topic is not partitioned
@@ -86,21 +86,21 @@ class TopicQueries:
         owner = await self._broker.find_owner(topic)
         return TopicOwner(find_listener_endpoint(owner, listener), owner.name == self._broker.name)
 
-    async def partitions(self, topic: TopicName, *, create: bool, by_use: bool = False) -> Partitions:
+    async def partitions(self, topic: TopicName, *, create: bool, by_use: bool = False) -> PartitionsAndOwner:
         """Returns the number of partitions of a topic. `create`: creates the topic if it is missing and may be created;
         it gets the namespace's default number of partitions. `by_use`: if that number is 0, does not create the topic
         now, because its first use creates it."""
         catalog = self._broker.catalog
         if topic.is_partition:
-            return Partitions(0)  # a partition is used like a topic without partitions
+            return PartitionsAndOwner(0)  # a partition is used like a topic without partitions
         if not create:
             await catalog.get_namespace(topic.namespace_name)
-            return Partitions(await catalog.count_existing_partitions(topic))
+            return PartitionsAndOwner(await catalog.count_existing_partitions(topic))
         count, owner = await catalog.count_or_create_partitions(topic, by_use=by_use), None
         if not count:
             with contextlib.suppress(MagnetarError):  # the look-up says why
                 owner = await self.lookup(topic)
-        return Partitions(count, owner)
+        return PartitionsAndOwner(count, owner)
 
     async def get_offsets(
         self, name: TopicName, times_ms: Sequence[int] = (), subscription: str = "",

@@ -31,7 +31,7 @@ from .core import pending_acks
 from .core.cursor import Cursor
 from .core.cursor_state import BATCH_INDEXES_MAX, NOWHERE, PartialBatch, TxnAcks
 from .core.dispatch import Dispatcher
-from .core.pending_acks import ENTRIES_MAX, AckConflict, AckRefused, SettledAcks
+from .core.pending_acks import ENTRIES_MAX, SettledAcks, TransactionalAckConflict, TransactionalAckRefused
 from .core.policy import NO_HIDDEN_MESSAGES, Member
 
 MARK_ENTRIES = 1000
@@ -68,7 +68,7 @@ class SubscriptionAcks:
                 bits = bits or self._shown(member, position)
                 if self._is_pending(position, bits):
                     refused.append(position)
-                    bits = bits or (1 << self._cursor.batch_size_of(position, 0)) - 1  # its other messages count
+                    bits = bits or (1 << self._cursor.find_batch_size(position, 0)) - 1  # its other messages count
             if bits:
                 self._ack_batch(member, position, bits)
             elif self._cursor.ack(position):
@@ -87,10 +87,10 @@ class SubscriptionAcks:
     def _size(self, member: Member | None, position: Position) -> int:
         """Returns the number of messages in the batch; 0 if the number is not known."""
         if member is None:
-            return self._cursor.batch_size_of(position, 0)
+            return self._cursor.find_batch_size(position, 0)
         if member.unshown and position in member.unshown:
             return member.unshown[position].size
-        return self._cursor.batch_size_of(position, member.outstanding.get(position, 0))
+        return self._cursor.find_batch_size(position, member.outstanding.get(position, 0))
 
     def _shown(self, member: Member | None, position: Position) -> int:
         """Returns, as bits (bit i: message i), which messages of the batch the consumer has received. These are the
@@ -98,7 +98,7 @@ class SubscriptionAcks:
         if member is None:
             return 0
         cursor, (unshown, size) = self._cursor, member.unshown.get(position, NO_HIDDEN_MESSAGES)
-        size = size or cursor.batch_size_of(position, 0)
+        size = size or cursor.find_batch_size(position, 0)
         if not size:
             return 0
         everything, held = (1 << size) - 1, member.outstanding.get(position, 0)
@@ -114,10 +114,10 @@ class SubscriptionAcks:
         if pending is None or self._cursor.is_acked(position):
             return False
         of_batch = pending.message_bits_at(position)
-        return pending.is_pending(position) or bool(of_batch & bits if bits else of_batch)
+        return pending.is_entry_pending(position) or bool(of_batch & bits if bits else of_batch)
 
     def _refuse(self, position: Position) -> None:
-        raise AckRefusal.PENDING.error(f"entry {position} {AckConflict.PENDING.value}", position=position)
+        raise AckRefusal.PENDING.error(f"entry {position} {TransactionalAckConflict.PENDING.value}", position=position)
 
     def ack_set(self, member: Member | None, ledger_id: int, entries: bytes) -> None:
         """Acknowledges many whole entries of one ledger. `entries`: a serialized roaring bitmap of entry ids. Raises
@@ -321,7 +321,7 @@ class TransactionalAcks(SubscriptionAcks):
         """Raises TransactionConflict if the entry was trimmed, because then it is acknowledged already; InvalidRequest
         if the position is after the last entry."""
         if not self._exists(position):
-            raise _conflict(AckRefused(AckConflict.ACKNOWLEDGED, position))
+            raise _conflict(TransactionalAckRefused(TransactionalAckConflict.ACKNOWLEDGED, position))
 
     # ------------------------------------------------------------------ pending
     def add_pending_acks(
@@ -337,7 +337,7 @@ class TransactionalAcks(SubscriptionAcks):
         """
         cursor, dispatcher = self._cursor, self._dispatcher
         if cumulative is not None and member.must_restart and not rest:  # Pulsar's clients never ask for all again
-            raise _conflict(AckRefused(AckConflict.RESTARTED, cumulative.position))
+            raise _conflict(TransactionalAckRefused(TransactionalAckConflict.RESTARTED, cumulative.position))
         if rest and (clash := pending_acks.find_repeated_acks(cursor, txn, wanted)) is not None:
             raise _conflict(clash)
         asked, named = wanted, NOWHERE
@@ -347,7 +347,7 @@ class TransactionalAcks(SubscriptionAcks):
             named = cumulative.position
             self._add_cumulative(member, cumulative, asked)
         new = pending_acks.judge(cursor, txn, asked, named)
-        if isinstance(new, AckRefused):
+        if isinstance(new, TransactionalAckRefused):
             raise _conflict(new)
         if not new:
             return False
@@ -425,5 +425,5 @@ class TransactionalAcks(SubscriptionAcks):
         return settled
 
 
-def _conflict(clash: AckRefused) -> MagnetarError:
+def _conflict(clash: TransactionalAckRefused) -> MagnetarError:
     return AckRefusal.CONFLICT.error(f"entry {clash.position} {clash.why.value}", position=clash.position)

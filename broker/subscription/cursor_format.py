@@ -50,8 +50,8 @@ from .core.cursor import Cursor
 from .core.cursor_state import (
     BATCH_INDEXES_MAX,
     NOWHERE,
-    ChunkKey,
-    ChunkKind,
+    CursorChunkKey,
+    CursorChunkKind,
     CursorState,
     PartialBatch,
     RedeliveryCount,
@@ -108,26 +108,26 @@ class Piece(NamedTuple):
         """Returns True if this is the last piece of a marker, which completes a write of the state."""
         return self.kind == MARKER and self.piece == self.pieces - 1
 
-    def is_piece_of_chunk(self, key: ChunkKey, row: CursorChunkPlace, piece: int) -> bool:
+    def is_piece_of_chunk(self, key: CursorChunkKey, row: CursorChunkPlace, piece: int) -> bool:
         """Returns True if this is piece number `piece` of the chunk `key`. `row`: the place of the chunk, as the marker
         lists it."""
         return self[:6] == (key.kind, row.sequence, key.ledger_id, key.block, piece, row.pieces)
 
 
 # ------------------------------------------------------------------------------------------ encoding
-def encode_chunk(key: ChunkKey, sequence: int, body: bytes) -> list[bytes]:
+def encode_cursor_chunk(key: CursorChunkKey, sequence: int, body: bytes) -> list[bytes]:
     """Returns the ledger entries that store the chunk `key` with the content `body`, in the order in which the caller
     must append them. `sequence`: the number of the write."""
-    version = CURSOR.version if key.kind is ChunkKind.PENDING else WITHOUT_PENDING
+    version = CURSOR.version if key.kind is CursorChunkKind.PENDING else WITHOUT_PENDING
     return _encode(version, key.kind, key.ledger_id, key.block, sequence, body)
 
 
-def encode_marker(mark: Position, rows: Mapping[ChunkKey, CursorChunkPlace], sequence: int) -> list[bytes]:
+def encode_marker(mark: Position, rows: Mapping[CursorChunkKey, CursorChunkPlace], sequence: int) -> list[bytes]:
     """Returns the ledger entries of a marker, which completes a write. `mark`: the mark of the cursor; `rows`: the
     places of all valid chunks; `sequence`: the number of the write."""
     parts = [_POSITION.pack(*mark), _COUNT.pack(len(rows))]
     parts += [_ROW.pack(*key, *row) for key, row in sorted(rows.items())]
-    version = CURSOR.version if any(key.kind is ChunkKind.PENDING for key in rows) else WITHOUT_PENDING
+    version = CURSOR.version if any(key.kind is CursorChunkKind.PENDING for key in rows) else WITHOUT_PENDING
     return _encode(version, MARKER, 0, 0, sequence, b"".join(parts))
 
 
@@ -140,16 +140,16 @@ def _encode(version: int, kind: int, ledger_id: int, block: int, sequence: int, 
     return entries
 
 
-def encode_chunk_body(key: ChunkKey, cursor: Cursor) -> bytes:
+def encode_cursor_chunk_body(key: CursorChunkKey, cursor: Cursor) -> bytes:
     """Returns the content of the chunk `key`, encoded from the current state of the cursor."""
     covered = key.entry_range()
     first, last = Position(key.ledger_id, covered[0]), Position(key.ledger_id, covered[-1])
-    if key.kind is ChunkKind.HOLES:
+    if key.kind is CursorChunkKind.HOLES:
         return _holes_body(cursor.acked[key.ledger_id], covered)
-    if key.kind is ChunkKind.PENDING:
+    if key.kind is CursorChunkKind.PENDING:
         return _pending_body(cursor.pending, key) if cursor.pending is not None else b""
     parts: list[bytes] = []
-    if key.kind is ChunkKind.PARTIALS:
+    if key.kind is CursorChunkKind.PARTIALS:
         for position in cursor.partial.irange(first, last):
             parts += _partial_row(position, cursor.partial[position])
     else:
@@ -162,7 +162,7 @@ def _partial_row(position: Position, partial: PartialBatch) -> tuple[bytes, byte
     return _PARTIAL.pack(position[1], partial.size, len(bits)), bits
 
 
-def _pending_body(pending: PendingAcks, key: ChunkKey) -> bytes:
+def _pending_body(pending: PendingAcks, key: CursorChunkKey) -> bytes:
     """Returns the content of a chunk of pending acknowledgements. Reuses the encoded bytes of each transaction that has
     not changed."""
     parts, kept = list[bytes](), pending.rows
@@ -177,7 +177,7 @@ def _pending_body(pending: PendingAcks, key: ChunkKey) -> bytes:
     return b"".join(parts)
 
 
-def _txn_row(txn: TxnId, acks: TxnAcks, key: ChunkKey) -> bytes:
+def _txn_row(txn: TxnId, acks: TxnAcks, key: CursorChunkKey) -> bytes:
     """Returns the encoded acknowledgements of the transaction, as far as they belong to the chunk `key`."""
     covered = key.entry_range()
     here = acks.up_to[0] == key.ledger_id and max(0, acks.up_to[1]) in covered
@@ -222,12 +222,12 @@ def decode_piece(entry: bytes) -> Piece:
     check_format(CURSOR, entry[2], "a cursor ledger")
     _, _, kind, sequence, ledger_id, block, piece, pieces = _HEAD.unpack_from(entry)
     found = Piece(kind, sequence, ledger_id, block, piece, pieces, body)
-    if not found.piece < found.pieces or found.kind > max(ChunkKind):
+    if not found.piece < found.pieces or found.kind > max(CursorChunkKind):
         raise DamagedCursorState(f"piece {found.piece} of {found.pieces} of kind {found.kind}")
     return found
 
 
-def decode_marker(body: bytes) -> tuple[Position, dict[ChunkKey, CursorChunkPlace]]:
+def decode_marker(body: bytes) -> tuple[Position, dict[CursorChunkKey, CursorChunkPlace]]:
     """Returns the mark and the places of all valid chunks that a marker contains. `body`: the bodies of its pieces.
     Raises DamagedCursorState if `body` is damaged."""
     try:
@@ -237,7 +237,7 @@ def decode_marker(body: bytes) -> tuple[Position, dict[ChunkKey, CursorChunkPlac
         if len(body) != start + count * _ROW.size:
             raise DamagedCursorState(f"a marker of {count} rows has {len(body)} bytes")
         rows = {
-            ChunkKey(ChunkKind(kind), ledger_id, block): CursorChunkPlace(*where)
+            CursorChunkKey(CursorChunkKind(kind), ledger_id, block): CursorChunkPlace(*where)
             for kind, ledger_id, block, *where in _ROW.iter_unpack(body[start:])
         }
     except (struct.error, ValueError) as error:
@@ -245,15 +245,15 @@ def decode_marker(body: bytes) -> tuple[Position, dict[ChunkKey, CursorChunkPlac
     return mark, rows
 
 
-def add_chunk(state: CursorState, key: ChunkKey, body: bytes) -> None:
+def add_chunk(state: CursorState, key: CursorChunkKey, body: bytes) -> None:
     """Decodes the content `body` of the chunk `key`, and adds it to the state. Raises DamagedCursorState if `body` is
     damaged."""
     try:
-        if key.kind is ChunkKind.HOLES:
+        if key.kind is CursorChunkKind.HOLES:
             _add_holes(state, key, _bitmap(body))
-        elif key.kind is ChunkKind.PARTIALS:
+        elif key.kind is CursorChunkKind.PARTIALS:
             state.partial.update(_partials(key, body))
-        elif key.kind is ChunkKind.PENDING:
+        elif key.kind is CursorChunkKind.PENDING:
             _add_pending(state, key, body)
         else:
             for entry_id, redeliveries, until_ms in _REDELIVERED.iter_unpack(body):
@@ -262,7 +262,7 @@ def add_chunk(state: CursorState, key: ChunkKey, body: bytes) -> None:
         raise DamagedCursorState(f"a chunk ends early: {error}") from error
 
 
-def _partials(key: ChunkKey, body: bytes) -> Iterator[tuple[Position, PartialBatch]]:
+def _partials(key: CursorChunkKey, body: bytes) -> Iterator[tuple[Position, PartialBatch]]:
     offset = 0
     while offset < len(body):
         entry_id, messages, size = _PARTIAL.unpack_from(body, offset)
@@ -274,7 +274,7 @@ def _partials(key: ChunkKey, body: bytes) -> Iterator[tuple[Position, PartialBat
         offset += size
 
 
-def _add_pending(state: CursorState, key: ChunkKey, body: bytes) -> None:
+def _add_pending(state: CursorState, key: CursorChunkKey, body: bytes) -> None:
     offset = 0
     while offset < len(body):
         most, least, *up_to = _TXN.unpack_from(body, offset)
@@ -302,7 +302,7 @@ def _sized(body: bytes, offset: int) -> tuple[bytes, int]:
     return body[start : start + size], start + size
 
 
-def _add_holes(state: CursorState, key: ChunkKey, holes: BitMap) -> None:
+def _add_holes(state: CursorState, key: CursorChunkKey, holes: BitMap) -> None:
     if holes:
         _inside(key, holes.min())
         _inside(key, holes.max())
@@ -312,7 +312,7 @@ def _add_holes(state: CursorState, key: ChunkKey, holes: BitMap) -> None:
             state.acked[key.ledger_id] = holes
 
 
-def _inside(key: ChunkKey, entry_id: int) -> Position:
+def _inside(key: CursorChunkKey, entry_id: int) -> Position:
     """Returns the position of the entry. Raises DamagedCursorState if the chunk `key` does not cover this entry."""
     if entry_id not in key.entry_range():
         raise DamagedCursorState(f"entry {entry_id} is in block {key.block} of the {key.kind.name.lower()}")

@@ -45,7 +45,7 @@ from ..log.managed_ledger import TopicFenced, make_claim_check
 from ..log.snapshot_ledger import SnapshotLedger, TopicStateLedgers
 from . import cursor_format as stored
 from .core.cursor import Cursor
-from .core.cursor_state import ChunkKey, CursorState
+from .core.cursor_state import CursorChunkKey, CursorState
 from .core.positions import CursorLedgerBounds, CursorWrite, CursorWritePlanner
 
 _LOG = logging.getLogger("magnetar.broker.cursor")
@@ -226,7 +226,7 @@ class DurableCursor:
         mark, rows = stored.decode_marker(body)
         state, reads = CursorState(mark), asyncio.Semaphore(READS_MAX)
 
-        async def chunk(key: ChunkKey, row: stored.CursorChunkPlace) -> None:
+        async def chunk(key: CursorChunkKey, row: stored.CursorChunkPlace) -> None:
             async with reads:
                 found = [
                     await self._ledger.read_snapshot_piece(reader, row.first_entry + at) for at in range(row.pieces)
@@ -323,10 +323,10 @@ class DurableCursor:
             else:
                 future.set_exception(error)
 
-        self.when_durable(tell)
+        self.call_when_durable(tell)
         return future
 
-    def when_durable(self, tell: Told) -> None:
+    def call_when_durable(self, tell: Told) -> None:
         """Calls the function `tell` once, possibly before this method returns: with None when everything that was
         acknowledged before this call is durable, or with the error. `tell` must not raise. Does the same as
         `make_durable_future`, but without a future: with very many callers, futures would cost more than the write."""

@@ -1,4 +1,4 @@
-"""Dead letters and back-off by the server, for every client of a subscription (`DeadLetters`; policy:
+"""Dead letters and back-off by the server, for every client of a subscription (`HeldBackEntries`; policy:
 broker/subscription/core/redelivery_backoff.py). Before them: the search for all chunks of a message, which expiry,
 skips and seeks use too (`find_whole_message`, `find_remaining_chunks`, `move_mark_before_chunked_message`).
 
@@ -133,11 +133,11 @@ async def find_messages_across_mark(log: ReadableLog, mark: Position) -> list[Me
     entry at the mark, and the entries after it that one read returns."""
     shape, runs, seen, budget = log.shape, list[MessageChunkRun](), set[str](), _Budget()
     entries = list[StoredEntry]()
-    if shape.is_readable(mark) and shape.skipped_lost_range_end(mark) is None:
+    if shape.has_visible_entry(mark) and shape.skipped_lost_range_end(mark) is None:
         with suppress(DataLost):  # a message of which a chunk is lost is not whole: no mark divides it
             entries += [await log.reader.read_entry(mark)]
     following = shape.next_unskipped_position(shape.after(mark))
-    if shape.is_readable(following):
+    if shape.has_visible_entry(following):
         with suppress(DataLost):
             entries += await log.reader.read(following, READ_BYTES)
     for entry in entries:
@@ -212,7 +212,7 @@ class _Search:
         """Yields all entries after the one at which the search starts, until the end of the log or of the budget."""
         shape, budget = self._log.shape, self._budget
         position = shape.after(self._entry.position)
-        while budget.left > 0 and shape.is_readable(position := shape.next_unskipped_position(position)):
+        while budget.left > 0 and shape.has_visible_entry(position := shape.next_unskipped_position(position)):
             async for each in self._read(position, Position(position.ledger_id, (1 << 62) - 1), once=True):
                 yield each
                 budget.left -= 1
@@ -223,7 +223,7 @@ class _Search:
         """Yields the entries of one ledger from `first` to `last`. `once`: only the entries that one read returns."""
         shape = self._log.shape
         position = shape.next_unskipped_position(first)
-        while position <= last and shape.is_readable(position):
+        while position <= last and shape.has_visible_entry(position):
             for each in await self._log.reader.read(position, READ_BYTES, last.entry_id):
                 yield each
                 position = shape.next_unskipped_position(shape.after(each.position))
@@ -250,7 +250,7 @@ Forward = Callable[[tuple[TopicName, int], TopicName, str, Sequence[bytes], int]
 messages as client-parts, a number by which the partition is chosen)."""
 
 
-class DeadLetters:
+class HeldBackEntries:
     """Holds back the entries of one subscription that wait for a back-off, and moves entries to the dead-letter topic.
     `wake`: a function that schedules the delivery of the subscription."""
 
@@ -377,7 +377,7 @@ class DeadLetters:
         throttle, pause_s = LogThrottle(self._clock), PAUSE_S
         while position in self.held:
             policy, times = self._policy(), self._cursor.redelivery_count(position)
-            if not policy.is_dead_letter(times) or not self._log.shape.is_readable(position):
+            if not policy.is_dead_letter(times) or not self._log.shape.has_visible_entry(position):
                 break  # the policy has changed, or the entry is acknowledged or trimmed
             try:
                 await self._move(position, policy, times)

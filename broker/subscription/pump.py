@@ -42,7 +42,7 @@ from ..log.unfolding import run_in_thread_if_slow
 from .consumer import Consumer
 from .core.dispatch import ALL_TIME, Delivery, Dispatcher, DispatchLimits
 from .core.policy import Member
-from .dead_letters import DeadLetters
+from .dead_letters import HeldBackEntries
 from .read_ahead import ReadAheadBuffer
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class RedeliveryReturnQueue:
 
     __slots__ = ("_clock", "_counting", "_dispatcher", "waiting")
 
-    def __init__(self, dispatcher: Dispatcher, counting: Callable[[], DeadLetters | None], clock: Clock) -> None:
+    def __init__(self, dispatcher: Dispatcher, counting: Callable[[], HeldBackEntries | None], clock: Clock) -> None:
         self._clock = clock
         self._dispatcher = dispatcher
         self._counting = counting
@@ -230,7 +230,7 @@ SLOTS_AT_ONCE = 1000
 """
 
 
-class DeliveryPump:
+class SubscriptionDeliveryPump:
     """Delivers the entries of one subscription to its consumers. Its state: the entries that were read ahead, the
     entries that are being given back, and the reason why nothing can be delivered now."""
 
@@ -293,7 +293,7 @@ class DeliveryPump:
     def _title(self) -> str:
         return f"{self._log.topic}/{self._subscription.name}"
 
-    def _counting(self) -> DeadLetters | None:
+    def _counting(self) -> HeldBackEntries | None:
         """Returns the object that counts redeliveries; None if neither a dead-letter policy nor ordered redelivery
         needs one."""
         letters = self._subscription.dead_letters
@@ -321,9 +321,9 @@ class DeliveryPump:
     def _hand_out_some(self) -> None:
         end = self._clock.monotonic() + SLICE_S
         returns, policy = self._returned, self._dispatcher.policy
-        while (returns is not None and returns.waiting and not returns.return_next_entries()) or not policy.rebalance(
-            SLOTS_AT_ONCE
-        ):
+        while (
+            returns is not None and returns.waiting and not returns.return_next_entries()
+        ) or not policy.rebalance_slots(SLOTS_AT_ONCE):
             if self._clock.monotonic() > end:
                 self.wake()
                 return

@@ -182,7 +182,7 @@ class ReadAheadBuffer:
             self._count()
         if not ahead or ahead[0].position != position:
             found = self._log.reader.read_cached(position, CHUNK_ENTRIES, self._most)
-            if not found or not self._log.shape.is_readable(self._log.shape.after(found[-1].position)):
+            if not found or not self._log.shape.has_visible_entry(self._log.shape.after(found[-1].position)):
                 return found
             ahead = self._ahead = deque(found)  # more than is handed out at once: it lags
             self._ahead_bytes = sum(entry.size for entry in found)
@@ -255,7 +255,7 @@ class ReadAheadBuffer:
         ):
             return
         following = self._log.shape.after(self._ahead[-1].position)
-        if not self._log.shape.is_readable(following):
+        if not self._log.shape.has_visible_entry(following):
             return
         if found := self._log.reader.read_cached(following, 2 * CHUNK_ENTRIES, 2 * self._most):
             self._ahead.extend(found)
@@ -329,7 +329,7 @@ class ReadAheadBuffer:
         return told
 
     def _cannot_read(self, position: Position, error: Exception) -> None:
-        if not self._log.shape.is_readable(position):
+        if not self._log.shape.has_visible_entry(position):
             self._dispatcher.discard_trimmed_entries((position,))  # trimmed meanwhile
             self._wake()
             return

@@ -47,9 +47,9 @@ from .core.pending_acks import SettledAcks, entries_of_aborted_acks, find_first_
 from .core.policy import CAUGHT_UP_REASONS, Member, SubscriptionOptions
 from .core.subscription_types import EXCLUSIVE, SubscriptionType
 from .cursors import DurableCursor
-from .dead_letters import DeadLetters
+from .dead_letters import HeldBackEntries
 from .delays import DelayedDelivery
-from .pump import DeliveryPump
+from .pump import SubscriptionDeliveryPump
 
 _LOG = logging.getLogger("magnetar.broker.session")
 
@@ -98,7 +98,7 @@ class Subscription:
         self.cursor = cursor
         self.store = store
         self.delayed = delayed
-        self.dead_letters: DeadLetters | None = None  # of durable ones
+        self.dead_letters: HeldBackEntries | None = None  # of durable ones
         self.consumers: dict[int, Consumer] = {}
         self._clock = clock
         self._config = config
@@ -110,7 +110,7 @@ class Subscription:
         self._marked = cursor.mark
         self.isolation = Isolation.READ_COMMITTED  # of its consumers, while one is connected
         self.acks = TransactionalAcks(log.shape, cursor, self.dispatcher)
-        self.pump = DeliveryPump(self, clock, config, memory)
+        self.pump = SubscriptionDeliveryPump(self, clock, config, memory)
         if delayed is not None:
             delayed.start(self.pump.wake)
 
@@ -455,11 +455,11 @@ class Subscription:
             self.store.schedule_write()
         self.pump.wake()
 
-    def when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
+    def call_when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
         """Calls the function `tell` once, possibly before this method returns: with None when everything that was
         acknowledged before this call is durable, or with an error if that is not known."""
         if self.store is not None:
-            self.store.when_durable(tell)
+            self.store.call_when_durable(tell)
         else:
             tell(None)
 

@@ -38,7 +38,7 @@ from ..subscription.core.subscription_types import SubscriptionType
 BUCKETS_MAX = 10_000
 
 
-class ClientIdentity(Protocol):
+class ConnectedClientIdentity(Protocol):
     """The address and the instance of a producer or a consumer that is connected or about to join."""
 
     @property
@@ -52,12 +52,12 @@ def host_of_address(address: str) -> str:
     return address.rpartition(":")[0] or address
 
 
-def _returns(who: ClientIdentity, there: Collection[ClientIdentity]) -> bool:
+def _returns(who: ConnectedClientIdentity, there: Collection[ConnectedClientIdentity]) -> bool:
     """Returns True if the client `who` connects again: a client in `there` has the same instance."""
     return bool(who.instance) and any(each.instance == who.instance for each in there)
 
 
-class Admission:
+class TopicAdmission:
     """Decides which producers, consumers and subscriptions one topic admits, by the limits in its policies."""
 
     __slots__ = ("_buckets", "_same_address_consumers", "_same_address_producers", "_topic")
@@ -68,7 +68,9 @@ class Admission:
         self._same_address_consumers = same_address_consumers
         self._buckets: dict[tuple[str, str], tuple[float, float]] = {}  # whose → tokens, and when they were counted
 
-    def check_producer(self, applied: AppliedPolicies, who: ClientIdentity, there: Collection[ClientIdentity]) -> None:
+    def check_producer(
+        self, applied: AppliedPolicies, who: ConnectedClientIdentity, there: Collection[ConnectedClientIdentity]
+    ) -> None:
         """Raises ProducerBusy if the topic has its maximum of producers, in total or from the address of `who`.
         `there`: the connected producers."""
         limited = applied.max_producers or self._same_address_producers
@@ -94,8 +96,8 @@ class Admission:
             )
 
     def check_consumer(
-        self, applied: AppliedPolicies, type_: SubscriptionType, who: ClientIdentity, subscription: str,
-        everybody: Collection[ClientIdentity], mine: Collection[ClientIdentity],
+        self, applied: AppliedPolicies, type_: SubscriptionType, who: ConnectedClientIdentity, subscription: str,
+        everybody: Collection[ConnectedClientIdentity], mine: Collection[ConnectedClientIdentity],
     ) -> None:  # fmt: skip
         """Raises NotAllowed if the topic does not allow the subscription type; ConsumerBusy if the topic, the
         subscription, or the address of `who` has its maximum of consumers. `everybody`: the consumers of the topic;
@@ -121,7 +123,7 @@ class Admission:
         )
 
     def _check_address(
-        self, limit: int, who: ClientIdentity, there: Collection[ClientIdentity], what: str,
+        self, limit: int, who: ConnectedClientIdentity, there: Collection[ConnectedClientIdentity], what: str,
         error: Callable[..., MagnetarError],
     ) -> None:  # fmt: skip
         host = host_of_address(who.address)
@@ -132,7 +134,9 @@ class Admission:
             )
 
     # ------------------------------------------------------------------ the rate of subscribing
-    def check_subscribe_rate(self, applied: AppliedPolicies, who: ClientIdentity, name: str, now: float) -> None:
+    def check_subscribe_rate(
+        self, applied: AppliedPolicies, who: ConnectedClientIdentity, name: str, now: float
+    ) -> None:
         """Raises BackPressure if a consumer subscribes too often. Each pair of host and consumer `name` has a token
         bucket. Each permitted call takes one token from the bucket; a call fails if the bucket is empty. `now`:
         monotonic seconds."""

@@ -68,7 +68,7 @@ from ..log.log import Log
 from ..log.log_queue_core import SequenceRange
 from ..log.log_shape_core import TrimLimit
 from ..log.snapshot_ledger import SnapshotLedger, TopicStateLedgers
-from .dedup_core import DedupCore, SequenceProgress, Snapshot
+from .dedup_core import DedupCore, ProducerSequenceProgress, Snapshot
 from .transactions import TopicTransactions, transaction_id_of
 
 MAGIC = b"MD"
@@ -140,7 +140,7 @@ def decode_snapshot(pieces: Sequence[Piece]) -> Snapshot:
         found = msgspec.json.decode(b"".join(each.body for each in pieces), type=_Stored)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedDedupSnapshot(f"it is no snapshot: {error}") from error
-    persisted = {name: SequenceProgress(number, uuid, chunk) for name, number, uuid, chunk in found.producers}
+    persisted = {name: ProducerSequenceProgress(number, uuid, chunk) for name, number, uuid, chunk in found.producers}
     try:
         gaps = {name: BitMap64.deserialize(each) for name, each in found.gaps.items()}
     except ValueError as error:
@@ -297,7 +297,7 @@ class Deduplication:
         held = self._stored if self.core.enabled or self._working is not None else None
         return TrimLimit(held, why=LedgerStays.NOT_IN_SNAPSHOT) if held is not None else None
 
-    def own_ledgers(self) -> list[int]:
+    def list_own_ledgers(self) -> list[int]:
         """Returns the ids of the ledgers that store snapshots, which must be deleted with the topic."""
         place = self._log.record.dedup
         return [place.ledger_id] if place is not None and place.ledger_id >= 0 else []
@@ -345,7 +345,10 @@ class Deduplication:
             self._due()
 
     def on_transaction_ended(
-        self, numbers: Mapping[str, SequenceProgress], sent: Mapping[str, BitMap64], back: Mapping[str, BitMap64]
+        self,
+        numbers: Mapping[str, ProducerSequenceProgress],
+        sent: Mapping[str, BitMap64],
+        back: Mapping[str, BitMap64],
     ) -> None:
         """Called when a transaction has ended. `numbers`: the progress that each producer has made by the transaction,
         which counts from now on; `sent`: the sequence ids of the transaction that are in the log, by producer; `back`:
@@ -517,7 +520,7 @@ class Deduplication:
 #     trim_limit    before each trim: what of the log the part needs, and why
 #     stop          the topic is lost, or closes: nothing more is written, every waiting caller is resumed. Idempotent
 #     close         after the log was closed; what may be stored is stored. Idempotent
-#     own_ledgers   the topic is deleted: they are deleted after the topic's record
+#     list_own_ledgers   the topic is deleted: they are deleted after the topic's record
 #
 # Guarding test: tests/broker/topic/test_parts.py.
 
@@ -531,7 +534,7 @@ class StatefulTopicPart(Protocol):
     def trim_limit(self, applied: AppliedPolicies) -> TrimLimit | None: ...
     def stop(self) -> None: ...
     async def close(self) -> None: ...
-    def own_ledgers(self) -> list[int]: ...
+    def list_own_ledgers(self) -> list[int]: ...
 
 
 # -------------------------------------------------------------------------------------------------------- replay
@@ -555,7 +558,7 @@ async def replay_log_for_dedup_and_transactions(
     if starts:
         shape = log.shape
         position = shape.after(min(starts))
-        while shape.is_readable(position := shape.next_unskipped_position(position)):
+        while shape.has_visible_entry(position := shape.next_unskipped_position(position)):
             for entry in await log.reader.read(position, REPLAY_BYTES):
                 header = parse_header(split_broker_part(entry.payload)[2], verify=False)
                 numbers, txn = parse_sequence_range(header.metadata), transaction_id_of(header.metadata)

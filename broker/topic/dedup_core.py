@@ -108,7 +108,7 @@ class ProducerRegistration(NamedTuple):
         return not (other.instance and self.instance) or other.instance == self.instance
 
 
-class EpochChange(enum.Enum):
+class TopicEpochChange(enum.Enum):
     """How the topic's epoch changes when a producer joins. The epoch grows each time a producer gets exclusive
     access."""
 
@@ -117,15 +117,15 @@ class EpochChange(enum.Enum):
     FENCED = "another producer took the topic for itself since this one had it"
 
 
-def decide_epoch_change(mode: AccessMode, had: int, topic: int) -> EpochChange:
+def decide_epoch_change(mode: AccessMode, had: int, topic: int) -> TopicEpochChange:
     """Returns how the topic's epoch changes when a producer joins with the access mode `mode`. `had`: the epoch in
     which this producer had exclusive access before it reconnected, 0 if it never had; `topic`: the present epoch of the
     topic."""
     if mode == SHARED:
-        return EpochChange.STAYS
+        return TopicEpochChange.STAYS
     if had == 0:
-        return EpochChange.GROWS
-    return EpochChange.STAYS if had >= topic else EpochChange.FENCED
+        return TopicEpochChange.GROWS
+    return TopicEpochChange.STAYS if had >= topic else TopicEpochChange.FENCED
 
 
 def next_epoch(topic: int, created_ms: int) -> int:
@@ -241,7 +241,7 @@ class DedupVerdict(enum.Enum):
     OVERLAP = "a part of it is in the log and a part is not"
 
 
-class SequenceProgress(NamedTuple):
+class ProducerSequenceProgress(NamedTuple):
     """How far one producer has come: it has sent all sequence ids up to `number`, and of the next message, if that is
     the chunked message `uuid`, the chunks up to number `chunk`."""
 
@@ -249,11 +249,11 @@ class SequenceProgress(NamedTuple):
     uuid: str = ""
     chunk: int = -1
 
-    def after(self, numbers: SequenceRange) -> SequenceProgress:
+    def after(self, numbers: SequenceRange) -> ProducerSequenceProgress:
         """Returns the progress of the producer after it has also sent an entry with these sequence ids."""
         if numbers.uuid and numbers.chunk < numbers.chunks - 1:
-            return SequenceProgress(self.number, numbers.uuid, numbers.chunk)
-        return SequenceProgress(max(self.number, numbers.last))
+            return ProducerSequenceProgress(self.number, numbers.uuid, numbers.chunk)
+        return ProducerSequenceProgress(max(self.number, numbers.last))
 
     def includes(self, numbers: SequenceRange) -> bool:
         """Returns True if the producer has already sent an entry with these sequence ids."""
@@ -267,11 +267,11 @@ class Snapshot(NamedTuple):
     later entries are not included."""
 
     position: Position
-    persisted: dict[str, SequenceProgress]
+    persisted: dict[str, ProducerSequenceProgress]
     gaps: Mapping[str, BitMap64] = {}
 
 
-NOTHING = SequenceProgress()
+NOTHING = ProducerSequenceProgress()
 
 
 class _Pushed:
@@ -290,7 +290,7 @@ _NONE_SENT: Mapping[str, BitMap64] = {}
 
 
 def judge_sequence_range(
-    persisted: SequenceProgress, pushed: SequenceProgress | None, numbers: SequenceRange
+    persisted: ProducerSequenceProgress, pushed: ProducerSequenceProgress | None, numbers: SequenceRange
 ) -> DedupVerdict:
     """Returns the verdict on an entry with the sequence ids `numbers`. `persisted`: how far its producer has come by
     stored entries; `pushed`: how far by entries in flight, None if no entry is in flight."""
@@ -316,7 +316,7 @@ class DedupCore:
         self.position = snapshot.position if snapshot is not None else Position(-1, -1)
         self.forgotten = 0
         self._opened = now
-        self._persisted: dict[str, SequenceProgress] = dict(snapshot.persisted) if snapshot is not None else {}
+        self._persisted: dict[str, ProducerSequenceProgress] = dict(snapshot.persisted) if snapshot is not None else {}
         self._gaps = {name: gaps.copy() for name, gaps in snapshot.gaps.items()} if snapshot is not None else {}
         self._pushed: dict[str, _Pushed] = {}
         self._connected: dict[str, int] = {}  # producer name → its connections
@@ -345,7 +345,7 @@ class DedupCore:
         if self.enabled or numbers.uuid:
             pushed.progress = pushed.progress.after(numbers)
         else:  # off, ids may go back: the last entry counts
-            pushed.progress = SequenceProgress(numbers.last)
+            pushed.progress = ProducerSequenceProgress(numbers.last)
         pushed.entries += 1
         if again:
             pushed.again = [*(pushed.again or ()), numbers]
@@ -361,7 +361,7 @@ class DedupCore:
         return int(gaps.range_cardinality(numbers.first, end + 1)) == end + 1 - numbers.first
 
     @staticmethod
-    def _judge_gap(persisted: SequenceProgress, pushed: _Pushed | None, numbers: SequenceRange) -> DedupVerdict:
+    def _judge_gap(persisted: ProducerSequenceProgress, pushed: _Pushed | None, numbers: SequenceRange) -> DedupVerdict:
         if pushed is not None and not pushed.entries:
             pushed = None
         flying = pushed.again or () if pushed is not None else ()
@@ -384,7 +384,7 @@ class DedupCore:
         elif self.enabled or numbers.uuid:
             self._persisted[name] = before.after(numbers)
         else:
-            self._persisted[name] = SequenceProgress(numbers.last)
+            self._persisted[name] = ProducerSequenceProgress(numbers.last)
         if self._gaps and name in self._gaps and not (numbers.uuid and numbers.chunk < numbers.chunks - 1):
             self._filled(name, numbers)
         if name in self._connected:
@@ -453,7 +453,7 @@ class DedupCore:
                 self._away.setdefault(name, self._opened)
 
     def on_transaction_committed(
-        self, numbers: Mapping[str, SequenceProgress], sent: Mapping[str, BitMap64] = _NONE_SENT
+        self, numbers: Mapping[str, ProducerSequenceProgress], sent: Mapping[str, BitMap64] = _NONE_SENT
     ) -> None:
         """Called when a transaction was committed. `numbers`: the progress that each producer has made by the
         transaction, which counts from now on; `sent`: the sequence ids that the transaction stored, by producer, which
@@ -525,7 +525,7 @@ class DedupCore:
         return Snapshot(self.position, dict(self._persisted), {name: gaps.copy() for name, gaps in self._gaps.items()})
 
     @property
-    def progress_by_producer(self) -> Mapping[str, SequenceProgress]:
+    def progress_by_producer(self) -> Mapping[str, ProducerSequenceProgress]:
         """Returns, for each producer name, how far the producer has come by stored entries."""
         return self._persisted
 

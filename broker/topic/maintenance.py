@@ -164,7 +164,7 @@ class TopicMaintenance:
         there is none."""
         log = self._topic.readable_log(uncommitted=subscription.reads_uncommitted)
         position = log.shape.next_unskipped_position(log.shape.after(subscription.cursor.mark))
-        if not log.shape.is_readable(position):
+        if not log.shape.has_visible_entry(position):
             return None
         known = self._ages.get(subscription.name)
         if known is None or known[0] != position:
@@ -177,7 +177,7 @@ class TopicMaintenance:
         acknowledged since; 0 if no time was read, or if there is no unacknowledged message."""
         log = self._topic.readable_log(uncommitted=subscription.reads_uncommitted)
         position = log.shape.next_unskipped_position(log.shape.after(subscription.cursor.mark))
-        if not log.shape.is_readable(position):
+        if not log.shape.has_visible_entry(position):
             return 0
         known = self._ages.get(subscription.name)
         if known is None or known[0] != position:

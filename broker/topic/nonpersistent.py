@@ -40,7 +40,7 @@ from ...proto.names import Position
 from ...proto.states import TopicState
 from ...runtime.clock import Clock
 from ...runtime.network import World
-from ..common.config import BrokerConfig, Replication
+from ..common.config import BrokerConfig, LedgerReplication
 from ..log.appender import Publish
 from ..log.cache import StoredEntry
 from ..log.log_shape_core import LogShape, Span
@@ -49,7 +49,7 @@ from ..subscription.consumer import Consumer
 from ..subscription.core.cursor import Cursor
 from ..subscription.core.cursor_state import CursorState
 from ..subscription.core.subscription_types import SubscriptionType
-from ..subscription.pump import DeliveryPump
+from ..subscription.pump import SubscriptionDeliveryPump
 from ..subscription.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ IN_FLIGHT_ENTRIES = 1000
 IN_FLIGHT_BYTES = 4 << 20
 
 
-class EntriesInFlight:
+class NonPersistentEntries:
     """The newest entries of a non-persistent topic, which are in memory only. The LogEntryReader of such a topic's log.
     Drops the oldest entries when a limit is exceeded."""
 
@@ -148,7 +148,7 @@ class NonPersistentLog:
     is_compacted = False
     record = TopicRecord()
     replication = None
-    wanted_replication = Replication(0, 0, 0)
+    wanted_replication = LedgerReplication(0, 0, 0)
     is_degraded = False
     ledger_age_s = 0.0
     ensemble: ClassVar[dict[int, tuple[str, ...]]] = {}
@@ -157,7 +157,7 @@ class NonPersistentLog:
         self.topic = topic.name
         self.state = TopicState.OPENING
         self.shape = LogShape()
-        self.reader = EntriesInFlight(self.shape)
+        self.reader = NonPersistentEntries(self.shape)
         self.world = world
         self._of = topic
         self._timestamp_ms = 0
@@ -269,7 +269,7 @@ class NonPersistentSubscription(Subscription):
         super().join(consumer, type_)
 
 
-class NonPersistentPump(DeliveryPump):
+class NonPersistentPump(SubscriptionDeliveryPump):
     """Delivers the entries in memory to the consumers of one subscription, and counts the entries that were dropped
     before they could be delivered."""
 

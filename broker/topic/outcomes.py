@@ -60,7 +60,7 @@ from ..common.retry import retry_until_done
 from ..log.log import Log
 from ..log.managed_ledger import TopicFenced
 from ..log.snapshot_ledger import SnapshotLedger, TopicStateLedgers
-from .dedup_core import SequenceProgress
+from .dedup_core import ProducerSequenceProgress
 from .transactions_core import AbortedEntriesOfLedger, OpenTxnInSnapshot, Transactions, TxnSnapshot
 
 MAGIC = b"MX"
@@ -101,7 +101,7 @@ class Piece(NamedTuple):
         return self.kind == MARKER and self.piece == self.pieces - 1
 
 
-class SnapshotMarker(NamedTuple):
+class OutcomesSnapshotMarker(NamedTuple):
     """The marker at the end of a snapshot of a topic's transactions. It contains the open transactions, and the places
     of the parts that belong to the snapshot."""
 
@@ -145,7 +145,7 @@ def encode_outcomes_part(ledger_id: int, part: AbortedEntriesOfLedger, sequence:
     return _pieces(PART, sequence, msgspec.msgpack.encode(stored))
 
 
-def encode_marker(marker: SnapshotMarker, sequence: int) -> list[bytes]:
+def encode_marker(marker: OutcomesSnapshotMarker, sequence: int) -> list[bytes]:
     """Returns the ledger entries that store the marker, in the order in which the caller must append them. `sequence`:
     the number of the write."""
     rows = [(ledger_id, *row) for ledger_id, row in sorted(marker.parts.items())]
@@ -190,7 +190,7 @@ def decode_piece(entry: bytes) -> Piece:
     return Piece(kind, sequence, piece, pieces, body)
 
 
-def decode_marker(pieces: Sequence[Piece]) -> SnapshotMarker:
+def decode_marker(pieces: Sequence[Piece]) -> OutcomesSnapshotMarker:
     """Returns the marker that is stored in these pieces. Raises DamagedTransactionOutcomes if the marker is damaged."""
     try:
         found = msgspec.msgpack.decode(b"".join(each.body for each in pieces), type=_Marker)
@@ -200,7 +200,7 @@ def decode_marker(pieces: Sequence[Piece]) -> SnapshotMarker:
                 {ledger_id: BitMap.deserialize(entries) for ledger_id, entries in each.entries.items()},
                 BitMap64.deserialize(each.indexes), BitMap64.deserialize(each.starts), each.size,
                 {
-                    name: (SequenceProgress(number, uuid, chunk), Position(ledger_id, entry_id))
+                    name: (ProducerSequenceProgress(number, uuid, chunk), Position(ledger_id, entry_id))
                     for name, number, uuid, chunk, ledger_id, entry_id in each.numbers
                 },
             )
@@ -209,7 +209,7 @@ def decode_marker(pieces: Sequence[Piece]) -> SnapshotMarker:
     except (msgspec.DecodeError, ValueError, IndexError, MemoryError, RecursionError) as error:
         raise DamagedTransactionOutcomes(f"it is no marker: {error}") from error
     rows = {row[0]: OutcomesPartPlace(*row[1:]) for row in found.parts}
-    return SnapshotMarker(Position(*found.position), opened, rows, tuple(TxnId(*each) for each in found.ended))
+    return OutcomesSnapshotMarker(Position(*found.position), opened, rows, tuple(TxnId(*each) for each in found.ended))
 
 
 def decode_outcomes_part(ledger_id: int, row: OutcomesPartPlace, pieces: Sequence[Piece]) -> AbortedEntriesOfLedger:
@@ -416,7 +416,8 @@ class OutcomesLedger:
                 entries += pieces
             rows[ledger_id] = row
         entries += encode_marker(
-            SnapshotMarker(position, core.open_transactions(), rows, core.ended_txns_with_entries_in_flight()), sequence
+            OutcomesSnapshotMarker(position, core.open_transactions(), rows, core.ended_txns_with_entries_in_flight()),
+            sequence,
         )
         return entries, rows
 

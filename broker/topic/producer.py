@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from ...proto.entry import parse_checked_head, sequence_id_of
+from ...proto.entry import get_sequence_id, parse_checked_head
 from ...proto.errors import CorruptEntry, InvalidRequest, MagnetarError, MessageTooLarge, NotOwner
 from ...proto.names import Position
 from ...proto.states import AccessMode, TopicState
@@ -243,7 +243,7 @@ class Producer:
     def refuse(self, client_part: Buffer, error: MagnetarError) -> bool:
         """Refuses the entry with `error`. The refusal is reported after the outcomes of all earlier entries. Returns
         False, as `publish` does for an entry that is not given to the log."""
-        sequence_id = sequence_id_of(client_part)
+        sequence_id = get_sequence_id(client_part)
         return self._answer_in_place(UNNUMBERED if sequence_id is None else sequence_id, error)
 
     async def wait_idle(self) -> None:

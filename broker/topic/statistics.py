@@ -134,7 +134,7 @@ async def read_first_backlog_entries(log: ReadableLog, subscription: Subscriptio
     PEEK_BYTES_MAX bytes. Returns at least one entry if there is any."""
     shape, found, size, turns = log.shape, list[StoredEntry](), 0, EventLoopSlices(log.world.clock)
     position = shape.after(subscription.cursor.mark)
-    while messages > 0 and shape.is_readable(
+    while messages > 0 and shape.has_visible_entry(
         position := subscription.cursor.next_unacked_position(shape.next_unskipped_position(position))
     ):
         entry = await log.reader.read_entry(position)
@@ -161,7 +161,7 @@ async def skip_messages(log: ReadableLog, subscription: Subscription, messages: 
         )
         place = await log.reader.find_position_by_index(index)
         mark, acked = shape.before(place.position), max(0, index - place.first_index)
-    subscription.skip_up_to(mark, acked if shape.is_readable(shape.after(mark)) else 0)
+    subscription.skip_up_to(mark, acked if shape.has_visible_entry(shape.after(mark)) else 0)
     subscription.skip_entries(await find_remaining_chunks(log, mark))
     await subscription.wait_durable()
     subscription.pump.wake()
@@ -218,7 +218,7 @@ async def _acknowledged(log: ReadableLog, subscription: Subscription, span: Span
     acknowledged."""
     cursor, found = subscription.cursor, 0
     position = log.shape.next_unskipped_position(Position(span.ledger_id, first))
-    while position[0] == span.ledger_id and log.shape.is_readable(position):
+    while position[0] == span.ledger_id and log.shape.has_visible_entry(position):
         for entry in await log.reader.read(position, CHUNK_BYTES):
             if cursor.is_acked(entry.position):
                 found += entry.count
@@ -243,6 +243,6 @@ async def find_nth_message(log: ReadableLog, number: int, *, from_latest: bool) 
 
 async def read_message(log: ReadableLog, position: Position) -> StoredEntry:
     """Returns the entry at `position`. Raises NotFound if there is no entry, or if it was trimmed."""
-    if not log.shape.is_readable(position) or log.shape.skipped_lost_range_end(position) is not None:
+    if not log.shape.has_visible_entry(position) or log.shape.skipped_lost_range_end(position) is not None:
         raise NotFound(f"topic {log.topic} has no message {position} (any more)", position=position)
     return await log.reader.read_entry(position)

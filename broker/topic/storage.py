@@ -34,7 +34,7 @@ from ..subscription.core.cursor import Cursor
 from ..subscription.core.cursor_state import CursorState
 from ..subscription.core.delays import DelayIndex
 from ..subscription.cursors import DurableCursor, make_subscription_claim_changes
-from ..subscription.dead_letters import DeadLetters
+from ..subscription.dead_letters import HeldBackEntries
 from ..subscription.delays import DelayedDelivery
 from ..subscription.subscription import Subscription
 
@@ -129,7 +129,7 @@ class DurableTopicStorage(msgspec.Struct, frozen=True):
         subscription = Subscription(
             store.subscription, log, store.cursor, store, clock, config, topic.applied, delayed, memory=self.reads
         )
-        subscription.dead_letters = DeadLetters(
+        subscription.dead_letters = HeldBackEntries(
             store.subscription, log, store.cursor, store, subscription.dispatcher, clock,
             topic=topic.name, incarnation=topic.incarnation, applied=topic.applied, forward=self.forward,
             wake=subscription.pump.wake,

@@ -42,7 +42,7 @@ from ...proto.names import Position, TopicName, check_subscription_name
 from ...proto.states import AccessMode, LedgerStays, TopicState
 from ...runtime.network import World
 from ...runtime.tasks import run_to_end, run_together
-from ..common.config import BrokerConfig, Replication
+from ..common.config import BrokerConfig, LedgerReplication
 from ..common.refusals import PublishRefusal, SubscribeRefusal
 from ..common.token_bucket import RateLimit
 from ..common.transactions import Coordinators, NoCoordinators, Settlement
@@ -61,13 +61,13 @@ from ..subscription.core.redelivery_backoff import check_properties
 from ..subscription.core.subscription_types import SubscriptionType
 from ..subscription.subscription import Subscription
 from . import statistics as backlog
-from .admission_core import Admission
+from .admission_core import TopicAdmission
 from .dedup import Deduplication, StatefulTopicPart, replay_log_for_dedup_and_transactions
 from .dedup_core import (
-    EpochChange,
     ProducerJoinDenied,
     ProducerRegistration,
     ProducerTable,
+    TopicEpochChange,
     decide_epoch_change,
     next_epoch,
 )
@@ -144,7 +144,7 @@ class Topic:
         self._publish_rate, self._dispatch_rate = RateLimit(), RateLimit()
         self._woken_at = NOWHERE  # the last stable position when subscriptions were woken
         self._broker_rates = rates
-        self.admission = Admission(name, config.max_same_address_producers, config.max_same_address_consumers)
+        self.admission = TopicAdmission(name, config.max_same_address_producers, config.max_same_address_consumers)
         self.maintenance = TopicMaintenance(world, self, config.roll_idle_s)
         self.gate = PublishGate(world.clock, (self._publish_rate, rates.publish), self.maintenance.must_pause_producers)
         self.replication = self._replication  # one bound method for all that ask
@@ -200,10 +200,10 @@ class Topic:
         that."""
         self.gate.resume_queued_publishes()
 
-    async def _replication(self) -> Replication:
+    async def _replication(self) -> LedgerReplication:
         """Returns the replication (the quorums) that the next ledger of the topic gets."""
         applied = self.applied
-        return Replication(applied.ensemble_size, applied.write_quorum, applied.ack_quorum)
+        return LedgerReplication(applied.ensemble_size, applied.write_quorum, applied.ack_quorum)
 
     # ------------------------------------------------------------------ loading
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -540,7 +540,7 @@ class Topic:
                 raise
         await self.close(NotOwner(f"topic {self.name} was deleted", topic=self.name))
         record = self.log.record
-        of_parts = [ledger_id for part in self.parts for ledger_id in part.own_ledgers()]
+        of_parts = [ledger_id for part in self.parts for ledger_id in part.list_own_ledgers()]
         return [*(each.ledger_id for each in record.ledgers), *of_parts, *record.pending_deletion]
 
 
@@ -577,7 +577,7 @@ class ProducerRegistry:
         if self._epochs is not None and self._epochs.locked():  # another one has the next epoch; it is not stored yet
             epoch = next_epoch(epoch, created_ms)
         change = decide_epoch_change(producer.mode, producer.epoch, epoch)
-        if change is EpochChange.FENCED:
+        if change is TopicEpochChange.FENCED:
             raise ProducerFenced(f"topic {topic.name}, producer {producer.name!r}: {change.value}", topic=topic.name)
         registered = self._register(producer)
         topic.maintenance.on_topic_used()
@@ -585,7 +585,7 @@ class ProducerRegistry:
         if not registered:
             producer.turn = asyncio.get_running_loop().create_future()
             await producer.turn
-        if change is EpochChange.GROWS:
+        if change is TopicEpochChange.GROWS:
             if self._epochs is None:
                 self._epochs = asyncio.Lock()
             async with self._epochs:

@@ -484,7 +484,7 @@ class TopicTransactions:
         if self._ledger is not None:
             await self._ledger.close()
 
-    def own_ledgers(self) -> list[int]:
+    def list_own_ledgers(self) -> list[int]:
         """Returns the ids of the ledgers that store outcomes of the topic's transactions, which must be deleted with
         the topic."""
         place = self._log.record.transactions

@@ -42,14 +42,14 @@ from ...proto.states import TxnId
 from ..common.transactions import Settlement
 from ..log.log_queue_core import ID_END, SequenceRange
 from ..log.log_shape_core import LogShape
-from .dedup_core import NOTHING, DedupVerdict, SequenceProgress, judge_sequence_range
+from .dedup_core import NOTHING, DedupVerdict, ProducerSequenceProgress, judge_sequence_range
 
 NOWHERE = Position(-1, -1)
 OPEN_MAX = 100_000
 """Most open transactions of a topic: each takes about 2 KB."""
 
 
-class TxnPhase(enum.Enum):
+class TxnPhaseAtTopic(enum.Enum):
     """The phases of a transaction at one topic."""
 
     ASKED = "its coordinator is asked"
@@ -67,7 +67,7 @@ class EntriesOfTxnProducer:
 
     __slots__ = ("in_flight", "last", "progress", "pushed", "sent")
 
-    def __init__(self, progress: SequenceProgress = NOTHING, last: Position = NOWHERE) -> None:
+    def __init__(self, progress: ProducerSequenceProgress = NOTHING, last: Position = NOWHERE) -> None:
         self.progress = self.pushed = progress
         self.last = last  # its last confirmed entry
         self.in_flight = 0
@@ -92,7 +92,7 @@ class TopicTxn:
     __slots__ = ("entries", "first", "in_flight", "indexes", "numbers", "phase", "size", "starts")
 
     def __init__(self) -> None:
-        self.phase = TxnPhase.ASKED
+        self.phase = TxnPhaseAtTopic.ASKED
         self.entries: dict[int, BitMap] = {}
         self.indexes = self.starts = _NONE  # until there is an entry: most only acknowledge
         self.first: Position | None = None
@@ -151,7 +151,7 @@ class OpenTxnInSnapshot(NamedTuple):
     indexes: BitMap64
     starts: BitMap64
     size: int
-    numbers: dict[str, tuple[SequenceProgress, Position]]
+    numbers: dict[str, tuple[ProducerSequenceProgress, Position]]
 
 
 class AbortedEntriesOfLedger(NamedTuple):
@@ -176,7 +176,7 @@ class TxnEndEffect(NamedTuple):
     """How the end of a transaction changes the topic. `numbers`: how far each producer has come, for deduplication;
     `shown`: whether entries became visible to consumers, or will never be visible."""
 
-    numbers: dict[str, SequenceProgress]
+    numbers: dict[str, ProducerSequenceProgress]
     shown: bool
     sent: Mapping[str, BitMap64] = {}
     """Sequence ids of each producer that are in the log for good."""
@@ -244,7 +244,7 @@ class Transactions:
                 self._sends(each.txn, name, own.progress.number)
 
     # ------------------------------------------------------------------ joining
-    def register_unresolved_transaction(self, txn: TxnId) -> TxnPhase:
+    def register_unresolved_transaction(self, txn: TxnId) -> TxnPhaseAtTopic:
         """Adds the transaction if it is not known, and returns its phase. Called before its coordinator is asked about
         the transaction."""
         found = self.known.get(txn)
@@ -260,35 +260,35 @@ class Transactions:
         """Returns True if the topic may join the transaction: the transaction has not ended here, and the topic does
         not have its maximum of open transactions."""
         found = self.known.get(txn)
-        return len(self.known) < OPEN_MAX if found is None else found.phase is not TxnPhase.ENDED
+        return len(self.known) < OPEN_MAX if found is None else found.phase is not TxnPhaseAtTopic.ENDED
 
     def on_transaction_joined(self, txn: TxnId) -> bool:
         """Called when the coordinator has made the topic a participant of the transaction. Returns False if the
         transaction has ended meanwhile."""
         found = self.known.get(txn)
-        if found is None or found.phase is TxnPhase.ENDED:
+        if found is None or found.phase is TxnPhaseAtTopic.ENDED:
             return False
-        found.phase = TxnPhase.OPEN
+        found.phase = TxnPhaseAtTopic.OPEN
         return True
 
     def on_join_refused(self, txn: TxnId) -> None:
         """Called when the coordinator refused the join or did not answer. Removes the transaction, unless it has
         entries at this topic; then the coordinator is asked again for its outcome."""
         found = self.known.get(txn)
-        if found is not None and found.phase is TxnPhase.ASKED and not found.entry_count:
+        if found is not None and found.phase is TxnPhaseAtTopic.ASKED and not found.entry_count:
             del self.known[txn]
 
     def is_open(self, txn: TxnId) -> bool:
         """Returns True if the transaction is open at this topic."""
         found = self.known.get(txn)
-        return found is not None and found.phase is TxnPhase.OPEN
+        return found is not None and found.phase is TxnPhaseAtTopic.OPEN
 
     # ------------------------------------------------------------------ entries
     def judge(self, txn: TxnId, name: str, numbers: SequenceRange) -> DedupVerdict:
         """Returns the verdict on an entry of an open transaction: whether it is a duplicate. After NEW the entry counts
         as in flight: the caller must pass the entry to the log, or call `on_publish_failed`."""
         found = self.known[txn]
-        assert found.phase is TxnPhase.OPEN, "an entry is judged in an open transaction"
+        assert found.phase is TxnPhaseAtTopic.OPEN, "an entry is judged in an open transaction"
         own = found.numbers.get(name)
         if own is None:
             own = found.numbers[name] = EntriesOfTxnProducer()
@@ -342,7 +342,7 @@ class Transactions:
             self._flying[name] = left
         else:
             del self._flying[name]
-        if found.phase is TxnPhase.ENDED and not found.in_flight:
+        if found.phase is TxnPhaseAtTopic.ENDED and not found.in_flight:
             del self.known[txn]
         return found
 
@@ -352,7 +352,7 @@ class Transactions:
     ) -> None:  # fmt: skip
         """Called when an entry with the verdict NEW is stored at `position`."""
         found = self.known[txn]
-        if found.phase is TxnPhase.ENDED:
+        if found.phase is TxnPhaseAtTopic.ENDED:
             self._abort_one(position, first_index, count, size)
         else:
             self._add(txn, found, name, numbers, position, first_index, count, size)
@@ -410,11 +410,11 @@ class Transactions:
         applied before, and the transaction is known again without an entry (because of an acknowledgement, a join or a
         new owner), its entries up to `last` do not count as missing."""
         found = self.known.get(settlement.txn)
-        if found is None or found.phase is TxnPhase.ENDED:
+        if found is None or found.phase is TxnPhaseAtTopic.ENDED:
             return NOT_KNOWN
         self.commits += settlement.committed
         self.aborts += not settlement.committed
-        numbers: dict[str, SequenceProgress] = {}
+        numbers: dict[str, ProducerSequenceProgress] = {}
         missing = 0
         if settlement.committed and 0 <= settlement.entries < found.entry_count:
             late, indexes, end = found.entries_without_receipt(settlement.last, settlement.entries)
@@ -443,7 +443,7 @@ class Transactions:
                 del self._senders[name]
         shown = self._hidden.pop(settlement.txn, None) is not None
         self._stable = None
-        found.phase = TxnPhase.ENDED
+        found.phase = TxnPhaseAtTopic.ENDED
         if not found.in_flight:
             del self.known[settlement.txn]
         self.version += shown
@@ -520,12 +520,16 @@ class Transactions:
         """Returns True if the transaction has not ended, and the topic has entries of it or has asked its coordinator
         about it."""
         found = self.known.get(txn)
-        return found is not None and found.phase is not TxnPhase.ENDED
+        return found is not None and found.phase is not TxnPhaseAtTopic.ENDED
 
     @property
     def open_transaction_ids(self) -> list[TxnId]:
         """Returns the ids of the transactions that have not ended, the transaction with the earliest entry first."""
-        rest = [txn for txn, each in self.known.items() if each.phase is not TxnPhase.ENDED and txn not in self._hidden]
+        rest = [
+            txn
+            for txn, each in self.known.items()
+            if each.phase is not TxnPhaseAtTopic.ENDED and txn not in self._hidden
+        ]
         return [*self._hidden, *rest]
 
     def last_sequence_id(self, name: str) -> int:
@@ -546,7 +550,7 @@ class Transactions:
     def find_open_statistics(self, txn: TxnId) -> OpenTxnStats | None:
         """Returns the statistics of an open transaction; None if the transaction has ended, or is not known."""
         found = self.known.get(txn)
-        if found is None or found.phase is TxnPhase.ENDED:
+        if found is None or found.phase is TxnPhaseAtTopic.ENDED:
             return None
         holds = found.first is not None and found.first == self.first_open_transaction_position
         waiting = self._shape.end_index - self.stable_index if holds else 0
@@ -589,7 +593,7 @@ class Transactions:
 
     def ended_txns_with_entries_in_flight(self) -> tuple[TxnId, ...]:
         """Returns the ids of the transactions that have ended while entries of them were in flight."""
-        return tuple(txn for txn, each in self.known.items() if each.phase is TxnPhase.ENDED)
+        return tuple(txn for txn, each in self.known.items() if each.phase is TxnPhaseAtTopic.ENDED)
 
     def snapshot(self) -> TxnSnapshot:
         """Returns a snapshot of the topic's transactions as of the last confirmed entry."""
@@ -609,15 +613,16 @@ class Transactions:
         assert self.aborted.keys() == self.sizes.keys(), "a ledger is not weighed"
         assert self._hidden.keys() <= self.known.keys(), "entries are hidden that no outcome will show"
         for txn, each in self.known.items():
-            assert each.phase is not TxnPhase.ENDED or each.in_flight, "a transaction that is over is kept"
-            assert (txn in self._hidden) is (each.phase is not TxnPhase.ENDED and each.entry_count > 0), (
+            assert each.phase is not TxnPhaseAtTopic.ENDED or each.in_flight, "a transaction that is over is kept"
+            assert (txn in self._hidden) is (each.phase is not TxnPhaseAtTopic.ENDED and each.entry_count > 0), (
                 "wrongly hidden"
             )
             assert each.in_flight == sum(own.in_flight for own in each.numbers.values()), (
                 "entries on their way are lost"
             )
         senders = {
-            name: {txn for txn, each in self.known.items() if each.phase is not TxnPhase.ENDED and name in each.numbers}
+            name: {txn for txn,
+                each in self.known.items() if each.phase is not TxnPhaseAtTopic.ENDED and name in each.numbers}
             for each in self.known.values() for name in each.numbers
         }  # fmt: skip
         assert {name: set(each.txns) for name, each in self._senders.items()} == {

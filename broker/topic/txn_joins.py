@@ -23,7 +23,7 @@ from ...proto.names import TopicName
 from ...proto.states import TxnId, TxnState
 from ...runtime.tasks import Tasks
 from ..common.transactions import JoinAnswer, Settlement, convert_join_answer_to_state
-from .transactions_core import OPEN_MAX, Transactions, TxnPhase
+from .transactions_core import OPEN_MAX, Transactions, TxnPhaseAtTopic
 
 if TYPE_CHECKING:
     from .transactions import TopicTransactions
@@ -196,7 +196,7 @@ class TransactionOutcomeResolver:
                     swept = clock.monotonic()
                 wanted = [
                     txn for txn in core.open_transaction_ids
-                    if (every or core.known[txn].phase is TxnPhase.ASKED) and not self._of.joins.is_joining(txn)
+                    if (every or core.known[txn].phase is TxnPhaseAtTopic.ASKED) and not self._of.joins.is_joining(txn)
                 ]  # fmt: skip
                 await self._ask_all(wanted)
                 pause_s = min(2 * pause_s, ASK_S_MAX) if wanted else ASK_S
@@ -346,7 +346,7 @@ class TransactionJoins:
         self._check_leaving()
         core = await self._of.store_has_transactions()
         is_full = core.is_full(txn)
-        if is_full or core.register_unresolved_transaction(txn) is TxnPhase.ENDED:
+        if is_full or core.register_unresolved_transaction(txn) is TxnPhaseAtTopic.ENDED:
             if not self._is_writer(txn, owner):
                 await self._patiently(txn, owner)  # raises InvalidRequest for another role: it learns nothing
             if is_full:

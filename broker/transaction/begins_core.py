@@ -33,16 +33,16 @@ from .halves_core import IntentQueuedUntilDurable
 from .intents_core import (
     NAME_MAX,
     AbortByAdmin,
-    AbortOpen,
+    AbortIfOpen,
     AbortReason,
-    Begin,
     BeginAnswer,
+    BeginTransactions,
     CommitBatch,
     End,
-    EndVerb,
     Intent,
-    Join,
+    JoinTransaction,
     RemoveParticipant,
+    TransactionEndVerb,
 )
 from .outcomes_core import OutcomeDecider, PendingDecisions
 from .records_core import (
@@ -52,11 +52,11 @@ from .records_core import (
     NameHolderChanged,
     Participant,
     ParticipantDetached,
-    Prepared,
     SinkBatch,
     SinkBatchRecorded,
     SinkTag,
     TransactionOwner,
+    TransactionPrepared,
     make_commit_record,
 )
 from .state_core import (
@@ -95,7 +95,7 @@ class TransactionEndDecider:
         self._outcomes = outcomes
 
     # ------------------------------------------------------------------ join
-    def join(self, intent: Join, now: float) -> TxnState:
+    def join(self, intent: JoinTransaction, now: float) -> TxnState:
         """Makes the topic that `intent` names a participant of the transaction, and returns the state of the
         transaction. If the topic is empty, only starts the timeout of the transaction. Raises TransactionEnded if the
         transaction is prepared; InvalidRequest if it has its maximum of topics; IntentQueuedUntilDurable while it is in
@@ -146,29 +146,29 @@ class TransactionEndDecider:
         committed, or if `intent` is an abort. Otherwise raises the reason of the abort; TransactionForgotten if the
         outcome was discarded."""
         is_known = intent.txn >= self._table.state.forgotten_below
-        if state is TxnState.COMMITTED or (intent.verb is EndVerb.ABORT and is_known):
+        if state is TxnState.COMMITTED or (intent.verb is TransactionEndVerb.ABORT and is_known):
             return state
         raise self._table.make_abort_error(intent.txn)
 
     def _end_live(self, live: LiveTransaction, intent: End, now: float) -> None:
-        if intent.verb is EndVerb.ABORT:
+        if intent.verb is TransactionEndVerb.ABORT:
             self._outcomes.abort(live, AbortReason.CLIENT, now)
             if live.phase is Phase.ABORTING:
                 live.waiting_intents.append(intent)
             else:
                 self._outcomes.handle_intents([intent], now)
             return
-        if intent.verb is EndVerb.COMMIT and live.owned.tag is not None:
+        if intent.verb is TransactionEndVerb.COMMIT and live.owned.tag is not None:
             raise InvalidRequest(f"{self._table.txn_id(live.txn)} is of a sink: it commits with its batch")
-        if intent.verb is EndVerb.PREPARE and live.phase is Phase.PREPARED:
+        if intent.verb is TransactionEndVerb.PREPARE and live.phase is Phase.PREPARED:
             self._decisions.answer(intent, TxnState.PREPARED)
             return
         self._table.check_name_holder(live.owned.owner, live.owned.name, live.owned.holder)
         listed = self.match_reported_participants(live, intent.participants, now)
-        if intent.verb is EndVerb.PREPARE:
+        if intent.verb is TransactionEndVerb.PREPARE:
             live.phase = Phase.PREPARING
             left_s = min(intent.prepared_s or self._table.limits.prepared_s_max, self._table.limits.prepared_s_max)
-            self._decisions.decide(Prepared(live.txn, live.owned, listed, left_s))
+            self._decisions.decide(TransactionPrepared(live.txn, live.owned, listed, left_s))
         elif not listed and live.phase is Phase.OPEN:
             self._outcomes.commit_without_participants(live, now)
             self._outcomes.handle_intents([intent], now)
@@ -218,7 +218,7 @@ class TransactionEndDecider:
             raise self._table.make_transaction_forgotten_error(intent.txn)
         self._decisions.answer(intent, txn_state_of_table_entry(found))
 
-    def abort_open(self, intent: AbortOpen, now: float) -> None:
+    def abort_open(self, intent: AbortIfOpen, now: float) -> None:
         """Aborts the transaction that `intent` names, if it is open. Answers the intent with a TransactionRow that
         describes the transaction afterwards."""
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now)
@@ -237,12 +237,12 @@ class TransactionEndDecider:
         if ending.is_durable:
             self._decisions.decide(ParticipantDetached(intent.txn, intent.topic), intent)
         else:
-            self._outcomes.on_settled(intent.txn, intent.topic)
+            self._outcomes.on_outcome_stored(intent.txn, intent.topic)
             self._decisions.answer(intent, None)
 
 
 def _is_to_wait(ending: UnsettledTransaction, intent: End) -> bool:
-    return intent.visible and bool(ending.waiting) and ending.committed is (intent.verb is EndVerb.COMMIT)
+    return intent.visible and bool(ending.waiting) and ending.committed is (intent.verb is TransactionEndVerb.COMMIT)
 
 
 # -------------------------------------------------------------------------------------------------- batches_core
@@ -271,7 +271,7 @@ class SinkBatchDecider:
         self.in_doubt: dict[Key, list[Intent]] = {}  # by sink: what waits for the batch that is being committed
         self.last_used_times = {key: now - each.idle_s for key, each in table.state.sinks.items()}
 
-    def has_committed_batch(self, intent: Begin | CommitBatch, tag: SinkTag, now: float) -> bool:
+    def has_committed_batch(self, intent: BeginTransactions | CommitBatch, tag: SinkTag, now: float) -> bool:
         """Returns True if the sink has committed the batch `tag` already. Raises InvalidRequest if the number of the
         batch is negative; BackPressure if there are too many sinks; SinkFenced if another query writes the sink;
         IntentQueuedUntilDurable while another batch of the sink is being committed."""
@@ -388,7 +388,7 @@ class TransactionBeginDecider:
         self._holders = table.state.last_holder
         self._idle_looked_at = self._idle_noted_at = now
 
-    def begin(self, intent: Begin, now: float) -> None:
+    def begin(self, intent: BeginTransactions, now: float) -> None:
         """Answers the intent with new transaction ids, which are leased to the client. If the intent gives a name but
         no holder, the client becomes the new holder of the name; this is stored durably before the answer."""
         limits = self._table.limits
@@ -410,7 +410,7 @@ class TransactionBeginDecider:
         self._table.check_name_holder(intent.owner, intent.name, intent.holder)
         self._lease_ids(intent, count, intent.holder, now)
 
-    def _room(self, intent: Begin) -> int:
+    def _room(self, intent: BeginTransactions) -> int:
         limits, used = self._table.limits, len(self._table.live) + len(self._table.unused)
         room = limits.open_max - used
         if intent.owner and limits.open_per_role_max:
@@ -419,7 +419,7 @@ class TransactionBeginDecider:
             raise BackPressure(f"coordinator {self._table.number} has {used} open transactions: wait for some to end")
         return min(max(1, intent.count), BLOCK_MAX, max(1, room // BLOCKS))
 
-    def _change_holder(self, intent: Begin, now: float) -> None:
+    def _change_holder(self, intent: BeginTransactions, now: float) -> None:
         owner, limits = intent.owner, self._table.limits
         if not self._table.state.names.has_room(owner, intent.name, limits.names_max, limits.names_per_role_max):
             raise BackPressure(
@@ -430,7 +430,7 @@ class TransactionBeginDecider:
             self._outcomes.abort_or_void_id(txn, AbortReason.FENCED, now)
         self._decisions.decide(NameHolderChanged(intent.name, self._holders, owner=owner), intent)
 
-    def on_name_holder_changed(self, record: NameHolderChanged, intent: Begin, now: float) -> None:
+    def on_name_holder_changed(self, record: NameHolderChanged, intent: BeginTransactions, now: float) -> None:
         """Called when the new holder of a name is stored durably. Aborts the transactions of earlier holders, and
         answers the intent with new transaction ids."""
         for txn in list(self._table.by_name.get((record.owner, record.name), ())):
@@ -441,7 +441,7 @@ class TransactionBeginDecider:
         except MagnetarError as error:
             self._decisions.answer(intent, error)
 
-    def _lease_ids(self, intent: Begin, count: int, holder: int, now: float) -> None:
+    def _lease_ids(self, intent: BeginTransactions, count: int, holder: int, now: float) -> None:
         first = self.reserve_transaction_ids(count)
         if intent.name:
             self._used_names[self._table.state.names.key(intent.owner, intent.name)] = now

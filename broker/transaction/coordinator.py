@@ -38,36 +38,36 @@ from ...proto.states import TxnId, TxnState
 from ...runtime.network import World
 from ...runtime.tasks import Supervisor, Tasks
 from ..common.transactions import JoinAnswer, Settlement
-from .coordinator_core import Coordinator
+from .coordinator_core import TransactionCoordinatorCore
 from .halves_core import PUBLISH_S
 from .intents_core import (
     AbandonEpoch,
     AbortByAdmin,
-    AbortOpen,
+    AbortIfOpen,
     AbortReason,
     Answer,
     AppendRecords,
     AskAboutHalfMessage,
-    Begin,
     BeginAnswer,
+    BeginTransactions,
     ChangeHalf,
     CommitBatch,
+    CoordinatorLimits,
     Effect,
     End,
     EndHalf,
-    EndVerb,
     GetStatus,
     HalfMessageChangeVerb,
     HalfMessageEndVerb,
     HalfMessageRow,
     Intent,
-    Join,
-    Limits,
+    JoinTransaction,
     PrepareHalf,
     PublishHalfMessage,
     RemoveParticipant,
     Result,
-    SendOutcome,
+    SendOutcomeToParticipant,
+    TransactionEndVerb,
     TransactionRow,
     WarnOfParkedHalfMessage,
     WatchHalves,
@@ -198,7 +198,8 @@ class RunningCoordinator:
     its epoch ends for another reason."""
 
     def __init__(
-        self, world: World, log: CoordinatorLog, core: Coordinator, topics: SettlementTransport, publish: Publish,
+        self, world: World, log: CoordinatorLog, core: TransactionCoordinatorCore, topics: SettlementTransport,
+        publish: Publish,
         close_s: float,
         on_over: Callable[[RunningCoordinator], None],
     ) -> None:  # fmt: skip
@@ -223,7 +224,8 @@ class RunningCoordinator:
 
     @classmethod
     async def load(
-        cls, world: World, log: CoordinatorLog, limits: Limits, topics: SettlementTransport, publish: Publish,
+        cls, world: World, log: CoordinatorLog, limits: CoordinatorLimits, topics: SettlementTransport,
+        publish: Publish,
         close_s: float,
         on_over: Callable[[RunningCoordinator], None],
     ) -> RunningCoordinator:  # fmt: skip
@@ -232,11 +234,13 @@ class RunningCoordinator:
         loading_ms = world.clock.wall_ms()
         state, epoch = await log.take_over()
         rng = world.rng
-        core = Coordinator(log.number, epoch, state, limits, world.clock.monotonic(), lambda: rng.randrange(ID_GAP_MAX))
+        core = TransactionCoordinatorCore(
+            log.number, epoch, state, limits, world.clock.monotonic(), lambda: rng.randrange(ID_GAP_MAX)
+        )
         running = cls(world, log, core, topics, publish, close_s, on_over)
         running.loading_ms, running.loaded_ms = loading_ms, world.clock.wall_ms()
         running._do(core.start(world.clock.monotonic()))
-        running._background.supervise(f"transactions-{log.number}-tick", running._tick)
+        running._background.start_supervised(f"transactions-{log.number}-tick", running._tick)
         return running
 
     # ------------------------------------------------------------------ questions
@@ -247,7 +251,9 @@ class RunningCoordinator:
         """Begins up to `count` transactions for the role `owner`, and returns their ids. Raises BackPressure if there
         are too many open transactions; InvalidRequest if an argument is invalid; SinkFenced if another query writes the
         sink of `tag`; TransactionFenced if the name `name` has a later holder than `holder`."""
-        found = await self._ask(lambda to: Begin(to, owner, count, timeout_s, name, holder, tag, adopt, address))
+        found = await self._ask(
+            lambda to: BeginTransactions(to, owner, count, timeout_s, name, holder, tag, adopt, address)
+        )
         assert isinstance(found, BeginAnswer), "a begin is answered by ids"
         return found
 
@@ -256,7 +262,7 @@ class RunningCoordinator:
         and the topic has not stored that yet, the Settlement that the topic must store. If `topic` is empty, only
         starts the timeout of the transaction. `owner`: the role that writes in the transaction; None: the topic itself
         asks. Raises InvalidRequest if another role began the transaction."""
-        state = await self._state(lambda to: Join(to, txn.least, topic, owner))
+        state = await self._state(lambda to: JoinTransaction(to, txn.least, topic, owner))
         owed = self.core.outcomes.find_unsettled_participant(txn.least, topic) if state is TxnState.COMMITTED else None
         return self._settlement(txn.least, True, owed) if owed is not None else state
 
@@ -270,7 +276,8 @@ class RunningCoordinator:
         return Settlement(TxnId(self.number, txn), committed, participant.entries, last)
 
     def end_transaction_nowait(
-        self, to: CoordinatorRequest, txn: TxnId, verb: EndVerb, owner: str, participants: Sequence[Participant] = (),
+        self, to: CoordinatorRequest, txn: TxnId, verb: TransactionEndVerb, owner: str,
+        participants: Sequence[Participant] = (),
         *,
         prepared_s: float = 0.0, visible: bool = False,
     ) -> None:  # fmt: skip
@@ -280,7 +287,7 @@ class RunningCoordinator:
         self._do(self.core.receive(intent, self._clock.monotonic()))
 
     async def end(
-        self, txn: TxnId, verb: EndVerb, owner: str, participants: Sequence[Participant] = (), *,
+        self, txn: TxnId, verb: TransactionEndVerb, owner: str, participants: Sequence[Participant] = (), *,
         prepared_s: float = 0.0, visible: bool = False,
     ) -> TxnState:  # fmt: skip
         """Commits, prepares or aborts a transaction, as `verb` says, and waits until its outcome is durable. Returns
@@ -319,7 +326,7 @@ class RunningCoordinator:
             if not rows:
                 raise InvalidRequest(f"{txn} has not begun")
             return rows[0]
-        found = await self._ask(lambda to: AbortOpen(to, txn.least))
+        found = await self._ask(lambda to: AbortIfOpen(to, txn.least))
         assert isinstance(found, TransactionRow), "the question is about a row"
         return found
 
@@ -429,7 +436,7 @@ class RunningCoordinator:
             match effect:
                 case Answer(request, result):
                     _answer(request, result)
-                case SendOutcome(txn, committed, participant):
+                case SendOutcomeToParticipant(txn, committed, participant):
                     self._settler.add(participant.topic, self._settlement(txn, committed, participant))
                 case AbandonEpoch(why):
                     _LOG.warning("coordinator %d ends its epoch %d: %s", self.number, self.epoch, why)
@@ -449,7 +456,7 @@ class RunningCoordinator:
             self._loop.call_soon(self._write)  # what is asked in this turn goes together
 
     def _settled(self, settlement: Settlement, topic: str) -> None:
-        self._do(self.core.on_settled(settlement.txn.least, topic))
+        self._do(self.core.on_outcome_stored(settlement.txn.least, topic))
 
     # ------------------------------------------------------------------ writing
     def _write(self) -> None:

@@ -1,9 +1,9 @@
 """The core of a coordinator in one epoch: which transactions are committed. It decides, and waits for nothing.
 
-    effects = coordinator.receive(End(request, txn, EndVerb.COMMIT, …), now)  an intent
+    effects = coordinator.receive(End(request, txn, TransactionEndVerb.COMMIT, …), now)  an intent
     append = coordinator.decisions.take_next_append()                         all that was decided: one append
     effects = coordinator.on_appended(append.number, now)                     a fact
-    effects = coordinator.on_settled(txn, topic) | tick(now) | end_epoch()
+    effects = coordinator.on_outcome_stored(txn, topic) | tick(now) | end_epoch()
 
     OPEN ─commit→ COMMITTING ─appended→ COMMITTED ─every participant settled→ done
      │ └─prepare→ PREPARING ─appended→ PREPARED ─commit→ COMMITTING
@@ -25,9 +25,9 @@ Rules (docs/transactions.md)
   done only after each participant has stored it (invariant 87).
 - **Time** is monotonic; deadlines begin anew in a new epoch and are never shortened.
 
-`Coordinator` has an object for each idea: the table of ids (state_core.py); what is decided, and outcomes
-(outcomes_core.py); joins and ends, batches of sinks, begins and names (begins_core.py); half messages (halves_core.py).
-This module gives each intent to one of them, applies durable records, and handles deadlines.
+`TransactionCoordinatorCore` has an object for each idea: the table of ids (state_core.py); what is decided, and
+outcomes (outcomes_core.py); joins and ends, batches of sinks, begins and names (begins_core.py); half messages
+(halves_core.py). This module gives each intent to one of them, applies durable records, and handles deadlines.
 Guards: tests/broker/transaction/.
 """
 
@@ -44,19 +44,19 @@ from .begins_core import BLOCK_MAX, SinkBatchDecider, TransactionBeginDecider, T
 from .halves_core import HalfMessages, IntentQueuedUntilDurable
 from .intents_core import (
     AbortByAdmin,
-    AbortOpen,
+    AbortIfOpen,
     AbortReason,
     Answer,
-    Begin,
+    BeginTransactions,
     ChangeHalf,
     CommitBatch,
+    CoordinatorLimits,
     Effect,
     End,
     EndHalf,
     GetStatus,
     Intent,
-    Join,
-    Limits,
+    JoinTransaction,
     PrepareHalf,
     RemoveParticipant,
     Result,
@@ -64,9 +64,7 @@ from .intents_core import (
 )
 from .outcomes_core import Decision, OutcomeDecider, PendingDecisions
 from .records_core import (
-    Aborted,
     AnyRecord,
-    Committed,
     Done,
     EpochHandedOver,
     HalfMessageAgeRecorded,
@@ -78,8 +76,10 @@ from .records_core import (
     OutcomesDiscarded,
     Participant,
     ParticipantDetached,
-    Prepared,
+    PreparedTransactionAborted,
     TransactionOwner,
+    TransactionPrepared,
+    TransactionsCommitted,
     decode_participants,
     make_commit_record,
 )
@@ -99,12 +99,18 @@ HANDOVER_RECORD_ITEMS_MAX = 500
 """Most open transactions, and most leases, in one record of a hand-over."""
 
 
-class Coordinator:
+class TransactionCoordinatorCore:
     """The core of a transaction coordinator, in one epoch. `state`: the state that was read from the coordinator's
     ledger. From then on only this object applies records to `state`."""
 
     def __init__(
-        self, number: int, epoch: int, state: CoordinatorState, limits: Limits, now: float, gap: Callable[[], int]
+        self,
+        number: int,
+        epoch: int,
+        state: CoordinatorState,
+        limits: CoordinatorLimits,
+        now: float,
+        gap: Callable[[], int],
     ) -> None:
         """Begins an epoch. `gap`: returns a random number: so many ids are left out before the next ids are given, so
         that ids cannot be guessed."""
@@ -156,9 +162,9 @@ class Coordinator:
     def _receive(self, intent: Intent, now: float) -> None:
         try:
             match intent:
-                case Begin():
+                case BeginTransactions():
                     self.begins.begin(intent, now)
-                case Join():
+                case JoinTransaction():
                     self.decisions.answer(intent, self.ends.join(intent, now))
                 case End():
                     self.ends.end(intent, now)
@@ -168,7 +174,7 @@ class Coordinator:
                     self.decisions.answer(intent, self._status(intent, now))
                 case AbortByAdmin():
                     self.ends.abort_by_admin(intent, now)
-                case AbortOpen():
+                case AbortIfOpen():
                     self.ends.abort_open(intent, now)
                 case RemoveParticipant():
                     self.ends.detach(intent)
@@ -241,35 +247,35 @@ class Coordinator:
             self._on_durable(decision, now)
         return self.decisions.take_effects()
 
-    def on_settled(self, txn: int, topic: str) -> list[Effect]:
+    def on_outcome_stored(self, txn: int, topic: str) -> list[Effect]:
         """Called when the topic has stored the outcome of the transaction. Returns the effects. A repeated call does
         nothing."""
-        self.outcomes.on_settled(txn, topic)
+        self.outcomes.on_outcome_stored(txn, topic)
         return self.decisions.take_effects()
 
     def _on_durable(self, decision: Decision, now: float) -> None:
         record, intent = decision
         self.state.apply(record)
         match record:
-            case Committed():
+            case TransactionsCommitted():
                 self._durable_commit(record, intent, now)
-            case Prepared():
+            case TransactionPrepared():
                 live = self.table.live[record.txn]
                 live.phase, live.deadline = Phase.PREPARED, now + record.left_s
                 heapq.heappush(self.table.deadlines, (live.deadline, live.txn))
                 self.outcomes.abort_if_superseded(live, now)
                 self.outcomes.handle_queued_intents(live, now)
-            case Aborted():
+            case PreparedTransactionAborted():
                 live = self.table.live[record.txn]
                 self.table.remove(live)
                 self.outcomes.record_aborted_end(live, now, is_durable=True)
                 self.outcomes.handle_queued_intents(live, now)
             case NameHolderChanged() if intent is not None:
-                assert isinstance(intent, Begin), "a name is taken by a begin"
+                assert isinstance(intent, BeginTransactions), "a name is taken by a begin"
                 self.begins.on_name_holder_changed(record, intent, now)
             case ParticipantDetached():
                 assert intent is not None, "a participant is detached by an administrator"
-                self.outcomes.on_settled(record.txn, record.topic)
+                self.outcomes.on_outcome_stored(record.txn, record.topic)
                 self.decisions.answer(intent, None)
             case Done():
                 for txn in record.txns:
@@ -277,7 +283,7 @@ class Coordinator:
             case HalfMessageStored() | HalfMessageAgeRecorded() | HalfMessageRolledBack():
                 self.halves.on_record_durable(record, now)
 
-    def _durable_commit(self, record: Committed, intent: Intent | None, now: float) -> None:
+    def _durable_commit(self, record: TransactionsCommitted, intent: Intent | None, now: float) -> None:
         ended = []
         for txn, shares in record.txns:
             live = self.table.live.get(txn)
@@ -347,7 +353,7 @@ class Coordinator:
         unknown = OutcomeUnknown(f"coordinator {self.table.number} is moving: ask it again")
         nothing = NotOwner(f"coordinator {self.table.number} is moving; look it up again")
         answers: dict[object, Result] = {
-            intent.request: nothing if isinstance(intent, Join | GetStatus | AbortOpen) else unknown
+            intent.request: nothing if isinstance(intent, JoinTransaction | GetStatus | AbortIfOpen) else unknown
             for intent in waiting
         }
         answers |= {request: unknown for ending in self.table.ending.values() for request in ending.waiting_requests}
@@ -419,8 +425,10 @@ class Coordinator:
                 or (live.phase is Phase.COMMITTING and txn in self.state.prepared)
             ), "prepared is durable"
         written = [each.record for each in (*self.decisions.gathered, *self.decisions.writing)]
-        doubt = {txn for record in written if isinstance(record, Committed) for txn, _ in record.txns}
-        doubt |= {record.txn for record in written if isinstance(record, Prepared | Aborted)}
+        doubt = {txn for record in written if isinstance(record, TransactionsCommitted) for txn, _ in record.txns}
+        doubt |= {
+            record.txn for record in written if isinstance(record, TransactionPrepared | PreparedTransactionAborted)
+        }
         in_doubt = {txn for txn, live in self.table.live.items() if live.phase in IN_DOUBT}
         assert doubt & self.table.live.keys() == in_doubt, "in doubt is what is on its way"
         for txn, ending in self.table.ending.items():

@@ -38,7 +38,7 @@ from ...proto.names import TopicName
 from ...proto.states import COORDINATORS_MAX, TxnId
 from ...runtime.network import World
 from ..cluster.ownership import Ownership
-from ..common.config import BrokerConfig, Replication
+from ..common.config import BrokerConfig, LedgerReplication
 from ..common.retry import LogThrottle, SharedCallsByKey
 from ..common.transactions import JoinAnswer, ReportedTransaction
 from ..log.snapshot_ledger import TopicStateLedgers
@@ -46,7 +46,7 @@ from .peers import TransactionPeerClient
 
 if TYPE_CHECKING:
     from .coordinator import Publish, RunningCoordinator
-    from .intents_core import Limits
+    from .intents_core import CoordinatorLimits
     from .peers import SettlementTransport
 
 Answer = TypeVar("Answer")
@@ -68,10 +68,10 @@ def owner_record_path(number: int) -> str:
     return paths.bundle_owner(topic.tenant, topic.namespace, topic.stored_local)
 
 
-def coordinator_limits(config: BrokerConfig) -> Limits:
-    from .intents_core import HalfMessageLimits, Limits
+def coordinator_limits(config: BrokerConfig) -> CoordinatorLimits:
+    from .intents_core import CoordinatorLimits, HalfMessageLimits
 
-    return Limits(
+    return CoordinatorLimits(
         open_max=config.transaction_open_max, open_per_role_max=config.transaction_open_per_role_max,
         timeout_s=config.transaction_timeout_s, timeout_s_max=config.transaction_timeout_s_max,
         prepared_s_max=config.transaction_prepared_s_max, retention_s=config.transaction_result_retention_s,
@@ -209,9 +209,9 @@ class TransactionCoordinators:
         _LOG.info("coordinator %d is here, in epoch %d", number, running.epoch)
         return running
 
-    async def _replication(self) -> Replication:
+    async def _replication(self) -> LedgerReplication:
         config = self._config
-        return Replication(config.ensemble_size, config.write_quorum, config.ack_quorum)
+        return LedgerReplication(config.ensemble_size, config.write_quorum, config.ack_quorum)
 
     def _remove_running(self, running: RunningCoordinator) -> None:
         if self._loaded.get(running.number) is running:

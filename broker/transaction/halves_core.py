@@ -85,7 +85,7 @@ from .records_core import (
 from .state_core import StoredHalfMessages, half_message_size_bytes
 
 if TYPE_CHECKING:
-    from .coordinator_core import Coordinator
+    from .coordinator_core import TransactionCoordinatorCore
 
 WHY_MAX = 300
 ASKED_MAX = 16
@@ -174,7 +174,12 @@ class HalfMessages:
     """Decides about the half messages of one coordinator: when they are stored, checked, published or rolled back."""
 
     def __init__(
-        self, state: StoredHalfMessages, limits: HalfMessageLimits, coordinator: Coordinator, epoch: int, now: float
+        self,
+        state: StoredHalfMessages,
+        limits: HalfMessageLimits,
+        coordinator: TransactionCoordinatorCore,
+        epoch: int,
+        now: float,
     ) -> None:
         self.counters = dict.fromkeys(("prepared", "committed", "rolled_back", "parked", "asked"), 0)
         self._state = state

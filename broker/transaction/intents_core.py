@@ -20,7 +20,7 @@ NAME_MAX = 512
 """Most characters of a name that a client chooses: of a holder, a sink, a query, a group."""
 
 
-class EndVerb(enum.IntEnum):
+class TransactionEndVerb(enum.IntEnum):
     """How a client ends a transaction: COMMIT, ABORT or PREPARE, as in EndItem.Verb of proto/wire.proto."""
 
     COMMIT = 0
@@ -44,7 +44,7 @@ class AbortReason(enum.Enum):
 
 
 # ---------------------------------------------------------------------------------- intents
-class Begin(msgspec.Struct, frozen=True):
+class BeginTransactions(msgspec.Struct, frozen=True):
     """Intent: begin `count` transactions. The answer is a BeginAnswer. `name`: the name under which they begin, "" for
     none; `holder`: which holder of the name the client is, 0 to become the next holder."""
 
@@ -59,7 +59,7 @@ class Begin(msgspec.Struct, frozen=True):
     address: str = ""  # of the client
 
 
-class Join(msgspec.Struct, frozen=True):
+class JoinTransaction(msgspec.Struct, frozen=True):
     """Intent: make `topic` a participant of the transaction. If `topic` is empty, only start the timeout of the
     transaction. `owner`: the role that writes in the transaction; None: the topic itself asks."""
 
@@ -74,7 +74,7 @@ class End(msgspec.Struct, frozen=True):
 
     request: object
     txn: int
-    verb: EndVerb
+    verb: TransactionEndVerb
     owner: str
     participants: Sequence[Participant] = ()
     prepared_s: float = 0.0  # 0: the longest
@@ -108,7 +108,7 @@ class AbortByAdmin(msgspec.Struct, frozen=True):
     txn: int
 
 
-class AbortOpen(msgspec.Struct, frozen=True):
+class AbortIfOpen(msgspec.Struct, frozen=True):
     """Intent: abort an open transaction, because one of its topics is deleted by force. The answer is a TransactionRow.
     A prepared transaction is not aborted, because its client was told that it can commit."""
 
@@ -185,7 +185,17 @@ class WatchHalves(msgspec.Struct, frozen=True):
 
 
 HalfIntent = PrepareHalf | EndHalf | ChangeHalf | WatchHalves
-Intent = Begin | Join | End | CommitBatch | GetStatus | AbortByAdmin | AbortOpen | RemoveParticipant | HalfIntent
+Intent = (
+    BeginTransactions
+    | JoinTransaction
+    | End
+    | CommitBatch
+    | GetStatus
+    | AbortByAdmin
+    | AbortIfOpen
+    | RemoveParticipant
+    | HalfIntent
+)
 
 
 # ---------------------------------------------------------------------------------- effects
@@ -227,9 +237,9 @@ class Answer(NamedTuple):
     result: Result
 
 
-class SendOutcome(NamedTuple):
+class SendOutcomeToParticipant(NamedTuple):
     """Effect: send the outcome of the transaction to the participant, again and again until it has stored the outcome;
-    then call `on_settled`."""
+    then call `on_outcome_stored`."""
 
     txn: int
     committed: bool
@@ -273,7 +283,14 @@ class WarnOfParkedHalfMessage(NamedTuple):
     why: str
 
 
-Effect = Answer | SendOutcome | AbandonEpoch | AskAboutHalfMessage | PublishHalfMessage | WarnOfParkedHalfMessage
+Effect = (
+    Answer
+    | SendOutcomeToParticipant
+    | AbandonEpoch
+    | AskAboutHalfMessage
+    | PublishHalfMessage
+    | WarnOfParkedHalfMessage
+)
 
 
 class AppendRecords(NamedTuple):
@@ -298,7 +315,7 @@ class HalfMessageLimits(msgspec.Struct, frozen=True):
     retention_s: float = 3_600.0
 
 
-class Limits(msgspec.Struct, frozen=True):
+class CoordinatorLimits(msgspec.Struct, frozen=True):
     """The limits of a transaction coordinator: of its transactions, names, sinks and half messages."""
 
     open_max: int = 100_000
@@ -322,7 +339,7 @@ LASTED_S = (0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 1500.
 """Upper bounds of the histogram of how long transactions were open, as in Pulsar."""
 
 
-class Counters(msgspec.Struct):
+class CoordinatorCounters(msgspec.Struct):
     """Counters of a coordinator since its take-over. `durations`: a histogram of the time from the first use of a
     transaction id to the outcome of the transaction. Its bounds are LASTED_S (seconds); the last count is of longer
     times."""

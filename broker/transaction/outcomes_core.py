@@ -17,8 +17,17 @@ from typing import NamedTuple
 from ...proto.errors import NotOwner
 from ...proto.states import COUNTER_BITS, TxnState
 from .halves_core import IntentQueuedUntilDurable
-from .intents_core import AbandonEpoch, AbortReason, Answer, AppendRecords, Effect, Intent, Result, SendOutcome
-from .records_core import Aborted, AnyRecord, Done, Participant, TransactionOwner, make_commit_record
+from .intents_core import (
+    AbandonEpoch,
+    AbortReason,
+    Answer,
+    AppendRecords,
+    Effect,
+    Intent,
+    Result,
+    SendOutcomeToParticipant,
+)
+from .records_core import AnyRecord, Done, Participant, PreparedTransactionAborted, TransactionOwner, make_commit_record
 from .state_core import IN_DOUBT, LiveTransaction, Phase, TransactionTable, UnsettledTransaction
 
 
@@ -182,7 +191,7 @@ class OutcomeDecider:
         live.reason = reason
         if live.phase is Phase.PREPARED:
             live.phase = Phase.ABORTING
-            self._decisions.decide(Aborted(live.txn, list(live.participants), live.owned.owner))
+            self._decisions.decide(PreparedTransactionAborted(live.txn, list(live.participants), live.owned.owner))
             return
         assert live.phase is Phase.OPEN, "a transaction in doubt is not aborted"
         self._table.remove(live)
@@ -231,9 +240,9 @@ class OutcomeDecider:
                 self._decisions.defer_record(Done([txn]))
             return
         self._table.ending[txn] = UnsettledTransaction(is_committed, each_waiting, owned, began, is_durable)
-        self._decisions.effects += [SendOutcome(txn, is_committed, each) for each in each_waiting.values()]
+        self._decisions.effects += [SendOutcomeToParticipant(txn, is_committed, each) for each in each_waiting.values()]
 
-    def on_settled(self, txn: int, topic: str) -> None:
+    def on_outcome_stored(self, txn: int, topic: str) -> None:
         """Called when the topic has stored the outcome of the transaction. A repeated call does nothing."""
         ending = self._table.ending.get(txn)
         if ending is None or ending.waiting.pop(topic, None) is None or ending.waiting:

@@ -7,8 +7,8 @@ Guards: tests/broker/grpc/test_transactions.py.
 Several requests to coordinators that came in one RPC: one wait for all of their answers, without a task for each.
 
     requests = CoordinatorRequestBatch()
-    running.end_transaction_nowait(requests.add_request(), txn, EndVerb.COMMIT, …)    sent to the core in this turn
-    results = await requests.wait_answers(timeout_s)                    in the order in which they were added
+    running.end_transaction_nowait(requests.add_request(), txn, TransactionEndVerb.COMMIT, …)    sent to the core in
+    this turn results = await requests.wait_answers(timeout_s)                    in the order in which they were added
 
 A CoordinatorRequest is the `request` of an intent. Its first answer counts; one without an answer in time gets
 TimedOut: its outcome is unknown. Guard: tests/broker/transaction/test_together.py.

@@ -37,7 +37,7 @@ class Participant(NamedTuple):
     entry: int = -1
 
 
-class ParticipantByTopicIndex(NamedTuple):
+class ParticipantWithTopicIndex(NamedTuple):
     """A Participant as a record stores it: with an index into the record's list of topics, in place of the topic."""
 
     topic: int
@@ -87,17 +87,17 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     what is true from this record on."""
 
 
-class Committed(Record, frozen=True, array_like=True, tag=1):
+class TransactionsCommitted(Record, frozen=True, array_like=True, tag=1):
     """Record: these transactions are committed, all of them together."""
 
-    txns: list[tuple[int, list[ParticipantByTopicIndex]]]
+    txns: list[tuple[int, list[ParticipantWithTopicIndex]]]
     topics: list[str]
     sink: SinkBatch | None = None
     half: int = 0  # that the transaction publishes: it is committed with it; 0: none
     owner: str = ""  # of the transactions
 
 
-class Prepared(Record, frozen=True, array_like=True, tag=2):
+class TransactionPrepared(Record, frozen=True, array_like=True, tag=2):
     """Record: a transaction is prepared. It stays open until its deadline, even if the coordinator moves to another
     broker."""
 
@@ -107,7 +107,7 @@ class Prepared(Record, frozen=True, array_like=True, tag=2):
     left_s: float
 
 
-class Aborted(Record, frozen=True, array_like=True, tag=3):
+class PreparedTransactionAborted(Record, frozen=True, array_like=True, tag=3):
     """Record: a prepared transaction is aborted."""
 
     txn: int
@@ -249,7 +249,8 @@ HalfRecord = (
     | HalfMessageOutcomesDiscarded
 )
 AnyRecord = (
-    Committed | Prepared | Aborted | Done | ParticipantDetached | NameHolderChanged | IdleNamesRemoved
+    TransactionsCommitted | TransactionPrepared | PreparedTransactionAborted | Done | ParticipantDetached
+    | NameHolderChanged | IdleNamesRemoved
     | OutcomesDiscarded
     | EpochHandedOver | SettledOutcomesInSnapshot | LargestHolderNumber
     | SinkBatchRecorded | HalfRecord
@@ -258,15 +259,18 @@ AnyRecord = (
 
 def make_commit_record(
     txns: dict[int, list[Participant]], sink: SinkBatch | None = None, half: int = 0, owner: str = ""
-) -> Committed:
+) -> TransactionsCommitted:
     """Returns the record that commits the transactions `txns`. `txns`: for each transaction id, its participants."""
     topics: dict[str, int] = {}
     rows = [
-        (txn, [ParticipantByTopicIndex(topics.setdefault(each.topic, len(topics)), *each[1:]) for each in participants])
+        (
+            txn,
+            [ParticipantWithTopicIndex(topics.setdefault(each.topic, len(topics)), *each[1:]) for each in participants],
+        )
         for txn, participants in txns.items()
     ]
-    return Committed(rows, list(topics), sink, half, owner)
+    return TransactionsCommitted(rows, list(topics), sink, half, owner)
 
 
-def decode_participants(record: Committed, shares: list[ParticipantByTopicIndex]) -> list[Participant]:
+def decode_participants(record: TransactionsCommitted, shares: list[ParticipantWithTopicIndex]) -> list[Participant]:
     return [Participant(record.topics[share.topic], *share[1:]) for share in shares]

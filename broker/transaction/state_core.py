@@ -33,12 +33,10 @@ from pyroaring import BitMap, BitMap64
 
 from ...proto.errors import InvalidRequest, MagnetarError, TransactionAborted, TransactionFenced, TransactionForgotten
 from ...proto.states import COUNTER_BITS, EPOCH_BITS, TxnId, TxnState
-from .intents_core import AbortReason, Counters, Intent, Limits, TransactionRow
+from .intents_core import AbortReason, CoordinatorCounters, CoordinatorLimits, Intent, TransactionRow
 from .records_core import (
     DISCARDED_BATCH,
-    Aborted,
     AnyRecord,
-    Committed,
     Done,
     EpochHandedOver,
     HalfMessageAgeRecorded,
@@ -53,11 +51,13 @@ from .records_core import (
     OutcomesDiscarded,
     Participant,
     ParticipantDetached,
-    Prepared,
+    PreparedTransactionAborted,
     SettledOutcomesInSnapshot,
     SinkBatch,
     SinkBatchRecorded,
     TransactionOwner,
+    TransactionPrepared,
+    TransactionsCommitted,
     decode_participants,
     make_commit_record,
 )
@@ -357,7 +357,7 @@ class CoordinatorState:
     def __init__(self) -> None:
         self.kept = CommittedTransactionIds()
         self.unsettled: dict[int, UnsettledOutcome] = {}
-        self.prepared: dict[int, Prepared] = {}
+        self.prepared: dict[int, TransactionPrepared] = {}
         self.names: ValuesByRoleAndName[NameHolder] = ValuesByRoleAndName()
         self.sinks: ValuesByRoleAndName[SinkBatch] = ValuesByRoleAndName()
         self.last_holder = 0  # the largest number of a holder of any name: none is given twice
@@ -370,11 +370,11 @@ class CoordinatorState:
 
     def apply(self, record: AnyRecord) -> None:
         match record:
-            case Committed():
+            case TransactionsCommitted():
                 self._committed(record)
-            case Prepared():
+            case TransactionPrepared():
                 self.prepared[record.txn] = record
-            case Aborted():
+            case PreparedTransactionAborted():
                 del self.prepared[record.txn]
                 waiting = {topic: Participant(topic) for topic in record.topics}
                 self.unsettled[record.txn] = UnsettledOutcome(False, waiting, record.owner)
@@ -410,7 +410,7 @@ class CoordinatorState:
             case _:
                 assert_never(record)
 
-    def _committed(self, record: Committed) -> None:
+    def _committed(self, record: TransactionsCommitted) -> None:
         for txn, shares in record.txns:
             self.prepared.pop(txn, None)
             self.kept.add(txn, record.owner)
@@ -437,7 +437,10 @@ class CoordinatorState:
             if outcome.committed:
                 yield make_commit_record({txn: list(outcome.waiting.values())}, owner=outcome.owner)
             else:
-                yield from (Prepared(txn, _NOBODY, [], 0.0), Aborted(txn, list(outcome.waiting), outcome.owner))
+                yield from (
+                    TransactionPrepared(txn, _NOBODY, [], 0.0),
+                    PreparedTransactionAborted(txn, list(outcome.waiting), outcome.owner),
+                )
         # after the unsettled ones, whose bits are in it
         yield from self.kept.snapshot()
         yield from self.prepared.values()
@@ -546,7 +549,7 @@ class TransactionTable:
     read from the ledger; from then on only the coordinator applies records to it."""
 
     def __init__(
-        self, number: int, epoch: int, state: CoordinatorState, limits: Limits,
+        self, number: int, epoch: int, state: CoordinatorState, limits: CoordinatorLimits,
         has_half_of_other: Callable[[int, str], bool],
     ) -> None:  # fmt: skip
         """`has_half_of_other(id, role)`: a function that returns True if the id belongs to a half message that another
@@ -554,7 +557,7 @@ class TransactionTable:
         assert 0 < epoch <= EPOCH_MAX, "an epoch begins with a claim"
         self._has_half_of_other = has_half_of_other
         self.number, self.epoch, self.state, self.limits = number, epoch, state, limits
-        self.counters = Counters()
+        self.counters = CoordinatorCounters()
         self.next_id = epoch << COUNTER_BITS
         self.unused: dict[int, TransactionIdLease] = {}
         self.live: dict[int, LiveTransaction] = {}

@@ -520,15 +520,15 @@ def _own_files(directory: Path) -> Iterator[Alarm]:
 
 
 def _whole(directory: Path) -> Iterable[Alarm] | str:
-    from ...bookie.inspect.snapshot import take_snapshot
+    from ...bookie.inspect.snapshot import snapshot_directory
     from ...proto.errors import NotFound
-    from ...runtime.process import real_world
+    from ...runtime.process import make_system_world
 
     places = [directory, *sorted(each for each in directory.glob("bookie-*") if each.is_dir())]
     found, seen = list[Alarm](), 0
     for place in places:
         try:
-            snapshot = take_snapshot(real_world().files, str(place))
+            snapshot = snapshot_directory(make_system_world().files, str(place))
         except NotFound:
             continue
         seen += 1

@@ -13,7 +13,7 @@ import click
 from click import option
 
 from ...proto.alarms import format_count
-from ..common.output import make_printed_stored_message, print_message, show_progress
+from ..common.output import make_printed_stored_message, print_consumed_message, show_progress
 from ..common.session import Session, confirm, session_command
 from ..common.units import FiniteNumber, parse_message_id
 from .topics import full_name
@@ -74,7 +74,7 @@ def find(
                 limit = min(FOUND, count - shown)
                 found = search(part, before_index=below, limit=limit)
                 for message in found.messages:
-                    print_message(make_printed_stored_message(message), session.out)
+                    print_consumed_message(make_printed_stored_message(message), session.out)
                 shown += len(found.messages)
                 looked_at += found.looked_at
                 unread += found.unread

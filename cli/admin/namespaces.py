@@ -377,10 +377,10 @@ def bundles(session: Session, namespace: str = "public/default") -> None:
 
     Example: magnetar namespaces bundles public/default
     """
-    from ...broker.cluster.bundles_core import bundle_name
+    from ...broker.cluster.bundles_core import make_bundle_name
 
     count = session.admin.namespace(namespace).bundles
-    session.out.print_names([bundle_name(number, count) for number in range(count)], empty="no bundles")
+    session.out.print_names([make_bundle_name(number, count) for number in range(count)], empty="no bundles")
 
 
 @session_command(option("-b", "--bundle", default="", help="Only this one, as 0x00000000_0x40000000."))

@@ -144,11 +144,11 @@ def peek(session: Session, topic: str, subscription: str, count: int) -> None:
 
     Example: magnetar topics peek-messages orders -s billing -n 5
     """
-    from ..common.output import make_printed_stored_message, print_message
+    from ..common.output import make_printed_stored_message, print_consumed_message
 
     for part in session.admin.parts(topic):
         for message in session.admin.peek_messages(part, subscription, count):
-            print_message(make_printed_stored_message(message), session.out)
+            print_consumed_message(make_printed_stored_message(message), session.out)
 
 
 @session_command(
@@ -374,12 +374,12 @@ def examine(session: Session, topic: str, end: str, number: int) -> None:
     Example: magnetar topics examine-messages orders -i latest -m 1
     """
     from ...proto.errors import NotFound
-    from ..common.output import make_printed_stored_message, print_message
+    from ..common.output import make_printed_stored_message, print_consumed_message
 
     parts, failed = session.admin.parts(topic), list[NotFound]()
     for part in parts:
         try:
-            print_message(
+            print_consumed_message(
                 make_printed_stored_message(session.admin.nth_message(part, number, from_latest=end == "latest")),
                 session.out,
             )
@@ -400,10 +400,10 @@ def get_message(session: Session, topic: str, ledger: int, entry: int) -> None:
 
     Example: magnetar topics get-message-by-id orders-partition-0 -l 17 -e 3
     """
-    from ..common.output import make_printed_stored_message, print_message
+    from ..common.output import make_printed_stored_message, print_consumed_message
 
     for message in session.admin.messages(topic, ledger, entry):
-        print_message(make_printed_stored_message(message), session.out)
+        print_consumed_message(make_printed_stored_message(message), session.out)
 
 
 @session_command(

@@ -420,7 +420,7 @@ def make_printed_stored_message(message: StoredMessage) -> PrintedMessage:
     )
 
 
-def print_message(message: PrintedMessage, out: CommandOutput) -> None:
+def print_consumed_message(message: PrintedMessage, out: CommandOutput) -> None:
     if out.is_structured:
         out.print_streamed_value(message.message_id if out.kind == "name" else make_message_record(message))
     else:

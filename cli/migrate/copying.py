@@ -33,7 +33,7 @@ from ...client.admin import AdminClient
 from ...client.client import Client
 from ...client.core.failover import Backoff
 from ...client.model.message_id import MessageId
-from ...client.produce.entry_writer import EntryWriter, SentEntry
+from ...client.produce.entry_writer import PreEncodedEntryWriter, SentEntryDescription
 from ...proto.entry import count_declared_messages, parse_header
 from ...proto.errors import (
     AlreadyExists,
@@ -387,10 +387,10 @@ class Copier:
     async def _attempt(self, tally: PartitionProgress) -> None:
         topic = tally.topic
 
-        def stored(entry: SentEntry) -> None:
+        def stored(entry: SentEntryDescription) -> None:
             tally.add(entry.position, entry.messages, entry.size)
 
-        writer = EntryWriter(self._client.connections, topic, PRODUCER, stored)
+        writer = PreEncodedEntryWriter(self._client.connections, topic, PRODUCER, stored)
         try:
             await writer.open()
             newest = await self._newest(topic)
@@ -421,7 +421,7 @@ class Copier:
             return newest
         return await scan_newest_origin(self._client, topic, first, end, number)
 
-    async def _move(self, tally: PartitionProgress, reader: PartitionReader, writer: EntryWriter) -> None:
+    async def _move(self, tally: PartitionProgress, reader: PartitionReader, writer: PreEncodedEntryWriter) -> None:
         """Copies until the newest entry at the time of the call is sent; with `follow` until the topic
         is terminated."""
         after, now = tally.stored, self._world.clock.monotonic
@@ -447,7 +447,9 @@ class Copier:
                         )
                     entry = encode_copied_entry(data, header, Origin(number, position), version)
                     after = position
-                    await writer.send(entry, SentEntry(header.sequence_id, position, header.num_messages, len(data)))
+                    await writer.send(
+                        entry, SentEntryDescription(header.sequence_id, position, header.num_messages, len(data))
+                    )
                     if last is not None and position >= last:
                         return
                 case Backlog(left):

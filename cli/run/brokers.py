@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from ...broker.common.config import BrokerConfig
     from ...metadata.address import Address
     from ...metadata.store import MetadataStore
-    from ...runtime.child import ChildProcess
+    from ...runtime.child import ParentLink
     from ...runtime.files import File
     from ...runtime.network import Endpoint, World
     from ...runtime.parent import ProcessSpec
@@ -171,7 +171,7 @@ def make_process_spec(
     from ...runtime.parent import ProcessSpec
     from ...runtime.schedule_core import STOP_S
 
-    def work(child: ChildProcess) -> int:
+    def work(child: ParentLink) -> int:
         voice = ChildProcessReporter(child, shows=shows)
         return run_reporting_errors(
             lambda: run_server(lambda world: main(world, voice), log_level, log_format, voice, health)
@@ -188,14 +188,14 @@ def run_process_tiers(
     """Runs the processes until the server ends, and returns the exit code of the server. `said`: the function that
     makes the URL and the facts of the ready line from the facts that each process reported."""
     from ...runtime import logs
-    from ...runtime.parent import Parent
+    from ...runtime.parent import ParentProcess
 
     def on_serve(facts: dict[str, dict[str, str]]) -> None:
         url, shown = said(facts)
         print_ready_line(url, **shown)
 
     logs.configure_logging(log_format, log_level, process="parent")
-    return Parent(tiers, on_serve).run()
+    return ParentProcess(tiers, on_serve).run()
 
 
 class BrokerOptions(NamedTuple):

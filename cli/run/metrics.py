@@ -47,7 +47,7 @@ from .metrics_transactions import TopicTransactionSeries, add_coordinator_metric
 
 if TYPE_CHECKING:
     from ...bookie.server import Bookie
-    from ...broker.node.survey import TopicSurvey
+    from ...broker.node.survey import LoadedTopicsSurvey
     from ...broker.node.topic_manager import TopicManager
     from ...broker.server import Broker
     from ...broker.subscription.subscription import Subscription
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from ...metadata.session import MetadataResponsiveness
     from ...metadata.sqlite import SqliteStore
     from ...runtime.budget import CallerMemory
-    from ...runtime.child import ChildProcess
+    from ...runtime.child import ParentLink
     from ...runtime.clock import Clock
     from ...runtime.memory_shares import MemoryPlan
     from ...runtime.metrics import MetricsPage, MetricsQuery
@@ -459,10 +459,10 @@ SUMS = {
     "bytes_out": "bytes delivered",
 }
 """The sums of loaded topics that are shown, of the broker and of each namespace (broker/node/survey.py
-`TopicTotals`)."""
+`TopicGroupTotals`)."""
 
 
-def _sums(page: MetricsPage, survey: TopicSurvey, loaded: int, shown: int, *, by_namespace: bool) -> None:
+def _sums(page: MetricsPage, survey: LoadedTopicsSurvey, loaded: int, shown: int, *, by_namespace: bool) -> None:
     """Adds the sums of the broker, and of each namespace."""
     from ...runtime.metrics import format_labels
 
@@ -641,7 +641,7 @@ class SingleProcessReporter:
 class ChildProcessReporter:
     """The ServerReporter of one process of a server that consists of several processes."""
 
-    def __init__(self, child: ChildProcess, *, shows: bool) -> None:
+    def __init__(self, child: ParentLink, *, shows: bool) -> None:
         self.child = child
         self._shows = shows
         self._own: Measure | None = None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...runtime.metrics import RecentQuantiles, format_labels
 
 if TYPE_CHECKING:
-    from ...broker.node.survey import TopicSurvey
+    from ...broker.node.survey import LoadedTopicsSurvey
     from ...broker.node.topic_manager import TopicManager
     from ...broker.topic.topic import Topic
     from ...runtime.metrics import MetricSeries, MetricsPage, MetricsQuery
@@ -107,7 +107,13 @@ class PulsarMetricWriter:
         self._before: dict[MetricsQuery, dict[tuple[str, str], _Look]] = {}  # by what the page asked for
 
     def add(
-        self, page: MetricsPage, broker: TopicManager, survey: TopicSurvey, topics: Sequence[Topic], *, each: bool
+        self,
+        page: MetricsPage,
+        broker: TopicManager,
+        survey: LoadedTopicsSurvey,
+        topics: Sequence[Topic],
+        *,
+        each: bool,
     ) -> None:
         """Adds the metrics under Pulsar's names to the page. `each` True: `topics` are all loaded topics, and each
         topic gets its own metrics."""

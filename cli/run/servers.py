@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ...runtime.memory_shares import MemoryPlan, MemoryShare
     from ...runtime.network import Endpoint, World
     from ...runtime.process import ProcessParts
-    from ...security.settings import MembersSection
+    from ...security.settings import MembersSection, ZookeeperSection
 
 
 def make_member_world(world: World, settings: str | None, role: str) -> World:
@@ -210,10 +210,43 @@ def parse_metadata_address(text: str, security: str | None = None) -> Address:
     if security is None:
         return found
     from ...security.settings import SecuritySettings
-    from .zookeeper import add_zookeeper_credentials
 
     section = SecuritySettings.load(security).zookeeper
-    return found if section is None else add_zookeeper_credentials(found, section)
+    return found if section is None else _add_zookeeper_credentials(found, section)
+
+
+def _add_zookeeper_credentials(address: Address, section: ZookeeperSection) -> Address:
+    """Returns the ZooKeeper address with the credentials of the settings' `section`; any other address unchanged.
+    Raises InvalidConfiguration if the credentials cannot be read, are not USER:PASSWORD, or if other users may read the
+    key."""
+    from ...metadata.address import ZookeeperAccess, ZookeeperAddress
+    from ...security.settings import read_private_file
+
+    if not isinstance(address, ZookeeperAddress):
+        return address
+    if section.key:
+        read_private_file(section.key)
+    if section.credentials:
+        _read_zookeeper_credentials(section.credentials)
+    access = ZookeeperAccess(
+        section.ca, section.certificate, section.key,
+        (lambda: _read_zookeeper_credentials(section.credentials)) if section.credentials else None,
+    )  # fmt: skip
+    return address._replace(access=access)
+
+
+def _read_zookeeper_credentials(source: str) -> str:
+    from ...proto.errors import InvalidConfiguration
+    from ...security.settings import read_secret
+
+    try:
+        found = read_secret(source).reveal().decode().strip()
+    except UnicodeDecodeError:
+        found = ""
+    user, _, password = found.partition(":")
+    if not user or not password:
+        raise InvalidConfiguration(f"{source} has no user:password for ZooKeeper")
+    return found
 
 
 def parse_metrics_endpoint(text: str | None) -> Endpoint | None:
@@ -317,10 +350,10 @@ def run_server(
                 HEALTH.endpoint = probes.endpoint
                 _LOG.info("probes are answered at http://%s/livez and /readyz", probes.endpoint)
             if voice is None:
-                await start_until_ready(SystemClock(), lambda: main(process.real_world()), is_ready)
+                await start_until_ready(SystemClock(), lambda: main(process.make_system_world()), is_ready)
             else:
                 await voice.attach()
-                await start_until_ready(SystemClock(), lambda: main(process.real_world()), lambda: voice.said)
+                await start_until_ready(SystemClock(), lambda: main(process.make_system_world()), lambda: voice.said)
         except MagnetarError as error:
             failures.append(error)
             return 1

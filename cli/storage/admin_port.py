@@ -43,13 +43,13 @@ class BookiePeer:
         """Sends the request `verb` to the bookie and returns its answer. If the bookie answers with an error, raises it
         as an exception of the same class. Raises Busy if the bookie has too many requests, Failure if it refuses the
         request, as an older version does."""
-        from ...ledger.peer_format import Status, decode_answer, encode_admin
+        from ...ledger.peer_format import Status, decode_answer, encode_admin_request
         from ...proto import errors
 
         if self._peer is None:
             self._peer = await self._connected()
         request = json.dumps({"verb": verb, **options}).encode()
-        reply = await self._peer.request(encode_admin(), (request,), timeout_s=self._timeout_s)
+        reply = await self._peer.request(encode_admin_request(), (request,), timeout_s=self._timeout_s)
         status = decode_answer(reply.head).status
         if status is Status.BUSY:
             raise errors.Busy(f"bookie {self.id} answers as many questions as it can; ask again")
@@ -200,11 +200,11 @@ class OperatorOptions(NamedTuple):
         """Returns a world (see runtime/network.py) with which bookies accept this command as an operator, and the list
         of the cluster's members, which the caller must close. Without `security`, returns None in place of the list."""
         from ...metadata.members import Members
-        from ...runtime.process import real_world
+        from ...runtime.process import make_system_world
         from ...security.members import read_own_member_name
         from ..run.servers import get_members_section, make_member_world
 
-        world = real_world()
+        world = make_system_world()
         section = get_members_section(self.security)
         if section is None:
             return world, None

@@ -62,10 +62,10 @@ def with_metadata_options(function: Callable[..., None]) -> Callable[..., None]:
 
 @contextlib.asynccontextmanager
 async def open_metadata(where: MetadataAccessOptions, data: str | None) -> AsyncIterator[MetadataStore]:
-    from ...runtime.process import real_world
+    from ...runtime.process import make_system_world
     from ..run.servers import connect_metadata, make_member_world, parse_metadata_address
 
-    world = real_world()
+    world = make_system_world()
     if data is None:
         member = make_member_world(world, where.security, ROLE)
         store: MetadataStore = await connect_metadata(

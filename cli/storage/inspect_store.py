@@ -26,7 +26,7 @@ from ..common.output import OUTPUT, CommandOutput, Row, show_progress
 if TYPE_CHECKING:
     from ...bookie.inspect.indexes import IndexedLedger, LedgerIndexOverview
     from ...bookie.inspect.snapshot import Damage, RemovedFile, Snapshot
-    from ...bookie.inspect.summary import LogSummary, StoreSummary
+    from ...bookie.inspect.summary import EntryLogSummary, StoreSummary
     from ...bookie.store.index import ExtentLocation
 
 # ------------------------------------------------------------------------------------------------ inspect_common
@@ -42,11 +42,11 @@ class StoreInspection:
     counts the damage that it finds."""
 
     def __init__(self, directory: str, output: str, limit: int | None = None) -> None:
-        from ...bookie.inspect.snapshot import take_snapshot
-        from ...runtime.process import real_world
+        from ...bookie.inspect.snapshot import snapshot_directory
+        from ...runtime.process import make_system_world
 
         self.out = CommandOutput(output)
-        self.snapshot: Snapshot = take_snapshot(real_world().files, directory)
+        self.snapshot: Snapshot = snapshot_directory(make_system_world().files, directory)
         self.limit = limit
         self._first: Damage | None = None
         self.damages = 0
@@ -197,7 +197,7 @@ def _print(look: StoreInspection, summary: StoreSummary) -> None:
         look.out.print_row_stream((damage._asdict() for damage in summary.damages), ("path", "offset", "reason"))
 
 
-def make_log_row(log: LogSummary) -> dict[str, object]:
+def make_log_row(log: EntryLogSummary) -> dict[str, object]:
     first = log.damages[0] if log.damages else None
     return {
         "log": log.log, "state": log.state, "bytes": log.bytes, "dataBytes": log.data_bytes,
@@ -212,13 +212,13 @@ def make_log_rows(look: StoreInspection, numbers: Sequence[int], verify: bool) -
     """Yields one row for each entry log in `numbers`. With `verify`, reads and checks all records of the logs."""
     from ...bookie.inspect.indexes import read_ledger_index_overview
     from ...bookie.inspect.snapshot import RemovedFile
-    from ...bookie.inspect.summary import summarize_log
+    from ...bookie.inspect.summary import summarize_entry_log
 
     seen = read_ledger_index_overview(look.snapshot)
     for damage in seen.damages:
         look.count_damage(damage)
     for number in numbers:
-        found = summarize_log(look.snapshot, number, seen.facts)
+        found = summarize_entry_log(look.snapshot, number, seen.facts)
         if isinstance(found, RemovedFile):
             look.warn_of_deleted_files(found)
             continue
@@ -236,7 +236,7 @@ def verify_log(look: StoreInspection, number: int) -> dict[str, object]:
 
     whole, damages = 0, list[str]()
     with show_progress(f"log {number}", None, shown=not sys.stdout.isatty()) as advance:
-        for found in logs.walk_log(look.snapshot, number):
+        for found in logs.walk_entry_log(look.snapshot, number):
             if isinstance(found, logs.LoggedEntry):
                 whole += 1
                 if whole % 1000 == 0:
@@ -301,9 +301,9 @@ def ledger(
 
 
 def _ledgers(look: StoreInspection, seen: LedgerIndexOverview, start: int, stop: int | None) -> Iterator[Row]:
-    from ...bookie.inspect.indexes import walk_ledgers
+    from ...bookie.inspect.indexes import walk_ledger_records
 
-    for state in walk_ledgers(look.snapshot, seen, start, None if stop is None else stop + 1):
+    for state in walk_ledger_records(look.snapshot, seen, start, None if stop is None else stop + 1):
         yield _row(seen, state.ledger, state)
 
 
@@ -322,11 +322,11 @@ def _row(seen: LedgerIndexOverview, ledger: int, state: IndexedLedger | None) ->
 
 
 def _one(look: StoreInspection, seen: LedgerIndexOverview, ledger: int, entries: bool, entry: int | None) -> None:
-    from ...bookie.inspect.indexes import walk_ledgers
+    from ...bookie.inspect.indexes import walk_ledger_records
     from ...bookie.inspect.logs import walk_ledger_extents
     from ...bookie.inspect.snapshot import Damage, RemovedFile
 
-    state = next(iter(walk_ledgers(look.snapshot, seen, ledger, ledger + 1)), None)
+    state = next(iter(walk_ledger_records(look.snapshot, seen, ledger, ledger + 1)), None)
     places: list[ExtentLocation] = []
     for found in walk_ledger_extents(look.snapshot, ledger):
         if isinstance(found, Damage):
@@ -483,11 +483,11 @@ def _journal_row(look: StoreInspection, number: int, advance: Callable[[int], No
     from ...bookie.format.journal import ALIGNMENT
     from ...bookie.inspect import journals
     from ...bookie.inspect.snapshot import Damage, RemovedFile
-    from ...bookie.store.replay import journal_name
+    from ...bookie.store.replay import journal_file_name
 
     position = look.snapshot.mark.position if look.snapshot.mark is not None else (0, 0)
     state = "before the mark" if number < position[0] else "after the mark"
-    row: dict[str, object] = {"journal": number, "file": journal_name(number)}
+    row: dict[str, object] = {"journal": number, "file": journal_file_name(number)}
     row |= {"state": f"mark at {position[1]}" if number == position[0] else state, "blocks": 0, "records": 0}
     blocks = records = damaged = 0
     for found in journals.walk_journal(look.snapshot, number):
@@ -565,7 +565,7 @@ def log(
     from ...bookie.format.entry_log import DATA_OFFSET
     from ...bookie.inspect import indexes
 
-    chosen = [each for each in indexes.list_log_numbers(look.snapshot) if number in (None, each)]
+    chosen = [each for each in indexes.list_entry_log_numbers(look.snapshot) if number in (None, each)]
     if records or ledger is not None or entry is not None or start or stop is not None:
         begin = start or DATA_OFFSET
         rows = (row for each in chosen for row in _log_records(look, each, ledger, entry, begin, stop))
@@ -582,7 +582,7 @@ def _log_records(
     from ...bookie.inspect import logs
     from ...bookie.inspect.snapshot import Damage, RemovedFile
 
-    for found in logs.walk_log(look.snapshot, number, start):
+    for found in logs.walk_entry_log(look.snapshot, number, start):
         match found:
             case Damage():
                 yield make_damage_row(look, "log", number, found)
@@ -619,7 +619,7 @@ def index(
     """
     from ...bookie.inspect import indexes
 
-    chosen = [each for each in indexes.list_log_numbers(look.snapshot) if number in (None, each)]
+    chosen = [each for each in indexes.list_entry_log_numbers(look.snapshot) if number in (None, each)]
     wanted = extents or ledger is not None or entry is not None
     found = (row for each in chosen for row in _groups(look, each, wanted, ledger, entry, start, stop))
     columns: tuple[str, ...] = ("log", "offset", "extents", "bytes", "damage")
@@ -642,7 +642,7 @@ def _groups(
     from ...bookie.inspect import indexes
     from ...bookie.inspect.snapshot import Damage, RemovedFile
 
-    opened = indexes.open_index(look.snapshot, number)
+    opened = indexes.open_index_file(look.snapshot, number)
     if isinstance(opened, Damage):
         yield make_damage_row(look, "log", number, opened)
         return

@@ -374,8 +374,8 @@ def repair(
 
             async def started() -> Supervisor:
                 background = Supervisor()
-                background.supervise("repair", keeper.run)
-                background.supervise("repair-session", renew)
+                background.start_supervised("repair", keeper.run)
+                background.start_supervised("repair-session", renew)
                 return background
 
             await parts.start("repair", started(), Supervisor.close)

@@ -57,7 +57,7 @@ def backup(name: str, metadata_: str, security: str | None, output: str) -> None
     from ...metadata.remote import BACKUP
     from ...proto import wire_pb2 as wire
     from ...runtime.network import Endpoint
-    from ...runtime.process import real_world
+    from ...runtime.process import make_system_world
     from ..run.servers import make_member_world, parse_metadata_address
 
     address = parse_metadata_address(metadata_)
@@ -65,7 +65,7 @@ def backup(name: str, metadata_: str, security: str | None, output: str) -> None
         raise click.UsageError("a ZooKeeper is backed up with its own tools")
 
     async def run() -> wire.BackupReply:
-        world = real_world()
+        world = make_system_world()
         channel = make_member_world(world, security, ROLE).network.connect(address)
         try:
             reply: wire.BackupReply = await channel.call(BACKUP, wire.BackupRequest(name=name), timeout_s=TIMEOUT_S)
@@ -213,12 +213,12 @@ class RestoreLocations(NamedTuple):
 
 async def _ask_as_member(found: BackupContents, where: RestoreLocations, wait_s: float) -> dict[str, int | str]:
     """Asks, as `_ask` does, bookies that accept members only (metadata/server.py `MembersOnlyService`)."""
-    from ...runtime.process import real_world
+    from ...runtime.process import make_system_world
     from ..run.servers import make_member_world, parse_endpoint, parse_metadata_address
 
     if not isinstance(parse_metadata_address(where.metadata), type(parse_endpoint(where.listen, "--listen"))):
         raise click.UsageError("a ZooKeeper is restored with its own tools")
-    world = make_member_world(real_world(), where.security, "metadata")
+    world = make_member_world(make_system_world(), where.security, "metadata")
     os.makedirs(os.path.dirname(where.scratch), exist_ok=True)
     async with serve_metadata_copy(world, parse_endpoint(where.listen, "--listen"), where.copy, where.scratch):
         operator, members = await OperatorOptions(where.security, where.metadata).make_operator_world()

@@ -1,7 +1,7 @@
 """Objects that are closed at the end of an `async with` or `with` block, unless the program closed them before.
 
-Also: `close_all` closes several objects at once; `timeout_after_silence` ends a wait for a server that sends nothing;
-`register_connection_holder` refuses connections in a forked process, where gRPC cannot work.
+Also: `close_all_parts` closes several objects at once; `timeout_after_silence` ends a wait for a server that sends
+nothing; `register_connection_holder` refuses connections in a forked process, where gRPC cannot work.
 
 Also waits that end at a deadline, with one timer for all of them (`Deadlines`); that timer (`DueTimer`); and calls from
 any thread into the event loop (`EventLoopCaller`).
@@ -174,7 +174,7 @@ class AsyncClosable(Protocol):
     async def close(self) -> None: ...
 
 
-async def close_all(parts: Iterable[AsyncClosable]) -> None:
+async def close_all_parts(parts: Iterable[AsyncClosable]) -> None:
     """Closes all objects of `parts` at the same time and waits for them; then raises the first error other than
     AlreadyClosed."""
     for outcome in await asyncio.gather(*(each.close() for each in parts), return_exceptions=True):

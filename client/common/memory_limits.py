@@ -1,5 +1,5 @@
 """The limits of a client's memory for messages: of received messages, in the receiver queues of all its consumers
-(`ReceiveMemoryLimit`, `MemoryClaim`), and of messages that its producers send (`SendMemoryLimit`).
+(`ReceiveMemoryLimit`, `ReceiveMemoryClaim`), and of messages that its producers send (`SendMemoryLimit`).
 
 The broker counts messages, not bytes: it sends as many messages as it has permits for, and a permit that was granted
 cannot be withdrawn. So each partition's consumer has a *window*, the number of messages that may be in flight or in its
@@ -127,7 +127,7 @@ class ReceiveMemoryLimit:
         return not self.limit_bytes or self.decompressed_bytes + size <= self.limit_bytes
 
 
-class MemoryClaim:
+class ReceiveMemoryClaim:
     """The share of a client's ReceiveMemoryLimit that the consumer of one partition claims. Its `window` is the number
     of messages that this consumer may have in flight and in its queue together."""
 

@@ -66,7 +66,7 @@ class Authentication:
         return f"{type(self).__name__}()"
 
 
-class WrongParameters(InvalidConfiguration, RuntimeError):
+class WrongAuthenticationParameters(InvalidConfiguration, RuntimeError):
     """Raised when `auth_params_string` has a wrong value. It is a RuntimeError, as in Pulsar's client."""
 
 
@@ -126,11 +126,11 @@ class AuthenticationBasic(Authentication):
     ) -> None:  # fmt: skip
         wrong: type[InvalidConfiguration] = InvalidConfiguration
         if auth_params_string is not None:
-            wrong = WrongParameters
+            wrong = WrongAuthenticationParameters
             try:
                 found = _json(auth_params_string)
             except InvalidConfiguration as error:
-                raise WrongParameters(error.message) from None
+                raise WrongAuthenticationParameters(error.message) from None
             username, password, method = found.get("username"), found.get("password"), found.get("method", method)
         if not isinstance(username, str) or not isinstance(password, str) or not username or ":" in username:
             raise wrong("AuthenticationBasic takes a username without a colon, and a password, as text")

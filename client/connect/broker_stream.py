@@ -37,7 +37,7 @@ from ...runtime.network import (
 )
 from ...runtime.tasks import Tasks
 from ..common.loggers import ignore_error, report_failure, run_logging_errors
-from .discovery import ASKED_AT_ONCE, SILENT_S, UNANSWERED_S, SilentBrokers
+from .discovery import ASKED_AT_ONCE, SILENT_S, UNANSWERED_S, SilentBrokerTracker
 
 IDLE_S = 60.0
 """Seconds that a stream without owners stays open, so that a program that opens one producer after another uses one
@@ -79,7 +79,7 @@ class BrokerStream:
     broker share it."""
 
     def __init__(
-        self, channel: Channel, now: Callable[[], float], on_end: Callable[[], object], silence: SilentBrokers
+        self, channel: Channel, now: Callable[[], float], on_end: Callable[[], object], silence: SilentBrokerTracker
     ) -> None:
         """Opens the stream to the broker of `channel`. Must be called in the event loop. `now`: a monotonic clock, in
         seconds. `on_end` is called once, when the stream ends and no owner can be attached any more."""

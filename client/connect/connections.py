@@ -56,7 +56,7 @@ from ..common.memory_limits import RECEIVE_BYTES, ReceiveMemoryLimit, SendMemory
 from ..core.failover import Backoff
 from ..model.settings import ClientSettings
 from .broker_stream import BrokerStream
-from .discovery import PULSAR_PORTS, UNANSWERED_S, BrokerDiscovery, ServiceUrl, SilentBrokers
+from .discovery import PULSAR_PORTS, UNANSWERED_S, BrokerDiscovery, ServiceUrl, SilentBrokerTracker
 
 
 class _ClientNetwork:
@@ -203,7 +203,7 @@ class Connections:
         self._next = world.rng.randrange(len(self._endpoints))
         self._channels: dict[Endpoint, Channel] = {}
         self._streams: dict[Endpoint, BrokerStream] = {}
-        self._silence = SilentBrokers(world.clock.monotonic, self._known, self._asked_owner)
+        self._silence = SilentBrokerTracker(world.clock.monotonic, self._known, self._asked_owner)
         self._told: dict[TopicName, Channel] = {}  # owners that were told with the partitions, for the first use
         self._wakes: EventLoopCaller | None = None
         self.transactions: object | None = None  # of the client (client/transactions/), when there are some
@@ -341,7 +341,7 @@ class Connections:
     async def find_owner_channel(self, topic: TopicName) -> Channel:
         """Looks up the owner of a topic once, and returns the channel to this broker. If the asked broker does not know
         the owner or does not answer, the other brokers are asked at once, because the failing broker may be the owner.
-        If `partition_count` has learned the owner, it is used once without a look-up."""
+        If `fetch_partition_count` has learned the owner, it is used once without a look-up."""
         told = self._told.pop(topic, None)
         if told is not None and not self._closed:
             return told
@@ -375,7 +375,7 @@ class Connections:
         except ValueError as error:
             raise ConnectionLost(f"{owner!r} was named as the owner of {topic}") from error
 
-    async def partition_count(self, topic: TopicName, *, create: bool = True) -> int:
+    async def fetch_partition_count(self, topic: TopicName, *, create: bool = True) -> int:
         """Returns the number of partitions of the topic; 0: the topic is not partitioned. `create`: whether the request
         may create the topic."""
         if topic.is_partition:

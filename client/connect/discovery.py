@@ -1,5 +1,5 @@
 """Finds the gRPC addresses of the brokers, if the service URL names a port of another protocol (`BrokerDiscovery`).
-Also tracks which brokers do not answer, and asks who owns their topics now (`SilentBrokers`).
+Also tracks which brokers do not answer, and asks who owns their topics now (`SilentBrokerTracker`).
 
     pulsar://host[:6650]    the answer to CONNECT has the address (CommandConnected.magnetar_address)
     http://host[:8080]      GET /lookup/v2/service-url answers {"serviceUrl": "magnetar://HOST:PORT"}
@@ -313,7 +313,7 @@ ASKED_AT_ONCE = 32
 other topics are asked for in the next round."""
 
 
-class SilentBrokers:
+class SilentBrokerTracker:
     """Tracks which brokers do not answer; asks the other brokers which topics of a silent broker have a new owner."""
 
     def __init__(

@@ -30,7 +30,7 @@ from ..common.checks import (
 )
 from ..common.errors import InvalidConfiguration
 from ..common.loggers import ignore_error, log_foreign_error, run_logging_errors
-from ..core.failover import FailoverCore
+from ..core.failover import ClusterFailoverCore
 from ..model.settings import ClientSettings
 from .authentication import Authentication, make_caller_access
 from .connections import Connections
@@ -241,7 +241,7 @@ class ClientCluster:
 
     async def _try_clusters(self, clusters: AutoClusterFailover, network: Network, timeout_s: float) -> None:
         infos = [clusters.primary, *clusters.secondary]
-        core = FailoverCore(
+        core = ClusterFailoverCore(
             len(infos), failover_after=clusters.failover_threshold, back_after=clusters.switch_back_threshold
         )
         answered = [False] * len(infos)

@@ -262,7 +262,7 @@ class PartitionsWatcher:
             await asyncio.sleep(DISCOVER_EVERY_S)
             for topic, known in list(self._counts.items()):
                 try:
-                    found = await self._connections.partition_count(topic, create=False)
+                    found = await self._connections.fetch_partition_count(topic, create=False)
                     if found > known:
                         await self._grow(topic, found)
                         self._counts[topic] = found

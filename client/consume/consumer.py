@@ -46,7 +46,7 @@ from ..common.checks import (
     make_instance_check,
     shorten_value,
 )
-from ..common.closing import ClosedAfterAsyncWith, close_all
+from ..common.closing import ClosedAfterAsyncWith, close_all_parts
 from ..common.errors import (
     AlreadyClosed,
     CumulativeAcknowledgementNotAllowedError,
@@ -124,13 +124,13 @@ class PartitionConsumers:
     def find_missing_topics(self, topics: Sequence[TopicName]) -> list[TopicName]:
         return [topic for topic in topics if topic.full not in self._by_topic]
 
-    def find_by_message(self, message: Message) -> PartitionConsumer | None:
+    def find_consumer_of_message(self, message: Message) -> PartitionConsumer | None:
         """Returns the PartitionConsumer that received the message; None if that PartitionConsumer was removed."""
         consumer = message.entry.consumer
         found = self._by_topic.get(consumer.topic.full)
         return found if found is consumer else None
 
-    def find_by_message_id(self, which: MessageId) -> PartitionConsumer:
+    def find_consumer_of_message_id(self, which: MessageId) -> PartitionConsumer:
         """Returns the PartitionConsumer of the partition that the message id `which` names. If the id does not say of
         which topic or partition it is, raises OperationNotSupported, as Pulsar's client does. If no consumer of this
         collection reads that partition, raises InvalidMessage."""
@@ -173,7 +173,7 @@ class PartitionConsumers:
             everywhere = to in (MessageId.earliest, MessageId.latest)
             if not everywhere:
                 check_parameters(SOUGHT, {"ledger_id": to.ledger_id(), "entry_id": to.entry_id()})
-            await _seek(self.all if everywhere else [self.find_by_message_id(to)], to)
+            await _seek(self.all if everywhere else [self.find_consumer_of_message_id(to)], to)
         elif isinstance(to, int) and not isinstance(to, bool):
             check_parameter("a publish time", PUBLISH_TIME, to)
             await _seek(self.all, to)
@@ -190,7 +190,7 @@ class PartitionConsumers:
         try:
             if self._watcher is not None:
                 await self._watcher.close()
-            await close_all(self.all)
+            await close_all_parts(self.all)
         except BaseException:  # the close was interrupted: they end at once
             self.abort()
             raise
@@ -210,7 +210,7 @@ async def _open(new: Sequence[PartitionConsumer]) -> None:
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     if errors:
         with suppress(Exception):  # why it was not opened is what the caller learns
-            await close_all(new)
+            await close_all_parts(new)
         raise errors[0]
 
 
@@ -278,7 +278,7 @@ class Consumer(ClosedAfterAsyncWith):
 
     async def _open_topics(self, topics: Sequence[TopicName]) -> None:
         topics = list(dict.fromkeys(each for topic in topics for each in self._dead_letters.add(topic)))
-        counts = await asyncio.gather(*(self.connections.partition_count(topic) for topic in topics))
+        counts = await asyncio.gather(*(self.connections.fetch_partition_count(topic) for topic in topics))
         names: list[TopicName] = []
         for topic, partitions in zip(topics, counts, strict=True):
             names += [topic.with_partition(i) for i in range(partitions)] or [topic]
@@ -329,7 +329,7 @@ class Consumer(ClosedAfterAsyncWith):
     async def _add_topic(self, topic: TopicName) -> None:
         for each in self._dead_letters.add(topic):
             try:
-                partitions = await self.connections.partition_count(each, create=each != topic)
+                partitions = await self.connections.fetch_partition_count(each, create=each != topic)
             except TopicNotFound:
                 return  # deleted again; the watch reports when it is created again
             await self._grow([each.with_partition(i) for i in range(partitions)] or [each])
@@ -424,7 +424,7 @@ class Consumer(ClosedAfterAsyncWith):
             consumer, consumers = which.entry.consumer, self._partitions.all
             if consumers and consumer is consumers[0]:
                 return consumers[0]
-            mine = self._partitions.find_by_message(which)
+            mine = self._partitions.find_consumer_of_message(which)
             if mine is not None:
                 return mine
             if isinstance(consumer, PartitionConsumer) and consumer.was_of is self:
@@ -434,7 +434,7 @@ class Consumer(ClosedAfterAsyncWith):
             raise WrongMessageType(f"a Message or a MessageId is acknowledged, not {shorten_value(which)}")
         (ledger_id, entry_id), batch_index = which.position(), which.batch_index()
         check_parameters(ACKNOWLEDGED, {"ledger_id": ledger_id, "entry_id": entry_id, "batch_index": batch_index})
-        return self._partitions.find_by_message_id(which)
+        return self._partitions.find_consumer_of_message_id(which)
 
     def acknowledge_soon(self, which: Message | MessageId | Iterable[Message | MessageId]) -> None:
         """Acknowledges messages without waiting; the acknowledgements are sent within 100 ms. May be called from any

@@ -269,7 +269,7 @@ class DeadLetterProducer:
         return await Producer.open(self._connections, topic, settings)
 
     async def _subscribe(self, topic: TopicName, subscription: str) -> None:
-        partitions = await self._connections.partition_count(topic)
+        partitions = await self._connections.fetch_partition_count(topic)
         start = wire.MessageId(ledger_id=EARLIEST[0], entry_id=EARLIEST[1], partition=-1, batch_index=-1)
         for name in [topic.with_partition(i) for i in range(partitions)] or [topic]:
             spec = wire.SubscriptionSpec(topic=name.full, name=subscription, position=start)

@@ -31,11 +31,11 @@ from ...proto.entry import (
     count_declared_messages,
     decode_message_columns_lazily,
     decode_payload,
+    get_routing_key,
     has_valid_checksum,
     key_of_single_message,
     parse_broker_part,
     parse_checked_head,
-    routing_key,
 )
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.errors import CorruptEntry
@@ -43,7 +43,7 @@ from ...proto.names import Position, compute_key_slot
 from ..common.errors import CryptoError
 from ..common.memory_limits import LARGE_BYTES, ReceiveMemoryLimit
 from ..core.consumer import ConsumerCore
-from ..core.effects import ConsumerEffect, GrantPermits, ReaderPosition, Redeliver, SendAcks, SendSeek
+from ..core.effects import ConsumerEffect, GrantPermits, ReaderPosition, Redeliver, SendAcks, SendSeekRequest
 from ..core.redelivery import WHOLE, AckGroup, EntrySets
 from ..model.encryption import Decryptor
 from ..model.message import CiphertextMessage, DamagedMessage, Message, ReceivedEntry, ReceivingConsumer
@@ -67,7 +67,7 @@ class DecompressionDeferred(Exception):
     room."""
 
 
-class Undecryptable(Exception):
+class PayloadUndecryptable(Exception):
     """Raised when the payload of an entry cannot be decrypted."""
 
     def __init__(self, received: ReceivedEntry, cause: CryptoError) -> None:
@@ -246,7 +246,7 @@ class DeliveredEntries:
         except CorruptEntry as error:
             self._bytes += len(entry)
             return [self._damaged(error, entry, position, acked)]
-        except Undecryptable as error:
+        except PayloadUndecryptable as error:
             return self._undecryptable(error.received, error.cause, entry)
         size = decompressed_bytes(received.header) if received.header.uncompressed_size else 0
         self._bytes += max(len(entry), size)
@@ -316,7 +316,7 @@ class DeliveredEntries:
         can read, else from the metadata of the entry."""
         metadata = received.header.metadata
         if received.header.batched and not metadata.encryption_keys:
-            keys = {routing_key(message.fields) for message in messages}
+            keys = {get_routing_key(message.fields) for message in messages}
         else:
             keys = {key_of_single_message(metadata)}
         slots[received.position] = frozenset(compute_key_slot(key) for key in keys if key is not None)
@@ -439,7 +439,7 @@ def decode_messages(
         try:
             body = entry = (decryptor or _NO_KEYS)(header.metadata, bytes(entry[header.payload_offset :]))
         except CryptoError as error:
-            raise Undecryptable(received, error) from error
+            raise PayloadUndecryptable(received, error) from error
         header = EntryHeader(header.metadata, 0)
     if header.metadata.num_chunks_from_msg > 1:
         return received, None, body
@@ -516,7 +516,7 @@ def make_client_frames(effect: ConsumerEffect, *, durable: bool, inclusive: bool
         case Redeliver(entries, counted, request_id):
             sets = encode_entry_sets(entries) if entries is not None else ()
             yield {"redeliver": wire.Redeliver(ledgers=sets, uncounted=not counted, request_id=request_id)}
-        case SendSeek(request_id, to):
+        case SendSeekRequest(request_id, to):
             yield {"seek": _seek(request_id, to, exact=durable or inclusive, inclusive=inclusive)}
 
 

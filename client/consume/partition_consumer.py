@@ -22,7 +22,7 @@ from ...proto.errors import SAYS_LAST, MagnetarError, from_wire
 from ...proto.names import Position, TopicName
 from ..common.closing import DueTimer
 from ..common.errors import AlreadyClosed, PulsarException, translate_error
-from ..common.memory_limits import MemoryClaim
+from ..common.memory_limits import ReceiveMemoryClaim
 from ..connect.attachment import Attachment, make_subscribe_frame
 from ..connect.broker_stream import CLOSE
 from ..connect.connections import Connections, TopicSchemaCache
@@ -31,13 +31,13 @@ from ..core.effects import (
     AnswerRequest,
     Connect,
     ConsumerEffect,
-    Disconnect,
-    DropBlockedMessages,
-    DropMessages,
+    DropMessagesAfterFailure,
+    DropQueuedMessages,
     EndWithError,
+    GiveUpConnection,
     PartitionClientState,
     Redeliver,
-    ReportSeek,
+    ReportSeekDone,
 )
 from ..core.redelivery import DuplicateFilter, EntrySets, Place
 from ..model.message import DamagedMessage, Message
@@ -88,7 +88,7 @@ class PartitionConsumer:
         self._inbox = inbox
         self._instance = connections.world.rng.randbytes(8).hex()  # our next connection replaces our last one
         self._now = connections.world.clock.monotonic
-        self._claim = MemoryClaim(connections.memory, queue_size)
+        self._claim = ReceiveMemoryClaim(connections.memory, queue_size)
         dead_after = dead_letters.policy.max_redeliver_count if dead_letters is not None else None
         options = make_consumer_options(
             settings, durable=start is None, dead_after=dead_after, alone=on_gone is not None
@@ -251,7 +251,7 @@ class PartitionConsumer:
             case "closed":
                 error = from_wire(frame.closed)
                 if "moved" in error.fields:  # by another consumer, or an operator
-                    self.requests.discard_acks()
+                    self.requests.discard_unsent_acks()
                     self.deliveries.clear_dead_lettered_messages()
                     self.core.reset_duplicate_filter()
                 elif SAYS_LAST in error.fields:
@@ -296,7 +296,7 @@ class PartitionConsumer:
     def _do(self, effects: list[ConsumerEffect]) -> None:
         for effect in effects:
             match effect:
-                case DropMessages(give_back):
+                case DropQueuedMessages(give_back):
                     freed = self._drop_waiting() if give_back else self._drop_lost()
                     folded = self.deliveries.discard_waiting_entries()
                     if give_back and folded:
@@ -304,18 +304,18 @@ class PartitionConsumer:
                         freed += folded
                     if give_back and freed:
                         self._do(self.core.on_entries_dropped(freed))
-                case DropBlockedMessages(failed):
+                case DropMessagesAfterFailure(failed):
                     self._drop_after(failed)
                 case AnswerRequest(request_id, error, result):
                     self.requests.answer(request_id, error, result)
-                case ReportSeek(to):
+                case ReportSeekDone(to):
                     if self._spans is not None:
                         self._spans.end_all_spans()
                     self.acks.clear()
                     self.deliveries.on_cursor_moved(to)
                 case Connect(after_s):
                     self._attachment.reopen(after_s)
-                case Disconnect():
+                case GiveUpConnection():
                     self._attachment.close_at_broker()
                 case EndWithError(error, topic_is_gone):
                     self._close_with(translate_error(error), topic_is_gone=topic_is_gone)

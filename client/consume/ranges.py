@@ -215,7 +215,7 @@ class Reader(ClosedAfterAsyncWith):
         """Returns a reader that is open at all partitions of the topic. If the message id `start` names a partition,
         the reader reads only that partition. `inclusive`: whether it reads the message `start` itself."""
         reader = cls(connections, topic, settings, name)
-        partitions = await connections.partition_count(topic)
+        partitions = await connections.fetch_partition_count(topic)
         names = [topic.with_partition(i) for i in range(partitions)] or [topic]
         if partitions and start.partition() >= 0:
             names = [each for each in names if each.partition == start.partition()]

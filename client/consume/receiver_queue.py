@@ -384,14 +384,14 @@ class ConsumerRequests:
     async def seek(self, to: MessageId | int) -> None:
         """Moves the subscription to `to` and returns when the broker has done this. Messages that were delivered before
         are dropped; later messages come from the new position."""
-        self.discard_acks()
+        self.discard_unsent_acks()
         await self._ask(lambda id_: self._do(self._core.seek(id_, to)))
 
-    def discard_acks(self) -> None:
+    def discard_unsent_acks(self) -> None:
         """Drops the acknowledgements that are not sent yet, because the subscription is moved and their messages are
         delivered again."""
         self._acks.clear()
-        self._core.discard_acks()
+        self._core.discard_unsent_acks()
 
     async def unsubscribe(self) -> None:
         """Deletes the subscription, and returns when it is deleted. If a request that is sent again finds no

@@ -1,6 +1,6 @@
 """Chunked messages (Pulsar PR4): a message that is larger than an entry may be is sent as several entries, its
 *chunks*, and the consumer joins them. Also the encoded entries of a producer that have no outcome yet
-(`PendingEntries`, `encode_entries`).
+(`OutgoingEntryQueue`, `encode_entries`).
 
 **Sending** (`encode_chunks`): the payload is compressed as a whole and cut; each chunk is encrypted alone. A chunk is
 an entry with the message's metadata and sequence id, and `uuid`, `num_chunks_from_msg`, `total_chunk_msg_size`,
@@ -56,7 +56,7 @@ from ...proto.names import Position
 from ...proto.states import ENTRY_COST_BYTES
 from ..common.errors import CryptoError
 from .batcher import Callback, OutgoingBatch, encode_batch_entry, make_entry_metadata
-from .effects import InvalidContent
+from .effects import MessageNotEncodable
 from .transaction import TransactionPort
 
 CHUNKED_BYTES_MAX = 256 << 20
@@ -137,7 +137,7 @@ class PartialMessage:
         return b"".join([self.bodies[number] for number in range(len(self.bodies))])
 
 
-class ChunkOutcome(NamedTuple):
+class ChunkAddResult(NamedTuple):
     """The result of adding an entry to the ChunkAssembler: the message that the entry completes, if any; the entries to
     acknowledge (`dropped`), to have redelivered later (`given_back`), and to request from the broker now (`wanted`)."""
 
@@ -188,8 +188,8 @@ class ChunkAssembler:
     # ------------------------------------------------------------------ facts
     def add(
         self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any = None
-    ) -> ChunkOutcome:
-        """Adds the chunk in the entry at `place` to its message. Returns what to do now: see ChunkOutcome. Raises
+    ) -> ChunkAddResult:
+        """Adds the chunk in the entry at `place` to its message. Returns what to do now: see ChunkAddResult. Raises
         CorruptEntry if the fields of the chunk contradict each other, or those of earlier chunks of the message."""
         _check(metadata, len(body))
         begun = self.incomplete.get(metadata.uuid)
@@ -197,10 +197,10 @@ class ChunkAssembler:
             return self._start_chunked(metadata, place, body, now, entry)
         if metadata.chunk_id in begun.bodies:
             begun.places[place] = None
-            return ChunkOutcome(None, [], [])
+            return ChunkAddResult(None, [], [])
         if metadata.chunk_id > len(begun.bodies) and not self._is_redelivered(metadata.uuid):
             del self.incomplete[metadata.uuid]
-            return ChunkOutcome(None, [*begun.places, place], [])
+            return ChunkAddResult(None, [*begun.places, place], [])
         return self._add_chunk(begun, metadata, place, body, now, entry)
 
     def on_unrelated_entry(self, producer: str, place: Position) -> list[Position]:
@@ -215,8 +215,8 @@ class ChunkAssembler:
                 dropped += begun.places
         return dropped
 
-    def expire(self, now: float) -> ChunkOutcome:
-        outcome, wanted = ChunkOutcome(None, [], []), list[Position]()
+    def expire(self, now: float) -> ChunkAddResult:
+        outcome, wanted = ChunkAddResult(None, [], []), list[Position]()
         for uuid, begun in list(self.incomplete.items()):
             if now - begun.since >= self.expire_s:
                 self._remember(self._made_room, uuid, self._made_room.get(uuid, 0) + 1)
@@ -277,8 +277,8 @@ class ChunkAssembler:
     # ------------------------------------------------------------------ how
     def _start_chunked(
         self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any
-    ) -> ChunkOutcome:
-        outcome = ChunkOutcome(None, self.on_unrelated_entry(metadata.producer_name, place), [])
+    ) -> ChunkAddResult:
+        outcome = ChunkAddResult(None, self.on_unrelated_entry(metadata.producer_name, place), [])
         if metadata.chunk_id > 0:
             if self._is_redelivered(metadata.uuid):
                 if place == next(iter(self._waiting.get(metadata.uuid, ())), None):  # it came once more in vain
@@ -316,7 +316,7 @@ class ChunkAssembler:
 
     def _add_chunk(
         self, begun: PartialMessage, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any
-    ) -> ChunkOutcome:
+    ) -> ChunkAddResult:
         total, of = begun.metadata.total_chunk_msg_size, begun.metadata.num_chunks_from_msg
         size, complete = begun.size + len(body), len(begun.bodies) + 1 == of
         if size > total or (complete and size != total) or metadata.num_chunks_from_msg != of:
@@ -327,14 +327,14 @@ class ChunkAssembler:
         if metadata.chunk_id == of - 1:
             begun.last, begun.entry = place, entry
         if not complete:
-            return ChunkOutcome(None, [], [])
+            return ChunkAddResult(None, [], [])
         assert begun.last is not None, "the last chunk is one of all"
         begun.places = dict.fromkeys(sorted(begun.places))
         del self.incomplete[metadata.uuid]
         self._given_back.pop(metadata.uuid, None)
         self._made_room.pop(metadata.uuid, None)
         self._whole[begun.last] = begun
-        return ChunkOutcome(begun, [], [], self._next_waiting())
+        return ChunkAddResult(begun, [], [], self._next_waiting())
 
     def _add_waiting(self, uuid: str, place: Position, number: int) -> None:
         self._waiting.setdefault(uuid, {})[place] = number
@@ -351,7 +351,7 @@ class ChunkAssembler:
     def _is_redelivered(self, uuid: str) -> bool:
         return not self.ordered or uuid in self._given_back
 
-    def _make_room(self, uuid: str, outcome: ChunkOutcome) -> None:
+    def _make_room(self, uuid: str, outcome: ChunkAddResult) -> None:
         begun = self.incomplete.pop(uuid)
         if self.auto_ack:
             outcome.dropped.extend(begun.places)
@@ -391,7 +391,7 @@ def _check(metadata: MessageMetadata, size: int) -> None:
 # callback. Guards: tests/client/core/test_producer_walk.py.
 
 
-class PendingEntries:
+class OutgoingEntryQueue:
     """The entries of one producer that have no outcome yet: `sent` (oldest first), and after them `unsent`. `credit`:
     the bytes that the broker allows the producer to send now."""
 
@@ -476,7 +476,7 @@ def encode_entries(
 ) -> list[bytes] | MagnetarError:  # fmt: skip
     """Returns the encoded entries of a batch, each of at most `bytes_max` bytes. Returns several entries (chunks) only
     if `chunks_of`, the uuid of the message, is given. If the batch cannot be encoded, returns the error and does not
-    raise it: MessageTooLarge, CryptoError or InvalidContent."""
+    raise it: MessageTooLarge, CryptoError or MessageNotEncodable."""
     if batch.entry:
         return [batch.entry]
     if batch.message is not None and batch.message.encrypt is not None:
@@ -499,8 +499,8 @@ def encode_entries(
 
 
 # ------------------------------------------------------------------------------------ outcomes
-def make_invalid_content_error(cause: Exception) -> InvalidContent:
-    error = InvalidContent(f"the message cannot be encoded: {cause}")
+def make_invalid_content_error(cause: Exception) -> MessageNotEncodable:
+    error = MessageNotEncodable(f"the message cannot be encoded: {cause}")
     error.__cause__ = cause
     return error
 

@@ -42,8 +42,8 @@ from .chunking import (
     GIVEN_BACK_FIRST_S_MAX,
     GIVEN_BACK_S_MAX,
     GIVEN_BACK_S_MIN,
+    ChunkAddResult,
     ChunkAssembler,
-    ChunkOutcome,
     PartialMessage,
 )
 from .effects import (
@@ -52,17 +52,17 @@ from .effects import (
     Connect,
     ConsumerEffect,
     ConsumerOptions,
-    Disconnect,
-    DropBlockedMessages,
-    DropMessages,
+    DropMessagesAfterFailure,
+    DropQueuedMessages,
     EndWithError,
+    GiveUpConnection,
     GrantPermits,
     PartitionClientState,
     ReaderPosition,
     Redeliver,
-    ReportSeek,
+    ReportSeekDone,
     SendAcks,
-    SendSeek,
+    SendSeekRequest,
 )
 from .failover import Backoff
 from .redelivery import (
@@ -191,7 +191,7 @@ class ConsumerCore:
         self.state = PartitionClientState.CONNECTED
         self._backoff.reset()
         self._delivered_before = self.delivered
-        effects: list[ConsumerEffect] = [DropMessages(give_back=False)]
+        effects: list[ConsumerEffect] = [DropQueuedMessages(give_back=False)]
         self.discard_delivered()
         self._send_acks(effects)
         first = self.permits.reset_for_new_stream()
@@ -210,7 +210,7 @@ class ConsumerCore:
             return []
         alone = self._options.ends_with_topic
         if isinstance(error, TopicNotFound) and alone:
-            return [DropMessages(give_back=False), *self.finish(error, topic_is_gone=True)]
+            return [DropQueuedMessages(give_back=False), *self.finish(error, topic_is_gone=True)]
         if isinstance(error, FINAL) and not (alone and isinstance(error, SubscriptionNotFound)):  # maybe its topic too
             return self.finish(error)
         self.state = PartitionClientState.RECONNECTING
@@ -222,7 +222,7 @@ class ConsumerCore:
             for ledger_id, entry_id in unseen:
                 self.repeats.on_messages_unseen((ledger_id, entry_id, -1))
         self.discard_delivered()
-        effects: list[ConsumerEffect] = [DropMessages(give_back=False)]
+        effects: list[ConsumerEffect] = [DropQueuedMessages(give_back=False)]
         self._fail_requests(ConnectionLost("the connection broke with the request under way"), effects)
         effects.append(Connect(self._backoff.next_s()))
         return effects
@@ -313,9 +313,9 @@ class ConsumerCore:
     def on_unchunked_entry(self, producer: str, place: Position, now: float) -> None:
         """Fact: an entry of `producer` arrived that is not a chunk. Drops the incomplete chunked messages of this
         producer that can never be completed."""
-        self._settle_chunks(ChunkOutcome(None, self.chunks.on_unrelated_entry(producer, place), []), now)
+        self._settle_chunks(ChunkAddResult(None, self.chunks.on_unrelated_entry(producer, place), []), now)
 
-    def _settle_chunks(self, outcome: ChunkOutcome, now: float, rounds: int = 0) -> None:
+    def _settle_chunks(self, outcome: ChunkAddResult, now: float, rounds: int = 0) -> None:
         for place in outcome.dropped:
             self.acknowledge(place, -1, 0)
         if outcome.given_back:
@@ -415,7 +415,7 @@ class ConsumerCore:
         if self.state is not PartitionClientState.CONNECTED:
             self.failed.clear()
             return
-        effects.append(DropBlockedMessages(tuple(self.failed)))
+        effects.append(DropMessagesAfterFailure(tuple(self.failed)))
         for place in self.failed:
             self._unacked.discard(place)
         asked: EntrySets = {}
@@ -458,7 +458,7 @@ class ConsumerCore:
             if in_order:
                 self.restart_request = self.register_request()
             effects.append(Redeliver(None, request_id=self.restart_request))
-            effects.append(DropMessages(give_back=True))  # permits last: the oldest first
+            effects.append(DropQueuedMessages(give_back=True))  # permits last: the oldest first
             self.discard_delivered()
             self._grant(effects)
         return effects
@@ -541,7 +541,7 @@ class ConsumerCore:
         self._requests.add(self._last_request)
         return self._last_request
 
-    def discard_acks(self) -> None:
+    def discard_unsent_acks(self) -> None:
         """Drops the acknowledgements that are not sent yet, because a seek was requested: the broker must not apply
         them after the seek."""
         self._acks.clear()
@@ -550,7 +550,7 @@ class ConsumerCore:
         """Begins to move the subscription's cursor to `to`, a position or a time. Returns the effect that asks the
         broker. Replaces an earlier seek that has no answer yet."""
         self._seek = request_id, to
-        return [SendSeek(request_id, to)]
+        return [SendSeekRequest(request_id, to)]
 
     def send_last_acks(self) -> list[ConsumerEffect]:
         """Fact: the broker is closing this consumer, because the topic moves to another broker, and waits for the last
@@ -583,7 +583,7 @@ class ConsumerCore:
                 self._arrive(seek[1], effects)
             elif self._first_permits:
                 why = ConnectionLost(f"the reader did not come back to its place: {error.message}")
-                return [Disconnect(), *self.on_lost(why)]
+                return [GiveUpConnection(), *self.on_lost(why)]
         self._requests.remove(request_id)
         effects.append(AnswerRequest(request_id, error, result))
         return effects
@@ -596,7 +596,7 @@ class ConsumerCore:
         self._pieces.clear()
         self.last_taken = self._begun = None
         self._time = to if isinstance(to, int) and not self._options.durable else None
-        effects += (DropMessages(give_back=True), ReportSeek(to))
+        effects += (DropQueuedMessages(give_back=True), ReportSeekDone(to))
         if self._first_permits:
             effects.append(GrantPermits(self._first_permits))
             self._first_permits = 0

@@ -31,7 +31,7 @@ from .redelivery import AckGroup, EntrySets
 
 
 # ------------------------------------------------------------------------------ both
-class Disconnect(NamedTuple):
+class GiveUpConnection(NamedTuple):
     """Effect: give up the connection to the broker without waiting for answers."""
 
 
@@ -64,12 +64,12 @@ class ProducerOptions(NamedTuple):
     encrypt: Encrypt | None = None  # of every entry; raises CryptoError, which is the outcome of its messages
 
 
-class AddResult(Enum):
+class MessageAddResult(Enum):
     """The result of adding a message to a producer's core. WAKE: the message was added, and the driver must call
-    `publish_ready` soon. Each other member is the reason why the message is refused. `add` returns None if the message
-    was added and the driver need not do anything."""
+    `publish_closed_batches` soon. Each other member is the reason why the message is refused. `add` returns None if the
+    message was added and the driver need not do anything."""
 
-    WAKE = auto()  # added; the driver must call `publish_ready` soon
+    WAKE = auto()  # added; the driver must call `publish_closed_batches` soon
     FULL = auto()  # refused: the producer has as many pending messages as it may have
     NO_MEMORY = auto()  # refused: the pending messages of all producers use all their memory
     CLOSED = auto()  # refused: see `error` and `closing`
@@ -106,13 +106,13 @@ class Warn(NamedTuple):
     text: str
 
 
-class InvalidContent(MagnetarError):
+class MessageNotEncodable(MagnetarError):
     """The error of a message that cannot be encoded; `__cause__` is the reason."""
 
     definite = True
 
 
-ProducerEffect = Publish | ReportOutcome | EndFlushes | Disconnect | Connect | Warn | EndWithError
+ProducerEffect = Publish | ReportOutcome | EndFlushes | GiveUpConnection | Connect | Warn | EndWithError
 
 
 # ------------------------------------------------------------------------------ the consumer's
@@ -144,7 +144,7 @@ class SendAcks(NamedTuple):
     request_id: int  # 0: no answer is wanted
 
 
-class DropBlockedMessages(NamedTuple):
+class DropMessagesAfterFailure(NamedTuple):
     """Effect: discard the messages in the receiver queue that belong to the entries `failed`, or that must be processed
     after them. The broker delivers all these entries again."""
 
@@ -159,20 +159,20 @@ class Redeliver(NamedTuple):
     request_id: int = 0  # 0: nothing answers
 
 
-class SendSeek(NamedTuple):
+class SendSeekRequest(NamedTuple):
     """Effect: ask the broker to move the subscription's cursor to `to`."""
 
     request_id: int
     to: Any
 
 
-class ReportSeek(NamedTuple):
+class ReportSeekDone(NamedTuple):
     """Effect: report that the broker has moved the cursor to `to`; later deliveries start there."""
 
     to: Any
 
 
-class DropMessages(NamedTuple):
+class DropQueuedMessages(NamedTuple):
     """Effect: discard the messages in the receiver queue. If `give_back` is true, the driver must then report their
     permits with `ConsumerCore.on_entries_dropped`."""
 
@@ -200,12 +200,12 @@ ConsumerEffect = (
     GrantPermits
     | SendAcks
     | Redeliver
-    | SendSeek
-    | ReportSeek
-    | DropMessages
-    | DropBlockedMessages
+    | SendSeekRequest
+    | ReportSeekDone
+    | DropQueuedMessages
+    | DropMessagesAfterFailure
     | AnswerRequest
-    | Disconnect
+    | GiveUpConnection
     | Connect
     | EndWithError
 )

@@ -1,7 +1,7 @@
-"""The choice between several clusters (`FailoverCore`, for AutoClusterFailover). Also the pause before the next attempt
-(`Backoff`), and the choice of a message's partition (`PartitionRouter`).
+"""The choice between several clusters (`ClusterFailoverCore`, for AutoClusterFailover). Also the pause before the next
+attempt (`Backoff`), and the choice of a message's partition (`PartitionRouter`).
 
-    core = FailoverCore(3, failover_after=2, back_after=1)
+    core = ClusterFailoverCore(3, failover_after=2, back_after=1)
     core.on_clusters_probed([False, True, True])    the clusters that answered; returns the one to use now
 
 The first cluster is preferred. When the cluster in use did not answer in `failover_after` rounds in a row, the client
@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ...proto.names import partition_of
+from ...proto.names import choose_partition_of_key
 from ..common.errors import ClientEnum
 
 
-class FailoverCore:
+class ClusterFailoverCore:
     """Decides which cluster a client uses, from the results of rounds of probes: each round shows which clusters
     answer."""
 
@@ -141,7 +141,7 @@ class PartitionRouter:
 
     def choose_partition(self, key: str | bytes | None, size: int, now: float) -> int:
         if key is not None:
-            return partition_of(key, self._partitions)
+            return choose_partition_of_key(key, self._partitions)
         if self._mode is PartitionsRoutingMode.UseSinglePartition:
             return self._current
         full = self._messages >= self._messages_max or self._bytes + size > self._bytes_max

@@ -40,7 +40,7 @@ from ..common.memory_limits import SendMemoryLimit
 from .batcher import Batcher, Callback, OutgoingBatch, OutgoingMessage, encode_batch_entry
 from .chunking import (
     CHUNKED_BYTES_MAX,
-    PendingEntries,
+    OutgoingEntryQueue,
     encode_entries,
     make_indefinite_error,
     make_invalid_content_error,
@@ -49,12 +49,12 @@ from .chunking import (
 from .effects import (
     PRODUCER_FINAL,
     SEALED,
-    AddResult,
     Connect,
-    Disconnect,
     EndFlushes,
     EndWithError,
     ErrorLogThrottle,
+    GiveUpConnection,
+    MessageAddResult,
     PartitionClientState,
     ProducerEffect,
     ProducerOptions,
@@ -87,7 +87,7 @@ class ProducerCore:
         self.schema_version = b""  # of its messages; empty: none
         self.error: MagnetarError | None = None  # it is finished
         self.closing: MagnetarError | None = None  # no further message is taken
-        self.publish_wanted = False  # the driver was told to call `publish_ready`
+        self.publish_wanted = False  # the driver was told to call `publish_closed_batches`
         self._options = options
         self.lock = lock  # also of our shares of transactions
         self._backoff = backoff
@@ -101,27 +101,27 @@ class ProducerCore:
         whole = CHUNKED_BYTES_MAX if options.chunking else ENTRY_BYTES_MAX
         self.payload_max = min(UNCOMPRESSED_BYTES_MAX, whole) if options.compression else whole
         self._entry_max = ENTRY_BYTES_MAX
-        self._entries = PendingEntries()
+        self._entries = OutgoingEntryQueue()
         self.delay_due: float | None = None  # of the open batches
         self.urgent = False  # what is open goes out without its delay, once nothing is under way; any thread sets it
         self._reasons = ErrorLogThrottle()
         self._early: deque[tuple[OutgoingMessage | None, Any]] | None = None  # and its callback; None: a flush's waiter
 
     # ------------------------------------------------------------------------------ from any thread
-    def add(self, payload: bytes, callback: Callback, share: SendAllowance | None = None) -> AddResult | None:
+    def add(self, payload: bytes, callback: Callback, share: SendAllowance | None = None) -> MessageAddResult | None:
         """Adds a message that has a payload and no other field. `share`: the allowance of its transaction, made with
-        this core's `lock`. Returns None if the message was added and waits with others, AddResult.WAKE if it was added
-        and the driver must call `publish_ready` soon, else the reason why it is refused."""
+        this core's `lock`. Returns None if the message was added and waits with others, MessageAddResult.WAKE if it was
+        added and the driver must call `publish_closed_batches` soon, else the reason why it is refused."""
         if len(payload) > self.payload_max:
-            return AddResult.TOO_LARGE
+            return MessageAddResult.TOO_LARGE
         with self.lock:
             if self.pending >= self.max_pending or self.error is not None:
                 return self._refusal_reason()
             txn = None
             if share is not None and not share.left:
-                return AddResult.NOT_IN_TRANSACTION
+                return MessageAddResult.NOT_IN_TRANSACTION
             if self.memory is not None and not self.memory.reserve(len(payload)):
-                return AddResult.NO_MEMORY
+                return MessageAddResult.NO_MEMORY
             if share is not None:
                 share.left -= 1
                 txn = share.txn
@@ -135,18 +135,18 @@ class ProducerCore:
                 raise
             self.pending += 1  # last: a Ctrl-C before it leaves no place of the queue taken for ever
         waits = self.publish_wanted or (self.delay_due is not None and not self._batcher.ready)
-        return None if waits else AddResult.WAKE
+        return None if waits else MessageAddResult.WAKE
 
-    def add_message(self, message: OutgoingMessage, callback: Callback) -> AddResult | None:
-        """Adds a message with any fields; returns an AddResult or None, as `add` does. Raises an error if the message
-        cannot be encoded."""
+    def add_message(self, message: OutgoingMessage, callback: Callback) -> MessageAddResult | None:
+        """Adds a message with any fields; returns an MessageAddResult or None, as `add` does. Raises an error if the
+        message cannot be encoded."""
         if len(message.payload) > self.payload_max:
-            return AddResult.TOO_LARGE
+            return MessageAddResult.TOO_LARGE
         with self.lock:
             if self.pending >= self.max_pending or self.error is not None:
                 return self._refusal_reason()
             if self.memory is not None and not self.memory.reserve(len(message.payload)):
-                return AddResult.NO_MEMORY
+                return MessageAddResult.NO_MEMORY
             if self._early is None:
                 try:
                     self._batcher.add_message(message, callback)
@@ -157,11 +157,11 @@ class ProducerCore:
                 self._early.append((message, callback))
             self.pending += 1
         waits = self.publish_wanted or (self.delay_due is not None and not self._batcher.ready)
-        return None if waits else AddResult.WAKE
+        return None if waits else MessageAddResult.WAKE
 
     def add_entry(self, entry: bytes, sequence_id: int, callback: Callback) -> None:
         """Adds an entry that is already encoded, with its sequence id; `callback` gets its outcome. Must be called
-        before the producer is opened, or between two calls of `publish_ready`."""
+        before the producer is opened, or between two calls of `publish_closed_batches`."""
         batch = OutgoingBatch(sequence_id)
         batch.entry, batch.highest = entry, sequence_id
         batch.callbacks.append(callback)
@@ -185,20 +185,20 @@ class ProducerCore:
         if self.memory is not None and size:
             self.memory.release(size)
 
-    def _refusal_reason(self) -> AddResult:
-        return AddResult.FULL if self.error is None and self.closing is None else AddResult.CLOSED
+    def _refusal_reason(self) -> MessageAddResult:
+        return MessageAddResult.FULL if self.error is None and self.closing is None else MessageAddResult.CLOSED
 
     # ------------------------------------------------------------------------------ what is to be sent
     def open_at_first_message(self) -> None:
-        """Delays the opening of the producer at its broker until there is a message: the first `publish_ready` after a
-        message was added returns Connect."""
+        """Delays the opening of the producer at its broker until there is a message: the first `publish_closed_batches`
+        after a message was added returns Connect."""
         self._early = deque()
 
     @property
     def is_opening_delayed(self) -> bool:
         return self._early is not None and not self.connections
 
-    def publish_ready(self, now: float, wall_ms: int) -> list[ProducerEffect]:
+    def publish_closed_batches(self, now: float, wall_ms: int) -> list[ProducerEffect]:
         """Encodes the closed batches and returns the effects that publish them, as far as the broker's credit
         allows."""
         self.publish_wanted = False
@@ -217,7 +217,7 @@ class ProducerCore:
         effects: list[ProducerEffect] = []
         if self.delay_due is not None and now >= self.delay_due:
             self._close_batches()
-            effects += self.publish_ready(now, wall_ms)
+            effects += self.publish_closed_batches(now, wall_ms)
         oldest = self._entries.oldest
         if oldest is not None and self._options.send_timeout_s and now >= oldest.born + self._options.send_timeout_s:
             self._expire(effects)
@@ -246,7 +246,7 @@ class ProducerCore:
     def send_now(self, now: float, wall_ms: int) -> list[ProducerEffect]:
         """Closes all open batches, even while other entries are in flight. Returns the effects that publish them."""
         self._close_batches()
-        return self.publish_ready(now, wall_ms)
+        return self.publish_closed_batches(now, wall_ms)
 
     def _wait_for_last(self, waiter: Any, effects: list[ProducerEffect]) -> None:
         last = self._batcher.ready[-1] if self._batcher.ready else self._entries.youngest
@@ -328,7 +328,7 @@ class ProducerCore:
         self._backoff.reset()
         self._admit(effects)
         self._publish(effects)
-        return effects + self.publish_ready(now, wall_ms)
+        return effects + self.publish_closed_batches(now, wall_ms)
 
     def _admit(self, effects: list[ProducerEffect]) -> None:
         """Batches the messages that were added before the producer was open, and gives them their sequence ids."""
@@ -379,7 +379,7 @@ class ProducerCore:
     # ------------------------------------------------------------------------------ outcomes
     def take_confirmed(self, sequence_id: int, ledger_id: int, entry_id: int) -> OutgoingBatch | None:
         """Removes and returns the oldest entry if the receipt with these ids is for that entry. Otherwise returns None;
-        the caller must then pass the receipt to `on_receipt`."""
+        the caller must then pass the receipt to `on_entry_receipt`."""
         sent = self._entries.sent
         if not sent or sequence_id != sent[0].sequence_id:
             return None
@@ -397,7 +397,7 @@ class ProducerCore:
             self.memory.release(batch.payload_bytes)
         return batch
 
-    def on_receipt(self, sequence_id: int, ledger_id: int, entry_id: int, now: float) -> list[ProducerEffect]:
+    def on_entry_receipt(self, sequence_id: int, ledger_id: int, entry_id: int, now: float) -> list[ProducerEffect]:
         batch = self.take_confirmed(sequence_id, ledger_id, entry_id)
         if batch is not None:
             return [ReportOutcome(batch, None, ledger_id, entry_id)]
@@ -405,13 +405,13 @@ class ProducerCore:
         if not sent or sequence_id < sent[0].sequence_id:
             return []  # of an entry that has its outcome
         error = ConnectionLost(f"a receipt for {sequence_id} while {sent[0].sequence_id} is the oldest")
-        return [Disconnect(), *self.on_lost(error, now)]
+        return [GiveUpConnection(), *self.on_lost(error, now)]
 
     def on_refused(self, sequence_id: int, error: MagnetarError, now: float) -> list[ProducerEffect]:
         """Fact: the broker refused the oldest entry with `error`. If the error is permanent, the entry's messages get
         it; else the producer reconnects and publishes the entry again."""
         if not error.definite or error.retryable or isinstance(error, SEALED):
-            return [Disconnect(), *self.on_lost(error, now)]
+            return [GiveUpConnection(), *self.on_lost(error, now)]
         effects: list[ProducerEffect] = []
         sent = self._entries.sent
         if sent and sent[0].sequence_id == sequence_id:
@@ -439,8 +439,8 @@ class ProducerCore:
 
     @property
     def must_publish(self) -> bool:
-        """Returns whether the driver must call `publish_ready` now, because open batches were waiting until all earlier
-        entries have outcomes (`urgent`), and these have."""
+        """Returns whether the driver must call `publish_closed_batches` now, because open batches were waiting until
+        all earlier entries have outcomes (`urgent`), and these have."""
         return self.urgent and not self._entries and not self.publish_wanted
 
     def _expire(self, effects: list[ProducerEffect]) -> None:
@@ -451,7 +451,7 @@ class ProducerCore:
         for batch in expired:
             self._settle(batch, error, effects)
         if was_sent:
-            effects.append(Disconnect())
+            effects.append(GiveUpConnection())
             self._reconnect(effects)
 
     def _settle(self, batch: OutgoingBatch, error: MagnetarError, effects: list[ProducerEffect]) -> None:

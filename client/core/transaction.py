@@ -95,7 +95,7 @@ class TopicReceipts(NamedTuple):
     last: Position
 
 
-class EndTransaction(NamedTuple):
+class AskToEndTransaction(NamedTuple):
     """Effect: ask the coordinator to end the transaction. The driver must then call `on_answered`, or `on_unanswered`
     if no answer comes."""
 
@@ -115,7 +115,7 @@ class ReportTransactionEnd(NamedTuple):
     error: PulsarException | None
 
 
-TransactionEffect = EndTransaction | ReportOperationsDone | ReportTransactionEnd
+TransactionEffect = AskToEndTransaction | ReportOperationsDone | ReportTransactionEnd
 
 
 class TransactionEndpoint(Protocol):
@@ -383,10 +383,10 @@ class TransactionCore:
         if self.failure is not None:
             return self._abort(self._reason())
         if self.state is TransactionState.PREPARING:
-            return [EndTransaction(TransactionEndKind.PREPARE, self._participants())]
+            return [AskToEndTransaction(TransactionEndKind.PREPARE, self._participants())]
         if not self._entries and not self._named:
             return self._set_ended(TransactionState.COMMITTED, None)
-        return [EndTransaction(TransactionEndKind.COMMIT, self._participants())]
+        return [AskToEndTransaction(TransactionEndKind.COMMIT, self._participants())]
 
     def expire_operations(self, error: MagnetarError) -> list[TransactionEffect]:
         """Ends the wait of `commit` or `prepare` for outcomes: some operations had none in time, so the transaction is
@@ -406,7 +406,7 @@ class TransactionCore:
             self._close_shares()
         if not self._entries and not self._named:
             return self._set_ended(TransactionState.ABORTED, error)
-        return [EndTransaction(TransactionEndKind.ABORT, ())]
+        return [AskToEndTransaction(TransactionEndKind.ABORT, ())]
 
     def on_answered(self, state: TxnState, error: MagnetarError | None) -> list[TransactionEffect]:
         """Fact: the coordinator answered the request to end the transaction, or the request for its status."""

@@ -21,7 +21,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from ...runtime.clock import SystemClock
-from .keys import KEPT_S, KEY_MAX, shorten_inbox_key
+from . import KEPT_S, KEY_MAX, shorten_inbox_key
 
 _clock = SystemClock()
 

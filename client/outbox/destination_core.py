@@ -1,5 +1,5 @@
-"""The core of one destination of a relay (`Destination`): its claimed rows in the order of their sequence ids, and the
-one group of rows in flight.
+"""The core of one destination of a relay (`DestinationCore`): its claimed rows in the order of their sequence ids, and
+the one group of rows in flight.
 
 **One group at a time.** Rows are sent in groups, each as one entry. The next group is sent when the outcome of the
 group before is known; if that was refused, only after the database has recorded the refusal. So of every row up to the
@@ -18,7 +18,7 @@ a duplicate after the crash and be lost.
 
 Guard: tests/client/outbox/test_relay_core.py.
 
-Also the core of an atomic relay (`AtomicUnits`): its units of rows, and the one cluster transaction in flight. Both
+Also the core of an atomic relay (`AtomicUnitQueue`): its units of rows, and the one cluster transaction in flight. Both
 cores are parts of the core in relay_core.py.
 
 A *unit* is the rows that one transaction of the application wrote, to any destinations. A *flight* is one transaction
@@ -230,7 +230,7 @@ class DestinationStatus(Enum):
     WAITS = "tried again later"
 
 
-class Destination:
+class DestinationCore:
     """The core of one destination of a relay: decides which of its rows are sent, and when. A destination is a topic
     without partitions, or one partition."""
 
@@ -395,11 +395,11 @@ Parts = dict[str, tuple[tuple[ClaimedRow, ...], ...]]
 """Destination → the entries of a flight for this destination; each entry is a group of rows."""
 
 
-class AtomicUnits:
+class AtomicUnitQueue:
     """The core of an atomic relay: the units that wait, and the units of the one cluster transaction in flight. A unit
     is the rows that one transaction of the application wrote."""
 
-    def __init__(self, settings: RelaySettings, destinations: Mapping[str, Destination]) -> None:
+    def __init__(self, settings: RelaySettings, destinations: Mapping[str, DestinationCore]) -> None:
         self.queue: deque[Unit] = deque()
         self.in_flight: tuple[Unit, ...] = ()
         self._settings = settings

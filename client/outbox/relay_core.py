@@ -41,11 +41,11 @@ from ...proto.names import parse_number
 from .destination_core import (
     NONE,
     AskTopicPartitions,
-    AtomicUnits,
+    AtomicUnitQueue,
     ClaimedRow,
     ClaimedShard,
     ClaimRequest,
-    Destination,
+    DestinationCore,
     DestinationStatus,
     Effect,
     FindTopics,
@@ -99,9 +99,9 @@ class RelayCore:
         assert not atomic or shards == 1, "a unit may be for any destinations"
         self.shard, self.shards = shard, shards
         self.topics: dict[str, _Topic] = {}
-        self.destinations: dict[str, Destination] = {}
+        self.destinations: dict[str, DestinationCore] = {}
         self.sent_rows = self.stored_rows = self.refused_rows = self.parked_rows = 0
-        self.atomic_units = AtomicUnits(settings, self.destinations) if atomic else None
+        self.atomic_units = AtomicUnitQueue(settings, self.destinations) if atomic else None
         self._sure = not atomic  # an id in a topic is of a row that is stored
         self.turns = self._begun = 0  # transactions that took place, that were begun
         self.stopped: MagnetarError | None = None
@@ -279,21 +279,21 @@ class RelayCore:
         assert self.atomic_units is not None, "a unit is of an atomic relay"
         self._release += self.atomic_units.take_unstored_rows()
 
-    def _put_off(self, at: Destination, error: str, now: float) -> None:
+    def _put_off(self, at: DestinationCore, error: str, now: float) -> None:
         """Closes a destination for a pause. It is opened again only after a later turn has confirmed that this relay
         still has the shard, because opening a producer would fence that of a newer relay."""
         at.on_producer_failed(error, now)
         self._ours_wanted[at.name] = self._begun
 
-    def _may_open(self, at: Destination) -> bool:
+    def _may_open(self, at: DestinationCore) -> bool:
         return self.turns > self._ours_wanted.get(at.name, NONE)
 
-    def _on_stored(self, row: ClaimedRow, at: Destination) -> None:
+    def _on_stored(self, row: ClaimedRow, at: DestinationCore) -> None:
         self.stored_rows += 1
         self._delete.append(row.id)
         self._stored[at.name] = at.stored
 
-    def _on_refused(self, at: Destination, error: str, now: float) -> None:
+    def _on_refused(self, at: DestinationCore, error: str, now: float) -> None:
         if not self._sure and len(at.in_flight) == 1 and at.in_flight[0].seq <= at.last_open:
             self._put_off(at, error, now)  # it may be stored, so its id is not given up
             return
@@ -412,7 +412,7 @@ class RelayCore:
         if self.atomic_units is not None:
             self._start_transaction(self.atomic_units, effects)
 
-    def _start_transaction(self, together: AtomicUnits, effects: list[Effect]) -> None:
+    def _start_transaction(self, together: AtomicUnitQueue, effects: list[Effect]) -> None:
         if together.is_blocked():
             self._release += together.take_unstored_rows()
         if parts := together.start_transaction():
@@ -469,9 +469,9 @@ class RelayCore:
             n for n in numbers
             if find_shard_of_destination(make_destination_name(topic, n, partitions), self.shards) == self.shard]
 
-    def _destination(self, name: str) -> Destination:
+    def _destination(self, name: str) -> DestinationCore:
         if name not in self.destinations:
-            self.destinations[name] = Destination(name, self._settings, self._known.get(name, NONE))
+            self.destinations[name] = DestinationCore(name, self._settings, self._known.get(name, NONE))
         return self.destinations[name]
 
     def _stop(self, error: MagnetarError) -> list[Effect]:

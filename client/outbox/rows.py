@@ -68,7 +68,7 @@ class NewOutboxRow(TypedDict):
     key_form: int | None
 
 
-def make_unit_id() -> int:
+def make_random_unit_id() -> int:
     """Returns a random id for a unit (the rows that one transaction of the application writes). The id has 62 bits, so
     that two units practically never get the same id."""
     return getrandbits(62)

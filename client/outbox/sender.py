@@ -83,7 +83,7 @@ class RelaySender:
 
     async def _resolve(self, topic: str) -> None:
         try:
-            partitions = await self._client.inner().connections.partition_count(TopicName.parse(topic))
+            partitions = await self._client.inner().connections.fetch_partition_count(TopicName.parse(topic))
             await self._check_deduplication(topic)
         except Exception as error:
             wrong = error if isinstance(error, MagnetarError) else translate_error(error)

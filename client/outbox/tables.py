@@ -47,7 +47,7 @@ from .rows import (
     OutboxTableMissing,
     OutboxUnreachable,
     make_outbox_row,
-    make_unit_id,
+    make_random_unit_id,
 )
 
 _ID = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts only an INTEGER PRIMARY KEY by itself
@@ -138,7 +138,7 @@ class SQLAlchemyOutbox:
         else:
             connection = session
         root = connection.get_transaction() or connection.begin()  # as its first statement would
-        return self._units.setdefault(root, make_unit_id())
+        return self._units.setdefault(root, make_random_unit_id())
 
     def _committed(self, _session: Session) -> None:
         self.wake()
@@ -175,7 +175,7 @@ WHAT_TO_DO = {
 
 
 @contextmanager
-def translate_errors() -> Iterator[None]:
+def raise_outbox_errors() -> Iterator[None]:
     """Raises an OutboxError in place of an error that SQLAlchemy raises in the `with` block; the original error is its
     cause."""
     try:
@@ -207,7 +207,7 @@ def _translate(error: SQLAlchemyError) -> OutboxError:
 def check_outbox_tables(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
     """Checks the tables of `outbox` in the database. Raises OutboxTableMissing if one is missing, OutboxColumnsMissing
     if one lacks columns."""
-    with translate_errors():
+    with raise_outbox_errors():
         found = inspect(engine)
         for table in (outbox.rows, outbox.shards, outbox.positions):
             if not found.has_table(table.name, schema=table.schema):

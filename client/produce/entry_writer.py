@@ -1,8 +1,8 @@
 """Publishes entries that are encoded already, such as copies from another cluster, to one partition that has no other
-producer (`EntryWriter`). Also makes a producer's message from the parameters that a program passes to `send`
+producer (`PreEncodedEntryWriter`). Also makes a producer's message from the parameters that a program passes to `send`
 (`make_outgoing_message`).
 
-    writer = EntryWriter(connections, topic, name, done)
+    writer = PreEncodedEntryWriter(connections, topic, name, done)
     await writer.open()                  exclusive: a second writer, or a program, is refused (Busy)
     await writer.send(entry, stored)     waits for credit; `done` is called when the entry is durable
     await writer.drain()
@@ -41,9 +41,9 @@ from ..core.transaction import TransactionPort
 from ..model.schema import Schema
 
 
-class SentEntry(NamedTuple):
-    """The description of an entry that was sent: the callback `done` of an EntryWriter gets it when the entry is
-    stored."""
+class SentEntryDescription(NamedTuple):
+    """The description of an entry that was sent: the callback `done` of an PreEncodedEntryWriter gets it when the entry
+    is stored."""
 
     sequence_id: int
     position: Position  # where it comes from
@@ -51,12 +51,12 @@ class SentEntry(NamedTuple):
     size: int  # bytes
 
 
-Done = Callable[[SentEntry], None]
+Done = Callable[[SentEntryDescription], None]
 
 
-class EntryWriter:
-    """Publishes entries that are already encoded to one partition, in order. Calls `done` with the SentEntry of each
-    entry when the entry is stored. Uses an Attachment (client/connect/attachment.py)."""
+class PreEncodedEntryWriter:
+    """Publishes entries that are already encoded to one partition, in order. Calls `done` with the SentEntryDescription
+    of each entry when the entry is stored. Uses an Attachment (client/connect/attachment.py)."""
 
     def __init__(self, connections: Connections, topic: TopicName, name: str, done: Done) -> None:
         self.topic = topic
@@ -67,7 +67,7 @@ class EntryWriter:
         self._done = done
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._credit = 0
-        self._sent: deque[SentEntry] = deque()  # … when they have their answer
+        self._sent: deque[SentEntryDescription] = deque()  # … when they have their answer
         self._changed = asyncio.Event()
         self._error: MagnetarError | None = None
 
@@ -80,7 +80,7 @@ class EntryWriter:
             text = f"{self.topic} has another producer: another copy, or a program that shall wait until the end"
             raise Busy(f"{text} ({error.message})", topic=self.topic.full) from None
 
-    async def send(self, entry: bytes, stored: SentEntry) -> None:
+    async def send(self, entry: bytes, stored: SentEntryDescription) -> None:
         """Waits until the broker has granted credit, and sends an entry. `stored`: the entry's description, which
         `done` gets when the entry is stored. Raises the error with which the writer ended, if it has."""
         while self._credit <= 0 and self._error is None:

@@ -42,12 +42,12 @@ from ..connect.connections import Connections
 from ..core.batcher import Callback, OutgoingBatch, OutgoingMessage
 from ..core.effects import (
     PRODUCER_FINAL,
-    AddResult,
     Connect,
-    Disconnect,
     EndFlushes,
     EndWithError,
-    InvalidContent,
+    GiveUpConnection,
+    MessageAddResult,
+    MessageNotEncodable,
     PartitionClientState,
     ProducerEffect,
     Publish,
@@ -71,7 +71,7 @@ def report_to_callbacks(outcome: ReportOutcome, topic: TopicName) -> None:
     if error is None:
         confirm_messages(batch, topic.partition, ledger_id, entry_id)
         return
-    if isinstance(error, InvalidContent):
+    if isinstance(error, MessageNotEncodable):
         _LOG.error("%s: %s", topic, error.message, exc_info=error.__cause__)
     result, missing = translate_to_result(error), MessageId()
     for callback in batch.callbacks:
@@ -89,7 +89,7 @@ def notify_transaction(txn: TransactionPort, where: TransactionEndpoint, outcome
 
 
 def translate_to_result(error: MagnetarError) -> Result:
-    return Result.InvalidMessage if isinstance(error, InvalidContent) else translate_error(error).result
+    return Result.InvalidMessage if isinstance(error, MessageNotEncodable) else translate_error(error).result
 
 
 def confirm_messages(batch: OutgoingBatch, partition: int, ledger_id: int, entry_id: int) -> None:
@@ -113,7 +113,7 @@ def _call(callback: Callback, *outcome: Any) -> None:
             log_foreign_error(error, "a send callback")
 
 
-def end_flushes(waiters: Sequence[asyncio.Future[None]]) -> None:
+def end_waiting_flushes(waiters: Sequence[asyncio.Future[None]]) -> None:
     """Ends the waiting futures `waiters` of `flush` calls, because all messages before these calls have outcomes."""
     for each in waiters:
         if not each.done():
@@ -161,7 +161,7 @@ class PartitionProducer:
         the message is refused."""
         added = self.core.add(payload, callback)
         if added is not None:
-            if added is not AddResult.WAKE:
+            if added is not MessageAddResult.WAKE:
                 raise self._refusal(added, len(payload))
             self._wake()
 
@@ -171,10 +171,10 @@ class PartitionProducer:
         share = self._share
         if share is None or share.txn is not txn:
             share = self._share_of(txn)
-        while (added := self.core.add(payload, callback, share)) is AddResult.NOT_IN_TRANSACTION:
+        while (added := self.core.add(payload, callback, share)) is MessageAddResult.NOT_IN_TRANSACTION:
             share = self._share_of(txn)
         if added is not None:
-            if added is not AddResult.WAKE:
+            if added is not MessageAddResult.WAKE:
                 raise self._refusal(added, len(payload))
             self._wake()
 
@@ -202,7 +202,7 @@ class PartitionProducer:
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidMessage(f"the message cannot be encoded: {error}") from error
         if added is not None:
-            if added is not AddResult.WAKE:
+            if added is not MessageAddResult.WAKE:
                 raise self._refusal(added, len(message.payload))
             self._wake()
 
@@ -220,11 +220,11 @@ class PartitionProducer:
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidMessage(f"the message cannot be encoded: {error}") from error
 
-    def _refusal(self, added: AddResult, size: int) -> PulsarException:
+    def _refusal(self, added: MessageAddResult, size: int) -> PulsarException:
         core = self.core
-        if added is AddResult.TOO_LARGE:
+        if added is MessageAddResult.TOO_LARGE:
             return MessageTooBig(f"a message of {size} bytes; the limit is {core.payload_max}", size=size)
-        if added is AddResult.NO_MEMORY:
+        if added is MessageAddResult.NO_MEMORY:
             assert core.memory is not None, "it has a bound"
             return MemoryBufferIsFull(
                 f"{core.memory.reserved_bytes} bytes of all producers wait for their acknowledgement; wait, or set "
@@ -266,7 +266,7 @@ class PartitionProducer:
 
     # ------------------------------------------------------------------------------ facts in
     def _turn(self) -> None:
-        self._do(self.core.publish_ready(self._now(), self._wall_ms()))
+        self._do(self.core.publish_closed_batches(self._now(), self._wall_ms()))
 
     def _time_passed(self, now: float) -> None:
         self._do(self.core.run_timers(now, self._wall_ms()))
@@ -289,13 +289,13 @@ class PartitionProducer:
                     ledger_id, entry_id = receipt.ledger_id, receipt.entry_id
                     batch = core.take_confirmed(receipt.sequence_id, ledger_id, entry_id)
                     if batch is None:
-                        effects += core.on_receipt(receipt.sequence_id, ledger_id, entry_id, now)
+                        effects += core.on_entry_receipt(receipt.sequence_id, ledger_id, entry_id, now)
                         continue
                     confirm_messages(batch, partition, ledger_id, entry_id)
                     if batch.txn is not None:
                         notify_transaction(batch.txn, self, ReportOutcome(batch, None, ledger_id, entry_id))
                     if batch.waiters is not None:
-                        end_flushes(batch.waiters)
+                        end_waiting_flushes(batch.waiters)
                 elif kind == "credit":
                     effects += core.on_credit_granted(frame.credit)
                 else:
@@ -355,12 +355,12 @@ class PartitionProducer:
     def _do_rare(self, effect: ProducerEffect) -> None:
         match effect:
             case EndFlushes(waiters):
-                end_flushes(waiters)
+                end_waiting_flushes(waiters)
             case Connect(after_s) if self.core.state is PartitionClientState.OPENING:
                 self._attachment.open()
             case Connect(after_s):
                 self._attachment.reopen(after_s)
-            case Disconnect():
+            case GiveUpConnection():
                 self._attachment.close_at_broker()
             case Warn(text):
                 _LOG.warning("%s: %s", self.topic, text)
@@ -390,7 +390,7 @@ class PartitionProducer:
         if batch.txn is not None:
             notify_transaction(batch.txn, self, outcome)
         if batch.waiters is not None:
-            end_flushes(batch.waiters)
+            end_waiting_flushes(batch.waiters)
 
     # ------------------------------------------------------------------------------ the beginning
     def make_opening_frame(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from ...proto.names import TopicName
 from ...proto.states import TxnId
 from ..common.checks import ParameterCheck, WrongValue, check_message_parameters, check_parameter, shorten_value
-from ..common.closing import ClosedAfterAsyncWith, close_all
+from ..common.closing import ClosedAfterAsyncWith, close_all_parts
 from ..common.errors import (
     AlreadyClosed,
     MemoryBufferIsFull,
@@ -147,7 +147,7 @@ class PartitionProducers:
     async def open(
         cls, connections: Connections, topic: TopicName, settings: ProducerSettings, epoch: int = 0
     ) -> PartitionProducers:
-        count = await connections.partition_count(topic)
+        count = await connections.fetch_partition_count(topic)
         partitions = cls(connections, topic, settings, count)
         await partitions._add([topic.with_partition(i) for i in range(count)] or [topic], epoch)
         partitions._watcher = PartitionsWatcher(connections, {topic: count}, partitions._grow)
@@ -224,7 +224,7 @@ class PartitionProducers:
         try:
             if self._watcher is not None:
                 await self._watcher.close()
-            await close_all(self.all)
+            await close_all_parts(self.all)
         except BaseException:  # the close was interrupted: they end at once
             self.abort()
             raise

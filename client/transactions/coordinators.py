@@ -466,7 +466,7 @@ class SinkStatus(NamedTuple):
     batch: int  # the last one that was committed
 
 
-async def begin_batch(coordinators: Coordinators, batch: Batch, timeout_ms: int) -> TxnId | None:
+async def begin_sink_batch(coordinators: Coordinators, batch: Batch, timeout_ms: int) -> TxnId | None:
     """Begins a transaction that writes a part of the batch, and returns its id; None if the sink has committed the
     batch already. Raises SinkFenced if another query writes the sink."""
     request = wire.BeginRequest(coordinator=await _home(coordinators, batch), count=1, timeout_ms=timeout_ms)

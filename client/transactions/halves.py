@@ -57,24 +57,24 @@ TABLE = {
 }
 
 
-class CheckWatchPort(Protocol):
-    """The interface of a HalfCheckWatch that `ClientHalves` uses."""
+class HalfCheckWatchPort(Protocol):
+    """The interface of a HalfCheckWatch that `ClientHalfMessages` uses."""
 
     def stop(self) -> None: ...
     async def close(self) -> None: ...
 
 
-class ClientHalves:
+class ClientHalfMessages:
     """Prepares, commits and rolls back the half messages of one client, and runs the client's HalfCheckWatches."""
 
     def __init__(self, home: Transactions) -> None:
         self._home = home
         self._ids: dict[int, LeasedTransactionIds] = {}
-        self._watches: dict[str, CheckWatchPort] = {}
+        self._watches: dict[str, HalfCheckWatchPort] = {}
 
     @classmethod
-    def of_client(cls, connections: Connections) -> ClientHalves:
-        """Returns the ClientHalves of the client that has these connections; makes it at the first use."""
+    def of_client(cls, connections: Connections) -> ClientHalfMessages:
+        """Returns the ClientHalfMessages of the client that has these connections; makes it at the first use."""
         from .transaction import Transactions
 
         found = connections.halves
@@ -95,7 +95,7 @@ class ClientHalves:
         return self._home.connections.backoff()
 
     # ------------------------------------------------------------------------------ checks
-    def watch(self, group: str, watch: Callable[[ClientHalves], CheckWatchPort]) -> None:
+    def watch(self, group: str, watch: Callable[[ClientHalfMessages], HalfCheckWatchPort]) -> None:
         """Registers the HalfCheckWatch of a group. Raises InvalidConfiguration if the group has one already."""
         if group in self._watches:
             raise WrongValue(f"this client answers for group {group!r} already: a group has one function")
@@ -298,7 +298,7 @@ class HalfCheckWatch:
     """Receives the checks of half messages of one group, and answers each with the result of the program's function.
     Runs in the event loop of the client."""
 
-    def __init__(self, halves: ClientHalves, group: str, function: Callable[[HalfCheck], Any]) -> None:
+    def __init__(self, halves: ClientHalfMessages, group: str, function: Callable[[HalfCheck], Any]) -> None:
         self.group = group
         self._halves = halves
         self._function = function

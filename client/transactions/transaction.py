@@ -48,7 +48,7 @@ from ..common.loggers import ignore_error, run_logging_errors
 from ..connect.connections import Connections
 from ..core.transaction import (
     WAITING,
-    EndTransaction,
+    AskToEndTransaction,
     ReportOperationsDone,
     ReportTransactionEnd,
     SendAllowance,
@@ -379,7 +379,7 @@ class Transaction(TransactionPort):
         """Asks the coordinator to end the transaction, until the outcome is known or the time is over."""
         self._do(effects)
         core = self._known
-        end = next((each for each in effects if isinstance(each, EndTransaction)), None)
+        end = next((each for each in effects if isinstance(each, AskToEndTransaction)), None)
         if end is None:
             return
         item = wire.EndItem(verb=VERBS[end.verb], visible=visible, prepared_ms=prepared_ms)

@@ -32,7 +32,7 @@ from ..access import NOTHING, CallerAccess
 from ..network import MESSAGE_BYTES_MAX, EndOfStream, Endpoint, Rpc
 from ..tcp import http2_frames as frames
 from ..tcp.http2 import FRAME_BYTES_MAX, STREAM_WINDOW, Http2Connection
-from ..tcp.http2_frames import HEADER_BYTES_MAX, ErrorCode, Header, HeaderDecoder, Setting, encode_headers
+from ..tcp.http2_frames import HEADER_BYTES_MAX, Header, HeaderDecoder, Http2ErrorCode, Setting, encode_headers
 from .errors import ERROR_TRAILER, Status, copy_error, make_error_for_status, parse_grpc_message
 from .limits import HEADER, ChannelTls, check_credentials_encrypted, make_authorization_header
 from .messages import MessageStream, prefix
@@ -165,7 +165,7 @@ class _UnaryCall(MessageStream):
         """
         self.done.cancel()
         if self.connection is not None:
-            self.connection.reset(self, ErrorCode.CANCEL)
+            self.connection.reset(self, Http2ErrorCode.CANCEL)
 
 
 class _ClientStream(GrpcStream):
@@ -194,13 +194,13 @@ class _ClientStream(GrpcStream):
             else:
                 self.fail_sending(ConnectionLost(f"{self._endpoint} ended the stream"))
                 self.end_receiving(EndOfStream())
-                self._reset(ErrorCode.CANCEL)
+                self._reset(Http2ErrorCode.CANCEL)
 
     def end_with_failure(self, error: MagnetarError) -> None:
         """Ends the stream with `error`, which the server sent, or which broke the connection."""
         self.fail_sending(_broken_by(error))
         self.end_receiving(error)
-        self._reset(ErrorCode.CANCEL)
+        self._reset(Http2ErrorCode.CANCEL)
 
     def on_input_ended(self) -> None:
         if self._end is None:
@@ -212,9 +212,9 @@ class _ClientStream(GrpcStream):
         self.end_with_failure(_lost(error, code, self._endpoint))
 
     def cut(self, error: MagnetarError) -> None:
-        self._reset(ErrorCode.CANCEL)
+        self._reset(Http2ErrorCode.CANCEL)
 
-    def _reset(self, code: ErrorCode) -> None:
+    def _reset(self, code: Http2ErrorCode) -> None:
         if self.connection is not None:
             self.connection.reset(self, code)
 
@@ -244,9 +244,9 @@ def _broken_by(error: MagnetarError) -> MagnetarError:
 
 def _lost(error: MagnetarError, code: int | None, endpoint: Endpoint) -> MagnetarError:
     """Returns the error of a call whose stream was reset with `code`, or whose connection is lost."""
-    if code == ErrorCode.REFUSED_STREAM:
+    if code == Http2ErrorCode.REFUSED_STREAM:
         return Unavailable(f"{endpoint} takes no more calls on this connection", endpoint=endpoint)
-    if code == ErrorCode.HTTP_1_1_REQUIRED:
+    if code == Http2ErrorCode.HTTP_1_1_REQUIRED:
         return WrongProtocol(f"{endpoint} does not speak gRPC", endpoint=endpoint)
     return ConnectionLost(f"{endpoint}: {error.message}", endpoint=endpoint)
 
@@ -288,7 +288,7 @@ class _ClientConnection(Http2Connection[_Head]):
         for call, _ in waiting:
             call.on_lost(error, None)
 
-    def terminate_with_error(self, code: ErrorCode, text: str) -> None:
+    def terminate_with_error(self, code: Http2ErrorCode, text: str) -> None:
         self.came_in_vain = not self.is_ready
         super().terminate_with_error(code, text)
 
@@ -331,9 +331,9 @@ class _ClientConnection(Http2Connection[_Head]):
         not_begun = [stream for id_, stream in self.streams.items() if id_ > last]
         for stream in not_begun:
             self._remove_stream(stream)
-            stream.on_lost(ConnectionLost(f"{self.peer} takes no more calls"), ErrorCode.REFUSED_STREAM)
+            stream.on_lost(ConnectionLost(f"{self.peer} takes no more calls"), Http2ErrorCode.REFUSED_STREAM)
         for call, _ in waiting:
-            call.on_lost(ConnectionLost(f"{self.peer} takes no more calls"), ErrorCode.REFUSED_STREAM)
+            call.on_lost(ConnectionLost(f"{self.peer} takes no more calls"), Http2ErrorCode.REFUSED_STREAM)
         self.drain()
 
 

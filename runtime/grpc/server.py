@@ -40,9 +40,9 @@ from ..tcp.http2_frames import (
     PATIENCE_KNOWN,
     PATIENCE_RATE,
     REFUSED,
-    ErrorCode,
     Header,
     HeaderDecoder,
+    Http2ErrorCode,
     Setting,
     encode_headers,
 )
@@ -373,14 +373,14 @@ class _ServerConnection(Http2Connection[_Head]):
         """Accepts no more calls (GOAWAY); open calls continue."""
         if not self.is_draining:
             self.is_draining = True
-            self.out.write(frames.encode_goaway(self._last, ErrorCode.NO_ERROR))
+            self.out.write(frames.encode_goaway(self._last, Http2ErrorCode.NO_ERROR))
 
     def charge_refused_call(self, cost: int) -> None:
         """Charges a refused call to the allowance of the connection, and ends the connection if the allowance is used
         up. `cost`: the cost of the call's header block."""
         try:
             self.allowance.charge(REFUSED + cost)
-        except frames.ProtocolViolation as error:
+        except frames.Http2Violation as error:
             self.terminate_with_error(error.code, str(error))
 
     def caller(self, authorization: str) -> Caller:
@@ -392,7 +392,7 @@ class _ServerConnection(Http2Connection[_Head]):
 
     def on_stream_opened(self, id_: int, head: _Head, ended: bool) -> None:
         if id_ % 2 == 0:
-            raise frames.ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"a client opened stream {id_}, which is even")
+            raise frames.Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, f"a client opened stream {id_}, which is even")
         self._last = id_
         cost = self._decoder.cost
         if self.is_draining:
@@ -400,7 +400,7 @@ class _ServerConnection(Http2Connection[_Head]):
             return  # the caller was told, and what follows of this stream is ignored
         if max(self.calls, len(self.streams)) >= CALLS_MAX:
             self.allowance.charge(REFUSED + cost)
-            self.out.write(frames.encode_rst_stream(id_, ErrorCode.REFUSED_STREAM))
+            self.out.write(frames.encode_rst_stream(id_, Http2ErrorCode.REFUSED_STREAM))
             return
         refusal = self._refusal(head)
         if refusal is not None:
@@ -409,7 +409,7 @@ class _ServerConnection(Http2Connection[_Head]):
             stream.in_ended = ended
             self.out.send_headers(stream, encode_headers(refusal), ends=True)
             if not ended:
-                self.reset(stream, ErrorCode.NO_ERROR)
+                self.reset(stream, Http2ErrorCode.NO_ERROR)
             return
         method = self._listener.methods[head.path]
         plain = _PlainStream if method.target.is_plain else _ServerStream
@@ -439,7 +439,7 @@ def _refuse(stream: Http2Stream, error: BaseException, *, begun: bool) -> None:
         return
     connection.out.send_headers(stream, encode_headers(trailers if begun else [*_ANSWER, *trailers]), ends=True)
     if stream.connection is not None:
-        connection.reset(stream, ErrorCode.NO_ERROR)
+        connection.reset(stream, Http2ErrorCode.NO_ERROR)
 
 
 # ---------------------------------------------------------------------------------- unary
@@ -639,7 +639,7 @@ class _ServerStream(GrpcStream):
                 self, _OK_BLOCK if self._trailers is None else encode_headers(self._trailers), ends=True
             )
             if self.connection is not None:
-                connection.reset(self, ErrorCode.NO_ERROR)
+                connection.reset(self, Http2ErrorCode.NO_ERROR)
             self.fail_sending(ConnectionLost("the stream is over"))
 
     def cut(self, error: MagnetarError) -> None:
@@ -768,4 +768,4 @@ class _PlainStream(MessageStream):
         if self._ending and not self._out:
             connection.out.send_headers(self, _OK_BLOCK, ends=True)
             if self.connection is not None:
-                connection.reset(self, ErrorCode.NO_ERROR)
+                connection.reset(self, Http2ErrorCode.NO_ERROR)

@@ -49,12 +49,12 @@ from ...proto.errors import (
 )
 from ..clock import Clock
 from ..files import Buffer
-from ..network import AnswerListener, Endpoint, Reply
+from ..network import AnswerListener, Endpoint, PeerReply
 from ..tasks import Tasks
 from .envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, WrongEnvelopeMagic, encode
 from .inside import FutureAnswerListener, RequestsInFlight, SendQueue, message_bytes
 from .keys import CLEAR, KeyPair, PeerClientKeys
-from .sockets import MULTIPARTS_PER_TURN, Context, LoopSocket, format_zmq_address
+from .sockets import MULTIPARTS_PER_TURN, Context, WatchedZmqSocket, format_zmq_address
 
 # ------------------------------------------------------------------------------------------------------ greeting
 # The greeting of a ZeroMQ server (ZMTP 3): it names the mechanism with which the server secures connections.
@@ -138,7 +138,7 @@ class ZmqPeer:
             "dropped": self._dropped + (self._link.wire.dropped if self._link else 0),
         }
 
-    def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
+    def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[PeerReply]:
         asker = FutureAnswerListener(self._loop)
         if (refused := self.post(asker, head, frames, timeout_s=timeout_s)) is not None:
             asker.on_failed(refused)
@@ -292,7 +292,7 @@ class _Link:
         socket = context.open(zmq.DEALER)
         if peer.access.own is not None:
             context.set_client_keys(socket, peer.access.own, peer.access.server)
-        self.wire = LoopSocket(context, socket, routed=False)
+        self.wire = WatchedZmqSocket(context, socket, routed=False)
         self._monitor = socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED
             | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL

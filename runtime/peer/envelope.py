@@ -112,7 +112,7 @@ def encode(kind: EnvelopeKind, identity: bytes, items: Sequence[tuple[int, bytes
     return parts
 
 
-def encode_refusal(kind: EnvelopeKind, identity: bytes, ids: Iterable[int] = ()) -> bytes:
+def encode_refusal_envelope(kind: EnvelopeKind, identity: bytes, ids: Iterable[int] = ()) -> bytes:
     """Returns the header of an envelope that refuses the requests `ids`; its kind is WRONG_IDENTITY, WRONG_PROTOCOL or
     UNAUTHORIZED."""
     return bytes(encode(kind, identity, [(id_, b"", ()) for id_ in ids])[0])

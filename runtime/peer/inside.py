@@ -44,8 +44,8 @@ from ..network import (
     Endpoint,
     Network,
     Peer,
+    PeerReply,
     PeerService,
-    Reply,
     RunningPeerServer,
 )
 from .keys import CLEAR, PeerClientKeys, PeerServerKeys
@@ -59,11 +59,11 @@ class FutureAnswerListener:
     __slots__ = ("future",)
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.future: asyncio.Future[Reply] = loop.create_future()
+        self.future: asyncio.Future[PeerReply] = loop.create_future()
 
     def on_answered(self, head: bytes, frames: Sequence[Buffer]) -> None:
         if not self.future.done():
-            self.future.set_result(Reply(head, frames))
+            self.future.set_result(PeerReply(head, frames))
 
     def on_failed(self, error: BaseException) -> None:
         if not self.future.done():
@@ -308,7 +308,7 @@ class InProcessPeer:
     def has_queued_requests(self) -> bool:
         return bool(self._queue)
 
-    def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
+    def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[PeerReply]:
         asker = FutureAnswerListener(self._loop)
         if (refused := self.post(asker, head, frames, timeout_s=timeout_s)) is not None:
             asker.on_failed(refused)

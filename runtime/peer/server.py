@@ -29,10 +29,10 @@ from ..access import LOCAL, Principal
 from ..descriptors import PROCESS
 from ..files import Buffer
 from ..network import SLOW_S, Endpoint, PeerService
-from .envelope import IDENTITY_BYTES, EnvelopeKind, WrongEnvelopeMagic, encode, encode_refusal
+from .envelope import IDENTITY_BYTES, EnvelopeKind, WrongEnvelopeMagic, encode, encode_refusal_envelope
 from .inside import SendQueue, message_bytes
 from .keys import PeerServerKeys
-from .sockets import MULTIPARTS_PER_TURN, TURN_BYTES, Context, LoopSocket, format_zmq_address
+from .sockets import MULTIPARTS_PER_TURN, TURN_BYTES, Context, WatchedZmqSocket, format_zmq_address
 
 if TYPE_CHECKING:
     import zmq
@@ -187,7 +187,7 @@ class ZmqPeerServer:
     """The server of peer connections over ZeroMQ (a ROUTER socket). It is created by the function `serve`."""
 
     def __init__(
-        self, wire: LoopSocket, address: str, endpoint: Endpoint, identity: bytes, service: PeerService,
+        self, wire: WatchedZmqSocket, address: str, endpoint: Endpoint, identity: bytes, service: PeerService,
         access: PeerServerKeys | None = None, leave: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         """Creates the server. `leave` is called when it closes."""
@@ -286,18 +286,18 @@ class ZmqPeerServer:
             route, envelope = message
             self.multiparts_received += 1
             if isinstance(envelope, WrongEnvelopeMagic):
-                self._send(route, [encode_refusal(EnvelopeKind.WRONG_PROTOCOL, self._identity)])
+                self._send(route, [encode_refusal_envelope(EnvelopeKind.WRONG_PROTOCOL, self._identity)])
             elif envelope.kind != EnvelopeKind.REQUESTS:
                 self._wire.dropped += 1
             elif envelope.identity != self._identity:
                 ids = [item.id for item in envelope.items]
-                self._send(route, [encode_refusal(EnvelopeKind.WRONG_IDENTITY, self._identity, ids)])
+                self._send(route, [encode_refusal_envelope(EnvelopeKind.WRONG_IDENTITY, self._identity, ids)])
             else:
                 first = self._wire.first
                 assert first is not None, "a ROUTER says who it is from"
                 if self._access is not None and self.principal(first) is None:
                     ids = [item.id for item in envelope.items]
-                    self._send(route, [encode_refusal(EnvelopeKind.UNAUTHORIZED, self._identity, ids)])
+                    self._send(route, [encode_refusal_envelope(EnvelopeKind.UNAUTHORIZED, self._identity, ids)])
                     continue
                 for item in envelope.items:
                     came.append(ZmqRequest(self, route, item.id, item.head, item.frames, first))  # type: ignore[arg-type] # noqa: PERF401
@@ -388,7 +388,9 @@ async def serve(
         leave()
         raise Busy(f"cannot listen for peers on {endpoint}: {error.strerror}", endpoint=endpoint) from error
     bound = Endpoint(endpoint.host, int(bound_to.rpartition(":")[2]))
-    return ZmqPeerServer(LoopSocket(context, socket, routed=True), bound_to, bound, identity, service, access, leave)
+    return ZmqPeerServer(
+        WatchedZmqSocket(context, socket, routed=True), bound_to, bound, identity, service, access, leave
+    )
 
 
 def is_local(address: str) -> bool:

@@ -1,13 +1,14 @@
-"""ZeroMQ sockets in an asyncio loop, by their file descriptors (`Context`, `LoopSocket`); the admission of clients by
-their keys (`ZapHandler`); and the network of a cluster's member, with its certificates and keys (`MemberNetwork`).
+"""ZeroMQ sockets in an asyncio loop, by their file descriptors (`Context`, `WatchedZmqSocket`); the admission of
+clients by their keys (`ZapHandler`); and the network of a cluster's member, with its certificates and keys
+(`MemberNetwork`).
 
 The descriptor of a ZeroMQ socket is *edge-triggered*: it signals once that something may have changed, and any call on
 the socket (a send as well) may consume that signal. So the rule of this module: after every drain and after every send
 the socket's EVENTS are read again, and handled at once or in the next turn of the loop. A sender calls
-`LoopSocket.check_for_missed_events` afterwards.
+`WatchedZmqSocket.check_for_missed_events` afterwards.
 
-`LoopSocket.receive` returns one envelope with its large frames; a malformed message is dropped to its last part and
-counted. One context (one I/O thread) serves all sockets of a world and ends with the last of them, so that nothing
+`WatchedZmqSocket.receive` returns one envelope with its large frames; a malformed message is dropped to its last part
+and counted. One context (one I/O thread) serves all sockets of a world and ends with the last of them, so that nothing
 needs to be closed at the end of the process. `zmq.asyncio` is not used: it costs four to five times the CPU at 1 KB
 (measured).
 """
@@ -261,7 +262,7 @@ class Context:
             _UNENDED.discard(context)
 
 
-class LoopSocket:
+class WatchedZmqSocket:
     """A ZeroMQ socket that an event loop watches: calls `readable` when envelopes may have arrived, and `writable` when
     a message that could not be sent may now be accepted."""
 

@@ -5,7 +5,7 @@ Durable is exactly what runtime/files.py guarantees:
 - *names*: `sync_directory` of a folder makes the creations, renames and removals in it so far durable, and nothing
   else does, not even `fdatasync` of the new file. A rename is one step: both names change or none.
 
-`Disk` is the hardware: it outlives processes. `SimFiles` is the view that one process has of it.
+`SimDisk` is the hardware: it outlives processes. `SimFiles` is the view that one process has of it.
 A process kill (`on_process_died`) loses only locks and open files: the system's cache survives.
 A power loss (`apply_power_loss(rng)`) keeps what is durable; each later write is kept, dropped, or torn (each of its
 512-byte sectors kept or dropped), each later operation on a name is kept or dropped, in any combination: more than
@@ -227,7 +227,7 @@ def _survivors(write: Write, rng: random.Random) -> list[Write]:
     return [piece for piece in pieces if rng.random() < 0.5]
 
 
-class Directory:
+class SimDirectory:
     """A simulated directory: its names as a process sees them now (`now`), and its names that survive a power loss
     (`durable`)."""
 
@@ -239,7 +239,7 @@ class Directory:
         self.volatile: list[NameChange] = []
 
 
-Node = SimInode | Directory
+Node = SimInode | SimDirectory
 
 
 @dataclass(eq=False, slots=True)
@@ -247,12 +247,12 @@ class NameChange:
     """One atomic change of names in directories: deletes the names in `removed`, and creates the names in `added`. A
     rename removes one name and adds one."""
 
-    removed: list[tuple[Directory, str, Node]]
-    added: list[tuple[Directory, str, Node]]
+    removed: list[tuple[SimDirectory, str, Node]]
+    added: list[tuple[SimDirectory, str, Node]]
     done: bool = False
 
-    def directories(self) -> list[Directory]:
-        found: list[Directory] = []
+    def directories(self) -> list[SimDirectory]:
+        found: list[SimDirectory] = []
         for directory, _, _ in self.removed + self.added:
             if not any(directory is other for other in found):
                 found.append(directory)
@@ -280,11 +280,11 @@ class NameChange:
             directory.durable[name] = node
 
 
-class Disk:
+class SimDisk:
     """The simulated disk of one node. It has one root directory; absolute and relative paths both begin there."""
 
     def __init__(self, capacity_bytes: int = UNLIMITED_BYTES) -> None:
-        self.root = Directory()
+        self.root = SimDirectory()
         self.capacity_bytes = capacity_bytes
         self.takes_direct = False  # as on some file systems; a sync is then an operation of its own
         self.faults: list[FileFault] = []
@@ -347,10 +347,10 @@ class Disk:
 
     def wipe(self) -> None:
         """Deletes all files and directories, as if the disk were replaced by a new one."""
-        self.root = Directory()
+        self.root = SimDirectory()
         self.on_process_died()
 
-    def snapshot(self) -> Directory:
+    def snapshot(self) -> SimDirectory:
         """Returns a copy of the durable files and directories. `restore` can put it back."""
         copied: dict[int, Node] = {}
 
@@ -361,16 +361,16 @@ class Disk:
                 inode = copied[id(node)] = SimInode(node.number)
                 inode.now, inode.durable = node.durable.copy(), node.durable.copy()
                 return inode
-            directory = copied[id(node)] = Directory()
+            directory = copied[id(node)] = SimDirectory()
             directory.durable = {name: copy(child) for name, child in node.durable.items()}
             directory.now = dict(directory.durable)
             return directory
 
         root = copy(self.root)
-        assert isinstance(root, Directory)
+        assert isinstance(root, SimDirectory)
         return root
 
-    def restore(self, root: Directory) -> None:
+    def restore(self, root: SimDirectory) -> None:
         """Replaces the content of the disk by `root`, a result of `snapshot`. No process may be using the disk."""
         self.root = root
         self.on_process_died()
@@ -395,7 +395,7 @@ class Disk:
     def find(self, path: str) -> Node | None:
         node: Node = self.root
         for part in split_path(path):
-            found = node.now.get(part) if isinstance(node, Directory) else None
+            found = node.now.get(part) if isinstance(node, SimDirectory) else None
             if found is None:
                 return None
             node = found
@@ -408,11 +408,11 @@ class Disk:
                 total += ENTRY_BYTES + (node.now.size if isinstance(node, SimInode) else 0)
         return total
 
-    def _walk(self, directory: Directory, where: str) -> list[tuple[Directory, str]]:
+    def _walk(self, directory: SimDirectory, where: str) -> list[tuple[SimDirectory, str]]:
         found = [(directory, where)]
         for name in {**directory.durable, **directory.now}:
             for node in (directory.now.get(name), directory.durable.get(name)):
-                if isinstance(node, Directory) and not any(node is other for other, _ in found):
+                if isinstance(node, SimDirectory) and not any(node is other for other, _ in found):
                     found += self._walk(node, os.path.join(where, name))
         return found
 
@@ -463,7 +463,7 @@ def split_path(path: str) -> tuple[str, ...]:
     return tuple(part for part in os.path.normpath(path).split("/") if part not in ("", "."))
 
 
-__all__ = ["DeadProcess", "Disk", "FileFault", "Operation", "SimFile", "SimFiles", "SimulatedDeath"]
+__all__ = ["DeadProcess", "FileFault", "Operation", "SimDisk", "SimFile", "SimFiles", "SimulatedDeath"]
 
 
 class SimulatedDeath(BaseException):
@@ -572,12 +572,12 @@ class SimFile:
 
 
 class SimFiles:
-    """The files of a simulated process, on its node's `Disk`. `die` calls `on_death(reason)`. When `is_alive()` is
+    """The files of a simulated process, on its node's `SimDisk`. `die` calls `on_death(reason)`. When `is_alive()` is
     False, every method raises DeadProcess."""
 
     def __init__(
         self,
-        disk: Disk,
+        disk: SimDisk,
         *,
         on_death: Callable[[str], None] = lambda reason: None,
         is_alive: Callable[[], bool] = lambda: True,
@@ -601,7 +601,7 @@ class SimFiles:
         if direct and not self.disk.takes_direct:
             _fail(errno.EINVAL, path)
         node = self.disk.find(path)
-        if isinstance(node, Directory):
+        if isinstance(node, SimDirectory):
             _fail(errno.EISDIR, path)
         if node is None and not create:
             _fail(errno.ENOENT, path)
@@ -633,7 +633,7 @@ class SimFiles:
                 _fail(errno.ENOTDIR, path)
             if child is None:
                 self.disk.record_operation("mkdir", os.path.join(where, part), more_bytes=ENTRY_BYTES)
-                child = Directory()
+                child = SimDirectory()
                 NameChange([], [(directory, part, child)]).apply_now()
                 self.sync_directory(where)
             directory, where = child, os.path.join(where, part)
@@ -656,7 +656,7 @@ class SimFiles:
         node = parent.now.get(name)
         if node is None:
             _fail(errno.ENOENT, path)
-        if isinstance(node, Directory):
+        if isinstance(node, SimDirectory):
             _fail(errno.EISDIR, path)
         self.disk.record_operation("remove", path, inode=node.number)
         NameChange([(parent, name, node)], []).apply_now()
@@ -675,7 +675,7 @@ class SimFiles:
     def lock(self, path: str) -> SimFile:
         self.check()
         node = self.disk.find(path)
-        if isinstance(node, Directory):
+        if isinstance(node, SimDirectory):
             _fail(errno.EISDIR, path)
         if node is None:
             node = self._create("create", path)
@@ -697,21 +697,21 @@ class SimFiles:
         NameChange([], [(parent, name, node)]).apply_now()
         return node
 
-    def _directory(self, path: str) -> Directory:
+    def _directory(self, path: str) -> SimDirectory:
         self.check()
         node = self.disk.find(path)
         if node is None:
             _fail(errno.ENOENT, path)
-        if not isinstance(node, Directory):
+        if not isinstance(node, SimDirectory):
             _fail(errno.ENOTDIR, path)
         return node
 
-    def _parent(self, path: str) -> tuple[Directory, str]:
+    def _parent(self, path: str) -> tuple[SimDirectory, str]:
         parts = split_path(path)
         if not parts:
             _fail(errno.EISDIR, path)
         node = self.disk.find("/".join(parts[:-1]))
-        if not isinstance(node, Directory):
+        if not isinstance(node, SimDirectory):
             _fail(errno.ENOENT if node is None else errno.ENOTDIR, path)
         return node, parts[-1]
 

@@ -32,8 +32,8 @@ from ...proto import errors
 from ...proto.errors import MagnetarError
 from ..access import LOCAL, Principal
 from ..files import Buffer
-from ..network import COALESCE_BYTES, SLOW_S, AnswerListener, Endpoint, PeerService, Reply, notify_on_answer
-from ..peer.envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, decode, encode, encode_refusal
+from ..network import COALESCE_BYTES, SLOW_S, AnswerListener, Endpoint, PeerReply, PeerService, send_and_notify
+from ..peer.envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, decode, encode, encode_refusal_envelope
 from ..peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
 from ..tasks import Tasks
 from .wires import ConnectionEnd, SimConnections
@@ -104,7 +104,7 @@ class SimPeer:
         self._dial_not_before = 0.0
         self._retry_s = RECONNECT_S
         self._outbox: list[PeerItem] = []
-        self._waiting: dict[int, tuple[asyncio.Future[Reply], asyncio.TimerHandle]] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[PeerReply], asyncio.TimerHandle]] = {}
         self._next_id = 1
         self._flushing = False
         self._closed = False
@@ -117,8 +117,8 @@ class SimPeer:
     def statistics(self) -> dict[str, int]:
         return {"requests": self.requests, "in_flight": len(self._waiting), "late_replies": self.late_replies}
 
-    def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> asyncio.Future[Reply]:
-        future: asyncio.Future[Reply] = self._loop.create_future()
+    def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> asyncio.Future[PeerReply]:
+        future: asyncio.Future[PeerReply] = self._loop.create_future()
         if self._closed:
             future.set_exception(errors.ConnectionLost(f"the peer {self._endpoint} is closed"))
             return future
@@ -136,7 +136,7 @@ class SimPeer:
     def post(
         self, asker: AnswerListener, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
     ) -> errors.MagnetarError | None:
-        self.request(head, frames, timeout_s=timeout_s).add_done_callback(partial(notify_on_answer, asker))
+        self.request(head, frames, timeout_s=timeout_s).add_done_callback(partial(send_and_notify, asker))
         return None
 
     async def close(self) -> None:
@@ -231,7 +231,7 @@ class SimPeer:
                     if future is None:
                         self.late_replies += 1
                     else:
-                        future.set_result(Reply(item.head, [frame for frame in item.frames if frame is not None]))
+                        future.set_result(PeerReply(item.head, [frame for frame in item.frames if frame is not None]))
             case EnvelopeKind.WRONG_IDENTITY:
                 for item in envelope.items:
                     self._fail(item.id, self._wrong_identity(envelope.identity))
@@ -249,7 +249,7 @@ class SimPeer:
     def _expire(self, id_: int) -> None:
         self._fail(id_, errors.TimedOut(f"no answer from {self._endpoint} in time", endpoint=self._endpoint))
 
-    def _take_waiting(self, id_: int) -> asyncio.Future[Reply] | None:
+    def _take_waiting(self, id_: int) -> asyncio.Future[PeerReply] | None:
         entry = self._waiting.pop(id_, None)
         if entry is None:
             return None
@@ -456,11 +456,15 @@ class _Connection:
         envelope = decode_envelope_parts(parts)
         if self.principal() is None:
             ids = [item.id for item in envelope.items]
-            self.end.send([encode_refusal(EnvelopeKind.UNAUTHORIZED, self._server.identity, ids)], "unauthorized")
+            self.end.send(
+                [encode_refusal_envelope(EnvelopeKind.UNAUTHORIZED, self._server.identity, ids)], "unauthorized"
+            )
             return
         if envelope.identity != self._server.identity:
             ids = [item.id for item in envelope.items]
-            self.end.send([encode_refusal(EnvelopeKind.WRONG_IDENTITY, self._server.identity, ids)], "wrong identity")
+            self.end.send(
+                [encode_refusal_envelope(EnvelopeKind.WRONG_IDENTITY, self._server.identity, ids)], "wrong identity"
+            )
             return
         self._server.on_envelope(self, envelope)
 

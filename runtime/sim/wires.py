@@ -221,7 +221,7 @@ class SimConnections:
             self._cut(end)
         return len(ends)
 
-    def half_open(self, source: str, target: str, noticed_s: float) -> int:
+    def make_half_open(self, source: str, target: str, noticed_s: float) -> int:
         """Makes all connections between two nodes half-open: their messages are lost, and each end notices the loss of
         its connection at most `noticed_s` virtual seconds later. Returns the number of connections."""
         ends = [end for end in self._ends.values() if {end.owner.node, end.other.owner.node} == {source, target}]

@@ -38,7 +38,7 @@ from ..clock import Clock
 from ..network import ByteService, Endpoint, PeerService, World
 from ..peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
 from . import peers
-from .disk import DeadProcess, Disk, SimFiles, SimulatedDeath
+from .disk import DeadProcess, SimDisk, SimFiles, SimulatedDeath
 from .loop import PROCESS, DiskDelays, SimTask, SimTrace, SimWorkers, VirtualLoop
 from .peers import SimPeer, SimPeerServer
 from .rpc import RunningSimServer, SimChannel
@@ -144,7 +144,7 @@ class Node:
     """A simulated machine. Its processes run one after the other."""
 
     name: str
-    disk: Disk
+    disk: SimDisk
     disk_delays: DiskDelays = field(default_factory=DiskDelays)
     skew_ms: int = 0
     booted_s: float = 0.0
@@ -272,7 +272,7 @@ class Simulation:
     def node(self, name: str) -> Node:
         if name not in self.nodes:
             node = self.nodes[name] = Node(
-                name, Disk(), booted_s=-random_boot_uptime_s(self.random_generator(f"clock {name}"))
+                name, SimDisk(), booted_s=-random_boot_uptime_s(self.random_generator(f"clock {name}"))
             )
             trace, loop = self.trace, self.loop
             node.disk.record = lambda op: trace.add_detail(

@@ -21,7 +21,7 @@ and what is refused is charged (http2_frames.py). Past what this end takes the c
 for the time that it did not see. Nothing came for SILENT_LOOKS: a PING; still nothing after DEAD_LOOKS: it is lost.
 `is_answering` pings on behalf of a service that wants to know earlier (client/connect/discovery.py), and ends nothing.
 
-What the other end does wrong ends the stream (RST_STREAM) or, as `ProtocolViolation`, the connection (GOAWAY).
+What the other end does wrong ends the stream (RST_STREAM) or, as `Http2Violation`, the connection (GOAWAY).
 Guarding tests: tests/runtime/tcp/. The windows are conserved (`check`).
 """
 
@@ -47,11 +47,11 @@ from .http2_frames import (
     PADDED,
     REFUSED,
     STRANGERS_TURN,
-    ErrorCode,
     FrameAllowance,
     HeaderBlocks,
     HeaderDecoder,
-    ProtocolViolation,
+    Http2ErrorCode,
+    Http2Violation,
     Setting,
     strip_padding,
 )
@@ -307,13 +307,13 @@ class Http2Output:
 
     def change_send_windows(self, change: int) -> None:
         """Adds `change` to the send windows of all streams, as a SETTINGS frame requires. Called once for each frame,
-        although a frame may contain this setting thousands of times. Raises ProtocolViolation if a window becomes too
+        although a frame may contain this setting thousands of times. Raises Http2Violation if a window becomes too
         large."""
         self._connection.allowance.charge(len(self._connection.streams) // 10)
         for stream in list(self._connection.streams.values()):
             stream.send_left += change
             if stream.send_left > frames.WINDOW_MAX:
-                raise ProtocolViolation(ErrorCode.FLOW_CONTROL_ERROR, "a window above its maximum")
+                raise Http2Violation(Http2ErrorCode.FLOW_CONTROL_ERROR, "a window above its maximum")
             self.on_window_opened(stream)
 
     def on_window_opened(self, stream: Http2Stream) -> None:
@@ -423,7 +423,7 @@ class Http2LivenessCheck:
 
     def on_ping(self, flags: int, id_: int, payload: bytes) -> None:
         if id_ or len(payload) != 8:
-            raise ProtocolViolation(_size_error(not id_), "a PING that is none")
+            raise Http2Violation(_size_error(not id_), "a PING that is none")
         if not flags & frames.ACK:
             self._connection.out.write(frames.ping(payload, frames.ACK))
         elif self._answer is not None:
@@ -475,7 +475,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def on_stream_opened(self, id_: int, head: T, ended: bool) -> None:
         """Called when the other end has opened a stream, with the decoded headers."""
-        raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"a server opened stream {id_}")
+        raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, f"a server opened stream {id_}")
 
     def is_idle(self, id_: int) -> bool:
         """Returns whether the stream with this id was never opened, by either end."""
@@ -581,11 +581,11 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self.out.transport.resume_reading()
 
     def _on_failure(self, error: Exception) -> None:
-        if isinstance(error, ProtocolViolation):
+        if isinstance(error, Http2Violation):
             self.terminate_with_error(error.code, str(error))
         else:
             _LOG.error("a connection of %s failed", self.peer, exc_info=error)
-            self.terminate_with_error(ErrorCode.INTERNAL_ERROR, "internal error")
+            self.terminate_with_error(Http2ErrorCode.INTERNAL_ERROR, "internal error")
 
     def eof_received(self) -> bool:
         return False
@@ -677,34 +677,38 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def _check_length(self, kind: int, length: int) -> None:
         if kind == DATA and length > self.window.left:  # padded: it is kept until it is whole
-            raise ProtocolViolation(ErrorCode.FLOW_CONTROL_ERROR, "DATA above the connection's window")
+            raise Http2Violation(Http2ErrorCode.FLOW_CONTROL_ERROR, "DATA above the connection's window")
         limit = FRAME_BYTES_MAX if kind == DATA else HEADER_BYTES_MAX if kind in _OF_HEADERS else CONTROL_BYTES_MAX
         if length > limit:
-            raise ProtocolViolation(
-                ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} has {length} bytes, more than {limit}"
+            raise Http2Violation(
+                Http2ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} has {length} bytes, more than {limit}"
             )
 
     def _data_begins(self, length: int, flags: int, id_: int, padding: int = 0) -> None:
         if self._blocks.continued is not None:
-            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "DATA within a header block")
+            raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, "DATA within a header block")
         if not self.is_ready:
-            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "DATA before SETTINGS")
+            raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, "DATA before SETTINGS")
         if length > FRAME_BYTES_MAX:
-            raise ProtocolViolation(ErrorCode.FRAME_SIZE_ERROR, f"DATA of {length} bytes, more than {FRAME_BYTES_MAX}")
+            raise Http2Violation(
+                Http2ErrorCode.FRAME_SIZE_ERROR, f"DATA of {length} bytes, more than {FRAME_BYTES_MAX}"
+            )
         if length > self.window.left:
-            raise ProtocolViolation(ErrorCode.FLOW_CONTROL_ERROR, "DATA above the connection's window")
+            raise Http2Violation(Http2ErrorCode.FLOW_CONTROL_ERROR, "DATA above the connection's window")
         self.window.left -= length
         stream = self.streams.get(id_)
         if stream is None:
             if not id_ or self.is_idle(id_):
-                raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"DATA for stream {id_}, which is not open")
+                raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, f"DATA for stream {id_}, which is not open")
             if length < SMALL_DATA or not self.allowance.is_known:
                 self.allowance.charge()
         elif stream.in_ended:
-            self.reset(stream, ErrorCode.STREAM_CLOSED, ConnectionLost("the other end sent data after its end"))
+            self.reset(stream, Http2ErrorCode.STREAM_CLOSED, ConnectionLost("the other end sent data after its end"))
             stream = None
         elif length > stream.receive_left:
-            self.reset(stream, ErrorCode.FLOW_CONTROL_ERROR, ConnectionLost("the other end sent more than the window"))
+            self.reset(
+                stream, Http2ErrorCode.FLOW_CONTROL_ERROR, ConnectionLost("the other end sent more than the window")
+            )
             stream = None
         else:
             stream.receive_left -= length
@@ -752,9 +756,9 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def _take_frame(self, kind: int, flags: int, id_: int, payload: bytes) -> None:
         if self._blocks.continued is not None and kind != CONTINUATION:
-            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "another frame within a header block")
+            raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, "another frame within a header block")
         if not self.is_ready and kind != frames.SETTINGS:
-            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+            raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         match kind:
             case frames.HEADERS:
                 self._header_block(self._blocks.start_header_block(flags, id_, payload))
@@ -779,7 +783,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             case frames.GOAWAY:
                 self.allowance.charge()
                 if id_ or len(payload) < 8:
-                    raise ProtocolViolation(_size_error(not id_), "a GOAWAY that is none")
+                    raise Http2Violation(_size_error(not id_), "a GOAWAY that is none")
                 last, code = struct.unpack_from("!II", payload)
                 self.on_goaway(last & frames.STREAM_MASK, code, payload[8:].decode("utf-8", "replace"))
             case frames.CONTINUATION:
@@ -787,9 +791,9 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             case frames.PRIORITY:
                 self.allowance.charge()
                 if not id_ or len(payload) != 5:
-                    raise ProtocolViolation(_size_error(id_), "a PRIORITY that is none")
+                    raise Http2Violation(_size_error(id_), "a PRIORITY that is none")
             case frames.PUSH_PROMISE:
-                raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "a PUSH_PROMISE, which no end may send here")
+                raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, "a PUSH_PROMISE, which no end may send here")
             case _:
                 self.allowance.charge()  # a later kind (RFC 9113, 5.5)
 
@@ -804,11 +808,13 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             if cost := self._decoder.cost:
                 self.allowance.charge(cost)
             if stream.in_ended:
-                self.reset(stream, ErrorCode.STREAM_CLOSED, ConnectionLost("the other end sent headers after its end"))
+                self.reset(
+                    stream, Http2ErrorCode.STREAM_CLOSED, ConnectionLost("the other end sent headers after its end")
+                )
                 return
             if stream.has_head and not ended:
                 self.reset(
-                    stream, ErrorCode.PROTOCOL_ERROR, ConnectionLost("the other end sent headers within its data")
+                    stream, Http2ErrorCode.PROTOCOL_ERROR, ConnectionLost("the other end sent headers within its data")
                 )
                 return
             stream.has_head = True
@@ -825,36 +831,36 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def _take_window(self, id_: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise ProtocolViolation(ErrorCode.FRAME_SIZE_ERROR, "a WINDOW_UPDATE that is none")
+            raise Http2Violation(Http2ErrorCode.FRAME_SIZE_ERROR, "a WINDOW_UPDATE that is none")
         size = int.from_bytes(payload, "big") & frames.STREAM_MASK
         self.allowance.charge_window_update(id_, size, self.out.send_left)
         if not id_:
             self.out.send_left += size
             if not size or self.out.send_left > frames.WINDOW_MAX:
-                code = ErrorCode.FLOW_CONTROL_ERROR if size else ErrorCode.PROTOCOL_ERROR
-                raise ProtocolViolation(code, "a window above its maximum, or an update by nothing")
+                code = Http2ErrorCode.FLOW_CONTROL_ERROR if size else Http2ErrorCode.PROTOCOL_ERROR
+                raise Http2Violation(code, "a window above its maximum, or an update by nothing")
             self.out.resume_streams()
             return
         stream = self.streams.get(id_)
         if stream is None:
             if self.is_idle(id_):
-                raise ProtocolViolation(
-                    ErrorCode.PROTOCOL_ERROR, f"a WINDOW_UPDATE for stream {id_}, which is not open"
+                raise Http2Violation(
+                    Http2ErrorCode.PROTOCOL_ERROR, f"a WINDOW_UPDATE for stream {id_}, which is not open"
                 )
             return
         stream.send_left += size
         if not size or stream.send_left > frames.WINDOW_MAX:
-            code = ErrorCode.FLOW_CONTROL_ERROR if size else ErrorCode.PROTOCOL_ERROR
+            code = Http2ErrorCode.FLOW_CONTROL_ERROR if size else Http2ErrorCode.PROTOCOL_ERROR
             self.reset(stream, code, ConnectionLost("the other end broke the rules of the stream's window"))
         else:
             self.out.on_window_opened(stream)
 
     def _take_settings(self, flags: int, id_: int, payload: bytes) -> None:
         if id_ or len(payload) % 6 or (flags & frames.ACK and payload):
-            raise ProtocolViolation(_size_error(not id_), "SETTINGS that are none")
+            raise Http2Violation(_size_error(not id_), "SETTINGS that are none")
         if flags & frames.ACK:
             if not self.is_ready:
-                raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "the first frame is no SETTINGS of its sender")
+                raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, "the first frame is no SETTINGS of its sender")
             return
         window = self.out.peer_window
         for key, value in struct.iter_unpack("!HI", payload):
@@ -868,20 +874,20 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
     def _set(self, key: int, value: int) -> None:
         if key == Setting.INITIAL_WINDOW_SIZE:
             if value > frames.WINDOW_MAX:
-                raise ProtocolViolation(ErrorCode.FLOW_CONTROL_ERROR, "an initial window above its maximum")
+                raise Http2Violation(Http2ErrorCode.FLOW_CONTROL_ERROR, "an initial window above its maximum")
             self.out.peer_window = value
         elif key == Setting.MAX_FRAME_SIZE:
             if not frames.FRAME_DEFAULT <= value <= frames.FRAME_MAX:
-                raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"a maximum of {value} bytes a frame")
+                raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, f"a maximum of {value} bytes a frame")
             self.out.peer_frame = min(value, FRAME_BYTES_MAX)
         elif key == Setting.MAX_CONCURRENT_STREAMS:
             self.peer_streams = value
         elif key == Setting.ENABLE_PUSH and value > 1:
-            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "a wrong value of ENABLE_PUSH")
+            raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, "a wrong value of ENABLE_PUSH")
 
     def _take_reset(self, id_: int, payload: bytes) -> None:
         if not id_ or len(payload) != 4:
-            raise ProtocolViolation(_size_error(id_), "an RST_STREAM that is none")
+            raise Http2Violation(_size_error(id_), "an RST_STREAM that is none")
         stream = self.streams.get(id_)
         self.allowance.charge(REFUSED if stream is not None else 1)
         if stream is not None:
@@ -889,7 +895,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._remove_stream(stream)
             stream.on_lost(ConnectionLost(f"{self.peer} reset the stream: {frames.get_error_code_name(code)}"), code)
         elif self.is_idle(id_):
-            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"an RST_STREAM for stream {id_}, which is not open")
+            raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, f"an RST_STREAM for stream {id_}, which is not open")
 
     def open(self, stream: Http2Stream, id_: int, *, has_head: bool) -> None:
         """Adds a stream to the connection. `has_head`: the headers of the other end have arrived, because it opened the
@@ -905,7 +911,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if stream.in_ended:
             self._remove_stream(stream)
 
-    def reset(self, stream: Http2Stream, code: ErrorCode, error: MagnetarError | None = None) -> None:
+    def reset(self, stream: Http2Stream, code: Http2ErrorCode, error: MagnetarError | None = None) -> None:
         """Ends a stream at once by sending RST_STREAM. If `error` is given, calls the stream's `on_lost` with it."""
         if stream.connection is None:
             return
@@ -927,7 +933,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.on_stream_removed()
 
     # ------------------------------------------------------------------ the end
-    def terminate_with_error(self, code: ErrorCode, text: str) -> None:
+    def terminate_with_error(self, code: Http2ErrorCode, text: str) -> None:
         """Ends the connection by sending GOAWAY with this code, because the other end violated the protocol or a
         limit."""
         if self.is_lost:
@@ -1006,6 +1012,6 @@ def get_peer_address(transport: asyncio.BaseTransport) -> str:
 _OF_HEADERS = (frames.HEADERS, CONTINUATION)
 
 
-def _size_error(has_its_stream: object) -> ErrorCode:
+def _size_error(has_its_stream: object) -> Http2ErrorCode:
     """Returns the error code for a frame that is on the wrong stream, or else has the wrong length."""
-    return ErrorCode.FRAME_SIZE_ERROR if has_its_stream else ErrorCode.PROTOCOL_ERROR
+    return Http2ErrorCode.FRAME_SIZE_ERROR if has_its_stream else Http2ErrorCode.PROTOCOL_ERROR

@@ -55,7 +55,7 @@ class Setting(IntEnum):
     MAX_HEADER_LIST_SIZE = 6
 
 
-class ErrorCode(IntEnum):
+class Http2ErrorCode(IntEnum):
     """The codes that say why a stream or a connection ends (RFC 9113, 7)."""
 
     NO_ERROR = 0
@@ -74,17 +74,17 @@ class ErrorCode(IntEnum):
     HTTP_1_1_REQUIRED = 13
 
 
-class ProtocolViolation(Exception):
+class Http2Violation(Exception):
     """Raised when the other end has violated the HTTP/2 protocol (RFC 9113). The connection must be ended with the
     error code `code`."""
 
-    def __init__(self, code: ErrorCode, text: str) -> None:
+    def __init__(self, code: Http2ErrorCode, text: str) -> None:
         super().__init__(text)
         self.code = code
 
 
 def get_error_code_name(number: int) -> str:
-    return ErrorCode(number).name if number in ErrorCode._value2member_map_ else f"code {number}"
+    return Http2ErrorCode(number).name if number in Http2ErrorCode._value2member_map_ else f"code {number}"
 
 
 def header(length: int, kind: int, flags: int, stream: int) -> bytes:
@@ -103,7 +103,7 @@ def encode_window_update(stream: int, size: int) -> bytes:
     return header(4, WINDOW_UPDATE, 0, stream) + size.to_bytes(4, "big")
 
 
-def encode_rst_stream(stream: int, code: ErrorCode) -> bytes:
+def encode_rst_stream(stream: int, code: Http2ErrorCode) -> bytes:
     return header(4, RST_STREAM, 0, stream) + code.to_bytes(4, "big")
 
 
@@ -111,7 +111,7 @@ def ping(data: bytes, flags: int = 0) -> bytes:
     return header(8, PING, flags, 0) + data
 
 
-def encode_goaway(last: int, code: ErrorCode, text: str = "") -> bytes:
+def encode_goaway(last: int, code: Http2ErrorCode, text: str = "") -> bytes:
     payload = last.to_bytes(4, "big") + code.to_bytes(4, "big") + text.encode()[:256]
     return header(len(payload), GOAWAY, 0, 0) + payload
 
@@ -130,11 +130,11 @@ def encode_header_block(stream: int, block: bytes, flags: int, frame_max: int) -
 
 def strip_padding(flags: int, payload: bytes) -> tuple[bytes, int]:
     """Removes the padding of a frame. Returns the payload without padding, and the number of removed bytes (the padding
-    and its length field). Raises ProtocolViolation if the padding is longer than the frame."""
+    and its length field). Raises Http2Violation if the padding is longer than the frame."""
     if not flags & PADDED:
         return payload, 0
     if not payload or payload[0] >= len(payload):
-        raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "more padding than payload")
+        raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, "more padding than payload")
     padding = payload[0]
     return payload[1 : len(payload) - padding], padding + 1
 
@@ -219,7 +219,7 @@ def _make(row: _Row) -> None:
 # The allowance of a connection: how many frames without content, and how many refused calls, the other end may send.
 #
 #     allowance.set_allowance(most, rate)    from now on
-#     allowance.charge(frames)               raises ProtocolViolation if the allowance is used up
+#     allowance.charge(frames)               raises Http2Violation if the allowance is used up
 #     allowance.charged                      in the present slice, less CHARGED_A_TURN for each earlier slice
 #
 # A server has PATIENCE for a stranger and PATIENCE_KNOWN for a connection with a call that was admitted. A client has
@@ -282,7 +282,7 @@ class FrameAllowance:
 
     def charge(self, frames_: int = 1) -> None:
         """Takes `frames_` from the allowance, for work that costs as much as `frames_` frames without content. Raises
-        ProtocolViolation if the allowance is used up."""
+        Http2Violation if the allowance is used up."""
         if self._most == math.inf:
             return
         self.charged += frames_
@@ -296,8 +296,8 @@ class FrameAllowance:
             self._since = now
             self._left = min(self._left + more, self._most)
             if self._left < 0:
-                raise ProtocolViolation(
-                    ErrorCode.ENHANCE_YOUR_CALM, "too many refused calls, or frames that carry nothing"
+                raise Http2Violation(
+                    Http2ErrorCode.ENHANCE_YOUR_CALM, "too many refused calls, or frames that carry nothing"
                 )
 
     def charge_window_update(self, id_: int, size: int, send_left: int) -> None:
@@ -456,7 +456,7 @@ class HeaderDecoder(Generic[T]):
         self.cost = 0  # of the last block, in frames that carry nothing
 
     def decode(self, data: bytes) -> T:
-        """Decodes a header block, and returns the result of `parse` for its headers. Raises ProtocolViolation if the
+        """Decodes a header block, and returns the result of `parse` for its headers. Raises Http2Violation if the
         block is malformed, or needs more work than the headers of a call may need."""
         found = self._known.get(data)
         if found is not None:
@@ -465,23 +465,23 @@ class HeaderDecoder(Generic[T]):
         updates, fields, folded = _shape(data)
         self.cost = 1 + fields + folded // FOLDED_A_FRAME
         if fields > FIELDS_MAX or folded > FOLDED_BYTES_MAX:
-            raise ProtocolViolation(
-                ErrorCode.ENHANCE_YOUR_CALM, f"more than {FIELDS_MAX} headers, or too many in Huffman's code"
+            raise Http2Violation(
+                Http2ErrorCode.ENHANCE_YOUR_CALM, f"more than {FIELDS_MAX} headers, or too many in Huffman's code"
             )
         if updates > SIZE_UPDATES_MAX:
-            raise ProtocolViolation(
-                ErrorCode.COMPRESSION_ERROR, f"more than {SIZE_UPDATES_MAX} sizes of the table in a block"
+            raise Http2Violation(
+                Http2ErrorCode.COMPRESSION_ERROR, f"more than {SIZE_UPDATES_MAX} sizes of the table in a block"
             )
         try:
             headers = self._fields(data)
         except OversizedHeaderListError as error:
-            raise ProtocolViolation(
-                ErrorCode.ENHANCE_YOUR_CALM, f"headers of more than {self._list_bytes_max} bytes"
+            raise Http2Violation(
+                Http2ErrorCode.ENHANCE_YOUR_CALM, f"headers of more than {self._list_bytes_max} bytes"
             ) from error
         except (HPACKError, IndexError, ValueError) as error:
             why = type(error).__name__  # its text quotes the block, with credentials
-            raise ProtocolViolation(
-                ErrorCode.COMPRESSION_ERROR, f"a header block that cannot be decoded: {why}"
+            raise Http2Violation(
+                Http2ErrorCode.COMPRESSION_ERROR, f"a header block that cannot be decoded: {why}"
             ) from None
         parsed = self._parse(headers)
         if not self._is_used and not updates and len(data) <= KNOWN_BYTES:
@@ -541,11 +541,11 @@ class HeaderBlocks:
         """Handles a HEADERS frame. Returns (flags, stream, block) if it completes the block; None if CONTINUATION
         frames must follow."""
         if not id_:
-            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "HEADERS without a stream")
+            raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, "HEADERS without a stream")
         block, _ = strip_padding(flags, payload)
         if flags & HAS_PRIORITY:
             if len(block) < 5:
-                raise ProtocolViolation(ErrorCode.FRAME_SIZE_ERROR, "HEADERS without their priority")
+                raise Http2Violation(Http2ErrorCode.FRAME_SIZE_ERROR, "HEADERS without their priority")
             block = block[5:]
         if flags & END_HEADERS:
             return flags, id_, block
@@ -556,13 +556,13 @@ class HeaderBlocks:
         """Handles a CONTINUATION frame. Returns (flags, stream, block) if it completes the block; None if more frames
         must follow."""
         if self.continued is None or self.continued[0] != id_:
-            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "a CONTINUATION of nothing")
+            raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, "a CONTINUATION of nothing")
         _, first, block = self.continued
         self._continuations += 1
         self._patience.charge()
         if len(block) + len(payload) > HEADER_BYTES_MAX or self._continuations > CONTINUATIONS_MAX:
-            raise ProtocolViolation(
-                ErrorCode.ENHANCE_YOUR_CALM, f"a header block of more than {HEADER_BYTES_MAX} bytes"
+            raise Http2Violation(
+                Http2ErrorCode.ENHANCE_YOUR_CALM, f"a header block of more than {HEADER_BYTES_MAX} bytes"
             )
         block += payload
         if flags & END_HEADERS:

@@ -7,14 +7,14 @@ from magnetar.bookie.format.entry_log import encode_records
 from magnetar.bookie.format.journal import crc32c
 from magnetar.ledger.peer_format import (
     ENTRY_HEADER,
-    AnswerHead,
-    Flags,
-    Op,
-    RequestHead,
+    BookieAnswerHead,
+    BookieOperation,
+    BookieRequestFlags,
+    BookieRequestHead,
     Status,
     decode_add_statuses,
     decode_answer,
-    encode_add_many,
+    encode_add_many_request,
     encode_adds,
 )
 from magnetar.metadata import paths, records
@@ -65,11 +65,12 @@ class PeerCaller:
         self.local = local or peer  # from the bookie's own machine
 
     def send(
-        self, op: Op, ledger: int, entry: int = -1, *, flags: Flags = Flags.NONE, count: int = 1,
+        self, op: BookieOperation, ledger: int, entry: int = -1, *,
+        flags: BookieRequestFlags = BookieRequestFlags.NONE, count: int = 1,
         bytes_max: int = 1 << 20, key: bytes = KEY, frames: tuple[bytes, ...] = (),
-    ) -> asyncio.Future[tuple[AnswerHead, list[bytes]]]:  # fmt: skip
-        async def ask() -> tuple[AnswerHead, list[bytes]]:
-            head = RequestHead(op, flags, ledger, entry, count, bytes_max, key).encode()
+    ) -> asyncio.Future[tuple[BookieAnswerHead, list[bytes]]]:  # fmt: skip
+        async def ask() -> tuple[BookieAnswerHead, list[bytes]]:
+            head = BookieRequestHead(op, flags, ledger, entry, count, bytes_max, key).encode()
             reply = await self.peer.request(head, frames, timeout_s=10)
             return decode_answer(reply.head), [bytes(frame) for frame in reply.frames]
 
@@ -77,18 +78,18 @@ class PeerCaller:
 
     async def add(
         self, ledger: int, entry: int, payload: bytes, *, recovery: bool = False, key: bytes = KEY, lac: int = -1
-    ) -> AnswerHead:
+    ) -> BookieAnswerHead:
         stored = stored_entry(ledger, entry, payload, lac)
-        flags = Flags.RECOVERY if recovery else Flags.NONE
-        return (await self.send(Op.ADD, ledger, entry, flags=flags, key=key, frames=(stored,)))[0]
+        flags = BookieRequestFlags.RECOVERY if recovery else BookieRequestFlags.NONE
+        return (await self.send(BookieOperation.ADD, ledger, entry, flags=flags, key=key, frames=(stored,)))[0]
 
     async def add_many(
         self, ledger: int, entries: dict[int, bytes], *, recovery: bool = False, key: bytes = KEY
     ) -> list[Status]:
         """What became of each; LAC -1."""
-        flags = Flags.RECOVERY if recovery else Flags.NONE
+        flags = BookieRequestFlags.RECOVERY if recovery else BookieRequestFlags.NONE
         stored = [stored_entry(ledger, entry, payload) for entry, payload in entries.items()]
-        head = encode_add_many(ledger, next(iter(entries)), len(entries), key, flags)
+        head = encode_add_many_request(ledger, next(iter(entries)), len(entries), key, flags)
         reply = await self.peer.request(head, encode_adds(rows(stored)), timeout_s=10)
         return decode_add_statuses(decode_answer(reply.head), reply.frames, len(entries))
 
@@ -101,6 +102,8 @@ class PeerCaller:
         count: int = 1,
         bytes_max: int = 1 << 20,
         key: bytes = KEY,
-    ) -> tuple[AnswerHead, list[bytes]]:
-        flags = Flags.FENCE if fence else Flags.NONE
-        return await self.send(Op.READ, ledger, entry, flags=flags, count=count, bytes_max=bytes_max, key=key)
+    ) -> tuple[BookieAnswerHead, list[bytes]]:
+        flags = BookieRequestFlags.FENCE if fence else BookieRequestFlags.NONE
+        return await self.send(
+            BookieOperation.READ, ledger, entry, flags=flags, count=count, bytes_max=bytes_max, key=key
+        )

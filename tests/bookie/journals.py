@@ -17,8 +17,8 @@ from magnetar.bookie.format.journal import (
     encode_record,
     round_up_to_alignment,
 )
-from magnetar.bookie.store.replay import JournalPosition, JournalReader, journal_name
-from magnetar.runtime.sim.disk import Disk, SimFiles
+from magnetar.bookie.store.replay import JournalPosition, JournalReader, journal_file_name
+from magnetar.runtime.sim.disk import SimDisk, SimFiles
 
 UUID = bytes(range(16))
 DIRECTORY = "/journal"
@@ -60,7 +60,7 @@ class Journals:
 
     def __init__(self, seed: int = 1) -> None:
         self.rng = random.Random(seed)
-        self.disk = Disk()
+        self.disk = SimDisk()
         self.files = SimFiles(self.disk)
         self.files.make_directories(DIRECTORY)
         self.journals: list[Written] = []
@@ -69,7 +69,7 @@ class Journals:
         """The journal after the newest one, in a file that is full of stale blocks of another use."""
         last = self.journals[-1] if self.journals else None
         number = number or (last.number + 1 if last else 1)
-        written = Written(number, f"{DIRECTORY}/{journal_name(number)}", self.rng.getrandbits(64))
+        written = Written(number, f"{DIRECTORY}/{journal_file_name(number)}", self.rng.getrandbits(64))
         stale, salt = b"", self.rng.getrandbits(64)
         while len(stale) < size - ALIGNMENT:
             stale += block_bytes(adds(self.rng, 1), salt, number + 7, 0, ALIGNMENT + len(stale))

@@ -9,7 +9,7 @@ import sys
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.bookie.store.store import StoreConfig
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.runtime.process import real_world, run
+from magnetar.runtime.process import make_system_world, run
 
 STORE = StoreConfig(
     memtable_bytes=2 << 20, journal_bytes=2 << 20, journal_segment_bytes=2 << 20, journal_first_segment_bytes=1 << 20
@@ -19,7 +19,7 @@ STORE = StoreConfig(
 
 async def main() -> int:
     directory = sys.argv[1]
-    world = real_world()
+    world = make_system_world()
     metadata = await SqliteStore.open(world, f"{directory}/metadata/tree.sqlite")
     bookie = await Bookie.start(world, BookieConfig(data=f"{directory}/bookie", store=STORE), metadata.new_session())
     print("ready", bookie.id, bookie.endpoint, bookie.statistics()["replayed_records"], flush=True)

@@ -10,15 +10,15 @@ from magnetar.ledger.peer_format import (
     ADDS_MAX,
     ENTRY_HEADER,
     JOINED_BYTES_MAX,
-    AnswerHead,
-    Op,
-    RequestHead,
+    BookieAnswerHead,
+    BookieOperation,
+    BookieRequestHead,
     Status,
     VerifiedAdds,
     decode_add_statuses,
     decode_answer,
     decode_request,
-    encode_add_many,
+    encode_add_many_request,
     encode_add_statuses,
     encode_adds,
     verify_add,
@@ -34,9 +34,9 @@ pytestmark = pytest.mark.run_by.with_args(with_cluster)
 MAX = 1 << 20
 
 
-def request(stored: Sequence[bytes], ledger: int = 1) -> tuple[RequestHead, list[Buffer]]:
+def request(stored: Sequence[bytes], ledger: int = 1) -> tuple[BookieRequestHead, list[Buffer]]:
     first = ENTRY_HEADER.unpack_from(stored[0])[1]
-    return decode_request(encode_add_many(ledger, first, len(stored), KEY)), encode_adds(rows(stored))
+    return decode_request(encode_add_many_request(ledger, first, len(stored), KEY)), encode_adds(rows(stored))
 
 
 def stored_of(opened: VerifiedAdds) -> list[bytes]:
@@ -52,7 +52,7 @@ def test_example_of_the_specification() -> None:
     assert (len(table), frames[1:]) == (80, [b"ab"])
     answer, status_frames = encode_add_statuses(head.ledger, head.entry, verify_adds(head, frames, MAX).statuses)
     assert status_frames == (b"\0\0",)
-    assert decode_answer(answer) == AnswerHead(Op.ADD_MANY, Status.OK, 1, 3, -1, 2)
+    assert decode_answer(answer) == BookieAnswerHead(BookieOperation.ADD_MANY, Status.OK, 1, 3, -1, 2)
     assert decode_add_statuses(decode_answer(answer), status_frames, 2) == [Status.OK, Status.OK]
 
 
@@ -154,7 +154,8 @@ def test_answers_that_are_none_are_refused() -> None:
     assert decode_add_statuses(good, [b"\0\4"], 2) == [Status.OK, Status.FENCED]
     assert decode_add_statuses(good._replace(status=Status.BUSY), [], 2) == [Status.BUSY, Status.BUSY]
     for answer, body in ((good, []), (good, [b"\0"]), (good, [b"\0\0\0"]), (good, [b"\0\xff"]), (good, [b"\0", b"\0"]),
-                         (good._replace(count=3), [b"\0\0"]), (good._replace(op=Op.ADD), [b"\0\0"])):  # fmt: skip
+                         (good._replace(count=3), [b"\0\0"]),
+                         (good._replace(op=BookieOperation.ADD), [b"\0\0"])):  # fmt: skip
         with pytest.raises(ValueError, match=r"answer|status"):
             decode_add_statuses(answer, body, 2)
 

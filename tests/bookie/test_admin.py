@@ -10,7 +10,7 @@ import pytest
 from magnetar.bookie.maintenance.garbage import GarbageRefusal
 from magnetar.bookie.server import Bookie
 from magnetar.ledger import client as deletions
-from magnetar.ledger.peer_format import Status, decode_answer, encode_admin
+from magnetar.ledger.peer_format import Status, decode_answer, encode_admin_request
 from magnetar.metadata import paths, records
 from magnetar.proto.versions import PRODUCT
 from tests.bookie.bookies import Cluster, with_cluster
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.run_by.with_args(with_cluster)
 
 async def ask(caller: PeerCaller, verb: str, **options: object) -> dict[str, Any]:
     request = json.dumps({"verb": verb, **options}).encode()
-    reply = await caller.local.request(encode_admin(), (request,), timeout_s=30)
+    reply = await caller.local.request(encode_admin_request(), (request,), timeout_s=30)
     assert decode_answer(reply.head).status is Status.OK
     assert KEY not in bytes(reply.frames[0])
     answer = json.loads(bytes(reply.frames[0]))
@@ -195,5 +195,5 @@ async def test_unknown_verbs_and_options_are_refused_with_those_that_exist(clust
     for verb, options in (("gc-plan", {"major": "yes"}), ("gc-start", {"fast": True}), ("state", {"a": 1})):
         assert (await ask(caller, verb, **options))["error"] == "InvalidRequest", (verb, options)
     for text in (b"[]", b'{"verb"', b"{}"):
-        reply = await caller.local.request(encode_admin(), (text,), timeout_s=30)
+        reply = await caller.local.request(encode_admin_request(), (text,), timeout_s=30)
         assert decode_answer(reply.head).status is Status.BAD_REQUEST

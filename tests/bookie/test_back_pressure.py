@@ -15,18 +15,18 @@ from magnetar.bookie.server import Bookie
 from magnetar.bookie.service import FENCES_PART, LACS_PART, BookieService
 from magnetar.bookie.store.store import Store, StoreCallbacks, StoreConfig
 from magnetar.ledger.peer_format import (
-    Flags,
-    Op,
-    RequestHead,
+    BookieOperation,
+    BookieRequestFlags,
+    BookieRequestHead,
     Status,
     decode_add_statuses,
     decode_answer,
-    encode_add_many,
+    encode_add_many_request,
     encode_adds,
 )
 from magnetar.proto.errors import BackPressure
 from magnetar.runtime.network import Endpoint, Peer
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from magnetar.runtime.tasks import Worker
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, PeerCaller, rows, stored_entry
@@ -182,7 +182,7 @@ class _Gated:
 async def test_over_real_sockets_memory_is_bounded_while_the_disk_does_nothing_and_a_fence_passes(
     tmp_path: Path,
 ) -> None:
-    world = real_world(seed=1)
+    world = make_system_world(seed=1)
     gate = Gate(world.workers.start, ("bookie-flush",))
     identity, held = UUID(int=7).bytes, 4 << 20
     memtable, queue = 2 << 20, 4 << 20
@@ -197,7 +197,7 @@ async def test_over_real_sockets_memory_is_bounded_while_the_disk_does_nothing_a
         gate.opened.clear()
         answers = asyncio.gather(*[_add(writer, number) for number in range(600)])
         most = await _most_kept(service.adds, store, until=lambda: service.adds.refused[Status.BUSY] > 0)
-        head, _ = await PeerCaller(recoverer).send(Op.READ_LAC, 1, flags=Flags.FENCE)
+        head, _ = await PeerCaller(recoverer).send(BookieOperation.READ_LAC, 1, flags=BookieRequestFlags.FENCE)
         assert head.status is Status.OK, "the fence passes while nothing is flushed"
         request = 4 * (64 << 10) + 4 * 236
         assert most <= 3 * memtable + queue + held + 3 * request
@@ -221,7 +221,7 @@ class Asked:
     frames: tuple[bytes, ...] = ()
     is_local = False
 
-    def __init__(self, connection: str, head: RequestHead) -> None:
+    def __init__(self, connection: str, head: BookieRequestHead) -> None:
         self.connection = connection
         self.head = head.encode()
         self.answer: Status | None = None
@@ -230,14 +230,20 @@ class Asked:
         self.answer = decode_answer(head).status
 
 
-def asked(connection: str, op: Op, ledgers: Iterable[int], flags: Flags = Flags.NONE, entry: int = 0) -> list[Asked]:
-    return [Asked(connection, RequestHead(op, flags, ledger, entry, 0, 0, KEY)) for ledger in ledgers]
+def asked(
+    connection: str,
+    op: BookieOperation,
+    ledgers: Iterable[int],
+    flags: BookieRequestFlags = BookieRequestFlags.NONE,
+    entry: int = 0,
+) -> list[Asked]:
+    return [Asked(connection, BookieRequestHead(op, flags, ledger, entry, 0, 0, KEY)) for ledger in ledgers]
 
 
 async def test_fences_and_lacs_are_bounded_while_the_disk_does_nothing_and_leave_room_for_another_connection(
     tmp_path: Path,
 ) -> None:
-    world = real_world(seed=1)
+    world = make_system_world(seed=1)
     gate = Gate(world.workers.start, ("bookie-journal-0", "bookie-journal-1"))
     config = StoreConfig(journal_queue_bytes_max=256 << 10, journal_segment_bytes=4 << 20)
     ports, opened = StoreCallbacks(on_room=lambda: service.on_store_has_room()), replace(world, workers=gate)  # type: ignore[arg-type]
@@ -248,8 +254,10 @@ async def test_fences_and_lacs_are_bounded_while_the_disk_does_nothing_and_leave
     try:
         floods = []
         for turn in range(50):
-            lacs = asked("stranger", Op.WRITE_LAC, range(1000 * turn, 1000 * turn + 1000))
-            fences = asked("stranger", Op.READ_LAC, range(1000 * turn, 1000 * turn + 1000), Flags.FENCE)
+            lacs = asked("stranger", BookieOperation.WRITE_LAC, range(1000 * turn, 1000 * turn + 1000))
+            fences = asked(
+                "stranger", BookieOperation.READ_LAC, range(1000 * turn, 1000 * turn + 1000), BookieRequestFlags.FENCE
+            )
             floods += [lacs, fences]
             service.serve([*lacs, *fences])
         statistics = service.statistics()
@@ -259,7 +267,7 @@ async def test_fences_and_lacs_are_bounded_while_the_disk_does_nothing_and_leave
         refused = [each.answer for flood in floods for each in flood if each.answer is not None]
         assert set(refused) == {Status.BUSY}
         assert len(refused) > 80_000
-        (fence,) = asked("recovery", Op.READ_LAC, [1_000_000], Flags.FENCE)
+        (fence,) = asked("recovery", BookieOperation.READ_LAC, [1_000_000], BookieRequestFlags.FENCE)
         service.serve([fence])
         assert fence.answer is None, "it waits for the disk, as it must"
         gate.opened.set()
@@ -276,19 +284,19 @@ async def test_fences_and_lacs_are_bounded_while_the_disk_does_nothing_and_leave
 async def test_repeated_fences_and_lacs_of_a_ledger_are_one_record_and_each_is_answered_after_the_sync(
     tmp_path: Path,
 ) -> None:
-    world = real_world(seed=1)
+    world = make_system_world(seed=1)
     gate = Gate(world.workers.start, ("bookie-journal-0", "bookie-journal-1"))
     ports, opened = StoreCallbacks(on_room=lambda: service.on_store_has_room()), replace(world, workers=gate)  # type: ignore[arg-type]
     store = await Store.open(opened, str(tmp_path), os.urandom(16), StoreConfig(), ports=ports)
     service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=32 << 20, reads_max=8)
     gate.opened.clear()
     try:
-        service.serve(asked("a", Op.READ_LAC, [1], Flags.FENCE))
+        service.serve(asked("a", BookieOperation.READ_LAC, [1], BookieRequestFlags.FENCE))
         await asyncio.sleep(0)  # the first is on its way to the disk
         before = store._journal.counters["records"] + store._journal.queued_records
-        requests = [*asked("a", Op.READ_LAC, [1] * 500, Flags.FENCE)]
+        requests = [*asked("a", BookieOperation.READ_LAC, [1] * 500, BookieRequestFlags.FENCE)]
         for lac in range(500):
-            requests += asked("a", Op.WRITE_LAC, [2], entry=lac)
+            requests += asked("a", BookieOperation.WRITE_LAC, [2], entry=lac)
         service.serve(requests)
         assert store._journal.queued_records - before <= 4, "a key for each ledger, and one LAC"
         assert {each.answer for each in requests} == {None}
@@ -305,7 +313,7 @@ async def test_repeated_fences_and_lacs_of_a_ledger_are_one_record_and_each_is_a
 
 async def test_many_small_adds_that_wait_count_with_what_python_keeps_of_them(tmp_path: Path) -> None:
     """Of one connection at most three quarters are held; each counts a KiB more than it carries."""
-    world = real_world(seed=1)
+    world = make_system_world(seed=1)
     gate = Gate(world.workers.start, ("bookie-journal-0", "bookie-journal-1"))
     config = StoreConfig(journal_queue_bytes_max=64 << 10, journal_segment_bytes=4 << 20)
     ports, opened = StoreCallbacks(on_room=lambda: service.on_store_has_room()), replace(world, workers=gate)  # type: ignore[arg-type]
@@ -314,9 +322,9 @@ async def test_many_small_adds_that_wait_count_with_what_python_keeps_of_them(tm
     gate.opened.clear()
 
     def adds(connection: str, first: int, count: int) -> list[Asked]:
-        made = asked(connection, Op.ADD, [1] * count)
+        made = asked(connection, BookieOperation.ADD, [1] * count)
         for entry, each in enumerate(made, first):
-            each.head = RequestHead(Op.ADD, Flags.NONE, 1, entry, 0, 0, KEY).encode()
+            each.head = BookieRequestHead(BookieOperation.ADD, BookieRequestFlags.NONE, 1, entry, 0, 0, KEY).encode()
             each.frames = (stored_entry(1, entry, b"x"),)
         return made
 
@@ -342,7 +350,7 @@ async def test_many_small_adds_that_wait_count_with_what_python_keeps_of_them(tm
 async def _add(peer: Peer, number: int) -> list[Status | None]:
     """None: our own queue to the bookie was full."""
     stored = [stored_entry(1, 4 * number + at, bytes(64 << 10)) for at in range(4)]
-    head = encode_add_many(1, 4 * number, 4, KEY)
+    head = encode_add_many_request(1, 4 * number, 4, KEY)
     try:
         reply = await peer.request(head, encode_adds(rows(stored)), timeout_s=60)
     except BackPressure:

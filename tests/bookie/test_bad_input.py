@@ -8,19 +8,19 @@ import pytest
 from magnetar.bookie.format.ledger_index import LedgerState
 from magnetar.bookie.server import Bookie
 from magnetar.bookie.store.index_files import LedgerDescriptor
-from magnetar.ledger.metadata_core import new_record
+from magnetar.ledger.metadata_core import make_ledger_record
 from magnetar.ledger.peer_format import (
     VERSION,
-    AnswerHead,
-    Flags,
-    Op,
-    RequestHead,
+    BookieAnswerHead,
+    BookieOperation,
+    BookieRequestFlags,
+    BookieRequestHead,
     Status,
     decode_answer,
-    encode_add,
-    encode_add_many,
+    encode_add_many_request,
+    encode_add_request,
     encode_adds,
-    encode_admin,
+    encode_admin_request,
 )
 from magnetar.ledger.writer_core import Striping
 from tests.bookie.bookies import Cluster, with_cluster
@@ -54,17 +54,27 @@ def with_whole_store(test: Callable[[Cluster, Bookie, PeerCaller], Awaitable[Non
 pytestmark = pytest.mark.run_by.with_args(with_whole_store)
 
 
-async def raw(caller: PeerCaller, head: bytes, *frames: bytes) -> AnswerHead:
+async def raw(caller: PeerCaller, head: bytes, *frames: bytes) -> BookieAnswerHead:
     return decode_answer((await caller.peer.request(head, frames, timeout_s=10)).head)
 
 
-@pytest.mark.parametrize("op", [Op.ADD, Op.ADD_MANY, Op.READ, Op.READ_LAC, Op.WRITE_LAC, Op.ADMIN])
+@pytest.mark.parametrize(
+    "op",
+    [
+        BookieOperation.ADD,
+        BookieOperation.ADD_MANY,
+        BookieOperation.READ,
+        BookieOperation.READ_LAC,
+        BookieOperation.WRITE_LAC,
+        BookieOperation.ADMIN,
+    ],
+)
 @pytest.mark.parametrize("ledger", [-1, FIRST])
 async def test_negative_ledgers_are_bad_requests(
-    cluster: Cluster, bookie: Bookie, caller: PeerCaller, /, op: Op, ledger: int
+    cluster: Cluster, bookie: Bookie, caller: PeerCaller, /, op: BookieOperation, ledger: int
 ) -> None:
-    frames = (stored_entry(ledger, 0, b"x"),) if op is Op.ADD else ()
-    for flags in (Flags.NONE, Flags.FENCE, Flags.RECOVERY):
+    frames = (stored_entry(ledger, 0, b"x"),) if op is BookieOperation.ADD else ()
+    for flags in (BookieRequestFlags.NONE, BookieRequestFlags.FENCE, BookieRequestFlags.RECOVERY):
         assert (await caller.send(op, ledger, 0, flags=flags, frames=frames))[0].status is Status.BAD_REQUEST
     assert len(bookie.store.descriptors) == 1
 
@@ -77,7 +87,7 @@ async def test_negative_and_absurd_entries_counts_and_lacs(
         assert (await caller.add(1, entry, b"x")).status is Status.BAD_REQUEST
     for lac in (5, 6, LAST, -2, FIRST):
         assert (await caller.add(1, 5, b"x", lac=lac)).status is Status.BAD_REQUEST
-    assert (await caller.send(Op.WRITE_LAC, 1, -2))[0].status is Status.BAD_REQUEST
+    assert (await caller.send(BookieOperation.WRITE_LAC, 1, -2))[0].status is Status.BAD_REQUEST
     assert (await caller.read(1, 0, count=0))[0].status is Status.BAD_REQUEST
     head, entries = await caller.read(1, 0, count=COUNT, bytes_max=0)
     assert (head.status, len(entries)) == (Status.OK, 1), "one entry at least, whatever the bound"
@@ -98,7 +108,9 @@ async def test_the_largest_ledger_and_entry_are_stored_flushed_fenced_and_read(
         assert (head.status, payload_of(entries[0])) == (Status.OK, payload)
     assert (await caller.read(LAST, 8, fence=True))[0].status is Status.NO_SUCH_ENTRY
     assert (await caller.add(LAST, 9, b"late")).status is Status.FENCED
-    assert (await caller.send(Op.READ_LAC, LAST))[0] == AnswerHead(Op.READ_LAC, Status.OK, LAST, LAST, LAST - 1, 0)
+    assert (await caller.send(BookieOperation.READ_LAC, LAST))[0] == BookieAnswerHead(
+        BookieOperation.READ_LAC, Status.OK, LAST, LAST, LAST - 1, 0
+    )
 
 
 async def test_unknown_ledgers_and_entries_are_said_to_be_so(
@@ -106,7 +118,7 @@ async def test_unknown_ledgers_and_entries_are_said_to_be_so(
 ) -> None:
     for ledger in (2, LAST):
         assert (await caller.read(ledger, 0))[0].status is Status.NO_SUCH_LEDGER
-        assert (await caller.send(Op.READ_LAC, ledger))[0].status is Status.NO_SUCH_LEDGER
+        assert (await caller.send(BookieOperation.READ_LAC, ledger))[0].status is Status.NO_SUCH_LEDGER
     assert (await caller.read(1, 7))[0].status is Status.NO_SUCH_ENTRY
     assert len(bookie.store.descriptors) == 1, "who asks creates nothing"
 
@@ -125,14 +137,16 @@ async def test_heads_that_are_cut_or_of_another_version_or_unknown(
     cluster: Cluster, bookie: Bookie, caller: PeerCaller, /
 ) -> None:
     stored = stored_entry(1, 5, b"x")
-    good = encode_add(1, 5, KEY)
+    good = encode_add_request(1, 5, KEY)
     bad = [good[:cut] for cut in range(len(good))] + [good + b"\0", good * 2]
     bad += [bytes([version]) + good[1:] for version in (0, VERSION + 1, 255)]
-    bad += [good[:1] + bytes([op]) + good[2:] for op in (0, max(Op) + 1, 255)]
+    bad += [good[:1] + bytes([op]) + good[2:] for op in (0, max(BookieOperation) + 1, 255)]
     bad += [good[:2] + (1 << bit).to_bytes(2, "big") + good[4:] for bit in range(2, 16)]
     for head in bad:
         assert (await raw(caller, head, stored)).status is Status.BAD_REQUEST, head
-    assert (await raw(caller, encode_add(1, 5, KEY, Flags.FENCE), stored)).status is Status.BAD_REQUEST
+    assert (
+        await raw(caller, encode_add_request(1, 5, KEY, BookieRequestFlags.FENCE), stored)
+    ).status is Status.BAD_REQUEST
     assert (await caller.read(1, 5))[0].status is Status.NO_SUCH_ENTRY
 
 
@@ -142,9 +156,9 @@ async def test_requests_of_many_adds_that_lie_are_bad_requests_and_nothing_of_th
     stored = [stored_entry(1, 5, b"five"), stored_entry(1, 6, b"six")]
     table, run = (bytes(frame) for frame in encode_adds(rows(stored)))
     for count in (0, 1, 3, COUNT):
-        head = encode_add_many(1, 5, count, KEY)
+        head = encode_add_many_request(1, 5, count, KEY)
         assert (await raw(caller, head, table, run)).status is Status.BAD_REQUEST
-    head = encode_add_many(1, 5, 2, KEY)
+    head = encode_add_many_request(1, 5, 2, KEY)
     for frames in ((), (table,), (run,), (table, run, run), (table, run[:-1]), (table[:-1], run), (run, table)):
         assert (await raw(caller, head, *frames)).status is Status.BAD_REQUEST
     for entry in (5, 6):
@@ -154,12 +168,16 @@ async def test_requests_of_many_adds_that_lie_are_bad_requests_and_nothing_of_th
 async def test_random_bytes_are_answered(cluster: Cluster, bookie: Bookie, caller: PeerCaller, /) -> None:
     rng = random.Random(3)
     for _ in range(300):
-        head = bytearray(encode_add_many(rng.choice((2, LAST)), 0, rng.choice((1, 2, COUNT)), KEY))
+        head = bytearray(encode_add_many_request(rng.choice((2, LAST)), 0, rng.choice((1, 2, COUNT)), KEY))
         head[1] = rng.choice((1, 2, 3, 4, 5, 6, 7, rng.randrange(256)))
         head[rng.randrange(len(head))] = rng.randrange(256)
         frames = [rng.randbytes(rng.choice((0, 36, 40, 80, 5000))) for _ in range(rng.randrange(4))]
         answer = await raw(caller, bytes(head), *frames)
-        assert answer.status is not Status.OK or answer.op in (Op.PING, Op.WRITE_LAC, Op.READ_LAC)
+        assert answer.status is not Status.OK or answer.op in (
+            BookieOperation.PING,
+            BookieOperation.WRITE_LAC,
+            BookieOperation.READ_LAC,
+        )
 
 
 def test_keys_are_compared_whole_in_constant_time_and_shown_to_nobody(
@@ -179,15 +197,18 @@ def test_keys_are_compared_whole_in_constant_time_and_shown_to_nobody(
             assert (await caller.add(1, 5, b"x", key=wrong)).status is Status.UNAUTHORIZED
             assert await caller.add_many(1, {5: b"x", 6: b"y"}, key=wrong) == [Status.UNAUTHORIZED] * 2
             assert (await caller.read(1, 0, fence=True, key=wrong))[0].status is Status.UNAUTHORIZED
-            assert (await caller.send(Op.WRITE_LAC, 1, 0, key=wrong))[0].status is Status.UNAUTHORIZED
+            assert (await caller.send(BookieOperation.WRITE_LAC, 1, 0, key=wrong))[0].status is Status.UNAUTHORIZED
             assert compared == [(KEY, wrong)] * 4, "by compare_digest, and nothing else"
-        await raw(caller, encode_add(1, 5, KEY)[:-1])
-        await raw(caller, encode_admin(), b"no json")
+        await raw(caller, encode_add_request(1, 5, KEY)[:-1])
+        await raw(caller, encode_admin_request(), b"no json")
         monkeypatch.undo()
 
     with_whole_store(test)
-    record = new_record(1, Striping(1, 1, 1), ["b"], key=KEY, token="t", created_ms=0, properties={})
-    shown = [repr(RequestHead(Op.ADD, Flags.NONE, 1, 2, 0, 0, KEY)), repr(LedgerState(1, False, KEY, -1, -1))]
+    record = make_ledger_record(1, Striping(1, 1, 1), ["b"], key=KEY, token="t", created_ms=0, properties={})
+    shown = [
+        repr(BookieRequestHead(BookieOperation.ADD, BookieRequestFlags.NONE, 1, 2, 0, 0, KEY)),
+        repr(LedgerState(1, False, KEY, -1, -1)),
+    ]
     shown += [repr(record), str(record), repr(LedgerDescriptor(1, KEY)), caplog.text]
     for text in shown:
         for key in (KEY, OTHER_KEY):

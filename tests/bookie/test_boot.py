@@ -12,7 +12,7 @@ from magnetar.bookie.store.replay import JournalPosition
 from magnetar.bookie.store.state_log import LIMBO, DirectoryFacts
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
-from magnetar.runtime.sim.disk import Disk, SimInode
+from magnetar.runtime.sim.disk import SimDisk, SimInode
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import payload_of
 from tests.bookie.stores import DATA, NODE, SMALL, UUID, add, fence, payload, simulate
@@ -65,34 +65,34 @@ async def three_logs_and_a_journal(simulation: Simulation) -> None:
     simulation.crash(NODE, power_loss=True)
 
 
-def one(disk: Disk, suffix: str, at: int = 0) -> str:
+def one(disk: SimDisk, suffix: str, at: int = 0) -> str:
     return [path for path in disk.paths() if path.endswith(suffix)][at]
 
 
-def remove(disk: Disk, path: str) -> None:
+def remove(disk: SimDisk, path: str) -> None:
     directory = disk.find(path.rpartition("/")[0])
     for names in (directory.now, directory.durable):  # type: ignore[union-attr]
         del names[path.rpartition("/")[2]]
 
 
-def size(disk: Disk, path: str) -> int:
+def size(disk: SimDisk, path: str) -> int:
     inode = disk.find(path)
     assert isinstance(inode, SimInode)
     return inode.now.size
 
 
-def flip(suffix: str, offset: int, at: int = 0) -> Callable[[Disk], None]:
+def flip(suffix: str, offset: int, at: int = 0) -> Callable[[SimDisk], None]:
     return lambda disk: disk.flip_bit(one(disk, suffix, at), offset)
 
 
-def gone(suffix: str, at: int = 0) -> Callable[[Disk], None]:
+def gone(suffix: str, at: int = 0) -> Callable[[SimDisk], None]:
     return lambda disk: remove(disk, one(disk, suffix, at))
 
 
-def room(suffix: str) -> Callable[[Disk], None]:
+def room(suffix: str) -> Callable[[SimDisk], None]:
     """Zeros behind the end."""
 
-    def harm(disk: Disk) -> None:
+    def harm(disk: SimDisk) -> None:
         inode = disk.find(one(disk, suffix))
         assert isinstance(inode, SimInode)
         inode.now.resize(1 << 16)
@@ -101,12 +101,12 @@ def room(suffix: str) -> Callable[[Disk], None]:
     return harm
 
 
-def cut(suffix: str, by: int, at: int = 0) -> Callable[[Disk], None]:
+def cut(suffix: str, by: int, at: int = 0) -> Callable[[SimDisk], None]:
     return lambda disk: disk.cut(one(disk, suffix, at), max(0, size(disk, one(disk, suffix, at)) - by))
 
 
-def both(*harms: Callable[[Disk], None]) -> Callable[[Disk], None]:
-    def harm(disk: Disk) -> None:
+def both(*harms: Callable[[SimDisk], None]) -> Callable[[SimDisk], None]:
+    def harm(disk: SimDisk) -> None:
         for each in harms:
             each(disk)
 
@@ -116,7 +116,7 @@ def both(*harms: Callable[[Disk], None]) -> Callable[[Disk], None]:
 @dataclass(frozen=True)
 class Case:
     name: str
-    harm: Callable[[Disk], None]
+    harm: Callable[[SimDisk], None]
     limbo: bool = True  # else everything that is lost is known
     lost: bool = True  # entries are lost
 

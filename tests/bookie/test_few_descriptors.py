@@ -8,7 +8,7 @@ import pytest
 from magnetar.bookie.registration import DiskState
 from magnetar.bookie.store.headroom import NAME
 from magnetar.ledger.peer_format import Status
-from magnetar.runtime.sim.disk import Disk, FileFault
+from magnetar.runtime.sim.disk import FileFault, SimDisk
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.stores import DATA, NODE, payload
 from tests.bookie.test_full_disk import CONFIG, add_until_refused, check, registered_read_only
@@ -19,7 +19,7 @@ NEEDS_ONE = ("open", "create", "list", "sync_directory")
 """The operations that need a free descriptor."""
 
 
-def starve(disk: Disk, error: int) -> None:
+def starve(disk: SimDisk, error: int) -> None:
     disk.faults += [FileFault(kind, "", error, times=-1) for kind in NEEDS_ONE]
 
 

@@ -12,7 +12,7 @@ from magnetar.bookie.store.headroom import NAME
 from magnetar.ledger import client as deletions
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths, records
-from magnetar.runtime.sim.disk import ENTRY_BYTES, UNLIMITED_BYTES, Disk, SimFiles
+from magnetar.runtime.sim.disk import ENTRY_BYTES, UNLIMITED_BYTES, SimDisk, SimFiles
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import PeerCaller, a_record, payload_of
@@ -94,7 +94,7 @@ async def test_a_floor_that_makes_the_bookie_read_only_is_told_at_its_start(
 CAPACITY = 16 << 20
 
 
-def fill(disk: Disk) -> None:
+def fill(disk: SimDisk) -> None:
     """Somebody else fills the disk to the last byte."""
     room = disk.capacity_bytes - disk.used_bytes() - ENTRY_BYTES
     if room >= 0:
@@ -104,7 +104,7 @@ def fill(disk: Disk) -> None:
         SimFiles(disk).sync_directory("/")
 
 
-def free(disk: Disk) -> None:
+def free(disk: SimDisk) -> None:
     SimFiles(disk).remove(BALLAST)
 
 

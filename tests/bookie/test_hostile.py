@@ -12,20 +12,26 @@ import zmq
 
 from magnetar.bookie.maintenance.repair_worker import RepairConfig
 from magnetar.bookie.server import Bookie, BookieConfig
-from magnetar.ledger.peer_format import Flags, Op, RequestHead, Status, encode_add
+from magnetar.ledger.peer_format import (
+    BookieOperation,
+    BookieRequestFlags,
+    BookieRequestHead,
+    Status,
+    encode_add_request,
+)
 from magnetar.metadata import paths
 from magnetar.metadata.records import CounterRecord, encode
 from magnetar.metadata.sqlite import MEMORY, SqliteStore
 from magnetar.runtime.network import MESSAGE_BYTES_MAX
 from magnetar.runtime.peer import envelope
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.bookie.entries import KEY, PeerCaller, a_record, stored_entry
 
 
 @pytest.fixture
 async def deployment(tmp_path: Path) -> AsyncIterator[tuple[Bookie, PeerCaller]]:
     """A bookie, and the writer of ledger 1, which is served before, between and after."""
-    world = real_world(1)
+    world = make_system_world(1)
     tree = await SqliteStore.open(world, MEMORY)
     config = BookieConfig(data=str(tmp_path / "bookie"), free_bytes_min=0, repair=RepairConfig(enabled=False))
     bookie = await Bookie.start(world, config, tree.new_session())
@@ -76,7 +82,7 @@ async def test_envelopes_that_lie_are_dropped_and_other_versions_are_told_so(dep
     PeerCaller]) -> None:
     bookie, caller = deployment
     identity = UUID(bookie.id).bytes
-    head = RequestHead(Op.READ, Flags.NONE, 1, 0, 1, 100, KEY).encode()
+    head = BookieRequestHead(BookieOperation.READ, BookieRequestFlags.NONE, 1, 0, 1, 100, KEY).encode()
     good = envelope.encode(envelope.EnvelopeKind.REQUESTS, identity, [(1, head, ())])
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
@@ -122,7 +128,7 @@ async def test_floods_of_every_operation_on_ids_of_nobody_leave_nothing_behind(
     deployment: tuple[Bookie, PeerCaller],
 ) -> None:
     bookie, caller = deployment
-    world = real_world(2)
+    world = make_system_world(2)
     strangers = [world.network.peer(bookie.endpoint, UUID(bookie.id).bytes) for _ in range(20)]
     before = memory_bytes()
     asked = []
@@ -132,16 +138,16 @@ async def test_floods_of_every_operation_on_ids_of_nobody_leave_nothing_behind(
         match number % 5:
             case 0:
                 frames = (stored_entry(ledger, 0, b"x" * 100),)
-                asked.append(stranger.request(encode_add(ledger, 0, KEY), frames, timeout_s=60))
+                asked.append(stranger.request(encode_add_request(ledger, 0, KEY), frames, timeout_s=60))
                 continue
             case 1:
-                head = RequestHead(Op.WRITE_LAC, Flags.NONE, ledger, 5, 0, 0, KEY)
+                head = BookieRequestHead(BookieOperation.WRITE_LAC, BookieRequestFlags.NONE, ledger, 5, 0, 0, KEY)
             case 2:
-                head = RequestHead(Op.READ_LAC, Flags.FENCE, ledger, -1, 0, 0, KEY)
+                head = BookieRequestHead(BookieOperation.READ_LAC, BookieRequestFlags.FENCE, ledger, -1, 0, 0, KEY)
             case 3:
-                head = RequestHead(Op.READ_LAC, Flags.NONE, ledger, 0, 50, 0, KEY)
+                head = BookieRequestHead(BookieOperation.READ_LAC, BookieRequestFlags.NONE, ledger, 0, 50, 0, KEY)
             case _:
-                head = RequestHead(Op.READ, Flags.NONE, ledger, 0, 1, 100, KEY)
+                head = BookieRequestHead(BookieOperation.READ, BookieRequestFlags.NONE, ledger, 0, 1, 100, KEY)
         asked.append(stranger.request(head.encode(), timeout_s=60))
     assert (await caller.read(1, 0))[0].status is Status.OK
     await asyncio.gather(*asked)

@@ -15,13 +15,13 @@ from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.bookie.store import disk, identity
 from magnetar.bookie.store.identity import DirectoryAtStart, DirectoryVerdict
 from magnetar.bookie.store.store import StoreConfig
-from magnetar.ledger.peer_format import Op, Status
+from magnetar.ledger.peer_format import BookieOperation, Status
 from magnetar.metadata import paths, records
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore, put_record
 from magnetar.proto.errors import Busy, InvalidConfiguration, NotFound, ReadOnly, SessionExpired, Unavailable
-from magnetar.runtime.process import real_world
-from magnetar.runtime.sim.disk import Directory, FileFault
+from magnetar.runtime.process import make_system_world
+from magnetar.runtime.sim.disk import FileFault, SimDirectory
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY
 from tests.bookie.stores import DATA, NODE, SMALL
@@ -120,7 +120,7 @@ async def test_directory_without_its_files_is_refused_though_the_cookie_is_there
     await cluster.simulation.spawn(NODE, bookie.close())
     cluster.simulation.crash(NODE)
     root = cluster.simulation.node(NODE).disk.find(DATA)
-    assert isinstance(root, Directory)
+    assert isinstance(root, SimDirectory)
     for names in (root.now, root.durable):
         for name in [name for name in names if name not in (identity.COOKIE, identity.LOCK)]:
             del names[name]
@@ -218,7 +218,7 @@ def test_directory_that_was_rolled_back_starts_in_limbo() -> None:
             caller = cluster.caller(bookie)
             assert (await caller.read(1, 0))[0].status is Status.OK
             assert (await caller.read(1, 1))[0].status is Status.UNKNOWN
-            assert (await caller.send(Op.READ_LAC, 1))[0].status is Status.UNKNOWN
+            assert (await caller.send(BookieOperation.READ_LAC, 1))[0].status is Status.UNKNOWN
 
         with_cluster(main)
 
@@ -240,9 +240,9 @@ def test_directory_without_permission_says_so(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("not a folder")
     with pytest.raises(InvalidConfiguration, match=r"cannot be used: .*own it"):
-        identity.lock_directory(real_world().files, str(file / "data"))
+        identity.lock_directory(make_system_world().files, str(file / "data"))
     with pytest.raises(InvalidConfiguration, match=r"cannot be used: File exists"):
-        identity.lock_directory(real_world().files, str(file))
+        identity.lock_directory(make_system_world().files, str(file))
 
 
 async def test_permission_denied_anywhere_in_a_start_is_typed(cluster: Cluster, /) -> None:
@@ -329,7 +329,7 @@ async def test_newer_format_says_which_and_what_to_do(cluster: Cluster, /) -> No
 
 
 async def test_two_bookies_on_one_directory_the_second_is_told_what_to_do(tmp_path: Path) -> None:
-    world = real_world()
+    world = make_system_world()
     store = await SqliteStore.open(world, ":memory:")
     config = BookieConfig(data=str(tmp_path / "data"), store=SMALL)
     first = await Bookie.start(world, config, store.new_session())

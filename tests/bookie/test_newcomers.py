@@ -6,7 +6,7 @@ import pytest
 
 from magnetar.bookie import service
 from magnetar.bookie.server import Bookie
-from magnetar.ledger.peer_format import Flags, Op, Status
+from magnetar.ledger.peer_format import BookieOperation, BookieRequestFlags, Status
 from magnetar.metadata import paths, records
 from magnetar.metadata.store import VersionedValue, put_record
 from magnetar.proto.errors import Unavailable
@@ -32,11 +32,11 @@ async def test_a_stranger_takes_no_id_with_an_add_a_fence_or_a_lac(
     bookie, caller = await a_cluster(cluster)
     stored = (stored_entry(ledger, 0, b"mine"),)
     for answer in (
-        await caller.send(Op.ADD, ledger, 0, key=key, frames=stored),
-        await caller.send(Op.ADD, ledger, 0, key=key, flags=Flags.RECOVERY, frames=stored),
-        await caller.send(Op.WRITE_LAC, ledger, 5, key=key),
-        await caller.send(Op.READ_LAC, ledger, key=key, flags=Flags.FENCE),
-        await caller.send(Op.READ, ledger, 0, key=key, flags=Flags.FENCE),
+        await caller.send(BookieOperation.ADD, ledger, 0, key=key, frames=stored),
+        await caller.send(BookieOperation.ADD, ledger, 0, key=key, flags=BookieRequestFlags.RECOVERY, frames=stored),
+        await caller.send(BookieOperation.WRITE_LAC, ledger, 5, key=key),
+        await caller.send(BookieOperation.READ_LAC, ledger, key=key, flags=BookieRequestFlags.FENCE),
+        await caller.send(BookieOperation.READ, ledger, 0, key=key, flags=BookieRequestFlags.FENCE),
     ):
         assert answer[0].status is Status.UNAUTHORIZED
     assert await caller.add_many(ledger, {0: b"mine", 1: b"too"}, key=key) == [Status.UNAUTHORIZED] * 2
@@ -53,7 +53,7 @@ async def test_the_first_requests_of_a_ledger_wait_for_one_look_at_the_metadata_
     parts = [dict.fromkeys(range(10 * at, 10 * at + 10), b"x") for at in range(5)]
     adds = [asyncio.ensure_future(caller.add_many(7, part)) for part in parts]
     await asyncio.sleep(0)
-    fence = caller.send(Op.READ_LAC, 7, flags=Flags.FENCE)
+    fence = caller.send(BookieOperation.READ_LAC, 7, flags=BookieRequestFlags.FENCE)
     assert await asyncio.gather(*adds, fence) == [*[[Status.OK] * 10] * 5, await fence]
     assert (await fence)[0].entry == 49, "the fence came after the adds"
     assert (await caller.add(7, 50, b"x")).status is Status.FENCED
@@ -95,7 +95,7 @@ def test_a_flood_of_unknown_ids_is_bounded_and_leaves_room_for_a_ledger_that_beg
             return await real(path)
 
         metadata.get = slow  # type: ignore[method-assign]
-        flood = [stranger.send(Op.WRITE_LAC, 1000 + each, 0) for each in range(1000)]
+        flood = [stranger.send(BookieOperation.WRITE_LAC, 1000 + each, 0) for each in range(1000)]
         await asyncio.sleep(0.01)
         assert bookie.statistics()["newcomers_waiting_bytes"] <= 100 << 10
         assert (await caller.add(7, 0, b"x")).status is Status.OK
@@ -112,11 +112,11 @@ async def test_without_the_key_nothing_of_a_ledger_is_told(cluster: Cluster, /) 
     for head, frames in (
         await caller.read(7, 0, key=OTHER_KEY),
         await caller.read(7, 0, key=OTHER_KEY, fence=True),
-        await caller.send(Op.READ_LAC, 7, key=OTHER_KEY, count=0),
-        await caller.send(Op.READ_LAC, 7, key=OTHER_KEY, count=1000),
-        await caller.send(Op.READ_LAC, 7, key=OTHER_KEY, flags=Flags.FENCE),
-        await caller.send(Op.HELD, 7, 0, key=OTHER_KEY, count=10),
-        await caller.send(Op.WRITE_LAC, 7, 0, key=OTHER_KEY),
+        await caller.send(BookieOperation.READ_LAC, 7, key=OTHER_KEY, count=0),
+        await caller.send(BookieOperation.READ_LAC, 7, key=OTHER_KEY, count=1000),
+        await caller.send(BookieOperation.READ_LAC, 7, key=OTHER_KEY, flags=BookieRequestFlags.FENCE),
+        await caller.send(BookieOperation.HELD, 7, 0, key=OTHER_KEY, count=10),
+        await caller.send(BookieOperation.WRITE_LAC, 7, 0, key=OTHER_KEY),
     ):
         assert (head.status, head.lac, frames) == (Status.UNAUTHORIZED, -1, [])
     assert (await caller.add(7, 1, b"not fenced")).status is Status.OK

@@ -12,7 +12,7 @@ import pytest
 from magnetar.ledger.peer_format import Status
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.network import Endpoint
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.bookie.entries import PeerCaller, payload_of
 from tests.bookie.stores import payload
 
@@ -68,7 +68,7 @@ async def add_until_killed(caller: PeerCaller, bookie: BookieProcess, first: int
 
 @pytest.mark.processes
 async def test_kill_9_under_load_loses_no_acknowledged_add(tmp_path: Path) -> None:
-    world = real_world()
+    world = make_system_world()
     acked: list[int] = []
     entry = 0
     for life in range(KILLS + 1):

@@ -11,7 +11,7 @@ from magnetar.bookie import service
 from magnetar.bookie.adds import RequestBudget
 from magnetar.bookie.server import Bookie
 from magnetar.bookie.service import READ_BYTES_MIN
-from magnetar.ledger.peer_format import Flags, Op, Status
+from magnetar.ledger.peer_format import BookieOperation, BookieRequestFlags, Status
 from magnetar.metadata import paths, records
 from magnetar.metadata.store import Operation as Operation_
 from magnetar.proto.errors import Unavailable, WrongIdentity
@@ -34,11 +34,11 @@ async def test_add_read_and_read_lac(cluster: Cluster, /) -> None:
     assert [payload_of(entry) for entry in entries] == [b"p%d" % entry for entry in range(3, 8)]
     assert (await caller.read(7, 20))[0].status is Status.NO_SUCH_ENTRY
     assert (await caller.read(8, 0))[0].status is Status.NO_SUCH_LEDGER
-    head, _ = await caller.send(Op.READ_LAC, 7)
+    head, _ = await caller.send(BookieOperation.READ_LAC, 7)
     assert (head.status, head.lac, head.entry) == (Status.OK, 18, 19)
-    assert (await caller.send(Op.WRITE_LAC, 7, 19))[0].status is Status.OK
-    assert (await caller.send(Op.READ_LAC, 7))[0].lac == 19
-    assert (await caller.send(Op.PING, 7))[0].status is Status.OK
+    assert (await caller.send(BookieOperation.WRITE_LAC, 7, 19))[0].status is Status.OK
+    assert (await caller.send(BookieOperation.READ_LAC, 7))[0].lac == 19
+    assert (await caller.send(BookieOperation.PING, 7))[0].status is Status.OK
 
 
 async def test_entry_in_several_frames_is_one_entry(cluster: Cluster, /) -> None:
@@ -48,7 +48,7 @@ async def test_entry_in_several_frames_is_one_entry(cluster: Cluster, /) -> None
         stored = stored_entry(1, entry, b"hello world")
         edges = (0, *cuts, len(stored))
         frames = tuple(stored[start:end] for start, end in pairwise(edges))
-        assert (await caller.send(Op.ADD, 1, entry, frames=frames))[0].status is Status.OK
+        assert (await caller.send(BookieOperation.ADD, 1, entry, frames=frames))[0].status is Status.OK
         assert (await caller.read(1, entry))[1] == [stored]
 
 
@@ -59,10 +59,10 @@ async def test_damaged_or_misplaced_entries_are_bad_requests_and_not_stored(clus
     wrong = [good[:i] + bytes([good[i] ^ 1]) + good[i + 1 :] for i in range(len(good))]
     wrong += [good[:i] for i in range(len(good))] + [good + b"x", stored_entry(1, 5, bytes(1000))]
     for stored in wrong:
-        assert (await caller.send(Op.ADD, 1, 5, frames=(stored,)))[0].status is Status.BAD_REQUEST
+        assert (await caller.send(BookieOperation.ADD, 1, 5, frames=(stored,)))[0].status is Status.BAD_REQUEST
     for ledger, entry in ((1, 6), (2, 5)):
-        assert (await caller.send(Op.ADD, ledger, entry, frames=(good,)))[0].status is Status.BAD_REQUEST
-    assert (await caller.send(Op.ADD, 1, 5))[0].status is Status.BAD_REQUEST
+        assert (await caller.send(BookieOperation.ADD, ledger, entry, frames=(good,)))[0].status is Status.BAD_REQUEST
+    assert (await caller.send(BookieOperation.ADD, 1, 5))[0].status is Status.BAD_REQUEST
     assert (await caller.read(1, 5, count=0))[0].status is Status.BAD_REQUEST
     assert (await caller.read(1, 5))[0].status is Status.NO_SUCH_LEDGER
     assert bookie.statistics()["bad_requests"] == len(wrong) + 4
@@ -81,7 +81,7 @@ async def test_wrong_key_is_unauthorized(cluster: Cluster, /) -> None:
     assert (await caller.add(1, 0, b"mine")).status is Status.OK
     assert (await caller.add(1, 1, b"not mine", key=OTHER_KEY)).status is Status.UNAUTHORIZED
     assert (await caller.read(1, 0, fence=True, key=OTHER_KEY))[0].status is Status.UNAUTHORIZED
-    assert (await caller.send(Op.WRITE_LAC, 1, 0, key=OTHER_KEY))[0].status is Status.UNAUTHORIZED
+    assert (await caller.send(BookieOperation.WRITE_LAC, 1, 0, key=OTHER_KEY))[0].status is Status.UNAUTHORIZED
     assert (await caller.add(1, 1, b"mine")).status is Status.OK, "the wrong key fenced nothing"
     caller = cluster.caller(await cluster.restart())
     assert (await caller.add(1, 2, b"not mine", key=OTHER_KEY)).status is Status.UNAUTHORIZED
@@ -100,8 +100,10 @@ async def test_after_a_fence_only_recovery_adds_are_taken_also_after_restarts(cl
         caller = cluster.caller(await cluster.restart())
 
 
-@pytest.mark.parametrize("op", [Op.READ, Op.READ_LAC])
-async def test_every_answer_to_a_fence_waits_for_its_sync_also_a_negative_one(cluster: Cluster, /, op: Op) -> None:
+@pytest.mark.parametrize("op", [BookieOperation.READ, BookieOperation.READ_LAC])
+async def test_every_answer_to_a_fence_waits_for_its_sync_also_a_negative_one(
+    cluster: Cluster, /, op: BookieOperation
+) -> None:
     """M08 (ledger protocol §1.9)."""
     bookie = await cluster.start()
     caller = cluster.caller(bookie)
@@ -113,12 +115,12 @@ async def test_every_answer_to_a_fence_waits_for_its_sync_also_a_negative_one(cl
 
     cluster.simulation.node(NODE).disk_delays.mean_s = 0.05
     cluster.simulation.node(NODE).disk.record = record
-    first = caller.send(op, 9, 0, flags=Flags.FENCE)
-    second = caller.send(op, 9, 0, flags=Flags.FENCE)
+    first = caller.send(op, 9, 0, flags=BookieRequestFlags.FENCE)
+    second = caller.send(op, 9, 0, flags=BookieRequestFlags.FENCE)
     await asyncio.wait([first, second], return_when=asyncio.FIRST_COMPLETED)
     assert synced, "answered before the sync"
     head, _ = await first
-    assert head.status is (Status.NO_SUCH_ENTRY if op is Op.READ else Status.OK)
+    assert head.status is (Status.NO_SUCH_ENTRY if op is BookieOperation.READ else Status.OK)
     await second
     caller = cluster.caller(await cluster.restart())
     assert (await caller.add(9, 0, b"late")).status is Status.FENCED

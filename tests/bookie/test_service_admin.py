@@ -7,7 +7,14 @@ import pytest
 
 from magnetar.bookie.server import Bookie
 from magnetar.bookie.service import ADMIN_MAX
-from magnetar.ledger.peer_format import ADMIN_BYTES_MAX, AnswerHead, Op, Status, decode_answer, encode_admin
+from magnetar.ledger.peer_format import (
+    ADMIN_BYTES_MAX,
+    BookieAnswerHead,
+    BookieOperation,
+    Status,
+    decode_answer,
+    encode_admin_request,
+)
 from magnetar.runtime.access import Principal
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import PeerCaller
@@ -15,8 +22,8 @@ from tests.bookie.entries import PeerCaller
 pytestmark = pytest.mark.run_by.with_args(with_cluster)
 
 
-async def ask(caller: PeerCaller, *frames: bytes) -> tuple[AnswerHead, list[bytes]]:
-    reply = await caller.peer.request(encode_admin(), frames, timeout_s=30)
+async def ask(caller: PeerCaller, *frames: bytes) -> tuple[BookieAnswerHead, list[bytes]]:
+    reply = await caller.peer.request(encode_admin_request(), frames, timeout_s=30)
     return decode_answer(reply.head), [bytes(frame) for frame in reply.frames]
 
 
@@ -34,7 +41,7 @@ async def with_echo(cluster: Cluster) -> tuple[Bookie, PeerCaller]:
 async def test_admin_answers_json_with_json_and_bad_request_for_anything_else(cluster: Cluster, /) -> None:
     _, caller = await with_echo(cluster)
     head, frames = await ask(caller, b'{"verb": "state"}')
-    assert (head.op, head.status, head.count) == (Op.ADMIN, Status.OK, 1)
+    assert (head.op, head.status, head.count) == (BookieOperation.ADMIN, Status.OK, 1)
     assert json.loads(frames[0]) == {"was": {"verb": "state"}}
     for bad in ((), (b"",), (b"no json",), (b"{}", b"{}"), (bytes(ADMIN_BYTES_MAX + 1),)):
         assert (await ask(caller, *bad))[0].status is Status.BAD_REQUEST, bad[:1]

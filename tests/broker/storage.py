@@ -14,7 +14,17 @@ from typing import Any
 from magnetar.ledger import LedgerEntry
 from magnetar.metadata import paths
 from magnetar.metadata.records import OPEN, LedgerRecord, encode
-from magnetar.metadata.store import ABSENT, ANY, Check, Delete, NodeUpdate, Operation, Put, VersionedValue, update_nodes
+from magnetar.metadata.store import (
+    ABSENT,
+    ANY,
+    CheckNodeVersion,
+    Delete,
+    NodeUpdate,
+    Operation,
+    PutNode,
+    VersionedValue,
+    update_nodes,
+)
 from magnetar.proto.errors import BadVersion, LedgerFenced, LedgerNotFound
 
 
@@ -83,10 +93,12 @@ class Session:
             version = found.version if found is not None else ABSENT
             if each.expected not in (ANY, version):
                 raise BadVersion(f"{each.path} has version {version}")
-            versions.append(version if isinstance(each, Check) else version + 1 if isinstance(each, Put) else ABSENT)
+            versions.append(
+                version if isinstance(each, CheckNodeVersion) else version + 1 if isinstance(each, PutNode) else ABSENT
+            )
         if await self._written():
             for each, version in zip(operations, versions, strict=True):
-                if isinstance(each, Put):
+                if isinstance(each, PutNode):
                     self._make(each.path)
                     self.storage.nodes[each.path] = VersionedValue(each.value, version)
                 elif isinstance(each, Delete):
@@ -100,7 +112,7 @@ class Session:
             self.storage.ledgers.setdefault(int(path.rpartition("/")[2]), Stored())
 
     async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
-        return (await self.commit([Put(path, value, expected, ephemeral)]))[0]
+        return (await self.commit([PutNode(path, value, expected, ephemeral)]))[0]
 
     async def delete_node(self, path: str) -> None:
         if await self._written():

@@ -6,7 +6,7 @@
 | kill_one | kill -9 of one process of a broker that has several: its parent starts it again (only with `--processes`) |
 | restart | ended in order, and started again |
 | freeze | SIGSTOP of any process beyond its session's time-out, then SIGCONT: it believes in itself |
-| cut, hold, one_way, half_open, slow, delay | of one pair of processes that have talked, for some seconds |
+| cut, hold, one_way, make_half_open, slow, delay | of one pair of processes that have talked, for some seconds |
 | reset | all connections to one process, once, in the middle of messages |
 | isolate | nothing passes to or from one process for longer than its session |
 | full_disk | the disk of one bookie takes nothing more for some seconds (a small disk; only where one may be mounted) |

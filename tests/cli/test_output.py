@@ -21,7 +21,7 @@ from magnetar.cli.common.output import (
     CommandOutput,
     PrintedMessage,
     list_names_in_document,
-    print_message,
+    print_consumed_message,
     print_repeatedly,
 )
 from magnetar.cli.common.units import Interval
@@ -229,9 +229,9 @@ def test_a_wide_message_has_its_id_time_key_and_properties_before_its_payload(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     message = PrintedMessage("t", "17:3:-1:0", "customer-7", {"REDRIVEN": "1"}, 1_700_000_000_123, 0, b"paid")
-    print_message(message, CommandOutput("wide"))
-    print_message(replace(message, key="", properties={}, publish_time_ms=1 << 63), CommandOutput("wide"))
-    print_message(message, CommandOutput("table"))
+    print_consumed_message(message, CommandOutput("wide"))
+    print_consumed_message(replace(message, key="", properties={}, publish_time_ms=1 << 63), CommandOutput("wide"))
+    print_consumed_message(message, CommandOutput("table"))
     assert capsys.readouterr().out.splitlines() == [
         "17:3:-1:0  2023-11-14T22:13:20.123Z  key=customer-7  REDRIVEN=1  paid",
         f"17:3:-1:0  {1 << 63}  paid",

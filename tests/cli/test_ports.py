@@ -14,7 +14,7 @@ from magnetar.cli.common.processes import find_free_port
 from magnetar.cli.run import standalone
 from magnetar.proto import wire_pb2 as wire
 from magnetar.runtime.network import Endpoint, rpc
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.broker.pulsar.raw import Raw
 from tests.broker.rest.http import Http
 
@@ -39,7 +39,7 @@ async def _serving(folder: Path, port: int | None, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         standalone, "announce_process_ready", lambda url, **facts: said.set_result({"url": url, **facts})
     )
-    serving = asyncio.create_task(standalone.run_standalone(real_world(), _given(folder, port)))
+    serving = asyncio.create_task(standalone.run_standalone(make_system_world(), _given(folder, port)))
     try:
         done, _ = await asyncio.wait({said, serving}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
         assert said in done, serving
@@ -58,7 +58,7 @@ def _given(folder: Path, port: int | None) -> standalone.StandaloneOptions:
 
 
 async def _tenants(port: int) -> list[str]:
-    channel = real_world().network.connect(Endpoint("127.0.0.1", port))
+    channel = make_system_world().network.connect(Endpoint("127.0.0.1", port))
     try:
         return list((await channel.call(rpc("Admin", "ListTenants"), wire.Empty(), timeout_s=10)).names)
     finally:
@@ -66,7 +66,7 @@ async def _tenants(port: int) -> list[str]:
 
 
 async def _speaks_pulsar(port: int) -> bool:
-    raw = await Raw.connected(real_world(), Endpoint("127.0.0.1", port))
+    raw = await Raw.connected(make_system_world(), Endpoint("127.0.0.1", port))
     await raw.stream.close()
     return True
 

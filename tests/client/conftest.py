@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.runtime.network import Endpoint
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.client.fake_broker import FakeBroker
 from tests.support.cluster import cluster
 
@@ -73,7 +73,7 @@ def served(broker: FakeBroker) -> Iterator[str]:
 
     @asynccontextmanager
     async def serve() -> AsyncIterator[str]:
-        serving = await real_world(1).network.serve(Endpoint("127.0.0.1", 0), broker.services)
+        serving = await make_system_world(1).network.serve(Endpoint("127.0.0.1", 0), broker.services)
         try:
             yield f"pulsar://{serving.endpoint}"
         finally:

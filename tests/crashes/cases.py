@@ -17,11 +17,11 @@ from magnetar.bookie.store.replay import JournalPosition
 from magnetar.bookie.store.state_log import DirectoryFacts
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
-from magnetar.metadata.store import MetadataStore, Put, VersionedValue
+from magnetar.metadata.store import MetadataStore, PutNode, VersionedValue
 from magnetar.metadata.store import Operation as MetadataOperation
 from magnetar.runtime.files import join_path
 from magnetar.runtime.network import World
-from magnetar.runtime.sim.disk import Disk, Operation, SimFiles
+from magnetar.runtime.sim.disk import Operation, SimDisk, SimFiles
 from tests.bookie.entries import payload_of
 from tests.bookie.stores import DATA, SMALL, UUID, add, payload
 from tests.crashes.control import Found
@@ -57,7 +57,7 @@ class Metadata:
     async def commit(self, operations: Sequence[MetadataOperation]) -> list[int]:
         versions = list[int]()
         for each in operations:
-            assert isinstance(each, Put), "an identity deletes nothing, and puts what it changes"
+            assert isinstance(each, PutNode), "an identity deletes nothing, and puts what it changes"
             known = self._nodes.get(each.path)
             self._nodes[each.path] = VersionedValue(each.value, 0 if known is None else known.version + 1)
             versions.append(self._nodes[each.path].version)
@@ -65,13 +65,13 @@ class Metadata:
         return versions
 
     async def put(self, path: str, value: bytes, expected: int = 0, *, ephemeral: bool = False) -> int:
-        return (await self.commit([Put(path, value, expected, ephemeral)]))[0]
+        return (await self.commit([PutNode(path, value, expected, ephemeral)]))[0]
 
 
 class Stage:
     """A disk with a process on it, which is recorded."""
 
-    def __init__(self, disk: Disk, nodes: Nodes | None = None) -> None:
+    def __init__(self, disk: SimDisk, nodes: Nodes | None = None) -> None:
         self.steps: list[Step] = []
         self.said: list[tuple[int, str]] = []
         self.nodes: list[tuple[int, Nodes]] = [(-1, nodes or {})]
@@ -254,7 +254,7 @@ def look(name: str) -> Looked:
 
 
 def _lived(case: Case) -> Stage:
-    stage = Stage(Disk())
+    stage = Stage(SimDisk())
     stage.play(case.live(stage))
     return stage
 

@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 from magnetar.runtime.sim.disk import (
     SECTOR_BYTES,
-    Directory,
-    Disk,
     Operation,
     Pages,
+    SimDirectory,
+    SimDisk,
     SimInode,
     UnsyncedResize,
     Write,
@@ -91,8 +91,8 @@ class State(NamedTuple):
         ]
         return hash((frozenset(files), self.folders))
 
-    def disk(self) -> Disk:
-        disk = Disk()
+    def disk(self) -> SimDisk:
+        disk = SimDisk()
         disk.operations = self.operations
         folders = {"/": disk.root}
         for path in sorted(self.folders):
@@ -105,7 +105,7 @@ class State(NamedTuple):
         return disk
 
 
-class PlainDirectory(Directory):
+class PlainDirectory(SimDirectory):
     """Only what is seen."""
 
     __slots__ = ()

@@ -16,7 +16,7 @@ from magnetar.bookie.format import ledger_index
 from magnetar.bookie.format.journal import RecordType
 from magnetar.bookie.format.ledger_index import LimboChange, QuarantinedEntries
 from magnetar.bookie.store import checkpoint
-from magnetar.bookie.store.checkpoint import Checkpoint, JournalPort
+from magnetar.bookie.store.checkpoint import Checkpoint, CheckpointJournalPort
 from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.entrylog.compaction import EntryLogCompactor
 from magnetar.bookie.store.entrylog.mover import EntryMover
@@ -50,12 +50,12 @@ def _replace_step(stack: contextlib.ExitStack, old: checkpoint.Step, new: checkp
 
 
 def fence_lost_on_checkpoint(stack: contextlib.ExitStack) -> None:
-    real = ledger_index.encode_ledger
+    real = ledger_index.encode_ledger_record
 
     def encode(ledger: int, fenced: bool, key: bytes, lac: int, last: int) -> bytes:
         return real(ledger, False, key, lac, last)
 
-    _replace(stack, ledger_index, "encode_ledger", encode)
+    _replace(stack, ledger_index, "encode_ledger_record", encode)
 
 
 def fence_answered_before_its_sync(stack: contextlib.ExitStack) -> None:
@@ -250,7 +250,7 @@ def block_after_one_without_room_counts(stack: contextlib.ExitStack) -> None:
 
 
 def checkpoint_ends_with_its_caller(stack: contextlib.ExitStack) -> None:
-    async def run(self: Checkpoint, source: JournalPort) -> None:
+    async def run(self: Checkpoint, source: CheckpointJournalPort) -> None:
         async with self._lock:
             await self._steps(source)
 

@@ -32,7 +32,7 @@ _ours: dict[CodeType, bool] = {}
 
 
 def site_of(operation: Operation) -> str:
-    """The site of the sync that is being recorded now, called from `Disk.record`; empty: not one of the store's."""
+    """The site of the sync that is being recorded now, called from `SimDisk.record`; empty: not one of the store's."""
     if operation.kind not in SYNCS:
         return ""
     frame = sys._getframe(1)

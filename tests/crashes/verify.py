@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from magnetar.bookie.format.mark import decode_mark
+from magnetar.bookie.format.mark import decode_checkpoint_mark
 from magnetar.bookie.store import disk as store_disk
 from magnetar.bookie.store.checkpoint import MARK
 from magnetar.bookie.store.state_log import DirectoryFacts
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
 from magnetar.runtime.files import join_path
-from magnetar.runtime.sim.disk import Disk, Operation, SimFiles, SimInode
+from magnetar.runtime.sim.disk import Operation, SimDisk, SimFiles, SimInode
 from tests.bookie.entries import KEY
 from tests.bookie.stores import DATA, SMALL, UUID
 from tests.crashes.chapters import LOSS
@@ -142,12 +142,12 @@ def start(
         loop.abandon()
 
 
-def mark_of(disk: Disk) -> tuple[int, int]:
+def mark_of(disk: SimDisk) -> tuple[int, int]:
     path = join_path(DATA, MARK)
     node = disk.find(path)
     if not isinstance(node, SimInode):
         return 0, 0
-    return decode_mark(node.now.read(1 << 10, 0), UUID, path)[0].position
+    return decode_checkpoint_mark(node.now.read(1 << 10, 0), UUID, path)[0].position
 
 
 def _check_limbo(store: Store, expected: Expected) -> None:

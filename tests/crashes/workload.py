@@ -23,7 +23,7 @@ from magnetar.bookie.store.entrylog.mover import CompactionPolicy
 from magnetar.bookie.store.state_log import DirectoryFacts
 from magnetar.bookie.store.store import Store, StoreConfig
 from magnetar.ledger.peer_format import Status
-from magnetar.runtime.sim.disk import UNLIMITED_BYTES, Disk, FileFault, Operation
+from magnetar.runtime.sim.disk import UNLIMITED_BYTES, FileFault, Operation, SimDisk
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import KEY
 from tests.bookie.stores import DATA, NODE, SMALL, UUID
@@ -83,7 +83,7 @@ class Life:
         self.simulation = simulation
         self.recording = recording
         self.rng = rng
-        self.disk: Disk = simulation.node(NODE).disk
+        self.disk: SimDisk = simulation.node(NODE).disk
         self.disk.record = self._record
         self.disk.takes_direct = recording.seed % 2 == 1
         self.store: Store

@@ -29,7 +29,7 @@ def stores_table() -> str:
 
 
 def tasks_table() -> str:
-    """The long-lived tasks of a broker: the calls of `Supervisor.supervise`."""
+    """The long-lived tasks of a broker: the calls of `Supervisor.start_supervised`."""
     lines = ["| task | begun in |", "|---|---|"]
     for module in layout.modules("broker", "ledger"):
         for name, owner in _supervised(module.tree, ""):
@@ -44,7 +44,7 @@ def _supervised(node: ast.AST, owner: str) -> Iterator[tuple[str, str]]:
             inner = f"{owner}.{child.name}".lstrip(".")
         elif isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
             receiver = ast.unparse(child.func.value).rpartition(".")[2].strip("_")
-            if receiver == "background" and child.func.attr == Supervisor.supervise.__name__:
+            if receiver == "background" and child.func.attr == Supervisor.start_supervised.__name__:
                 yield ast.unparse(child.args[0]).removeprefix("f").strip("'\""), owner
         yield from _supervised(child, inner)
 

@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from magnetar.ledger import metadata_core as metadata
-from magnetar.ledger.metadata_core import RecordToStore, Striping, Transition, new_record
+from magnetar.ledger.metadata_core import RecordToStore, Striping, Transition, make_ledger_record
 from magnetar.ledger.reader_core import StoredCopy
 from magnetar.ledger.recovery_core import (
     CloseRecoveredLedger,
-    CloseRefused,
     EntryFound,
     EntryMissing,
     FenceFailed,
     LedgerFencedAtBookie,
+    LedgerRecordClosed,
+    LedgerRecovery,
     ReadFailed,
-    RecordClosed,
-    Recovery,
+    RecoveredCloseRefused,
     SendFence,
     SendRead,
 )
@@ -137,7 +137,9 @@ def recovery_diagram() -> str:
 
 def _recover(rng: random.Random, shape: Striping, steps: set[Step]) -> None:
     record = _record(shape, IN_RECOVERY)
-    core = Recovery(record, lambda exclude: rng.choice(("spare", None)) if "spare" not in exclude else None, batch=2)
+    core = LedgerRecovery(
+        record, lambda exclude: rng.choice(("spare", None)) if "spare" not in exclude else None, batch=2
+    )
     entries = rng.randint(0, 3)
     luck = rng.choice((0.0, 0.1, 0.5))
 
@@ -156,7 +158,7 @@ def _recover(rng: random.Random, shape: Striping, steps: set[Step]) -> None:
             take(type(fact).__name__, lambda fact=fact: core.receive(fact))  # type: ignore[misc]
 
 
-def _recovery_answer(rng: random.Random, core: Recovery, effect: Any, entries: int, luck: float) -> Any:
+def _recovery_answer(rng: random.Random, core: LedgerRecovery, effect: Any, entries: int, luck: float) -> Any:
     bad = rng.random() < luck
     if isinstance(effect, SendFence):
         return FenceFailed(effect.slot) if bad else LedgerFencedAtBookie(effect.slot, -1)
@@ -170,7 +172,7 @@ def _recovery_answer(rng: random.Random, core: Recovery, effect: Any, entries: i
         kind = AddFailed if bad else AddAcked
         return kind(effect.add.entry, effect.slot, effect.bookie)
     if isinstance(effect, CloseRecoveredLedger):
-        return CloseRefused() if bad else RecordClosed(core.snapshot)
+        return RecoveredCloseRefused() if bad else LedgerRecordClosed(core.snapshot)
     return None
 
 
@@ -179,16 +181,16 @@ def record_diagram() -> str:
     shape = Striping(3, 3, 2)
     steps: set[Step] = set()
     absent: LedgerRecord | None = None
-    _note(steps, absent, "create", metadata.create_record(absent, _record(shape, OPEN)))
+    _note(steps, absent, "create", metadata.decide_creation(absent, _record(shape, OPEN)))
     for state in (OPEN, IN_RECOVERY, CLOSED):
         record = _record(shape, state)
         snapshot = record.fragments
         first, last = snapshot[0], Fragment(5, snapshot[0].bookies)
         changed = _with(record, fragments=(first, last))
         for cause, transition in (
-            ("close_by_writer", metadata.close_by_writer(record, 4, 9)),
-            ("change_ensemble", metadata.change_ensemble(record, 5, ((0, "b0"),), {0: "b9"})),
-            ("start_recovery", metadata.start_recovery(record)),
+            ("decide_close_by_writer", metadata.decide_close_by_writer(record, 4, 9)),
+            ("decide_ensemble_change", metadata.decide_ensemble_change(record, 5, ((0, "b0"),), {0: "b9"})),
+            ("decide_recovery_start", metadata.decide_recovery_start(record)),
             ("close_recovered_ledger", metadata.close_recovered_ledger(record, snapshot, snapshot, 4, 9)),
             ("replace_bookie_in_fragment", metadata.replace_bookie_in_fragment(changed, 0, "b0", "b9")),
         ):
@@ -207,7 +209,7 @@ def _name(record: LedgerRecord | None) -> str:
 
 def _record(shape: Striping, state: str) -> LedgerRecord:
     bookies = [f"b{slot}" for slot in range(shape.ensemble_size)]
-    record = new_record(7, shape, bookies, key=b"k" * 20, token="t", created_ms=0, properties={})
+    record = make_ledger_record(7, shape, bookies, key=b"k" * 20, token="t", created_ms=0, properties={})
     return _with(record, state=state, last_entry=4 if state == CLOSED else -1)
 
 

@@ -21,7 +21,7 @@ from magnetar.metadata.sqlite import MEMORY, SqliteStore
 from magnetar.metadata.store import get_record, update_record
 from magnetar.runtime import tasks as supervisor
 from magnetar.runtime.metrics import MetricsPage
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from magnetar.runtime.tasks import Supervisor
 from tests.support.cluster import cluster
 
@@ -40,7 +40,7 @@ def _changed(record: NoteRecord | None) -> NoteRecord:
 
 async def test_a_new_record_is_stored_changed_and_read_and_refused_as_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(records._KINDS, NoteRecord.kind, NoteRecord)
-    sqlite = await SqliteStore.open(real_world(1), MEMORY)
+    sqlite = await SqliteStore.open(make_system_world(1), MEMORY)
     store = sqlite.new_session()
     for _ in range(3):
         await update_record(store, "/notes/a", NoteRecord, _changed)
@@ -64,7 +64,7 @@ async def test_a_new_background_part_begins_again_is_shown_by_its_name_and_ends_
         await asyncio.Event().wait()
 
     async with cluster(tmp_path) as running:
-        kept = running.brokers[0].background.supervise("broker-new", work)
+        kept = running.brokers[0].background.start_supervised("broker-new", work)
         await asyncio.wait_for(again.wait(), 20)
         assert begun == [0, 1]
         assert Supervisor.count_failing_tasks()["broker-new"] == 1, "until it has run for a while"

@@ -118,7 +118,7 @@ class Spare:
         return next((name for name in self.names if name not in exclude), None)
 
 
-def play_recovery(core: r.Recovery, event: Event) -> list[Output]:
+def play_recovery(core: r.LedgerRecovery, event: Event) -> list[Output]:
     """Events: ("start",), ("fact", fact)."""
     effects = core.start() if event[0] == "start" else core.receive(event[1])
     wanted: list[Output] = []

@@ -32,7 +32,7 @@ from typing import Any
 from magnetar.ledger import metadata_core as m
 from magnetar.ledger import recovery_core as r
 from magnetar.ledger import writer_core as w
-from magnetar.ledger.peer_format import Op
+from magnetar.ledger.peer_format import BookieOperation
 from magnetar.ledger.writer_core import AddFailed, AddsAcked, PendingAddWithPayload, Striping
 from magnetar.metadata.records import CLOSED, LedgerRecord
 from tests.exhaustive.actors import Cast, Spare, play_recovery, play_writer
@@ -80,9 +80,10 @@ class Space:
         self._closable: set[Any] = set()
         self.payloads = [b"%d" % number for number in range(shape.entries)]
         self.closings = 0
-        first = m.new_record(1, self.striping, self.names[: self.striping.ensemble_size], key=b"k" * 20, token="t",
+        first = m.make_ledger_record(1, self.striping, self.names[: self.striping.ensemble_size], key=b"k" * 20,
+            token="t",
                              created_ms=0, properties={})  # fmt: skip
-        self._read = "read" if _fences(first, Op.READ) else "look"
+        self._read = "read" if _fences(first, BookieOperation.READ) else "look"
         writer = self.writers.number(
             w.Writer[PendingAddWithPayload[bytes]](self.striping, first.fragments[-1].bookies, changes_max=2)
         )
@@ -184,13 +185,13 @@ class Space:
     def _apply(self, state: State, op: str, rest: list[Any]) -> tuple[State, Any]:
         current = self.records[state[RECORD]]
         if op == "close":
-            answer = m.close_by_writer(current, *rest)
+            answer = m.decide_close_by_writer(current, *rest)
             refused: Any = w.LedgerCloseRefused()
         else:
             first, failed, others = rest
-            answer = m.change_ensemble(current, first, failed, dict(others))
+            answer = m.decide_ensemble_change(current, first, failed, dict(others))
             refused = w.EnsembleChangeRefused()
-        if isinstance(answer, m.TransitionRefused):
+        if isinstance(answer, m.LedgerTransitionRefused):
             return state, refused
         record = answer.record
         state = self._stored(state, answer)
@@ -198,7 +199,7 @@ class Space:
             return state, w.LedgerEnded(record.last_entry, record.length)
         return state, w.EnsembleChanged(record.fragments[-1].bookies)
 
-    def _stored(self, state: State, answer: m.RecordToStore | m.AlreadyStored) -> State:
+    def _stored(self, state: State, answer: m.RecordToStore | m.RecordAlreadyStored) -> State:
         return self._store(state, answer.record) if isinstance(answer, m.RecordToStore) else state
 
     def _store(self, state: State, record: LedgerRecord) -> State:
@@ -207,7 +208,7 @@ class Space:
             return state
         if self.records[state[RECORD]].state == CLOSED:
             raise Broken("1: a closed record changes")
-        m.check_record(record)
+        m.check_ledger_record(record)
         state = altered(state, RECORD, number)
         if record.state == CLOSED:
             self.closings += 1
@@ -290,12 +291,12 @@ class Space:
 
     # ------------------------------------------------------------------------------ recoverers
     def _begin(self, state: State, at: int) -> State:
-        answer = m.start_recovery(self.records[state[RECORD]])
-        assert not isinstance(answer, m.TransitionRefused)
+        answer = m.decide_recovery_start(self.records[state[RECORD]])
+        assert not isinstance(answer, m.LedgerTransitionRefused)
         if answer.record.state == CLOSED:
             return altered(state, R, put(state[R], at, OVER))
         state = self._stored(state, answer)
-        core = r.Recovery(answer.record, Spare(self.names), batch=self.shape.batch)
+        core = r.LedgerRecovery(answer.record, Spare(self.names), batch=self.shape.batch)
         return self._recover(altered(state, R, put(state[R], at, self.recoveries.number(core))), at, ("start",))
 
     def _recover(self, state: State, at: int, event: Any) -> State:

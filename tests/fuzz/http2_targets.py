@@ -35,11 +35,11 @@ def requests() -> list[bytes]:
     items = wire.ClientFrames(items=[wire.ClientFrame(publish=b"abc")] * 3).SerializeToString()
     stream = frames.encode_header_block(3, _head(connect, (b"authorization", b"Bearer x")), 0, 50) + _data(3, items)
     rest = frames.ping(bytes(8)) + frames.encode_window_update(0, 1000) + frames.encode_rst_stream(
-        3, frames.ErrorCode.CANCEL
+        3, frames.Http2ErrorCode.CANCEL
     )
     indexed = frames.header(9, frames.HEADERS, 4, 5) + b"\x83\x86\x40\x01a\x01b\xbe\x84"
     padded = frames.header(12, frames.DATA, frames.PADDED, 3) + b"\x02" + bytes(9) + b"\0\0"
-    away = frames.encode_goaway(0, frames.ErrorCode.NO_ERROR)
+    away = frames.encode_goaway(0, frames.Http2ErrorCode.NO_ERROR)
     return [opened + unary + stream + rest, opened + stream + padded + indexed, opened + away]
 
 
@@ -51,10 +51,11 @@ def answers() -> list[bytes]:
     ended = frames.encode_header_block(1, trailers, frames.END_STREAM, 16_384)
     items = wire.ServerFrames(items=[wire.ServerFrame(credit=5)]).SerializeToString()
     stream = frames.encode_header_block(3, head, 0, 16_384) + _data(3, items) + frames.encode_rst_stream(
-        3, frames.ErrorCode.NO_ERROR
+        3, frames.Http2ErrorCode.NO_ERROR
     )
     return [
-        opened + reply + ended + stream, opened + stream + frames.encode_goaway(1, frames.ErrorCode(0), "bye") + reply
+        opened + reply + ended + stream,
+        opened + stream + frames.encode_goaway(1, frames.Http2ErrorCode(0), "bye") + reply,
     ]
 
 

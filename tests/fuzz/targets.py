@@ -23,8 +23,8 @@ from magnetar.broker.log import compaction_core as compacted
 from magnetar.broker.subscription import cursor_format as cursor
 from magnetar.broker.subscription.acks import parse_entry_ids
 from magnetar.broker.subscription.core.cursor_state import (
-    ChunkKey,
-    ChunkKind,
+    CursorChunkKey,
+    CursorChunkKind,
     CursorState,
     bitmap_memory_bytes,
     count_contiguous_ranges,
@@ -225,9 +225,9 @@ def _json(data: bytes) -> None:
 
 # ---------------------------------------------------------------------------------- what brokers store
 def _states() -> list[bytes]:
-    key = ChunkKey(ChunkKind.HOLES, 1, 0)
+    key = CursorChunkKey(CursorChunkKind.HOLES, 1, 0)
     marker = cursor.encode_marker(Position(7, 3), {}, 1)
-    chunk = cursor.encode_chunk(key, 1, BitMap([5, 9]).serialize())
+    chunk = cursor.encode_cursor_chunk(key, 1, BitMap([5, 9]).serialize())
     snapshot = b"".join(struct.pack(">I", len(each)) + each for each in marker)
     return [snapshot, *marker, *chunk, BitMap([5, 9]).serialize(), struct.pack(">qII", 1, 8, 1) + b"\x05"]
 
@@ -235,8 +235,11 @@ def _states() -> list[bytes]:
 def _state(data: bytes) -> None:
     for piece in (data, data[4:]):
         _tried(cursor.decode_piece, piece)
-    for kind in ChunkKind:
-        _tried(lambda body, kind=kind: cursor.add_chunk(CursorState(Position(0, 0)), ChunkKey(kind, 1, 0), body), data)
+    for kind in CursorChunkKind:
+        _tried(
+            lambda body, kind=kind: cursor.add_chunk(CursorState(Position(0, 0)), CursorChunkKey(kind, 1, 0), body),
+            data,
+        )
     _tried(cursor.decode_marker, data)
     cursor.decode_snapshot(data)
 

@@ -9,7 +9,7 @@ from magnetar.ledger import LedgerClient, LedgerConfig
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore
 from magnetar.runtime.network import World
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.ledger.fake_bookie import FakeBookie
 
 QUICK = LedgerConfig(
@@ -36,7 +36,7 @@ class Cluster:
 
 @pytest_asyncio.fixture
 async def cluster() -> AsyncIterator[Cluster]:
-    world = real_world(seed=1)
+    world = make_system_world(seed=1)
     store = await SqliteStore.open(world, ":memory:")
     session = store.new_session()
     bookies = [await FakeBookie(number).start(world, session) for number in range(3)]

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from magnetar.ledger.peer_format import (
     ENTRY_HEADER,
-    AnswerHead,
-    Flags,
-    Op,
-    RequestHead,
+    BookieAnswerHead,
+    BookieOperation,
+    BookieRequestFlags,
+    BookieRequestHead,
     Status,
     decode_request,
     encode_add_statuses,
@@ -41,10 +41,10 @@ class FakeBookie:
     def __init__(self, number: int) -> None:
         self.id = str(uuid.UUID(int=number + 1))
         self.shelves: dict[int, Shelf] = {}
-        self.requests: list[RequestHead] = []
-        self.silent: set[Op] = set()
-        self.unanswered: list[tuple[RequestHead, Request]] = []  # as they were silent
-        self.status: dict[Op, Status] = {}
+        self.requests: list[BookieRequestHead] = []
+        self.silent: set[BookieOperation] = set()
+        self.unanswered: list[tuple[BookieRequestHead, Request]] = []  # as they were silent
+        self.status: dict[BookieOperation, Status] = {}
         self.flip: set[int] = set()  # entries that are handed out damaged
         self._came = asyncio.Event()
         self._serving: RunningServer | None = None
@@ -61,7 +61,7 @@ class FakeBookie:
             await self._serving.close()
             self._serving = None
 
-    async def wait_requests(self, op: Op, count: int) -> None:
+    async def wait_requests(self, op: BookieOperation, count: int) -> None:
         while sum(head.op is op for head in self.requests) < count:
             self._came.clear()
             await self._came.wait()
@@ -70,7 +70,7 @@ class FakeBookie:
         """An ADD_MANY is so many ADDs, here as in `requests`, `silent` and `status`."""
         for request in requests:
             head = decode_request(bytes(request.head))
-            if head.op is Op.ADD_MANY:
+            if head.op is BookieOperation.ADD_MANY:
                 self._serve_many(head, request)
                 continue
             self.requests.append(head)
@@ -81,16 +81,16 @@ class FakeBookie:
             answer, frames = self._answer(head, request)
             request.reply(answer.encode(), frames)
 
-    def _serve_many(self, head: RequestHead, request: Request) -> None:
+    def _serve_many(self, head: BookieRequestHead, request: Request) -> None:
         opened = verify_adds(head, request.frames, 8 << 20)
         assert not any(opened.statuses), "the library sends whole entries"
         statuses = bytearray()
         for entry, stored, _ in opened.entries:
-            one = head._replace(op=Op.ADD, entry=entry, count=0)
+            one = head._replace(op=BookieOperation.ADD, entry=entry, count=0)
             self.requests.append(one)
-            statuses.append(self.status.get(Op.ADD) or self._add(one, b"".join(stored)))
+            statuses.append(self.status.get(BookieOperation.ADD) or self._add(one, b"".join(stored)))
         self._came.set()
-        if Op.ADD in self.silent:
+        if BookieOperation.ADD in self.silent:
             self.unanswered.append((head, request))
         else:
             request.reply(*encode_add_statuses(head.ledger, head.entry, statuses))
@@ -101,37 +101,37 @@ class FakeBookie:
             self.unanswered.remove((head, request))
             request.reply(*encode_add_statuses(head.ledger, head.entry, bytes(max(head.count, 1))))
 
-    def _answer(self, head: RequestHead, request: Request) -> tuple[AnswerHead, list[bytes]]:
-        def answer(status: Status, entry: int = head.entry, lac: int = -1, count: int = 0) -> AnswerHead:
-            return AnswerHead(head.op, status, head.ledger, entry, lac, count)
+    def _answer(self, head: BookieRequestHead, request: Request) -> tuple[BookieAnswerHead, list[bytes]]:
+        def answer(status: Status, entry: int = head.entry, lac: int = -1, count: int = 0) -> BookieAnswerHead:
+            return BookieAnswerHead(head.op, status, head.ledger, entry, lac, count)
 
         if head.op in self.status:
             return answer(self.status[head.op]), []
-        if head.op is Op.ADD:
+        if head.op is BookieOperation.ADD:
             return answer(self._add(head, b"".join(bytes(frame) for frame in request.frames))), []
         shelf = self.shelves.get(head.ledger)
-        if head.flags & Flags.FENCE:
+        if head.flags & BookieRequestFlags.FENCE:
             shelf = self.shelves.setdefault(head.ledger, Shelf())
             shelf.fenced = True
         if shelf is None:
             return answer(Status.NO_SUCH_LEDGER), []
-        if head.op is Op.WRITE_LAC:
+        if head.op is BookieOperation.WRITE_LAC:
             shelf.lac = max(shelf.lac, head.entry)
             return answer(Status.OK), []
-        if head.op is Op.READ_LAC:
+        if head.op is BookieOperation.READ_LAC:
             return answer(Status.OK, max(shelf.entries, default=-1), shelf.lac), []
         frames = self._read(shelf, head)
         return answer(Status.OK if frames else Status.NO_SUCH_ENTRY, lac=shelf.lac, count=len(frames)), frames
 
-    def _add(self, head: RequestHead, stored: bytes) -> Status:
+    def _add(self, head: BookieRequestHead, stored: bytes) -> Status:
         shelf = self.shelves.setdefault(head.ledger, Shelf())
-        if shelf.fenced and not head.flags & Flags.RECOVERY:
+        if shelf.fenced and not head.flags & BookieRequestFlags.RECOVERY:
             return Status.FENCED
         shelf.entries[head.entry] = stored
         shelf.lac = max(shelf.lac, ENTRY_HEADER.unpack_from(stored)[2])
         return Status.OK
 
-    def _read(self, shelf: Shelf, head: RequestHead) -> list[bytes]:
+    def _read(self, shelf: Shelf, head: BookieRequestHead) -> list[bytes]:
         frames: list[bytes] = []
         size = 0
         for entry in range(head.entry, head.entry + head.count):

@@ -14,7 +14,7 @@ from magnetar.metadata.records import BookieRecord, RacksRecord, encode
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore, put_record
 from magnetar.proto.errors import NotEnoughBookies, SessionExpired, Unavailable
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.ledger.conftest import QUICK
 
 
@@ -24,7 +24,7 @@ def name(number: int) -> str:
 
 @pytest_asyncio.fixture
 async def metadata() -> AsyncIterator[MetadataStore]:
-    store = await SqliteStore.open(real_world(seed=1), ":memory:")
+    store = await SqliteStore.open(make_system_world(seed=1), ":memory:")
     session = store.new_session()
     yield session
     await session.close()
@@ -33,7 +33,7 @@ async def metadata() -> AsyncIterator[MetadataStore]:
 
 @pytest_asyncio.fixture
 async def bookies(metadata: MetadataStore) -> AsyncIterator[Bookies]:
-    table = Bookies(real_world(seed=1), metadata, QUICK)
+    table = Bookies(make_system_world(seed=1), metadata, QUICK)
     yield table
     await table.close()
 
@@ -129,7 +129,7 @@ async def test_too_few_racks_are_told_once_or_refused_as_configured(
         await register(metadata, number)
     for enforce in (False, True):
         config = replace(QUICK, min_racks_per_write_quorum=2, enforce_min_racks=enforce)
-        table = Bookies(real_world(seed=1), metadata, config)
+        table = Bookies(make_system_world(seed=1), metadata, config)
         await table.wait_bookies_listed()
         if enforce:
             with pytest.raises(NotEnoughBookies, match=r"2 racks .*on too few racks: /a; start bookies"):

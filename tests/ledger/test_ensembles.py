@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from magnetar.ledger import LedgerConfig, LedgerEnd, LedgerWriter
-from magnetar.ledger.peer_format import Op, Status
+from magnetar.ledger.peer_format import BookieOperation, Status
 from magnetar.ledger.writer_core import WriterState
 from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, LedgerRecord, decode
@@ -60,7 +60,7 @@ async def test_a_bookie_that_hangs_is_replaced_though_every_entry_was_confirmed_
     writer = await five.client().create()
     await writer.append(b"before")
     hanging = standing(five, writer)
-    hanging.silent.add(Op.ADD)
+    hanging.silent.add(BookieOperation.ADD)
     assert await writer.append(b"two copies are enough") == 1
     record = await changed(writer, 2)
     assert [fragment.first_entry for fragment in record.fragments] == [0, 2]
@@ -73,7 +73,7 @@ async def test_a_bookie_that_hangs_is_replaced_though_every_entry_was_confirmed_
 async def test_a_read_only_bookie_is_replaced_before_anything_was_confirmed(five: Cluster) -> None:
     writer = await five.client().create()
     full = standing(five, writer)
-    full.status[Op.ADD] = Status.READ_ONLY
+    full.status[BookieOperation.ADD] = Status.READ_ONLY
     await changed_from(writer, 0)
     assert full.id not in writer.record.fragments[-1].bookies
     assert await writer.append(b"y") == writer.last_confirmed
@@ -158,7 +158,7 @@ async def test_nothing_is_confirmed_while_a_change_is_on_its_way(five: Cluster) 
     await metadata.reached.wait()
     later = writer.append(b"y")
     for slot in (1, 2):
-        await standing(five, writer, slot).wait_requests(Op.ADD, 4)
+        await standing(five, writer, slot).wait_requests(BookieOperation.ADD, 4)
     assert writer.state is WriterState.CHANGING
     assert not any(future.done() for future in [*pending, later])
     metadata.go.set()
@@ -184,7 +184,7 @@ async def test_an_idle_handle_whose_change_stays_unknown_is_poisoned_after_the_b
     writer = await five.client(config).create()
     metadata = Metadata(five, writer)
     metadata.hang = True
-    standing(five, writer).silent.add(Op.ADD)
+    standing(five, writer).silent.add(BookieOperation.ADD)
     assert await writer.append(b"x") == 0
     await writer.wait_finished()
     assert writer.state is WriterState.POISONED
@@ -196,7 +196,7 @@ async def test_an_idle_handle_whose_change_stays_unknown_is_poisoned_after_the_b
 
 async def test_a_fence_that_only_the_slowest_replica_tells_of_finishes_an_idle_handle(five: Cluster) -> None:
     writer = await five.client().create()
-    standing(five, writer).status[Op.ADD] = Status.FENCED
+    standing(five, writer).status[BookieOperation.ADD] = Status.FENCED
     outcome = await asyncio.gather(writer.append(b"x"), return_exceptions=True)
     async with asyncio.timeout(10):
         await writer.wait_finished()
@@ -227,7 +227,7 @@ async def test_a_change_of_a_ledger_that_was_recovered_adopts_the_end_and_confir
     pending = writer.append(b"x")
     await metadata.reached.wait()
     for slot in (1, 2):
-        await standing(five, writer, slot).wait_requests(Op.ADD, 1)
+        await standing(five, writer, slot).wait_requests(BookieOperation.ADD, 1)
     recovered = await five.client().recover(writer.ledger_id)
     assert recovered.last_entry == 0
     lost = writer.append(b"fenced")
@@ -250,7 +250,7 @@ async def test_an_append_beyond_the_bounds_fails_definitely_and_ready_waits_for_
     config = LedgerConfig(add_timeout_s=1.0, quorum_timeout_s=3.0, retry_s=0.02, pending_entries_max=3)
     writer = await five.client(config).create()
     for bookie in five.bookies:
-        bookie.status[Op.ADD] = Status.BUSY
+        bookie.status[BookieOperation.ADD] = Status.BUSY
     pending = [writer.append(b"x") for _ in range(3)]
     with pytest.raises(BackPressure) as caught:
         await writer.append(b"one too many")
@@ -270,7 +270,7 @@ async def test_what_a_hanging_bookie_has_not_answered_is_bounded_though_it_is_co
     config = LedgerConfig(add_timeout_s=5.0, unanswered_bytes_max=3000)
     writer = await five.client(config).create()
     hanging = standing(five, writer)
-    hanging.status[Op.ADD] = Status.BUSY
+    hanging.status[BookieOperation.ADD] = Status.BUSY
     while writer.has_room:
         await writer.append(bytes(500))
     assert writer.pending_entries == 0, "the other two have confirmed all of it"
@@ -285,7 +285,7 @@ async def test_bytes_are_bounded_too_and_ready_returns_when_the_handle_ends(five
     config = LedgerConfig(add_timeout_s=1.0, quorum_timeout_s=3.0, retry_s=0.02, pending_bytes_max=1000)
     writer = await five.client(config).create()
     for bookie in five.bookies:
-        bookie.silent.add(Op.ADD)
+        bookie.silent.add(BookieOperation.ADD)
     pending = writer.append(bytes(2000))
     assert not writer.has_room
     with pytest.raises(BackPressure):

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from magnetar.ledger import LedgerClient, LedgerConfig, LedgerEnd
 from magnetar.ledger import client as client_module
-from magnetar.ledger.peer_format import Flags, Op, Status
+from magnetar.ledger.peer_format import BookieOperation, BookieRequestFlags, Status
 from magnetar.ledger.placement_core import StripingReduction
 from magnetar.metadata import paths
 from magnetar.metadata.records import IN_RECOVERY, OPEN
@@ -33,7 +33,7 @@ async def test_an_append_after_close_fails_definitely_and_sends_nothing(cluster:
     with pytest.raises(LedgerClosed) as caught:
         await writer.append(b"late")
     assert caught.value.definite
-    assert all(request.op is not Op.ADD for bookie in cluster.bookies for request in bookie.requests)
+    assert all(request.op is not BookieOperation.ADD for bookie in cluster.bookies for request in bookie.requests)
 
 
 async def test_a_reader_beside_the_writer_reads_up_to_its_lac_and_no_further(cluster: Cluster) -> None:
@@ -84,7 +84,7 @@ async def test_a_silent_bookie_ends_the_ledger_and_everything_sent_is_confirmed_
     client = cluster.client()
     writer = await client.create()
     await writer.append(b"before")
-    cluster.bookie(writer.record.fragments[0].bookies[1]).silent.add(Op.ADD)
+    cluster.bookie(writer.record.fragments[0].bookies[1]).silent.add(BookieOperation.ADD)
     assert await asyncio.gather(*(writer.append(b"x") for _ in range(20))) == list(range(1, 21))
     await writer.wait_finished()
     assert not writer.is_writable
@@ -116,16 +116,18 @@ async def test_every_recovery_read_and_lac_question_fences(cluster: Cluster) -> 
         bookie.requests.clear()
     await client.recover(writer.ledger_id)
     heads = [head for bookie in cluster.bookies for head in bookie.requests]
-    assert {head.op for head in heads} == {Op.ADD, Op.READ, Op.READ_LAC}
+    assert {head.op for head in heads} == {BookieOperation.ADD, BookieOperation.READ, BookieOperation.READ_LAC}
     for head in heads:
-        assert head.flags == (Flags.RECOVERY if head.op is Op.ADD else Flags.FENCE)
+        assert head.flags == (
+            BookieRequestFlags.RECOVERY if head.op is BookieOperation.ADD else BookieRequestFlags.FENCE
+        )
 
 
 async def test_recovery_without_enough_answers_gives_up_and_leaves_the_ledger_in_recovery(cluster: Cluster) -> None:
     writer = await cluster.client().create()
     await asyncio.gather(*(writer.append(b"%d" % i) for i in range(10)))
     for bookie in cluster.bookies[:2]:
-        bookie.silent |= {Op.READ, Op.READ_LAC}
+        bookie.silent |= {BookieOperation.READ, BookieOperation.READ_LAC}
     client = cluster.client()
     with pytest.raises(Unavailable, match="stays in recovery"):
         await client.recover(writer.ledger_id)
@@ -141,7 +143,7 @@ async def test_an_error_is_never_a_vote_that_an_entry_is_absent(cluster: Cluster
     writer = await cluster.client().create()
     await writer.append(b"a")
     for bookie in cluster.bookies[:2]:
-        bookie.status[Op.READ] = trouble
+        bookie.status[BookieOperation.READ] = trouble
     third = cluster.bookies[2]
     await until(lambda: writer.ledger_id in third.shelves)  # its copy is not needed for the confirmation
     third.shelves[writer.ledger_id].entries.clear()
@@ -176,7 +178,7 @@ async def test_a_bookie_that_hangs_costs_a_read_the_wait_and_not_the_time_out(cl
     client = cluster.client(replace(QUICK, read_timeout_s=20.0, speculative_read_s=0.02))
     reader = await client.open(writer.ledger_id)
     first = await _first_asked(cluster, client, writer.ledger_id)
-    first.silent.add(Op.READ)
+    first.silent.add(BookieOperation.READ)
     assert [bytes(e.payload) for e in await reader.read(0, 0)] == [b"there"]
     assert reader.speculations >= 1
     asked = len(first.requests)
@@ -191,7 +193,7 @@ async def _first_asked(cluster: Cluster, client: LedgerClient, ledger_id: int) -
     await (await client.open(ledger_id)).read(0, 0)
     (asked,) = [
         bookie for bookie, count in zip(cluster.bookies, before, strict=True)
-        if any(head.op is Op.READ for head in bookie.requests[count:])
+        if any(head.op is BookieOperation.READ for head in bookie.requests[count:])
     ]  # fmt: skip
     return asked
 
@@ -206,7 +208,7 @@ async def test_a_closed_ledger_whose_entry_nobody_has_is_an_alarm(cluster: Clust
         bookie.shelves[writer.ledger_id].entries.clear()
     with pytest.raises(DataLost):
         await reader.read(0, 0)
-    cluster.bookies[0].status[Op.READ] = Status.UNKNOWN
+    cluster.bookies[0].status[BookieOperation.READ] = Status.UNKNOWN
     with pytest.raises(Unavailable):
         await reader.read(0, 0)
 
@@ -214,9 +216,9 @@ async def test_a_closed_ledger_whose_entry_nobody_has_is_an_alarm(cluster: Clust
 async def test_a_busy_bookie_is_asked_again_and_nothing_ends(cluster: Cluster) -> None:
     writer = await cluster.client().create()
     for bookie in cluster.bookies:
-        bookie.status[Op.ADD] = Status.BUSY
+        bookie.status[BookieOperation.ADD] = Status.BUSY
     pending = writer.append(b"a")
-    await cluster.bookies[0].wait_requests(Op.ADD, 2)
+    await cluster.bookies[0].wait_requests(BookieOperation.ADD, 2)
     for bookie in cluster.bookies:
         bookie.status.clear()
     assert await pending == 0
@@ -227,7 +229,7 @@ async def test_an_append_that_nobody_decides_in_time_is_unknown(cluster: Cluster
     config = LedgerConfig(add_timeout_s=0.2, quorum_timeout_s=0.4, retry_s=0.02)
     writer = await cluster.client(config).create(ensemble_size=1, write_quorum=1, ack_quorum=1)
     for bookie in cluster.bookies:
-        bookie.silent.add(Op.ADD)
+        bookie.silent.add(BookieOperation.ADD)
     metadata = writer._metadata
     writer._metadata = _Hanging()  # type: ignore[assignment]
     with pytest.raises(OutcomeUnknown):
@@ -249,11 +251,11 @@ async def test_a_fault_ends_a_recovery_and_a_close_instead_of_leaving_them_hangi
     client = cluster.client()
     writer, other = await client.create(), await client.create()
     await writer.append(b"a")
-    monkeypatch.setattr("magnetar.ledger.recovery_core.Recovery._fence_answered", broken)
+    monkeypatch.setattr("magnetar.ledger.recovery_core.LedgerRecovery._fence_answered", broken)
     async with asyncio.timeout(10):
         with pytest.raises(RuntimeError, match="a bug"):
             await client.recover(writer.ledger_id)
-    monkeypatch.setattr("magnetar.ledger.handle.close_by_writer", broken)
+    monkeypatch.setattr("magnetar.ledger.handle.decide_close_by_writer", broken)
     async with asyncio.timeout(10):
         with pytest.raises(OutcomeUnknown):
             await other.close()
@@ -306,7 +308,7 @@ async def test_a_failed_bookie_is_chosen_last_for_a_while(cluster: Cluster) -> N
     client = cluster.client()
     writer = await client.create(ensemble_size=1, write_quorum=1, ack_quorum=1)
     failed = writer.record.fragments[0].bookies[0]
-    cluster.bookie(failed).status[Op.ADD] = Status.READ_ONLY
+    cluster.bookie(failed).status[BookieOperation.ADD] = Status.READ_ONLY
     assert await writer.append(b"another bookie takes its place") == 0
     assert failed not in writer.record.fragments[-1].bookies
     for _ in range(10):
@@ -320,7 +322,7 @@ async def test_abandon_fails_pending_as_unknown_and_leaves_the_ledger_to_a_recov
     writer = await client.create()
     await writer.append(b"a")
     for bookie in cluster.bookies:
-        bookie.silent.add(Op.ADD)
+        bookie.silent.add(BookieOperation.ADD)
     pending = writer.append(b"b")
     await writer.abandon()
     with pytest.raises(OutcomeUnknown):
@@ -346,12 +348,12 @@ async def test_busy_bookies_are_asked_again_by_readers_and_recovery(cluster: Clu
     client = cluster.client()
     for bookie in cluster.bookies:
         bookie.requests.clear()
-        bookie.status[Op.READ_LAC] = Status.BUSY
+        bookie.status[BookieOperation.READ_LAC] = Status.BUSY
     recovering = asyncio.ensure_future(client.recover(writer.ledger_id))
-    await cluster.bookies[0].wait_requests(Op.READ_LAC, 2)
+    await cluster.bookies[0].wait_requests(BookieOperation.READ_LAC, 2)
     for bookie in cluster.bookies:
-        bookie.status = {Op.READ: Status.BUSY}
-    await cluster.bookies[0].wait_requests(Op.READ, 2)
+        bookie.status = {BookieOperation.READ: Status.BUSY}
+    await cluster.bookies[0].wait_requests(BookieOperation.READ, 2)
     for bookie in cluster.bookies:
         bookie.status = {}
     reader = await recovering
@@ -359,9 +361,9 @@ async def test_busy_bookies_are_asked_again_by_readers_and_recovery(cluster: Clu
     assert not client._bookies.quarantined_bookies()
 
 
-@pytest.mark.parametrize("op", [Op.READ_LAC, Op.READ])
+@pytest.mark.parametrize("op", [BookieOperation.READ_LAC, BookieOperation.READ])
 async def test_a_recovery_waits_for_bookies_that_say_they_are_busy_and_does_not_start_over(
-    cluster: Cluster, op: Op
+    cluster: Cluster, op: BookieOperation
 ) -> None:
     """They live, and have a queue: only one that is silent is given up after the time-out."""
     writer = await cluster.client().create()
@@ -376,15 +378,15 @@ async def test_a_recovery_waits_for_bookies_that_say_they_are_busy_and_does_not_
     for bookie in cluster.bookies:
         bookie.status.clear()
     assert (await recovering).last_entry == 0
-    fences = [head for bookie in cluster.bookies for head in bookie.requests if head.op is Op.READ_LAC]
-    assert op is Op.READ_LAC or len(fences) == 3, "it began once"
+    fences = [head for bookie in cluster.bookies for head in bookie.requests if head.op is BookieOperation.READ_LAC]
+    assert op is BookieOperation.READ_LAC or len(fences) == 3, "it began once"
 
 
 async def test_a_recovery_gives_up_when_bookies_are_busy_for_ever(cluster: Cluster) -> None:
     writer = await cluster.client().create()
     await writer.append(b"a")
     for bookie in cluster.bookies:
-        bookie.status[Op.READ] = Status.BUSY
+        bookie.status[BookieOperation.READ] = Status.BUSY
     with pytest.raises(Unavailable, match="neither found nor proven absent"):
         await cluster.client(replace(QUICK, fence_timeout_s=0.25, close_timeout_s=1.0)).recover(writer.ledger_id)
 

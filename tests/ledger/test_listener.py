@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from magnetar.ledger import LedgerEnd
 from magnetar.ledger.handle import ENTRY_BYTES_MAX, LedgerWriter
-from magnetar.ledger.peer_format import Op, Status
+from magnetar.ledger.peer_format import BookieOperation, Status
 from magnetar.ledger.reader_core import PendingAppend
 from magnetar.proto.errors import BackPressure, LedgerClosed, MessageTooLarge
 from tests.ledger.conftest import QUICK, Cluster, until
@@ -90,7 +90,7 @@ async def test_a_listener_hears_of_entries_that_are_not_confirmed_any_more(clust
     writer.push(payload(b"stored"))
     await listener.until(0)
     for id_ in writer.record.fragments[0].bookies[:2]:
-        cluster.bookie(id_).status[Op.ADD] = Status.READ_ONLY
+        cluster.bookie(id_).status[BookieOperation.ADD] = Status.READ_ONLY
     for _ in range(5):
         writer.push(payload(b"x"))
     await writer.wait_finished()
@@ -120,17 +120,17 @@ async def test_an_entry_that_went_on_to_another_ledger_hears_nothing_of_the_firs
     second, told = await listening(cluster)
     moved = [payload(b"zero"), payload(b"one")]
     for bookie in cluster.bookies:
-        bookie.silent.add(Op.ADD)
+        bookie.silent.add(BookieOperation.ADD)
     for each in moved:
         first.push(each)
     for bookie in cluster.bookies:
-        await bookie.wait_requests(Op.ADD, 2)
+        await bookie.wait_requests(BookieOperation.ADD, 2)
     await first.abandon()
     assert (told_first.failures, first.pending_bytes) == (1, 0)
     for each in (payload(b"new"), *reversed(moved)):
         second.push(each)
     for bookie in cluster.bookies:
-        await bookie.wait_requests(Op.ADD, 5)
+        await bookie.wait_requests(BookieOperation.ADD, 5)
         bookie.answer_late(first.ledger_id)
     await until(lambda: first._sender.unanswered_bytes == 0)
     assert (told_first.told, told.told, second.pending_entries) == ([], [], 3)

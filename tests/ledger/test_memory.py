@@ -6,7 +6,7 @@ import pytest
 
 from magnetar.ledger import LedgerConfig, LedgerWriter
 from magnetar.ledger.memory import LOOK_BYTES, AppendMemory
-from magnetar.ledger.peer_format import Op, Status
+from magnetar.ledger.peer_format import BookieOperation, Status
 from tests.ledger.conftest import Cluster
 from tests.ledger.test_sender import Rig
 
@@ -23,7 +23,7 @@ async def test_a_bookie_that_does_not_answer_stops_all_ledgers_at_one_bound_and_
     client = cluster.client(LedgerConfig(add_timeout_s=1.0, retry_s=0.02, memory_bytes_max=LIMIT))
     writers = [await client.create() for _ in range(8)]
     hanging = cluster.bookies[0]
-    hanging.silent.add(Op.ADD)
+    hanging.silent.add(BookieOperation.ADD)
     await fill(writers, 500)
     held = client.bookies.memory.held
     assert LIMIT <= held < LIMIT + 8 * 700, "one entry of each ledger exceeds it at most"
@@ -37,7 +37,7 @@ async def test_a_bookie_that_does_not_answer_stops_all_ledgers_at_one_bound_and_
 async def test_what_cannot_wait_is_taken_past_the_bound(cluster: Cluster) -> None:
     client = cluster.client(LedgerConfig(memory_bytes_max=1000))
     topic, cursor = await client.create(), await client.create()
-    cluster.bookies[0].status[Op.ADD] = Status.BUSY
+    cluster.bookies[0].status[BookieOperation.ADD] = Status.BUSY
     await fill([topic], 600)
     assert not cursor.has_room
     assert await cursor.append(b"acknowledged") == 0

@@ -166,7 +166,7 @@ def test_repeated_failures_lengthen_a_quarantine_up_to_a_bound_and_time_heals() 
 def test_a_restart_ends_a_quarantine_but_not_the_memory_of_what_led_to_it() -> None:
     quarantine = BookieQuarantine(10, 100)
     quarantine.record_failure("b", 0)
-    quarantine.on_restarted("b", 1)
+    quarantine.on_bookie_restarted("b", 1)
     assert quarantine.quarantined(1) == []
     quarantine.record_failure("b", 2)
     assert quarantine.quarantined(21) == ["b"]

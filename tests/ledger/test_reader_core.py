@@ -30,7 +30,9 @@ from magnetar.proto.checksum import JOINED_BYTES_MIN, crc32c
 
 def record(shape: tuple[int, int, int] = (3, 3, 2), **changes: object) -> LedgerRecord:
     names = "abcdef"[: shape[0]]
-    fresh = m.new_record(7, Striping(*shape), tuple(names), key=b"k" * 20, token="t", created_ms=0, properties={})
+    fresh = m.make_ledger_record(
+        7, Striping(*shape), tuple(names), key=b"k" * 20, token="t", created_ms=0, properties={}
+    )
     return msgspec.structs.replace(fresh, **{"state": CLOSED, "last_entry": 9, **changes})
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from magnetar.ledger import recovery
-from magnetar.ledger.peer_format import Flags, Op
+from magnetar.ledger.peer_format import BookieOperation, BookieRequestFlags
 from magnetar.ledger.recovery_core import CloseRecoveredLedger
 from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, Fragment
@@ -15,9 +15,9 @@ from tests.ledger.conftest import Cluster
 from tests.ledger.fake_bookie import FakeBookie
 
 
-@pytest.mark.parametrize("op", [Op.READ_LAC, Op.READ, Op.ADD])
+@pytest.mark.parametrize("op", [BookieOperation.READ_LAC, BookieOperation.READ, BookieOperation.ADD])
 async def test_a_recoverer_that_stops_at_any_step_leaves_the_ledger_to_another_which_keeps_all(
-    cluster: Cluster, op: Op
+    cluster: Cluster, op: BookieOperation
 ) -> None:
     """Fencing, reading, writing back: it hangs there, is stopped, and the next one starts from the beginning."""
     writer = await cluster.client().create()
@@ -36,9 +36,11 @@ async def test_a_recoverer_that_stops_at_any_step_leaves_the_ledger_to_another_w
     reader = await client.recover(writer.ledger_id)
     assert (reader.is_closed, reader.last_entry) == (True, 9)
     assert [bytes(e.payload) for e in await reader.read(0, 9)] == [b"%d" % i for i in range(10)]
-    added = [head for bookie in cluster.bookies for head in bookie.requests if head.op is Op.ADD]
+    added = [head for bookie in cluster.bookies for head in bookie.requests if head.op is BookieOperation.ADD]
     assert added, "what is beyond the LAC is written back"
-    assert all(head.flags & Flags.RECOVERY for head in added), "or the fenced bookies would refuse it (#4163)"
+    assert all(head.flags & BookieRequestFlags.RECOVERY for head in added), (
+        "or the fenced bookies would refuse it (#4163)"
+    )
 
 
 async def test_a_reader_of_a_closed_ledger_finds_its_entries_at_the_bookies_they_were_moved_to(
@@ -87,7 +89,7 @@ async def test_the_end_that_another_recoverer_stored_is_adopted_and_not_the_entr
     writer = await cluster.client().create()
     for i in range(2):
         await writer.append(b"%d" % i)
-    cluster.bookies[0].silent.add(Op.ADD)  # what is written back; two are enough
+    cluster.bookies[0].silent.add(BookieOperation.ADD)  # what is written back; two are enough
     record = await cluster.client().read_record(writer.ledger_id)
     close = recovery._Attempt._close
 

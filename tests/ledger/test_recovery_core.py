@@ -9,7 +9,6 @@ from magnetar.ledger import metadata_core as m
 from magnetar.ledger.reader_core import StoredCopy
 from magnetar.ledger.recovery_core import (
     CloseRecoveredLedger,
-    CloseRefused,
     Effect,
     EntryFound,
     EntryMissing,
@@ -17,9 +16,10 @@ from magnetar.ledger.recovery_core import (
     FenceFailed,
     FinishRecovery,
     LedgerFencedAtBookie,
+    LedgerRecordClosed,
+    LedgerRecovery,
     ReadFailed,
-    RecordClosed,
-    Recovery,
+    RecoveredCloseRefused,
     RecoveryFailure,
     RecoveryState,
     ReportRecoveryFailure,
@@ -31,7 +31,7 @@ from magnetar.metadata.records import IN_RECOVERY, Fragment, LedgerRecord
 
 
 def record(shape: tuple[int, int, int] = (3, 3, 2), *fragments: Fragment) -> LedgerRecord:
-    fresh = m.new_record(
+    fresh = m.make_ledger_record(
         7, Striping(*shape), tuple("abc"[: shape[0]]), key=b"k" * 20, token="t", created_ms=0, properties={}
     )
     return msgspec.structs.replace(fresh, state=IN_RECOVERY, fragments=fragments or fresh.fragments)
@@ -47,7 +47,7 @@ class Script:
             return next((spare for spare in spares if spare not in exclude), None)
 
         chosen: Callable[[Sequence[str]], str | None] = choose
-        self.core = Recovery(snapshot or record(), chosen, batch=batch)
+        self.core = LedgerRecovery(snapshot or record(), chosen, batch=batch)
         self.said = list(self.core.start())
 
     def tell(self, *facts: Fact) -> list[Effect]:
@@ -249,7 +249,7 @@ def test_the_end_that_is_stored_is_the_end_that_is_told() -> None:
     script.fenced()
     script.absent(0)
     theirs = msgspec.structs.replace(record(), state="closed", last_entry=8, length=90)
-    assert script.tell(RecordClosed(theirs)) == [FinishRecovery(theirs)]
+    assert script.tell(LedgerRecordClosed(theirs)) == [FinishRecovery(theirs)]
     assert script.core.state is RecoveryState.DONE
 
 
@@ -257,7 +257,7 @@ def test_a_refused_close_aborts() -> None:
     script = Script()
     script.fenced()
     script.absent(0)
-    assert script.tell(CloseRefused()) == [ReportRecoveryFailure(RecoveryFailure.CLOSE_REFUSED, -1)]
+    assert script.tell(RecoveredCloseRefused()) == [ReportRecoveryFailure(RecoveryFailure.CLOSE_REFUSED, -1)]
 
 
 def test_no_more_than_a_batch_is_read_ahead_of_what_is_stored() -> None:
@@ -271,7 +271,7 @@ def test_no_more_than_a_batch_is_read_ahead_of_what_is_stored() -> None:
 
 def test_recovery_begins_only_on_a_record_in_recovery() -> None:
     with pytest.raises(AssertionError, match="begins after the record is IN_RECOVERY"):
-        Recovery(msgspec.structs.replace(record(), state="open"), lambda _: None)
+        LedgerRecovery(msgspec.structs.replace(record(), state="open"), lambda _: None)
 
 
 def test_no_more_is_read_than_one_entry_beyond_the_last_that_a_fenced_bookie_knows_of() -> None:

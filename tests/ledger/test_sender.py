@@ -11,13 +11,13 @@ import pytest
 
 from magnetar.ledger.config import LedgerConfig
 from magnetar.ledger.memory import AppendMemory
-from magnetar.ledger.metadata_core import new_record
+from magnetar.ledger.metadata_core import make_ledger_record
 from magnetar.ledger.peer_format import (
     ADDS_MAX,
     ENTRY_HEADER,
-    AnswerHead,
-    Op,
-    RequestHead,
+    BookieAnswerHead,
+    BookieOperation,
+    BookieRequestHead,
     Status,
     decode_add_statuses,
     decode_answer,
@@ -31,16 +31,16 @@ from magnetar.ledger.sender import REQUEST_BYTES_MAX, ROOM_S, AddSender, Fact, P
 from magnetar.ledger.writer_core import AddFailed, AddRefused, AddsAcked, EntryOutcome, PendingAdds, Striping
 from magnetar.proto.errors import BackPressure, ConnectionLost
 from magnetar.runtime.files import Buffer
-from magnetar.runtime.network import AnswerListener, Reply, notify_on_answer
+from magnetar.runtime.network import AnswerListener, PeerReply, send_and_notify
 
 BOOKIES = [str(uuid.UUID(int=number)) for number in range(1, 5)]
 
 
 class Sent(NamedTuple):
     bookie: str
-    head: RequestHead
+    head: BookieRequestHead
     frames: Sequence[Buffer]
-    answer: asyncio.Future[Reply]
+    answer: asyncio.Future[PeerReply]
 
     @property
     def entries(self) -> list[int]:
@@ -48,14 +48,14 @@ class Sent(NamedTuple):
 
     @property
     def opened(self) -> list[tuple[int, tuple[bytes, ...], int]]:
-        if self.head.op is Op.ADD:
+        if self.head.op is BookieOperation.ADD:
             one = verify_add(self.head.ledger, self.head.entry, self.frames, 8 << 20)
             assert one is not None
             return [one[0]]
         return verify_adds(self.head, self.frames, 8 << 20).entries
 
     def say(self, *statuses: Status) -> None:
-        self.answer.set_result(Reply(*encode_add_statuses(self.head.ledger, self.head.entry, bytes(statuses))))
+        self.answer.set_result(PeerReply(*encode_add_statuses(self.head.ledger, self.head.entry, bytes(statuses))))
 
 
 class Rig:
@@ -63,7 +63,7 @@ class Rig:
 
     def __init__(self, shape: tuple[int, int, int] = (1, 1, 1), retry_s: float = 0.0001) -> None:
         striping = Striping(*shape)
-        record = new_record(
+        record = make_ledger_record(
             1, striping, BOOKIES[: shape[0]], key=b"k" * 20, token="t", created_ms=0, properties={}
         )  # fmt: skip
         self.adds: PendingAdds[PendingAppend] = PendingAdds(striping, BOOKIES[: shape[0]])
@@ -90,8 +90,8 @@ class Rig:
     def _post(
         self, bookie: str, asker: AnswerListener, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
     ) -> None:
-        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(partial(notify_on_answer, asker))
+        answer: asyncio.Future[PeerReply] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(partial(send_and_notify, asker))
         self.sent.append(Sent(bookie, decode_request(head), frames, answer))
         self._happened.set()
 
@@ -122,11 +122,11 @@ async def test_all_adds_of_a_turn_to_a_bookie_are_one_request_and_replicas_share
     assert rig.sent == [], "nothing leaves within the turn"
     await rig.wait_sent(3)
     assert [sent.bookie for sent in rig.sent] == BOOKIES[:3]
-    assert all(sent.head.op is Op.ADD_MANY and sent.entries == [0, 1, 2] for sent in rig.sent)
+    assert all(sent.head.op is BookieOperation.ADD_MANY and sent.entries == [0, 1, 2] for sent in rig.sent)
     assert rig.sent[0].frames is rig.sent[1].frames is rig.sent[2].frames
     rig.append(b"three")
     await rig.wait_sent(6)
-    assert [(sent.head.op, sent.entries) for sent in rig.sent[3:]] == [(Op.ADD, [3])] * 3
+    assert [(sent.head.op, sent.entries) for sent in rig.sent[3:]] == [(BookieOperation.ADD, [3])] * 3
 
 
 @pytest.mark.asyncio
@@ -176,7 +176,7 @@ async def test_each_status_is_told_for_its_entry_and_what_was_stored_comes_first
         AddFailed(3, 0, BOOKIES[0]),
     ]  # fmt: skip
     assert rig.sent[1].entries == [2], "only what was busy is asked again"
-    rig.sent[1].answer.set_result(Reply(AnswerHead(Op.ADD, Status.OK, 1, 2, -1, 0).encode(), ()))
+    rig.sent[1].answer.set_result(PeerReply(BookieAnswerHead(BookieOperation.ADD, Status.OK, 1, 2, -1, 0).encode(), ()))
     await rig.wait_facts(5)
     assert rig.facts[4] == AddsAcked([2], 0, BOOKIES[0])
 
@@ -199,10 +199,10 @@ async def test_an_answer_that_is_none_is_unknown_for_all_of_them(wrong: str) -> 
     rig.append(b"zero", b"one")
     await rig.wait_sent(1)
     head, frames = encode_add_statuses(rig.sent[0].head.ledger, rig.sent[0].head.entry, b"\0\0")
-    other = decode_answer(head)._replace(op=Op.PING).encode()
+    other = decode_answer(head)._replace(op=BookieOperation.PING).encode()
     replies = {"short": (head, (b"\0",)), "long": (head, (b"\0\0\0",)), "no frame": (head, ()),
                "other op": (other, frames), "no head": (b"", frames), "no status": (head, (b"\0\x77",))}  # fmt: skip
-    rig.sent[0].answer.set_result(Reply(*replies[wrong]))
+    rig.sent[0].answer.set_result(PeerReply(*replies[wrong]))
     await rig.wait_facts(2)
     assert rig.facts == [AddFailed(0, 0, BOOKIES[0]), AddFailed(1, 0, BOOKIES[0])]
 
@@ -216,21 +216,26 @@ async def test_a_busy_bookie_and_a_full_queue_are_asked_again_for_the_add_time_o
         if number % 2:
             rig.sent[-1].answer.set_exception(BackPressure("full"))
         else:
-            rig.sent[-1].answer.set_result(Reply(AnswerHead(Op.ADD_MANY, Status.BUSY, 1, 0, -1, 0).encode(), ()))
+            rig.sent[-1].answer.set_result(
+                PeerReply(BookieAnswerHead(BookieOperation.ADD_MANY, Status.BUSY, 1, 0, -1, 0).encode(), ())
+            )
     await rig.wait_facts(2)
     assert {sent.entries == [0, 1] for sent in rig.sent} == {True}
     assert rig.facts == [AddFailed(0, 0, BOOKIES[0]), AddFailed(1, 0, BOOKIES[0])]
-    assert decode_add_statuses(AnswerHead(Op.ADD_MANY, Status.BUSY, 1, 0, -1, 0), (), 2) == [Status.BUSY] * 2
+    assert (
+        decode_add_statuses(BookieAnswerHead(BookieOperation.ADD_MANY, Status.BUSY, 1, 0, -1, 0), (), 2)
+        == [Status.BUSY] * 2
+    )
 
 
 @pytest.mark.asyncio
 async def test_a_busy_bookie_is_asked_again_soon_when_it_stores_something_else() -> None:
-    rig, busy = Rig(retry_s=2.0), AnswerHead(Op.ADD_MANY, Status.BUSY, 1, 0, -1, 0).encode()
+    rig, busy = Rig(retry_s=2.0), BookieAnswerHead(BookieOperation.ADD_MANY, Status.BUSY, 1, 0, -1, 0).encode()
     rig.append(b"zero", b"one")
     await rig.wait_sent(1)
     begun = asyncio.get_running_loop().time()
     for number in range(20):  # twice as often as it is asked after `retry_s`: these do not count
-        rig.sent[-1].answer.set_result(Reply(busy, ()))
+        rig.sent[-1].answer.set_result(PeerReply(busy, ()))
         rig.append(b"more")
         await rig.wait_sent(2 * number + 2)
         rig.sent[-1].say(Status.OK)

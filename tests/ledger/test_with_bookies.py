@@ -18,7 +18,7 @@ from magnetar.metadata.records import CLOSED
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore, ensure_cluster_record
 from magnetar.runtime.network import World
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.ledger.conftest import QUICK
 
 
@@ -47,7 +47,7 @@ class Deployment:
 
 @pytest_asyncio.fixture
 async def deployment(tmp_path: Path) -> AsyncIterator[Deployment]:
-    world = real_world(seed=1)
+    world = make_system_world(seed=1)
     store = await SqliteStore.open(world, ":memory:")
     session = store.new_session()
     await ensure_cluster_record(session, world.rng)

@@ -30,9 +30,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from magnetar.metadata.records import CounterRecord, DamagedRecord, decode, encode
-from magnetar.metadata.store import ANY, Delete, Operation, Put
-from magnetar.metadata.tree import ENDING, DiskFailed, EndSession, Job, MetadataTree, OpenSession
-from magnetar.metadata.tree_core import Commit
+from magnetar.metadata.store import ANY, Delete, Operation, PutNode
+from magnetar.metadata.tree import ENDING, EndSession, Job, MetadataDiskFailed, MetadataTree, OpenSession
+from magnetar.metadata.tree_core import CommitJob
 from magnetar.proto.errors import DataLost, InvalidConfiguration, MagnetarError
 
 SECTOR, PAGE = 512, 4096
@@ -71,7 +71,7 @@ def _jobs(rng: random.Random, sessions: list[str]) -> list[Job]:
         elif drawn < 0.15 and sessions:
             jobs.append(EndSession(rng.choice(sessions)))
         else:
-            jobs.append(Commit(tuple(_operation(rng) for _ in range(rng.choice((1, 1, 3)))), ""))
+            jobs.append(CommitJob(tuple(_operation(rng) for _ in range(rng.choice((1, 1, 3)))), ""))
     return jobs
 
 
@@ -79,7 +79,7 @@ def _operation(rng: random.Random) -> Operation:
     path = f"/some/{rng.randrange(30):02d}"
     if rng.random() < 0.15:
         return Delete(path, ANY)
-    return Put(path, _value(rng, path), ANY)
+    return PutNode(path, _value(rng, path), ANY)
 
 
 def _value(rng: random.Random, path: str) -> bytes:
@@ -239,7 +239,7 @@ def judge(folder: str, state: State) -> tuple[str, Failure | None]:
 def _compared(state: State, tree: MetadataTree) -> tuple[str, Failure | None]:
     try:
         found, told = rows_of(tree), 0
-    except DiskFailed as error:
+    except MetadataDiskFailed as error:
         return "", Failure(state.name, f"it started, and cannot be read: {error}")
     for moment in state.may_be:
         if found == moment.rows and tree.revision >= moment.revision:

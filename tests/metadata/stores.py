@@ -16,10 +16,19 @@ from magnetar.metadata.address import ZookeeperAddress, parse
 from magnetar.metadata.remote import RemoteStore, connect_address, connect_metadata
 from magnetar.metadata.server import MetadataServer
 from magnetar.metadata.sqlite import MEMORY, LocalSession, SqliteStore
-from magnetar.metadata.store import ANY, Delete, MetadataStore, NodeChanged, Operation, Put, VersionedValue, WatchReset
+from magnetar.metadata.store import (
+    ANY,
+    Delete,
+    MetadataStore,
+    NodeChanged,
+    Operation,
+    PutNode,
+    VersionedValue,
+    WatchReset,
+)
 from magnetar.proto.errors import ConnectionLost
 from magnetar.runtime.network import Endpoint
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from magnetar.runtime.sim.world import Simulation
 from tests.support.zookeeper import ZookeeperServer, why_no_zookeeper
 
@@ -49,7 +58,7 @@ class SqliteBackend:
 
     async def store(self, timeout_s: float = 10.0) -> MetadataStore:
         if self._store is None:
-            self._store = await SqliteStore.open(real_world(1), str(self._path / "metadata.db"))
+            self._store = await SqliteStore.open(make_system_world(1), str(self._path / "metadata.db"))
         return self._store.new_session(timeout_s)
 
     async def vanish(self, store: MetadataStore) -> None:
@@ -68,7 +77,7 @@ class RemoteBackend:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._world = real_world(1)
+        self._world = make_system_world(1)
         self._server: MetadataServer | None = None
         self._stores: list[RemoteStore] = []
 
@@ -148,7 +157,7 @@ class ZookeeperBackend:
     async def store(self, timeout_s: float = 10.0) -> ZookeeperStore:
         from magnetar.metadata.zookeeper import ZookeeperStore
 
-        store = await connect_address(real_world(1), self.address, timeout_s)
+        store = await connect_address(make_system_world(1), self.address, timeout_s)
         assert isinstance(store, ZookeeperStore)
         self._stores.append(store)
         return store
@@ -230,7 +239,7 @@ class Forgetful:
         return versions
 
     async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
-        return (await self.commit([Put(path, value, expected, ephemeral)]))[0]
+        return (await self.commit([PutNode(path, value, expected, ephemeral)]))[0]
 
     async def delete(self, path: str, expected: int = ANY) -> None:
         await self.commit([Delete(path, expected)])

@@ -8,7 +8,7 @@ from magnetar.metadata.address import JUTE_MAXBUFFER, ZookeeperAddress, parse
 from magnetar.metadata.remote import connect_address
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.network import Endpoint
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 
 
 @pytest.mark.parametrize(
@@ -47,4 +47,4 @@ async def test_without_kazoo_the_error_says_what_to_install(monkeypatch: pytest.
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "kazoo", None)
     with pytest.raises(InvalidConfiguration, match=r"pip install 'magnetar\[zookeeper\]'"):
-        await connect_address(real_world(1), parse("zk://127.0.0.1:1/m"), 0.1)
+        await connect_address(make_system_world(1), parse("zk://127.0.0.1:1/m"), 0.1)

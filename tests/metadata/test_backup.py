@@ -18,9 +18,9 @@ from magnetar.metadata.records import (
     decode,
     encode,
 )
-from magnetar.metadata.store import ABSENT, Put
+from magnetar.metadata.store import ABSENT, PutNode
 from magnetar.metadata.tree import MetadataTree, OpenSession
-from magnetar.metadata.tree_core import Commit
+from magnetar.metadata.tree_core import CommitJob
 from tests.metadata.test_records import EXAMPLES, place
 
 Encoded = Callable[[Record, str], bytes]
@@ -50,7 +50,7 @@ def a_copy(folder: Path, encoded: Encoded) -> tuple[str, dict[str, Record]]:
     tree.apply([OpenSession("s", 10.0)])
     for path, record in live.items():
         data = encoded(record, path)
-        tree.apply([Commit([Put(path, data, ABSENT, ephemeral=isinstance(record, BookieRecord))], "s")])
+        tree.apply([CommitJob([PutNode(path, data, ABSENT, ephemeral=isinstance(record, BookieRecord))], "s")])
     copy = str(folder / "copy")
     tree.back_up(copy)
     tree.close()

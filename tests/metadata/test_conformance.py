@@ -9,11 +9,11 @@ from magnetar.metadata.store import (
     ABSENT,
     ANY,
     VALUE_BYTES_MAX,
-    Check,
+    CheckNodeVersion,
     Delete,
     MetadataStore,
     NodeChanged,
-    Put,
+    PutNode,
     VersionedValue,
     WatchReset,
     allocate_ids,
@@ -74,26 +74,28 @@ async def test_a_wrong_expectation_is_definite_and_names_what_was_found(backend:
 @conformance
 async def test_a_commit_is_all_or_nothing_and_its_operations_see_each_other(backend: Backend) -> None:
     store = await backend.store()
-    assert await store.commit([Put("/a", b"1"), Put("/a", b"2", 0), Check("/a", 1), Delete("/b")]) == [0, 1, 1, -1]
+    assert await store.commit(
+        [PutNode("/a", b"1"), PutNode("/a", b"2", 0), CheckNodeVersion("/a", 1), Delete("/b")]
+    ) == [0, 1, 1, -1]
     before = await store.revision()
     for refused in (
-        [Put("/a", b"3"), Put("/c", b""), Check("/a", 9)],
-        [Delete("/a"), Put("/c", b"", 0)],
-        [Put("/c", b"", ABSENT), Put("/c", b"", ABSENT)],
+        [PutNode("/a", b"3"), PutNode("/c", b""), CheckNodeVersion("/a", 9)],
+        [Delete("/a"), PutNode("/c", b"", 0)],
+        [PutNode("/c", b"", ABSENT), PutNode("/c", b"", ABSENT)],
     ):
         with pytest.raises(BadVersion):
             await store.commit(refused)
     assert await store.get("/a") == VersionedValue(b"2", 1)
     assert await store.children("/") == ["a"]
     assert await store.revision() == before
-    assert await store.commit([Check("/zero", ABSENT), Put("/c", b"", ABSENT)]) == [-1, 0]
+    assert await store.commit([CheckNodeVersion("/zero", ABSENT), PutNode("/c", b"", ABSENT)]) == [-1, 0]
 
 
 @conformance
 async def test_children_are_the_next_segments_sorted(backend: Backend) -> None:
     store = await backend.store()
     paths = ["/t/b/1", "/t/b/2/x", "/t/b-c", "/t/a/1", "/t/c", "/tt/no", "/t0", "/t/é %2F/1"]
-    await store.commit([Put(path, b"") for path in paths])
+    await store.commit([PutNode(path, b"") for path in paths])
     assert await store.children("/t") == ["a", "b", "b-c", "c", "é %2F"]
     assert await store.children("/t/b") == ["1", "2"]
     assert await store.children("/t/c") == []
@@ -129,11 +131,11 @@ async def test_bad_paths_and_values_are_refused_before_anything_happens(backend:
     with pytest.raises(MessageTooLarge):
         await store.put("/a", bytes(VALUE_BYTES_MAX + 1))
     with pytest.raises(MessageTooLarge):
-        await store.commit([Put(f"/a{i}", bytes(VALUE_BYTES_MAX)) for i in range(8)])
+        await store.commit([PutNode(f"/a{i}", bytes(VALUE_BYTES_MAX)) for i in range(8)])
     with pytest.raises(InvalidRequest):
         await store.commit([])
     with pytest.raises(InvalidRequest):
-        await store.commit([Check("/a", ABSENT)] * 1025)
+        await store.commit([CheckNodeVersion("/a", ABSENT)] * 1025)
     with pytest.raises(InvalidRequest):
         await store.put("/a", b"", -3)
     assert await store.children("/") == []
@@ -144,7 +146,9 @@ async def test_bad_paths_and_values_are_refused_before_anything_happens(backend:
 @conformance
 async def test_ephemerals_go_with_their_session_and_only_they(backend: Backend) -> None:
     mine, other = await backend.store(), await backend.store()
-    await mine.commit([Put("/e/1", b"", ephemeral=True), Put("/e/2", b"", ephemeral=True), Put("/stays", b"")])
+    await mine.commit(
+        [PutNode("/e/1", b"", ephemeral=True), PutNode("/e/2", b"", ephemeral=True), PutNode("/stays", b"")]
+    )
     await mine.put("/e/3", b"", ephemeral=True)
     await mine.put("/e/4", b"", ephemeral=True)
     await other.put("/e/3", b"taken over", ephemeral=True)
@@ -158,7 +162,7 @@ async def test_ephemerals_go_with_their_session_and_only_they(backend: Backend) 
 @conformance
 async def test_a_session_without_a_sign_of_life_expires_with_its_ephemerals(backend: Backend) -> None:
     mine, other = await backend.store(timeout_s=0.3), await backend.store()
-    await mine.commit([Put("/e", b"", ephemeral=True), Put("/stays", b"")])
+    await mine.commit([PutNode("/e", b"", ephemeral=True), PutNode("/stays", b"")])
     seen = await other.revision()
     await backend.vanish(mine)
     assert await other.get("/e") == VersionedValue(b"", 0)
@@ -195,7 +199,7 @@ async def test_a_watch_gives_every_change_below_its_prefix_in_order(backend: Bac
     begun = await other.revision()
     assert await first == (NodeChanged("/w", 0, begun) if backend.keeps_history else WatchReset(begun))
     first = asyncio.ensure_future(anext(watch))
-    await other.commit([Put("/w/a", b""), Put("/ww", b""), Put("/w/a", b""), Put("/x/w", b"")])
+    await other.commit([PutNode("/w/a", b""), PutNode("/ww", b""), PutNode("/w/a", b""), PutNode("/x/w", b"")])
     r1 = await other.revision()
     await store.delete("/w/a")
     r2 = await other.revision()
@@ -229,7 +233,7 @@ async def test_a_watch_is_told_when_its_history_is_gone(backend: Backend) -> Non
         assert await anext(store.watch("/", start - 1)) == WatchReset(start)
     assert await anext(store.watch("/", start + 1000)) == WatchReset(start)
     for _ in range(10):
-        await store.commit([Put("/w", b"")] * 1024)
+        await store.commit([PutNode("/w", b"")] * 1024)
     watch = store.watch("/", start)
     assert await anext(watch) == WatchReset(await store.revision())
     await store.put("/w/after", b"")

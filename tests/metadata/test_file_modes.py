@@ -8,7 +8,7 @@ import pytest
 
 from magnetar.metadata.backup import read_backup_contents, restore_backup
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def modes(folder: Path) -> dict[str, int]:
 
 async def test_the_file_its_log_and_its_copies_are_of_their_owner_alone(tmp_path: Path) -> None:
     file, backup = tmp_path / "metadata.sqlite", tmp_path / "copy.backup"
-    store = await SqliteStore.open(real_world(1), str(file))
+    store = await SqliteStore.open(make_system_world(1), str(file))
     await store.new_session().put("/a", b"secret")
     path, _, _ = await store.back_up("copy.backup")
     assert path == str(backup)
@@ -38,9 +38,9 @@ async def test_the_file_its_log_and_its_copies_are_of_their_owner_alone(tmp_path
 
 async def test_a_file_that_others_could_read_is_closed_to_them_at_the_next_start(tmp_path: Path) -> None:
     file = tmp_path / "metadata.sqlite"
-    await (await SqliteStore.open(real_world(1), str(file))).close()
+    await (await SqliteStore.open(make_system_world(1), str(file))).close()
     file.chmod(0o644)
-    store = await SqliteStore.open(real_world(2), str(file))
+    store = await SqliteStore.open(make_system_world(2), str(file))
     await store.new_session().put("/a", b"secret")
     assert set(modes(tmp_path).values()) == {0o600}
     await store.close()

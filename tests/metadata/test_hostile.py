@@ -18,14 +18,14 @@ from magnetar.metadata.store import VersionedValue
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import BackPressure, InvalidName, InvalidRequest, MagnetarError
 from magnetar.runtime.network import MESSAGE_BYTES_MAX, Stream
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.metadata.stores import ANYWHERE
 
 
 @pytest.fixture
 async def backend(tmp_path: Path) -> AsyncIterator[tuple[MetadataServer, RemoteStore]]:
     """The service, and somebody who uses it all the time."""
-    world = real_world(1)
+    world = make_system_world(1)
     server = await MetadataServer.start(world, ANYWHERE, str(tmp_path / "metadata.db"))
     store = await connect_metadata(world, server.endpoint, 10.0)
     await store.put("/e", b"mine", ephemeral=True)
@@ -68,7 +68,7 @@ async def test_requests_that_are_too_large_or_wrong_are_refused_by_type(
     backend: tuple[MetadataServer, RemoteStore],
 ) -> None:
     server, _ = backend
-    channel = real_world(2).network.connect(server.endpoint)
+    channel = make_system_world(2).network.connect(server.endpoint)
     huge = wire.CommitRequest(operations=[wire.Operation(path="/a", value=bytes(MESSAGE_BYTES_MAX + 1))])
     with pytest.raises(MagnetarError):
         await channel.call(COMMIT, huge, timeout_s=10)
@@ -86,7 +86,7 @@ async def test_sessions_of_one_address_are_bounded_and_who_has_one_keeps_it(
 ) -> None:
     server, _ = backend
     monkeypatch.setattr(server_module, "SESSIONS_OF_ADDRESS_MAX", 20)
-    channel = real_world(2).network.connect(server.endpoint)
+    channel = make_system_world(2).network.connect(server.endpoint)
     opening = wire.SessionRequest(open=wire.OpenSession(timeout_s=600.0))
     streams = [channel.stream(SESSION) for _ in range(60)]
     for stream in streams:
@@ -118,7 +118,7 @@ async def test_watches_of_one_address_are_bounded(
 ) -> None:
     server, _ = backend
     monkeypatch.setattr(server_module, "WATCHES_OF_ADDRESS_MAX", 50)
-    channel = real_world(2).network.connect(server.endpoint)
+    channel = make_system_world(2).network.connect(server.endpoint)
     stream = channel.stream(SESSION)
     stream.send_nowait(wire.SessionRequest(open=wire.OpenSession(timeout_s=10.0)))
     await stream.receive()
@@ -135,7 +135,7 @@ async def test_a_stream_that_does_not_say_whose_it_is_ends(
 ) -> None:
     server, _ = backend
     monkeypatch.setattr(server_module, "OPEN_TIMEOUT_S", 0.05)
-    channel = real_world(2).network.connect(server.endpoint)
+    channel = make_system_world(2).network.connect(server.endpoint)
     stream = channel.stream(SESSION)
     with pytest.raises(InvalidRequest, match="begins with"):
         await stream.receive()

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.metadata.sqlite import KNOWN_AT_ONCE, MEMORY, SqliteStore
-from magnetar.metadata.store import ABSENT, Check, Delete, Put, VersionedValue
+from magnetar.metadata.store import ABSENT, CheckNodeVersion, Delete, PutNode, VersionedValue
 from magnetar.metadata.tree import Node
 from magnetar.metadata.tree_core import KNOWN_BYTES_MAX, NodeCache
 from magnetar.metadata.tree_core import KNOWN_VALUE_BYTES_MAX as VALUE_BYTES_MAX
 from magnetar.proto.errors import MagnetarError, SessionExpired, Unavailable
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 
 
 @pytest.fixture
 async def store() -> AsyncIterator[SqliteStore]:
-    store = await SqliteStore.open(real_world(), MEMORY)
+    store = await SqliteStore.open(make_system_world(), MEMORY)
     yield store
     await store.close()
 
@@ -56,12 +56,17 @@ async def test_what_a_commit_changed_stays_known_and_is_what_the_tree_has(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = store.new_session()
-    await session.commit([Put("/a", b"1"), Put("/d", b"1")])
+    await session.commit([PutNode("/a", b"1"), PutNode("/d", b"1")])
     store._known.discard("/d")
     for path in ("/a", "/b", "/c"):
         await session.get(path)
-    many = [Put("/a", b"2"), Put("/a", bytearray(b"3")), Put("/b", b"", ephemeral=True), Put("/c", b"x")]
-    await session.commit([*many, Check("/a", 2), Delete("/c"), Put("/d", b"unknown")])
+    many = [
+        PutNode("/a", b"2"),
+        PutNode("/a", bytearray(b"3")),
+        PutNode("/b", b"", ephemeral=True),
+        PutNode("/c", b"x"),
+    ]
+    await session.commit([*many, CheckNodeVersion("/a", 2), Delete("/c"), PutNode("/d", b"unknown")])
     calls = counted(store, monkeypatch)
     known = [await store.get(path) for path in ("/a", "/b", "/c")]
     assert len(calls) == 1, "one that is deleted is read again"
@@ -72,7 +77,9 @@ async def test_what_a_commit_changed_stays_known_and_is_what_the_tree_has(
 
 async def test_what_a_commit_makes_is_known(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     session = store.new_session()
-    await session.commit([Put("/a", b"1", ABSENT), Put("/b", b"2", ephemeral=True), Put("/c", b"3"), Delete("/c")])
+    await session.commit(
+        [PutNode("/a", b"1", ABSENT), PutNode("/b", b"2", ephemeral=True), PutNode("/c", b"3"), Delete("/c")]
+    )
     calls = counted(store, monkeypatch)
     assert await store.get("/a") == Node(b"1", 0, False)
     assert await store.get("/b") == Node(b"2", 0, True)

@@ -7,7 +7,7 @@ import pytest
 from magnetar.metadata import paths, records
 from magnetar.metadata.members import LEAVE_S, LOOK_EVERY_S, Members
 from magnetar.metadata.remote import RemoteStore, connect_metadata
-from magnetar.metadata.store import ABSENT, MetadataStore, Put
+from magnetar.metadata.store import ABSENT, MetadataStore, PutNode
 from magnetar.metadata.tree_core import may_role_write
 from magnetar.proto.errors import Unavailable
 from magnetar.runtime.sim.world import Simulation
@@ -130,8 +130,10 @@ def test_a_record_of_another_role_or_key_than_its_path_admits_no_process() -> No
             paths.member("bookie", "01" * 32): records.MemberRecord(role="operator", name="x", key="01" * 32),
             paths.member("broker", "02" * 32): records.MemberRecord(role="broker", name="x", key="03" * 32),
         }
-        puts = [Put(path, records.encode(record, path), ABSENT) for path, record in wrong.items()]
-        await cluster.simulation.spawn("client-0", store.commit([*puts, Put(paths.member("broker", STRANGER), b"bad")]))
+        puts = [PutNode(path, records.encode(record, path), ABSENT) for path, record in wrong.items()]
+        await cluster.simulation.spawn(
+            "client-0", store.commit([*puts, PutNode(paths.member("broker", STRANGER), b"bad")])
+        )
         for key in ("01" * 32, "02" * 32, "03" * 32, STRANGER):
             assert not await cluster.simulation.spawn("b1", one.admit(key))
 

@@ -13,13 +13,13 @@ from magnetar.cli.storage.metadata_copies import serve_metadata_copy
 from magnetar.metadata import paths, records
 from magnetar.metadata.remote import BACKUP, CHILDREN, COMMIT, GET, SESSION, connect_metadata, make_commit_request
 from magnetar.metadata.server import MetadataServer
-from magnetar.metadata.store import ABSENT, ANY, Check, Delete, Operation, Put
+from magnetar.metadata.store import ABSENT, ANY, CheckNodeVersion, Delete, Operation, PutNode
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, Unauthenticated, Unauthorized, Unavailable
 from magnetar.runtime.access import OPEN, CallerAccess, TlsFiles
 from magnetar.runtime.network import Channel, Endpoint, World
 from magnetar.runtime.peer.sockets import MemberNetwork
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from magnetar.security.authority import create_files
 from tests.security.test_members import world_of
 
@@ -33,7 +33,7 @@ ELSEWHERE = ("/", "/incarnations", "/ledgers", "/ledgers/1", "/bookies", "/membe
 @asynccontextmanager
 async def served(folder: Path, world: World | None = None) -> AsyncIterator[MetadataServer]:
     """Of a copy that has a ledger's record and a cluster's."""
-    world = world or real_world(1)
+    world = world or make_system_world(1)
     live = await MetadataServer.start(world, ANYWHERE, str(folder / "metadata.sqlite"))
     session = live.store.new_session(10.0)
     for path in (paths.CLUSTER, "/ledgers/1"):
@@ -60,9 +60,9 @@ async def refused(channel: Channel, rpc: object, request: object) -> MagnetarErr
 
 async def test_members_are_shown_read_and_watched_and_the_revision_is_there(tmp_path: Path) -> None:
     async with served(tmp_path) as server:
-        one, two = [await connect_metadata(real_world(1), server.endpoint, 5.0) for _ in range(2)]
+        one, two = [await connect_metadata(make_system_world(1), server.endpoint, 5.0) for _ in range(2)]
         changes = two.watch(paths.MEMBERS, await two.revision())
-        await one.commit([Delete(OWN, ANY), Put(OWN, RECORD, ABSENT, ephemeral=True)])
+        await one.commit([Delete(OWN, ANY), PutNode(OWN, RECORD, ABSENT, ephemeral=True)])
         assert (await anext(changes)).path == OWN  # type: ignore[union-attr]
         assert await two.children(paths.member("operator", "")[:-1]) == [KEY]
         await one.close()
@@ -73,16 +73,17 @@ async def test_members_are_shown_read_and_watched_and_the_revision_is_there(tmp_
 
 async def test_every_other_request_is_answered_as_without_a_service(tmp_path: Path) -> None:
     async with served(tmp_path) as server:
-        channel = real_world(1).network.connect(server.endpoint)
-        store = await connect_metadata(real_world(1), server.endpoint, 5.0)
+        channel = make_system_world(1).network.connect(server.endpoint)
+        store = await connect_metadata(make_system_world(1), server.endpoint, 5.0)
         revision = await store.revision()
         for path in ELSEWHERE:
             for rpc in (GET, CHILDREN):
                 assert isinstance(await refused(channel, rpc, wire.GetRequest(path=path)), Unavailable), (rpc, path)
-        mine = Put(OWN, RECORD, ABSENT, ephemeral=True)
+        mine = PutNode(OWN, RECORD, ABSENT, ephemeral=True)
         others: list[list[Operation]] = [
-            [Put("/ledgers/2", b"x", ABSENT)], [Delete("/ledgers/1", ANY)], [Check("/ledgers/1", 0)],
-            [mine, Delete("/ledgers/1", ANY)], [Put(paths.LEDGER_IDS, b"x", ANY)], [Put(paths.CLUSTER, b"x", ANY)],
+            [PutNode("/ledgers/2", b"x", ABSENT)], [Delete("/ledgers/1", ANY)], [CheckNodeVersion("/ledgers/1", 0)],
+            [mine, Delete("/ledgers/1", ANY)], [PutNode(paths.LEDGER_IDS, b"x", ANY)],
+            [PutNode(paths.CLUSTER, b"x", ANY)],
         ]  # fmt: skip
         for operations in others:
             request = make_commit_request(operations, store.session_id)
@@ -95,7 +96,7 @@ async def test_every_other_request_is_answered_as_without_a_service(tmp_path: Pa
 
 async def test_a_session_of_the_stopped_service_is_neither_continued_nor_ended(tmp_path: Path) -> None:
     async with served(tmp_path) as server:
-        channel = real_world(1).network.connect(server.endpoint)
+        channel = make_system_world(1).network.connect(server.endpoint)
         stream = channel.stream(SESSION)
         stream.send_nowait(wire.SessionRequest(open=wire.OpenSession(session="of-before", timeout_s=5.0)))
         with pytest.raises(Unavailable):
@@ -104,7 +105,7 @@ async def test_a_session_of_the_stopped_service_is_neither_continued_nor_ended(t
 
 
 def with_tls(files: TlsFiles) -> World:
-    world = real_world(1)
+    world = make_system_world(1)
     return replace(world, network=MemberNetwork(world.network, OPEN, CallerAccess(files)))
 
 
@@ -113,11 +114,16 @@ async def test_strangers_and_other_roles_get_no_key_in(tmp_path: Path) -> None:
     for folder, name in ((ours, "one"), (theirs, "two")):
         create_files(folder, ["127.0.0.1"], datetime.now(UTC), name)
     data.mkdir()
-    put = [Put(OWN, RECORD, ABSENT, ephemeral=True)]
+    put = [PutNode(OWN, RECORD, ABSENT, ephemeral=True)]
     async with served(data, world_of(ours, "metadata")) as server:
         trust = str(ours / "ca.pem")
         own = TlsFiles(str(theirs / "members/operator.pem"), str(theirs / "members/operator-key.pem"), trust)
-        for stranger in (real_world(1), world_of(theirs, "operator"), with_tls(own), with_tls(TlsFiles(ca=trust))):
+        for stranger in (
+            make_system_world(1),
+            world_of(theirs, "operator"),
+            with_tls(own),
+            with_tls(TlsFiles(ca=trust)),
+        ):
             with pytest.raises(MagnetarError):
                 await connect_metadata(stranger, server.endpoint, 1.0)
         listener = TlsFiles(str(ours / "broker.pem"), str(ours / "broker-key.pem"), trust)
@@ -130,6 +136,6 @@ async def test_strangers_and_other_roles_get_no_key_in(tmp_path: Path) -> None:
             await store.close()
         operator = await connect_metadata(world_of(ours, "operator"), server.endpoint, 5.0)
         with pytest.raises(Unauthorized):
-            await operator.commit([Put(OWN, RECORD, ABSENT)])  # it would outlive its session
+            await operator.commit([PutNode(OWN, RECORD, ABSENT)])  # it would outlive its session
         await operator.commit(put)
         await operator.close()

@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from magnetar.metadata.store import ABSENT, ANY, Check, Delete, NodeChanged, Operation, Put, WatchReset
+from magnetar.metadata.store import ABSENT, ANY, CheckNodeVersion, Delete, NodeChanged, Operation, PutNode, WatchReset
 from magnetar.metadata.tree import EndSession, MetadataTree, Node, OpenSession
-from magnetar.metadata.tree_core import ChangeHistory, Commit, TreeJobResult
+from magnetar.metadata.tree_core import ChangeHistory, CommitJob, TreeJobResult
 from magnetar.proto.errors import BadVersion
 
 PATHS = ["/a", "/a/b", "/a/b/c", "/a-b", "/a0", "/d/e", "/é"]
@@ -16,11 +16,11 @@ SESSIONS = ["s1", "s2"]
 _paths = st.sampled_from(PATHS)
 _versions = st.integers(ANY, 3)
 _operations = st.one_of(
-    st.builds(Put, _paths, st.binary(max_size=3), _versions, st.booleans()),
+    st.builds(PutNode, _paths, st.binary(max_size=3), _versions, st.booleans()),
     st.builds(Delete, _paths, _versions),
-    st.builds(Check, _paths, _versions),
+    st.builds(CheckNodeVersion, _paths, _versions),
 )
-_commits = st.builds(Commit, st.lists(_operations, min_size=1, max_size=4), st.sampled_from(SESSIONS))
+_commits = st.builds(CommitJob, st.lists(_operations, min_size=1, max_size=4), st.sampled_from(SESSIONS))
 
 
 class Model:
@@ -30,7 +30,7 @@ class Model:
         self.nodes: dict[str, tuple[bytes, int, str | None]] = {}
         self.revision = 0
 
-    def commit(self, commit: Commit) -> list[int] | None:
+    def commit(self, commit: CommitJob) -> list[int] | None:
         nodes = dict(self.nodes)
         versions = []
         for operation in commit.operations:
@@ -43,7 +43,7 @@ class Model:
         return versions
 
     def _do(self, nodes: dict[str, tuple[bytes, int, str | None]], what: Operation, found: int, session: str) -> int:
-        if isinstance(what, Put):
+        if isinstance(what, PutNode):
             nodes[what.path] = (what.value, found + 1, session if what.ephemeral else None)
             return found + 1
         if isinstance(what, Delete):
@@ -75,7 +75,7 @@ class TreeAgainstModel(RuleBasedStateMachine):
         return outcomes
 
     @rule(commits=st.lists(_commits, min_size=1, max_size=5))
-    def commit(self, commits: list[Commit]) -> None:
+    def commit(self, commits: list[CommitJob]) -> None:
         for commit, outcome in zip(commits, self._apply(*commits), strict=True):
             expected = self.model.commit(commit)
             if expected is None:

@@ -25,7 +25,7 @@ from magnetar.proto.errors import (
     WrongProtocol,
 )
 from magnetar.runtime.network import EndOfStream, Endpoint, Stream
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from magnetar.runtime.sim.world import Simulation
 from tests.metadata.stores import ANYWHERE, SimulatedBackend
 
@@ -253,7 +253,7 @@ async def test_a_service_that_comes_back_without_its_sessions_ends_them(backend:
 
 
 async def test_sessions_and_ephemerals_survive_a_restart_of_the_service(tmp_path: Path) -> None:
-    world, path = real_world(1), str(tmp_path / "metadata.db")
+    world, path = make_system_world(1), str(tmp_path / "metadata.db")
     server = await MetadataServer.start(world, ANYWHERE, path)
     store = await connect_metadata(world, server.endpoint)
     gone = await connect_metadata(world, server.endpoint, 0.6)
@@ -280,7 +280,7 @@ async def test_sessions_and_ephemerals_survive_a_restart_of_the_service(tmp_path
 
 
 async def test_connecting_to_nobody_and_to_somebody_else_says_so() -> None:
-    world = real_world(1)
+    world = make_system_world(1)
 
     async def shout(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0-nobody\r\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.metadata import backup
-from magnetar.metadata.store import ANY, Delete, Put
+from magnetar.metadata.store import ANY, Delete, PutNode
 from magnetar.metadata.tree import (
     ENDING,
     AnsweredRevisionFile,
@@ -18,7 +18,7 @@ from magnetar.metadata.tree import (
     OpenSession,
     compute_row_checksum,
 )
-from magnetar.metadata.tree_core import Commit
+from magnetar.metadata.tree_core import CommitJob
 from magnetar.proto.errors import DataLost
 from tests.metadata import rot
 
@@ -48,7 +48,7 @@ def test_each_guard_is_needed(name: str, guard: Callable[..., object], monkeypat
 def filled(path: str, commits: int = 30) -> MetadataTree:
     tree = MetadataTree(path, "first")
     for number in range(commits):
-        tree.apply([Commit((Put(PATHS[number % len(PATHS)], b"%d" % number, ANY),), "")])
+        tree.apply([CommitJob((PutNode(PATHS[number % len(PATHS)], b"%d" % number, ANY),), "")])
     return tree
 
 
@@ -58,7 +58,7 @@ def test_a_log_that_lost_its_end_is_refused_and_says_which_revision_was_answered
     log = Path(path + "-wal").read_bytes()
     tree._sql.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
     file = Path(path).read_bytes()
-    tree.apply([Commit((Put(PATHS[0], b"last", ANY),), "")])
+    tree.apply([CommitJob((PutNode(PATHS[0], b"last", ANY),), "")])
     note = Path(path + ENDING).read_bytes()
     tree.close()
     assert log
@@ -83,7 +83,7 @@ def test_a_restore_of_an_older_copy_is_accepted(tmp_path: Path) -> None:
     path, copy = str(tmp_path / "metadata.sqlite"), str(tmp_path / "copy")
     tree = filled(path)
     tree.back_up(copy)
-    tree.apply([Commit((Put(PATHS[0], b"last", ANY),), "")])
+    tree.apply([CommitJob((PutNode(PATHS[0], b"last", ANY),), "")])
     tree.close()
     for lost in (False, True):
         if lost:
@@ -93,7 +93,7 @@ def test_a_restore_of_an_older_copy_is_accepted(tmp_path: Path) -> None:
             found = restored.get(PATHS[0])
             assert found is not None
             assert found.value != b"last"
-            restored.apply([Commit((Put(PATHS[0], b"last", ANY),), "")] * 3)
+            restored.apply([CommitJob((PutNode(PATHS[0], b"last", ANY),), "")] * 3)
 
 
 def test_a_file_without_note_or_sums_is_one_of_an_earlier_version(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_file_without_note_or_sums_is_one_of_an_earlier_version(tmp_path: Path
             found = tree.get(PATHS[0])
             assert found is not None
             assert (found.version, tree.revision) == (9 + life, 31 + life)
-            tree.apply([Commit((Put(PATHS[0], b"", ANY),), "")])
+            tree.apply([CommitJob((PutNode(PATHS[0], b"", ANY),), "")])
     assert AnsweredRevisionFile(path).read() == 33
 
 
@@ -127,9 +127,10 @@ def test_a_row_that_changed_in_the_table_is_damage(tmp_path: Path) -> None:
 def test_the_sum_is_that_of_the_rows_whatever_was_done(tmp_path: Path) -> None:
     tree = filled(str(tmp_path / "metadata.sqlite"))
     done = tree.apply([
-        OpenSession("s", 60.0), Commit((Put("/eph/1", b"", ephemeral=True), Put("/eph/2", b"", ephemeral=True)), "s"),
-        Commit((Put(PATHS[1], b"x", 77),), ""), Commit((Delete(PATHS[2], ANY), Delete("/nothing", ANY)), ""),
-        Commit((Delete(PATHS[3], ANY), Put(PATHS[3], b"again")), ""), EndSession("s"), EndSession("nobody"),
+        OpenSession("s", 60.0), CommitJob((PutNode("/eph/1", b"", ephemeral=True), PutNode("/eph/2", b"",
+        ephemeral=True)), "s"),
+        CommitJob((PutNode(PATHS[1], b"x", 77),), ""), CommitJob((Delete(PATHS[2], ANY), Delete("/nothing", ANY)), ""),
+        CommitJob((Delete(PATHS[3], ANY), PutNode(PATHS[3], b"again")), ""), EndSession("s"), EndSession("nobody"),
     ])  # fmt: skip
     assert [isinstance(each, Exception) for each in done].count(True) == 1
     assert tree._total == tree._sum() != 0

@@ -13,7 +13,7 @@ from magnetar.cli.run.servers import parse_metadata_address
 from magnetar.metadata.address import ZookeeperAccess, ZookeeperAddress, parse
 from magnetar.metadata.remote import connect_address
 from magnetar.metadata.session import SessionState
-from magnetar.metadata.store import ABSENT, NodeChanged, Put, WatchReset
+from magnetar.metadata.store import ABSENT, NodeChanged, PutNode, WatchReset
 from magnetar.proto.errors import (
     InvalidConfiguration,
     Unauthorized,
@@ -22,7 +22,7 @@ from magnetar.proto.errors import (
     WrongProtocol,
 )
 from magnetar.runtime.network import Endpoint
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.support.certificates import Authority
 from tests.support.zookeeper import ZookeeperServer, why_no_zookeeper
 
@@ -55,7 +55,7 @@ def _address(server: ZookeeperServer, ca: str, credentials: str = OURS, root: st
 
 @asynccontextmanager
 async def _open(address: ZookeeperAddress, timeout_s: float = 10.0) -> AsyncIterator[ZookeeperStore]:
-    store = await connect_address(real_world(1), address, timeout_s)
+    store = await connect_address(make_system_world(1), address, timeout_s)
     assert isinstance(store, ZookeeperStore)
     try:
         yield store
@@ -84,13 +84,13 @@ async def test_every_node_is_open_to_its_maker_alone_and_watches_survive_a_recon
                 await told.put(event)
 
         following = asyncio.create_task(follow())
-        await store.commit([Put("/topics/a/b", b"1", ABSENT), Put("/owners/x", b"2", ABSENT, ephemeral=True)])
+        await store.commit([PutNode("/topics/a/b", b"1", ABSENT), PutNode("/owners/x", b"2", ABSENT, ephemeral=True)])
         before = other._watches._connection
         other._line.reconnect()
         async with asyncio.timeout(20):
             while other._watches._connection == before or other.state is not SessionState.CONNECTED:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        await store.commit([Put("/topics/a/c", b"3", ABSENT)])
+        await store.commit([PutNode("/topics/a/c", b"3", ABSENT)])
         async with asyncio.timeout(20):
             while True:
                 event = await told.get()
@@ -114,14 +114,14 @@ async def test_who_is_not_the_maker_can_neither_read_nor_write(
 ) -> None:
     root = f"/kept/{credentials.replace(':', '-') or 'none'}"
     async with _open(_address(server, authority.ca, root=root)) as store:
-        await store.commit([Put("/a", b"1", ABSENT)])
+        await store.commit([PutNode("/a", b"1", ABSENT)])
     with pytest.raises(Unauthorized) as refused:
         async with _open(_address(server, authority.ca, credentials, root=root)) as store:
             await store.get("/a")
     assert "tr33" not in str(refused.value)
     with pytest.raises(Unauthorized):
         async with _open(_address(server, authority.ca, credentials, root=root)) as store:
-            await store.commit([Put("/b", b"1", ABSENT)])
+            await store.commit([PutNode("/b", b"1", ABSENT)])
 
 
 async def test_another_authority_another_host_and_a_server_in_clear_are_said_at_once(
@@ -130,30 +130,30 @@ async def test_another_authority_another_host_and_a_server_in_clear_are_said_at_
     other = Authority.make(tmp_path / "other")
     began = asyncio.get_running_loop().time()
     with pytest.raises(UntrustedServer, match="certificate of ZooKeeper"):
-        await connect_address(real_world(1), _address(server, other.ca))
+        await connect_address(make_system_world(1), _address(server, other.ca))
     by_name = _address(server, authority.ca)._replace(servers=(Endpoint("localhost", server.port),))
     with pytest.raises(UntrustedServer, match="localhost"):
-        await connect_address(real_world(1), by_name)
+        await connect_address(make_system_world(1), by_name)
     clear = await asyncio.start_server(lambda reader, writer: writer.write(b"no TLS"), "127.0.0.1", 0)
     port = clear.sockets[0].getsockname()[1]
     with pytest.raises(WrongProtocol, match="does not speak TLS"):
         await connect_address(
-            real_world(1), _address(server, authority.ca)._replace(servers=(Endpoint("127.0.0.1", port),))
+            make_system_world(1), _address(server, authority.ca)._replace(servers=(Endpoint("127.0.0.1", port),))
         )
     clear.close()
     with pytest.raises(InvalidConfiguration, match="TLS files"):
-        await connect_address(real_world(1), _address(server, str(tmp_path / "none.pem")))
+        await connect_address(make_system_world(1), _address(server, str(tmp_path / "none.pem")))
     assert asyncio.get_running_loop().time() - began < 5
     in_clear = parse(server.url)
     with pytest.raises(Unavailable):
-        await connect_address(real_world(1), in_clear, 1.0)
+        await connect_address(make_system_world(1), in_clear, 1.0)
 
 
 async def test_a_tree_that_was_made_in_the_open_is_said_with_what_to_type(
     server: ZookeeperServer, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with _open(_address(server, authority.ca, "", root="/open")) as store:
-        await store.commit([Put("/a", b"1", ABSENT)])
+        await store.commit([PutNode("/a", b"1", ABSENT)])
     async with _open(_address(server, authority.ca, root="/open")) as store:
         assert await store.get("/a") is not None
     assert "setAcl -R /open auth::cdrwa" in caplog.text

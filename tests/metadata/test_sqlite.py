@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from magnetar.metadata.sqlite import MEMORY, WAITING_MAX, SqliteStore
-from magnetar.metadata.store import ABSENT, NodeChanged, Put, VersionedValue, WatchReset
+from magnetar.metadata.store import ABSENT, NodeChanged, PutNode, VersionedValue, WatchReset
 from magnetar.metadata.tree import Job, MetadataTree
-from magnetar.metadata.tree_core import Commit, TreeJobResult
+from magnetar.metadata.tree_core import CommitJob, TreeJobResult
 from magnetar.proto.errors import (
     BackPressure,
     BadVersion,
@@ -30,24 +30,24 @@ from magnetar.proto.errors import (
 )
 from magnetar.runtime.disk import SystemFiles
 from magnetar.runtime.network import World
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 
 WRITER = """
 import asyncio, sys
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.store import Put
-from magnetar.runtime.process import real_world
+from magnetar.metadata.store import PutNode
+from magnetar.runtime.process import make_system_world
 
 async def main():
-    store = await SqliteStore.open(real_world(), sys.argv[1])
+    store = await SqliteStore.open(make_system_world(), sys.argv[1])
     session = store.new_session()
     await session.put("/alive", b"", ephemeral=True)
     durable = await store.open_session(60.0)
-    await store.commit([Put("/durable", b"", ephemeral=True)], durable)
+    await store.commit([PutNode("/durable", b"", ephemeral=True)], durable)
     first = int(sys.argv[2])
 
     async def write(i):
-        await session.commit([Put("/last", b"%d" % i), Put(f"/log/{i:06d}", b"x" * 300)])
+        await session.commit([PutNode("/last", b"%d" % i), PutNode(f"/log/{i:06d}", b"x" * 300)])
         print(i, flush=True)
 
     for i in range(first, 1_000_000, 3):
@@ -76,7 +76,7 @@ def test_acknowledged_commits_survive_kill_9(tmp_path: Path) -> None:
 
 
 async def _check_after_kill(path: str, acknowledged: set[int]) -> None:
-    store = await SqliteStore.open(real_world(), path)
+    store = await SqliteStore.open(make_system_world(), path)
     session = store.new_session()
     try:
         assert acknowledged <= {int(name) for name in await session.children("/log")}
@@ -91,12 +91,12 @@ async def _check_after_kill(path: str, acknowledged: set[int]) -> None:
 
 async def test_a_file_is_opened_by_one_store_at_a_time(tmp_path: Path) -> None:
     path = str(tmp_path / "deep" / "metadata.db")
-    store = await SqliteStore.open(real_world(), path)
+    store = await SqliteStore.open(make_system_world(), path)
     with pytest.raises(Busy, match="another process"):
-        await SqliteStore.open(real_world(), path)
+        await SqliteStore.open(make_system_world(), path)
     await store.new_session().put("/a", b"")
     await store.close()
-    again = await SqliteStore.open(real_world(), path)
+    again = await SqliteStore.open(make_system_world(), path)
     assert await again.get("/a") is not None
     await again.close()
 
@@ -104,7 +104,7 @@ async def test_a_file_is_opened_by_one_store_at_a_time(tmp_path: Path) -> None:
 async def test_revision_and_versions_go_on_after_a_restart(tmp_path: Path) -> None:
     path = str(tmp_path / "metadata.db")
     for life in range(3):
-        store = await SqliteStore.open(real_world(), path)
+        store = await SqliteStore.open(make_system_world(), path)
         assert await store.new_session().put("/a", b"") == life
         assert await store.new_session().revision() == life + 1
         await store.close()
@@ -117,31 +117,31 @@ async def test_files_that_are_not_ours_are_refused_and_left_as_they_were(tmp_pat
         sql.commit()
     before = foreign.read_bytes()
     with pytest.raises(InvalidConfiguration, match="not Magnetar's metadata"):
-        await SqliteStore.open(real_world(), str(foreign))
+        await SqliteStore.open(make_system_world(), str(foreign))
     assert foreign.read_bytes() == before
     text = tmp_path / "text.db"
     text.write_bytes(b"no database at all, but long enough to look at" * 100)
     with pytest.raises(DataLost):
-        await SqliteStore.open(real_world(), str(text))
+        await SqliteStore.open(make_system_world(), str(text))
     with pytest.raises(Unavailable):
-        await SqliteStore.open(real_world(), str(tmp_path))
+        await SqliteStore.open(make_system_world(), str(tmp_path))
 
 
 async def test_a_damaged_file_stops_with_its_name(tmp_path: Path) -> None:
     path = tmp_path / "metadata.db"
-    store = await SqliteStore.open(real_world(), str(path))
-    await store.new_session().commit([Put(f"/a/{i:04d}", bytes(300)) for i in range(200)])
+    store = await SqliteStore.open(make_system_world(), str(path))
+    await store.new_session().commit([PutNode(f"/a/{i:04d}", bytes(300)) for i in range(200)])
     await store.close()
     damaged = bytearray(path.read_bytes())
     for page in range(3 * 4096, len(damaged), 4096):
         damaged[page : page + 64] = b"\xff" * 64
     path.write_bytes(damaged)
     with pytest.raises(DataLost, match=r"metadata\.db"):
-        await SqliteStore.open(real_world(), str(path))
+        await SqliteStore.open(make_system_world(), str(path))
 
 
 async def test_commits_that_wait_share_a_transaction_and_a_refused_one_harms_no_other() -> None:
-    store = await SqliteStore.open(real_world(), MEMORY)
+    store = await SqliteStore.open(make_system_world(), MEMORY)
     session = store.new_session()
     results = await asyncio.gather(
         *[session.put(f"/{i}", b"", 5 if i % 10 == 3 else ABSENT) for i in range(500)], return_exceptions=True
@@ -156,7 +156,7 @@ async def test_commits_that_wait_share_a_transaction_and_a_refused_one_harms_no_
 
 
 async def test_the_queue_of_commits_is_bounded() -> None:
-    store = await SqliteStore.open(real_world(), MEMORY)
+    store = await SqliteStore.open(make_system_world(), MEMORY)
     session = store.new_session()
     puts = [asyncio.ensure_future(session.put("/a", b"")) for _ in range(WAITING_MAX + 1500)]
     results = await asyncio.gather(*puts, return_exceptions=True)
@@ -167,7 +167,7 @@ async def test_the_queue_of_commits_is_bounded() -> None:
 
 
 async def test_a_caller_that_leaves_does_not_disturb_the_others() -> None:
-    store = await SqliteStore.open(real_world(), MEMORY)
+    store = await SqliteStore.open(make_system_world(), MEMORY)
     session = store.new_session()
     puts = [asyncio.ensure_future(session.put("/a", b"")) for _ in range(10)]
     await asyncio.sleep(0)
@@ -180,7 +180,7 @@ async def test_a_caller_that_leaves_does_not_disturb_the_others() -> None:
 
 
 async def test_closing_answers_what_waits_and_refuses_what_comes_later() -> None:
-    store = await SqliteStore.open(real_world(), MEMORY)
+    store = await SqliteStore.open(make_system_world(), MEMORY)
     session = store.new_session()
     puts = [asyncio.ensure_future(session.put("/a", b"")) for _ in range(2500)]
     await asyncio.sleep(0)
@@ -193,7 +193,7 @@ async def test_closing_answers_what_waits_and_refuses_what_comes_later() -> None
 
 
 async def test_a_watch_sleeps_through_what_is_not_its_own_and_misses_nothing() -> None:
-    store = await SqliteStore.open(real_world(), MEMORY)
+    store = await SqliteStore.open(make_system_world(), MEMORY)
     store.history._changes_max = 20
     session = store.new_session()
     heard: list[NodeChanged | WatchReset] = []
@@ -216,7 +216,7 @@ async def test_a_watch_sleeps_through_what_is_not_its_own_and_misses_nothing() -
     assert watch.news is sleeps_on
     assert not sleeps_on.done()
     await session.put("/mine/first", b"again")
-    await session.commit([Put("/others/0", b""), Put("/mine", b""), Put("/mine/last", b"")])
+    await session.commit([PutNode("/others/0", b""), PutNode("/mine", b""), PutNode("/mine/last", b"")])
     await following
     assert not any(isinstance(each, WatchReset) for each in heard)
     assert [(each.path, each.version) for each in heard if isinstance(each, NodeChanged)] == [
@@ -232,7 +232,7 @@ async def _settled() -> None:
 
 
 async def test_a_watch_that_waits_ends_with_its_session_and_with_the_store() -> None:
-    store = await SqliteStore.open(real_world(), MEMORY)
+    store = await SqliteStore.open(make_system_world(), MEMORY)
     for end in ("session", "store"):
         session = store.new_session()
         waiting = asyncio.create_task(anext(aiter(session.watch("/nothing", store.history.revision))))
@@ -244,21 +244,21 @@ async def test_a_watch_that_waits_ends_with_its_session_and_with_the_store() -> 
 
 
 async def test_an_ephemeral_needs_a_session() -> None:
-    store = await SqliteStore.open(real_world(), MEMORY)
+    store = await SqliteStore.open(make_system_world(), MEMORY)
     with pytest.raises(InvalidRequest):
-        await store.commit([Put("/a", b"", ephemeral=True)], "")
-    assert (await store.commit([Put("/a", b"")], "")).versions == [0]
+        await store.commit([PutNode("/a", b"", ephemeral=True)], "")
+    assert (await store.commit([PutNode("/a", b"")], "")).versions == [0]
     await store.close()
 
 
 async def test_a_commit_of_a_session_that_has_ended_is_refused() -> None:
-    store = await SqliteStore.open(real_world(), MEMORY)
+    store = await SqliteStore.open(make_system_world(), MEMORY)
     session = await store.open_session(10.0)
-    await store.commit([Put("/a", b"", ephemeral=True)], session)
+    await store.commit([PutNode("/a", b"", ephemeral=True)], session)
     ending = asyncio.ensure_future(store.end_session(session))
     await asyncio.sleep(0)  # it has ended, and its ephemerals are not deleted yet
     with pytest.raises(SessionExpired):
-        await store.commit([Put("/b", b"", ephemeral=True)], session)
+        await store.commit([PutNode("/b", b"", ephemeral=True)], session)
     await ending
     assert await store.get("/a") is None
     assert await store.get("/b") is None
@@ -267,17 +267,17 @@ async def test_a_commit_of_a_session_that_has_ended_is_refused() -> None:
 
 def test_a_full_disk_is_unavailable_and_nothing_was_done(tmp_path: Path) -> None:
     tree = MetadataTree(str(tmp_path / "metadata.db"))
-    tree.apply([Commit([Put("/a", b"1")], "s")])
+    tree.apply([CommitJob([PutNode("/a", b"1")], "s")])
     pages = tree._one("PRAGMA page_count")
     tree._one(f"PRAGMA max_page_count = {pages + 2}")
     with pytest.raises(Unavailable, match="disk is full") as full:
-        tree.apply([Commit([Put("/a", b"2")], "s"), Commit([Put("/big", bytes(100_000))], "s")])
+        tree.apply([CommitJob([PutNode("/a", b"2")], "s"), CommitJob([PutNode("/big", bytes(100_000))], "s")])
     assert full.value.definite
     found = tree.get("/a")
     assert found is not None
     assert (found.value, found.version, tree.revision) == (b"1", 0, 1)
     tree._one("PRAGMA max_page_count = 100000")
-    (done,) = tree.apply([Commit([Put("/big", bytes(100_000))], "s")])
+    (done,) = tree.apply([CommitJob([PutNode("/big", bytes(100_000))], "s")])
     assert not isinstance(done, Exception)
     assert done.revision == 2
     tree.close()
@@ -287,7 +287,7 @@ async def test_ephemerals_of_an_ended_session_go_as_soon_as_a_full_disk_has_room
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("magnetar.metadata.sqlite.END_RETRY_S", 0.02)
-    store = await SqliteStore.open(real_world(), str(tmp_path / "metadata.db"))
+    store = await SqliteStore.open(make_system_world(), str(tmp_path / "metadata.db"))
     watcher, leaving = store.new_session(), store.new_session()
     await leaving.put("/owner", b"dead", ephemeral=True)
     apply, full = store._tree.apply, [True]
@@ -336,7 +336,7 @@ class _BadDisk:
 
 
 async def test_a_failed_fsync_ends_the_process_and_answers_nobody(tmp_path: Path) -> None:
-    real = real_world()
+    real = make_system_world()
     files = _MortalFiles()
     store = await SqliteStore.open(
         World(real.clock, real.rng, files, real.workers, real.network), str(tmp_path / "metadata.db")

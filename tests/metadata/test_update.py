@@ -38,13 +38,13 @@ from magnetar.metadata.store import (
     update_record,
 )
 from magnetar.proto.errors import BadVersion, ConnectionLost, NotEnoughBookies, OutcomeUnknown, SessionExpired, TimedOut
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.metadata.stores import Forgetful
 
 
 @pytest.fixture
 async def store() -> AsyncIterator[MetadataStore]:
-    sqlite = await SqliteStore.open(real_world(1), MEMORY)
+    sqlite = await SqliteStore.open(make_system_world(1), MEMORY)
     yield sqlite.new_session()
     await sqlite.close()
 

@@ -5,18 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.metadata import znodes_core as znodes
-from magnetar.metadata.store import ABSENT, ANY, Check, Delete, Operation, Put
+from magnetar.metadata.store import ABSENT, ANY, CheckNodeVersion, Delete, Operation, PutNode
 from magnetar.metadata.tree_core import check_operations, check_version
 from magnetar.metadata.znodes_core import (
     CheckZnodeVersion,
     Create,
+    DeleteZnode,
     FolderContent,
     NodeVersionAndOwner,
-    Remove,
-    Set,
+    SetZnodeValue,
     Step,
     ZookeeperCommitPlan,
-    plan_commit,
+    plan_zookeeper_commit,
 )
 from magnetar.proto.errors import BadVersion, InvalidName, InvalidRequest
 
@@ -46,7 +46,7 @@ SEGMENT = st.text(min_size=1, max_size=4).filter(lambda text: "/" not in text)
 def test_every_key_comes_back_from_its_znode_and_is_found_in_its_folder(segments: list[str]) -> None:
     path = "/" + "/".join(segments)
     try:
-        check_operations([Check(path, ANY)])
+        check_operations([CheckNodeVersion(path, ANY)])
     except InvalidName:
         return
     assert znodes.node_path_of_znode(znodes.value_znode_path(path)) == path
@@ -68,12 +68,12 @@ def _apply(steps: list[Step], nodes: dict[str, NodeVersionAndOwner | None]) -> d
             case Create():
                 assert node is None, f"{step} on {node}"
                 after[step.path] = NodeVersionAndOwner(0, ME if step.ephemeral else 0)
-            case Set() | Remove() | CheckZnodeVersion():
+            case SetZnodeValue() | DeleteZnode() | CheckZnodeVersion():
                 assert node is not None, f"{step} on nothing"
                 assert node.version == step.version
-                if isinstance(step, Set):
+                if isinstance(step, SetZnodeValue):
                     after[step.path] = node._replace(version=node.version + 1)
-                elif isinstance(step, Remove):
+                elif isinstance(step, DeleteZnode):
                     after[step.path] = None
     return after
 
@@ -86,7 +86,7 @@ def _model(
     for operation in operations:
         node = after[operation.path]
         check_version(operation.path, operation.expected, ABSENT if node is None else node.version)
-        if isinstance(operation, Put):
+        if isinstance(operation, PutNode):
             owner = ME if operation.ephemeral else 0
             node = after[operation.path] = NodeVersionAndOwner(0 if node is None else node.version + 1, owner)
         elif isinstance(operation, Delete):
@@ -99,9 +99,9 @@ PATHS = st.sampled_from(["/a", "/b"])
 EXPECTED = st.sampled_from([ANY, ANY, ABSENT, 0, 1, 2])
 OPERATIONS = st.lists(
     st.one_of(
-        st.builds(Put, PATHS, st.binary(max_size=1), EXPECTED, st.booleans()),
+        st.builds(PutNode, PATHS, st.binary(max_size=1), EXPECTED, st.booleans()),
         st.builds(Delete, PATHS, EXPECTED),
-        st.builds(Check, PATHS, EXPECTED),
+        st.builds(CheckNodeVersion, PATHS, EXPECTED),
     ),
     min_size=1,
     max_size=6,
@@ -118,9 +118,9 @@ def test_the_steps_of_a_plan_do_what_the_commit_promises(
         versions, after = _model(operations, found)
     except BadVersion as refused:
         with pytest.raises(type(refused)):
-            plan_commit(operations, found, ME)
+            plan_zookeeper_commit(operations, found, ME)
         return
-    planned = plan_commit(operations, found, ME)
+    planned = plan_zookeeper_commit(operations, found, ME)
     assert planned.versions == versions
     assert _apply(planned.steps, found) == after
 
@@ -135,7 +135,7 @@ def test_a_plan_fails_when_a_node_it_stands_on_was_changed(
     """Or does what the commit promises all the same: at the versions of now."""
     found = {"/a": a, "/b": b}
     try:
-        planned = plan_commit(operations, found, ME)
+        planned = plan_zookeeper_commit(operations, found, ME)
     except BadVersion:
         return
     now: dict[str, NodeVersionAndOwner | None] = {"/a": later, "/b": b}
@@ -148,15 +148,20 @@ def test_a_plan_fails_when_a_node_it_stands_on_was_changed(
 
 def test_absence_alone_needs_no_transaction_and_is_proved_beside_a_write() -> None:
     nothing = {"/a": None, "/b": None}
-    assert plan_commit([Delete("/a"), Check("/b", ABSENT)], nothing, ME) == ZookeeperCommitPlan([], [ABSENT, ABSENT])
-    assert plan_commit([Put("/a", b"x"), Check("/b", ABSENT)], nothing, ME).steps == [
-        Create("/a", b"x", ephemeral=False), Create("/b", b"", ephemeral=False), Remove("/b", 0)
+    assert plan_zookeeper_commit([Delete("/a"), CheckNodeVersion("/b", ABSENT)], nothing, ME) == ZookeeperCommitPlan(
+        [], [ABSENT, ABSENT]
+    )
+    assert plan_zookeeper_commit([PutNode("/a", b"x"), CheckNodeVersion("/b", ABSENT)], nothing, ME).steps == [
+        Create("/a", b"x", ephemeral=False), Create("/b", b"", ephemeral=False), DeleteZnode("/b", 0)
     ]  # fmt: skip
 
 
 def test_a_node_far_on_does_not_change_its_kind() -> None:
     far = {"/a": NodeVersionAndOwner(znodes.RETYPED_VERSION_MAX, 0)}
-    assert plan_commit([Put("/a", b"")], far, ME).versions == [znodes.RETYPED_VERSION_MAX + 1]
+    assert plan_zookeeper_commit([PutNode("/a", b"")], far, ME).versions == [znodes.RETYPED_VERSION_MAX + 1]
     with pytest.raises(InvalidRequest, match="delete it first"):
-        plan_commit([Put("/a", b"", ephemeral=True)], far, ME)
-    assert plan_commit([Delete("/a"), Put("/a", b"", ABSENT, ephemeral=True)], far, ME).versions == [ABSENT, 0]
+        plan_zookeeper_commit([PutNode("/a", b"", ephemeral=True)], far, ME)
+    assert plan_zookeeper_commit([Delete("/a"), PutNode("/a", b"", ABSENT, ephemeral=True)], far, ME).versions == [
+        ABSENT,
+        0,
+    ]

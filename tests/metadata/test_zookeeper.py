@@ -17,17 +17,17 @@ from magnetar.metadata.address import ZookeeperAddress, parse
 from magnetar.metadata.session import SessionState
 from magnetar.metadata.store import (
     ABSENT,
-    Check,
+    CheckNodeVersion,
     Delete,
     NodeChanged,
-    Put,
+    PutNode,
     VersionedValue,
     WatchReset,
     allocate_ids,
     update_node,
 )
 from magnetar.proto.errors import BadVersion, ConnectionLost, MessageTooLarge, SessionExpired, Unavailable
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.metadata.stores import ZookeeperBackend
 from tests.support.zookeeper import ZookeeperServer, why_no_zookeeper
 
@@ -56,7 +56,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZookeeperServer
 async def _store(server: ZookeeperServer, timeout_s: float = 10.0) -> AsyncIterator[ZookeeperStore]:
     address = parse(server.url)
     assert isinstance(address, ZookeeperAddress)
-    store = await connect_zookeeper(real_world(1), address, timeout_s)
+    store = await connect_zookeeper(make_system_world(1), address, timeout_s)
     try:
         yield store
     finally:
@@ -127,7 +127,7 @@ async def test_a_watch_goes_on_after_a_broken_connection_or_says_reset_when_some
     backend: ZookeeperBackend,
 ) -> None:
     store, other = await backend.store(), await backend.store()
-    await store.commit([Put("/w/a", b""), Put("/w/b", b""), Put("/v", b"")])
+    await store.commit([PutNode("/w/a", b""), PutNode("/w/b", b""), PutNode("/v", b"")])
     watch = store.watch("/w", await store.revision())
     heard = asyncio.ensure_future(anext(watch))
     await _attached(store)
@@ -136,7 +136,13 @@ async def test_a_watch_goes_on_after_a_broken_connection_or_says_reset_when_some
     await _attached(store)
     await other.put("/w/a", b"")
     assert await heard == NodeChanged("/w/a", 1, await other.revision())
-    for operation in (Put("/w/a", b""), Delete("/w/b"), Put("/w/c/d", b""), Delete("/w/c/d"), Put("/w", b"")):
+    for operation in (
+        PutNode("/w/a", b""),
+        Delete("/w/b"),
+        PutNode("/w/c/d", b""),
+        Delete("/w/c/d"),
+        PutNode("/w", b""),
+    ):
         heard = asyncio.ensure_future(anext(watch))
         store._line.reconnect()
         await other.commit([operation])  # before the watch can be set again, or it hears it: in no case nothing
@@ -209,7 +215,7 @@ async def test_whose_pings_are_lost_knows_it_first_also_while_its_watches_hear_e
     async with _OneWay(server.port) as relay, _store(server) as other:
         address = parse(f"zk://127.0.0.1:{relay.port}/magnetar")
         assert isinstance(address, ZookeeperAddress)
-        store = await connect_zookeeper(real_world(1), address, 2.0)
+        store = await connect_zookeeper(make_system_world(1), address, 2.0)
         await store.put("/owner", b"mine", ephemeral=True)
         busy = store.watch("/busy", await store.revision())
         listening = asyncio.ensure_future(_heard(busy))
@@ -292,7 +298,7 @@ class _OneWay:
 async def test_a_key_may_have_keys_below_it_whatever_it_is(backend: ZookeeperBackend) -> None:
     store, other = await backend.store(), await backend.store()
     await store.put("/e", b"", ephemeral=True)
-    await other.commit([Put("/e/x/y", b""), Put("/e/x", b"")])
+    await other.commit([PutNode("/e/x/y", b""), PutNode("/e/x", b"")])
     assert await other.children("/") == ["e"]
     await store.close()
     assert await other.get("/e") is None
@@ -333,7 +339,7 @@ async def test_a_refusal_stands_on_what_is_and_not_on_what_was_read_first(backen
     store._found = behind  # type: ignore[assignment, method-assign]
     assert await store.put("/a", b"x", 0) == 1
     assert await store.put("/a", b"y") == 2
-    assert await store.commit([Check("/a", 2), Put("/b", b"", ABSENT)]) == [2, 0]
+    assert await store.commit([CheckNodeVersion("/a", 2), PutNode("/b", b"", ABSENT)]) == [2, 0]
     with pytest.raises(BadVersion) as refused:
         await store.delete("/a", 1)
     assert refused.value.fields["found"] == "2"
@@ -343,7 +349,7 @@ async def test_a_refusal_stands_on_what_is_and_not_on_what_was_read_first(backen
 
 
 async def test_what_zookeeper_would_not_take_is_refused_before_it_is_sent(backend: ZookeeperBackend) -> None:
-    limited = await connect_zookeeper(real_world(1), backend.address._replace(jute_maxbuffer=(1 << 20) - 1))
+    limited = await connect_zookeeper(make_system_world(1), backend.address._replace(jute_maxbuffer=(1 << 20) - 1))
     with pytest.raises(MessageTooLarge, match="jute"):
         await limited.put("/a", bytes(1 << 20))
     await limited.put("/a", bytes(1_000_000))
@@ -363,7 +369,7 @@ async def test_a_closed_store_leaves_no_thread_behind(backend: ZookeeperBackend)
 # ------------------------------------------------------------------------------------------ the server
 async def test_a_server_that_is_killed_and_comes_back_costs_nothing_but_time(server: ZookeeperServer) -> None:
     async with _store(server, 60.0) as store, _store(server, 60.0) as other:
-        await store.commit([Put("/e", b"", ephemeral=True), Put("/stays", b"")])
+        await store.commit([PutNode("/e", b"", ephemeral=True), PutNode("/stays", b"")])
         watch = other.watch("/stays", await store.revision())
         heard = asyncio.ensure_future(anext(watch))
         await _attached(other)
@@ -431,8 +437,8 @@ async def test_connecting_to_nobody_and_to_a_stranger_says_so(server: ZookeeperS
     address = parse(f"zk://127.0.0.1:{port}/m")
     assert isinstance(address, ZookeeperAddress)
     with pytest.raises(Unavailable, match=str(port)):
-        await connect_zookeeper(real_world(1), address, 0.5)
+        await connect_zookeeper(make_system_world(1), address, 0.5)
     stranger.close()
     await stranger.wait_closed()
     with pytest.raises(Unavailable, match=str(port)):
-        await connect_zookeeper(real_world(1), address, 0.3)
+        await connect_zookeeper(make_system_world(1), address, 0.3)

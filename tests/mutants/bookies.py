@@ -16,7 +16,7 @@ from magnetar.bookie.store.reads import ReadResult, StoreReads
 from magnetar.bookie.store.state_log import StateLog
 from magnetar.bookie.store.store import Store
 from magnetar.ledger import client as deletions
-from magnetar.ledger.peer_format import Op, RequestHead, Status
+from magnetar.ledger.peer_format import BookieOperation, BookieRequestHead, Status
 from magnetar.proto.errors import DataLost, MagnetarError, Unavailable
 from magnetar.runtime.peer.server import ZmqPeerServer
 from magnetar.runtime.sim import peers as sim_peers
@@ -37,8 +37,8 @@ def negative_answer_before_the_fence_is_synced(stack: Stack) -> None:
     """M08: a fencing request for what the bookie does not have is answered before the fence is synced."""
     honest = BookieService._fence
 
-    def fence(self: BookieService, request: Any, head: RequestHead, came: float) -> None:
-        if head.op is Op.READ:
+    def fence(self: BookieService, request: Any, head: BookieRequestHead, came: float) -> None:
+        if head.op is BookieOperation.READ:
             result = self._store.read_from_memory(head.ledger, head.entry, head.count, head.bytes_max)
             missing = result is not None and result.status is not Status.OK
             if missing and self._store.fence(head.ledger, head.key) is Status.OK:

@@ -18,10 +18,10 @@ from magnetar.broker.log.topic_log import TopicLog
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher
 from magnetar.broker.subscription.core.key_shared import KeyShared
 from magnetar.broker.subscription.core.policy import Entry, Member
-from magnetar.broker.subscription.pump import DeliveryPump
+from magnetar.broker.subscription.pump import SubscriptionDeliveryPump
 from magnetar.broker.topic import topic
 from magnetar.broker.topic.dedup import Deduplication
-from magnetar.broker.topic.dedup_core import DedupCore, SequenceProgress
+from magnetar.broker.topic.dedup_core import DedupCore, ProducerSequenceProgress
 from magnetar.broker.topic.producer import Producer
 from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.metadata.records import BrokerRecord, OwnerRecord, TopicLedger, encode
@@ -42,7 +42,7 @@ def sequence_at_push(stack: Stack) -> None:
         if published:
             pushed = parse_header(client_part).highest_sequence_id
             known = self._topic.dedup.core._persisted
-            known[self.name] = SequenceProgress(max(self.last_sequence_id, pushed))
+            known[self.name] = ProducerSequenceProgress(max(self.last_sequence_id, pushed))
         return published
 
     put(stack, Producer, "publish", publish)
@@ -122,13 +122,13 @@ def key_moves_with_its_owner(stack: Stack) -> None:
 
 def seek_answered_after_its_messages(stack: Stack) -> None:
     """M39: a subscription that is moved hands out from the new place before that is stored and its mover answered."""
-    honest = DeliveryPump.deliver_available_entries
+    honest = SubscriptionDeliveryPump.deliver_available_entries
 
-    def deliver_available_entries(self: DeliveryPump) -> None:
+    def deliver_available_entries(self: SubscriptionDeliveryPump) -> None:
         self.is_moving = False
         honest(self)
 
-    put(stack, DeliveryPump, "deliver_available_entries", deliver_available_entries)
+    put(stack, SubscriptionDeliveryPump, "deliver_available_entries", deliver_available_entries)
 
 
 def redelivery_is_free(stack: Stack) -> None:
@@ -161,7 +161,7 @@ def commit_sets_numbers_back(stack: Stack) -> None:
 
     honest = DedupCore.on_transaction_committed
 
-    def merged(self: DedupCore, numbers: Mapping[str, SequenceProgress], *sent: Any) -> None:
+    def merged(self: DedupCore, numbers: Mapping[str, ProducerSequenceProgress], *sent: Any) -> None:
         honest(self, numbers, *sent)
         self._persisted |= numbers
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from magnetar.broker.transaction import log
 from magnetar.broker.transaction.begins_core import SinkBatchDecider, TransactionEndDecider
-from magnetar.broker.transaction.coordinator_core import Coordinator
+from magnetar.broker.transaction.coordinator_core import TransactionCoordinatorCore
 from magnetar.broker.transaction.halves_core import IntentQueuedUntilDurable
-from magnetar.broker.transaction.intents_core import AbortReason, SendOutcome
+from magnetar.broker.transaction.intents_core import AbortReason, SendOutcomeToParticipant
 from magnetar.broker.transaction.log import CoordinatorLog
 from magnetar.broker.transaction.outcomes_core import OutcomeDecider
 from magnetar.broker.transaction.records_core import Done, Participant, SinkBatch
@@ -36,7 +36,7 @@ def done_before_all_stored(stack: Stack) -> None:
         if ending is not None and ending.is_durable:
             self._decisions.defer_record(Done([txn]))
 
-    put(stack, OutcomeDecider, "on_settled", settled)
+    put(stack, OutcomeDecider, "on_outcome_stored", settled)
 
 
 def epoch_stays(stack: Stack) -> None:
@@ -55,15 +55,15 @@ def epoch_stays(stack: Stack) -> None:
 
 def handed_to_any_epoch(stack: Stack) -> None:
     """M93: what an owner handed over is open for every later epoch, also when it was aborted in the next one."""
-    honest = Coordinator.start
+    honest = TransactionCoordinatorCore.start
 
-    def start(self: Coordinator, now: float) -> list[Any]:
+    def start(self: TransactionCoordinatorCore, now: float) -> list[Any]:
         for handed in self.state.handed:
             if handed.epoch < self.table.epoch - 1:
                 self._take_handed(handed, now)
         return honest(self, now)
 
-    put(stack, Coordinator, "start", start)
+    put(stack, TransactionCoordinatorCore, "start", start)
 
 
 def forgotten_by_age(stack: Stack) -> None:
@@ -98,17 +98,17 @@ def aborted_by_sink_alone(stack: Stack) -> None:
 
 def settled_before_durable(stack: Stack) -> None:
     """M96: topics are told of a commit when it is decided, and not when its record is durable."""
-    honest = Coordinator._receive
+    honest = TransactionCoordinatorCore._receive
 
-    def receive(self: Coordinator, intent: Any, now: float) -> None:
+    def receive(self: TransactionCoordinatorCore, intent: Any, now: float) -> None:
         before = len(self.decisions.gathered)
         honest(self, intent, now)
         for record, _ in self.decisions.gathered[before:]:
-            for txn, _ in getattr(record, "txns", ()) if type(record).__name__ == "Committed" else ():
+            for txn, _ in getattr(record, "txns", ()) if type(record).__name__ == "TransactionsCommitted" else ():
                 shares = self.table.live[txn].participants.values()
-                self.decisions.effects += [SendOutcome(txn, True, each) for each in shares]
+                self.decisions.effects += [SendOutcomeToParticipant(txn, True, each) for each in shares]
 
-    put(stack, Coordinator, "_receive", receive)
+    put(stack, TransactionCoordinatorCore, "_receive", receive)
 
 
 def lost_receipts_commit_all(stack: Stack) -> None:

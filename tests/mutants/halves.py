@@ -5,12 +5,17 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from magnetar.broker.transaction import log
-from magnetar.broker.transaction.coordinator_core import Coordinator
+from magnetar.broker.transaction.coordinator_core import TransactionCoordinatorCore
 from magnetar.broker.transaction.halves_core import HalfMessages, OpenHalfMessage
 from magnetar.broker.transaction.halves_core import Phase as HalfMessagePhase
 from magnetar.broker.transaction.intents_core import EndHalf, HalfMessageEndVerb
 from magnetar.broker.transaction.log import CoordinatorLog
-from magnetar.broker.transaction.records_core import Committed, HalfMessageRolledBack, Participant, make_commit_record
+from magnetar.broker.transaction.records_core import (
+    HalfMessageRolledBack,
+    Participant,
+    TransactionsCommitted,
+    make_commit_record,
+)
 from magnetar.broker.transaction.state_core import CoordinatorState, Phase
 from tests.mutants.ledgers import Stack, put
 
@@ -18,14 +23,16 @@ from tests.mutants.ledgers import Stack, put
 def decided_apart(stack: Stack) -> None:
     """M98: a half ends by a record of its own, after that of the transaction that publishes it."""
 
-    def commit_own(self: Coordinator, txn: int, listed: Sequence[Participant], half: int, now: float) -> None:
+    def commit_own(
+        self: TransactionCoordinatorCore, txn: int, listed: Sequence[Participant], half: int, now: float
+    ) -> None:
         live = self.table.live[txn]
         found = self.ends.match_reported_participants(live, listed, now)
         live.phase, live.participants = Phase.COMMITTING, {each.topic: each for each in found}
         self.decisions.decide(make_commit_record({txn: found}))
         self.decisions.decide(HalfMessageRolledBack(half))
 
-    put(stack, Coordinator, "commit_transaction_for_half_message", commit_own)
+    put(stack, TransactionCoordinatorCore, "commit_transaction_for_half_message", commit_own)
 
 
 def any_unknown_counts(stack: Stack) -> None:
@@ -70,7 +77,7 @@ def dropped_when_unknown(stack: Stack) -> None:
 class _Forgetful(CoordinatorState):
     __slots__ = ()
 
-    def _committed(self, record: Committed) -> None:
+    def _committed(self, record: TransactionsCommitted) -> None:
         super()._committed(replace(record, half=0))
 
 

@@ -12,7 +12,7 @@ from magnetar.broker.log.managed_ledger import topic_path
 from magnetar.broker.subscription import cursors
 from magnetar.broker.subscription.cursors import DurableCursor
 from magnetar.metadata.records import CursorRecord, PartitionedRecord, TopicRecord
-from magnetar.metadata.store import Check, NodeUpdate, get_record
+from magnetar.metadata.store import CheckNodeVersion, NodeUpdate, get_record
 from magnetar.proto.names import TopicName
 from tests.mutants.ledgers import Stack, put
 
@@ -20,9 +20,9 @@ from tests.mutants.ledgers import Stack, put
 def topic_of_any_life(stack: Stack) -> None:
     """M64: a deletion takes the record that has the topic's name now, with all that is its."""
 
-    async def still(self: Catalog, topic: TopicName, ended: TopicRecord) -> Check | None:
+    async def still(self: Catalog, topic: TopicName, ended: TopicRecord) -> CheckNodeVersion | None:
         found = await get_record(self._store, topic_path(topic), TopicRecord)
-        return None if found is None else Check(topic_path(topic), found[1])
+        return None if found is None else CheckNodeVersion(topic_path(topic), found[1])
 
     put(stack, Catalog, "make_topic_unchanged_check", still)
 
@@ -44,7 +44,7 @@ def partitioned_of_any_life(stack: Stack) -> None:
     """M64c: a deletion takes the record of partitions that has the topic's name now."""
     honest = Catalog.make_partition_count_check
 
-    async def still(self: Catalog, topic: TopicName, ended: PartitionedRecord) -> Check | None:
+    async def still(self: Catalog, topic: TopicName, ended: PartitionedRecord) -> CheckNodeVersion | None:
         found = await get_record(self._store, catalog._partitioned_path(topic), PartitionedRecord)
         return await honest(self, topic, replace(ended, created_ms=found[0].created_ms) if found is not None else ended)
 
@@ -55,7 +55,7 @@ def schemas_and_grants_by_name(stack: Stack) -> None:
     """M64d: what goes with a topic goes by its name, also when that topic was taken over or is another one."""
     forget_grants = AccessGrants.delete_topic
 
-    async def grants(self: AccessGrants, topic: TopicName, *still: Check) -> None:
+    async def grants(self: AccessGrants, topic: TopicName, *still: CheckNodeVersion) -> None:
         await forget_grants(self, topic)
 
     async def schemas(self: SchemaRegistry, topic: TopicName, commit: Callable[..., Awaitable[None]]) -> None:

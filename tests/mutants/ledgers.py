@@ -14,9 +14,9 @@ from magnetar.bookie.maintenance import repair_core as copies
 from magnetar.ledger import handle, sender
 from magnetar.ledger import metadata_core as metadata
 from magnetar.ledger import recovery as recovery_driver
-from magnetar.ledger.peer_format import Flags, Op, RequestHead
+from magnetar.ledger.peer_format import BookieOperation, BookieRequestFlags, BookieRequestHead
 from magnetar.ledger.reader_core import ReadableEntryBound
-from magnetar.ledger.recovery_core import EntryVotes, Recovery
+from magnetar.ledger.recovery_core import EntryVotes, LedgerRecovery
 from magnetar.ledger.writer_core import (
     AddAcked,
     CloseLedger,
@@ -44,27 +44,29 @@ def reads_without_fence(stack: Stack) -> None:
     """M01: a recovery's reads do not fence."""
     honest = recovery_driver._Attempt._head
 
-    def head(self: Any, op: Op, entry: int) -> bytes:
-        if op is not Op.READ:
+    def head(self: Any, op: BookieOperation, entry: int) -> bytes:
+        if op is not BookieOperation.READ:
             return honest(self, op, entry)
         record = self._record
-        return RequestHead(op, Flags.NONE, record.ledger_id, entry, 1, (1 << 32) - 1, record.key).encode()
+        return BookieRequestHead(
+            op, BookieRequestFlags.NONE, record.ledger_id, entry, 1, (1 << 32) - 1, record.key
+        ).encode()
 
     put(stack, recovery_driver._Attempt, "_head", head)
 
 
 def lower_bound_forgets_fragments(stack: Stack) -> None:
     """M02: recovery begins at what bookies report, be it before the last fragment."""
-    put(stack, Recovery, "_lower_bound", lambda self: max([*self._lacs, -1]))
+    put(stack, LedgerRecovery, "_lower_bound", lambda self: max([*self._lacs, -1]))
 
 
 def ensembles_persisted_early(stack: Stack) -> None:
     """M03: an ensemble that recovery changes is in the metadata at once."""
     from tests.simulation.protocol.run import current
 
-    honest = Recovery._remember
+    honest = LedgerRecovery._remember
 
-    def remember(self: Recovery, ensemble: tuple[str, ...]) -> None:
+    def remember(self: LedgerRecovery, ensemble: tuple[str, ...]) -> None:
         honest(self, ensemble)
         register, ledger = current().register, self.snapshot.ledger_id
         record = register.records.get(ledger)
@@ -72,7 +74,7 @@ def ensembles_persisted_early(stack: Stack) -> None:
             changed = msgspec.structs.replace(record, fragments=tuple(self.fragments))
             register.write(ledger, changed, register.versions[ledger], "recovery")
 
-    put(stack, Recovery, "_remember", remember)
+    put(stack, LedgerRecovery, "_remember", remember)
     # … and so the record that is closed in the end need not have the fragments that recovery began with.
     close = metadata.close_recovered_ledger
 
@@ -86,17 +88,17 @@ def ensembles_persisted_early(stack: Stack) -> None:
 
 def reads_from_changed_ensemble(stack: Stack) -> None:
     """M04: recovery asks the bookies that it put in itself."""
-    honest = Recovery._replica
+    honest = LedgerRecovery._replica
 
-    def changed(self: Recovery, entry: int, slot: int) -> str:
+    def changed(self: LedgerRecovery, entry: int, slot: int) -> str:
         return self._adds.ensemble[slot] if entry >= self._last.first_entry else honest(self, entry, slot)
 
-    put(stack, Recovery, "_replica", changed)
+    put(stack, LedgerRecovery, "_replica", changed)
 
 
 def write_back_tells_its_own_lac(stack: Stack) -> None:
     """M33: what a recovery writes back carries its own progress as LAC, before it has closed the ledger (ours)."""
-    put(stack, Recovery, "_sends", lambda self, sends: list(sends))
+    put(stack, LedgerRecovery, "_sends", lambda self, sends: list(sends))
 
 
 def one_miss_too_few(stack: Stack) -> None:
@@ -210,15 +212,15 @@ def drain_inside_the_loop(stack: Stack) -> None:
 
 def change_in_memory_only(stack: Stack) -> None:
     """M12: the new ensemble is used, and the metadata does not have it."""
-    from magnetar.ledger.metadata_core import AlreadyStored, RecordToStore
+    from magnetar.ledger.metadata_core import RecordAlreadyStored, RecordToStore
 
-    honest = metadata.change_ensemble
+    honest = metadata.decide_ensemble_change
 
     def local(current: Any, first_entry: int, failed: Any, others: Any) -> Any:
         answer = honest(current, first_entry, failed, others)
-        return AlreadyStored(answer.record) if isinstance(answer, RecordToStore) else answer
+        return RecordAlreadyStored(answer.record) if isinstance(answer, RecordToStore) else answer
 
-    put(stack, metadata, "change_ensemble", local)
+    put(stack, metadata, "decide_ensemble_change", local)
 
 
 def change_of_old_and_new(stack: Stack) -> None:

@@ -8,7 +8,7 @@ from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import NOWHERE, TxnAcks
 from magnetar.broker.subscription.core.dispatch import Dispatcher
-from magnetar.broker.subscription.core.pending_acks import AckRefused, SettledAcks
+from magnetar.broker.subscription.core.pending_acks import SettledAcks, TransactionalAckRefused
 from magnetar.broker.subscription.core.pending_set import PendingAcks
 from magnetar.client.consume.transactional_acks import TransactionalAcks
 from magnetar.client.core.redelivery import DuplicateFilter
@@ -58,13 +58,15 @@ def refused_in_the_middle(stack: Stack) -> None:
     """M73: a request that is refused for one of its entries leaves those before it pending."""
     honest = pending_acks.judge
 
-    def judge(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> TxnAcks | AckRefused:
+    def judge(
+        cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE
+    ) -> TxnAcks | TransactionalAckRefused:
         for ledger_id, entries in wanted.entries.items():
             for entry_id in entries:
                 one = TxnAcks()
                 one.add(Position(ledger_id, entry_id))
                 found = honest(cursor, txn, one)
-                if not isinstance(found, AckRefused):
+                if not isinstance(found, TransactionalAckRefused):
                     pending_acks.add_pending_acks(cursor, txn, found)
         return honest(cursor, txn, wanted, named)
 

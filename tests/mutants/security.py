@@ -10,7 +10,7 @@ from unittest import mock
 from magnetar.broker.access import authorizer as grants
 from magnetar.broker.access import table_core as table
 from magnetar.broker.access.authorizer import AccessGrants, Authorizer
-from magnetar.broker.access.table_core import Rights
+from magnetar.broker.access.table_core import GrantsAndAdministrators
 from magnetar.broker.grpc import checked
 from magnetar.broker.grpc.admin import AdminService
 from magnetar.broker.session import consumer
@@ -93,15 +93,15 @@ def partitions_have_no_base(stack: Stack) -> None:
 
 def read_before_is_kept(stack: Stack) -> None:
     """M78: grants that were read before a revocation are kept after it, when the read began before and ended after."""
-    honest = AccessGrants.get_rights
+    honest = AccessGrants.get_grants_and_administrators
 
-    async def rights(self: AccessGrants, name: NamespaceName) -> Rights:
+    async def rights(self: AccessGrants, name: NamespaceName) -> GrantsAndAdministrators:
         found = self._known.get(name)
         if found is None:
             found = self._known[name] = await honest(self, name)
         return found
 
-    put(stack, AccessGrants, "get_rights", rights)
+    put(stack, AccessGrants, "get_grants_and_administrators", rights)
 
 
 def open_reads_go_on(stack: Stack) -> None:

@@ -8,7 +8,7 @@ from pyroaring import BitMap64
 from magnetar.broker.topic.dedup import Deduplication
 from magnetar.broker.topic.outcomes import OutcomesLedger
 from magnetar.broker.topic.transactions import TopicTransactions
-from magnetar.broker.topic.transactions_core import Transactions, TxnEndEffect, TxnPhase
+from magnetar.broker.topic.transactions_core import Transactions, TxnEndEffect, TxnPhaseAtTopic
 from magnetar.broker.topic.txn_joins import TransactionJoins
 from magnetar.proto.names import Position
 from magnetar.proto.states import TxnId, TxnState
@@ -48,7 +48,7 @@ def aborted_by_id(stack: Stack) -> None:
     def confirmed(self: Transactions, txn: TxnId, *args: Any) -> None:
         found = self.known[txn]
         honest(self, txn, *args)
-        if found.phase is TxnPhase.ENDED:
+        if found.phase is TxnPhaseAtTopic.ENDED:
             self._abort(found.entries, found.size)
             self.aborted_indexes |= found.indexes or BitMap64()
 
@@ -91,7 +91,7 @@ def forgotten_without_an_answer(stack: Stack) -> None:
 
     def refused(self: Transactions, txn: TxnId) -> None:
         found = self.known.get(txn)
-        if found is not None and found.phase is TxnPhase.ASKED:
+        if found is not None and found.phase is TxnPhaseAtTopic.ASKED:
             del self.known[txn]
 
     put(stack, Transactions, "on_join_refused", refused)

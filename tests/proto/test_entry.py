@@ -25,9 +25,9 @@ from magnetar.proto.entry import (
     encode_item_prefix,
     encode_plain_items,
     find_distinct_keys,
+    get_sequence_id,
     parse_header,
     parse_stored_head,
-    sequence_id_of,
     split_broker_part,
 )
 from magnetar.proto.entry_pb2 import BrokerEntryMetadata, MessageMetadata, SingleMessageMetadata
@@ -356,7 +356,7 @@ def test_keys_of_other_bytes_stay_other_keys() -> None:
 def test_what_is_refused_is_named_by_its_sequence_id_where_it_has_one(
     damage: Callable[[bytes], bytes], found: int | None
 ) -> None:
-    assert sequence_id_of(damage(encode_entry(metadata(), b"x"))) == found
+    assert get_sequence_id(damage(encode_entry(metadata(), b"x"))) == found
 
 
 def test_the_caches_stay_bounded() -> None:

@@ -2,7 +2,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.proto.names import compute_key_slot, key_hash, partition_of
+from magnetar.proto.names import choose_partition_of_key, compute_key_slot, key_hash
 
 
 def test_hashes_are_murmur3_x86_32_with_seed_0() -> None:
@@ -22,6 +22,6 @@ def test_a_slot_is_pulsars_so_that_a_sticky_consumer_gets_the_keys_whose_slots_i
 
 @given(st.text(), st.integers(1, 1000))
 def test_a_key_has_one_partition_and_one_slot(key: str, partitions: int) -> None:
-    assert 0 <= partition_of(key, partitions) < partitions
-    assert partition_of(key, partitions) == partition_of(key.encode(), partitions)
+    assert 0 <= choose_partition_of_key(key, partitions) < partitions
+    assert choose_partition_of_key(key, partitions) == choose_partition_of_key(key.encode(), partitions)
     assert 1 <= compute_key_slot(key) <= 65535

@@ -103,8 +103,8 @@ def still(world: World) -> World:
 
 @asynccontextmanager
 async def scene(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
-    real: Callable[..., World] = support.real_world
-    monkeypatch.setattr(support, "real_world", lambda seed: still(real(seed)))
+    real: Callable[..., World] = support.make_system_world
+    monkeypatch.setattr(support, "make_system_world", lambda seed: still(real(seed)))
     monkeypatch.setattr(config, "_SOURCES", {})  # of what other tests of this process loaded
     monkeypatch.setattr(logs, "get_log_level", lambda: "info")
     async with (

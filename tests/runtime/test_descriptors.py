@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from magnetar.runtime import descriptors
-from magnetar.runtime.descriptors import Descriptors
+from magnetar.runtime.descriptors import FileDescriptors
 from magnetar.runtime.network import Endpoint
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 
 HERE = Endpoint("127.0.0.1", 0)
 
@@ -51,7 +51,7 @@ def test_the_soft_limit_is_raised_to_the_hard_one_at_the_start() -> None:
 
 
 def test_a_file_opens_while_others_hold_every_descriptor(tmp_path: Path, few_files: int) -> None:
-    process = Descriptors()
+    process = FileDescriptors()
     process._pid = os.getpid()
     process.limit = few_files
     process.open_missing_spares()
@@ -74,7 +74,7 @@ def test_a_file_opens_while_others_hold_every_descriptor(tmp_path: Path, few_fil
 
 
 def test_without_a_spare_the_error_is_the_systems(tmp_path: Path, few_files: int) -> None:
-    process, held = Descriptors(), list[int]()
+    process, held = FileDescriptors(), list[int]()
     try:
         take_all(held, lambda: process.open_file(os.devnull, os.O_RDONLY))
     finally:
@@ -86,8 +86,8 @@ async def test_the_ports_of_a_process_share_the_connections_and_refuse_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two ports, of bytes and of gRPC; a place is free again when a connection ends."""
-    monkeypatch.setattr(Descriptors, "connections_max", 5)
-    world, process, over = real_world(), descriptors.PROCESS, asyncio.Event()
+    monkeypatch.setattr(FileDescriptors, "connections_max", 5)
+    world, process, over = make_system_world(), descriptors.PROCESS, asyncio.Event()
     monkeypatch.setattr(process, "connections", 0)
 
     async def service(stream: object) -> None:

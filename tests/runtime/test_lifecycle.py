@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.process import PartState, ProcessParts
+from magnetar.runtime.process import ProcessParts, ProcessPartState
 
 
 class Log:
@@ -28,7 +28,7 @@ async def test_parts_stop_in_the_reverse_order_of_their_start() -> None:
         await parts.start("b", log.start("b"), log.stop)
         await parts.start("c", log.start("c"), log.stop)
     assert log.lines == ["start a", "start b", "start c", "stop c", "stop b", "stop a"]
-    assert [each.state for each in parts.statistics()] == [PartState.STOPPED] * 3
+    assert [each.state for each in parts.statistics()] == [ProcessPartState.STOPPED] * 3
     await parts.close()
     assert len(log.lines) == 6
 
@@ -66,5 +66,9 @@ async def test_a_part_that_fails_or_hangs_at_its_stop_does_not_keep_the_others(
             await parts.start("b", log.start("b"), hang, stop_timeout_s=0.01)
             await parts.start("c", log.start("c"), fail)
     assert log.lines[-1] == "stop a"
-    assert [each.state for each in parts.statistics()] == [PartState.STOPPED, PartState.FAILED, PartState.FAILED]
+    assert [each.state for each in parts.statistics()] == [
+        ProcessPartState.STOPPED,
+        ProcessPartState.FAILED,
+        ProcessPartState.FAILED,
+    ]
     assert [record.getMessage() for record in caplog.records] == ["c failed to stop", "b did not stop within 0.01 s"]

@@ -19,7 +19,7 @@ PROGRAM = """
 import asyncio, os, signal, sys, time
 from magnetar.runtime import parent as parents
 from magnetar.runtime import schedule_core as schedule
-from magnetar.runtime.parent import Parent, ProcessSpec
+from magnetar.runtime.parent import ParentProcess, ProcessSpec
 from magnetar.runtime.child import Frame, Kind, encode_frame
 from magnetar.runtime.process import run
 
@@ -60,7 +60,7 @@ def raises(child):
 schedule.STOP_S = 0.5
 kinds = {"sound": sound, "asker": sound, "broken": broken, "deaf": deaf, "stuck": stuck, "raises": raises}
 tiers = [[ProcessSpec(name, kinds[name.partition("-")[0]]) for name in tier.split(",")] for tier in sys.argv[1:]]
-sys.exit(Parent(tiers, lambda facts: print("ready", *sorted(facts), flush=True)).run())
+sys.exit(ParentProcess(tiers, lambda facts: print("ready", *sorted(facts), flush=True)).run())
 """
 
 pytestmark = pytest.mark.processes

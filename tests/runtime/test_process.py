@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 
 PROGRAM = """
 import asyncio, sys
@@ -68,7 +68,7 @@ def test_the_outcome_is_the_exit_code(main: str, code: int, text: str) -> None:
 
 def test_a_world_costs_no_import_of_a_transport() -> None:
     program = (
-        "import sys; from magnetar.runtime.process import real_world; real_world()\n"
+        "import sys; from magnetar.runtime.process import make_system_world; make_system_world()\n"
         "print(*(name for name in ('grpc', 'zmq', 'prometheus_client', 'msgspec', 'uvloop') if name in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
@@ -76,5 +76,5 @@ def test_a_world_costs_no_import_of_a_transport() -> None:
 
 
 def test_a_seed_fixes_chance() -> None:
-    assert real_world(5).rng.randbytes(16) == real_world(5).rng.randbytes(16)
-    assert real_world().rng.randbytes(16) != real_world().rng.randbytes(16)
+    assert make_system_world(5).rng.randbytes(16) == make_system_world(5).rng.randbytes(16)
+    assert make_system_world().rng.randbytes(16) != make_system_world().rng.randbytes(16)

@@ -33,7 +33,7 @@ def test_what_fails_runs_again_after_a_longer_and_longer_pause(caplog: pytest.Lo
             starts.append(loop.time())
             raise ValueError("format version 2")
 
-        supervisor.supervise("part-work", work)
+        supervisor.start_supervised("part-work", work)
         await asyncio.sleep(200.0)
         pauses = [b - a for a, b in itertools.pairwise(starts)]
         assert pauses[:4] == pytest.approx([0.5, 1.0, 2.0, 4.0])
@@ -58,7 +58,7 @@ def test_what_a_stranger_cancels_runs_again_and_is_well_after_a_while() -> None:
             running.append(asyncio.current_task())
             await asyncio.get_running_loop().create_future()
 
-        supervisor.supervise("part-work", work)
+        supervisor.start_supervised("part-work", work)
         await asyncio.sleep(1.0)
         for _ in range(3):
             task = running[-1]
@@ -88,9 +88,9 @@ def test_what_returns_is_over_and_a_final_error_is_told() -> None:
         async def fails() -> None:
             raise KeyError("for good")
 
-        await supervisor.supervise("ends", work).ended
+        await supervisor.start_supervised("ends", work).ended
         with pytest.raises(KeyError):
-            await supervisor.supervise("fails", fails, final=lambda error: isinstance(error, KeyError)).ended
+            await supervisor.start_supervised("fails", fails, final=lambda error: isinstance(error, KeyError)).ended
         assert supervisor.statistics() == {"background_tasks": 0, "background_failing": 1, "background_restarts": 0}
         await supervisor.close()
         assert supervisor.statistics() == {"background_tasks": 0, "background_failing": 0, "background_restarts": 0}
@@ -104,7 +104,7 @@ def test_a_loop_that_ends_without_a_close_is_not_held_up() -> None:
         async def work() -> None:
             await asyncio.get_running_loop().create_future()
 
-        Supervisor().supervise("left", work)
+        Supervisor().start_supervised("left", work)
         await asyncio.sleep(0)
 
     asyncio.run(main())
@@ -117,7 +117,7 @@ def test_a_task_that_is_well_is_shown_too() -> None:
         async def work() -> None:
             await asyncio.get_running_loop().create_future()
 
-        supervisor.supervise("well-work", work)
+        supervisor.start_supervised("well-work", work)
         await asyncio.sleep(1.0)
         assert dict(Supervisor.count_failing_tasks())["well-work"] == 0
         await supervisor.close()

@@ -21,7 +21,7 @@ from magnetar.cli.common.processes import Processes
 from magnetar.proto.errors import InvalidConfiguration as WireInvalidConfiguration
 from magnetar.runtime.access import Caller, CallerAccess, Principal, PrincipalKind
 from magnetar.runtime.peer.keys import KeyPair
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from magnetar.security.authenticator import SecuredNetwork
 from magnetar.security.settings import BrokerSection, Secret, SecuritySettings, TokenSection
 from magnetar.spark_connector.options import parse_sink_options, parse_source_options
@@ -188,7 +188,7 @@ def _commands() -> Iterator[tuple[str, ...]]:
 
 # ------------------------------------------------------------------------------------------------- what is shown
 def test_no_settings_option_or_credential_shows_a_secret_in_its_repr_or_error(tmp_path: Path) -> None:
-    mark, world = "canary-inline-93b00e5d", real_world(1)
+    mark, world = "canary-inline-93b00e5d", make_system_world(1)
     inline = "data:;base64," + base64.b64encode(mark.encode() * 2).decode()
     settings = SecuritySettings(token=TokenSection(secret_key=inline), broker=BrokerSection(token=inline))
 

@@ -14,7 +14,7 @@ from magnetar.runtime.access import OPEN, Caller, CallerAccess, Principal, Princ
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.network import Endpoint, World
 from magnetar.runtime.peer.sockets import MemberNetwork
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from magnetar.security.authority import create_files, issue_member_certificate
 from magnetar.security.members import ROLES, MemberGuard, make_member_network, make_member_uri, read_own_member_name
 from magnetar.security.settings import SecuritySettings
@@ -40,7 +40,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def world_of(folder: Path, role: str) -> World:
     settings = SecuritySettings.load(str(folder / "security.toml")).members
     assert settings is not None
-    world = real_world(1)
+    world = make_system_world(1)
     return replace(world, network=make_member_network(world.network, settings, role, world.clock))
 
 
@@ -149,7 +149,7 @@ async def test_members_use_the_metadata_and_others_do_not(folder: Path, authorit
             "another authority": world_of(other, "broker"),
             "self-made": with_tls(TlsFiles(stranger.certificate, stranger.key, str(folder / "ca.pem"))),
             "no certificate": with_tls(TlsFiles(ca=str(folder / "ca.pem"))),
-            "in clear": real_world(1),
+            "in clear": make_system_world(1),
             "a listener's certificate": with_tls(TlsFiles(*broker)),
         }
         for way, world in ways.items():
@@ -162,7 +162,7 @@ async def test_members_use_the_metadata_and_others_do_not(folder: Path, authorit
 
 
 def with_tls(files: TlsFiles) -> World:
-    world = real_world(1)
+    world = make_system_world(1)
     return replace(world, network=MemberNetwork(world.network, OPEN, CallerAccess(files)))
 
 

@@ -22,7 +22,7 @@ from magnetar.proto.errors import (
     UntrustedServer,
 )
 from magnetar.runtime.access import Caller, ListenerAccess, TlsFiles
-from magnetar.security.authenticator import Authenticator, BrokerChannel, OwnToken
+from magnetar.security.authenticator import Authenticator, BrokerChannel, BrokerOwnToken
 from magnetar.security.authority import add_authority, create_files, issue_broker_certificate, issue_member_certificate
 from magnetar.security.settings import SecuritySettings
 from magnetar.security.token import KEYS_MAX
@@ -80,7 +80,7 @@ def test_the_log_says_when_a_brokers_own_token_ends_and_warns_daily_before(
     clock, file, day_ms = Clock(), folder / "broker.token", 86_400_000
     caplog.set_level(logging.INFO, "magnetar.security")
     clock.now_ms = int(NOW.timestamp() * 1000)
-    own = OwnToken(str(file), clock)
+    own = BrokerOwnToken(str(file), clock)
     assert abs(own.ends_ms() - clock.now_ms - 90 * day_ms) < 2000
     assert [each.levelname for each in caplog.records] == ["INFO"]
     clock.now_ms += 77 * day_ms

@@ -9,11 +9,18 @@ from pathlib import Path
 import pytest
 
 from magnetar.cli.common.processes import Processes
-from magnetar.ledger.peer_format import NO_KEY, Flags, Op, RequestHead, encode_admin, encode_ping
+from magnetar.ledger.peer_format import (
+    NO_KEY,
+    BookieOperation,
+    BookieRequestFlags,
+    BookieRequestHead,
+    encode_admin_request,
+    encode_ping_request,
+)
 from magnetar.proto.errors import ConnectionLost, MagnetarError, Unauthorized
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.peer.keys import PeerClientKeys
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.support.processes import run_here
 from tests.support.secured import SecuredCluster
 
@@ -116,14 +123,14 @@ def _bookies(secured: SecuredCluster) -> list[tuple[str, ...]]:
 
 
 REQUESTS = (
-    (encode_ping(), ()),
-    (encode_admin(), (b'{"verb": "gc-start"}',)),
-    (RequestHead(Op.READ_LAC, Flags.FENCE, 1, -1, 0, 0, NO_KEY).encode(), ()),
+    (encode_ping_request(), ()),
+    (encode_admin_request(), (b'{"verb": "gc-start"}',)),
+    (BookieRequestHead(BookieOperation.READ_LAC, BookieRequestFlags.FENCE, 1, -1, 0, 0, NO_KEY).encode(), ()),
 )
 
 
 async def test_a_stranger_can_neither_ask_read_fence_nor_delete_at_a_bookie(secured: SecuredCluster) -> None:
-    network = real_world().network
+    network = make_system_world().network
     for bookie in secured.bookies:
         ready = dict(each.partition("=")[::2] for each in bookie.lines[0].split() if "=" in each)
         identity, where = uuid.UUID(ready["id"]).bytes, Endpoint.parse(bookie.address)
@@ -152,7 +159,7 @@ def test_a_stranger_that_knows_a_bookies_key_is_refused_as_no_member(secured: Se
     from magnetar.security.settings import SecuritySettings
 
     async def main() -> None:
-        world = real_world()
+        world = make_system_world()
         section = SecuritySettings.load(secured.settings).members
         assert section is not None
         member = replace(world, network=make_member_network(world.network, section, "operator", world.clock))
@@ -163,7 +170,7 @@ def test_a_stranger_that_knows_a_bookies_key_is_refused_as_no_member(secured: Se
         access = PeerClientKeys(found[0].key, world.network.new_keys())
         peer = world.network.peer(Endpoint.parse(found[0].endpoint), uuid.UUID(name).bytes, access)
         with pytest.raises(Unauthorized, match="no member"):
-            await peer.request(encode_ping(), timeout_s=30)
+            await peer.request(encode_ping_request(), timeout_s=30)
         await peer.close()
         with pytest.raises(Unauthorized, match="may not write"):
             await store.put(paths.member("broker", "ab" * 32), b"x")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from magnetar.proto.errors import InvalidConfiguration, MagnetarError, Unauthenticated
 from magnetar.runtime.access import Caller, Principal, PrincipalKind
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from magnetar.security.authenticator import Authenticator, SecuredNetwork, read_token
 from magnetar.security.settings import Secret, SecuritySettings, read_secret
 from magnetar.security.token import create_token
@@ -137,7 +137,7 @@ ca = "ca.pem"
 def test_each_file_with_a_secret_is_refused_at_the_start_while_others_may_read_it(folder: Path, name: str) -> None:
     for other in ("users.htpasswd", "broker-key.pem"):
         private(folder / other, b"# none\n")
-    settings, world = load(folder, SOURCES), real_world(1)
+    settings, world = load(folder, SOURCES), make_system_world(1)
     SecuredNetwork(world.network, settings, world.clock, world.workers)
     (folder / name).chmod(0o644)
     with pytest.raises(InvalidConfiguration, match=f"chmod 600 {folder / name}"):

@@ -17,8 +17,8 @@ from magnetar.runtime.network import (
     AnswerListener,
     Endpoint,
     Peer,
+    PeerReply,
     PeerService,
-    Reply,
     Request,
     RunningPeerServer,
     World,
@@ -111,13 +111,13 @@ class _ObservedPeer:
     def endpoint(self) -> Endpoint:
         return self._inside.endpoint
 
-    def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
+    def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[PeerReply]:
         future = self._inside.request(head, frames, timeout_s=timeout_s)
         if not future.done():
             self._asked[future] = self._now()
             watch = _Deadline(self._loop, timeout_s + SLACK_S, self._gone)
 
-            def over(done: Future[Reply]) -> None:
+            def over(done: Future[PeerReply]) -> None:
                 del self._asked[done]
                 watch.timer.cancel()
 

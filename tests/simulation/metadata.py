@@ -7,7 +7,7 @@ from typing import Any
 
 from magnetar.metadata.server import MetadataService
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.tree import Commit, EndSession
+from magnetar.metadata.tree import CommitJob, EndSession
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost
 from magnetar.runtime.network import CallContext
@@ -23,7 +23,7 @@ class ObservedStore(SqliteStore):
     observer: Observer
 
     def _apply_done(self, job: Any, done: Any) -> None:
-        if isinstance(job, Commit):
+        if isinstance(job, CommitJob):
             for operation, version in zip(job.operations, done.versions, strict=True):
                 self.observer.committed(operation, version)
         elif isinstance(job, EndSession):

@@ -19,7 +19,7 @@ from magnetar.bookie.store.group_commit_core import ConfirmBlock
 from magnetar.bookie.store.journal import Journal
 from magnetar.bookie.store.store import Store
 from magnetar.broker.subscription import cursor_format as stored
-from magnetar.broker.subscription.core.cursor_state import ChunkKey
+from magnetar.broker.subscription.core.cursor_state import CursorChunkKey
 from magnetar.broker.subscription.core.dispatch import ALL_TIME, Dispatcher
 from magnetar.broker.subscription.core.policy import Entry
 from magnetar.broker.subscription.delays import DelayedDelivery
@@ -28,7 +28,7 @@ from magnetar.client.core.effects import (
 )
 from magnetar.client.core.producer import ProducerCore
 from magnetar.ledger.client import LedgerClient
-from magnetar.ledger.peer_format import Op, Status
+from magnetar.ledger.peer_format import BookieOperation, Status
 from magnetar.ledger.writer_core import PendingAdds
 from magnetar.proto.names import Position
 from magnetar.runtime.sim.disk import SimFile, SimFiles
@@ -128,7 +128,7 @@ def _one_status() -> Iterator[None]:
     original = AddRequests._refuse
 
     def refuse(adds: AddRequests, batch: Any, status: Any) -> None:
-        original(adds, batch, Status.OK if batch.head.op is Op.ADD_MANY else status)
+        original(adds, batch, Status.OK if batch.head.op is BookieOperation.ADD_MANY else status)
 
     with mock.patch.object(AddRequests, "_refuse", refuse):
         yield
@@ -184,7 +184,7 @@ def _cursor_ahead() -> Iterator[None]:
     """What is stored of a subscription says that one entry more is acknowledged than is (invariant 38)."""
     original = stored.encode_marker
 
-    def ahead(mark: Position, rows: Mapping[ChunkKey, stored.CursorChunkPlace], sequence: int) -> list[bytes]:
+    def ahead(mark: Position, rows: Mapping[CursorChunkKey, stored.CursorChunkPlace], sequence: int) -> list[bytes]:
         return original(Position(mark[0], mark[1] + 1) if mark[1] >= 0 else mark, {}, sequence)
 
     with mock.patch.object(stored, "encode_marker", ahead):

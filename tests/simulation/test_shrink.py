@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from magnetar.broker.common.config import Replication
+from magnetar.broker.common.config import LedgerReplication
 from magnetar.broker.log.topic_log import TopicLog
 from magnetar.client.client import Client
 from magnetar.runtime.sim.world import Simulation
@@ -13,7 +13,7 @@ from tests.simulation.load.topics import TOPIC
 from tests.simulation.options import draw
 from tests.simulation.verdict.observer import Observer
 
-FULL, SHRUNK = Replication(3, 3, 2), Replication(2, 2, 2)
+FULL, SHRUNK = LedgerReplication(3, 3, 2), LedgerReplication(2, 2, 2)
 CALM = replace(
     draw(1, inside=False), kind="bookies", quorum=(3, 3, 2), bookies=3, ledger_entries_max=1000, rates={}, times={}
 )
@@ -27,7 +27,7 @@ def test_a_ledger_shrinks_to_the_bookies_that_are_there_and_grows_when_they_are_
     simulation = Simulation(7, steps_max=5_000_000, seconds_max=1000.0)
     observer = Observer(simulation)
     cluster = Cluster(simulation, CALM, observer)
-    seen: list[tuple[Replication | None, bool]] = []
+    seen: list[tuple[LedgerReplication | None, bool]] = []
 
     async def publish_and_read() -> None:
         client = Client(cluster.service_url, world=simulation.world(CLIENT))

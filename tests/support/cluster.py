@@ -27,7 +27,7 @@ from magnetar.proto.entry import (
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import MagnetarError, from_wire
 from magnetar.runtime.network import Endpoint, World, rpc
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 
 TIMEOUT_S = 20.0
 SMALL = BrokerConfig(
@@ -93,7 +93,7 @@ async def cluster(
     folder: Path, *, bookies: int = 1, brokers: int = 1, limit_s: float | None = 120, **changes: object
 ) -> AsyncIterator[Cluster]:
     """`limit_s`: whoever uses it has to be done then."""
-    world = real_world(1)
+    world = make_system_world(1)
     store = await SqliteStore.open(world, str(folder / "metadata.sqlite"))
     running = Cluster(world, folder, store)
     try:

@@ -15,7 +15,7 @@ from magnetar.bookie.format.journal import FileHeader, decode_file_header, encod
 from magnetar.broker.log import compaction_core as compacted
 from magnetar.broker.subscription import cursor_format as cursor
 from magnetar.broker.subscription import delays
-from magnetar.broker.subscription.core.cursor_state import ChunkKey, ChunkKind
+from magnetar.broker.subscription.core.cursor_state import CursorChunkKey, CursorChunkKind
 from magnetar.broker.topic import dedup, outcomes
 from magnetar.broker.topic.dedup_core import Snapshot
 from magnetar.broker.transaction import log as coordinator
@@ -28,7 +28,7 @@ from magnetar.proto.checksum import crc32c
 from magnetar.proto.errors import NewerFormat
 from magnetar.proto.names import Position
 from magnetar.runtime.peer import envelope
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests import layout as house
 from tests.support.processes import run_cli
 from tests.upgrade import content
@@ -84,7 +84,7 @@ def _note() -> object:
 
 
 def _cursor() -> object:
-    row = {ChunkKey(ChunkKind.PENDING, 7, 0): cursor.CursorChunkPlace(1, 0, 1, 50)}
+    row = {CursorChunkKey(CursorChunkKind.PENDING, 7, 0): cursor.CursorChunkPlace(1, 0, 1, 50)}
     (entry,) = cursor.encode_marker(Position(7, 3), row, 1)
     return cursor.decode_piece(_with_crc(entry, 2, 32, 32, entry[36:]))
 
@@ -95,7 +95,7 @@ def _dedup() -> object:
 
 
 def _outcomes() -> object:
-    (entry,) = outcomes.encode_marker(outcomes.SnapshotMarker(Position(7, 3), (), {}), 1)
+    (entry,) = outcomes.encode_marker(outcomes.OutcomesSnapshotMarker(Position(7, 3), (), {}), 1)
     size = outcomes.HEAD_BYTES - 4
     return outcomes.decode_piece(_with_crc(entry, 2, size, size, entry[outcomes.HEAD_BYTES :]))
 
@@ -126,13 +126,13 @@ def _record() -> object:
 
 
 def _envelope() -> object:
-    header = bytearray(envelope.encode_refusal(envelope.EnvelopeKind.WRONG_PROTOCOL, UUID))
+    header = bytearray(envelope.encode_refusal_envelope(envelope.EnvelopeKind.WRONG_PROTOCOL, UUID))
     header[4] += 1
     return envelope.decode(bytes(header))
 
 
 def _peer() -> object:
-    head = bytearray(peer.encode_ping())
+    head = bytearray(peer.encode_ping_request())
     head[0] += 1
     return peer.decode_request(bytes(head))
 
@@ -163,11 +163,11 @@ def test_a_later_version_is_refused_with_what_to_do(form: versions.Format) -> No
 
 async def test_a_metadata_file_of_a_later_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "metadata.sqlite"
-    await (await SqliteStore.open(real_world(), str(path))).close()
+    await (await SqliteStore.open(make_system_world(), str(path))).close()
     with contextlib.closing(sqlite3.connect(path)) as sql:
         sql.execute(f"PRAGMA user_version = {versions.METADATA_FILE.version + 1}")
     with pytest.raises(NewerFormat, match="upgrade this one"):
-        await SqliteStore.open(real_world(), str(path))
+        await SqliteStore.open(make_system_world(), str(path))
 
 
 def test_every_stored_format_is_tried() -> None:

@@ -52,15 +52,15 @@ from .mover import (
     CompactionAction,
     CompactionPolicy,
     DeletedLedgers,
+    EntryLogPlan,
+    EntryLogState,
     EntryLogUsage,
     EntryMover,
     LiveBytesCounter,
-    LogPlan,
-    LogState,
     file_size,
     group_logs_to_move,
     is_compactable_once_closed,
-    plan_logs,
+    plan_entry_logs,
 )
 from .writer import EntryLogWriter
 
@@ -147,12 +147,12 @@ class EntryLogCompactor:
         deleted = DeletedLedgers(self._descriptors.tombstones)
         opened, last = self._opened(), self._checkpoint.mark.last_log
         found: list[EntryLogUsage] = []
-        for number in await self._worker.run(log_files.list_log_numbers, self._files, self._directory):
+        for number in await self._worker.run(log_files.list_entry_log_numbers, self._files, self._directory):
             if number in self._descriptors.drained:
                 continue  # an index without its log, for the next start to remove
             if number > last and number not in opened:
                 continue  # made meanwhile: it may be open
-            state, end = opened.get(number, (LogState.CLOSED, None))
+            state, end = opened.get(number, (EntryLogState.CLOSED, None))
             try:
                 survey = await self._worker.run(
                     LiveBytesCounter, self._files, self._directory, self._uuid, number, state, end, deleted
@@ -164,12 +164,12 @@ class EntryLogCompactor:
             found.append(survey.facts)
         return found
 
-    def _opened(self) -> dict[int, tuple[LogState, OpenLogEnds | None]]:
+    def _opened(self) -> dict[int, tuple[EntryLogState, OpenLogEnds | None]]:
         hot, cold = self._hot.committed_ends_of_open_log, self._cold.committed_ends_of_open_log
-        return {hot.number: (LogState.HOT, hot), cold.number: (LogState.COLD, cold)}
+        return {hot.number: (EntryLogState.HOT, hot), cold.number: (EntryLogState.COLD, cold)}
 
-    async def plan(self, policy: CompactionPolicy, *, major: bool) -> list[LogPlan]:
-        return plan_logs(await self.list_log_usage(), policy, major=major)
+    async def plan(self, policy: CompactionPolicy, *, major: bool) -> list[EntryLogPlan]:
+        return plan_entry_logs(await self.list_log_usage(), policy, major=major)
 
     # ------------------------------------------------------------------------------------ a pass
     async def run(
@@ -194,7 +194,7 @@ class EntryLogCompactor:
         facts = await self.list_log_usage()
         if await self._roll(facts, policy, major, roll):
             facts = await self.list_log_usage()
-        plans = plan_logs(facts, policy, major=major)
+        plans = plan_entry_logs(facts, policy, major=major)
         dead = [plan.facts for plan in plans if plan.action is CompactionAction.DELETE]
         await self._delete(dead, on_progress)
         moves = [plan.facts for plan in plans if plan.action is CompactionAction.COMPACT]
@@ -211,8 +211,8 @@ class EntryLogCompactor:
         share = policy.major_share if major or roll else policy.minor_share
         rolled = False
         for facts in logs:
-            if is_compactable_once_closed(facts, share) and (roll or facts.state is LogState.COLD):
-                writer = self._cold if facts.state is LogState.COLD else self._hot
+            if is_compactable_once_closed(facts, share) and (roll or facts.state is EntryLogState.COLD):
+                writer = self._cold if facts.state is EntryLogState.COLD else self._hot
                 await self._checkpoint.run_between_checkpoints(writer.close)
                 rolled = True
         return rolled

@@ -30,7 +30,7 @@ from ...format.journal import (
     decode_file_header,
 )
 from .. import disk
-from ..index import ExtentLocation, LoadedIndexGroup, Page, decode_page, find_record_number, run_end
+from ..index import ExtentLocation, IndexPage, LoadedIndexGroup, decode_page, find_record_number, run_end
 
 _LOG = logging.getLogger("magnetar.bookie.store.entrylog")
 
@@ -131,7 +131,7 @@ def read_extents(
             yield list(index.decode_extent_heads(heads))
 
 
-def list_log_numbers(files: Files, directory: str) -> list[int]:
+def list_entry_log_numbers(files: Files, directory: str) -> list[int]:
     """Returns the numbers of all entry logs whose log file or index file exists, in ascending order."""
     found = {
         int(name.partition(".")[0])
@@ -192,7 +192,7 @@ class EntryLogReader:
         self._direct = True  # until the file system says no
         self._arena = memoryview(b"")
 
-    def read_pages(self, log: int, ledger: int, pages: list[Page]) -> tuple[list[ExtentLocation], int]:
+    def read_pages(self, log: int, ledger: int, pages: list[IndexPage]) -> tuple[list[ExtentLocation], int]:
         """Reads these pages of a log's index file. Returns (locations of the ledger's extents in these pages, number of
         damaged pages)."""
         file = self._file(entry_log_index_file_name(log))

@@ -9,8 +9,9 @@ afterwards. Records are copied unchanged, after a check of length, checksum, led
 one after the other, without the table of the extent; after a damaged record the table says where the next one begins.
 An entry that is in several of the sources is copied once, from a good copy.
 
-`LiveBytesCounter` counts the living bytes of each log before, and `plan_logs` chooses what is done with it. Memory:
-about 110 bytes for each living extent of the sources, and one slice. Guarded by tests/bookie/store/test_compaction.py.
+`LiveBytesCounter` counts the living bytes of each log before, and `plan_entry_logs` chooses what is done with it.
+Memory: about 110 bytes for each living extent of the sources, and one slice. Guarded by
+tests/bookie/store/test_compaction.py.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from .writer import EntryLogWriter, WrittenEntries
 # The decision of garbage collection, from facts on each log: which entry logs are deleted, which are moved, and why.
 #
 # A log's *live bytes* are the records of its ledgers without a tombstone, summed over its extents; they are never
-# stored, always counted again (BookKeeper #4607). `plan_logs` gives each log one action and its reason, the first row
+# stored, always counted again (BookKeeper #4607). `plan_entry_logs` gives each log one action and its reason, the first
+# row
 # that fits:
 #
 # | reason | action | |
@@ -69,7 +71,7 @@ class CompactionAction(enum.Enum):
 
 
 class CompactionReason(enum.Enum):
-    """The reason why a compaction keeps, compacts or deletes an entry log. `plan_logs` applies the rules."""
+    """The reason why a compaction keeps, compacts or deletes an entry log. `plan_entry_logs` applies the rules."""
 
     DEAD = "nothing in it lives"
     OPEN = "it still grows"
@@ -80,7 +82,7 @@ class CompactionReason(enum.Enum):
     WAITS = "major compaction will move it"
 
 
-class LogState(enum.Enum):
+class EntryLogState(enum.Enum):
     """Whether an entry log is open, and who writes to it: checkpoints write to the hot log, compactions to the cold
     log."""
 
@@ -98,10 +100,10 @@ class LiveLedger(NamedTuple):
 
 class EntryLogUsage(NamedTuple):
     """How much of an entry log is live: the size of its two files, of all its records, and of the records of living
-    ledgers, in bytes. `plan_logs` decides by these values."""
+    ledgers, in bytes. `plan_entry_logs` decides by these values."""
 
     log: int
-    state: LogState
+    state: EntryLogState
     bytes: int
     data_bytes: int
     live_bytes: int
@@ -117,8 +119,8 @@ class EntryLogUsage(NamedTuple):
         return self.live_bytes / self.data_bytes if self.data_bytes else 0.0
 
 
-class LogPlan(NamedTuple):
-    """The action that `plan_logs` chose for an entry log, and the reason."""
+class EntryLogPlan(NamedTuple):
+    """The action that `plan_entry_logs` chose for an entry log, and the reason."""
 
     facts: EntryLogUsage
     action: CompactionAction
@@ -142,32 +144,32 @@ class CompactionPolicy(NamedTuple):
         return self._replace(minor_share=max(self.minor_share, self.full_share))
 
 
-def plan_logs(logs: Sequence[EntryLogUsage], policy: CompactionPolicy, *, major: bool) -> list[LogPlan]:
+def plan_entry_logs(logs: Sequence[EntryLogUsage], policy: CompactionPolicy, *, major: bool) -> list[EntryLogPlan]:
     """Chooses the action for each entry log. Returns one plan for each log, in the order of `logs`."""
-    closed = [log for log in logs if log.state is LogState.CLOSED and log.live_bytes]
+    closed = [log for log in logs if log.state is EntryLogState.CLOSED and log.live_bytes]
     small = [log for log in closed if log.bytes < policy.small_bytes]
     return [_decide(log, policy, major, len(small) > 1 and log in small) for log in logs]
 
 
-def _decide(log: EntryLogUsage, policy: CompactionPolicy, major: bool, small: bool) -> LogPlan:
-    if log.state is not LogState.CLOSED:
-        return LogPlan(log, CompactionAction.KEEP, CompactionReason.OPEN)
+def _decide(log: EntryLogUsage, policy: CompactionPolicy, major: bool, small: bool) -> EntryLogPlan:
+    if log.state is not EntryLogState.CLOSED:
+        return EntryLogPlan(log, CompactionAction.KEEP, CompactionReason.OPEN)
     if not log.readable:
-        return LogPlan(log, CompactionAction.KEEP, CompactionReason.UNREADABLE)
+        return EntryLogPlan(log, CompactionAction.KEEP, CompactionReason.UNREADABLE)
     if not log.live_bytes:
-        return LogPlan(log, CompactionAction.DELETE, CompactionReason.DEAD)
+        return EntryLogPlan(log, CompactionAction.DELETE, CompactionReason.DEAD)
     if log.live_share < (policy.major_share if major else policy.minor_share):
-        return LogPlan(log, CompactionAction.COMPACT, CompactionReason.SPARSE)
+        return EntryLogPlan(log, CompactionAction.COMPACT, CompactionReason.SPARSE)
     if small and major:
-        return LogPlan(log, CompactionAction.COMPACT, CompactionReason.SMALL)
+        return EntryLogPlan(log, CompactionAction.COMPACT, CompactionReason.SMALL)
     waits = small or log.live_share < policy.major_share
-    return LogPlan(log, CompactionAction.KEEP, CompactionReason.WAITS if waits else CompactionReason.LIVE)
+    return EntryLogPlan(log, CompactionAction.KEEP, CompactionReason.WAITS if waits else CompactionReason.LIVE)
 
 
 def is_compactable_once_closed(log: EntryLogUsage, share: float) -> bool:
     """Returns whether the log is open now, and its live share is below `share`, so that it could be compacted after it
     is closed."""
-    return log.state is not LogState.CLOSED and log.data_bytes > 0 and log.readable and log.live_share < share
+    return log.state is not EntryLogState.CLOSED and log.data_bytes > 0 and log.readable and log.live_share < share
 
 
 def group_logs_to_move(
@@ -218,7 +220,7 @@ class LiveBytesCounter:
     `opened`: the committed ends of the log's files; None: the log is closed."""
 
     def __init__(
-        self, files: Files, directory: str, uuid: bytes, number: int, state: LogState, opened: OpenLogEnds | None,
+        self, files: Files, directory: str, uuid: bytes, number: int, state: EntryLogState, opened: OpenLogEnds | None,
         deleted: DeletedLedgers,
     ) -> None:  # fmt: skip
         self._number = number

@@ -83,7 +83,7 @@ class UnreadableLogRange(NamedTuple):
     end: int
 
 
-class LogScan:
+class EntryLogScan:
     """Scans an entry log without its index. `records` yields every valid record in order; after that, `lost` has the
     ranges that contain no valid record."""
 
@@ -222,7 +222,7 @@ def rebuild_index(
     temporary = path + TEMPORARY
     source = files.open(log_path)
     try:
-        scan = LogScan(source, exact=exact)
+        scan = EntryLogScan(source, exact=exact)
         target = _create(files, temporary, uuid, number)
         try:
             groups = _Groups(files, target)
@@ -290,7 +290,7 @@ class EntryLogRepairAtStart:
         self._losses.write()
         self._tidy()
         groups: list[LoadedIndexGroup] = []
-        for number in log_files.list_log_numbers(self._files, self._directory):
+        for number in log_files.list_entry_log_numbers(self._files, self._directory):
             if not self._files.exists(self._log(number)):
                 self._on_missing_log(number)
                 continue
@@ -309,7 +309,7 @@ class EntryLogRepairAtStart:
     # ------------------------------------------------------------------------------------ which there are
     def _take_inventory(self) -> None:
         """Records a data loss for each committed log that neither exists nor is drained."""
-        here = set(log_files.list_log_numbers(self._files, self._directory))
+        here = set(log_files.list_entry_log_numbers(self._files, self._directory))
         missing = [n for n in range(1, self._mark.last_log + 1) if n not in here and n not in self._drained]
         self.facts += [DrainedEntryLog(number) for number in missing]
         if INVENTORY not in self._drained:
@@ -323,7 +323,7 @@ class EntryLogRepairAtStart:
         for name in self._files.list_directory(self._directory):
             if name.endswith(TEMPORARY):
                 self._files.remove(join_path(self._directory, name))
-        for number in log_files.list_log_numbers(self._files, self._directory):
+        for number in log_files.list_entry_log_numbers(self._files, self._directory):
             if number > self._mark.last_log or number in self._drained:
                 log_files.remove_log_files(self._files, self._directory, number)
 

@@ -175,7 +175,7 @@ class EntryLogWriter:
         file system does not support direct writes."""
         if not self._direct:
             return None
-        file = disk.open_direct(self._files, path, header.ljust(entry_log.DATA_OFFSET, b"\0"))
+        file = disk.open_for_direct_writes(self._files, path, header.ljust(entry_log.DATA_OFFSET, b"\0"))
         self._direct = file is not None
         return file
 

@@ -33,12 +33,12 @@ from ....proto.entry import (
     decode_text,
     encode_client_part,
     encode_entry,
+    get_routing_key,
     parse_entry,
-    routing_key,
 )
 from ....proto.entry_pb2 import MessageMetadata
 from ....proto.errors import MagnetarError
-from ....proto.names import OF_FAILURES, OF_ORIGIN, REDRIVEN, TopicName, parse_number, partition_of
+from ....proto.names import OF_FAILURES, OF_ORIGIN, REDRIVEN, TopicName, choose_partition_of_key, parse_number
 from ...subscription.core.redelivery_backoff import copy_message_metadata
 from ..call import HttpError, RestRequest
 from .messages import (
@@ -123,8 +123,8 @@ async def _choose_partition(call: RestRequest, topic: TopicName, metadata: Messa
     by_key = MessageMetadata()
     by_key.CopyFrom(metadata)
     by_key.ClearField("ordering_key")
-    key = routing_key(by_key)
-    return topic.with_partition(partition_of(once if key is None else key, partitions))
+    key = get_routing_key(by_key)
+    return topic.with_partition(choose_partition_of_key(once if key is None else key, partitions))
 
 
 def _take_letter_off(metadata: MessageMetadata) -> int:

@@ -10,8 +10,9 @@ Rules (ledger protocol §3.5, invariants 36 and 44)
 - No hole is ever dropped. There is no cap: `memory_bytes` is what they cost, and past the budget the dispatcher
   hands out nothing new (`broker/subscription/core/dispatch.py`); a bitmap of a million alternating holes takes 250 KB.
 - `version` grows with every change; `persisted` is the version that is stored. `has_unstored_changes` compares them.
-  Which pieces of the state have changed since they were stored is in `changed_chunks`: a `ChunkKey` each, the unit that
-  is written again (broker/subscription/core/positions.py). The mark is in none of them: moving it rewrites nothing.
+  Which pieces of the state have changed since they were stored is in `changed_chunks`: a `CursorChunkKey` each, the
+  unit that is written again (broker/subscription/core/positions.py). The mark is in none of them: moving it rewrites
+  nothing.
 - A batch whose size is not known yet (acknowledged after a restart) keeps its bits; `set_batch_size_if_unknown` decides
   when it is read.
 - A redelivery count lasts as long as its entry: it is forgotten when the entry is acknowledged, and by `seek`. With
@@ -37,8 +38,8 @@ from .cursor_state import (
     BATCH_INDEXES_MAX,
     COUNT_BYTES,
     NO_COUNT,
-    ChunkKey,
-    ChunkKind,
+    CursorChunkKey,
+    CursorChunkKind,
     CursorState,
     PartialBatch,
     RedeliveryCount,
@@ -136,7 +137,7 @@ class Cursor:
 
     def __init__(self, shape: LogShape, state: CursorState) -> None:
         self._shape = shape
-        self._changed: set[ChunkKey] | None = None
+        self._changed: set[CursorChunkKey] | None = None
         self._holes: AckHoles | None = None
         self.mark = state.mark
         self.acked = state.acked
@@ -151,7 +152,7 @@ class Cursor:
         self.partial_messages: int = sum(partial.bits.bit_count() for partial in self.partial.values())  # acknowledged
 
     @property
-    def changed_chunks(self) -> set[ChunkKey]:
+    def changed_chunks(self) -> set[CursorChunkKey]:
         """Returns the keys of the chunks (parts of the stored state) that have changed since they were stored."""
         changed = self._changed
         if changed is None:
@@ -172,7 +173,7 @@ class Cursor:
         if self.is_acked(position):
             return False
         pending = self.pending
-        if pending is not None and (pending.is_pending(position) or pending.message_bits_at(position)):
+        if pending is not None and (pending.is_entry_pending(position) or pending.message_bits_at(position)):
             return False
         self.version += 1
         if position == self._shape.after(self.mark):
@@ -185,7 +186,7 @@ class Cursor:
         self._discard_state(position)
         ledger_id, entry_id = position
         self.holes.get_or_create_hole_bitmap(ledger_id).add(entry_id)
-        self.changed_chunks.add(chunk_key_of(ChunkKind.HOLES, position))
+        self.changed_chunks.add(chunk_key_of(CursorChunkKind.HOLES, position))
         return True
 
     def ack_set(self, ledger_id: int, entries: BitMap) -> BitMap:
@@ -224,7 +225,7 @@ class Cursor:
         pending = self.pending
         if pending is not None:
             bits &= ~pending.message_bits_at(position)
-            if pending.is_pending(position) or not bits:
+            if pending.is_entry_pending(position) or not bits:
                 return False
         partial = self.partial.get(position)
         if partial is None:
@@ -240,13 +241,13 @@ class Cursor:
             # and was not given back
             other_first = self.counts_first and first_clear_bit(bits) != first_clear_bit(partial.bits)
             if other_first and self.counts and self.counts.pop(position, None) is not None:
-                self.changed_chunks.add(chunk_key_of(ChunkKind.COUNTS, position))
+                self.changed_chunks.add(chunk_key_of(CursorChunkKind.COUNTS, position))
             self._partial_bytes -= partial.memory_bytes
             self.partial_messages += bits.bit_count() - partial.bits.bit_count()
             partial.bits = bits
             self._partial_bytes += partial.memory_bytes
             self.version += 1
-            self.changed_chunks.add(chunk_key_of(ChunkKind.PARTIALS, position))
+            self.changed_chunks.add(chunk_key_of(CursorChunkKind.PARTIALS, position))
         elif not bits:
             self._forget_partial(position)
             return False
@@ -320,7 +321,7 @@ class Cursor:
             self.counts = SortedDict()
         self.counts[position] = RedeliveryCount(times, until_ms)
         self.version += 1
-        self.changed_chunks.add(chunk_key_of(ChunkKind.COUNTS, position))
+        self.changed_chunks.add(chunk_key_of(CursorChunkKind.COUNTS, position))
         return times
 
     def redelivery_count(self, position: Position) -> int:
@@ -340,9 +341,9 @@ class Cursor:
             holes &= BitMap(range(span.last_entry + 1)) if span is not None else BitMap()
             if not holes:
                 self.holes.discard_holes_of_ledger(ledger_id)
-        for position in [position for position in self.partial if not shape.is_readable(position)]:
+        for position in [position for position in self.partial if not shape.has_visible_entry(position)]:
             self._forget_partial(position)
-        for position in [position for position in self.counts if not shape.is_readable(position)]:
+        for position in [position for position in self.counts if not shape.has_visible_entry(position)]:
             del self.counts[position]
         if self.pending is not None:
             self.pending = self.pending.adapt_to_log(shape, self.mark, self.is_acked)
@@ -424,7 +425,7 @@ class Cursor:
         pending = self.pending
         if pending is None:
             return False
-        return pending.is_pending(position) or (
+        return pending.is_entry_pending(position) or (
             position in pending.parts and 0 < self._size(position) <= self.acked_or_pending_bits(position).bit_count()
         )
 
@@ -443,7 +444,7 @@ class Cursor:
             partial = self.pending.parts.get(position)
         return partial.size if partial is not None else 0
 
-    def batch_size_of(self, position: Position, shown: int) -> int:
+    def find_batch_size(self, position: Position, shown: int) -> int:
         """Returns the number of messages in a batch; 0 if the number is not known. `shown`: how many of its messages
         the consumer has received at which the batch is outstanding; 0 if it is outstanding at none."""
         return self._size(position) or (0 if self.acked_or_pending_bits(position) else shown)
@@ -484,7 +485,7 @@ class Cursor:
         if self.pending is None:
             return position
         shape = self._shape
-        while self.pending.is_pending(position := shape.position_at_or_after(position)):
+        while self.pending.is_entry_pending(position := shape.position_at_or_after(position)):
             if position <= self.pending.up_to:
                 position = self.next_unacked_position(shape.after(self.pending.up_to))
                 continue
@@ -499,7 +500,7 @@ class Cursor:
         """Yields, in log order, the positions after the mark and up to and including `position` of which at least one
         message is neither acknowledged nor pending."""
         at = self.next_deliverable(self.mark)
-        while at <= position and self._shape.is_readable(at):
+        while at <= position and self._shape.has_visible_entry(at):
             if not self.is_done(at):
                 yield at
             at = self.next_deliverable(self._shape.after(at))
@@ -509,7 +510,7 @@ class Cursor:
         neither acknowledged nor pending."""
         end = max(self.mark, self._shape.start)  # a mark may be before the log: of an empty topic, or a trimmed one
         while position > end:
-            if self._shape.is_readable(position) and not self.is_done(position):
+            if self._shape.has_visible_entry(position) and not self.is_done(position):
                 yield position
             position = self._shape.before(position)
 
@@ -577,7 +578,7 @@ class Cursor:
 
     def _forget_partial(self, position: Position) -> None:
         self._gone(self.partial.pop(position))
-        self.changed_chunks.add(chunk_key_of(ChunkKind.PARTIALS, position))
+        self.changed_chunks.add(chunk_key_of(CursorChunkKind.PARTIALS, position))
 
     def _gone(self, partial: PartialBatch) -> None:
         """Subtracts the partial batch, which was removed, from the totals."""
@@ -589,7 +590,7 @@ class Cursor:
         if self.partial and position in self.partial:
             self._forget_partial(position)
         if self.counts and self.counts.pop(position, None) is not None:
-            self.changed_chunks.add(chunk_key_of(ChunkKind.COUNTS, position))
+            self.changed_chunks.add(chunk_key_of(CursorChunkKind.COUNTS, position))
 
     def _forget_set(self, ledger_id: int, entries: BitMap) -> None:
         first, last = Position(ledger_id, entries.min()), Position(ledger_id, entries.max())

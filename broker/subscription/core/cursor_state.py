@@ -24,7 +24,7 @@ PARTIAL_BYTES, COUNT_BYTES = 300, 250
 numbers, and a place in a sorted dictionary."""
 
 
-class ChunkKind(enum.IntEnum):
+class CursorChunkKind(enum.IntEnum):
     """The kinds of chunks. A chunk is a part of the stored state of a cursor. It covers 2 ** `block_bits` entries of
     one ledger."""
 
@@ -37,14 +37,14 @@ class ChunkKind(enum.IntEnum):
 
     @property
     def block_bits(self) -> int:
-        return 20 if self in (ChunkKind.HOLES, ChunkKind.PENDING) else 10
+        return 20 if self in (CursorChunkKind.HOLES, CursorChunkKind.PENDING) else 10
 
 
-class ChunkKey(NamedTuple):
+class CursorChunkKey(NamedTuple):
     """Identifies a chunk of a cursor's stored state: its kind, the ledger, and the block of entries. A chunk is always
     written as a whole."""
 
-    kind: ChunkKind
+    kind: CursorChunkKind
     ledger_id: int
     block: int
 
@@ -54,16 +54,16 @@ class ChunkKey(NamedTuple):
         return range(self.block << bits, (self.block + 1) << bits)
 
 
-def chunk_keys_of_holes(ledger_id: int, holes: BitMap) -> Iterator[ChunkKey]:
+def chunk_keys_of_holes(ledger_id: int, holes: BitMap) -> Iterator[CursorChunkKey]:
     """Yields the keys of the chunks that store the acknowledged entries `holes` of a ledger, in ascending order."""
-    bits = ChunkKind.HOLES.block_bits
+    bits = CursorChunkKind.HOLES.block_bits
     for block in range(holes.min() >> bits, (holes.max() >> bits) + 1):
-        yield ChunkKey(ChunkKind.HOLES, ledger_id, block)
+        yield CursorChunkKey(CursorChunkKind.HOLES, ledger_id, block)
 
 
-def chunk_key_of(kind: ChunkKind, position: Position) -> ChunkKey:
+def chunk_key_of(kind: CursorChunkKind, position: Position) -> CursorChunkKey:
     """Returns the key of the chunk of this kind that covers the entry at `position`."""
-    return ChunkKey(kind, position[0], position[1] >> kind.block_bits)
+    return CursorChunkKey(kind, position[0], position[1] >> kind.block_bits)
 
 
 class PartialBatch(msgspec.Struct):
@@ -136,18 +136,18 @@ class TxnAcks(msgspec.Struct):
         )
 
 
-def chunk_keys_of_pending_acks(acks: TxnAcks) -> Iterator[ChunkKey]:
+def chunk_keys_of_pending_acks(acks: TxnAcks) -> Iterator[CursorChunkKey]:
     """Yields the keys of the chunks in which the acknowledgements `acks` are stored; a key may be yielded more than
     once. A cumulative acknowledgement is stored in the chunk of its position."""
-    bits = ChunkKind.PENDING.block_bits
+    bits = CursorChunkKind.PENDING.block_bits
     for ledger_id, entries in acks.entries.items():
         first, last = entries.min() >> bits, entries.max() >> bits
         for block in range(first, last + 1):
-            yield ChunkKey(ChunkKind.PENDING, ledger_id, block)
+            yield CursorChunkKey(CursorChunkKind.PENDING, ledger_id, block)
     for position in acks.parts:
-        yield chunk_key_of(ChunkKind.PENDING, position)
+        yield chunk_key_of(CursorChunkKind.PENDING, position)
     if acks.up_to != NOWHERE:
-        yield chunk_key_of(ChunkKind.PENDING, Position(acks.up_to[0], max(0, acks.up_to[1])))
+        yield chunk_key_of(CursorChunkKind.PENDING, Position(acks.up_to[0], max(0, acks.up_to[1])))
 
 
 class CursorState(msgspec.Struct):

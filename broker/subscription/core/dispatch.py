@@ -59,7 +59,7 @@ from .cursor import Cursor
 from .cursor_state import bit_indexes
 from .delays import DelayIndex
 from .in_log_order import why_no_receiver
-from .policy import NO_HIDDEN_MESSAGES, Entry, Member, Policy, SkipReason, make_delivery_filters
+from .policy import NO_HIDDEN_MESSAGES, Entry, EntrySkipReason, Member, Policy, make_delivery_filters
 from .positions import select_positions
 from .redelivery_backoff import BackoffQueue
 
@@ -218,17 +218,17 @@ class Dispatcher:
         if policy.waiting.entries:
             ready = policy.next_ready_entries(REPLAY_ENTRIES_MAX)
             if ready and self.failed:
-                ready = [each for each in ready if not policy.is_held_back(each)]
+                ready = [each for each in ready if not policy.is_held_back_by_failure(each)]
             if ready:
                 return ReadForRedelivery(tuple(ready))
         some_delayed = self.delays is not None and self.delays.count > 0 and self.delaying
-        readable = self._shape.is_readable(position)
+        readable = self._shape.has_visible_entry(position)
         if not readable or cursor.acked or cursor.pending is not None or position <= cursor.mark or some_delayed:
             self._leap()
             if self.read_position != position:
                 position = self.read_position
-                readable = self._shape.is_readable(position)
-        if self.failed and policy.is_held_back(position):
+                readable = self._shape.has_visible_entry(position)
+        if self.failed and policy.is_held_back_by_failure(position):
             return Blocked.FAILED
         if not readable:
             if policy.waiting.entries:
@@ -281,9 +281,9 @@ class Dispatcher:
             if not waited and position != at:
                 fate = self._out_of_turn(position)
                 at = self.read_position
-                if fate is SkipReason.PASSED:
+                if fate is EntrySkipReason.PASSED:
                     continue
-                if fate is SkipReason.NOT_ITS_TURN:
+                if fate is EntrySkipReason.NOT_ITS_TURN:
                     break
             for caught in filters:
                 if caught(entry, waited) is not None:
@@ -307,15 +307,15 @@ class Dispatcher:
                 at = self.read_position = _tuple(Position, (position[0], position[1] + 1))
         return deliveries
 
-    def _out_of_turn(self, position: Position) -> SkipReason | None:
+    def _out_of_turn(self, position: Position) -> EntrySkipReason | None:
         """Called for an entry that neither waits for redelivery nor is at the read position. First moves the read
         position over entries that need not be delivered. Returns None if the entry is at the read position then, else
         the reason why it is not delivered."""
         if position > self.read_position:
             self._leap()
         if position < self.read_position:
-            return SkipReason.PASSED
-        return SkipReason.NOT_ITS_TURN if position > self.read_position else None
+            return EntrySkipReason.PASSED
+        return EntrySkipReason.NOT_ITS_TURN if position > self.read_position else None
 
     def _deliver(self, member: Member, entry: Entry, again: bool) -> Delivery:
         position, outstanding, cursor = entry.position, member.outstanding, self.cursor
@@ -400,7 +400,7 @@ class Dispatcher:
     def on_batch_freed(self, position: Position, size: int) -> None:
         """Called when a transaction that had acknowledged messages of a batch was aborted, before the consumer at which
         the batch is outstanding gives it back. Counts the freed messages as outstanding there again: while the cursor
-        knows nothing of a batch, an acknowledgement takes that number for the size of the batch (`batch_size_of`).
+        knows nothing of a batch, an acknowledgement takes that number for the size of the batch (`find_batch_size`).
         `size`: the number of messages in the batch; 0: not known, and then no consumer had less outstanding."""
         member = self.find_consumer_of_entry(position)
         if member is None or not size:

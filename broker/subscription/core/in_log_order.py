@@ -61,7 +61,7 @@ class LogOrderPolicy:
     def on_failed_entry_done(self, position: Position) -> None:
         self._failed.discard(position)
 
-    def is_held_back(self, position: Position) -> bool:
+    def is_held_back_by_failure(self, position: Position) -> bool:
         return bool(self._failed) and position > self._failed.first()
 
     def discard(self, position: Position) -> None:
@@ -76,7 +76,7 @@ class LogOrderPolicy:
         if self.waiting.entries:
             self.waiting.discard_up_to(mark)
 
-    def rebalance(self, count: int) -> bool:
+    def rebalance_slots(self, count: int) -> bool:
         return True
 
     def clear(self) -> None:
@@ -91,7 +91,7 @@ class LogOrderPolicy:
         """Returns True if another entry must be delivered before this one: an earlier waiting entry, or a failed entry
         that holds this one back."""
         return (self.waiting.entries > 0 and self.waiting.first() != position) or (
-            self._failed is not NOTHING and self.is_held_back(position)
+            self._failed is not NOTHING and self.is_held_back_by_failure(position)
         )
 
     def _goes_out(self, position: Position, waited: bool) -> None:

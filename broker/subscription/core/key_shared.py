@@ -24,8 +24,9 @@ With `out_of_order` (S12) a slot changes hands at once, nothing is drained, and 
 message alone: all that waits in a slot waits for the same consumer, and for nothing else.
 
 How it stays fast: an entry costs one check of its slot (key_slots.py). After a join or a leave every slot in use is
-checked again, in slices (`rebalance`), and all of them before the next entry goes out: with 50,000 slots in use that
-is 30 ms of work. Guarding test: tests/broker/subscription/core/test_dispatch_walk.py, where the mutant M32 is planted.
+checked again, in slices (`rebalance_slots`), and all of them before the next entry goes out: with 50,000 slots in use
+that is 30 ms of work. Guarding test: tests/broker/subscription/core/test_dispatch_walk.py, where the mutant M32 is
+planted.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from typing import ClassVar
 from ....proto.names import Position
 from ....proto.states import Blocked
 from .in_log_order import LogOrderPolicy, why_no_receiver
-from .key_slots import NOTHING, KeySlots, Slot
+from .key_slots import NOTHING, KeySlotInUse, KeySlotTable
 from .policy import (
     ActiveConsumerChanged,
     Entry,
@@ -74,7 +75,7 @@ class KeyShared:
         self._waiting_bytes_max = config.key_shared_waiting_bytes
         self._members: dict[int, Member] = {}
         self.candidates: Collection[Member] = self._members.values()
-        self.slots = self.waiting = KeySlots(self._target)
+        self.slots = self.waiting = KeySlotTable(self._target)
         self._in_use, self._loose = self.slots.of, self.slots.loose  # local names: read for each entry
         self.on_entries_released = self.slots.vacate_slots_of_entries
         self.on_entry_returned = self.slots.on_entry_returned
@@ -114,7 +115,7 @@ class KeyShared:
         self._owned = {}
         self._stale = list(self._in_use)
 
-    def rebalance(self, count: int) -> bool:
+    def rebalance_slots(self, count: int) -> bool:
         """Checks up to `count` of the slots whose owner may have changed. Returns False if more slots must be checked;
         no entry is delivered before that is done."""
         for number in self._stale[-count:]:
@@ -131,7 +132,7 @@ class KeyShared:
     # ------------------------------------------------------------------ handing out
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked | None:
         if self._stale:
-            self.rebalance(len(self._stale))
+            self.rebalance_slots(len(self._stale))
         slots, position = entry.slots, entry.position
         if self.out_of_order:
             slots = slots[:1]
@@ -155,7 +156,7 @@ class KeyShared:
         if not slots:
             return member
         if waited:
-            self.slots.remove_waiting(position, slots)
+            self.slots.remove_waiting_entry(position, slots)
         self.slots.occupy_slots_of_entry(position, slots, member)
         if len(slots) > 1:
             for number in slots:
@@ -173,7 +174,7 @@ class KeyShared:
             why = why_no_receiver(self.candidates)
             if why is not None:
                 return why
-        self.slots.add_waiting(position, slots)
+        self.slots.add_waiting_entry(position, slots)
         return None
 
     def _owner(self, number: int) -> Member | None:
@@ -241,10 +242,10 @@ class KeyShared:
         """Returns up to `count` waiting entries that could be delivered to their consumers now. Considers all slots
         evenly, so that a slot with many entries does not delay the others."""
         if self._stale and self.slots.entries:
-            self.rebalance(len(self._stale))
+            self.rebalance_slots(len(self._stale))
         return self.slots.next_ready_entries(count, self._members)
 
-    def _target(self, number: int, slot: Slot) -> Member | None:
+    def _target(self, number: int, slot: KeySlotInUse) -> Member | None:
         """Returns the consumer that may get the first waiting entry of the slot `number`; None if no consumer may get
         it yet."""
         if not slot.waiting:
@@ -260,7 +261,7 @@ class KeyShared:
             return self._owner(number)
         return None if slot.draining else slot.holder
 
-    def is_held_back(self, position: Position) -> bool:
+    def is_held_back_by_failure(self, position: Position) -> bool:
         return False  # other keys go on
 
     # ------------------------------------------------------------------ what becomes of an entry
@@ -289,7 +290,7 @@ class KeyShared:
 
     def draining(self) -> list[SlotInHandover]:
         if self._stale:
-            self.rebalance(len(self._stale))
+            self.rebalance_slots(len(self._stale))
         return self.slots.draining()
 
     def check(self, outstanding: set[Position]) -> None:

@@ -3,7 +3,7 @@ the first.
 
     slots.occupy_slots_of_entry(position, numbers, member)     an entry is delivered
     slots.vacate_slots_of_entries(positions)    these entries are outstanding no more
-    slots.add_waiting(position, numbers)        it waits; until `remove_waiting`, or one of `discard…`
+    slots.add_waiting_entry(position, numbers)        it waits; until `remove_waiting_entry`, or one of `discard…`
     slots.changed[number] = None                the consumer for the first waiting entry is to be found again
     slots.next_ready_entries(count, members)    waiting entries that could go out now
 
@@ -39,7 +39,7 @@ NOTHING = PositionSet()
 """The empty set, of a slot in which nothing has waited; never add to it. `is NOTHING` costs less than a length."""
 
 
-class Slot:
+class KeySlotInUse:
     """A slot of keys that is in use: at least one entry with a key of this slot is outstanding, or waits for its
     consumer."""
 
@@ -60,12 +60,12 @@ class Slot:
         return self.failures is not None and min(self.failures) < position
 
 
-class KeySlots:
+class KeySlotTable:
     """The slots of keys that have outstanding or waiting entries. `target(number, slot)`: a function that returns the
     consumer that may get the first waiting entry of the slot; None if no consumer may get it yet."""
 
-    def __init__(self, target: Callable[[int, Slot], Member | None]) -> None:
-        self.of: dict[int, Slot] = {}
+    def __init__(self, target: Callable[[int, KeySlotInUse], Member | None]) -> None:
+        self.of: dict[int, KeySlotInUse] = {}
         self.mixed: dict[Position, tuple[int, ...]] = {}  # waiting entry → its slots, if it has several
         self.loose = PositionSet()  # waiting entries without a slot, or whose slots are not known yet
         self.changed: dict[int, None] = {}  # slots of which it has to be found out again who may get the first
@@ -93,7 +93,7 @@ class KeySlots:
         for number in numbers:
             slot = self.of.get(number)
             if slot is None:
-                slot = self.of[number] = Slot()
+                slot = self.of[number] = KeySlotInUse()
             slot.outstanding += 1
             if slot.holder is not member:
                 slot.holder, slot.draining = member, False
@@ -121,7 +121,7 @@ class KeySlots:
         slots of its keys."""
         numbers = self._held.get(position, ())
         self.vacate_slots_of_entries((position,))
-        self.add_waiting(position, numbers)
+        self.add_waiting_entry(position, numbers)
 
     # ------------------------------------------------------------------ entries that failed
     def on_entry_failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
@@ -148,7 +148,7 @@ class KeySlots:
             self._drop_unused((number,))
 
     # ------------------------------------------------------------------ waiting entries
-    def add_waiting(self, position: Position, slots: tuple[int, ...]) -> None:
+    def add_waiting_entry(self, position: Position, slots: tuple[int, ...]) -> None:
         """Adds an entry that waits for delivery in these slots. `slots` is empty if the entry has no key, or if its
         slots are not known yet."""
         self.entries += 1
@@ -161,7 +161,7 @@ class KeySlots:
         for number in slots:
             slot = self.of.get(number)
             if slot is None:
-                slot = self.of[number] = Slot()
+                slot = self.of[number] = KeySlotInUse()
             waiting = slot.waiting
             if not waiting:
                 if waiting is NOTHING:
@@ -176,7 +176,7 @@ class KeySlots:
             waiting.add(position)
             self._waiting_bytes += waiting.size_bytes
 
-    def remove_waiting(self, position: Position, slots: tuple[int, ...]) -> None:
+    def remove_waiting_entry(self, position: Position, slots: tuple[int, ...]) -> None:
         """Removes a waiting entry from its slots."""
         self.entries -= 1
         if len(slots) > 1 and self.mixed.pop(position, None) is not None:
@@ -207,7 +207,7 @@ class KeySlots:
             ((number,) for number, slot in self.of.items() if position in slot.waiting), None
         )
         if slots is not None:
-            self.remove_waiting(position, slots)
+            self.remove_waiting_entry(position, slots)
             self._drop_unused(slots)
 
     def discard_entries_of_ledger(self, ledger_id: int, entries: BitMap) -> None:
@@ -253,7 +253,7 @@ class KeySlots:
             if not slot.outstanding and not slot.waiting and not slot.failures:
                 self._forget_slot(number, slot)
 
-    def _forget_slot(self, number: int, slot: Slot) -> None:
+    def _forget_slot(self, number: int, slot: KeySlotInUse) -> None:
         if slot.ready_for is not None:
             del self._ready[slot.ready_for.id][number]
         self.changed.pop(number, None)

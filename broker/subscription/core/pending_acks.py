@@ -48,7 +48,7 @@ COUNTED_MAX = 1000
 """Entries before the position of an aborted cumulative acknowledgement that count as given back: a receiver queue."""
 
 
-class AckConflict(enum.Enum):
+class TransactionalAckConflict(enum.Enum):
     """The reasons why a transaction may not acknowledge an entry or a message."""
 
     ACKNOWLEDGED = "is acknowledged already"
@@ -58,10 +58,10 @@ class AckConflict(enum.Enum):
     CUMULATIVE = "another open transaction has a cumulative acknowledgement, and a subscription takes one at a time"
 
 
-class AckRefused(NamedTuple):
+class TransactionalAckRefused(NamedTuple):
     """A refusal of acknowledgements in a transaction: the reason, and the position of the first refused entry."""
 
-    why: AckConflict
+    why: TransactionalAckConflict
     position: Position
 
 
@@ -74,7 +74,7 @@ class SettledAcks(NamedTuple):
 
 
 # ------------------------------------------------------------------------------------------ intents
-def judge(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> TxnAcks | AckRefused:
+def judge(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> TxnAcks | TransactionalAckRefused:
     """Checks the acknowledgements `wanted` in a transaction. Returns those of them that are not pending yet, or the
     refusal of all of them. Changes nothing.
 
@@ -101,32 +101,36 @@ def judge(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE
 
 def _judge_cumulative(
     cursor: Cursor, own: TxnAcks, wanted: TxnAcks, named: Position, new: TxnAcks
-) -> AckRefused | None:
+) -> TransactionalAckRefused | None:
     pending = cursor.pending
     if cursor.is_acked(named):
-        return AckRefused(AckConflict.ACKNOWLEDGED, named)
+        return TransactionalAckRefused(TransactionalAckConflict.ACKNOWLEDGED, named)
     if pending is not None:
         if pending.up_to != own.up_to:
-            return AckRefused(AckConflict.CUMULATIVE, named)
+            return TransactionalAckRefused(TransactionalAckConflict.CUMULATIVE, named)
         for ledger_id, entries in pending.whole.items():
             others = entries - own.entries[ledger_id] if ledger_id in own.entries else entries
             if others and Position(ledger_id, others.min()) <= named:
-                return AckRefused(AckConflict.PENDING, Position(ledger_id, others.min()))
+                return TransactionalAckRefused(TransactionalAckConflict.PENDING, Position(ledger_id, others.min()))
         for position, part in pending.parts.items():
             if position <= wanted.up_to and part.bits & ~own.message_bits_at(position):
-                return AckRefused(AckConflict.PENDING, position)
+                return TransactionalAckRefused(TransactionalAckConflict.PENDING, position)
     if wanted.up_to > own.up_to:
         new.up_to = wanted.up_to
     return None
 
 
-def _judge_entries(cursor: Cursor, own: TxnAcks, ledger_id: int, entries: BitMap, new: TxnAcks) -> AckRefused | None:
+def _judge_entries(
+    cursor: Cursor, own: TxnAcks, ledger_id: int, entries: BitMap, new: TxnAcks
+) -> TransactionalAckRefused | None:
     fresh = entries - own.entries[ledger_id] if ledger_id in own.entries else entries.copy()
     holes = cursor.acked.get(ledger_id)
     if holes is not None and fresh.intersect(holes):
-        return AckRefused(AckConflict.ACKNOWLEDGED, Position(ledger_id, (fresh & holes).min()))
+        return TransactionalAckRefused(
+            TransactionalAckConflict.ACKNOWLEDGED, Position(ledger_id, (fresh & holes).min())
+        )
     if fresh and Position(ledger_id, fresh.min()) <= cursor.mark:
-        return AckRefused(AckConflict.ACKNOWLEDGED, Position(ledger_id, fresh.min()))
+        return TransactionalAckRefused(TransactionalAckConflict.ACKNOWLEDGED, Position(ledger_id, fresh.min()))
     if ledger_id <= own.up_to[0]:
         fresh.remove_range(0, max(0, own.up_to[1] + 1) if ledger_id == own.up_to[0] else 1 << 32)
     for position in [each for each in own.parts if each[0] == ledger_id and each[1] in fresh and cursor.is_done(each)]:
@@ -138,54 +142,54 @@ def _judge_entries(cursor: Cursor, own: TxnAcks, ledger_id: int, entries: BitMap
         span = cursor.partial.irange(first, Position(ledger_id, fresh.max()))
         found = next((each for each in span if each[1] in fresh), None)
         if found is not None:
-            return AckRefused(AckConflict.ACKNOWLEDGED, found)
+            return TransactionalAckRefused(TransactionalAckConflict.ACKNOWLEDGED, found)
     pending = cursor.pending
     if pending is not None and pending.may_have_pending_among(ledger_id, fresh):
         for position in pending.partial_batches_in(ledger_id, fresh):
             if pending.message_bits_at(position) & ~own.message_bits_at(position):
-                return AckRefused(AckConflict.PENDING, position)
+                return TransactionalAckRefused(TransactionalAckConflict.PENDING, position)
         free = pending.exclude_pending_entries(ledger_id, fresh) | BitMap(
             each[1] for each in own.parts if each[0] == ledger_id
         )
         if fresh - free:
-            return AckRefused(AckConflict.PENDING, Position(ledger_id, (fresh - free).min()))
+            return TransactionalAckRefused(TransactionalAckConflict.PENDING, Position(ledger_id, (fresh - free).min()))
     new.entries[ledger_id] = fresh
     return None
 
 
 def _judge_part(
     cursor: Cursor, own: TxnAcks, position: Position, part: PartialBatch, new: TxnAcks, *, cumulative: bool
-) -> AckRefused | None:
+) -> TransactionalAckRefused | None:
     if cursor.is_acked(position):
-        return AckRefused(AckConflict.ACKNOWLEDGED, position)
+        return TransactionalAckRefused(TransactionalAckConflict.ACKNOWLEDGED, position)
     pending, mine = cursor.pending, own.message_bits_at(position)
     bits = part.bits & ~mine
     acked = cursor.partial[position].bits if position in cursor.partial else 0
     if acked & bits:
         if not cumulative or not (bits & ~acked or part.bits & mine):
-            return AckRefused(AckConflict.ACKNOWLEDGED, position)
+            return TransactionalAckRefused(TransactionalAckConflict.ACKNOWLEDGED, position)
         bits &= ~acked
     if own.has_entry(position):
         return None
-    if pending is not None and (pending.is_pending(position) or pending.message_bits_at(position) & bits):
-        return AckRefused(AckConflict.PENDING, position)
+    if pending is not None and (pending.is_entry_pending(position) or pending.message_bits_at(position) & bits):
+        return TransactionalAckRefused(TransactionalAckConflict.PENDING, position)
     if bits:
         new.parts[position] = PartialBatch(bits, part.size)
     return None
 
 
-def find_repeated_acks(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> AckRefused | None:
+def find_repeated_acks(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> TransactionalAckRefused | None:
     """Returns a refusal if the transaction has already acknowledged an entry or a message of `wanted`; else None."""
     own = cursor.pending.of.get(txn, _NOTHING) if cursor.pending is not None else _NOTHING
     for ledger_id, entries in wanted.entries.items():
         if ledger_id in own.entries and (both := entries & own.entries[ledger_id]):
-            return AckRefused(AckConflict.TWICE, Position(ledger_id, both.min()))
+            return TransactionalAckRefused(TransactionalAckConflict.TWICE, Position(ledger_id, both.min()))
     for position in own.parts:
         if wanted.has_entry(position) and cursor.is_done(position):
-            return AckRefused(AckConflict.TWICE, position)
+            return TransactionalAckRefused(TransactionalAckConflict.TWICE, position)
     for position, part in wanted.parts.items():
         if own.has_entry(position) or part.bits & own.message_bits_at(position):
-            return AckRefused(AckConflict.TWICE, position)
+            return TransactionalAckRefused(TransactionalAckConflict.TWICE, position)
     return None
 
 

@@ -16,7 +16,14 @@ from pyroaring import BitMap
 from ....proto.names import Position
 from ....proto.states import TxnId
 from ...log.log_shape_core import LogShape
-from .cursor_state import NOWHERE, ChunkKey, PartialBatch, TxnAcks, bitmap_memory_bytes_max, chunk_keys_of_pending_acks
+from .cursor_state import (
+    NOWHERE,
+    CursorChunkKey,
+    PartialBatch,
+    TxnAcks,
+    bitmap_memory_bytes_max,
+    chunk_keys_of_pending_acks,
+)
 
 TXN_BYTES = 700
 """Bytes of a transaction beside its bitmaps and batches."""
@@ -32,7 +39,7 @@ class PendingAcks:
         self.whole: dict[int, BitMap] = {}  # ledger → entries
         self.parts: dict[Position, PartialBatch] = {}  # batches of which some messages are pending
         self.up_to = NOWHERE  # everything up to it that is not acknowledged is pending
-        self.keys_of: dict[TxnId, tuple[ChunkKey, ...]] = {}
+        self.keys_of: dict[TxnId, tuple[CursorChunkKey, ...]] = {}
         self.rows: dict[TxnId, bytes] = {}  # of those that are in one chunk, since they changed last
         self._measured: dict[TxnId, int] = {}
         self._bytes = 0  # the sum of it
@@ -96,7 +103,7 @@ class PendingAcks:
         return own
 
     # ------------------------------------------------------------------ questions
-    def is_pending(self, position: Position) -> bool:
+    def is_entry_pending(self, position: Position) -> bool:
         """Returns True if the entry is pending as a whole in a transaction."""
         if position <= self.up_to:
             return True
@@ -159,7 +166,7 @@ class PendingAcks:
     def memory_bytes(self) -> int:
         return self._bytes + self._part_bytes
 
-    def chunk_keys(self) -> list[ChunkKey]:
+    def chunk_keys(self) -> list[CursorChunkKey]:
         """Returns the sorted keys of the chunks in which pending acknowledgements are stored."""
         return sorted(set().union(*self.keys_of.values()))
 
@@ -173,7 +180,9 @@ class PendingAcks:
                 entries &= BitMap(range(span.last_entry + 1)) if span is not None else BitMap()
                 entries -= BitMap(each for each in entries if is_acked(Position(ledger_id, each)))
             left = {ledger_id: entries for ledger_id, entries in acks.entries.items() if entries}
-            parts = {each: part for each, part in acks.parts.items() if shape.is_readable(each) and not is_acked(each)}
+            parts = {
+                each: part for each, part in acks.parts.items() if shape.has_visible_entry(each) and not is_acked(each)
+            }
             up_to = min(acks.up_to, shape.last)
             fitted = TxnAcks(left, parts, up_to if up_to > mark else NOWHERE)
             if fitted:
@@ -211,7 +220,7 @@ class PendingAcks:
                 parts[position] = parts.get(position, 0) | part.bits
         assert whole == self.whole, "the union has other entries than the transactions"
         assert parts == {each: part.bits for each, part in self.parts.items()}, "the union has other messages"
-        assert not [each for each in parts if self.is_pending(each)], "a batch is pending as a whole and in part"
+        assert not [each for each in parts if self.is_entry_pending(each)], "a batch is pending as a whole and in part"
         for txn, acks in self.of.items():
             assert self.keys_of[txn] == tuple(
                 dict.fromkeys(chunk_keys_of_pending_acks(acks))

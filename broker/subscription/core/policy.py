@@ -273,7 +273,7 @@ class Policy(Protocol):
         """Called when a failed entry is acknowledged: it no longer holds back the entries that follow it."""
         ...
 
-    def is_held_back(self, position: Position) -> bool:
+    def is_held_back_by_failure(self, position: Position) -> bool:
         """Returns True if neither the entry at `position` nor any entry after it may be assigned, because an earlier
         entry has failed."""
         ...
@@ -289,7 +289,7 @@ class Policy(Protocol):
 
     def discard_entries_of_ledger(self, ledger_id: int, entries: BitMap) -> None: ...
     def discard_up_to(self, mark: Position) -> None: ...
-    def rebalance(self, count: int) -> bool:
+    def rebalance_slots(self, count: int) -> bool:
         """Checks up to `count` of the slots whose owner may have changed, because a consumer joined or left. Returns
         False if more slots must be checked; the next entry must not be assigned before that is done."""
         ...
@@ -324,7 +324,7 @@ class Policy(Protocol):
     def check(self, outstanding: set[Position]) -> None: ...
 
 
-class SkipReason(enum.Enum):
+class EntrySkipReason(enum.Enum):
     """The reasons why an entry that was read is not delivered now."""
 
     PASSED = "it is outstanding, or done"
@@ -335,7 +335,7 @@ class SkipReason(enum.Enum):
     NOT_DUE = "it comes when it is due"
 
 
-Filter = Callable[[Entry, bool], SkipReason | None]
+Filter = Callable[[Entry, bool], EntrySkipReason | None]
 """(entry, whether it waited with the policy) → why the policy does not get it; None: it does."""
 
 
@@ -357,7 +357,7 @@ def make_delivery_filters(
     return filters
 
 
-def _acknowledged(cursor: Cursor, policy: Policy, entry: Entry, waited: bool) -> SkipReason | None:
+def _acknowledged(cursor: Cursor, policy: Policy, entry: Entry, waited: bool) -> EntrySkipReason | None:
     position = entry.position
     if cursor.partial:
         cursor.set_batch_size_if_unknown(position, entry.count)
@@ -365,25 +365,25 @@ def _acknowledged(cursor: Cursor, policy: Policy, entry: Entry, waited: bool) ->
         return None
     if waited:
         policy.discard(position)
-    return SkipReason.ACKNOWLEDGED
+    return EntrySkipReason.ACKNOWLEDGED
 
 
-def _pending(cursor: Cursor, policy: Policy, entry: Entry, waited: bool) -> SkipReason | None:
+def _pending(cursor: Cursor, policy: Policy, entry: Entry, waited: bool) -> EntrySkipReason | None:
     position = entry.position
     cursor.set_batch_size_if_unknown(position, entry.count)
     if not cursor.is_done(position):
         return None
     if waited:
         policy.discard(position)
-    return SkipReason.PENDING
+    return EntrySkipReason.PENDING
 
 
-def _held_back(held: BackoffQueue, entry: Entry, waited: bool) -> SkipReason | None:
-    return SkipReason.HELD_BACK if not waited and entry.position in held else None
+def _held_back(held: BackoffQueue, entry: Entry, waited: bool) -> EntrySkipReason | None:
+    return EntrySkipReason.HELD_BACK if not waited and entry.position in held else None
 
 
-def _delayed(delays: DelayIndex, entry: Entry, waited: bool) -> SkipReason | None:
-    return SkipReason.NOT_DUE if not waited and delays.is_delayed(entry.position) else None
+def _delayed(delays: DelayIndex, entry: Entry, waited: bool) -> EntrySkipReason | None:
+    return EntrySkipReason.NOT_DUE if not waited and delays.is_delayed(entry.position) else None
 
 
 # ---------------------------------------------------------------------------------------------------- chunk_runs

@@ -21,7 +21,7 @@ from ....proto.names import Position
 from .. import cursor_format as stored
 from ..cursor_format import CursorChunkPlace
 from .cursor import Cursor
-from .cursor_state import ChunkKey, ChunkKind, chunk_key_of, chunk_keys_of_holes
+from .cursor_state import CursorChunkKey, CursorChunkKind, chunk_key_of, chunk_keys_of_holes
 
 FEW_MAX = 16
 """Most positions that are kept in a list. Such a list is as large as a bitmap, and still fast to search."""
@@ -235,8 +235,8 @@ class CursorWrite(NamedTuple):
     contain."""
 
     entries: list[bytes]
-    rows: dict[ChunkKey, CursorChunkPlace]  # of all valid chunks, when it is confirmed
-    chunks: frozenset[ChunkKey]  # that it writes
+    rows: dict[CursorChunkKey, CursorChunkPlace]  # of all valid chunks, when it is confirmed
+    chunks: frozenset[CursorChunkKey]  # that it writes
     version: int
     mark: Position
 
@@ -247,7 +247,7 @@ class CursorWritePlanner:
     __slots__ = ("_bytes", "_entries", "_live_bytes", "_rows")
 
     def __init__(self) -> None:
-        self._rows: dict[ChunkKey, CursorChunkPlace] = {}
+        self._rows: dict[CursorChunkKey, CursorChunkPlace] = {}
         self._entries = 0
         self._bytes = 0
         self._live_bytes = 0
@@ -262,7 +262,7 @@ class CursorWritePlanner:
         entries: list[bytes] = []
         rows = {key: self._rows[key] for key in valid if key in self._rows}
         for key in wanted:
-            pieces = stored.encode_chunk(key, sequence, stored.encode_chunk_body(key, cursor))
+            pieces = stored.encode_cursor_chunk(key, sequence, stored.encode_cursor_chunk_body(key, cursor))
             size = sum(map(len, pieces))
             rows[key] = CursorChunkPlace(sequence, self._entries + len(entries), len(pieces), size)
             entries += pieces
@@ -293,12 +293,12 @@ class CursorWritePlanner:
         return None
 
 
-def chunk_keys_of_cursor(cursor: Cursor) -> Iterator[ChunkKey]:
+def chunk_keys_of_cursor(cursor: Cursor) -> Iterator[CursorChunkKey]:
     """Yields the keys of all chunks that store the state of a cursor. (No chunk contains the mark.)"""
     for ledger_id, holes in sorted(cursor.acked.items()):
         yield from chunk_keys_of_holes(ledger_id, holes)
-    for kind, positions in ((ChunkKind.PARTIALS, cursor.partial), (ChunkKind.COUNTS, cursor.counts)):
-        last: ChunkKey | None = None
+    for kind, positions in ((CursorChunkKind.PARTIALS, cursor.partial), (CursorChunkKind.COUNTS, cursor.counts)):
+        last: CursorChunkKey | None = None
         for position in positions:
             key = chunk_key_of(kind, position)
             if key != last:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from django.db import router, transaction
 
 from ....runtime.clock import SystemClock
-from ..keys import KEPT_S, shorten_inbox_key
+from .. import KEPT_S, shorten_inbox_key
 
 _clock = SystemClock()
 

@@ -17,7 +17,7 @@ from weakref import WeakSet
 from django.db import router, transaction
 
 from ...model.schema import Schema
-from ..rows import TABLE, make_outbox_row, make_unit_id
+from ..rows import TABLE, make_outbox_row, make_random_unit_id
 
 if TYPE_CHECKING:
     from ..tables import SQLAlchemyOutbox
@@ -28,7 +28,7 @@ class _CommitCallback:
 
     def __init__(self, outbox: DjangoOutbox) -> None:
         self.outbox = outbox
-        self.unit = make_unit_id()
+        self.unit = make_random_unit_id()
 
     def __call__(self) -> None:
         self.outbox.wake()

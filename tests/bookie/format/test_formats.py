@@ -211,32 +211,35 @@ def test_damaged_index_is_noticed(change: Callable[[bytes], list[bytes]]) -> Non
 
 
 # ---------------------------------------------------------------------------------------- mark
-MARK = mark.encode_mark(CheckpointMark(1, 4096, 0, 0, 0, 1, 64), UUID, 9)
+MARK = mark.encode_checkpoint_mark(CheckpointMark(1, 4096, 0, 0, 0, 1, 64), UUID, 9)
 
 
 def test_mark_is_the_documented_one() -> None:
     body = struct.pack(">11Q", 1, 4096, 0, 0, 0, 1, 64, 0, 0, 0, 0)
     assert encode_file_header(FileHeader(b"MGN-MARK", UUID, 9)) + body + u32(crc32c(body)) == MARK
     assert len(MARK) == mark.MARK_BYTES == 156
-    assert mark.decode_mark(MARK, UUID, "mark") == (CheckpointMark(1, 4096, 0, 0, 0, 1, 64), 9)
+    assert mark.decode_checkpoint_mark(MARK, UUID, "mark") == (CheckpointMark(1, 4096, 0, 0, 0, 1, 64), 9)
     two = CheckpointMark(3, 8192, 5, 4200, 100, 2, 114, 6, 4300, 200, 6)
-    assert mark.decode_mark(mark.encode_mark(two, UUID, 1), UUID, "mark") == (two, 1)
+    assert mark.decode_checkpoint_mark(mark.encode_checkpoint_mark(two, UUID, 1), UUID, "mark") == (two, 1)
 
 
 def test_mark_of_the_former_length_has_no_cold_log() -> None:
     body = struct.pack(">7Q", 1, 4096, 5, 4200, 100, 1, 64)
     former = encode_file_header(FileHeader(b"MGN-MARK", UUID, 9)) + body + u32(crc32c(body))
     assert len(former) == 124
-    assert mark.decode_mark(former, UUID, "mark") == (CheckpointMark(1, 4096, 5, 4200, 100, 1, 64, 0, 0, 0, 5), 9)
+    assert mark.decode_checkpoint_mark(former, UUID, "mark") == (
+        CheckpointMark(1, 4096, 5, 4200, 100, 1, 64, 0, 0, 0, 5),
+        9,
+    )
     for wrong in [*cuts(former), *flips(former)]:
         with pytest.raises(DamagedFile):
-            mark.decode_mark(wrong, UUID, "mark")
+            mark.decode_checkpoint_mark(wrong, UUID, "mark")
 
 
 def test_damaged_mark_is_refused() -> None:
     for wrong in [*cuts(MARK), MARK + b"x", *flips(MARK)]:
         with pytest.raises(DamagedFile):
-            mark.decode_mark(wrong, UUID, "mark")
+            mark.decode_checkpoint_mark(wrong, UUID, "mark")
 
 
 # ---------------------------------------------------------------------------------------- ledger index

@@ -28,7 +28,7 @@ from magnetar.bookie.format.ledger_index import (
 from magnetar.bookie.format.mark import CheckpointMark
 from magnetar.ledger import peer_format as adds
 from magnetar.ledger import peer_format as peer
-from magnetar.ledger.peer_format import AnswerHead, Flags, Op, RequestHead, Status
+from magnetar.ledger.peer_format import BookieAnswerHead, BookieOperation, BookieRequestFlags, BookieRequestHead, Status
 from magnetar.proto.errors import NewerFormat
 from tests.bookie.entries import KEY, log_record, stored_entry
 
@@ -141,7 +141,7 @@ STATES = (
     DrainedEntryLog(3)
 )  # fmt: skip
 LEDGERS = bytes(64) + b"".join(map(ledger_index.encode, STATES))
-REQUEST = RequestHead(Op.ADD_MANY, Flags.NONE, 1, 3, 2, 0, KEY).encode()
+REQUEST = BookieRequestHead(BookieOperation.ADD_MANY, BookieRequestFlags.NONE, 1, 3, 2, 0, KEY).encode()
 HEAD_BYTES = len(REQUEST)
 ROWS = adds.encode_adds(
     [(stored_entry(1, 3, b"ab", 2)[:36], [b"ab"], 2), (stored_entry(1, 4, b"", 2)[:36], [], 0)],
@@ -158,8 +158,9 @@ FORMATS = {
     "index group": Format(GROUP, read_group, (), seal_group),
     "index table": Format(TABLE, lambda data: index.decode_table_if_intact(EXTENT, data), ()),
     "mark": Format(
-        mark.encode_mark(CheckpointMark(1, 4096, 0, 0, 0, 1, 64), UUID, 9),
-        lambda data: mark.decode_mark(data, UUID, "mark"), FILE, lambda data: data[:64] + sealed_at(-4)(data[64:]),
+        mark.encode_checkpoint_mark(CheckpointMark(1, 4096, 0, 0, 0, 1, 64), UUID, 9),
+        lambda data: mark.decode_checkpoint_mark(data, UUID, "mark"), FILE,
+        lambda data: data[:64] + sealed_at(-4)(data[64:]),
     ),
     "ledger index": Format(LEDGERS, lambda data: list(ledger_index.decode_ledger_index_records(data, "l")), FILE),
     "cookie": Format(
@@ -173,14 +174,16 @@ FORMATS = {
     ),
     "request head": Format(REQUEST, peer.decode_request, (ValueError,)),
     "answer head": Format(
-        AnswerHead(Op.READ, Status.OK, 1, 2, 3, 4).encode(), peer.decode_answer, (ValueError,)
+        BookieAnswerHead(BookieOperation.READ, Status.OK, 1, 2, 3, 4).encode(), peer.decode_answer, (ValueError,)
     ),
     "ADD_MANY": Format(REQUEST + b"".join(bytes(frame) for frame in ROWS), read_adds, (ValueError,)),
     "ADD": Format(
-        RequestHead(Op.ADD, Flags.NONE, 3, 4, 0, 0, KEY).encode() + STORED, read_one_add, (ValueError,)
+        BookieRequestHead(BookieOperation.ADD, BookieRequestFlags.NONE, 3, 4, 0, 0, KEY).encode() + STORED,
+        read_one_add, (ValueError,)
     ),
     "statuses": Format(
-        AnswerHead(Op.ADD_MANY, Status.OK, 1, 3, -1, 2).encode() + b"\x00\x04", read_statuses, (ValueError,)
+        BookieAnswerHead(BookieOperation.ADD_MANY, Status.OK, 1, 3, -1, 2).encode() + b"\x00\x04", read_statuses,
+        (ValueError,)
     ),
 }  # fmt: skip
 

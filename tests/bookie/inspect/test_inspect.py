@@ -48,7 +48,7 @@ class OnlyReads:
 
 
 def look(simulation: Simulation) -> Snapshot:
-    return snapshot.take_snapshot(OnlyReads(simulation.world(NODE).files), DATA)  # type: ignore[arg-type]
+    return snapshot.snapshot_directory(OnlyReads(simulation.world(NODE).files), DATA)  # type: ignore[arg-type]
 
 
 def everything(found: Snapshot) -> Iterator[object]:
@@ -58,9 +58,9 @@ def everything(found: Snapshot) -> Iterator[object]:
     yield from journals.find_missing_journals(found)
     for number in journals.list_journal_numbers(found):
         yield from journals.walk_journal(found, number)
-    for log in indexes.list_log_numbers(found):
+    for log in indexes.list_entry_log_numbers(found):
         yield from indexes.walk_log_extents(found, log)
-        yield from logs.walk_log(found, log)
+        yield from logs.walk_entry_log(found, log)
 
 
 def damages(found: Snapshot) -> list[Damage]:
@@ -98,17 +98,17 @@ def counted(found: Snapshot) -> tuple[int, int, int, int]:
     return (
         sum(isinstance(one, logs.LoggedEntry) for one in each),
         sum(isinstance(one, ExtentLocation) for one in each),
-        len(list(indexes.walk_ledgers(found, seen))),
+        len(list(indexes.walk_ledger_records(found, seen))),
         sum(len(one.records) for one in each if isinstance(one, journals.Block)),
     )
 
 
 def first_log(found: Snapshot) -> int:
-    return indexes.list_log_numbers(found)[0]
+    return indexes.list_entry_log_numbers(found)[0]
 
 
 def groups_of(found: Snapshot, log: int) -> Iterator[indexes.IndexGroup]:
-    opened = indexes.open_index(found, log)
+    opened = indexes.open_index_file(found, log)
     assert isinstance(opened, indexes.IndexFile)
     yield from (group for group in opened.groups() if isinstance(group, indexes.IndexGroup))
     opened.file.close()
@@ -138,10 +138,10 @@ async def test_each_acknowledged_entry_is_found_where_it_lies_and_whole(simulati
 async def test_a_log_read_record_by_record_holds_what_its_index_says(simulation: Simulation, /) -> None:
     await filled(simulation)
     found = look(simulation)
-    numbers = indexes.list_log_numbers(found)
+    numbers = indexes.list_entry_log_numbers(found)
     assert len(numbers) >= 1
     for log in numbers:
-        records = [each for each in logs.walk_log(found, log) if isinstance(each, logs.LoggedEntry)]
+        records = [each for each in logs.walk_entry_log(found, log) if isinstance(each, logs.LoggedEntry)]
         indexed = [each.extent for each in indexes.walk_log_extents(found, log) if isinstance(each, ExtentLocation)]
         assert len(records) == sum(extent.entries for extent in indexed) > 0
         for extent in indexed:
@@ -155,7 +155,7 @@ async def test_the_ledger_index_says_what_the_store_knew_and_no_key(simulation: 
     await store.checkpoint()
     found = look(simulation)
     seen = indexes.read_ledger_index_overview(found)
-    states = {state.ledger: state for state in indexes.walk_ledgers(found, seen)}
+    states = {state.ledger: state for state in indexes.walk_ledger_records(found, seen)}
     assert list(states) == sorted(states) == sorted(seen.ledgers)
     assert {ledger for ledger, state in states.items() if state.fenced} == {*model.fenced, 1} & states.keys()
     assert list(seen.facts.tombstones) == [(3, 3)]
@@ -163,7 +163,7 @@ async def test_the_ledger_index_says_what_the_store_knew_and_no_key(simulation: 
     assert KEY not in repr((seen, states)).encode()
     for ledger, state in states.items():
         assert (state.lac, state.last) == store.read_lac(ledger)[1:]
-    assert list(indexes.walk_ledgers(found, seen, 5, 7)) == [
+    assert list(indexes.walk_ledger_records(found, seen, 5, 7)) == [
         states[ledger] for ledger in (5, 6) if ledger in states
     ]
     await store.close()
@@ -175,9 +175,9 @@ async def test_ledgers_are_shown_in_order_whatever_the_window(
     await filled(simulation)
     found = look(simulation)
     seen = indexes.read_ledger_index_overview(found)
-    whole = list(indexes.walk_ledgers(found, seen))
+    whole = list(indexes.walk_ledger_records(found, seen))
     monkeypatch.setattr(indexes, "WINDOW", 2)
-    assert list(indexes.walk_ledgers(found, seen)) == whole
+    assert list(indexes.walk_ledger_records(found, seen)) == whole
     assert len(whole) > 4
 
 
@@ -226,10 +226,12 @@ async def test_a_walk_may_begin_in_the_middle(simulation: Simulation, /) -> None
     await filled(simulation)
     found = look(simulation)
     log = first_log(found)
-    records = [each for each in logs.walk_log(found, log) if isinstance(each, logs.LoggedEntry)]
+    records = [each for each in logs.walk_entry_log(found, log) if isinstance(each, logs.LoggedEntry)]
     assert records[0].offset == DATA_OFFSET
     middle = records[5].offset
-    assert [each for each in logs.walk_log(found, log, middle) if isinstance(each, logs.LoggedEntry)] == records[5:]
+    assert [each for each in logs.walk_entry_log(found, log, middle) if isinstance(each, logs.LoggedEntry)] == records[
+        5:
+    ]
     number = journals.list_journal_numbers(found)[-1]
     blocks = blocks_of(found, number)
     behind = [
@@ -241,8 +243,8 @@ async def test_a_walk_may_begin_in_the_middle(simulation: Simulation, /) -> None
 async def test_heads_are_read_in_pieces_of_any_size(simulation: Simulation, /) -> None:
     await filled(simulation)
     found = look(simulation)
-    for log in indexes.list_log_numbers(found):
-        opened = indexes.open_index(found, log)
+    for log in indexes.list_entry_log_numbers(found):
+        opened = indexes.open_index_file(found, log)
         assert isinstance(opened, indexes.IndexFile)
         for group in groups_of(found, log):
             assert list(opened.extents(group)) == list(opened.extents(group, pieces=1 << 30))

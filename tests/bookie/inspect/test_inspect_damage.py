@@ -37,7 +37,7 @@ async def test_a_flipped_bit_in_a_log_costs_one_record_and_is_named_with_its_pla
     found = look(simulation)
     before = counted(found)
     log = first_log(found)
-    records = [each for each in logs.walk_log(found, log) if isinstance(each, logs.LoggedEntry)]
+    records = [each for each in logs.walk_entry_log(found, log) if isinstance(each, logs.LoggedEntry)]
     hit = records[len(records) // 2]
     for at in (0, 2, 5, 9, 17, hit.bytes - 1):  # length, checksum, ledger, entry, payload
         flip(simulation, logs.log_path(found, log), hit.offset + at)
@@ -60,10 +60,10 @@ async def test_a_flipped_bit_in_a_log_costs_one_record_and_is_named_with_its_pla
 async def test_a_damaged_group_of_an_index_is_passed_over(simulation: Simulation, /) -> None:
     await filled(simulation)
     found = look(simulation)
-    log = max(indexes.list_log_numbers(found), key=lambda log: sum(1 for _ in groups_of(found, log)))
+    log = max(indexes.list_entry_log_numbers(found), key=lambda log: sum(1 for _ in groups_of(found, log)))
     groups = list(groups_of(found, log))
     assert len(groups) > 2
-    path = indexes.index_path(found, log)
+    path = indexes.index_file_path(found, log)
     before = counted(found)
     hit = groups[1]
     for at in (0, 5, index_format.GROUP_HEADER_BYTES + 3):  # magic, number of extents, a head
@@ -80,10 +80,10 @@ async def test_a_damaged_table_hides_the_places_of_one_extent_only(simulation: S
     found = look(simulation)
     log = first_log(found)
     place = next(each for each in indexes.walk_log_extents(found, log) if isinstance(each, ExtentLocation))
-    flip(simulation, indexes.index_path(found, log), place.table_offset + 1)
+    flip(simulation, indexes.index_file_path(found, log), place.table_offset + 1)
     (damage,) = logs.find_log_copies(look(simulation), [place])
     assert isinstance(damage, Damage)
-    assert damage[:2] == (indexes.index_path(found, log), place.table_offset)
+    assert damage[:2] == (indexes.index_file_path(found, log), place.table_offset)
 
 
 async def test_a_damaged_record_of_the_ledger_index_is_passed_over(simulation: Simulation, /) -> None:
@@ -140,7 +140,7 @@ async def test_missing_and_short_files_are_damage(simulation: Simulation, /) -> 
     files = simulation.world(NODE).files
     found = look(simulation)
     log, path = first_log(found), logs.log_path(found, first_log(found))
-    last = [each for each in logs.walk_log(found, log) if isinstance(each, logs.LoggedEntry)][-1]
+    last = [each for each in logs.walk_entry_log(found, log) if isinstance(each, logs.LoggedEntry)][-1]
     file = files.open(path)
     file.truncate(last.offset + 10)
     file.close()
@@ -159,14 +159,16 @@ async def test_files_that_vanish_under_the_look_are_gone_and_not_damaged(simulat
     assert found.mark is not None
     older = found._replace(mark=found.mark._replace(journal=found.mark.journal + 5))
     log = first_log(found)
-    walked = logs.walk_log(found, log)
+    walked = logs.walk_entry_log(found, log)
     next(walked)
     for name in ("log", "idx"):
         simulation.world(NODE).files.remove(join_path(DATA, "entries", f"{log:016d}.{name}"))
     assert not [each for each in walked if isinstance(each, Damage)]
-    assert list(logs.walk_log(found, log)) == [RemovedFile(logs.log_path(found, log))]
-    assert list(indexes.walk_log_extents(found, log)) == [RemovedFile(indexes.index_path(found, log))]
-    assert isinstance(summary.summarize_log(found, log, indexes.read_ledger_index_overview(found).facts), RemovedFile)
+    assert list(logs.walk_entry_log(found, log)) == [RemovedFile(logs.log_path(found, log))]
+    assert list(indexes.walk_log_extents(found, log)) == [RemovedFile(indexes.index_file_path(found, log))]
+    assert isinstance(
+        summary.summarize_entry_log(found, log, indexes.read_ledger_index_overview(found).facts), RemovedFile
+    )
     assert list(journals.walk_journal(older, 999)) == [RemovedFile(join_path(DATA, "journal", f"{999:016d}.jnl"))]
 
 
@@ -193,7 +195,9 @@ async def test_a_log_that_a_running_bookie_is_removing_is_gone_and_not_missing(s
     store.descriptors.mark_log_drained(log)
     await store.checkpoint()
     assert logs.classify_missing_log(before, log) == RemovedFile(logs.log_path(before, log))
-    assert isinstance(summary.summarize_log(before, log, indexes.read_ledger_index_overview(before).facts), RemovedFile)
+    assert isinstance(
+        summary.summarize_entry_log(before, log, indexes.read_ledger_index_overview(before).facts), RemovedFile
+    )
     newer = f"{before.mark.last_log + 1:016d}.log" if before.mark else ""
     files.open(join_path(DATA, "entries", newer), create=True).close()
     assert damages(look(simulation)) == [], "one that is being created"
@@ -203,9 +207,9 @@ async def test_a_wrong_directory_and_a_newer_format_are_refused_with_a_hint(simu
     await filled(simulation)
     files = simulation.world(NODE).files
     with pytest.raises(NotFound, match="there is no directory"):
-        snapshot.take_snapshot(files, "/nowhere")
+        snapshot.snapshot_directory(files, "/nowhere")
     with pytest.raises(NotFound, match=f"did you mean {DATA}"):
-        snapshot.take_snapshot(files, "/data")
+        snapshot.snapshot_directory(files, "/data")
     file = files.open(logs.log_path(look(simulation), 1))
     header = bytearray(file.pread(FILE_HEADER_BYTES, 0))
     header[9] = 9
@@ -213,7 +217,7 @@ async def test_a_wrong_directory_and_a_newer_format_are_refused_with_a_hint(simu
     file.pwrite([bytes(header)], 0)
     file.close()
     with pytest.raises(InvalidRequest, match="format version 9"):
-        list(logs.walk_log(look(simulation), 1))
+        list(logs.walk_entry_log(look(simulation), 1))
 
 
 class BadSectors(OnlyReads):
@@ -244,18 +248,18 @@ async def test_sectors_that_cannot_be_read_are_damage_and_what_lies_behind_is_fo
     await filled(simulation)
     whole = look(simulation)
     log = first_log(whole)
-    records = [each for each in logs.walk_log(whole, log) if isinstance(each, logs.LoggedEntry)]
+    records = [each for each in logs.walk_entry_log(whole, log) if isinstance(each, logs.LoggedEntry)]
     path = logs.log_path(whole, log)
     first, last = 3 * 4096, 4 * 4096 - 1
     touched = [each for each in records if each.offset <= last and each.offset + each.bytes > first]
     files = BadSectors(simulation.world(NODE).files, path, first, last)
-    hurt = snapshot.take_snapshot(files, DATA)  # type: ignore[arg-type]
-    found = [each for each in logs.walk_log(hurt, log) if isinstance(each, logs.LoggedEntry)]
+    hurt = snapshot.snapshot_directory(files, DATA)  # type: ignore[arg-type]
+    found = [each for each in logs.walk_entry_log(hurt, log) if isinstance(each, logs.LoggedEntry)]
     assert found == [each for each in records if each not in touched]
     assert 0 < len(touched) < len(records) - 2
     assert damages(hurt)[0][:2] == (path, touched[0].offset)
     cookie = BadSectors(simulation.world(NODE).files, join_path(DATA, "cookie"), 0, 4095)
-    (damage,) = snapshot.take_snapshot(cookie, DATA).damages  # type: ignore[arg-type]
+    (damage,) = snapshot.snapshot_directory(cookie, DATA).damages  # type: ignore[arg-type]
     assert "the disk cannot read it" in damage.reason
 
 
@@ -278,7 +282,7 @@ async def test_bytes_behind_the_ends_that_the_mark_names_are_not_looked_at(simul
     log, log_end, index_end = found.mark.log, found.mark.log_end, found.mark.index_end
     assert log
     before = counted(found)
-    for path, end in ((logs.log_path(found, log), log_end), (indexes.index_path(found, log), index_end)):
+    for path, end in ((logs.log_path(found, log), log_end), (indexes.index_file_path(found, log), index_end)):
         file = simulation.world(NODE).files.open(path)
         file.pwrite([b"\x01" * 5000], end)
         file.close()

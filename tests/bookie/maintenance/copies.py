@@ -11,7 +11,7 @@ from magnetar.bookie.maintenance.repair_worker import RepairConfig
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.ledger import LedgerClient, LedgerWriter
 from magnetar.ledger.config import LedgerConfig
-from magnetar.ledger.metadata_core import find_fragment_of_entry, striping_of_record
+from magnetar.ledger.metadata_core import find_fragment_of_entry, get_striping_of_record
 from magnetar.metadata import paths
 from magnetar.metadata.records import LedgerRecord, UnderReplicatedRecord
 from magnetar.metadata.remote import connect_metadata
@@ -119,7 +119,7 @@ class Deployment:
         for final in list_final_fragments(record):
             for entry in range(final.first, final.last + 1):
                 fragment, _ = find_fragment_of_entry(record, entry)
-                slots = striping_of_record(record).write_set(entry)
+                slots = get_striping_of_record(record).write_set(entry)
                 names = [alive[fragment.bookies[slot]] for slot in slots if fragment.bookies[slot] in alive]
                 found[entry] = [name for name in names if await self._holds(name, ledger, entry)]
         return found

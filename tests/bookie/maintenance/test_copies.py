@@ -10,7 +10,7 @@ from magnetar.bookie.maintenance.repair_core import (
     RemoveRepairMark,
     StuckReason,
     WaitForNextAttempt,
-    decide_next_step,
+    decide_next_repair_step,
     find_bookies_damaged_in_last_fragment,
     find_copy_gaps,
     find_lost_or_departing_bookies,
@@ -21,7 +21,7 @@ from magnetar.bookie.maintenance.repair_core import (
     why_unreadable,
 )
 from magnetar.bookie.store.memtable import IntegerIntervals
-from magnetar.ledger.metadata_core import striping_of_record
+from magnetar.ledger.metadata_core import get_striping_of_record
 from magnetar.ledger.writer_core import Striping
 from magnetar.metadata.records import (
     CLOSED,
@@ -82,7 +82,7 @@ def test_a_gap_is_every_settled_entry_of_a_slot_that_its_bookie_lacks(
     found = {(gap.first, gap.slot): gap for gap in find_copy_gaps(record, look.gone, look.held)}
     for final in list_final_fragments(record):
         for slot, bookie in enumerate(final.bookies):
-            striping = striping_of_record(record)
+            striping = get_striping_of_record(record)
             mine = {e for e in range(final.first, final.last + 1) if slot in striping.write_set(e)}
             gap = found.pop((final.first, slot), None)
             if bookie in look.gone:
@@ -104,7 +104,7 @@ def test_the_last_fragment_of_a_ledger_that_is_not_closed_is_never_filled(
     look, _ = drawn
     record = look.record
     assert record is not None
-    step = decide_next_step(look, tried, 30.0)
+    step = decide_next_repair_step(look, tried, 30.0)
     if isinstance(step, CopyMissingEntries) and record.state != CLOSED:
         assert all(gap.last < record.fragments[-1].first_entry for gap in step.gaps)
     if isinstance(step, RecoverLedger):
@@ -150,13 +150,15 @@ def everything(
 def test_an_open_ledger_waits_for_its_writer_and_is_recovered_only_after_the_grace() -> None:
     record, gone = a_ledger(OPEN), frozenset("d")
     held = everything(record, gone)
-    within = decide_next_step(LedgerCopies(record, gone, gone, gone, held, 29.0), False, 30.0)
+    within = decide_next_repair_step(LedgerCopies(record, gone, gone, gone, held, 29.0), False, 30.0)
     assert isinstance(within, WaitForNextAttempt)
     assert within.why is StuckReason.OPEN
-    assert decide_next_step(LedgerCopies(record, gone, gone, gone, held, 30.0), False, 30.0) == RecoverLedger()
+    assert decide_next_repair_step(LedgerCopies(record, gone, gone, gone, held, 30.0), False, 30.0) == RecoverLedger()
     earlier = frozenset("b")
     assert isinstance(
-        decide_next_step(LedgerCopies(record, earlier, earlier, gone, everything(record, earlier), 0.0), False, 30.0),
+        decide_next_repair_step(
+            LedgerCopies(record, earlier, earlier, gone, everything(record, earlier), 0.0), False, 30.0
+        ),
         CopyMissingEntries,
     )
 
@@ -170,7 +172,7 @@ def test_damage_in_the_last_fragment_of_an_open_ledger_is_mended_by_recovering_i
     def after(entry: int, seconds: float) -> object:
         report = DamagedEntriesRecord(ledger_id=1, bookie=bookie, ranges=((entry, entry),))
         damaged = find_bookies_damaged_in_last_fragment(record, {bookie: report})
-        return decide_next_step(
+        return decide_next_repair_step(
             LedgerCopies(record, damaged, nobody, nobody, everything(record), seconds, damaged), False, 30.0
         )
 
@@ -185,12 +187,16 @@ def test_a_ledger_is_whole_only_when_everybody_said_so() -> None:
     record = a_ledger()
     held, none, marked = everything(record), frozenset[str](), frozenset("d")
     assert isinstance(
-        decide_next_step(LedgerCopies(record, marked, none, none, held, 0.0), False, 30.0), RemoveRepairMark
+        decide_next_repair_step(LedgerCopies(record, marked, none, none, held, 0.0), False, 30.0), RemoveRepairMark
     )
-    step = decide_next_step(LedgerCopies(record, marked, none, none, {**held, (10, "d"): None}, 0.0), False, 30.0)
+    step = decide_next_repair_step(
+        LedgerCopies(record, marked, none, none, {**held, (10, "d"): None}, 0.0), False, 30.0
+    )
     assert isinstance(step, WaitForNextAttempt)
     assert step.why is StuckReason.UNREACHABLE
-    assert isinstance(decide_next_step(LedgerCopies(None, marked, none, none, {}, 0.0), False, 30.0), RemoveRepairMark)
+    assert isinstance(
+        decide_next_repair_step(LedgerCopies(None, marked, none, none, {}, 0.0), False, 30.0), RemoveRepairMark
+    )
 
 
 def test_an_entry_is_lost_only_when_nobody_who_should_have_it_may_still_have_it() -> None:

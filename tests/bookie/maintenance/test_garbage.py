@@ -12,7 +12,7 @@ from magnetar.bookie.store.disk import NoSpace
 from magnetar.bookie.store.entrylog.compaction import CompactionResult
 from magnetar.bookie.store.entrylog.mover import CompactionPolicy, EntryLogUsage
 from magnetar.ledger import client as deletions
-from magnetar.ledger.peer_format import Op, Status
+from magnetar.ledger.peer_format import BookieOperation, Status
 from magnetar.metadata import paths, records
 from magnetar.proto.errors import Busy, ConnectionLost
 from magnetar.runtime.sim.disk import Operation
@@ -75,7 +75,7 @@ async def test_deleted_ledger_never_takes_an_add_again_also_after_a_restart(clus
     for _ in range(3):
         assert (await caller.add(1, 10, b"late")).status is Status.FENCED
         assert (await caller.add(1, 10, b"late", recovery=True)).status is Status.FENCED
-        assert (await caller.send(Op.WRITE_LAC, 1, 3))[0].status is Status.FENCED
+        assert (await caller.send(BookieOperation.WRITE_LAC, 1, 3))[0].status is Status.FENCED
         assert (await caller.read(1, 0, fence=True))[0].status is Status.NO_SUCH_LEDGER
         assert (await caller.read(2, 0))[0].status is Status.OK
         caller = cluster.caller(await cluster.restart())

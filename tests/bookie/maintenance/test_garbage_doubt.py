@@ -12,7 +12,7 @@ from magnetar.ledger import client as deletions
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths
 from magnetar.metadata.records import Incarnation, IncarnationsRecord, encode
-from magnetar.metadata.store import Delete, MetadataStore, Put, parse_ledger_ids
+from magnetar.metadata.store import Delete, MetadataStore, PutNode, parse_ledger_ids
 from magnetar.proto.errors import Unavailable
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.maintenance.test_garbage import delete, with_ledgers
@@ -66,7 +66,7 @@ async def test_a_ledger_whose_record_is_gone_without_a_deletion_stays_and_is_tol
         node = await cluster.metadata.get(paths.ledger(ledger))
         assert node is not None
         other = path(paths.ledger(ledger))
-        moved = [] if other is None else [Put(other, node.value)]
+        moved = [] if other is None else [PutNode(other, node.value)]
         await cluster.metadata.commit([Delete(paths.ledger(ledger)), *moved])
     unexplained = set(gone) - set(parse_ledger_ids(paths.LEDGERS, await cluster.metadata.children(paths.LEDGERS)))
     with caplog.at_level(logging.ERROR):
@@ -168,7 +168,7 @@ async def test_a_damaged_record_of_deletions_deletes_nothing(cluster: Cluster, /
         value[damage] ^= 4
         await cluster.metadata.put(page, bytes(value))
     else:
-        await cluster.metadata.commit([Delete(page), Put(_flipped(page, len(page) - 1, 0), node.value)])
+        await cluster.metadata.commit([Delete(page), PutNode(_flipped(page, len(page) - 1, 0), node.value)])
     await asyncio.sleep(1000)
     assert (await caller.read(2, 0))[0].status is Status.OK
 

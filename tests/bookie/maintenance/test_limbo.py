@@ -26,7 +26,7 @@ from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore, get_record
 from magnetar.proto.errors import InvalidRequest, LedgerClosed, LedgerFenced, Unavailable
 from magnetar.runtime.network import Endpoint
-from magnetar.runtime.sim.disk import Directory, FileFault
+from magnetar.runtime.sim.disk import FileFault, SimDirectory
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import PeerCaller
 from tests.bookie.stores import SMALL, simulate
@@ -73,7 +73,7 @@ class Deployment:
     def forget_journal(self, name: str) -> None:
         """The newest journal is gone: everything since the last checkpoint."""
         folder = self.simulation.node(name).disk.find(f"/{name}/journal")
-        assert isinstance(folder, Directory)
+        assert isinstance(folder, SimDirectory)
         last = max(each for each in folder.now if each.endswith(".jnl"))
         for names in (folder.now, folder.durable):
             names.pop(last, None)
@@ -81,10 +81,10 @@ class Deployment:
     def forget_everything(self, name: str) -> None:
         """Nothing is left but the folders and the cookie."""
         root = self.simulation.node(name).disk.find(f"/{name}")
-        assert isinstance(root, Directory)
+        assert isinstance(root, SimDirectory)
         for folder in ("journal", "entries", "ledgers"):
             found = root.now[folder]
-            assert isinstance(found, Directory)
+            assert isinstance(found, SimDirectory)
             found.now.clear()
             found.durable.clear()
         for names in (root.now, root.durable):

@@ -16,7 +16,7 @@ from magnetar.metadata.records import LedgerRecord
 from magnetar.metadata.remote import connect_metadata
 from magnetar.metadata.store import MetadataStore, get_record
 from magnetar.runtime.network import Endpoint, World
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.support.processes import run_cli
 
 pytestmark = pytest.mark.processes
@@ -92,7 +92,7 @@ def test_a_bookie_is_killed_for_good_and_afterwards_any_single_other_one_may_be_
     broker = started.start("broker", "broker", "--listen", "127.0.0.1:0", "--metadata", tree.address)
 
     async def with_client(work: Callable[[World, MetadataStore, LedgerClient], Awaitable[None]]) -> None:
-        world = real_world()
+        world = make_system_world()
         metadata = await connect_metadata(world, Endpoint.parse(tree.address), 10.0)
         client = LedgerClient(world, metadata, QUICK)
         try:

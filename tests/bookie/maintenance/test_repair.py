@@ -19,7 +19,7 @@ from magnetar.bookie.maintenance.repair_core import StuckReason
 from magnetar.ledger import LedgerClient
 from magnetar.ledger import client as deletions
 from magnetar.ledger import metadata_core as transitions
-from magnetar.ledger.peer_format import Flags, encode_add_many
+from magnetar.ledger.peer_format import BookieRequestFlags, encode_add_many_request
 from magnetar.metadata import paths
 from magnetar.metadata.records import (
     CLOSED,
@@ -128,10 +128,12 @@ def test_m20_a_fenced_ledgers_copies_are_made_again(monkeypatch: pytest.MonkeyPa
 
     with_deployment(main)
 
-    def without_recovery(ledger: int, entry: int, count: int, key: bytes, flags: Flags = Flags.NONE) -> bytes:
-        return encode_add_many(ledger, entry, count, key)
+    def without_recovery(
+        ledger: int, entry: int, count: int, key: bytes, flags: BookieRequestFlags = BookieRequestFlags.NONE
+    ) -> bytes:
+        return encode_add_many_request(ledger, entry, count, key)
 
-    monkeypatch.setattr(copier, "encode_add_many", without_recovery)
+    monkeypatch.setattr(copier, "encode_add_many_request", without_recovery)
     with pytest.raises(TimeoutError):
         with_deployment(main)
 
@@ -367,12 +369,12 @@ def test_m21_the_last_fragment_of_an_open_ledger_is_not_replicated(monkeypatch: 
 
     def unguarded(
         current: LedgerRecord | None, first_entry: int, old: str, new: str
-    ) -> transitions.RecordToStore | transitions.AlreadyStored:
+    ) -> transitions.RecordToStore | transitions.RecordAlreadyStored:
         assert current is not None
         assert first_entry == 0
         bookies = tuple(new if each == old else each for each in current.fragments[0].bookies)
         changed = msgspec.structs.replace(current, fragments=(Fragment(0, bookies),))
-        return transitions.AlreadyStored(current) if changed == current else transitions.RecordToStore(changed)
+        return transitions.RecordAlreadyStored(current) if changed == current else transitions.RecordToStore(changed)
 
     original = LedgerClient.make_reader
     monkeypatch.setattr(copies, "list_final_fragments", all_of_them)
@@ -386,7 +388,7 @@ def test_m21_the_last_fragment_of_an_open_ledger_is_not_replicated(monkeypatch: 
 
 async def test_a_recovery_that_its_starter_left_is_finished(deployment: Deployment, /) -> None:
     writer = await deployment.a_ledger(10, closed=False)
-    outcome = transitions.start_recovery(writer.record)
+    outcome = transitions.decide_recovery_start(writer.record)
     assert isinstance(outcome, transitions.RecordToStore)
     await put_record(deployment.metadata, paths.ledger(writer.ledger_id), outcome.record)
 
@@ -401,7 +403,7 @@ async def test_recoveries_that_go_well_are_not_marked_and_one_that_was_left_is(d
     """A broker that takes hundreds of topics over ends their ledgers itself: a mark for each would only delay it."""
     writers = [await deployment.a_ledger(3, closed=False) for _ in range(20)]
     for writer in writers:
-        outcome = transitions.start_recovery(writer.record)
+        outcome = transitions.decide_recovery_start(writer.record)
         assert isinstance(outcome, transitions.RecordToStore)
         await put_record(deployment.metadata, paths.ledger(writer.ledger_id), outcome.record)
     for _ in range(4):
@@ -426,7 +428,7 @@ async def the_last_entry_is_gone_everywhere(deployment: Deployment, entries: int
             entries_of.pop(gone)
             if damaged:
                 bookie.store.descriptors.quarantine(ledger, gone, gone)
-    outcome = transitions.start_recovery(writer.record)
+    outcome = transitions.decide_recovery_start(writer.record)
     assert isinstance(outcome, transitions.RecordToStore)
     await deployment.metadata.put(paths.ledger(ledger), encode(outcome.record, paths.ledger(ledger)))
     return ledger
@@ -535,12 +537,12 @@ async def test_the_report_of_a_lost_bookie_goes_when_nothing_is_to_be_there_any_
 
 # ------------------------------------------------------------------------------------------ workers
 def test_two_workers_at_the_same_ledger_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = marks.claim_node
+    original = marks.claim_ephemeral_node
 
     async def everybody(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
         return isinstance(record, RepairLockRecord) or await original(store, path, record)
 
-    monkeypatch.setattr(marks, "claim_node", everybody)
+    monkeypatch.setattr(marks, "claim_ephemeral_node", everybody)
 
     async def main(deployment: Deployment) -> None:
         ledger, gone = await one_is_killed(deployment)
@@ -579,7 +581,7 @@ async def test_a_worker_that_dies_between_copy_and_record_is_followed_by_another
 
 async def test_a_lock_that_somebody_else_holds_is_respected_and_waited_for(deployment: Deployment, /) -> None:
     other = RepairLockRecord(worker="somebody", token="else")
-    assert await marks.claim_node(deployment.metadata, paths.repair_lock(1), other)
+    assert await marks.claim_ephemeral_node(deployment.metadata, paths.repair_lock(1), other)
     ledger, gone = await one_is_killed(deployment)
     assert ledger == 1
     await deployment.until_marked(ledger)

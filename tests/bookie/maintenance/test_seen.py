@@ -18,7 +18,7 @@ from magnetar.bookie.maintenance.seen import (
     MetadataAgeVerdict,
     RecordedMetadataState,
     RollbackGuard,
-    judge_metadata,
+    judge_metadata_age,
     make_recorded_metadata_state,
 )
 from magnetar.bookie.server import Bookie, BookieConfig
@@ -30,7 +30,7 @@ from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore, VersionedValue, allocate_ids, get_record, make_put_operation
 from magnetar.metadata.tree import ENDING
 from magnetar.proto.errors import InvalidConfiguration
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.bookie.bookies import CONFIG, Cluster, with_cluster
 from tests.bookie.entries import PeerCaller, a_record
 from tests.bookie.stores import NODE, payload
@@ -74,23 +74,23 @@ FORKED = (*spans(0), Incarnation(number=2, token="another", revision=20))
 def test_what_is_older_than_what_was_seen_is_recognised(
     shown: CurrentMetadataState, verdict: MetadataAgeVerdict
 ) -> None:
-    assert judge_metadata(KNOWN, shown) is verdict
+    assert judge_metadata_age(KNOWN, shown) is verdict
 
 
 def test_a_restore_is_believed_once() -> None:
     """An older copy of the file that was restored before is older, and no restore."""
     restored = CurrentMetadataState(spans(0, 10, 20, restored=3), 25, 5)
-    assert judge_metadata(KNOWN, restored) is MetadataAgeVerdict.RESTORED
+    assert judge_metadata_age(KNOWN, restored) is MetadataAgeVerdict.RESTORED
     seen = make_recorded_metadata_state(KNOWN, msgspec.structs.replace(restored, here=9), restored=True)
     assert (seen.ledger, seen.revision, seen.restore) == (9, 25, "t3")
-    assert judge_metadata(seen, CurrentMetadataState(restored.incarnations, 30, 12)) is MetadataAgeVerdict.CURRENT
-    assert judge_metadata(seen, CurrentMetadataState(restored.incarnations, 24, 12)) is MetadataAgeVerdict.OLDER
+    assert judge_metadata_age(seen, CurrentMetadataState(restored.incarnations, 30, 12)) is MetadataAgeVerdict.CURRENT
+    assert judge_metadata_age(seen, CurrentMetadataState(restored.incarnations, 24, 12)) is MetadataAgeVerdict.OLDER
 
 
 def test_a_bookie_that_saw_nothing_believes_anything() -> None:
     assert (
-        judge_metadata(RecordedMetadataState(), CurrentMetadataState((), 0, None))
-        is judge_metadata(RecordedMetadataState(), CurrentMetadataState(spans(5), 7, 3))
+        judge_metadata_age(RecordedMetadataState(), CurrentMetadataState((), 0, None))
+        is judge_metadata_age(RecordedMetadataState(), CurrentMetadataState(spans(5), 7, 3))
         is MetadataAgeVerdict.CURRENT
     )
 
@@ -102,7 +102,7 @@ class Deployment:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file = path / "metadata" / "metadata.sqlite"
-        self.world = real_world(1)
+        self.world = make_system_world(1)
         self.tree: SqliteStore
         self.metadata: MetadataStore
 

@@ -166,7 +166,7 @@ async def stop_over_a_checkpoint(cluster: Cluster, bookie: Bookie, ledger: int, 
     simulation.node(NODE).disk.crash_at_operation(cancel, stop.set)
 
     async def live() -> None:
-        bookie.background.supervise("checkpoint", bookie.store.checkpoint)
+        bookie.background.start_supervised("checkpoint", bookie.store.checkpoint)
         await stop.wait()
         bookie.store.keys.record_key_of_metadata(ledger, KEY)
         assert await add(bookie.store, ledger, 0, payload(ledger, 0)) is Status.OK

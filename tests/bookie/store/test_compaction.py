@@ -15,11 +15,11 @@ from magnetar.bookie.store.entrylog.mover import (
     CompactionAction,
     CompactionPolicy,
     CompactionReason,
+    EntryLogState,
     EntryLogUsage,
     LiveLedger,
-    LogState,
     group_logs_to_move,
-    plan_logs,
+    plan_entry_logs,
 )
 from magnetar.bookie.store.store import Store, StoreConfig
 from magnetar.ledger.peer_format import Status
@@ -30,7 +30,7 @@ from tests.bookie.stores import DATA, NODE, SMALL, UUID, Model, add, load, open_
 
 
 def facts(
-    log: int, data: int, live: int, *, state: LogState = LogState.CLOSED, readable: bool = True
+    log: int, data: int, live: int, *, state: EntryLogState = EntryLogState.CLOSED, readable: bool = True
 ) -> EntryLogUsage:
     holders = (LiveLedger(7, live),) if live else ()
     return EntryLogUsage(log, state, data + 5000, data, live, 1 if live else 0, len(holders), holders, readable)
@@ -45,12 +45,12 @@ def test_each_log_gets_one_action_and_its_reason() -> None:
         facts(2, 100_000, 19_999),
         facts(3, 100_000, 49_999),
         facts(4, 100_000, 50_000),
-        facts(5, 100_000, 10, state=LogState.HOT),
-        facts(6, 100_000, 0, state=LogState.COLD),
+        facts(5, 100_000, 10, state=EntryLogState.HOT),
+        facts(6, 100_000, 0, state=EntryLogState.COLD),
         facts(7, 100_000, 0, readable=False),
         facts(8, 0, 0),
     ]
-    minor = [(plan.action, plan.reason) for plan in plan_logs(logs, POLICY, major=False)]
+    minor = [(plan.action, plan.reason) for plan in plan_entry_logs(logs, POLICY, major=False)]
     assert minor == [
         (CompactionAction.DELETE, CompactionReason.DEAD),
         (CompactionAction.COMPACT, CompactionReason.SPARSE),
@@ -61,7 +61,7 @@ def test_each_log_gets_one_action_and_its_reason() -> None:
         (CompactionAction.KEEP, CompactionReason.UNREADABLE),
         (CompactionAction.DELETE, CompactionReason.DEAD),
     ]
-    major = [(plan.action, plan.reason) for plan in plan_logs(logs, POLICY, major=True)]
+    major = [(plan.action, plan.reason) for plan in plan_entry_logs(logs, POLICY, major=True)]
     assert major[2] == (CompactionAction.COMPACT, CompactionReason.SPARSE)
     assert major[:2] + major[3:] == minor[:2] + minor[3:]
 
@@ -69,15 +69,15 @@ def test_each_log_gets_one_action_and_its_reason() -> None:
 def test_small_logs_are_merged_by_major_compaction_and_one_alone_is_not() -> None:
     policy = CompactionPolicy(0.2, 0.5, 10_000)
     small = [facts(1, 1000, 1000), facts(2, 1000, 1000)]
-    assert [plan.reason for plan in plan_logs(small, policy, major=True)] == [
+    assert [plan.reason for plan in plan_entry_logs(small, policy, major=True)] == [
         CompactionReason.SMALL,
         CompactionReason.SMALL,
     ]
-    assert [plan.reason for plan in plan_logs(small, policy, major=False)] == [
+    assert [plan.reason for plan in plan_entry_logs(small, policy, major=False)] == [
         CompactionReason.WAITS,
         CompactionReason.WAITS,
     ]
-    assert [plan.reason for plan in plan_logs(small[:1], policy, major=True)] == [CompactionReason.LIVE]
+    assert [plan.reason for plan in plan_entry_logs(small[:1], policy, major=True)] == [CompactionReason.LIVE]
 
 
 def test_batches_fit_into_one_log_and_the_sparse_ones_come_first() -> None:
@@ -148,7 +148,7 @@ async def test_what_lives_in_sparse_logs_is_moved_together_and_the_logs_go(
             await expect(store, ledger, range(10 * round_, 10 * round_ + 2))
     assert store.index.ledgers_of_log(5) == BitMap64([1, 2])
     (facts,) = await store.compactor.list_log_usage()
-    assert (facts.state, facts.live_share, facts.ledgers) == (LogState.COLD, 1.0, 2)
+    assert (facts.state, facts.live_share, facts.ledgers) == (EntryLogState.COLD, 1.0, 2)
     assert facts.live_extents == 2, "a ledger's entries lie together"
     store.check()
 
@@ -174,7 +174,7 @@ async def test_rolling_gives_back_an_open_log_that_holds_little(simulation: Simu
     await flush(store, {1: range(2, 4)})
     await expect(store, 1, range(4))
     states = [facts.state for facts in await store.compactor.list_log_usage()]
-    assert states == [LogState.CLOSED, LogState.HOT]
+    assert states == [EntryLogState.CLOSED, EntryLogState.HOT]
 
 
 async def test_a_cold_log_that_died_is_closed_and_goes(simulation: Simulation, store: Store, /) -> None:
@@ -391,7 +391,7 @@ def test_a_log_that_is_made_during_a_survey_is_not_taken_for_a_closed_one(seed: 
         await simulation.spawn(NODE, add(store, 7, 0, payload(7, 0)))
         survey = simulation.spawn(NODE, store.compactor.list_log_usage())
         await simulation.spawn(NODE, store.checkpoint())  # makes another log
-        closed = [log.log for log in await survey if log.state is LogState.CLOSED]
+        closed = [log.log for log in await survey if log.state is EntryLogState.CLOSED]
         assert set(closed).isdisjoint(store._checkpoint.mark.open_log_numbers)
 
     simulate(main, seed)

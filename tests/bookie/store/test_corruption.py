@@ -22,7 +22,7 @@ from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths
 from magnetar.proto.errors import InvalidConfiguration
-from magnetar.runtime.sim.disk import Directory, Disk, SimFiles, UnsyncedResize, Write
+from magnetar.runtime.sim.disk import SimDirectory, SimDisk, SimFiles, UnsyncedResize, Write
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, payload_of, stored_entry
 from tests.bookie.stores import DATA, NODE, SMALL, UUID, Model, load, payload
@@ -69,7 +69,7 @@ async def live(store: Store, model: Model) -> None:
 
 def undamaged() -> Undamaged:
     """Killed with a journal to replay."""
-    disk, loop, model = Disk(), TinyLoop(), Model()
+    disk, loop, model = SimDisk(), TinyLoop(), Model()
     world = tiny_world(loop, SimFiles(disk), 1)
 
     async def run() -> DirectoryFacts:
@@ -88,14 +88,14 @@ def undamaged() -> Undamaged:
     return Undamaged(_state(disk), model, known)
 
 
-def _state(disk: Disk) -> State:
+def _state(disk: SimDisk) -> State:
     folders = {path.rsplit("/", 1)[0] for path in disk.paths()}
     folders |= {"/data", DATA}
     names = {path: number for number, path in enumerate(disk.paths(), 1)}
     return State(names, frozenset(folders), {n: disk.inode(path).now for path, n in names.items()}, 1)
 
 
-def start(disk: Disk, known: DirectoryFacts) -> tuple[TinyLoop, Store]:
+def start(disk: SimDisk, known: DirectoryFacts) -> tuple[TinyLoop, Store]:
     loop = TinyLoop()
     world = tiny_world(loop, SimFiles(disk), 2)
 
@@ -124,19 +124,19 @@ async def check(store: Store, model: Model) -> int:
     return unknown
 
 
-def flip(disk: Disk, path: str, offset: int, bit: int) -> None:
+def flip(disk: SimDisk, path: str, offset: int, bit: int) -> None:
     inode = disk.inode(path)
     byte = inode.now.read(1, offset)[0]
     inode.apply(Write(offset, bytes([byte ^ 1 << bit])))
 
 
-def remove(disk: Disk, path: str) -> None:
+def remove(disk: SimDisk, path: str) -> None:
     folder = disk.find(path.rsplit("/", 1)[0])
-    assert isinstance(folder, Directory)
+    assert isinstance(folder, SimDirectory)
     del folder.now[path.rsplit("/", 1)[1]]
 
 
-def places(disk: Disk, path: str, rng: random.Random) -> Iterator[int]:
+def places(disk: SimDisk, path: str, rng: random.Random) -> Iterator[int]:
     """Half of the bytes of the header, and some of what is written behind it."""
     pages = disk.inode(path).now
     yield from range(rng.randrange(2), min(64, pages.size), 2)
@@ -214,7 +214,7 @@ def test_damage_under_a_running_store_is_unknown(whole: Undamaged) -> None:
     assert unknown > 0
 
 
-def judge(disk: Disk, whole: Undamaged, what: str) -> int:
+def judge(disk: SimDisk, whole: Undamaged, what: str) -> int:
     """Starts twice: what was found is not forgotten."""
     unknown = 0
     for _ in range(2):

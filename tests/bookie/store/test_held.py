@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from magnetar.bookie.store.disk import NoSpace
 from magnetar.bookie.store.store import Store
-from magnetar.ledger.peer_format import ENTRIES_MAX, AnswerHead, Op, Status, decode_stored_runs, encode_runs
+from magnetar.ledger.peer_format import (
+    ENTRIES_MAX,
+    BookieAnswerHead,
+    BookieOperation,
+    Status,
+    decode_stored_runs,
+    encode_stored_runs,
+)
 from magnetar.runtime.sim.disk import FileFault
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.bookies import Cluster, with_cluster
@@ -145,12 +152,12 @@ async def test_a_bookie_answers_held_and_refuses_what_is_no_question(cluster: Cl
     caller = cluster.caller(bookie)
     for entry in (0, 1, 2, 5):
         await caller.add(7, entry, b"x")
-    head, frames = await caller.send(Op.HELD, 7, 1, count=10)
+    head, frames = await caller.send(BookieOperation.HELD, 7, 1, count=10)
     assert decode_stored_runs(head, frames, 1, 10) == [(1, 2), (5, 5)]
-    head, frames = await caller.send(Op.HELD, 8, 0, count=10)
+    head, frames = await caller.send(BookieOperation.HELD, 8, 0, count=10)
     assert decode_stored_runs(head, frames, 0, 9) == []
     for entry, count in ((-1, 1), (0, 0), (0, ENTRIES_MAX + 1)):
-        head, _ = await caller.send(Op.HELD, 7, entry, count=count, key=KEY)
+        head, _ = await caller.send(BookieOperation.HELD, 7, entry, count=count, key=KEY)
         assert head.status is Status.BAD_REQUEST
     await bookie.close()
 
@@ -163,21 +170,21 @@ def test_runs_come_back(entries: set[int]) -> None:
             runs[-1] = runs[-1][0], entry
         else:
             runs.append((entry, entry))
-    answer = AnswerHead(Op.HELD, Status.OK, 1, 5, -1, len(runs))
-    assert decode_stored_runs(answer, (encode_runs(runs),), 5, 60) == runs
+    answer = BookieAnswerHead(BookieOperation.HELD, Status.OK, 1, 5, -1, len(runs))
+    assert decode_stored_runs(answer, (encode_stored_runs(runs),), 5, 60) == runs
 
 
 @pytest.mark.parametrize("runs", [[(4, 6)], [(5, 61)], [(7, 6)], [(5, 6), (7, 8)], [(8, 9), (5, 6)]])
 def test_runs_that_break_the_rules_are_no_answer(runs: list[tuple[int, int]]) -> None:
-    answer = AnswerHead(Op.HELD, Status.OK, 1, 5, -1, len(runs))
+    answer = BookieAnswerHead(BookieOperation.HELD, Status.OK, 1, 5, -1, len(runs))
     with pytest.raises(ValueError, match="a run from"):
-        decode_stored_runs(answer, (encode_runs(runs),), 5, 60)
+        decode_stored_runs(answer, (encode_stored_runs(runs),), 5, 60)
     with pytest.raises(ValueError, match="runs take"):
-        decode_stored_runs(answer._replace(count=9), (encode_runs(runs),), 5, 60)
+        decode_stored_runs(answer._replace(count=9), (encode_stored_runs(runs),), 5, 60)
     with pytest.raises(ValueError, match="an answer to"):
-        decode_stored_runs(answer._replace(status=Status.BUSY), (encode_runs(runs),), 5, 60)
+        decode_stored_runs(answer._replace(status=Status.BUSY), (encode_stored_runs(runs),), 5, 60)
 
 
 def test_the_example_of_the_format() -> None:
     wanted = "0000000000000000 0000000000000004 0000000000000007 0000000000000007"
-    assert encode_runs([(0, 4), (7, 7)]) == bytes.fromhex(wanted)
+    assert encode_stored_runs([(0, 4), (7, 7)]) == bytes.fromhex(wanted)

@@ -18,10 +18,10 @@ from magnetar.bookie.store.entrylog.files import EntryLogReader, entry_log_file_
 from magnetar.bookie.store.index import (
     EntryLogIndex,
     ExtentLocation,
+    IndexPage,
     LedgerExtents,
     LoadedIndexGroup,
     LruCache,
-    Page,
     find_record_number,
     run_end,
 )
@@ -174,7 +174,7 @@ class Bench:
 
     def restart(self) -> None:
         self.index = EntryLogIndex(self.bytes_max)
-        for log in log_files.list_log_numbers(self.files, FOLDER):
+        for log in log_files.list_entry_log_numbers(self.files, FOLDER):
             for group in log_files.read_index_groups(self.files, FOLDER, log, UUID, None):
                 self.index.add(group)
 
@@ -186,7 +186,7 @@ class Bench:
             read = self.reader.read_entries(place, self.index.table(place), entry, 1, 1)
             assert not read.damaged
             assert read.table is not None
-            self.index.add_table(place, read.table)
+            self.index.add_extent_table(place, read.table)
             found += [(place.log, stored) for stored in read.entries]
         assert not search.damaged
         return found
@@ -253,7 +253,7 @@ async def test_who_asks_for_a_run_that_is_being_loaded_waits_for_it(simulation: 
     bench.group(1, [(5, 0, 1, 1), (6, 0, 1, 1)], fillers=300)
     read_pages = bench.reader.read_pages
 
-    def counted(log: int, ledger: int, pages: list[Page]) -> tuple[list[ExtentLocation], int]:
+    def counted(log: int, ledger: int, pages: list[IndexPage]) -> tuple[list[ExtentLocation], int]:
         loads.append(ledger)
         return read_pages(log, ledger, pages)
 

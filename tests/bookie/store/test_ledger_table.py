@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.bookie.format.journal import FILE_HEADER_BYTES
-from magnetar.bookie.format.ledger_index import RECORD_BYTES, LedgerState, Tombstone, encode, encode_ledger
+from magnetar.bookie.format.ledger_index import RECORD_BYTES, LedgerState, Tombstone, encode, encode_ledger_record
 from magnetar.bookie.store import index_files as ledger_index
 from magnetar.bookie.store import index_files as ledger_table
 from magnetar.bookie.store import memtable
@@ -33,7 +33,7 @@ FOLDER = "/ledgers"
 
 
 def record(ledger: int, last: int) -> bytes:
-    return encode_ledger(ledger, last % 2 == 0, KEY, last - 1, last)
+    return encode_ledger_record(ledger, last % 2 == 0, KEY, last - 1, last)
 
 
 def state(ledger: int, last: int) -> LedgerState:
@@ -212,7 +212,7 @@ class Bench:
         if self.settled is not None:
             assert self.captured is not None
             self.file.on_committed(*self.ends)
-            self.descriptors.on_written(self.settled)
+            self.descriptors.on_changes_durable(self.settled)
             deleted = [ledger for ledger in self.captured if ledger in self.descriptors.tombstones]
             self.durable = {ledger: held for ledger, held in self.captured.items() if ledger not in deleted}
             self.captured = self.settled = None
@@ -261,12 +261,12 @@ def test_a_fence_that_is_not_synced_stays_in_memory_until_it_is() -> None:
     for _ in range(2):
         descriptors.begin_checkpoint()
         settled = descriptors.pending_changes().encode_changes(everything=False)
-        descriptors.on_written(settled)
+        descriptors.on_changes_durable(settled)
         assert descriptors.get(5) is fencing
         assert descriptors.has_unwritten_changes
     fencing.key_synced = fencing.fence_synced = True
     descriptors.begin_checkpoint()
-    descriptors.on_written(descriptors.pending_changes().encode_changes(everything=False))
+    descriptors.on_changes_durable(descriptors.pending_changes().encode_changes(everything=False))
     assert not descriptors.has_unwritten_changes
     again = descriptors.get(5)
     assert again is not None
@@ -282,7 +282,7 @@ def test_a_ledger_deleted_while_a_checkpoint_writes_does_not_come_back() -> None
     settled = descriptors.pending_changes().encode_changes(everything=False)
     descriptors.delete(5, 5)
     assert descriptors.get(5) is None
-    descriptors.on_written(settled)
+    descriptors.on_changes_durable(settled)
     assert descriptors.get(5) is None
     descriptors.check()
     descriptors.begin_checkpoint()
@@ -300,12 +300,12 @@ def test_what_changes_while_a_checkpoint_writes_is_written_by_the_next() -> None
     changed.last = 7
     descriptors.mark_changed(changed)
     descriptors.delete(9, 9)
-    descriptors.on_written(settled)
+    descriptors.on_changes_durable(settled)
     assert descriptors.has_unwritten_changes
     descriptors.begin_checkpoint()
     assert descriptors.pending_changes().encode_changes(everything=False).changes == [
         encode(Tombstone(9, 9)),
-        encode_ledger(5, False, KEY, -1, 7),
+        encode_ledger_record(5, False, KEY, -1, 7),
     ]
 
 
@@ -322,7 +322,7 @@ def _filled(simulation: Simulation, ledgers: int) -> tuple[LedgerIndexFile, Ledg
 def _checkpoint(file: LedgerIndexFile, descriptors: LedgerDescriptors) -> None:
     descriptors.begin_checkpoint()
     settled, generation, end = file.write(descriptors.pending_changes())
-    descriptors.on_written(settled)
+    descriptors.on_changes_durable(settled)
     file.on_committed(generation, end)
 
 

@@ -7,7 +7,7 @@ import pytest
 from magnetar.bookie.format import entry_log, index
 from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.entrylog import repair_at_start as rebuild
-from magnetar.bookie.store.entrylog.repair_at_start import LogScan, UnreadableLogRange
+from magnetar.bookie.store.entrylog.repair_at_start import EntryLogScan, UnreadableLogRange
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import log_record
 from tests.bookie.stores import DATA, NODE, UUID, add, open_store, payload, simulate
@@ -87,7 +87,7 @@ async def test_every_record_beside_a_damaged_one_is_found_again(simulation: Simu
         for offset in (start, start + 2, start + 5, start + 8, start + 20, end - 1):
             disk.flip_bit(path, offset, 3)
             with_file = simulation.world(NODE).files.open(path, write=False)
-            scan = LogScan(with_file)
+            scan = EntryLogScan(with_file)
             found = [(record.start, record.end, record.ids) for record in scan.records()]
             wanted = [(*bounds, ids_) for bounds, ids_ in where if bounds[0] != start]
             assert found == wanted, f"{ids} harmed at {offset - start}"

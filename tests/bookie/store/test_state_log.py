@@ -68,7 +68,7 @@ def test_changes_and_statements_say_the_same_to_a_later_start(calls: list[tuple[
         facts.begin_checkpoint()
         settled = facts.pending_changes().encode_changes(everything=False)
         records += settled.changes
-        facts.on_written(settled)
+        facts.on_changes_durable(settled)
         assert not facts.has_unwritten_changes
         facts.check()
         for loaded in (told(records), told(stated(facts)), told(records + stated(facts)), told(stated(facts.copy()))):

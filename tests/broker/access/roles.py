@@ -11,7 +11,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import Unauthenticated
 from magnetar.runtime.access import NOTHING, Caller, CallerAccess, ListenerAccess, Principal, PrincipalKind
 from magnetar.runtime.network import Channel, Endpoint, Network, RunningServer, World, rpc
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.support.cluster import Cluster, TestConsumer, TestProducer
 
 ROOT = "root"
@@ -101,7 +101,7 @@ class Roles:
 
 @asynccontextmanager
 async def roles(folder: Path, *, brokers: int = 1, **changes: object) -> AsyncIterator[Roles]:
-    inner = real_world(1)
+    inner = make_system_world(1)
     world = replace(inner, network=RoleNetwork(inner.network, ROOT))
     store = await SqliteStore.open(world, str(folder / "metadata.sqlite"))
     running = Cluster(world, folder, store)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from magnetar.broker.access import authorizer
 from magnetar.broker.access import authorizer as module
 from magnetar.broker.access.authorizer import AccessGrants
-from magnetar.broker.access.table_core import Rights
+from magnetar.broker.access.table_core import GrantsAndAdministrators
 from magnetar.broker.common.token_bucket import EventLoopSlices
 from magnetar.broker.session.backlogs import MessageIndexRange, RangeReader
 from magnetar.broker.topic.topic import ProducerRegistry
@@ -26,7 +26,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import DataLost, Unauthorized, Unavailable
 from magnetar.proto.names import NamespaceName, TopicName
 from magnetar.runtime.access import Principal, PrincipalKind
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.broker.access.roles import ROOT, Roles, roles
 from tests.support.cut_store import CutStore
 
@@ -196,7 +196,7 @@ async def test_a_watch_that_stays_broken_denies_after_a_while_and_what_changed_m
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "WATCH_RETRY_S", 0.01)
-    world, clock, name = real_world(1), Clock(), NamespaceName("acme", "orders")
+    world, clock, name = make_system_world(1), Clock(), NamespaceName("acme", "orders")
     sqlite = await SqliteStore.open(world, str(tmp_path / "metadata.sqlite"))
     inner = sqlite.new_session()
     store = CutStore(inner)
@@ -206,26 +206,30 @@ async def test_a_watch_that_stays_broken_denies_after_a_while_and_what_changed_m
     grants = AccessGrants(store, clock, lambda *place: changed.append(place))  # type: ignore[arg-type]
     await grants.open()
     try:
-        assert await grants.get_rights(name) == Rights(frozenset({"a"}), {"r": ("produce",)})
+        assert await grants.get_grants_and_administrators(name) == GrantsAndAdministrators(
+            frozenset({"a"}), {"r": ("produce",)}
+        )
         store.cut.set()
         await asyncio.sleep(0.1)
         await inner.put(paths.grants("acme", "orders"), encode(GrantsRecord(), paths.grants("acme", "orders")))
-        assert (await grants.get_rights(name)).roles == {"r": ("produce",)}, "the last known ones decide"
+        assert (await grants.get_grants_and_administrators(name)).roles == {"r": ("produce",)}, (
+            "the last known ones decide"
+        )
         clock.now += module.STALE_S + 1
         with pytest.raises(Unavailable, match="grants cannot be read"):
-            await grants.get_rights(name)
+            await grants.get_grants_and_administrators(name)
         changed.clear()
         store.cut.clear()
         async with asyncio.timeout(5):
             while ("", "") not in changed:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
-        assert (await grants.get_rights(name)).roles == {}
+        assert (await grants.get_grants_and_administrators(name)).roles == {}
         await inner.put(paths.tenant("acme"), encode(TenantRecord(admin_roles=("b",)), paths.tenant("acme")))
         async with asyncio.timeout(5):
             while ("acme", "") not in changed:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert (await grants.get_rights(name)).admins == {"b"}
+        assert (await grants.get_grants_and_administrators(name)).admins == {"b"}
     finally:
         await grants.close()
         await inner.close()
@@ -237,19 +241,19 @@ async def test_a_watch_that_goes_on_while_nothing_changes_denies_nobody(
 ) -> None:
     """The metadata fails once more while the watch is set again."""
     monkeypatch.setattr(module, "WATCH_RETRY_S", 0.0)
-    sqlite = await SqliteStore.open(real_world(1), str(tmp_path / "metadata.sqlite"))
+    sqlite = await SqliteStore.open(make_system_world(1), str(tmp_path / "metadata.sqlite"))
     store, clock, name = CutStore(sqlite.new_session()), Clock(), NamespaceName("acme", "orders")
     grants = AccessGrants(store, clock, lambda *_: None)  # type: ignore[arg-type]
     await grants.open()
     try:
-        await grants.get_rights(name)
+        await grants.get_grants_and_administrators(name)
         store.failing["revision"] = 3
         store.break_watches()
         async with asyncio.timeout(5):
             while store.failing["revision"] or grants._broken:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         clock.now += module.STALE_S + 1
-        assert (await grants.get_rights(name)).roles == {}
+        assert (await grants.get_grants_and_administrators(name)).roles == {}
     finally:
         await grants.close()
         await sqlite.close()
@@ -262,7 +266,7 @@ async def test_a_revocation_whose_grants_cannot_be_read_at_once_holds_as_soon_as
     producer = await acme.producer("etl", TOPIC)
     read, failed = AccessGrants._read, []
 
-    async def fails_twice(grants: AccessGrants, name: NamespaceName) -> Rights:
+    async def fails_twice(grants: AccessGrants, name: NamespaceName) -> GrantsAndAdministrators:
         if len(failed) < 2:
             failed.append(name)
             raise Unavailable("the metadata does not answer")
@@ -295,7 +299,7 @@ async def test_damaged_grants_of_a_namespace_keep_nobody_connected_in_another(ac
 async def test_a_read_that_began_before_a_revocation_decides_nothing_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = real_world(1)
+    world = make_system_world(1)
     sqlite = await SqliteStore.open(world, str(tmp_path / "metadata.sqlite"))
     inner = sqlite.new_session()
     grants = AccessGrants(inner, world.clock, lambda *place: None)
@@ -303,19 +307,19 @@ async def test_a_read_that_began_before_a_revocation_decides_nothing_after_it(
     await grants.change(name, lambda record: replace(record, roles={"etl": ("produce",)}))
     read, told, revoked = AccessGrants._read, asyncio.Event(), asyncio.Event()
 
-    async def slow(grants: AccessGrants, name: NamespaceName) -> Rights:
+    async def slow(grants: AccessGrants, name: NamespaceName) -> GrantsAndAdministrators:
         found = await read(grants, name)
         told.set()
         await revoked.wait()
         return found
 
     monkeypatch.setattr(AccessGrants, "_read", slow)
-    asked = asyncio.create_task(grants.get_rights(name))
+    asked = asyncio.create_task(grants.get_grants_and_administrators(name))
     await told.wait()
     await grants.change(name, lambda record: replace(record, roles={}))
     revoked.set()
     assert (await asked).roles == {"etl": ("produce",)}, "who asked before may be answered as it was"
-    assert (await grants.get_rights(name)).roles == {}, "who asks after it is not"
+    assert (await grants.get_grants_and_administrators(name)).roles == {}, "who asks after it is not"
     await inner.close()
     await sqlite.close()
 
@@ -324,12 +328,15 @@ async def test_names_that_strangers_ask_for_take_a_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "KNOWN_MAX", 50)
-    world = real_world(1)
+    world = make_system_world(1)
     sqlite = await SqliteStore.open(world, str(tmp_path / "metadata.sqlite"))
     inner = sqlite.new_session()
     grants = AccessGrants(inner, world.clock, lambda *place: None)
     for number in range(200):
-        assert await grants.get_rights(NamespaceName("ghost", f"n{number}")) == Rights()
+        assert (
+            await grants.get_grants_and_administrators(NamespaceName("ghost", f"n{number}"))
+            == GrantsAndAdministrators()
+        )
     assert len(grants._known) == 50
     await inner.close()
     await sqlite.close()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.broker.access import authorizer as permissions
-from magnetar.broker.access.table_core import ACTIONS, AccessRight, Rights, why_right_denied
+from magnetar.broker.access.table_core import ACTIONS, AccessRight, GrantsAndAdministrators, why_right_denied
 from magnetar.metadata.records import GrantsRecord
 from magnetar.proto.errors import InvalidName, InvalidRequest
 
@@ -14,7 +14,7 @@ TOPIC, OTHER = "persistent://acme/orders/t", "persistent://acme/orders/other"
 ROLES = st.sampled_from(["a", "ab", "abc", "a*", "*", "", "b"])
 GRANTED = st.dictionaries(ROLES, st.lists(st.sampled_from(ACTIONS), max_size=3).map(tuple), max_size=4)
 RIGHTS = st.builds(
-    Rights, admins=st.frozensets(ROLES, max_size=2), roles=GRANTED,
+    GrantsAndAdministrators, admins=st.frozensets(ROLES, max_size=2), roles=GRANTED,
     topics=st.dictionaries(st.sampled_from([TOPIC, OTHER]), GRANTED, max_size=2),
     subscriptions=st.dictionaries(st.sampled_from(["s", "a", "a-x", "ab-x"]), st.lists(ROLES, max_size=3).map(tuple)),
     prefix_mode=st.booleans(),
@@ -22,7 +22,7 @@ RIGHTS = st.builds(
 SUBSCRIPTIONS = st.sampled_from(["", "s", "a", "a-x", "ab-x"])
 
 
-def expected(role: str, right: AccessRight, rights: Rights, topic: str, subscription: str) -> bool:
+def expected(role: str, right: AccessRight, rights: GrantsAndAdministrators, topic: str, subscription: str) -> bool:
     """The rules of the module once more, in another way: without patterns."""
     if not role:
         return False
@@ -39,7 +39,7 @@ def expected(role: str, right: AccessRight, rights: Rights, topic: str, subscrip
 
 @given(ROLES, st.sampled_from(AccessRight), RIGHTS, st.sampled_from(["", TOPIC, OTHER]), SUBSCRIPTIONS)
 def test_it_decides_as_the_rules_say(
-    role: str, right: AccessRight, rights: Rights, topic: str, subscription: str
+    role: str, right: AccessRight, rights: GrantsAndAdministrators, topic: str, subscription: str
 ) -> None:
     assert (not why_right_denied(role, right, rights, topic, subscription)) == expected(
         role, right, rights, topic, subscription
@@ -48,17 +48,19 @@ def test_it_decides_as_the_rules_say(
 
 @given(RIGHTS, ROLES, ROLES, st.sampled_from(AccessRight), st.sampled_from(["produce", "consume"]), st.booleans())
 def test_one_more_grant_takes_nothing_from_any_role(
-    rights: Rights, role: str, granted: str, right: AccessRight, action: str, wildcards: bool
+    rights: GrantsAndAdministrators, role: str, granted: str, right: AccessRight, action: str, wildcards: bool
 ) -> None:
     before = not why_right_denied(role, right, rights, TOPIC, wildcards=wildcards)
-    more = Rights(rights.admins, {**rights.roles, granted: (*rights.roles.get(granted, ()), action)}, rights.topics)
+    more = GrantsAndAdministrators(
+        rights.admins, {**rights.roles, granted: (*rights.roles.get(granted, ()), action)}, rights.topics
+    )
     assert not before or not why_right_denied(role, right, more, TOPIC, wildcards=wildcards)
 
 
 @given(st.text(max_size=20), st.text(max_size=20))
 def test_what_a_role_was_granted_is_of_that_role_alone(granted: str, role: str) -> None:
     """Also with line ends, NUL, stars and what only looks alike: names are compared as they are."""
-    rights = Rights(roles={granted: ("produce",)})
+    rights = GrantsAndAdministrators(roles={granted: ("produce",)})
     assert (not why_right_denied(role, AccessRight.PRODUCE, rights, TOPIC)) == (bool(role) and role == granted)
 
 
@@ -70,13 +72,13 @@ def test_what_a_role_was_granted_is_of_that_role_alone(granted: str, role: str) 
     ],
 )  # fmt: skip
 def test_patterns_begin_or_end_with_a_star_where_they_are_on(pattern: str, role: str, may: bool) -> None:
-    rights = Rights(roles={pattern: ("produce",)})
+    rights = GrantsAndAdministrators(roles={pattern: ("produce",)})
     assert (not why_right_denied(role, AccessRight.PRODUCE, rights, TOPIC, wildcards=True)) == may
     assert (not why_right_denied(role, AccessRight.PRODUCE, rights, TOPIC)) == (pattern == role)
 
 
 def test_a_role_is_no_prefix_of_another_roles_subscriptions() -> None:
-    rights = Rights(roles={"a": ("consume",), "ab": ("consume",)}, prefix_mode=True)
+    rights = GrantsAndAdministrators(roles={"a": ("consume",), "ab": ("consume",)}, prefix_mode=True)
     assert not why_right_denied("a", AccessRight.CONSUME, rights, TOPIC, "a-x")
     assert not why_right_denied("a", AccessRight.CONSUME, rights, TOPIC, "a")
     assert "named by their role" in why_right_denied("a", AccessRight.CONSUME, rights, TOPIC, "ab-x")

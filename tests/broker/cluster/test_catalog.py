@@ -17,7 +17,7 @@ from magnetar.metadata.tree_core import OPERATIONS_MAX
 from magnetar.proto.errors import AlreadyExists, InvalidRequest, TopicNotFound, Unavailable
 from magnetar.proto.names import NamespaceName, TopicName
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 
 SPACE = NamespaceName("public", "default")
 T = TopicName.parse("persistent://public/default/t")
@@ -43,13 +43,13 @@ class Stopping:
 
 @pytest.fixture
 async def tree(tmp_path: Path) -> AsyncIterator[SqliteStore]:
-    store = await SqliteStore.open(real_world(1), str(tmp_path / "metadata.sqlite"))
+    store = await SqliteStore.open(make_system_world(1), str(tmp_path / "metadata.sqlite"))
     yield store
     await store.close()
 
 
 async def catalog_of(session: Any) -> Catalog:
-    catalog = Catalog(real_world(1), session, bundles=4, auto_creation=True)
+    catalog = Catalog(make_system_world(1), session, bundles=4, auto_creation=True)
     await catalog.create_default_namespace()
     return catalog
 

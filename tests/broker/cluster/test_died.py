@@ -10,7 +10,7 @@ import pytest
 from magnetar.admin import AdminClient
 from magnetar.broker import server
 from magnetar.broker.cluster import ownership
-from magnetar.broker.cluster.ownership import LastKnownServers, Ownership, RegisteredServers
+from magnetar.broker.cluster.ownership import LastReadServerLists, Ownership, RegisteredServers
 from magnetar.metadata import paths, records
 from magnetar.metadata.records import BrokerRecord, StartedBrokerRecord, encode
 from magnetar.metadata.session import MetadataResponsiveness
@@ -29,9 +29,9 @@ async def _register(store: MetadataStore, name: str, clock: Clock | None = None,
     return made
 
 
-def _members(clock: Clock | None = None) -> LastKnownServers:
+def _members(clock: Clock | None = None) -> LastReadServerLists:
     clock = clock or SystemClock()
-    return LastKnownServers(clock, MetadataResponsiveness(clock))
+    return LastReadServerLists(clock, MetadataResponsiveness(clock))
 
 
 def _names(found: RegisteredServers) -> tuple[list[str], list[str]]:

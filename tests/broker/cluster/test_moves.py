@@ -591,7 +591,7 @@ async def test_a_move_that_a_kill_interrupts_leaves_a_bundle_that_can_be_taken(
     third = await running.add_broker(name="third", share_group="all")
     session = first.topic_manager._open()
     ownership = session.ownership
-    await third.topic_manager._open().ownership.set_draining(True)  # the heir is the second
+    await third.topic_manager._open().ownership.store_draining(True)  # the heir is the second
     (path,) = ownership.owner_record_paths
     real_write, real_unload = ownership._write_owner, first.topic_manager._unload
 

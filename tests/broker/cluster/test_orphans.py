@@ -9,7 +9,7 @@ from magnetar.broker.cluster.orphans import delete_orphans, find_orphans
 from magnetar.ledger import LedgerClient, LedgerConfig
 from magnetar.metadata import paths
 from magnetar.metadata.records import Compacted, CursorRecord, DeduplicationStateLocation, DelayBucket, TopicRecord
-from magnetar.metadata.store import Delete, Put, get_record, put_record
+from magnetar.metadata.store import Delete, PutNode, get_record, put_record
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import LedgerFenced, LedgerNotFound, MagnetarError, Unavailable
 from magnetar.proto.names import TopicName
@@ -152,7 +152,7 @@ async def test_ledgers_of_a_topic_whose_record_is_lost_stay_until_an_operator_sa
     assert node is not None
     listed = {each.ledger_id for each in found[0].ledgers}
     cursor = paths.cursor("public", "default", "t", "s")
-    moved = [] if what != LOST[1] else [Put(path.replace("/topics", "/topicr"), node.value)]
+    moved = [] if what != LOST[1] else [PutNode(path.replace("/topics", "/topicr"), node.value)]
     await metadata.commit([Delete(path), Delete(cursor), *moved])
     if what == LOST[2]:
         late_ms = running.world.clock.wall_ms() + 1

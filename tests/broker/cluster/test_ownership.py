@@ -12,7 +12,7 @@ from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import Operation
 from magnetar.proto.names import TopicName
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 
 TOPIC = TopicName.parse("persistent://public/default/t")
 POLICIES = NamespaceRecord(bundles=1)
@@ -56,7 +56,7 @@ def _ownership(store: Any, name: str) -> Ownership:
 
 
 async def test_who_asks_while_the_bundle_is_being_taken_does_not_take_it_away(tmp_path: Path) -> None:
-    tree = await SqliteStore.open(real_world(1), str(tmp_path / "metadata.sqlite"))
+    tree = await SqliteStore.open(make_system_world(1), str(tmp_path / "metadata.sqlite"))
     try:
         late = LateAnswers(tree.new_session())
         first, second = _ownership(late, "first"), _ownership(tree.new_session(), "second")
@@ -77,7 +77,7 @@ async def test_who_asks_while_the_bundle_is_being_taken_does_not_take_it_away(tm
 
 
 async def test_the_record_of_an_earlier_session_of_the_same_broker_is_replaced(tmp_path: Path) -> None:
-    tree = await SqliteStore.open(real_world(1), str(tmp_path / "metadata.sqlite"))
+    tree = await SqliteStore.open(make_system_world(1), str(tmp_path / "metadata.sqlite"))
     try:
         before, now = _ownership(tree.new_session(), "first"), _ownership(tree.new_session(), "first")
         await before.register_broker()

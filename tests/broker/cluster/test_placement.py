@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 
-from magnetar.broker.cluster.bundles_core import ASSIGNED_S, LoadReport, Placement
+from magnetar.broker.cluster.bundles_core import ASSIGNED_S, BrokerLoadReport, BundlePlacement
 from magnetar.metadata.records import BrokerRecord
 
 
@@ -13,7 +13,7 @@ def broker(name: str, *, busy: int = 0, bundles: int = 0, report: int = 0, drain
     )  # fmt: skip
 
 
-def place(placement: Placement, brokers: list[BrokerRecord], count: int, now_s: float = 0.0) -> Counter[str]:
+def place(placement: BundlePlacement, brokers: list[BrokerRecord], count: int, now_s: float = 0.0) -> Counter[str]:
     chosen = Counter[str]()
     for number in range(count):
         found = placement.choose_broker(f"/{now_s}/{number}", brokers, now_s)
@@ -24,17 +24,17 @@ def place(placement: Placement, brokers: list[BrokerRecord], count: int, now_s: 
 
 def test_what_is_placed_before_anybody_reports_is_spread() -> None:
     for seed in range(50):
-        chosen = place(Placement(random.Random(seed)), [broker(name) for name in "abc"], 30)
+        chosen = place(BundlePlacement(random.Random(seed)), [broker(name) for name in "abc"], 30)
         assert max(chosen.values()) - min(chosen[name] for name in "abc") <= 6, (seed, chosen)
 
 
 def test_two_brokers_get_the_same_number() -> None:
-    chosen = place(Placement(random.Random(1)), [broker("a"), broker("b")], 20)
+    chosen = place(BundlePlacement(random.Random(1)), [broker("a"), broker("b")], 20)
     assert chosen == {"a": 10, "b": 10}
 
 
 def test_a_broker_that_drains_gets_nothing_and_with_no_other_there_is_none() -> None:
-    placement = Placement(random.Random(1))
+    placement = BundlePlacement(random.Random(1))
     chosen = place(placement, [broker("a", draining=True), broker("b"), broker("c")], 20)
     assert set(chosen) == {"b", "c"}
     assert placement.choose_broker("/p", [broker("a", draining=True)], 0.0) is None
@@ -43,23 +43,23 @@ def test_a_broker_that_drains_gets_nothing_and_with_no_other_there_is_none() -> 
 
 def test_a_broker_that_is_added_gets_new_bundles() -> None:
     brokers = [broker("a", bundles=20), broker("b", bundles=20), broker("new")]
-    chosen = place(Placement(random.Random(1)), brokers, 12)
+    chosen = place(BundlePlacement(random.Random(1)), brokers, 12)
     assert chosen["new"] >= 6, chosen
 
 
 def test_a_busy_broker_gets_fewer_though_it_has_fewer_bundles() -> None:
     brokers = [broker("a", busy=90, bundles=2), broker("b", busy=10, bundles=8)]
-    assert set(place(Placement(random.Random(1)), brokers, 3)) == {"b"}
+    assert set(place(BundlePlacement(random.Random(1)), brokers, 3)) == {"b"}
 
 
 def test_the_least_busy_one_does_not_get_all_until_it_reports() -> None:
     brokers = [broker("a", busy=60, bundles=10), broker("b", busy=20, bundles=10)]
-    chosen = place(Placement(random.Random(1)), brokers, 40)
+    chosen = place(BundlePlacement(random.Random(1)), brokers, 40)
     assert chosen["b"] > chosen["a"] > 5, chosen
 
 
 def test_what_was_assigned_counts_until_the_broker_reports_or_for_a_while() -> None:
-    placement = Placement(random.Random(1))
+    placement = BundlePlacement(random.Random(1))
     assert place(placement, [broker("a"), broker("b", bundles=6)], 6) == {"a": 6}
     later = ASSIGNED_S - 1
     assert place(placement, [broker("a"), broker("b", bundles=6)], 2, later) == {"a": 1, "b": 1}
@@ -71,7 +71,7 @@ def test_what_was_assigned_counts_until_the_broker_reports_or_for_a_while() -> N
 
 def test_an_idle_broker_reports_nothing_and_a_change_is_reported() -> None:
     told = broker("a", busy=40, bundles=100)
-    assert not LoadReport(45, 105).differs_enough_to_report(told)
-    assert LoadReport(50, 100).differs_enough_to_report(told)
-    assert LoadReport(40, 111).differs_enough_to_report(told)
-    assert LoadReport(0, 1).differs_enough_to_report(broker("a"))
+    assert not BrokerLoadReport(45, 105).differs_enough_to_report(told)
+    assert BrokerLoadReport(50, 100).differs_enough_to_report(told)
+    assert BrokerLoadReport(40, 111).differs_enough_to_report(told)
+    assert BrokerLoadReport(0, 1).differs_enough_to_report(broker("a"))

@@ -13,7 +13,7 @@ from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.errors import InvalidRequest
 from magnetar.proto.names import NamespaceName, TopicName
 from magnetar.proto.policies import Policies
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.support.cut_store import CutStore
 
 NAMESPACE = NamespaceName("acme", "shop")
@@ -37,7 +37,7 @@ class Deployment:
 
 @pytest.fixture
 async def deployment() -> AsyncIterator[Deployment]:
-    store = await SqliteStore.open(real_world(1), ":memory:")
+    store = await SqliteStore.open(make_system_world(1), ":memory:")
     made = Deployment(store)
     await made.book.open()
     await made.other.open()

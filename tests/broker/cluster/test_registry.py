@@ -13,7 +13,7 @@ from magnetar.metadata.store import Delete, MetadataStore, Operation
 from magnetar.proto.errors import ConnectionLost, IncompatibleSchema, InvalidSchema, NotAllowed, SchemaNotFound
 from magnetar.proto.names import TopicName
 from magnetar.proto.schema import Compatibility, SchemaInfo, SchemaType
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 
 TOPIC = TopicName.parse("acme/shop/orders")
 ANY = SchemaPolicies(Compatibility.ALWAYS_COMPATIBLE)
@@ -31,14 +31,14 @@ def schema(*names: str, default: bool = True) -> SchemaInfo:
 
 @pytest.fixture
 async def store() -> AsyncIterator[SqliteStore]:
-    opened = await SqliteStore.open(real_world(1), ":memory:")
+    opened = await SqliteStore.open(make_system_world(1), ":memory:")
     yield opened
     await opened.close()
 
 
 @pytest.fixture
 def registry(store: SqliteStore) -> SchemaRegistry:
-    return SchemaRegistry(real_world(2), store.new_session())
+    return SchemaRegistry(make_system_world(2), store.new_session())
 
 
 async def put(
@@ -173,7 +173,7 @@ async def test_schemas_end_with_their_topic_and_leave_nothing(registry: SchemaRe
 
 
 async def test_a_topic_that_is_made_again_has_none_of_its_former_definitions_at_any_broker(store: SqliteStore) -> None:
-    here, there = (SchemaRegistry(real_world(number), store.new_session()) for number in range(2))
+    here, there = (SchemaRegistry(make_system_world(number), store.new_session()) for number in range(2))
     await put(here, schema("a"))
     assert (await there.get(TOPIC, 0)).info == schema("a")
     await here.commit_topic_deletion(TOPIC, ending(store.new_session()))
@@ -183,9 +183,9 @@ async def test_a_topic_that_is_made_again_has_none_of_its_former_definitions_at_
 
 async def test_a_version_that_is_registered_while_its_topic_ends_leaves_nothing(store: SqliteStore) -> None:
     session = Late(store.new_session())
-    registry = SchemaRegistry(real_world(1), session)  # type: ignore[arg-type]
+    registry = SchemaRegistry(make_system_world(1), session)  # type: ignore[arg-type]
     await put(registry, schema("a"))
-    session.first = put(SchemaRegistry(real_world(2), store.new_session()), schema("a", "b"))
+    session.first = put(SchemaRegistry(make_system_world(2), store.new_session()), schema("a", "b"))
     await registry.commit_topic_deletion(TOPIC, ending(session))
     assert await store.new_session().children(paths.schemas("acme", "shop", "orders")) == []
 
@@ -218,7 +218,7 @@ class Late:
 async def test_a_hundred_equal_first_schemas_make_one_version_and_different_ones_meet_each_other(
     store: SqliteStore,
 ) -> None:
-    registries = [SchemaRegistry(real_world(number), store.new_session()) for number in range(10)]
+    registries = [SchemaRegistry(make_system_world(number), store.new_session()) for number in range(10)]
     equal = [put(each, schema("a", default=False)) for each in registries for _ in range(10)]
     assert {*await asyncio.gather(*equal)} == {0}
     others = [put(each, schema(f"f{number}", default=False)) for number, each in enumerate(registries)]
@@ -247,7 +247,7 @@ class Losing:
 
 @pytest.mark.parametrize("happens", [[True], [False], [False, True], [False, False]])
 async def test_a_lost_answer_makes_no_second_version(store: SqliteStore, happens: list[bool]) -> None:
-    registry = SchemaRegistry(real_world(1), Losing(store.new_session(), [*happens]))  # type: ignore[arg-type]
+    registry = SchemaRegistry(make_system_world(1), Losing(store.new_session(), [*happens]))  # type: ignore[arg-type]
     assert await put(registry, schema("a")) == 0
     assert len(await registry.list_versions(TOPIC)) == 1
 

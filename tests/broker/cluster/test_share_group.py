@@ -13,7 +13,7 @@ from magnetar.metadata.records import CLUSTER_FORMAT, BrokerRecord, NamespaceRec
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.proto.names import TopicName
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 
 POLICIES = NamespaceRecord(bundles=32)
 TOPICS = [TopicName.parse(f"persistent://public/default/t{number}") for number in range(40)]
@@ -25,7 +25,7 @@ def owns(broker: Ownership, topic: TopicName) -> bool:
 
 @pytest.fixture
 async def tree(tmp_path: Path) -> AsyncIterator[SqliteStore]:
-    store = await SqliteStore.open(real_world(1), str(tmp_path / "metadata.sqlite"))
+    store = await SqliteStore.open(make_system_world(1), str(tmp_path / "metadata.sqlite"))
     try:
         yield store
     finally:
@@ -106,19 +106,19 @@ async def test_an_assignment_ends_with_the_broker_that_made_it_unless_it_was_tak
 async def test_a_broker_that_drains_gets_nothing_and_passes_on_what_it_was_assigned(tree: SqliteStore) -> None:
     first, second, _ = [await _broker(tree, name) for name in ("first", "second", "third")]
     topic = await _assigned(first, "second")
-    await second.set_draining(True)
+    await second.store_draining(True)
     owner = await second.find_owner(topic, POLICIES)
     assert owner.name in ("first", "third")
     assert not owns(second, topic)
     new = NamespaceRecord(bundles=64)
     assert {(await second.find_owner(topic, new)).name for topic in TOPICS} == {"first", "third"}
-    await second.set_draining(False)
+    await second.store_draining(False)
     assert (await second.find_owner(topic, POLICIES)).name == owner.name
 
 
 async def test_the_only_broker_takes_what_it_is_asked_for_also_when_it_drains(tree: SqliteStore) -> None:
     only = await _broker(tree, "only")
-    await only.set_draining(True)
+    await only.store_draining(True)
     assert (await only.find_owner(TOPICS[0], POLICIES)).name == "only"
 
 

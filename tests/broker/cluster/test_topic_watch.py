@@ -14,7 +14,7 @@ from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import get_record
 from magnetar.proto.errors import NamespaceNotFound
 from magnetar.proto.names import NamespaceName, TopicName
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 
 SPACE = NamespaceName("public", "default")
 
@@ -33,7 +33,7 @@ def topic(name: str) -> TopicName:
 
 @pytest.fixture
 async def made(tmp_path: Path) -> AsyncIterator[tuple[SqliteStore, Catalog]]:
-    world = real_world(1)
+    world = make_system_world(1)
     store = await SqliteStore.open(world, str(tmp_path / "metadata.sqlite"))
     catalog = Catalog(world, store.new_session(), bundles=4, auto_creation=True)
     await catalog.create_default_namespace()

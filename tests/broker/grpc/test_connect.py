@@ -525,7 +525,7 @@ async def test_an_opening_that_fails_unforeseen_is_answered_and_leaves_nothing(
 async def test_requests_under_way_are_bounded(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handlers, "REQUESTS_MAX", 10)
     waiting: list[Callable[[MagnetarError | None], None]] = []
-    monkeypatch.setattr(ConsumerSession, "when_durable", lambda session, tell: waiting.append(tell))
+    monkeypatch.setattr(ConsumerSession, "call_when_durable", lambda session, tell: waiting.append(tell))
     await raw.consumer(1)
     for number in range(1, 16):
         raw.send(1, ack=wire.Ack(request_id=number))
@@ -610,7 +610,7 @@ async def test_a_half_closed_stream_gets_the_answers_that_no_task_waits_for(
 ) -> None:
     """An acknowledgement that is asked for is answered when it is durable, also after the client's orderly end."""
     waiting: list[Callable[[MagnetarError | None], None]] = []
-    monkeypatch.setattr(ConsumerSession, "when_durable", lambda session, tell: waiting.append(tell))
+    monkeypatch.setattr(ConsumerSession, "call_when_durable", lambda session, tell: waiting.append(tell))
     await raw.consumer(1)
     raw.send(1, ack=wire.Ack(request_id=7))
     raw.send(1, last_message_id=8)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.cluster.bundles_core import bundle_name, find_topic_bundle_name
+from magnetar.broker.cluster.bundles_core import find_topic_bundle_name, make_bundle_name
 from magnetar.broker.session.administration import Administration
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
@@ -45,7 +45,7 @@ async def test_unloading_a_namespace_gives_its_bundles_up_and_no_message_is_lost
             count = (await other.namespace(SPACE)).bundles
             kept = find_topic_bundle_name(TopicName.parse("many-partition-0"), count)
             assert (len(one.loaded), len(two.loaded)) == (0, 1)
-            free = next(bundle for number in range(count) if (bundle := bundle_name(number, count)) != kept)
+            free = next(bundle for number in range(count) if (bundle := make_bundle_name(number, count)) != kept)
             assert (await admin.unload_namespace(SPACE, free)).topics == 0
             assert (await admin.unload_namespace(SPACE, kept)).topics == 1, "of whichever broker has it"
         with pytest.raises(InvalidRequest, match="no bundle 'x'"):
@@ -89,7 +89,7 @@ async def test_a_namespace_is_unloaded_although_a_bundle_is_assigned_to_a_broker
         await admin.topic_stats("a")
         count = (await admin.namespace(SPACE)).bundles
         own = find_topic_bundle_name(TopicName.parse("a"), count)
-        free = next(bundle for number in range(count) if (bundle := bundle_name(number, count)) != own)
+        free = next(bundle for number in range(count) if (bundle := make_bundle_name(number, count)) != own)
         gone = OwnerRecord(broker="gone", endpoint="127.0.0.1:1", assigned_by=one.name)
         await put_record(one.metadata, paths.bundle_owner("public", "default", free), gone)
         assert (await admin.unload_namespace(SPACE)).topics == 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker.cluster.catalog import CatalogLimits
-from magnetar.broker.common.config import Replication
+from magnetar.broker.common.config import LedgerReplication
 from magnetar.broker.log.cache import StoredEntry
 from magnetar.broker.log.reader import PositionAndIndex
 from magnetar.metadata import paths
@@ -376,13 +376,13 @@ async def test_a_changed_persistence_holds_from_the_next_ledger_on_whoever_chang
         producer = await TestProducer(running.world, broker, TOPIC).opened()
         log = broker.topics[TOPIC].log
         await producer.send(b"1")
-        assert log.replication == Replication(1, 1, 1)
+        assert log.replication == LedgerReplication(1, 1, 1)
         changed = PoliciesRecord(policies=Policies(ensemble_size=2, write_quorum=2, ack_quorum=1))
         await put_record(running.store.new_session(), paths.namespace_policies("public", "default"), changed)
         while broker.topics[TOPIC].applied.ensemble_size == 1:  # noqa: ASYNC110
             await asyncio.sleep(0)  # until the watch has told it
         await producer.send(b"2")
-        assert log.replication == Replication(1, 1, 1), "what is written already stays"
+        assert log.replication == LedgerReplication(1, 1, 1), "what is written already stays"
         await producer.send(b"3")
-        assert log.replication == log.wanted_replication == Replication(2, 2, 1)
+        assert log.replication == log.wanted_replication == LedgerReplication(2, 2, 1)
         assert not log.is_degraded

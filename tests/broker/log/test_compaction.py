@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from magnetar.broker.common.config import Replication
+from magnetar.broker.common.config import LedgerReplication
 from magnetar.broker.log.cache import StoredEntry
 from magnetar.broker.log.compaction import STEPS, CompactedLedger, Compaction, CompactionRun
 from magnetar.broker.log.log_shape_core import LogShape, Span
 from magnetar.broker.log.managed_ledger import ManagedLedgerRecord, TopicFenced, topic_path
 from magnetar.metadata.records import TopicLedger, TopicRecord, decode, encode
-from magnetar.metadata.store import ANY, Operation, Put, VersionedValue
+from magnetar.metadata.store import ANY, Operation, PutNode, VersionedValue
 from magnetar.proto.entry import encode_broker_part, encode_entry
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import ConnectionLost, MagnetarError
 from magnetar.proto.names import Position, TopicName
 from magnetar.proto.states import CompactionState
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.broker.storage import Session, Storage
 from tests.support.cluster import SMALL
 
@@ -84,11 +84,11 @@ class Bench:
         for ledger_id in pending_deletion:
             await session.delete(ledger_id)
 
-        async def one_copy() -> Replication:
-            return Replication(1, 1, 1)
+        async def one_copy() -> LedgerReplication:
+            return LedgerReplication(1, 1, 1)
 
         compaction = Compaction(
-            real_world(1), session, replace(SMALL, compaction_memory_bytes=400), NAME, log,  # type: ignore[arg-type]
+            make_system_world(1), session, replace(SMALL, compaction_memory_bytes=400), NAME, log,  # type: ignore[arg-type]
             replication=one_copy, changed=lambda: None,
         )  # fmt: skip
         await compaction.open(SMALL)
@@ -185,7 +185,7 @@ async def test_when_it_is_unknown_whether_the_record_was_written_nothing_is_dele
 
     async def commit(operations: Sequence[Operation]) -> list[int]:
         (put,) = operations
-        assert isinstance(put, Put)
+        assert isinstance(put, PutNode)
         publishes = decode(put.value, TopicRecord, topic_path(NAME)).compacted != bench.record().compacted
         if not publishes:
             return await real_commit(operations)

@@ -30,7 +30,7 @@ def test_the_neighbours_of_a_position(
 
 def test_after_and_before_walk_the_whole_log() -> None:
     walked, position = [], SHAPE.start
-    while SHAPE.is_readable(SHAPE.after(position)):
+    while SHAPE.has_visible_entry(SHAPE.after(position)):
         position = SHAPE.after(position)
         walked.append(position)
     assert walked == positions_of(SHAPE)
@@ -76,7 +76,7 @@ def test_a_ledger_that_is_gone_between_two_others_is_leapt_over() -> None:
         Position(20, 3)
     ) == (30, 0)
     assert shape.before(Position(30, 0)) == shape.before(Position(20, 2)) == (10, 2)
-    assert not shape.is_readable(Position(20, 0))
+    assert not shape.has_visible_entry(Position(20, 0))
     assert shape.clamp_mark_to_log(Position(20, 2)) == (20, 2), "a mark may stand where something was"
     found = [shape.find_span_of_index(index) for index in (5, 6, 13, 14, 19)]
     assert [span.ledger_id if span else None for span in found] == [10, 30, 30, 30, 40]

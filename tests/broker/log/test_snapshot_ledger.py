@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.common.config import Replication
+from magnetar.broker.common.config import LedgerReplication
 from magnetar.broker.log.cache import TailCache
 from magnetar.broker.log.managed_ledger import ManagedLedger, ManagedLedgerRecord, TopicFenced, topic_path
 from magnetar.broker.log.snapshot_ledger import ROLL, SnapshotLedger, TopicStateLedgers
 from magnetar.broker.topic import dedup as stored
-from magnetar.broker.topic.dedup_core import SequenceProgress, Snapshot
+from magnetar.broker.topic.dedup_core import ProducerSequenceProgress, Snapshot
 from magnetar.ledger import LedgerReader
 from magnetar.ledger.placement_core import StripingReduction
 from magnetar.metadata.records import TopicLedger, TopicRecord, decode, encode
-from magnetar.metadata.store import Put, VersionedValue, update_node
+from magnetar.metadata.store import PutNode, VersionedValue, update_node
 from magnetar.proto.errors import ConnectionLost, LedgerFenced, MagnetarError, NotEnoughBookies, OutcomeUnknown
 from magnetar.proto.names import Position, TopicName
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.broker.storage import Session, Storage, Writer
 from tests.support.cluster import SMALL
 
@@ -29,8 +29,8 @@ CRASHES = 12
 """More than a roll has writes: a ledger, two entries, the record, a deletion."""
 
 
-async def one_copy() -> Replication:
-    return Replication(1, 1, 1)
+async def one_copy() -> LedgerReplication:
+    return LedgerReplication(1, 1, 1)
 
 
 async def whole(_reader: LedgerReader, pieces: list[stored.Piece]) -> int:
@@ -77,7 +77,7 @@ class Owner:
     def entries(self, number: int) -> list[bytes]:
         """A snapshot of two pieces."""
         self.ledger.sequence += 1
-        long = {"p" * (stored.PIECE_BYTES + 1): SequenceProgress(number)}
+        long = {"p" * (stored.PIECE_BYTES + 1): ProducerSequenceProgress(number)}
         return stored.encode_snapshot(Snapshot(Position(1, number), long), self.ledger.sequence)
 
     async def store(self, number: int, *, roll: bool = False) -> None:
@@ -246,7 +246,7 @@ async def test_a_refused_change_of_the_list_says_whether_it_may_have_been_writte
     async def commit(operations: Any) -> int:
         await honest(operations)
         other = encode(TopicRecord(claim="other", ledgers=(listed,)), topic_path(topic))
-        await honest([Put(topic_path(topic), other)])
+        await honest([PutNode(topic_path(topic), other)])
         raise ConnectionLost("the answer is lost")
 
     monkeypatch.setattr(session, "commit", commit)
@@ -266,14 +266,14 @@ async def test_a_ledger_exists_when_a_list_names_it_and_only_then_whatever_becom
     """The commit of a new ledger lands or not, and its answer is lost; another owner claims the list, or none does."""
     storage = Storage()
     session: Any = storage.session()
-    topic, world = TopicName.parse("t"), real_world(1)
+    topic, world = TopicName.parse("t"), make_system_world(1)
     await session.put(topic_path(topic), encode(TopicRecord(), topic_path(topic)))
     first, second = [
         ManagedLedger(world, session, session, TailCache(1), topic, replication=one_copy,
         shrink=StripingReduction.NOTHING)
         for _ in range(2)
     ]
-    await first.read_list()
+    await first.read_ledger_list()
     draft = await first.make_next_ledger_record()
     assert not storage.ledgers, "a draft is not stored"
     honest = session.commit
@@ -283,8 +283,8 @@ async def test_a_ledger_exists_when_a_list_names_it_and_only_then_whatever_becom
             await honest(operations)
         monkeypatch.setattr(session, "commit", honest)
         if claimed:
-            await second.read_list()
-            await second.claim_list(await second.recover_ledgers())
+            await second.read_ledger_list()
+            await second.claim_ledger_list(await second.recover_ledgers())
         raise ConnectionLost("the answer is lost")
 
     monkeypatch.setattr(session, "commit", commit)
@@ -307,9 +307,15 @@ async def test_a_ledger_whose_commit_stays_unknown_is_the_one_that_is_tried_agai
     topic = TopicName.parse("t")
     await session.put(topic_path(topic), encode(TopicRecord(), topic_path(topic)))
     ledger = ManagedLedger(
-        real_world(1), session, session, TailCache(1), topic, replication=one_copy, shrink=StripingReduction.NOTHING
+        make_system_world(1),
+        session,
+        session,
+        TailCache(1),
+        topic,
+        replication=one_copy,
+        shrink=StripingReduction.NOTHING,
     )
-    await ledger.read_list()
+    await ledger.read_ledger_list()
     honest, tried = ManagedLedgerRecord.change, list[int]()
 
     async def change(self: Any, ledgers: Any, **given: Any) -> None:

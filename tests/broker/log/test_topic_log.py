@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from magnetar.broker.common.config import BrokerConfig, Replication
+from magnetar.broker.common.config import BrokerConfig, LedgerReplication
 from magnetar.broker.log import topic_log
 from magnetar.broker.log.appender import AGE_CHECK_INTERVAL_MS, Publish
 from magnetar.broker.log.cache import TailCache
@@ -34,8 +34,8 @@ TOPIC = TopicName.parse("log")
 LEDGER = LedgerConfig(1, 1, 1, add_timeout_s=1.0)
 
 
-async def one_copy() -> Replication:
-    return Replication(1, 1, 1)
+async def one_copy() -> LedgerReplication:
+    return LedgerReplication(1, 1, 1)
 
 
 class Recorder:
@@ -92,7 +92,7 @@ class Owner:
         """What the log holds, from the first entry to the last."""
         found: list[bytes] = []
         position = self.log.shape.after(self.log.shape.start)
-        while self.log.shape.is_readable(position):
+        while self.log.shape.has_visible_entry(position):
             for entry in await self.log.reader.read(position, 1 << 20):
                 found += payloads_of(entry.payload)
                 position = self.log.shape.after(entry.position)
@@ -168,9 +168,9 @@ async def test_take_over_follows_its_order(bench: Bench, monkeypatch: pytest.Mon
 
         monkeypatch.setattr(target, name, called)
 
-    record(owner.log._managed_ledger.listed, "read", "read_list")
+    record(owner.log._managed_ledger.listed, "read", "read_ledger_list")
     record(owner.ledgers, "recover_until_close", "recover_ledgers")
-    record(owner.log._managed_ledger.listed, "change", "claim_list")
+    record(owner.log._managed_ledger.listed, "change", "claim_ledger_list")
 
     async def serve() -> None:
         await owner.log.serve()
@@ -217,9 +217,9 @@ async def test_a_list_that_changed_under_the_take_over_fences(bench: Bench, monk
 
     async def late() -> None:
         await bench.owner()  # another broker goes through all of it
-        await owner.log.claim_list()
+        await owner.log.claim_ledger_list()
 
-    replaced(monkeypatch, owner.log, TopicLog.claim_list, late)
+    replaced(monkeypatch, owner.log, TopicLog.claim_ledger_list, late)
     with pytest.raises(TopicFenced):
         await owner.log.open()
     assert owner.log.state is TopicState.OPENING
@@ -230,12 +230,12 @@ async def test_a_ledger_that_was_added_under_the_take_over_keeps_the_list_from_b
     first = await bench.owner()
     late = Owner(bench)
     bench.owners.append(late)
-    await late.log.read_list()
+    await late.log.read_ledger_list()
     await late.log.recover_ledgers()
     first.publish()
     assert len((await first.settled(1))[0]) == 3, "it was confirmed"
     with pytest.raises(TopicFenced):
-        await late.log.claim_list()
+        await late.log.claim_ledger_list()
     second = await bench.owner()
     assert await second.all() == [b"0"]
 
@@ -245,11 +245,11 @@ async def test_two_owners_that_take_over_at_once_never_hold_the_topic_both(bench
     both = [Owner(bench), Owner(bench)]
     bench.owners += both
     for owner in both:
-        await owner.log.read_list()
+        await owner.log.read_ledger_list()
         await owner.log.recover_ledgers()
-    await both[0].log.claim_list()
+    await both[0].log.claim_ledger_list()
     with pytest.raises(TopicFenced):
-        await both[1].log.claim_list()
+        await both[1].log.claim_ledger_list()
     await both[0].log.serve()
     both[0].publish()
     assert len((await both[0].settled(1))[0]) == 3
@@ -321,7 +321,7 @@ async def test_an_end_that_another_recoverer_stored_before_the_claim_counts(benc
     await first.settled(3)
     late = Owner(bench)
     bench.owners.append(late)
-    await late.log.read_list()
+    await late.log.read_ledger_list()
     await late.log.recover_ledgers()
     ledger_id = first.log.shape.tail.ledger_id
     found = await bench.ledger(ledger_id)
@@ -332,7 +332,7 @@ async def test_an_end_that_another_recoverer_stored_before_the_claim_counts(benc
     else:  # of one that found a bookie less, before any of these entries was confirmed
         path = paths.ledger(ledger_id)
         await bench.store.put(path, encode(replace(found, state=CLOSED, last_entry=end, length=2), path))
-    await late.log.claim_list()
+    await late.log.claim_ledger_list()
     await late.log.serve()
     assert await late.all() == [b"0", b"1", b"2"][: end + 1]
     late.publish()
@@ -403,7 +403,7 @@ async def test_a_list_that_was_read_before_another_owner_removed_a_ledger_is_no_
     await first.log.roll()
     late = Owner(bench)
     bench.owners.append(late)
-    await late.log.read_list()
+    await late.log.read_ledger_list()
     await bench.owner()  # closes the first one's empty ledger and removes it
     assert await bench.ledger(first.log.shape.tail.ledger_id) is None
     with pytest.raises(TopicFenced):

@@ -14,7 +14,7 @@ from magnetar.proto.compression import Compression
 from magnetar.proto.entry import encode_batch, encode_item_prefix
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from magnetar.proto.names import Position
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.support.cluster import TestConsumer, TestProducer, client_part, cluster
 from tests.support.steps import Steps, slowness
 
@@ -114,7 +114,7 @@ async def test_the_slots_are_the_same_however_they_are_found(kind: int, monkeypa
     there = StoredEntry.parse(Position(1, 0), part)
     assert not there.compute_key_slots_if_quick()
     assert not there.has_key_slots
-    assert await unfolding.compute_key_slots(part, real_world()) == here.slots
+    assert await unfolding.compute_key_slots(part, make_system_world()) == here.slots
 
 
 DECLARED = {"declared too much": 60 << 20, "declared too little": 2 << 20, "torn": 3 << 20, "too large": 65 << 20}
@@ -131,11 +131,11 @@ async def test_a_bomb_takes_what_it_declares_and_no_more_and_counts_as_an_entry_
     metadata, body = head.SerializeToString(), part[payload:]
     body = body[: len(body) // 2] if damage == "torn" else body
     wrong = part[:6] + len(metadata).to_bytes(4, "big") + metadata + body
-    assert await unfolding.compute_key_slots(wrong, real_world()) == ()
+    assert await unfolding.compute_key_slots(wrong, make_system_world()) == ()
 
 
 async def test_who_is_cancelled_while_an_entry_is_unfolded_leaves_the_turn_to_the_next() -> None:
-    part, world = batch(0, [6 << 20] * 10, kind=Compression.LZ4), real_world()
+    part, world = batch(0, [6 << 20] * 10, kind=Compression.LZ4), make_system_world()
     tasks = [asyncio.create_task(unfolding.compute_key_slots(part, world)) for _ in range(3)]
     for each in tasks[:2]:
         await asyncio.sleep(0)

@@ -18,7 +18,7 @@ from magnetar.client.client import Client
 from magnetar.client.model.settings import InitialPosition
 from magnetar.metadata import paths
 from magnetar.metadata.records import CursorRecord, TopicRecord
-from magnetar.metadata.store import Check, MetadataStore, get_record, update_record
+from magnetar.metadata.store import CheckNodeVersion, MetadataStore, get_record, update_record
 from magnetar.proto import operations as op
 from magnetar.proto.errors import NotOwner, TopicNotFound, Unavailable
 from magnetar.proto.names import TopicName
@@ -180,7 +180,7 @@ async def test_what_was_taken_over_after_the_last_look_keeps_its_schemas_and_gra
         await made_with(admin)
         still = Catalog.make_topic_unchanged_check
 
-        async def seen(self: Catalog, topic: TopicName, ended: TopicRecord) -> Check | None:
+        async def seen(self: Catalog, topic: TopicName, ended: TopicRecord) -> CheckNodeVersion | None:
             found = await still(self, topic, ended)
             await claimed(store, PATH, TopicRecord)
             return found

@@ -9,7 +9,7 @@ from magnetar.asyncio import Client
 from magnetar.client.admin import AdminClient
 from magnetar.ledger.bookies import store_damage_report
 from magnetar.metadata import paths
-from magnetar.metadata.records import UnderReplicatedRecord, decode_any
+from magnetar.metadata.records import UnderReplicatedRecord, decode_record_of_any_class
 from magnetar.metadata.store import ABSENT, put_record
 from magnetar.proto.errors import InvalidRequest, SubscriptionNotFound
 from magnetar.proto.names import Position
@@ -88,7 +88,7 @@ async def test_every_record_of_the_metadata_is_told_without_keys_and_tokens(runn
             kinds.add(found.kind)
             node = await metadata.get(path)
             assert node is not None
-            record = decode_any(node.value, path)
+            record = decode_record_of_any_class(node.value, path)
             for name in ("key", "token"):
                 assert json.loads(found.record).get(name, "…") in ("…", "")
                 secret = getattr(record, name, "")

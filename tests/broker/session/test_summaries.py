@@ -134,7 +134,7 @@ async def test_a_broker_that_does_not_answer_in_time_is_asked_once_more_and_is_l
         one, two = [await running.add_broker(name=name) for name in ("one", "two")]
         take, asked = two.topic_manager.survey.take, 0
 
-        async def slow() -> survey.TopicSurvey:
+        async def slow() -> survey.LoadedTopicsSurvey:
             nonlocal asked
             asked += 1
             await asyncio.sleep(60 if asked == 1 else 0)

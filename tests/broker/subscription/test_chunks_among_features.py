@@ -77,7 +77,7 @@ async def test_skipping_a_part_of_a_message_skips_all_of_it(at: At, type_: Consu
     assert len(big.chunks()) == 3
     await at.backlogs.skip("s", skipped)
     assert await rest(await at.consumer(type_)) == [b"small"]
-    assert (await at.backlogs.analyze("s")).entries == 0
+    assert (await at.backlogs.analyze_backlog("s")).entries == 0
 
 
 @pytest.mark.parametrize("type_", INDIVIDUAL, ids=[each.name for each in INDIVIDUAL])
@@ -86,7 +86,7 @@ async def test_expiring_a_part_of_a_message_expires_all_of_it(at: At, type_: Con
     (big, _) = await at.send(BIG, b"small")
     await at.backlogs.expire("s", 0, big.chunks()[1])
     assert await rest(await at.consumer(type_)) == [b"small"]
-    assert (await at.backlogs.analyze("s")).entries == 0
+    assert (await at.backlogs.analyze_backlog("s")).entries == 0
 
 
 async def in_parts(at: At, other: TestProducer) -> int:
@@ -122,7 +122,7 @@ async def test_seeking_to_a_time_inside_a_message_gets_all_of_it(at: At, type_: 
         await at.backlogs.reset("s", None, when)
         consumer = await at.consumer(type_)
     assert sorted(await rest(consumer)) == sorted([b"between", BIG])
-    assert (await at.backlogs.analyze("s")).entries == 0
+    assert (await at.backlogs.analyze_backlog("s")).entries == 0
 
 
 async def test_what_expires_by_age_inside_a_message_takes_all_of_it(at: At) -> None:
@@ -134,7 +134,7 @@ async def test_what_expires_by_age_inside_a_message_takes_all_of_it(at: At) -> N
     await life.expire_messages_older_than(subscription, (clock.wall_ms() - when) / 1000)
     found = await rest(await at.consumer())
     assert found in ([b"between"], []), "as late as it is, the other one may be old enough too"
-    assert (await at.backlogs.analyze("s")).entries == 0
+    assert (await at.backlogs.analyze_backlog("s")).entries == 0
 
 
 @pytest.mark.parametrize("key", [None, "k"])
@@ -153,7 +153,7 @@ async def test_several_consumers_get_each_message_whole_and_once(at: At, type_: 
     )
     found = await asyncio.gather(*map(rest, consumers))
     assert sorted(each for one in found for each in one) == payloads
-    assert (await at.backlogs.analyze("s")).entries == 0
+    assert (await at.backlogs.analyze_backlog("s")).entries == 0
 
 
 @pytest.mark.parametrize("type_", EVERY, ids=[each.name for each in EVERY])
@@ -172,7 +172,7 @@ async def test_an_acknowledgement_in_a_transaction_is_of_all_chunks(at: At, type
         except LookupError:
             continue
     assert await rest(consumer) == []
-    assert (await at.backlogs.analyze("s")).entries == 0
+    assert (await at.backlogs.analyze_backlog("s")).entries == 0
 
 
 async def test_a_table_has_values_that_came_in_chunks(at: At) -> None:

@@ -6,8 +6,8 @@ from pyroaring import BitMap
 from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import (
-    ChunkKey,
-    ChunkKind,
+    CursorChunkKey,
+    CursorChunkKind,
     CursorState,
     PartialBatch,
     RedeliveryCount,
@@ -64,13 +64,15 @@ def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
 def test_a_chunk_that_contradicts_itself_is_damage() -> None:
     cursor = Cursor(shape_of(4000, 4000), state())
     for key in chunk_keys_of_cursor(cursor):
-        body = stored.encode_chunk_body(key, cursor)
-        other = ChunkKey(key.kind, key.ledger_id, key.block + 1)
+        body = stored.encode_cursor_chunk_body(key, cursor)
+        other = CursorChunkKey(key.kind, key.ledger_id, key.block + 1)
         with pytest.raises(stored.DamagedCursorState):
             stored.add_chunk(CursorState(MARK), other, body)
         with pytest.raises(stored.DamagedCursorState):
             stored.add_chunk(CursorState(MARK), key, body[:-1])
-    (marker,) = stored.encode_marker(MARK, {ChunkKey(ChunkKind.HOLES, 10, 0): stored.CursorChunkPlace(1, 0, 1, 40)}, 1)
+    (marker,) = stored.encode_marker(
+        MARK, {CursorChunkKey(CursorChunkKind.HOLES, 10, 0): stored.CursorChunkPlace(1, 0, 1, 40)}, 1
+    )
     body = stored.decode_piece(marker).body
     for cut in range(len(body)):
         with pytest.raises(stored.DamagedCursorState):

@@ -18,12 +18,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec.structs import replace
 from pyroaring import BitMap
 
-from magnetar.broker.common.config import Replication
+from magnetar.broker.common.config import LedgerReplication
 from magnetar.broker.log.managed_ledger import TopicFenced
 from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_state import ChunkKind, TxnAcks, bits_of_indexes
+from magnetar.broker.subscription.core.cursor_state import CursorChunkKind, TxnAcks, bits_of_indexes
 from magnetar.broker.subscription.cursors import DurableCursor
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import Position, TopicName
@@ -41,8 +41,8 @@ Entries = st.integers(0, len(POSITIONS) - 1)
 Indexes = st.sets(st.integers(0, BATCH - 1), min_size=1)
 
 
-async def one_copy() -> Replication:
-    return Replication(1, 1, 1)
+async def one_copy() -> LedgerReplication:
+    return LedgerReplication(1, 1, 1)
 
 
 State = tuple[frozenset[int], frozenset[tuple[int, int]], frozenset[tuple[int, TxnId]]]
@@ -103,7 +103,7 @@ class CursorModel(RuleBasedStateMachine):
     def begin(self, small: int, snapshot_bytes: int) -> None:
         """Blocks of 2, 4 or all entries, so that a state has many chunks; snapshots never, sometimes and always."""
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(ChunkKind, "block_bits", property(lambda kind: small))
+        self.patch.setattr(CursorChunkKind, "block_bits", property(lambda kind: small))
         self.patch.setattr(stored, "CHUNK_BYTES", 64)
         self.snapshot_bytes = snapshot_bytes
 
@@ -163,7 +163,7 @@ class CursorModel(RuleBasedStateMachine):
         wanted, messages = TxnAcks(), self._messages(entry, indexes)
         wanted.add(POSITIONS[entry], bits_of_indexes(indexes) if len(indexes) < BATCH else 0, BATCH)
         new = pending_acks.judge(self.cursor, txn, wanted)
-        if isinstance(new, pending_acks.AckRefused):
+        if isinstance(new, pending_acks.TransactionalAckRefused):
             assert messages & self.model or any(self.pending.get(each, txn) != txn for each in messages)
         else:
             pending_acks.add_pending_acks(self.cursor, txn, new)
@@ -172,7 +172,7 @@ class CursorModel(RuleBasedStateMachine):
     @rule(txn=Txns, entry=Entries)
     def ack_up_to_in(self, txn: TxnId, entry: int) -> None:
         new = pending_acks.judge(self.cursor, txn, TxnAcks(up_to=POSITIONS[entry]), POSITIONS[entry])
-        if not isinstance(new, pending_acks.AckRefused):
+        if not isinstance(new, pending_acks.TransactionalAckRefused):
             pending_acks.add_pending_acks(self.cursor, txn, new)
             self.pending |= dict.fromkeys(set(range((entry + 1) * BATCH)) - self.model, txn)
 
@@ -199,7 +199,7 @@ class CursorModel(RuleBasedStateMachine):
         """What is acknowledged up to an entry when some of it is pending: no batch of unknown size."""
         done = set[int]()
         for each in range(entry + 1):
-            if not self.pending.keys() & self._messages(each) or self.cursor.batch_size_of(POSITIONS[each], 0):
+            if not self.pending.keys() & self._messages(each) or self.cursor.find_batch_size(POSITIONS[each], 0):
                 done |= self._free(self._messages(each))
         return done
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from magnetar.broker.common.config import BrokerConfig, Replication
+from magnetar.broker.common.config import BrokerConfig, LedgerReplication
 from magnetar.broker.log.log_shape_core import LogShape
 from magnetar.broker.log.managed_ledger import TopicFenced
 from magnetar.broker.subscription import cursor_format as stored
@@ -25,8 +25,8 @@ from tests.support.cluster import SMALL, Cluster, cluster
 TOPIC = TopicName.parse("cursors")
 
 
-async def one_copy() -> Replication:
-    return Replication(1, 1, 1)
+async def one_copy() -> LedgerReplication:
+    return LedgerReplication(1, 1, 1)
 
 
 class Bench:

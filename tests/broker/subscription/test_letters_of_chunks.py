@@ -174,7 +174,9 @@ class Raw:
         return found
 
     async def has_no_backlog(self) -> bool:
-        return (await SubscriptionAdministration(self.running.brokers[0].topics[TOPIC]).analyze("s")).entries == 0
+        return (
+            await SubscriptionAdministration(self.running.brokers[0].topics[TOPIC]).analyze_backlog("s")
+        ).entries == 0
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])

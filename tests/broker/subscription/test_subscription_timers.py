@@ -42,7 +42,7 @@ async def test_a_throttled_subscription_has_one_timer_however_often_it_is_woken(
     async with deployment(tmp_path) as at:
         await at.lay_down(subscription_dispatch_rate_messages=1)
         producer, consumer = await at.producer(), await at.consumer()
-        timers = Timers(monkeypatch, "DeliveryPump._ring")
+        timers = Timers(monkeypatch, "SubscriptionDeliveryPump._ring")
         await producer.send(*[b"x"] * 60)  # a minute's debt
         await consumer.receive()
         subscription = at.topic.find_subscription("s")

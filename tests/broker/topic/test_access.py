@@ -10,10 +10,10 @@ from magnetar.broker.topic.dedup_core import (
     EXCLUSIVE,
     EXCLUSIVE_WITH_FENCING,
     SHARED,
-    EpochChange,
     ProducerJoinDenied,
     ProducerRegistration,
     ProducerTable,
+    TopicEpochChange,
     decide_epoch_change,
     next_epoch,
 )
@@ -32,17 +32,17 @@ NAME = TopicName.parse(TOPIC)
 
 
 def test_the_epoch_grows_with_each_new_holder_and_fences_whoever_had_an_earlier_one() -> None:
-    assert decide_epoch_change(SHARED, 0, 7) is decide_epoch_change(SHARED, 3, 7) is EpochChange.STAYS
-    assert decide_epoch_change(EXCLUSIVE, 0, 7) is EpochChange.GROWS
-    assert decide_epoch_change(EXCLUSIVE, 7, 7) is EpochChange.STAYS
-    assert decide_epoch_change(EXCLUSIVE, 6, 7) is EpochChange.FENCED
+    assert decide_epoch_change(SHARED, 0, 7) is decide_epoch_change(SHARED, 3, 7) is TopicEpochChange.STAYS
+    assert decide_epoch_change(EXCLUSIVE, 0, 7) is TopicEpochChange.GROWS
+    assert decide_epoch_change(EXCLUSIVE, 7, 7) is TopicEpochChange.STAYS
+    assert decide_epoch_change(EXCLUSIVE, 6, 7) is TopicEpochChange.FENCED
 
 
 def test_an_epoch_of_a_deleted_topic_is_lower_than_those_of_one_that_is_made_anew() -> None:
     old = next_epoch(next_epoch(0, 1000), 1000)
     assert old == 1002
     new = next_epoch(0, 5000)
-    assert decide_epoch_change(EXCLUSIVE_WITH_FENCING, old, new) is EpochChange.FENCED
+    assert decide_epoch_change(EXCLUSIVE_WITH_FENCING, old, new) is TopicEpochChange.FENCED
     assert next_epoch(7, 0) == 8, "when it was made is not known"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from magnetar.broker.subscription.core.subscription_types import TYPES
 from magnetar.broker.topic import admission_core as admission
-from magnetar.broker.topic.admission_core import Admission, host_of_address
+from magnetar.broker.topic.admission_core import TopicAdmission, host_of_address
 from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.errors import BackPressure, ConsumerBusy, ProducerBusy
 from magnetar.proto.names import TopicName
@@ -29,7 +29,7 @@ def test_a_host_is_an_address_without_its_port() -> None:
 
 
 def test_t10_limits_count_those_who_are_there_and_not_who_comes_back() -> None:
-    asked, there = Admission(TOPIC, 2, 2), [Who("h:1", "a"), Who("h:2", "b")]
+    asked, there = TopicAdmission(TOPIC, 2, 2), [Who("h:1", "a"), Who("h:2", "b")]
     with pytest.raises(ProducerBusy, match="2 producers from h"):
         asked.check_producer(AppliedPolicies(), Who("h:3", "c"), there)
     asked.check_producer(AppliedPolicies(), Who("other:3", "c"), there)
@@ -49,7 +49,11 @@ def test_t10_limits_count_those_who_are_there_and_not_who_comes_back() -> None:
 
 
 def test_l1_a_consumer_may_subscribe_at_its_rate_and_a_burst_of_one_period() -> None:
-    asked, applied, times = Admission(TOPIC, 0, 0), AppliedPolicies(subscribe_rate=3, subscribe_rate_period_s=30), []
+    asked, applied, times = (
+        TopicAdmission(TOPIC, 0, 0),
+        AppliedPolicies(subscribe_rate=3, subscribe_rate_period_s=30),
+        [],
+    )
     for tenth in range(1200):  # tries every 0.1 s for two minutes
         try:
             asked.check_subscribe_rate(applied, Who("h:1"), "c", tenth / 10)
@@ -63,7 +67,7 @@ def test_l1_a_consumer_may_subscribe_at_its_rate_and_a_burst_of_one_period() -> 
 
 def test_l1_buckets_are_of_each_host_and_name_and_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "BUCKETS_MAX", 5)
-    asked, applied = Admission(TOPIC, 0, 0), AppliedPolicies(subscribe_rate=1, subscribe_rate_period_s=10)
+    asked, applied = TopicAdmission(TOPIC, 0, 0), AppliedPolicies(subscribe_rate=1, subscribe_rate_period_s=10)
     asked.check_subscribe_rate(applied, Who("h:1"), "c", 0.0)
     asked.check_subscribe_rate(applied, Who("other:1"), "c", 0.0)
     asked.check_subscribe_rate(applied, Who("h:1", "x"), "", 0.0)

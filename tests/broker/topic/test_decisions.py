@@ -2,7 +2,7 @@
 
 import pytest
 
-from magnetar.broker.cluster.bundles_core import bundle_name, find_topic_bundle_name
+from magnetar.broker.cluster.bundles_core import find_topic_bundle_name, make_bundle_name
 from magnetar.broker.common.refusals import PublishRefusal
 from magnetar.broker.log.log_shape_core import (
     Retention,
@@ -166,11 +166,11 @@ def test_retention_keeps_what_is_acknowledged(retention: Retention, now_min: int
 
 
 def test_bundles_cover_all_hashes_without_overlap() -> None:
-    assert [bundle_name(number, 4) for number in range(4)] == [
+    assert [make_bundle_name(number, 4) for number in range(4)] == [
         "0x00000000_0x40000000", "0x40000000_0x80000000", "0x80000000_0xc0000000", "0xc0000000_0xffffffff",
     ]  # fmt: skip
     for bundles in (1, 3, 7, 64):
-        names = [bundle_name(number, bundles) for number in range(bundles)]
+        names = [make_bundle_name(number, bundles) for number in range(bundles)]
         assert [name[11:] for name in names[:-1]] == [name[:10] for name in names[1:]]
     found = {find_topic_bundle_name(TopicName.parse(f"t-{number}"), 4) for number in range(100)}
-    assert found == {bundle_name(number, 4) for number in range(4)}
+    assert found == {make_bundle_name(number, 4) for number in range(4)}

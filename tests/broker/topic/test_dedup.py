@@ -25,7 +25,7 @@ async def stored(broker: Broker) -> list[bytes]:
     log = (await broker.topic_manager.topic(NAME)).log
     found: list[bytes] = []
     position = log.shape.after(log.shape.start)
-    while log.shape.is_readable(position):
+    while log.shape.has_visible_entry(position):
         for entry in await log.reader.read(position, 1 << 20):
             found += payloads_of(entry.payload)
             position = log.shape.after(entry.position)

@@ -15,7 +15,14 @@ from pyroaring import BitMap64
 from magnetar.broker.common.transactions import Settlement
 from magnetar.broker.log.log_queue_core import SequenceRange
 from magnetar.broker.log.log_shape_core import LogShape, Span
-from magnetar.broker.topic.dedup_core import GAP_BYTES_MAX, NOTHING, DedupCore, DedupVerdict, SequenceProgress, Snapshot
+from magnetar.broker.topic.dedup_core import (
+    GAP_BYTES_MAX,
+    NOTHING,
+    DedupCore,
+    DedupVerdict,
+    ProducerSequenceProgress,
+    Snapshot,
+)
 from magnetar.broker.topic.transactions_core import Transactions, TxnSnapshot
 from magnetar.proto.names import Position
 from magnetar.proto.states import TxnId
@@ -181,8 +188,8 @@ class Deployment:
         raise AssertionError("a message never gets its answer")
 
 
-def effects(log: list[Entry]) -> dict[str, SequenceProgress]:
-    found: dict[str, SequenceProgress] = {}
+def effects(log: list[Entry]) -> dict[str, ProducerSequenceProgress]:
+    found: dict[str, ProducerSequenceProgress] = {}
     for name, numbers in log:
         found[name] = found.get(name, NOTHING).after(numbers)
     return found
@@ -360,7 +367,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
 
 
 def test_gaps_of_a_producer_are_bounded_and_the_highest_are_kept() -> None:
-    dedup = DedupCore(Snapshot(START, {"p": SequenceProgress(1_000_000)}), now=0.0)
+    dedup = DedupCore(Snapshot(START, {"p": ProducerSequenceProgress(1_000_000)}), now=0.0)
     dedup.add_aborted_sequence_gaps({"p": BitMap64(range(400_000))})
     assert dedup.snapshot().gaps["p"] == BitMap64(range(400_000)), "a stretch takes a few bytes"
     for number in range(400_001, 420_000, 2):

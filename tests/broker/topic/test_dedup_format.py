@@ -3,10 +3,10 @@ import pytest
 from pyroaring import BitMap64
 
 from magnetar.broker.topic import dedup as stored
-from magnetar.broker.topic.dedup_core import SequenceProgress, Snapshot
+from magnetar.broker.topic.dedup_core import ProducerSequenceProgress, Snapshot
 from magnetar.proto.names import Position
 
-SNAPSHOT = Snapshot(Position(7, 41), {"p": SequenceProgress(120), "q": SequenceProgress(3, "5f0c", 1)})
+SNAPSHOT = Snapshot(Position(7, 41), {"p": ProducerSequenceProgress(120), "q": ProducerSequenceProgress(3, "5f0c", 1)})
 
 
 def read(entries: list[bytes]) -> Snapshot:
@@ -31,7 +31,9 @@ def test_gaps_come_back_and_a_snapshot_without_any_is_as_it_always_was() -> None
 
 
 def test_a_large_snapshot_is_several_entries() -> None:
-    large = Snapshot(Position(1, 1), {f"producer-{number:0200}": SequenceProgress(number) for number in range(10_000)})
+    large = Snapshot(
+        Position(1, 1), {f"producer-{number:0200}": ProducerSequenceProgress(number) for number in range(10_000)}
+    )
     entries = stored.encode_snapshot(large, 1)
     assert len(entries) > 1
     assert max(map(len, entries)) <= stored.PIECE_BYTES + 64

@@ -13,7 +13,7 @@ from magnetar.broker.topic.storage import DurableTopicStorage
 from magnetar.broker.topic.topic import NAMES_BYTES_MAX, RECORD_LOST, Topic
 from magnetar.metadata.records import CursorRecord
 from magnetar.metadata.sqlite import LocalSession
-from magnetar.metadata.store import ANY, Check, Delete, Operation, get_record
+from magnetar.metadata.store import ANY, CheckNodeVersion, Delete, Operation, get_record
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import DataLost, MessageTooLarge, Unavailable
 from magnetar.proto.names import TopicName
@@ -202,7 +202,7 @@ async def test_subscriptions_that_are_too_large_for_one_commit_are_claimed_one_b
     commit = LocalSession.commit
 
     async def one_at_a_time(self: LocalSession, operations: Sequence[Operation]) -> list[int]:
-        if sum(not isinstance(each, Check) for each in operations) > 1:
+        if sum(not isinstance(each, CheckNodeVersion) for each in operations) > 1:
             raise MessageTooLarge("a commit of more than one")
         return await commit(self, operations)
 

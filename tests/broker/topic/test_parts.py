@@ -35,7 +35,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(of, method, recorded)
 
     for part in PARTS:
-        for method in ("open", "run_due", "trim_limit", "stop", "close", "own_ledgers"):
+        for method in ("open", "run_due", "trim_limit", "stop", "close", "list_own_ledgers"):
             record(part, method)
     record(TopicLog, "open")
     record(TopicLog, "close")
@@ -73,7 +73,7 @@ async def test_a_lost_topic_stops_every_part_and_a_deleted_one_asks_for_their_le
     await running.brokers[0].topic_manager.topic(NAME)
     calls.clear()
     await running.brokers[0].topic_manager.delete_topic(NAME, force=True)
-    assert calls[-len(PARTS) :] == _each("own_ledgers")
+    assert calls[-len(PARTS) :] == _each("list_own_ledgers")
 
 
 async def test_each_part_is_looked_at_with_the_topic_and_asked_what_it_holds_before_a_trim(

@@ -11,7 +11,7 @@ import pytest
 
 from magnetar.broker.session.backlogs import SubscriptionAdministration
 from magnetar.broker.session.summaries import topic_stats
-from magnetar.broker.subscription.pump import DeliveryPump
+from magnetar.broker.subscription.pump import SubscriptionDeliveryPump
 from magnetar.broker.topic import statistics as backlog
 from magnetar.broker.topic.topic import Topic
 from magnetar.proto import wire_pb2 as wire
@@ -134,7 +134,7 @@ async def test_operators_see_what_consumers_will_see(coordinator: FakeCoordinato
         with pytest.raises(NotFound):
             await backlogs.read_message(at.position(hidden))
     assert (await backlogs.find_last_message()).position == at.position(3)
-    assert (await backlogs.analyze("s"))[:2] == (2, 2)
+    assert (await backlogs.analyze_backlog("s"))[:2] == (2, 2)
     assert (await backlogs.find_message_by_time(1 << 50)).position == at.position(4)
     stats = await topic_stats(at.topic, "")
     assert [each.backlog for each in stats.subscriptions] == [2, 2]
@@ -146,7 +146,7 @@ async def test_operators_see_what_consumers_will_see(coordinator: FakeCoordinato
     await at.commit()
     assert [each.entry.payload[-1:] for each in await backlogs.peek("s", 10)] == [b"0", b"3", b"4", b"5", b"6"]
     assert (await backlogs.find_last_message()).position == at.position(6)
-    assert (await backlogs.analyze("s"))[:2] == (5, 5)
+    assert (await backlogs.analyze_backlog("s"))[:2] == (5, 5)
 
 
 async def test_the_backlog_reaches_0_whatever_is_aborted(coordinator: FakeCoordinator, at: Filled) -> None:
@@ -249,8 +249,10 @@ async def test_a_reader_at_the_last_stable_position_sleeps_until_it_moves(
 ) -> None:
     await at.consumer.receive_payloads(2)
     pumped: list[int] = []
-    honest = DeliveryPump.deliver_available_entries
-    monkeypatch.setattr(DeliveryPump, "deliver_available_entries", lambda pump: (pumped.append(1), honest(pump)))
+    honest = SubscriptionDeliveryPump.deliver_available_entries
+    monkeypatch.setattr(
+        SubscriptionDeliveryPump, "deliver_available_entries", lambda pump: (pumped.append(1), honest(pump))
+    )
     for number in range(5):
         await at.producer.send(b"behind %d" % number)
     assert not pumped, "a plain entry behind the last stable position wakes no reader"

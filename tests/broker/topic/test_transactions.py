@@ -13,7 +13,7 @@ from magnetar.broker.server import Broker
 from magnetar.broker.topic import transactions_core
 from magnetar.broker.topic.outcomes import OutcomesLedger
 from magnetar.broker.topic.topic import Topic
-from magnetar.broker.topic.transactions_core import TxnPhase
+from magnetar.broker.topic.transactions_core import TxnPhaseAtTopic
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import encode_batch, encode_plain_items, parse_header
 from magnetar.proto.entry_pb2 import MessageMetadata
@@ -66,7 +66,7 @@ async def shown(broker: Broker) -> list[bytes]:
     log = (await loaded(broker)).shown
     found: list[bytes] = []
     position = log.shape.position_at_or_after(log.shape.start)
-    while log.shape.is_readable(position):
+    while log.shape.has_visible_entry(position):
         for entry in await log.reader.read(position, 1 << 20):
             found += payloads_of(entry.payload)
             position = log.shape.after(entry.position)
@@ -215,7 +215,7 @@ async def test_another_role_does_not_learn_that_a_transaction_has_ended_here(
     await topic.transactions.joins.join(txn, "billing")
     core = topic.transactions.core
     assert core is not None
-    core.known[txn].phase = TxnPhase.ENDED
+    core.known[txn].phase = TxnPhaseAtTopic.ENDED
     coordinator.states[txn] = TxnState.ABORTED
     topic.transactions.joins.discard(txn)
     with pytest.raises(InvalidRequest, match="never given"):

@@ -154,7 +154,9 @@ class Walk:
         """Through its stored form."""
         snapshot = self.core.snapshot()
         rows = {each: stored.OutcomesPartPlace(1, 0, 1) for each in sorted(snapshot.aborted)}
-        marker = stored.encode_marker(stored.SnapshotMarker(snapshot.position, snapshot.open, rows, snapshot.ended), 1)
+        marker = stored.encode_marker(
+            stored.OutcomesSnapshotMarker(snapshot.position, snapshot.open, rows, snapshot.ended), 1
+        )
         found = stored.decode_marker([stored.decode_piece(each) for each in marker])
         parts = {
             each: stored.decode_outcomes_part(each, row,
@@ -188,7 +190,7 @@ class Walk:
     # ---------------------------------------------------------------- what is shown
     def positions(self) -> list[Position]:
         found, position = [], self.view.position_at_or_after(self.view.start)
-        while self.view.is_readable(position):
+        while self.view.has_visible_entry(position):
             found.append(position)
             position = self.view.after(position)
         return found

@@ -4,7 +4,7 @@ import pytest
 from pyroaring import BitMap, BitMap64
 
 from magnetar.broker.topic import outcomes as stored
-from magnetar.broker.topic.dedup_core import SequenceProgress
+from magnetar.broker.topic.dedup_core import ProducerSequenceProgress
 from magnetar.broker.topic.transactions_core import AbortedEntriesOfLedger, OpenTxnInSnapshot
 from magnetar.proto.errors import NewerFormat
 from magnetar.proto.names import Position
@@ -12,10 +12,10 @@ from magnetar.proto.states import TxnId
 
 OPEN = OpenTxnInSnapshot(
     TxnId(3, 1 << 40), Position(7, 2), {7: BitMap([2, 5]), 9: BitMap([0])}, BitMap64([2, 3, 8]), BitMap64([2, 8]), 77,
-    {"p": (SequenceProgress(4, "u", 1), Position(9, 0))},
+    {"p": (ProducerSequenceProgress(4, "u", 1), Position(9, 0))},
 )  # fmt: skip
 ROWS = {7: stored.OutcomesPartPlace(3, 0, 1), 9: stored.OutcomesPartPlace(5, 12, 2)}
-MARKER = stored.SnapshotMarker(Position(9, 4), (OPEN,), ROWS, (TxnId(1, 2),))
+MARKER = stored.OutcomesSnapshotMarker(Position(9, 4), (OPEN,), ROWS, (TxnId(1, 2),))
 PART = AbortedEntriesOfLedger(BitMap([1, 3]), BitMap64([1 << 40, (1 << 40) + 1]), 12)
 
 

@@ -15,13 +15,13 @@ from magnetar.broker.transaction.intents_core import (
     Answer,
     AskAboutHalfMessage,
     ChangeHalf,
+    CoordinatorLimits,
     Effect,
     EndHalf,
     GetStatus,
     HalfMessageEndVerb,
     HalfMessageLimits,
-    Join,
-    Limits,
+    JoinTransaction,
     PrepareHalf,
     PublishHalfMessage,
     WarnOfParkedHalfMessage,
@@ -29,11 +29,11 @@ from magnetar.broker.transaction.intents_core import (
 )
 from magnetar.broker.transaction.records_core import (
     AnyRecord,
-    Committed,
     HalfMessage,
     HalfMessageRolledBack,
     HalfMessageStored,
     Participant,
+    TransactionsCommitted,
 )
 from magnetar.proto.errors import MagnetarError, TransactionAborted, TransactionEnded
 from magnetar.proto.states import TxnState
@@ -57,7 +57,7 @@ class HalfWorld(World):
         self.in_doubt: set[int] = set()
         self.numbers = 1_000_000
         self.alarms: list[int] = []
-        super().__init__(Limits(halves=limits))
+        super().__init__(CoordinatorLimits(halves=limits))
 
     def _next_epoch(self):  # type: ignore[no-untyped-def]
         self.publishing, self.asks, self.open_asks, self.members = [], [], {}, {}
@@ -107,7 +107,7 @@ class HalfWorld(World):
         each = self.publishing.pop(number % len(self.publishing))
         for topic, entry in each.messages[:upto]:
             request = self.number()
-            self.ask(Join(request, each.txn, topic))
+            self.ask(JoinTransaction(request, each.txn, topic))
             if self.answers.get(request) is not TxnState.OPEN:
                 self.not_published(each, TransactionAborted("its transaction is over"))
                 return
@@ -146,8 +146,8 @@ class HalfWorld(World):
             if isinstance(record, HalfMessageStored):
                 assert record.half not in self.stored, "a half is stored once"
                 self.stored[record.half] = deepcopy(record)
-            elif isinstance(record, Committed | HalfMessageRolledBack) and record.half:
-                state = TxnState.COMMITTED if isinstance(record, Committed) else TxnState.ABORTED
+            elif isinstance(record, TransactionsCommitted | HalfMessageRolledBack) and record.half:
+                state = TxnState.COMMITTED if isinstance(record, TransactionsCommitted) else TxnState.ABORTED
                 assert record.half not in self.outcome, "a half has one outcome"
                 assert record.half in self.stored, "what is decided was stored"
                 self.outcome[record.half] = state
@@ -221,7 +221,7 @@ class _Asked(AskAboutHalfMessage):
 
 
 def half_of(record: AnyRecord) -> int:
-    return record.half if isinstance(record, Committed | HalfMessageRolledBack | HalfMessageStored) else 0
+    return record.half if isinstance(record, TransactionsCommitted | HalfMessageRolledBack | HalfMessageStored) else 0
 
 
 __all__ = ["HALF_LIMITS", "ChangeHalf", "HalfWorld"]

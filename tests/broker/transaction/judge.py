@@ -8,25 +8,25 @@ it has the answers, the durable records, and what the topics stored.
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 
-from magnetar.broker.transaction.coordinator_core import Coordinator
+from magnetar.broker.transaction.coordinator_core import TransactionCoordinatorCore
 from magnetar.broker.transaction.intents_core import (
     AbandonEpoch,
-    AbortOpen,
+    AbortIfOpen,
     Answer,
     AppendRecords,
-    Begin,
     BeginAnswer,
+    BeginTransactions,
+    CoordinatorLimits,
     Effect,
     End,
-    EndVerb,
     GetStatus,
     Intent,
-    Join,
-    Limits,
-    SendOutcome,
+    JoinTransaction,
+    SendOutcomeToParticipant,
+    TransactionEndVerb,
     TransactionRow,
 )
-from magnetar.broker.transaction.records_core import AnyRecord, Committed, Done, OutcomesDiscarded
+from magnetar.broker.transaction.records_core import AnyRecord, Done, OutcomesDiscarded, TransactionsCommitted
 from magnetar.broker.transaction.state_core import CoordinatorState
 from magnetar.proto.errors import MagnetarError, TransactionAborted, TransactionFenced, TransactionForgotten
 from magnetar.proto.states import TxnState
@@ -66,7 +66,7 @@ class Judge:
             assert txn not in self.committed, "ABORTED answered: no COMMIT exists"
 
     def durable(self, record: AnyRecord) -> None:
-        if isinstance(record, Committed):
+        if isinstance(record, TransactionsCommitted):
             for txn, shares in record.txns:
                 if not shares:
                     self.empty.add(txn)
@@ -83,27 +83,27 @@ class Judge:
             for txn, topics in self.participants.items():
                 assert txn >= record.below or txn in self.done or not topics, "forgotten: it was done"
 
-    def told(self, settle: SendOutcome) -> None:
+    def told(self, settle: SendOutcomeToParticipant) -> None:
         self.says(settle.txn, TxnState.COMMITTED if settle.committed else TxnState.ABORTED)
 
 
 class World:
     """The epochs of one coordinator."""
 
-    def __init__(self, limits: Limits | None = None, gap: Callable[[], int] = lambda: 0) -> None:
-        self.limits, self.gap = limits or Limits(), gap
+    def __init__(self, limits: CoordinatorLimits | None = None, gap: Callable[[], int] = lambda: 0) -> None:
+        self.limits, self.gap = limits or CoordinatorLimits(), gap
         self.judge = Judge()
         self.log: list[AnyRecord] = []
         self.epoch = 0
         self.now = 1000.0
         self.asked: dict[int, Intent] = {}
         self.answers: dict[int, object] = {}
-        self.settling: list[SendOutcome] = []
+        self.settling: list[SendOutcomeToParticipant] = []
         self.append_now: AppendRecords | None = None
         self.gave_up = False
         self.core = self._next_epoch()
 
-    def _next_epoch(self) -> Coordinator:
+    def _next_epoch(self) -> TransactionCoordinatorCore:
         self.epoch += 1
         state, again = CoordinatorState(), CoordinatorState()
         for record in self.log:
@@ -115,7 +115,7 @@ class World:
         state.handed = handed
         self.settling, self.append_now, self.gave_up = [], None, False
         self.judge.on_its_way.clear()
-        self.core = Coordinator(0, self.epoch, state, self.limits, self.now, self.gap)
+        self.core = TransactionCoordinatorCore(0, self.epoch, state, self.limits, self.now, self.gap)
         self._do(self.core.start(self.now))
         return self.core
 
@@ -127,7 +127,7 @@ class World:
 
     def begin(self, request: int, **options: object) -> int:
         """The first id; -1: none was given, or not yet."""
-        self.ask(Begin(request, **{"owner": "me", **options}))  # type: ignore[arg-type]
+        self.ask(BeginTransactions(request, **{"owner": "me", **options}))  # type: ignore[arg-type]
         found = self.answers.get(request)
         return found.first if isinstance(found, BeginAnswer) and found.ids else -1
 
@@ -137,7 +137,7 @@ class World:
             self.append_now = self.core.decisions.take_next_append()
             if self.append_now is not None:
                 for record in self.append_now.records:
-                    if isinstance(record, Committed):
+                    if isinstance(record, TransactionsCommitted):
                         self.judge.on_its_way |= {txn for txn, shares in record.txns if shares}
         self.core.check()
         return self.append_now is not None
@@ -181,9 +181,9 @@ class World:
         if self.settling:
             each = self.settling.pop(number % len(self.settling))
             self.store(each)
-            self._do(self.core.on_settled(each.txn, each.participant.topic))
+            self._do(self.core.on_outcome_stored(each.txn, each.participant.topic))
 
-    def store(self, each: SendOutcome) -> None:
+    def store(self, each: SendOutcomeToParticipant) -> None:
         before = self.judge.stored.setdefault((each.txn, each.participant.topic), each.committed)
         assert before is each.committed, "a topic is told one outcome"
 
@@ -203,7 +203,7 @@ class World:
     # ------------------------------------------------------------------ effects
     def _do(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, SendOutcome):
+            if isinstance(effect, SendOutcomeToParticipant):
                 self.judge.told(effect)
                 self.settling.append(effect)
             elif isinstance(effect, AbandonEpoch):
@@ -219,13 +219,13 @@ class World:
         intent = self.asked[answer.request]
         if isinstance(result, BeginAnswer) and result.ids:
             self.judge.begun(result)
-        if isinstance(intent, AbortOpen) and isinstance(result, TransactionRow):
+        if isinstance(intent, AbortIfOpen) and isinstance(result, TransactionRow):
             assert result.state is not TxnState.OPEN, "what was open is aborted"
             self.judge.says(intent.txn, result.state)
-        if isinstance(intent, Join | End | GetStatus):
-            if isinstance(intent, End) and intent.verb is EndVerb.COMMIT and result is TxnState.COMMITTED:
+        if isinstance(intent, JoinTransaction | End | GetStatus):
+            if isinstance(intent, End) and intent.verb is TransactionEndVerb.COMMIT and result is TxnState.COMMITTED:
                 self.judge.empty |= {intent.txn} - self.judge.committed if not self._has_topics(intent.txn) else set()
-            if isinstance(intent, Join) and result is TxnState.ABORTED and intent.txn < self.judge.forgotten:
+            if isinstance(intent, JoinTransaction) and result is TxnState.ABORTED and intent.txn < self.judge.forgotten:
                 pass  # its participants have their outcome: what is sent late counts nowhere, whatever that was
             elif isinstance(result, TxnState):
                 self.judge.says(intent.txn, result)
@@ -233,12 +233,12 @@ class World:
                 self.judge.says(intent.txn, TxnState.ABORTED)
             elif isinstance(result, TransactionForgotten):
                 assert intent.txn < self.judge.forgotten, "forgotten is what is below the watermark"
-                assert not isinstance(intent, Join), "a participant is never told that it is forgotten"
+                assert not isinstance(intent, JoinTransaction), "a participant is never told that it is forgotten"
             else:
                 assert isinstance(result, MagnetarError)
 
     def _has_topics(self, txn: int) -> bool:
-        return any(isinstance(each, Join) and each.txn == txn for each in self.asked.values())
+        return any(isinstance(each, JoinTransaction) and each.txn == txn for each in self.asked.values())
 
 
 def _plain(state: CoordinatorState) -> tuple[object, ...]:

@@ -10,14 +10,14 @@ import pytest
 
 from magnetar.broker.transaction.intents_core import (
     AbortByAdmin,
-    AbortOpen,
+    AbortIfOpen,
     CommitBatch,
+    CoordinatorLimits,
     End,
-    EndVerb,
     GetStatus,
-    Join,
-    Limits,
+    JoinTransaction,
     RemoveParticipant,
+    TransactionEndVerb,
     TransactionRow,
 )
 from magnetar.broker.transaction.records_core import Participant, SinkTag
@@ -44,18 +44,18 @@ def orders(ends: tuple[str, ...], breaks: tuple[str, ...]) -> Iterator[tuple[str
 
 
 def run(events: tuple[str, ...]) -> World:
-    world = World(Limits(retention_s=1e9))
+    world = World(CoordinatorLimits(retention_s=1e9))
     txn = world.begin(0)
     for number, event in enumerate(events, 1):
         match event:
             case "join a" | "join b":
-                world.ask(Join(number, txn, event[-1]))
+                world.ask(JoinTransaction(number, txn, event[-1]))
             case "commit" | "commit again":
-                world.ask(End(number, txn, EndVerb.COMMIT, "me"))
+                world.ask(End(number, txn, TransactionEndVerb.COMMIT, "me"))
             case "abort":
-                world.ask(End(number, txn, EndVerb.ABORT, "me"))
+                world.ask(End(number, txn, TransactionEndVerb.ABORT, "me"))
             case "prepare":
-                world.ask(End(number, txn, EndVerb.PREPARE, "me"))
+                world.ask(End(number, txn, TransactionEndVerb.PREPARE, "me"))
             case "take":
                 world.take()
             case "appended":
@@ -113,7 +113,7 @@ class History:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.world = World(Limits(open_max=40, retention_s=900.0, name_idle_s=50_000.0))
+        self.world = World(CoordinatorLimits(open_max=40, retention_s=900.0, name_idle_s=50_000.0))
         self.ids: list[int] = []
         self.requests = 0
         self.batch = 0
@@ -139,7 +139,7 @@ class History:
             (20, 14, 8, 16, 16, 16, 4, 1.5, 1, 3, 1, 1),
         )[0]:
             case "join":
-                world.ask(Join(self._request(), self._txn(), rng.choice("abc")))
+                world.ask(JoinTransaction(self._request(), self._txn(), rng.choice("abc")))
             case "end":
                 self._end()
             case "status":
@@ -167,7 +167,7 @@ class History:
             case "admin":
                 world.ask(AbortByAdmin(self._request(), self._txn()))
             case "delete":
-                world.ask(AbortOpen(self._request(), self._txn()))
+                world.ask(AbortIfOpen(self._request(), self._txn()))
         self._collect()
 
     def _begin(self) -> None:
@@ -184,7 +184,7 @@ class History:
         self.ids = sorted(self.world.judge.given)
 
     def _end(self) -> None:
-        verb = self.rng.choices(list(EndVerb), (6, 2, 2))[0]
+        verb = self.rng.choices(list(TransactionEndVerb), (6, 2, 2))[0]
         self.world.ask(End(self._request(), self._txn(), verb, "me", visible=self.rng.random() < 0.3))
 
     def _batch(self) -> None:
@@ -220,25 +220,25 @@ def test_of_a_deleted_topic_what_is_open_is_aborted_and_what_is_prepared_or_comm
     world = World()
     opened, prepared, committing = world.begin(0), world.begin(1), world.begin(2)
     for request, txn in ((3, opened), (4, prepared), (5, committing)):
-        world.ask(Join(request, txn, "a"))
-    world.ask(End(6, prepared, EndVerb.PREPARE, "me"))
-    world.ask(AbortOpen(7, prepared))
+        world.ask(JoinTransaction(request, txn, "a"))
+    world.ask(End(6, prepared, TransactionEndVerb.PREPARE, "me"))
+    world.ask(AbortIfOpen(7, prepared))
     assert 7 not in world.answers, "it may be prepared, or not"
     world.flush()
-    world.ask(End(8, committing, EndVerb.COMMIT, "me"))
-    world.ask(AbortOpen(9, committing))
+    world.ask(End(8, committing, TransactionEndVerb.COMMIT, "me"))
+    world.ask(AbortIfOpen(9, committing))
     assert 9 not in world.answers, "it may be committed, or not"
-    world.ask(AbortOpen(10, opened))
+    world.ask(AbortIfOpen(10, opened))
     world.flush()
     found = {request: world.answers[request] for request in (7, 9, 10)}
     assert [(each.state, each.owner) for each in found.values() if isinstance(each, TransactionRow)] == [
         (TxnState.PREPARED, "me"), (TxnState.COMMITTED, "me"), (TxnState.ABORTED, "me"),
     ]  # fmt: skip
-    world.ask(End(11, opened, EndVerb.COMMIT, "me"))
+    world.ask(End(11, opened, TransactionEndVerb.COMMIT, "me"))
     refused = world.answers[11]
     assert isinstance(refused, TransactionAborted)
     assert refused.fields["reason"] == "a topic of it was deleted by force"
-    world.ask(End(12, prepared, EndVerb.COMMIT, "me"))
+    world.ask(End(12, prepared, TransactionEndVerb.COMMIT, "me"))
     world.flush()
     assert world.answers[12] is TxnState.COMMITTED, "force ends nothing that may commit elsewhere"
 
@@ -246,13 +246,13 @@ def test_of_a_deleted_topic_what_is_open_is_aborted_and_what_is_prepared_or_comm
 def test_a_question_about_a_commit_in_doubt_is_not_answered_when_the_epoch_ends() -> None:
     world = World()
     txn = world.begin(0)
-    world.ask(Join(1, txn, "a"))
-    world.ask(End(2, txn, EndVerb.COMMIT, "me"))
+    world.ask(JoinTransaction(1, txn, "a"))
+    world.ask(End(2, txn, TransactionEndVerb.COMMIT, "me"))
     world.take()
-    world.ask(AbortOpen(3, txn))
+    world.ask(AbortIfOpen(3, txn))
     world.crash(lands=1)
     assert isinstance(world.answers[3], NotOwner), "it is asked again, of the next epoch"
-    world.ask(AbortOpen(4, txn))
+    world.ask(AbortIfOpen(4, txn))
     found = world.answers[4]
     assert isinstance(found, TransactionRow)
     assert found.state is TxnState.COMMITTED
@@ -261,18 +261,18 @@ def test_a_question_about_a_commit_in_doubt_is_not_answered_when_the_epoch_ends(
 def test_a_repeated_commit_gets_the_same_answer() -> None:
     world = World()
     txn = world.begin(0)
-    world.ask(Join(1, txn, "a"))
+    world.ask(JoinTransaction(1, txn, "a"))
     for request in (2, 3):
-        world.ask(End(request, txn, EndVerb.COMMIT, "me"))
+        world.ask(End(request, txn, TransactionEndVerb.COMMIT, "me"))
     world.flush()
     world.crash()
-    world.ask(End(4, txn, EndVerb.COMMIT, "me"))
+    world.ask(End(4, txn, TransactionEndVerb.COMMIT, "me"))
     while world.settling:
         world.settle()
     world.core.decisions.append_deferred_records_next()
     world.flush()
     world.crash()
-    world.ask(End(5, txn, EndVerb.COMMIT, "me"))
+    world.ask(End(5, txn, TransactionEndVerb.COMMIT, "me"))
     assert [world.answers[request] for request in (2, 3, 4, 5)] == [TxnState.COMMITTED] * 4
 
 
@@ -280,8 +280,8 @@ def test_a_commit_in_doubt_is_not_answered_and_the_next_epoch_knows() -> None:
     for lands in (0, 1):
         world = World()
         txn = world.begin(0)
-        world.ask(Join(1, txn, "a"))
-        world.ask(End(2, txn, EndVerb.COMMIT, "me"))
+        world.ask(JoinTransaction(1, txn, "a"))
+        world.ask(End(2, txn, TransactionEndVerb.COMMIT, "me"))
         world.take()
         world.ask(GetStatus(3, txn))
         assert 3 not in world.answers, "no answer while it is in doubt"
@@ -294,11 +294,11 @@ def test_a_commit_in_doubt_is_not_answered_and_the_next_epoch_knows() -> None:
 def test_take_over_drives_each_decided_transaction_once() -> None:
     world = World()
     txn = world.begin(0)
-    world.ask(Join(1, txn, "a"))
-    world.ask(End(2, txn, EndVerb.COMMIT, "me"))
+    world.ask(JoinTransaction(1, txn, "a"))
+    world.ask(End(2, txn, TransactionEndVerb.COMMIT, "me"))
     world.flush()
     world.crash()
-    world.ask(End(3, txn, EndVerb.COMMIT, "me"))
+    world.ask(End(3, txn, TransactionEndVerb.COMMIT, "me"))
     world.tick(1000.0)
     assert [(each.txn, each.participant.topic) for each in world.settling] == [(txn, "a")]
     world.settle()
@@ -312,8 +312,8 @@ def test_a_participant_that_is_given_up_no_longer_holds_the_transaction() -> Non
     world = World()
     txn = world.begin(0)
     for request, topic in ((1, "a"), (2, "b")):
-        world.ask(Join(request, txn, topic))
-    world.ask(End(3, txn, EndVerb.COMMIT, "me", visible=True))
+        world.ask(JoinTransaction(request, txn, topic))
+    world.ask(End(3, txn, TransactionEndVerb.COMMIT, "me", visible=True))
     world.flush()
     world.settle(0)
     world.judge.stored[txn, "b"] = True  # an administrator says that it does not matter
@@ -325,10 +325,10 @@ def test_a_participant_that_is_given_up_no_longer_holds_the_transaction() -> Non
 
 
 def test_of_what_is_forgotten_a_participant_is_told_an_outcome_and_a_client_that_it_is_forgotten() -> None:
-    world = World(Limits(retention_s=900.0))
+    world = World(CoordinatorLimits(retention_s=900.0))
     txn = world.begin(0)
-    world.ask(Join(1, txn, "a"))
-    world.ask(End(2, txn, EndVerb.COMMIT, "me"))
+    world.ask(JoinTransaction(1, txn, "a"))
+    world.ask(End(2, txn, TransactionEndVerb.COMMIT, "me"))
     world.flush()
     world.settle()
     for _ in range(3):
@@ -337,17 +337,17 @@ def test_of_what_is_forgotten_a_participant_is_told_an_outcome_and_a_client_that
         world.flush()
     world.ask(GetStatus(3, txn))
     assert isinstance(world.answers[3], TransactionForgotten)
-    world.ask(Join(4, txn, "a"))
+    world.ask(JoinTransaction(4, txn, "a"))
     assert world.answers[4] is TxnState.ABORTED, "a topic that does not know the commit took no part in it"
 
 
 def test_all_that_is_decided_while_an_append_is_on_its_way_is_the_next_append() -> None:
-    world = World(Limits(retention_s=1e9))
+    world = World(CoordinatorLimits(retention_s=1e9))
     txns = [world.begin(number) for number in range(3)]
     for number, txn in enumerate(txns):
-        world.ask(Join(10 + number, txn, "a"))
+        world.ask(JoinTransaction(10 + number, txn, "a"))
     for number, txn in enumerate(txns):
-        world.ask(End(20 + number, txn, EndVerb.COMMIT, "me"))
+        world.ask(End(20 + number, txn, TransactionEndVerb.COMMIT, "me"))
         if not number:
             world.take()
     assert world.core.decisions.take_next_append() is None, "one append at a time"
@@ -365,8 +365,8 @@ def test_of_a_topic_whose_receipts_the_client_lost_nothing_is_committed() -> Non
     world = World()
     txn = world.begin(0)
     for request, topic in ((1, "a"), (2, "b")):
-        world.ask(Join(request, txn, topic))
-    world.ask(End(3, txn, EndVerb.COMMIT, "me", participants=(Participant("a", 2, 7, 1),)))
+        world.ask(JoinTransaction(request, txn, topic))
+    world.ask(End(3, txn, TransactionEndVerb.COMMIT, "me", participants=(Participant("a", 2, 7, 1),)))
     world.flush()
     assert world.answers[3] is TxnState.COMMITTED
     assert sorted(each.participant for each in world.settling) == [Participant("a", 2, 7, 1), Participant("b", 0)]

@@ -4,7 +4,6 @@ import pytest
 
 from magnetar.broker.transaction import log as entries
 from magnetar.broker.transaction.records_core import (
-    Aborted,
     AnyRecord,
     Done,
     EpochHandedOver,
@@ -22,12 +21,13 @@ from magnetar.broker.transaction.records_core import (
     OutcomesDiscarded,
     Participant,
     ParticipantDetached,
-    Prepared,
+    PreparedTransactionAborted,
     SettledOutcomesInSnapshot,
     SinkBatch,
     SinkBatchRecorded,
     SinkTag,
     TransactionOwner,
+    TransactionPrepared,
     make_commit_record,
 )
 from magnetar.proto.errors import NewerFormat
@@ -36,7 +36,8 @@ OWNED = TransactionOwner("role", 60.0, "app", 3, SinkTag("sink", "query", 7, "ru
 RECORDS: list[AnyRecord] = [
     make_commit_record({1: [Participant("a", 3, 7, 9), Participant("b")], 2: [Participant("b", 0)]}, SinkBatch("s",
     "q", 4)),
-    Prepared(3, OWNED, [Participant("a")], 10.0), Aborted(3, ["a"]), Done([1, 2]), ParticipantDetached(1, "b"),
+    TransactionPrepared(3, OWNED, [Participant("a")], 10.0), PreparedTransactionAborted(3, ["a"]), Done([1, 2]),
+    ParticipantDetached(1, "b"),
     NameHolderChanged("n", 4),
     IdleNamesRemoved(["n"]), OutcomesDiscarded(7),
     EpochHandedOver(2, [HandedOverTransaction(4, OWNED, ["a"])], [HandedOverIdLease([5, 6], OWNED)]),

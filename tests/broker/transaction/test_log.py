@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from magnetar.broker.common.config import Replication
+from magnetar.broker.common.config import LedgerReplication
 from magnetar.broker.log.snapshot_ledger import TopicStateLedgers
 from magnetar.broker.transaction import log as module
 from magnetar.broker.transaction.log import TAKE_OVER, CoordinatorFenced, CoordinatorLog
@@ -19,7 +19,7 @@ from magnetar.metadata import paths
 from magnetar.metadata.records import CoordinatorRecord, TransactionsRecord, decode, encode
 from magnetar.proto.errors import DataLost, LedgerFenced, OutcomeUnknown
 from magnetar.proto.names import TopicName
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.broker.storage import Storage, Writer
 from tests.support.cluster import SMALL
 
@@ -29,8 +29,8 @@ CRASHES = 14
 """More than two appends with a roll have writes."""
 
 
-async def one_copy() -> Replication:
-    return Replication(1, 1, 1)
+async def one_copy() -> LedgerReplication:
+    return LedgerReplication(1, 1, 1)
 
 
 class Owner:
@@ -39,7 +39,7 @@ class Owner:
     def __init__(self, storage: Storage) -> None:
         self.session: Any = storage.session()
         ledgers = TopicStateLedgers(self.session, SMALL, one_copy, TopicName.parse("t"), transactions="0")
-        self.log = CoordinatorLog(real_world(next(SEEDS)), self.session, ledgers, 0, 0.0)
+        self.log = CoordinatorLog(make_system_world(next(SEEDS)), self.session, ledgers, 0, 0.0)
         self.state = CoordinatorState()
         self.epoch = 0
 

@@ -2,14 +2,14 @@
 
 from magnetar.broker.transaction.begins_core import BLOCK_MAX
 from magnetar.broker.transaction.intents_core import (
-    Begin,
     BeginAnswer,
+    BeginTransactions,
     CommitBatch,
+    CoordinatorLimits,
     End,
-    EndVerb,
     GetStatus,
-    Join,
-    Limits,
+    JoinTransaction,
+    TransactionEndVerb,
 )
 from magnetar.broker.transaction.records_core import SinkTag
 from magnetar.broker.transaction.state_core import COUNTER_MAX, EPOCH_MAX
@@ -40,14 +40,14 @@ def test_a_later_holder_fences_the_one_before_whatever_it_has_open() -> None:
     old, prepared = named(world, 0, count=3), 0
     prepared = old + 1
     for request, txn in ((1, old), (2, prepared)):
-        world.ask(Join(request, txn, "a"))
-    world.ask(End(3, prepared, EndVerb.PREPARE, "me"))
+        world.ask(JoinTransaction(request, txn, "a"))
+    world.ask(End(3, prepared, TransactionEndVerb.PREPARE, "me"))
     world.flush()
     named(world, 4)
     for request, txn in ((5, old), (6, prepared), (7, old + 2)):
-        world.ask(End(request, txn, EndVerb.COMMIT, "me"))
+        world.ask(End(request, txn, TransactionEndVerb.COMMIT, "me"))
         assert isinstance(world.answers[request], TransactionFenced)
-    world.ask(Begin(8, "me", name="app", holder=1))
+    world.ask(BeginTransactions(8, "me", name="app", holder=1))
     assert isinstance(world.answers[8], TransactionFenced), "an older holder begins nothing"
     world.heal()
     assert set(world.judge.stored.values()) == {False}
@@ -62,8 +62,8 @@ def test_a_holder_begins_more_and_retries_its_begin_over_a_take_over() -> None:
     world.take()
     world.crash(lands=1)
     txn = named(world, 3)
-    world.ask(Join(4, txn, "a"))
-    world.ask(End(5, txn, EndVerb.COMMIT, "me"))
+    world.ask(JoinTransaction(4, txn, "a"))
+    world.ask(End(5, txn, TransactionEndVerb.COMMIT, "me"))
     world.flush()
     assert world.answers[5] is TxnState.COMMITTED, "its own begin of unknown outcome does not fence it"
 
@@ -81,19 +81,19 @@ def test_each_batch_of_a_sink_is_committed_once_and_its_other_attempts_are_abort
         world.begin(1, tag=SinkTag("sink", "q", 0, "run 2")),
     )
     for request, txn in ((2, first), (3, twin)):
-        world.ask(Join(request, txn, "a"))
-    world.ask(End(4, first, EndVerb.COMMIT, "me"))
+        world.ask(JoinTransaction(request, txn, "a"))
+    world.ask(End(4, first, TransactionEndVerb.COMMIT, "me"))
     assert isinstance(world.answers[4], InvalidRequest), "it commits with its batch alone"
     assert batch(world, 5, 0, first) is False
     assert batch(world, 6, 0, twin) is True, "the sink has it already"
     world.ask(GetStatus(7, twin))
     assert world.answers[7] is TxnState.ABORTED
-    world.ask(Begin(8, "me", tag=SinkTag("sink", "q", 0, "run 3")))
+    world.ask(BeginTransactions(8, "me", tag=SinkTag("sink", "q", 0, "run 3")))
     assert world.answers[8] == BeginAnswer(0, 0, 0.0, already=True)
     world.crash()
     assert batch(world, 9, 0, twin) is True, "a take-over forgets no batch"
     assert batch(world, 10, 1) is False, "a batch may be empty"
-    world.ask(Begin(11, "me", tag=SinkTag("sink", "other", 0)))
+    world.ask(BeginTransactions(11, "me", tag=SinkTag("sink", "other", 0)))
     assert isinstance(world.answers[11], SinkFenced)
     assert isinstance(batch(world, 12, 0, query="other"), SinkFenced)
     assert batch(world, 13, 0, query="other", adopt=True) is False
@@ -109,7 +109,7 @@ def test_the_commit_of_a_batch_ends_what_was_begun_for_it_and_nothing_of_a_later
     later = world.begin(2, tag=SinkTag("sink", "q", 1, "run 3"))
     other = world.begin(3, tag=SinkTag("other sink", "q", 0, "run 4"))
     for request, txn in enumerate((first, twin, later, other), 4):
-        world.ask(Join(request, txn, "a"))
+        world.ask(JoinTransaction(request, txn, "a"))
     assert batch(world, 8, 0, first) is False
     for request, (txn, state) in enumerate(
         ((first, TxnState.COMMITTED), (twin, TxnState.ABORTED), (later, TxnState.OPEN), (other, TxnState.OPEN)), 9
@@ -122,9 +122,9 @@ def test_the_commit_of_a_batch_ends_what_was_begun_for_it_and_nothing_of_a_later
 def test_who_adopts_a_sink_ends_what_the_query_before_has_left() -> None:
     world = World()
     left = world.begin(0, tag=SinkTag("sink", "q", 5, "run 1"))
-    world.ask(Join(1, left, "a"))
+    world.ask(JoinTransaction(1, left, "a"))
     assert batch(world, 2, 4) is False
-    world.ask(End(3, left, EndVerb.PREPARE, "me"))
+    world.ask(End(3, left, TransactionEndVerb.PREPARE, "me"))
     world.flush()
     assert world.answers[3] is TxnState.PREPARED
     assert batch(world, 4, 0, query="other", adopt=True) is False
@@ -137,8 +137,8 @@ def test_a_batch_commits_whole_or_not_at_all() -> None:
     world = World()
     one, two = world.begin(0), world.begin(1)
     for request, txn in ((2, one), (3, two)):
-        world.ask(Join(request, txn, "a"))
-    world.ask(End(4, two, EndVerb.ABORT, "me"))
+        world.ask(JoinTransaction(request, txn, "a"))
+    world.ask(End(4, two, TransactionEndVerb.ABORT, "me"))
     world.ask(CommitBatch(5, "me", {one: (), two: ()}))
     assert isinstance(world.answers[5], TransactionAborted)
     world.ask(GetStatus(6, one))
@@ -155,7 +155,7 @@ def test_two_requests_for_one_batch_at_once_make_one_record() -> None:
     world = World()
     first, second = (world.begin(request, tag=SinkTag("sink", "q", 0)) for request in (0, 1))
     for request, txn in ((2, first), (3, second)):
-        world.ask(Join(request, txn, "a"))
+        world.ask(JoinTransaction(request, txn, "a"))
     for request, txn in ((4, first), (5, second)):
         world.ask(CommitBatch(request, "me", {txn: ()}, "sink", "q", 0))
     world.flush()
@@ -165,40 +165,40 @@ def test_two_requests_for_one_batch_at_once_make_one_record() -> None:
 def test_another_role_ends_nothing() -> None:
     world = World()
     txn = world.begin(0)
-    for request, verb in enumerate(EndVerb, 1):
+    for request, verb in enumerate(TransactionEndVerb, 1):
         world.ask(End(request, txn, verb, "other"))
         assert isinstance(world.answers[request], InvalidRequest)
 
 
 def test_past_a_bound_a_begin_is_refused_and_nothing_is_dropped() -> None:
-    world = World(Limits(open_max=5, open_per_role_max=3))
+    world = World(CoordinatorLimits(open_max=5, open_per_role_max=3))
     for request in range(3):
-        world.ask(Begin(request, "me", 10))
+        world.ask(BeginTransactions(request, "me", 10))
         assert world.answers[request] == BeginAnswer((1 << COUNTER_BITS) + request, 1, 600.0), "fewer than asked"
-    world.ask(Begin(3, "me"))
+    world.ask(BeginTransactions(3, "me"))
     assert isinstance(world.answers[3], BackPressure)
     for request in (4, 5):
-        world.ask(Begin(request, "other", 10))
-    world.ask(Begin(6, "third"))
+        world.ask(BeginTransactions(request, "other", 10))
+    world.ask(BeginTransactions(6, "third"))
     assert isinstance(world.answers[6], BackPressure)
     world.ask(GetStatus(7, 1 << COUNTER_BITS))
     assert world.answers[7] is TxnState.OPEN
     world.tick(601.0)
     assert world.begin(8) > 0, "ids that were not used are void"
-    world.ask(Begin(9, "me", timeout_s=901.0))
+    world.ask(BeginTransactions(9, "me", timeout_s=901.0))
     assert isinstance(world.answers[9], InvalidRequest)
 
 
 def test_who_takes_ids_and_uses_none_leaves_room_for_the_others() -> None:
-    world, sizes = World(Limits()), list[int]()
+    world, sizes = World(CoordinatorLimits()), list[int]()
     for request in range(300):
-        world.ask(Begin(request, "greedy", 1024))
+        world.ask(BeginTransactions(request, "greedy", 1024))
         begun = world.answers[request]
         assert isinstance(begun, BeginAnswer)
         sizes.append(begun.ids)
     assert BLOCK_MAX >= sizes[0] > 500
     assert sizes == sorted(sizes, reverse=True)
-    world.ask(Begin(300, "other", 8))
+    world.ask(BeginTransactions(300, "other", 8))
     begun = world.answers[300]
     assert isinstance(begun, BeginAnswer)
     assert begun.ids == 8
@@ -208,11 +208,11 @@ def test_a_stray_is_ended_under_its_own_id() -> None:
     world = World()
     stray, other = world.begin(0), world.begin(1)
     for request, txn in ((2, stray), (3, other)):
-        world.ask(Join(request, txn, "a"))
-    world.ask(End(4, stray, EndVerb.ABORT, "me"))
-    world.ask(Join(5, stray, "b"))
+        world.ask(JoinTransaction(request, txn, "a"))
+    world.ask(End(4, stray, TransactionEndVerb.ABORT, "me"))
+    world.ask(JoinTransaction(5, stray, "b"))
     assert world.answers[5] is TxnState.ABORTED, "a late send is refused"
-    world.ask(Join(6, other, "b"))
+    world.ask(JoinTransaction(6, other, "b"))
     assert world.answers[6] is TxnState.OPEN
     assert {each.txn for each in world.settling} == {stray}
 
@@ -222,7 +222,7 @@ def test_a_coordinator_whose_ids_are_used_up_takes_a_new_epoch_and_loses_nothing
     txn = world.begin(0)
     world.core.table.next_id = (1 << COUNTER_BITS) + COUNTER_MAX
     assert world.begin(1) == (1 << COUNTER_BITS) + COUNTER_MAX, "the last id"
-    world.ask(Begin(2, "me"))
+    world.ask(BeginTransactions(2, "me"))
     assert isinstance(world.answers[2], NotOwner)
     assert world.gave_up
     world.hand_over()
@@ -232,13 +232,13 @@ def test_a_coordinator_whose_ids_are_used_up_takes_a_new_epoch_and_loses_nothing
     world.epoch = EPOCH_MAX - 1
     world.hand_over()
     world.core.table.next_id = (EPOCH_MAX << COUNTER_BITS) + COUNTER_MAX + 1
-    world.ask(Begin(5, "me"))
+    world.ask(BeginTransactions(5, "me"))
     assert isinstance(world.answers[5], Unavailable)
     assert not world.gave_up, "there is no epoch after it"
 
 
 def test_names_that_were_idle_for_long_are_forgotten_and_no_holder_number_comes_back() -> None:
-    world = World(Limits(name_idle_s=1000.0))
+    world = World(CoordinatorLimits(name_idle_s=1000.0))
     named(world, 0)
     for _ in range(3):
         world.tick(700.0)

@@ -12,31 +12,31 @@ import pytest
 
 from magnetar.broker.transaction.halves_core import MEMBERS_MAX
 from magnetar.broker.transaction.intents_core import (
-    Begin,
     BeginAnswer,
+    BeginTransactions,
     CommitBatch,
+    CoordinatorLimits,
     End,
     EndHalf,
-    EndVerb,
     GetStatus,
     HalfMessageEndVerb,
     Intent,
-    Join,
-    Limits,
+    JoinTransaction,
     PrepareHalf,
+    TransactionEndVerb,
     WatchHalves,
 )
 from magnetar.broker.transaction.records_core import (
     AnyRecord,
-    Committed,
     HalfMessage,
     NameHolderChanged,
-    Prepared,
     SettledOutcomesInSnapshot,
     SinkBatch,
     SinkBatchRecorded,
     SinkTag,
     TransactionOwner,
+    TransactionPrepared,
+    TransactionsCommitted,
     make_commit_record,
 )
 from magnetar.broker.transaction.state_core import CoordinatorState
@@ -67,10 +67,10 @@ def is_missing(world: World, txn: int, owner: str = "you") -> None:
     """The role is told of it, by every question, what it is told of an id that was never given."""
     questions: list[Callable[..., Intent]] = [
         lambda to, txn: GetStatus(to, txn, owner),
-        *(lambda to, txn, verb=verb: End(to, txn, verb, owner) for verb in EndVerb),
+        *(lambda to, txn, verb=verb: End(to, txn, verb, owner) for verb in TransactionEndVerb),
         lambda to, txn: CommitBatch(to, owner, {txn: ()}),
         lambda to, txn: CommitBatch(to, owner, {txn: ()}, "sink", "q", 3),
-        lambda to, txn: Join(to, txn, "stranger's", owner),
+        lambda to, txn: JoinTransaction(to, txn, "stranger's", owner),
         *(lambda to, txn, verb=verb: EndHalf(to, txn, verb, owner) for verb in HalfMessageEndVerb),
         lambda to, txn: PrepareHalf(to, txn, owner, "g", "", [HalfMessage("a", b"x")]),
     ]
@@ -84,17 +84,19 @@ def test_what_another_role_has_is_missing_in_every_state() -> None:
     world = World()
     unused, opened, prepared, done, ending, aborted = (world.begin(number) for number in range(6))
     for number, txn in enumerate((opened, prepared, done, ending, aborted), 10):
-        world.ask(Join(number, txn, "a"))
-    for number, (txn, verb) in enumerate(((prepared, EndVerb.PREPARE), (ending, EndVerb.COMMIT)), 20):
+        world.ask(JoinTransaction(number, txn, "a"))
+    for number, (txn, verb) in enumerate(
+        ((prepared, TransactionEndVerb.PREPARE), (ending, TransactionEndVerb.COMMIT)), 20
+    ):
         world.ask(End(number, txn, verb, "me"))
     world.flush()
-    world.ask(End(30, done, EndVerb.COMMIT, "me"))
+    world.ask(End(30, done, TransactionEndVerb.COMMIT, "me"))
     world.flush()
     while any(each.txn == done for each in world.settling):
         world.settle(next(number for number, each in enumerate(world.settling) if each.txn == done))
     world.core.decisions.append_deferred_records_next()
     world.flush()
-    world.ask(End(31, aborted, EndVerb.ABORT, "me"))
+    world.ask(End(31, aborted, TransactionEndVerb.ABORT, "me"))
     for txn in (unused, opened, prepared, done, ending, aborted):
         is_missing(world, txn)
     assert not any(each.participant.topic == "stranger's" for each in world.settling)
@@ -124,8 +126,8 @@ def test_a_question_of_another_role_begins_the_time_of_no_id() -> None:
 def test_what_was_aborted_while_it_was_prepared_is_missing_until_its_topics_have_stored_it() -> None:
     world = World()
     txn = world.begin(0)
-    world.ask(Join(1, txn, "a"))
-    for request, verb in ((2, EndVerb.PREPARE), (3, EndVerb.ABORT)):
+    world.ask(JoinTransaction(1, txn, "a"))
+    for request, verb in ((2, TransactionEndVerb.PREPARE), (3, TransactionEndVerb.ABORT)):
         world.ask(End(request, txn, verb, "me"))
         world.flush()
     is_missing(world, txn)
@@ -141,20 +143,22 @@ def test_two_roles_use_one_name_and_neither_fences_the_other() -> None:
     found = world.answers[0]
     assert isinstance(found, BeginAnswer)
     mine = found.first
-    world.ask(Join(1, mine, "a"))
-    assert isinstance(answer(world, lambda to: Begin(to, "you", name="app")), BeginAnswer)
+    world.ask(JoinTransaction(1, mine, "a"))
+    assert isinstance(answer(world, lambda to: BeginTransactions(to, "you", name="app")), BeginAnswer)
     assert status(world, mine) is TxnState.OPEN, "a begin of another role fences nothing"
-    assert isinstance(answer(world, lambda to: Begin(to, "you", name="app", holder=found.holder)), TransactionFenced), (
-        "a number of a holder is of its role"
-    )
+    assert isinstance(
+        answer(world, lambda to: BeginTransactions(to, "you", name="app", holder=found.holder)), TransactionFenced
+    ), "a number of a holder is of its role"
     world.crash()
-    assert isinstance(answer(world, lambda to: Begin(to, "me", name="app", holder=found.holder)), BeginAnswer)
+    assert isinstance(
+        answer(world, lambda to: BeginTransactions(to, "me", name="app", holder=found.holder)), BeginAnswer
+    )
 
 
 def test_two_roles_use_one_sink_and_the_batches_of_one_count_for_it_alone() -> None:
     world = World()
     mine = world.begin(0, tag=SinkTag("sink", "q", 7))
-    world.ask(Join(1, mine, "a"))
+    world.ask(JoinTransaction(1, mine, "a"))
     assert answer(world, lambda to: CommitBatch(to, "you", {}, "sink", "q", 1 << 40)) is False
     assert status(world, mine) is TxnState.OPEN, "and what the other role has open is not ended"
     assert answer(world, lambda to: CommitBatch(to, "me", {mine: ()}, "sink", "q", 7)) is False, "it is no repeat"
@@ -168,14 +172,16 @@ def test_two_roles_use_one_sink_and_the_batches_of_one_count_for_it_alone() -> N
 def test_a_batch_has_a_number() -> None:
     world = World()
     assert isinstance(answer(world, lambda to: CommitBatch(to, "me", {}, "sink", "q", -1)), InvalidRequest)
-    assert isinstance(answer(world, lambda to: Begin(to, "me", tag=SinkTag("sink", "q", -1))), InvalidRequest)
+    assert isinstance(
+        answer(world, lambda to: BeginTransactions(to, "me", tag=SinkTag("sink", "q", -1))), InvalidRequest
+    )
 
 
 def test_a_role_has_a_share_of_the_names_and_the_sinks() -> None:
-    world = World(Limits(names_max=10, names_per_role_max=3, sinks_max=10, sinks_per_role_max=3))
+    world = World(CoordinatorLimits(names_max=10, names_per_role_max=3, sinks_max=10, sinks_per_role_max=3))
 
     def begin(owner: str, name: str) -> object:
-        return answer(world, lambda to: Begin(to, owner, name=name))
+        return answer(world, lambda to: BeginTransactions(to, owner, name=name))
 
     def batch(owner: str, sink: str) -> object:
         return answer(world, lambda to: CommitBatch(to, owner, {}, sink, "q", 0))
@@ -231,10 +237,10 @@ def test_a_half_of_another_role_is_missing_also_when_it_has_ended_and_after_a_ta
 
 
 def test_a_sink_that_was_idle_for_long_is_forgotten_also_over_take_overs() -> None:
-    world = World(Limits(sink_idle_s=1000.0, name_idle_s=1000.0, lease_s=100.0))
+    world = World(CoordinatorLimits(sink_idle_s=1000.0, name_idle_s=1000.0, lease_s=100.0))
     for owner in ("me", "you"):
         assert answer(world, lambda to, owner=owner: CommitBatch(to, owner, {}, "sink", "q", 3)) is False  # type: ignore[misc]
-        assert isinstance(answer(world, lambda to, owner=owner: Begin(to, owner, name="app")), BeginAnswer)  # type: ignore[misc]
+        assert isinstance(answer(world, lambda to, owner=owner: BeginTransactions(to, owner, name="app")), BeginAnswer)  # type: ignore[misc]
     for _ in range(6):
         world.tick(300.0)
         world.flush()
@@ -301,15 +307,15 @@ def test_the_version_before_reads_what_is_written_now() -> None:
 def test_what_the_version_before_wrote_is_of_no_role_and_each_role_goes_on_with_it() -> None:
     world = World()
     before: list[AnyRecord] = [
-        Committed([(5, [])], [], SinkBatch("sink", "q", 3)), NameHolderChanged("app", 1),
-        Prepared(6, TransactionOwner("me", 60.0), [], 100.0),
+        TransactionsCommitted([(5, [])], [], SinkBatch("sink", "q", 3)), NameHolderChanged("app", 1),
+        TransactionPrepared(6, TransactionOwner("me", 60.0), [], 100.0),
     ]  # fmt: skip
     world.log = before
     world.judge.committed.add(5)
     world._next_epoch()
     assert status(world, 5) is TxnState.COMMITTED, "whose it is was not written: nobody is told a falsehood"
     assert answer(world, lambda to: CommitBatch(to, "me", {}, "sink", "q", 3)) is True, "a batch is not done again"
-    assert isinstance(answer(world, lambda to: Begin(to, "me", name="app", holder=1)), BeginAnswer)
+    assert isinstance(answer(world, lambda to: BeginTransactions(to, "me", name="app", holder=1)), BeginAnswer)
     assert isinstance(answer(world, lambda to: CommitBatch(to, "me", {}, "sink", "other", 0)), SinkFenced)
     assert answer(world, lambda to: CommitBatch(to, "you", {}, "sink", "q", 1 << 40)) is False
     assert answer(world, lambda to: CommitBatch(to, "me", {}, "sink", "q", 4)) is False, "the other has its own"

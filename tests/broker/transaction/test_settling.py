@@ -11,7 +11,7 @@ from magnetar.broker.transaction.peers import SettlementSender
 from magnetar.proto.errors import MagnetarError, Unavailable
 from magnetar.proto.names import TopicName
 from magnetar.proto.states import TxnId
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.broker.subscription.test_delays import until
 
 
@@ -42,7 +42,7 @@ async def test_what_failed_is_told_again_and_the_rest_is_not(
         if len(settled) == 5:
             done.set()
 
-    settler = SettlementSender(real_world(1), topics, report)
+    settler = SettlementSender(make_system_world(1), topics, report)
     for number in range(5):
         settler.add("persistent://public/default/t", Settlement(TxnId(0, number), True))
     async with asyncio.timeout(20):
@@ -64,7 +64,7 @@ async def test_what_is_new_does_not_wait_for_what_failed(monkeypatch: pytest.Mon
         settled.append(settlement.txn.least)
         done.set()
 
-    settler = SettlementSender(real_world(1), topics, report)
+    settler = SettlementSender(make_system_world(1), topics, report)
     async with asyncio.timeout(20):
         for number in range(3):
             settler.add("persistent://public/default/t", Settlement(TxnId(0, number), True))

@@ -15,10 +15,17 @@ from magnetar.broker.log.log_shape_core import CommittedShape, LogShape, Span
 from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState, TxnAcks
-from magnetar.broker.subscription.core.pending_acks import AckRefused
+from magnetar.broker.subscription.core.pending_acks import TransactionalAckRefused
 from magnetar.broker.topic.dedup_core import DedupVerdict
 from magnetar.broker.topic.transactions_core import Transactions, TxnSnapshot
-from magnetar.broker.transaction.intents_core import End, EndVerb, GetStatus, Join, Limits, SendOutcome
+from magnetar.broker.transaction.intents_core import (
+    CoordinatorLimits,
+    End,
+    GetStatus,
+    JoinTransaction,
+    SendOutcomeToParticipant,
+    TransactionEndVerb,
+)
 from magnetar.broker.transaction.records_core import Participant
 from magnetar.proto.names import Position
 from magnetar.proto.states import TxnId, TxnState
@@ -87,7 +94,7 @@ class Topic:
         wanted = TxnAcks()
         wanted.add(WORK)
         new = pending_acks.judge(self.cursor, txn, wanted)
-        assert not isinstance(new, AckRefused)
+        assert not isinstance(new, TransactionalAckRefused)
         pending_acks.add_pending_acks(self.cursor, txn, new)
         self.stored_cursor = again(self.cursor, self.asked)
         self.acked = True
@@ -103,7 +110,7 @@ class Topic:
 
     def shown(self) -> list[Position]:
         found, position = list[Position](), self.view.position_at_or_after(self.view.start)
-        while self.view.is_readable(position):
+        while self.view.has_visible_entry(position):
             found.append(position)
             position = self.view.after(position)
         return found
@@ -113,7 +120,7 @@ class Life:
     """`at`: before which event of LIFE each of them comes."""
 
     def __init__(self, crash: str, crash_at: int, end: str, end_at: int, doubled_at: int) -> None:
-        self.world = World(Limits(retention_s=1e9))
+        self.world = World(CoordinatorLimits(retention_s=1e9))
         self.txn = self.world.begin(0)
         self.id = TxnId(0, self.txn)
         self.topics = {name: Topic(name) for name in "ab"}
@@ -140,7 +147,7 @@ class Life:
         if topic.core.is_open(self.id) and not asks:
             return True
         topic.core.register_unresolved_transaction(self.id)
-        state = self.ask(Join, topic.name)
+        state = self.ask(JoinTransaction, topic.name)
         if state in (TxnState.OPEN, TxnState.PREPARED):
             return topic.core.on_transaction_joined(self.id)
         topic.core.on_join_refused(self.id)
@@ -178,7 +185,7 @@ class Life:
             case "commit":
                 self.commit()
             case "abort":
-                self.ask(End, EndVerb.ABORT, "me")
+                self.ask(End, TransactionEndVerb.ABORT, "me")
             case "expire":
                 world.tick(world.limits.timeout_s + 1)
             case "take":
@@ -202,16 +209,16 @@ class Life:
     def commit(self) -> None:
         """The client's: when every operation has its receipt; else it aborts."""
         if self.failed or not (all(each.receipts for each in self.topics.values()) and self.topics["a"].acked):
-            self.ask(End, EndVerb.ABORT, "me")
+            self.ask(End, TransactionEndVerb.ABORT, "me")
             return
         said = [Participant(each.name, len(each.receipts), *each.receipts[-1]) for each in self.topics.values()]
-        self.ask(End, EndVerb.COMMIT, "me", said)
+        self.ask(End, TransactionEndVerb.COMMIT, "me", said)
 
-    def settle(self, each: SendOutcome) -> None:
+    def settle(self, each: SendOutcomeToParticipant) -> None:
         topic = self.topics[each.participant.topic]
         topic.settle(self.settlement(each.committed, each.participant))
         self.world.store(each)
-        self.world._do(self.world.core.on_settled(each.txn, each.participant.topic))
+        self.world._do(self.world.core.on_outcome_stored(each.txn, each.participant.topic))
 
     def heal(self) -> None:
         for _ in range(3):

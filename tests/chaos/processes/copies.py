@@ -22,7 +22,7 @@ from magnetar.metadata import paths
 from magnetar.metadata.address import parse
 from magnetar.metadata.remote import connect_address
 from magnetar.metadata.store import MetadataStore
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 
 SESSION_S = 10.0
 LOOK_S = 60.0
@@ -43,7 +43,7 @@ def missing_copies(metadata: str, there: Collection[str], environment: Mapping[s
 
 
 async def _look(metadata: str, there: Collection[str]) -> list[str]:
-    world = make_member_world(real_world(), os.environ.get("MAGNETAR_SECURITY"), "operator")
+    world = make_member_world(make_system_world(), os.environ.get("MAGNETAR_SECURITY"), "operator")
     store = await connect_address(world, parse(metadata), SESSION_S)
     try:
         return await _marked(store) + await _named(store, there)

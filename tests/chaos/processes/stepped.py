@@ -32,7 +32,7 @@ class Step(NamedTuple):
 
 
 STEPS = {
-    "it is registered as draining": Step(Ownership, "set_draining", is_after=True),
+    "it is registered as draining": Step(Ownership, "store_draining", is_after=True),
     "a topic takes nothing any more": Step(Topic, "_close"),
     "a ledger is closed": Step(TopicLog, "close", is_after=True),
     "clients are told": Step(Topic, "_close_subscriptions"),

@@ -10,7 +10,7 @@ from magnetar.metadata import paths
 from magnetar.metadata.records import CookieRecord
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import get_record, put_record
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.support.processes import run_here
 
 BOOKIE = "6f9619ff-8b86-4d01-b42d-00cf4fc964ff"
@@ -20,7 +20,7 @@ def cookie(folder: Path, record: CookieRecord | None = None) -> CookieRecord | N
     """What the metadata says of the bookie; after `record` was put there, if given."""
 
     async def ask() -> CookieRecord | None:
-        store = await SqliteStore.open(real_world(), str(folder / "metadata.sqlite"))
+        store = await SqliteStore.open(make_system_world(), str(folder / "metadata.sqlite"))
         session = store.new_session()
         if record is not None:
             await put_record(session, paths.cookie(record.bookie), record)

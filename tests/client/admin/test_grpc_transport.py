@@ -28,7 +28,7 @@ from magnetar.proto.errors import ConnectionLost, InvalidRequest, MagnetarError,
 from magnetar.proto.names import Position
 from magnetar.proto.operations import AnsweringBroker, Operation, answer_of
 from magnetar.proto.policies import Policies
-from magnetar.proto.translation import field_types
+from magnetar.proto.translation import get_field_types
 
 ALL = operations.OPERATIONS
 RENAMED = {"auto_topic_creation": "auto_topic_creation_off"}
@@ -49,7 +49,7 @@ def test_an_answer_has_the_fields_of_its_reply_and_all_of_them(name: str) -> Non
         shown = {RENAMED.get(each.name, each.name) for each in fields(kind)}
         assert shown == set(descriptor.fields_by_name), f"{kind.__name__} and {descriptor.name}"
         compared += 1
-        for field_name, hint in field_types(kind):
+        for field_name, hint in get_field_types(kind):
             if typing.get_origin(hint) in (Mapping, dict):  # of texts to texts, or lists of texts
                 continue
             (inner,) = (each for each in _kinds(hint) if each is not types.NoneType and each is not ...)

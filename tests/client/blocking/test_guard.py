@@ -37,7 +37,7 @@ BY_ITSELF = {
 TARGETS = [
     (PartitionProducer, "_turn"), (PartitionProducer, "_time_passed"), (PartitionProducer, "on_frames"),
     (PartitionProducer, "on_opening_done"), (PartitionProducer, "_do"), (PartitionProducer, "on_lost"),
-    (ProducerCore, "publish_ready"), (ProducerCore, "_take_ready"), (ProducerCore, "_expire"), (ProducerCore,
+    (ProducerCore, "publish_closed_batches"), (ProducerCore, "_take_ready"), (ProducerCore, "_expire"), (ProducerCore,
     "take_confirmed"),
     (ProducerCore, "on_opened"), (PartitionConsumer, "_turn"), (PartitionConsumer, "_time_passed"),
     (PartitionConsumer, "on_frames"), (PartitionConsumer, "on_opening_done"), (PartitionConsumer, "_do"),

@@ -18,7 +18,7 @@ from magnetar.client.model.message import call_event_listener
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.schema import StringSchema
 from magnetar.client.model.settings import InitialPosition
-from magnetar.client.produce.partition_producer import end_flushes, report_to_callbacks
+from magnetar.client.produce.partition_producer import end_waiting_flushes, report_to_callbacks
 from magnetar.client.transactions.halves import HalfCheckWatch
 from magnetar.client.transactions.process import make_loop_processor
 from magnetar.proto import wire_pb2 as wire
@@ -75,7 +75,7 @@ def test_ctrl_c_in_a_send_callback_ends_the_program_after_what_else_is_told() ->
         batch.callbacks += [fails(KeyboardInterrupt), lambda *_: told.append("the other callback")]
         reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         report_to_callbacks(ReportOutcome(batch, None, 1, 1), TopicName.parse("t"))
-        end_flushes([reached])
+        end_waiting_flushes([reached])
         await reached
         told.append("the flush")
         await asyncio.sleep(60)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from magnetar.client.connect.broker_stream import HELD_FROM_BYTES, IDLE_S, BrokerStream
-from magnetar.client.connect.discovery import SilentBrokers
+from magnetar.client.connect.discovery import SilentBrokerTracker
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost, MagnetarError
 from magnetar.proto.names import TopicName
@@ -73,7 +73,7 @@ def simulate(body: Any) -> None:
             ended: list[bool] = []
             world = simulation.world("client")
             channel, now = world.network.connect(Endpoint("broker", 1)), world.clock.monotonic
-            silence = SilentBrokers(now, lambda: [channel.endpoint], not_asked)
+            silence = SilentBrokerTracker(now, lambda: [channel.endpoint], not_asked)
             stream = BrokerStream(channel, now, lambda: ended.append(True), silence)
             await body(stream, broker, ended)
             await stream.close()

@@ -17,7 +17,7 @@ from magnetar.client.client import Client as AsyncClient
 from magnetar.client.connect.connections import make_unreachable_error
 from magnetar.proto.errors import Unavailable
 from magnetar.runtime.network import Endpoint
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from tests.client.fake_broker import FakeBroker
 
 SOON_S = 2.0
@@ -143,7 +143,7 @@ def test_an_address_that_swallows_everything_has_the_connection_timeout(scheme: 
 
 async def test_a_client_that_had_a_connection_waits_for_its_broker_as_long_as_an_operation_may_take() -> None:
     broker = FakeBroker()
-    world = real_world(1)
+    world = make_system_world(1)
     serving = await world.network.serve(Endpoint("127.0.0.1", 0), [("Broker", broker)])
     port = serving.endpoint.port
     async with AsyncClient(f"magnetar://127.0.0.1:{port}", connection_timeout_ms=1000) as client:
@@ -161,7 +161,7 @@ async def test_a_client_that_had_a_connection_waits_for_its_broker_as_long_as_an
 
 
 async def test_one_broker_of_several_is_enough() -> None:
-    serving = await real_world(1).network.serve(Endpoint("127.0.0.1", 0), [("Broker", FakeBroker())])
+    serving = await make_system_world(1).network.serve(Endpoint("127.0.0.1", 0), [("Broker", FakeBroker())])
     for _ in range(5):  # the first that is asked is chosen by chance
         url = f"magnetar://127.0.0.1:{_free_port()},{serving.endpoint},127.0.0.1:{_free_port()}"
         async with AsyncClient(url) as client:

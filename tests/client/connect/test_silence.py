@@ -153,7 +153,7 @@ async def test_look_ups_pass_over_a_broker_that_is_silent_and_come_back_to_it(tw
     await asyncio.sleep(NOTICED_S + SOON_S)
     for _ in range(6):
         async with asyncio.timeout(SOON_S):
-            await two.client.connections.partition_count(TOPIC)
+            await two.client.connections.fetch_partition_count(TOPIC)
             await two.client.connections.find_owner_channel(TOPIC)
     two.simulation.resume("one")
     await asyncio.sleep(NOTICED_S)

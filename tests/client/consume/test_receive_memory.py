@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.common.memory_limits import MESSAGE_OVERHEAD, MemoryClaim, ReceiveMemoryLimit
+from magnetar.client.common.memory_limits import MESSAGE_OVERHEAD, ReceiveMemoryClaim, ReceiveMemoryLimit
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import CompressionType, ConsumerType, InitialPosition
 from tests.client.fake_broker import FakeBroker
@@ -140,7 +140,7 @@ async def test_a_limit_below_one_message_lets_them_through_one_by_one(client: Cl
 
 def test_those_who_read_come_to_equal_shares() -> None:
     memory = ReceiveMemoryLimit(LIMIT)
-    claims = [MemoryClaim(memory, 1000) for _ in range(7)]
+    claims = [ReceiveMemoryClaim(memory, 1000) for _ in range(7)]
     for _ in range(200):
         for claim in claims:
             claim.count_received(4096 * 10, 10, claim.window)

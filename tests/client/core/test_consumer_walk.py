@@ -19,16 +19,16 @@ from magnetar.client.core.effects import (
     Connect,
     ConsumerEffect,
     ConsumerOptions,
-    Disconnect,
-    DropBlockedMessages,
-    DropMessages,
+    DropMessagesAfterFailure,
+    DropQueuedMessages,
     EndWithError,
+    GiveUpConnection,
     GrantPermits,
     PartitionClientState,
     Redeliver,
-    ReportSeek,
+    ReportSeekDone,
     SendAcks,
-    SendSeek,
+    SendSeekRequest,
 )
 from magnetar.client.core.failover import Backoff
 from magnetar.proto.errors import (
@@ -132,7 +132,7 @@ class Walk:
     def do(self, effects: list[ConsumerEffect]) -> None:
         for effect in effects:
             match effect:
-                case DropMessages(give_back):
+                case DropQueuedMessages(give_back):
                     if self.queue and self.rng.random() < 0.3:
                         self.hand.append(self.queue.popleft())
                     freed = sum(each.permits for each in self.queue)
@@ -142,7 +142,7 @@ class Walk:
                 case AnswerRequest(request_id, error):
                     assert request_id not in self.answers, "a request gets one answer"
                     self.answers[request_id] = error
-                case ReportSeek():
+                case ReportSeekDone():
                     self.seeks += 1
                     self.shown.clear()
                     self.taken.clear()
@@ -151,13 +151,13 @@ class Walk:
                 case Connect(after_s):
                     assert self.connect_at is None, "one attempt at a time"
                     self.connected, self.connect_at = False, self.now + after_s
-                case Disconnect():
+                case GiveUpConnection():
                     self.connected = False
                     self.broker.disconnected()
                 case EndWithError():
                     self.finished, self.connect_at, self.connected = effect, None, False
                     self.broker.disconnected()
-                case GrantPermits() | SendAcks() | Redeliver() | SendSeek():
+                case GrantPermits() | SendAcks() | Redeliver() | SendSeekRequest():
                     assert self.connected, "what is said is said over a connection"
                     if isinstance(effect, SendAcks):
                         self.check_acks(effect)
@@ -209,7 +209,7 @@ class Walk:
                 asked = set(entries[LEDGER]) & broker.held
                 broker.again = sorted({*broker.again, *asked})
                 broker.held -= asked
-            case SendSeek(request_id, to):
+            case SendSeekRequest(request_id, to):
                 error = NotOwner("not now") if self.rng.random() < 0.2 else None
                 if error is None:
                     broker.seek(to)
@@ -305,7 +305,7 @@ class Walk:
 
     def seek(self) -> None:
         if self.connected and self.rng.random() < 0.2:
-            self.core.discard_acks()
+            self.core.discard_unsent_acks()
             request_id = self.core.register_request()
             self.requests[request_id] = "seek"
             self.asked[request_id] = len(self.acks)
@@ -419,10 +419,10 @@ def test_a_reader_that_was_sent_to_a_time_goes_there_again_before_it_gets_permit
     walk.do(walk.core.on_lost(ConnectionLost("cut")))
     walk.connected = True
     walk.do(walk.core.on_opened())
-    assert [type(each) for each in walk.broker.up] == [SendSeek]
+    assert [type(each) for each in walk.broker.up] == [SendSeekRequest]
     again = walk.broker.up[0].request_id
     walk.do(walk.core.on_answered(again, None))
-    assert [type(each) for each in walk.broker.up] == [SendSeek, GrantPermits]
+    assert [type(each) for each in walk.broker.up] == [SendSeekRequest, GrantPermits]
     assert walk.broker.up[1].messages == 10
 
 
@@ -480,7 +480,7 @@ def test_what_failed_behind_a_dead_letter_of_its_batch_waits_for_its_acknowledge
     core.negative_acknowledge(batch, 0, now=1.0)
     core.negative_acknowledge(other, 0, now=1.0)
     dropped, asked = core.take_effects(1.0)
-    assert isinstance(dropped, DropBlockedMessages)
+    assert isinstance(dropped, DropMessagesAfterFailure)
     assert {*dropped.failed} == {batch, other}, "nothing that follows it is given out meanwhile"
     assert isinstance(asked, Redeliver)
     assert asked.entries == {LEDGER: BitMap([5])}

@@ -23,7 +23,7 @@ from magnetar.client.core.redelivery import (
 from magnetar.client.model.settings import MultiplierRedeliveryBackoff
 from magnetar.proto.entry import decode_batch, parse_header
 from magnetar.proto.errors import ConnectionLost, NotOwner, ReadOnly, Unavailable
-from magnetar.proto.names import Position, partition_of
+from magnetar.proto.names import Position, choose_partition_of_key
 
 SINGLE, ROUND = PartitionsRoutingMode.UseSinglePartition, PartitionsRoutingMode.RoundRobinDistribution
 
@@ -97,7 +97,7 @@ def router(mode: PartitionsRoutingMode, partitions: int = 4, window_s: float = 0
 
 @given(st.text(), st.integers(1, 50), st.sampled_from([SINGLE, ROUND]))
 def test_a_key_decides_whatever_the_mode(key: str, partitions: int, mode: PartitionsRoutingMode) -> None:
-    assert router(mode, partitions).choose_partition(key, 1, 0.0) == partition_of(key, partitions)
+    assert router(mode, partitions).choose_partition(key, 1, 0.0) == choose_partition_of_key(key, partitions)
 
 
 def test_round_robin_stays_for_a_window_or_a_batch_and_visits_all() -> None:

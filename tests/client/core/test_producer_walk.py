@@ -13,11 +13,11 @@ import pytest
 
 from magnetar.client.core.batcher import OutgoingMessage
 from magnetar.client.core.effects import (
-    AddResult,
     Connect,
-    Disconnect,
     EndFlushes,
     EndWithError,
+    GiveUpConnection,
+    MessageAddResult,
     PartitionClientState,
     ProducerEffect,
     ProducerOptions,
@@ -108,7 +108,7 @@ class Walk:
                     assert self.connect_at is None, "one attempt at a time"
                     assert self.connection is None
                     self.connect_at = self.now + after_s
-                case Disconnect():
+                case GiveUpConnection():
                     assert self.connection is not None
                     self.left()
                 case Warn(text):
@@ -146,13 +146,13 @@ class Walk:
             key = self.rng.choice([None, "a", "b"])
             self.keyed = self.keyed or (self.options.key_based and key is not None)
             added = self.core.add_message(OutgoingMessage(payload, partition_key=key), outcome)
-        if added in (None, AddResult.WAKE):
+        if added in (None, MessageAddResult.WAKE):
             self.added += 1
         else:
-            assert added is (AddResult.CLOSED if self.core.error is not None else AddResult.FULL)
+            assert added is (MessageAddResult.CLOSED if self.core.error is not None else MessageAddResult.FULL)
 
     def turn(self) -> None:
-        self.do(self.core.publish_ready(self.now, int(self.now * 1000)))
+        self.do(self.core.publish_closed_batches(self.now, int(self.now * 1000)))
 
     def flush(self) -> None:
         number = len(self.flushes)
@@ -235,7 +235,7 @@ class Walk:
             connection.credit += content
             self.do(self.core.on_credit_granted(content))
         elif kind == "receipt":
-            self.do(self.core.on_receipt(content[0], LEDGER, content[1], self.now))
+            self.do(self.core.on_entry_receipt(content[0], LEDGER, content[1], self.now))
         else:
             self.do(self.core.on_refused(content[0], content[1], self.now))
 
@@ -321,7 +321,7 @@ def test_a_producer_that_ends_tells_every_outcome(seed: int) -> None:
     assert walk.flushed == set(walk.flushes)
     assert walk.finished is not None
     walk.add()
-    assert walk.core.add(b"x", None) is AddResult.CLOSED
+    assert walk.core.add(b"x", None) is MessageAddResult.CLOSED
 
 
 def test_a_time_out_takes_all_that_is_under_way_and_gives_the_connection_up() -> None:
@@ -338,7 +338,13 @@ def test_a_time_out_takes_all_that_is_under_way_and_gives_the_connection_up() ->
     walk.turn()
     assert len(walk.connection.up) == 3
     effects = walk.core.run_timers(2.5, 2500)
-    assert [type(effect) for effect in effects] == [ReportOutcome, ReportOutcome, ReportOutcome, Disconnect, Connect]
+    assert [type(effect) for effect in effects] == [
+        ReportOutcome,
+        ReportOutcome,
+        ReportOutcome,
+        GiveUpConnection,
+        Connect,
+    ]
     walk.do(effects)
     assert [type(error) for error in outcomes] == [TimedOut] * 3
     assert not any(error.definite for error in outcomes), "a time-out is unknown"
@@ -385,20 +391,20 @@ def test_haste_is_for_what_is_open_alone_and_is_not_forgotten_while_that_waits()
     core.on_opened("p", -1, 0, 100_000, 0, 0.0, 0)
     core.add(b"one", None)
     core.urgent = True
-    assert [type(each) for each in core.publish_ready(0.0, 0)] == [Publish]
+    assert [type(each) for each in core.publish_closed_batches(0.0, 0)] == [Publish]
     assert not core.urgent
     assert not core.must_publish, "nothing waits"
     core.urgent = True
-    assert not core.publish_ready(0.0, 0)
+    assert not core.publish_closed_batches(0.0, 0)
     assert not core.urgent, "all that was open is on its way"
     core.add(b"two", None)
     core.urgent = True
-    assert not core.publish_ready(0.0, 0), "it goes out after the first"
+    assert not core.publish_closed_batches(0.0, 0), "it goes out after the first"
     assert core.urgent
-    core.on_receipt(0, LEDGER, 0, 0.0)
+    core.on_entry_receipt(0, LEDGER, 0, 0.0)
     assert core.must_publish
-    assert [type(each) for each in core.publish_ready(0.0, 0)] == [Publish]
+    assert [type(each) for each in core.publish_closed_batches(0.0, 0)] == [Publish]
     assert not core.urgent
-    core.on_receipt(1, LEDGER, 1, 0.0)
+    core.on_entry_receipt(1, LEDGER, 1, 0.0)
     assert not core.must_publish
     core.check()

@@ -9,7 +9,7 @@ import pytest
 from magnetar.client.common import errors
 from magnetar.client.core import transaction
 from magnetar.client.core.transaction import (
-    EndTransaction,
+    AskToEndTransaction,
     ReportOperationsDone,
     ReportTransactionEnd,
     SendAllowance,
@@ -94,7 +94,7 @@ def test_a_walk_ends_once_and_tells_all_receipts(seed: int, monkeypatch: pytest.
         assert core.pending_operations == 0
         effects = core.decide_transaction_end()
     for effect in effects:
-        if isinstance(effect, EndTransaction):
+        if isinstance(effect, AskToEndTransaction):
             assert (effect.verb is TransactionEndKind.COMMIT) == (wants_commit and not failed)
             if effect.verb is TransactionEndKind.COMMIT:
                 told = {each.topic: (each.entries, each.last) for each in effect.participants}
@@ -164,7 +164,7 @@ def test_a_receipt_without_a_place_makes_every_entry_of_the_topic_count() -> Non
         core.on_stored("a", 1, position)
     core.commit()
     [end] = core.decide_transaction_end()
-    assert isinstance(end, EndTransaction)
+    assert isinstance(end, AskToEndTransaction)
     assert [(each.topic, each.entries, each.last.entry_id) for each in end.participants] == [("a", -1, -1)]
 
 

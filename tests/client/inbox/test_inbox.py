@@ -13,7 +13,7 @@ from tests.support.postgres import Postgres, why_no_postgres
 sqlalchemy = pytest.importorskip("sqlalchemy")
 from sqlalchemy.orm import Session  # noqa: E402
 
-from magnetar.client.inbox.keys import KEY_MAX, message_key, shorten_inbox_key  # noqa: E402
+from magnetar.client.inbox import KEY_MAX, message_key, shorten_inbox_key  # noqa: E402
 from magnetar.client.inbox.tables import SQLAlchemyInbox  # noqa: E402
 
 _numbers = count(1)

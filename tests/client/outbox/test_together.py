@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 
 from magnetar.client.outbox.destination_core import (
-    AtomicUnits,
+    AtomicUnitQueue,
     ClaimedRow,
     ClaimedShard,
-    Destination,
+    DestinationCore,
     DestinationStatus,
     RelaySettings,
     RowsOutcome,
@@ -256,13 +256,13 @@ def row(id_: int, seq: int, destination: str, unit: int | None, size: int = 10) 
     return ClaimedRow(id_, seq, destination, size, None, b"", None, None, None, 0, unit)
 
 
-def together(settings: RelaySettings, last_open: dict[str, int]) -> AtomicUnits:
+def together(settings: RelaySettings, last_open: dict[str, int]) -> AtomicUnitQueue:
     destinations = {}
     for name, last in last_open.items():
-        destinations[name] = each = Destination(name, settings)
+        destinations[name] = each = DestinationCore(name, settings)
         each.try_begin_opening_producer(0.0)
         each.on_opened(last, sure=False)
-    return AtomicUnits(settings, destinations)
+    return AtomicUnitQueue(settings, destinations)
 
 
 def test_what_may_be_stored_is_sent_again_an_entry_for_each_row_and_the_rest_in_whole_entries() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from magnetar.client.client import Client
 from magnetar.client.common.errors import MemoryBufferIsFull, Result
-from magnetar.client.common.memory_limits import MemoryClaim, ReceiveMemoryLimit, SendMemoryLimit
+from magnetar.client.common.memory_limits import ReceiveMemoryClaim, ReceiveMemoryLimit, SendMemoryLimit
 from magnetar.client.model.settings import InitialPosition
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
@@ -112,7 +112,7 @@ def test_producers_and_receiver_queues_use_what_the_others_do_not_and_half_at_le
     assert send.reserve(500)
     send.release(1000)
     assert send.reserve(5000), "one is taken when nothing is pending"
-    assert MemoryClaim(receive, 1000).window >= 1
+    assert ReceiveMemoryClaim(receive, 1000).window >= 1
 
 
 @pytest.mark.run_by(simulate, memory_limit_bytes=LIMIT)

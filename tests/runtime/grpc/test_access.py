@@ -29,7 +29,7 @@ from magnetar.runtime.grpc import limits as callers
 from magnetar.runtime.grpc.client import connect
 from magnetar.runtime.grpc.server import RunningGrpcServer, serve
 from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint, Network, rpc
-from magnetar.runtime.process import real_world
+from magnetar.runtime.process import make_system_world
 from magnetar.runtime.sim.world import Simulation
 from tests.support.certificates import Authority
 
@@ -367,7 +367,7 @@ async def test_simulated_callers_are_authenticated_too_and_their_streams_expire(
 
 
 async def test_the_network_of_the_system_hands_both_on(ends: Ends) -> None:
-    network = real_world(1).network
+    network = make_system_world(1).network
     serving = await network.serve(HERE, [("Broker", Broker())], ListenerAccess(Gatekeeper()))
     ends.append(serving)
     ends.append(network.connect(serving.endpoint, bearer("good")))

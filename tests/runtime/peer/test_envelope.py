@@ -12,7 +12,7 @@ from magnetar.runtime.peer.envelope import (
     WrongEnvelopeMagic,
     decode,
     encode,
-    encode_refusal,
+    encode_refusal_envelope,
 )
 
 IDENTITY = bytes(range(16))
@@ -90,7 +90,7 @@ def test_any_flipped_or_random_bytes_raise_nothing_else() -> None:
 
 
 def test_a_refusal_names_the_identity_and_the_ids() -> None:
-    envelope = decode(encode_refusal(EnvelopeKind.WRONG_IDENTITY, IDENTITY, [4, 5]))
+    envelope = decode(encode_refusal_envelope(EnvelopeKind.WRONG_IDENTITY, IDENTITY, [4, 5]))
     assert (envelope.kind, envelope.identity, [item.id for item in envelope.items]) == (
         EnvelopeKind.WRONG_IDENTITY,
         IDENTITY,

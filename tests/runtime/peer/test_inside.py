@@ -9,7 +9,7 @@ from magnetar.proto.errors import BackPressure, ConnectionLost, TimedOut, Unauth
 from magnetar.runtime.access import Principal
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.files import Buffer
-from magnetar.runtime.network import COALESCE_BYTES, Endpoint, Peer, PeerService, Reply, Request, RunningPeerServer
+from magnetar.runtime.network import COALESCE_BYTES, Endpoint, Peer, PeerReply, PeerService, Request, RunningPeerServer
 from magnetar.runtime.peer import inside
 from magnetar.runtime.peer.inside import InProcessNetwork
 from magnetar.runtime.peer.keys import CLEAR, PeerClientKeys, PeerServerKeys
@@ -203,7 +203,7 @@ async def test_what_a_server_has_not_taken_is_bounded(bench: Bench, monkeypatch:
     futures = [peer.request(b"", [bytes(300_000)], timeout_s=SOON_S) for _ in range(5)]
     outcomes = [await outcome(future) for future in futures]
     assert [isinstance(each, BackPressure) for each in outcomes] == [False, False, False, True, True]
-    assert isinstance(await outcome(peer.request(b"", [bytes(300_000)], timeout_s=SOON_S)), Reply)
+    assert isinstance(await outcome(peer.request(b"", [bytes(300_000)], timeout_s=SOON_S)), PeerReply)
 
 
 async def test_a_server_takes_a_few_mebibytes_at_a_time(bench: Bench) -> None:

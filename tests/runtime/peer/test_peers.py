@@ -15,7 +15,15 @@ from magnetar.proto.errors import BackPressure, Busy, ConnectionLost, TimedOut, 
 from magnetar.runtime.access import OPEN
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc import server as grpc_server
-from magnetar.runtime.network import MESSAGE_BYTES_MAX, Endpoint, Peer, PeerService, Reply, Request, RunningPeerServer
+from magnetar.runtime.network import (
+    MESSAGE_BYTES_MAX,
+    Endpoint,
+    Peer,
+    PeerReply,
+    PeerService,
+    Request,
+    RunningPeerServer,
+)
 from magnetar.runtime.peer import client as peers
 from magnetar.runtime.peer import inside as outbox
 from magnetar.runtime.peer import sockets
@@ -72,7 +80,7 @@ async def bench() -> AsyncIterator[Bench]:
     assert bench.context._context is None, "the context ends with its last socket"
 
 
-async def outcome(future: Future[Reply]) -> Reply | BaseException:
+async def outcome(future: Future[PeerReply]) -> PeerReply | BaseException:
     async with asyncio.timeout(SOON_S):
         [result] = await asyncio.gather(future, return_exceptions=True)
         return result
@@ -203,7 +211,7 @@ async def test_a_refused_connection_fails_at_once_and_the_peer_works_when_somebo
     assert isinstance(await outcome(peer.request(b"", timeout_s=SOON_S * 10)), ConnectionLost)
     await bench.serve(echo, endpoint)
     async with asyncio.timeout(SOON_S):
-        while not isinstance(await outcome(peer.request(b"x", timeout_s=SOON_S)), Reply):
+        while not isinstance(await outcome(peer.request(b"x", timeout_s=SOON_S)), PeerReply):
             pass
 
 
@@ -224,7 +232,7 @@ async def test_a_server_that_goes_fails_all_in_flight_and_its_successor_serves(b
     assert {type(await outcome(future)) for future in futures} == {ConnectionLost}
     await bench.serve(echo, first.endpoint)
     async with asyncio.timeout(SOON_S):
-        while not isinstance(await outcome(peer.request(b"x", timeout_s=SOON_S)), Reply):
+        while not isinstance(await outcome(peer.request(b"x", timeout_s=SOON_S)), PeerReply):
             pass
     held[0].reply(b"to nobody")
 
@@ -279,15 +287,15 @@ async def test_very_many_malformed_messages_are_dropped_in_slices(
     """The loop has its turn after each few, and the messages after them come."""
     monkeypatch.setattr(sockets, "MALFORMED_AT_ONCE", 10)
     server, counts = await bench.serve(echo), list[int]()
-    receive = sockets.LoopSocket.receive
+    receive = sockets.WatchedZmqSocket.receive
 
-    def counting(wire: sockets.LoopSocket) -> Any:
+    def counting(wire: sockets.WatchedZmqSocket) -> Any:
         before = wire.dropped
         found = receive(wire)
         counts.append(wire.dropped - before)
         return found
 
-    monkeypatch.setattr(sockets.LoopSocket, "receive", counting)
+    monkeypatch.setattr(sockets.WatchedZmqSocket, "receive", counting)
     socket = bench.context.open(zmq.DEALER)
     socket.setsockopt(zmq.SNDHWM, 1000)
     socket.connect(f"tcp://{server.endpoint}")
@@ -306,13 +314,13 @@ async def test_a_message_of_very_many_parts_is_dropped_in_slices(bench: Bench, m
     monkeypatch.setattr(sockets, "SKIPPED_AT_ONCE", 10)
     server = await bench.serve(echo)
     slices: list[bool] = []
-    skip = sockets.LoopSocket._skip
+    skip = sockets.WatchedZmqSocket._skip
 
-    def counting(wire: sockets.LoopSocket) -> bool:
+    def counting(wire: sockets.WatchedZmqSocket) -> bool:
         slices.append(skip(wire))
         return slices[-1]
 
-    monkeypatch.setattr(sockets.LoopSocket, "_skip", counting)
+    monkeypatch.setattr(sockets.WatchedZmqSocket, "_skip", counting)
     header = bytes(encode(EnvelopeKind.REQUESTS, IDENTITY, [(1, b"head", ())])[0])
     socket = bench.context.open(zmq.DEALER)
     socket.connect(f"tcp://{server.endpoint}")
@@ -367,7 +375,7 @@ async def test_a_peer_recovers_from_a_port_that_spoke_another_protocol_before(be
     assert isinstance(await outcome(peer.request(b"", timeout_s=SOON_S)), WrongProtocol)
     await other.close()
     await bench.serve(echo, other.endpoint)
-    assert isinstance(await outcome(peer.request(b"x", timeout_s=SOON_S)), Reply)
+    assert isinstance(await outcome(peer.request(b"x", timeout_s=SOON_S)), PeerReply)
 
 
 async def test_connections_made_and_broken_in_a_hurry_never_block_the_loop(bench: Bench) -> None:
@@ -383,7 +391,7 @@ async def test_connections_made_and_broken_in_a_hurry_never_block_the_loop(bench
         for peer in ends[:3]:
             await peer.close()
         for future in futures:
-            assert isinstance(await outcome(future), Reply | ConnectionLost)
+            assert isinstance(await outcome(future), PeerReply | ConnectionLost)
         await server.close()
 
 
@@ -469,13 +477,13 @@ async def test_a_server_that_is_slowed_down_takes_in_little(bench: Bench, monkey
     for peer in (sender, other):  # connecting is no part of a turn
         assert (await peer.request(b"hello", timeout_s=SOON_S)).head == b"hello"
     rests: list[float] = []
-    rest = sockets.LoopSocket.pause
+    rest = sockets.WatchedZmqSocket.pause
 
-    def resting(wire: sockets.LoopSocket, seconds: float) -> None:
+    def resting(wire: sockets.WatchedZmqSocket, seconds: float) -> None:
         rests.append(seconds)
         rest(wire, seconds if len(taken) < 6 else 0.5)
 
-    monkeypatch.setattr(sockets.LoopSocket, "pause", resting)
+    monkeypatch.setattr(sockets.WatchedZmqSocket, "pause", resting)
     server.slow_down(True)
     futures = [sender.request(b"%d" % number, [bytes(600_000)], timeout_s=6 * SOON_S) for number in range(100)]
     await until(lambda: len(taken) >= 6)

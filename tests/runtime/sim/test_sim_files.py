@@ -9,13 +9,13 @@ import pytest
 
 from magnetar.runtime.disk import SystemFiles
 from magnetar.runtime.files import Files
-from magnetar.runtime.sim.disk import DeadProcess, Disk, FileFault, SimFiles, SimulatedDeath
+from magnetar.runtime.sim.disk import DeadProcess, FileFault, SimDisk, SimFiles, SimulatedDeath
 from magnetar.runtime.sim.world import Simulation
 
 
 @pytest.fixture(params=["real", "simulated"])
 def files(request: pytest.FixtureRequest) -> Files:
-    return SystemFiles() if request.param == "real" else SimFiles(Disk())
+    return SystemFiles() if request.param == "real" else SimFiles(SimDisk())
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_lock_is_exclusive_until_closed(files: Files, root: str) -> None:
 def test_power_loss_keeps_what_was_synced_and_only_pieces_of_the_rest() -> None:
     outcomes = set()
     for seed in range(200):
-        disk = Disk()
+        disk = SimDisk()
         files = SimFiles(disk)
         file = files.open("/a", create=True)
         file.pwrite([b"s" * 1024], 0)
@@ -123,7 +123,7 @@ def test_power_loss_keeps_what_was_synced_and_only_pieces_of_the_rest() -> None:
 
 
 def test_a_direct_write_is_durable_when_it_returns_and_aligned() -> None:
-    disk = Disk()
+    disk = SimDisk()
     files = SimFiles(disk)
     files.open("/a", create=True).close()
     with pytest.raises(OSError, match="Invalid argument"):
@@ -144,7 +144,7 @@ def test_a_direct_write_is_durable_when_it_returns_and_aligned() -> None:
 def test_power_loss_may_take_any_name_that_was_not_synced() -> None:
     seen = set()
     for seed in range(200):
-        disk = Disk()
+        disk = SimDisk()
         files = SimFiles(disk)
         for name in ("old", "kept"):
             file = files.open(f"/{name}", create=True)
@@ -185,7 +185,7 @@ def test_a_kill_loses_only_locks_and_open_files() -> None:
 
 
 def test_errors_on_purpose_and_a_full_disk() -> None:
-    disk = Disk(capacity_bytes=64 << 10)
+    disk = SimDisk(capacity_bytes=64 << 10)
     files = SimFiles(disk)
     file = files.open("/a", create=True)
     disk.faults.append(FileFault("fdatasync", "/a", errno.EIO, skip=1))
@@ -206,7 +206,7 @@ def test_errors_on_purpose_and_a_full_disk() -> None:
 
 
 def test_what_a_failed_sync_dropped_is_not_synced_by_a_later_one() -> None:
-    disk = Disk()
+    disk = SimDisk()
     files = SimFiles(disk)
     file = files.open("/a", create=True)
     files.sync_directory("/")
@@ -266,11 +266,11 @@ def test_die_ends_the_process() -> None:
     simulation.run(main())
     assert simulation.complaints == []
     with pytest.raises(SimulatedDeath):
-        SimFiles(Disk()).die("x")
+        SimFiles(SimDisk()).die("x")
 
 
 def test_every_operation_is_recorded_before_it_takes_effect() -> None:
-    disk = Disk()
+    disk = SimDisk()
     log: list[tuple[str, str]] = []
     disk.record = lambda operation: log.append((operation.kind, operation.path))
     files = SimFiles(disk)

@@ -82,7 +82,7 @@ def test_a_half_open_connection_is_silent_and_the_next_one_works() -> None:
     async def talk(endpoint: Endpoint) -> list[str]:
         peer = simulation.world("a").network.peer(endpoint, NAME)
         await peer.request(b"?", timeout_s=1.0)
-        assert simulation.wires.half_open("a", "b", noticed_s=4.0) == 1
+        assert simulation.wires.make_half_open("a", "b", noticed_s=4.0) == 1
         said = []
         for _ in range(8):
             try:

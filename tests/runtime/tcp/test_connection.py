@@ -18,7 +18,7 @@ from magnetar.runtime.grpc import client, server
 from magnetar.runtime.network import CallContext, EndOfStream, Endpoint, rpc
 from magnetar.runtime.tcp import http2 as http2
 from magnetar.runtime.tcp import http2_frames as frames
-from magnetar.runtime.tcp.http2_frames import ErrorCode, HeaderDecoder, ProtocolViolation, Setting, encode_headers
+from magnetar.runtime.tcp.http2_frames import HeaderDecoder, Http2ErrorCode, Http2Violation, Setting, encode_headers
 from tests.compiled import replaces_code
 from tests.support.wire import Wire, give
 
@@ -250,61 +250,63 @@ def raw(kind: int, payload: bytes, flags: int = 0, stream: int = 0) -> bytes:
 
 
 BROKEN = {
-    "no settings": (frames.PREFACE + frames.ping(bytes(8)), ErrorCode.PROTOCOL_ERROR),
-    "data before settings": (frames.PREFACE + data(1), ErrorCode.PROTOCOL_ERROR),
-    "an acknowledgement before settings": (frames.PREFACE + frames.SETTINGS_ACK, ErrorCode.PROTOCOL_ERROR),
-    "settings of five bytes": (OPENED + raw(frames.SETTINGS, bytes(5)), ErrorCode.FRAME_SIZE_ERROR),
-    "settings of a stream": (OPENED + raw(frames.SETTINGS, b"", stream=1), ErrorCode.PROTOCOL_ERROR),
+    "no settings": (frames.PREFACE + frames.ping(bytes(8)), Http2ErrorCode.PROTOCOL_ERROR),
+    "data before settings": (frames.PREFACE + data(1), Http2ErrorCode.PROTOCOL_ERROR),
+    "an acknowledgement before settings": (frames.PREFACE + frames.SETTINGS_ACK, Http2ErrorCode.PROTOCOL_ERROR),
+    "settings of five bytes": (OPENED + raw(frames.SETTINGS, bytes(5)), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "settings of a stream": (OPENED + raw(frames.SETTINGS, b"", stream=1), Http2ErrorCode.PROTOCOL_ERROR),
     "a window of 2^31": (OPENED + frames.settings({Setting.INITIAL_WINDOW_SIZE: 1 << 31}),
-    ErrorCode.FLOW_CONTROL_ERROR),
-    "frames of 2^24": (OPENED + frames.settings({Setting.MAX_FRAME_SIZE: 1 << 24}), ErrorCode.PROTOCOL_ERROR),
-    "frames of no byte": (OPENED + frames.settings({Setting.MAX_FRAME_SIZE: 0}), ErrorCode.PROTOCOL_ERROR),
-    "push of 2": (OPENED + frames.settings({Setting.ENABLE_PUSH: 2}), ErrorCode.PROTOCOL_ERROR),
-    "a ping of nine bytes": (OPENED + raw(frames.PING, bytes(9)), ErrorCode.FRAME_SIZE_ERROR),
-    "a ping of a stream": (OPENED + raw(frames.PING, bytes(8), stream=3), ErrorCode.PROTOCOL_ERROR),
-    "data of no stream": (OPENED + data(1, 0), ErrorCode.PROTOCOL_ERROR),
-    "data of a stream that is not open": (OPENED + data(1, 5), ErrorCode.PROTOCOL_ERROR),
-    "data of an even stream": (OPENED + data(1, 2), ErrorCode.PROTOCOL_ERROR),
+    Http2ErrorCode.FLOW_CONTROL_ERROR),
+    "frames of 2^24": (OPENED + frames.settings({Setting.MAX_FRAME_SIZE: 1 << 24}), Http2ErrorCode.PROTOCOL_ERROR),
+    "frames of no byte": (OPENED + frames.settings({Setting.MAX_FRAME_SIZE: 0}), Http2ErrorCode.PROTOCOL_ERROR),
+    "push of 2": (OPENED + frames.settings({Setting.ENABLE_PUSH: 2}), Http2ErrorCode.PROTOCOL_ERROR),
+    "a ping of nine bytes": (OPENED + raw(frames.PING, bytes(9)), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "a ping of a stream": (OPENED + raw(frames.PING, bytes(8), stream=3), Http2ErrorCode.PROTOCOL_ERROR),
+    "data of no stream": (OPENED + data(1, 0), Http2ErrorCode.PROTOCOL_ERROR),
+    "data of a stream that is not open": (OPENED + data(1, 5), Http2ErrorCode.PROTOCOL_ERROR),
+    "data of an even stream": (OPENED + data(1, 2), Http2ErrorCode.PROTOCOL_ERROR),
     "an even stream": (OPENED + frames.encode_header_block(2, encode_headers(HEAD), 0, 16_384),
-    ErrorCode.PROTOCOL_ERROR),
+    Http2ErrorCode.PROTOCOL_ERROR),
     "headers of no stream": (OPENED + frames.encode_header_block(0, encode_headers(HEAD), 0, 16_384),
-    ErrorCode.PROTOCOL_ERROR),
-    "a frame of 16 MiB": (OPENED + frames.header((1 << 24) - 1, frames.DATA, 0, 1), ErrorCode.FRAME_SIZE_ERROR),
-    "headers of 1 MiB": (OPENED + frames.header(1 << 20, frames.HEADERS, 4, 1), ErrorCode.FRAME_SIZE_ERROR),
-    "an unknown frame of 1 MiB": (OPENED + frames.header(1 << 20, 77, 0, 0), ErrorCode.FRAME_SIZE_ERROR),
-    "headers that are none": (OPENED + raw(frames.HEADERS, b"\xff" * 40, 4, 1), ErrorCode.COMPRESSION_ERROR),
-    "an index that is not there": (OPENED + raw(frames.HEADERS, b"\xbe", 4, 1), ErrorCode.COMPRESSION_ERROR),
-    "more padding than payload": (OPENED + raw(frames.HEADERS, b"\x09abc", 4 | 8, 1), ErrorCode.PROTOCOL_ERROR),
-    "padding of nothing": (OPENED + HEADERS + raw(frames.DATA, b"", 8, 1), ErrorCode.PROTOCOL_ERROR),
-    "a priority without its bytes": (OPENED + raw(frames.HEADERS, b"abc", 4 | 0x20, 1), ErrorCode.FRAME_SIZE_ERROR),
-    "a priority of four bytes": (OPENED + raw(frames.PRIORITY, bytes(4), stream=1), ErrorCode.FRAME_SIZE_ERROR),
-    "a reset of a stream that is not open": (OPENED + frames.encode_rst_stream(9, ErrorCode.CANCEL),
-    ErrorCode.PROTOCOL_ERROR),
+    Http2ErrorCode.PROTOCOL_ERROR),
+    "a frame of 16 MiB": (OPENED + frames.header((1 << 24) - 1, frames.DATA, 0, 1), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "headers of 1 MiB": (OPENED + frames.header(1 << 20, frames.HEADERS, 4, 1), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "an unknown frame of 1 MiB": (OPENED + frames.header(1 << 20, 77, 0, 0), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "headers that are none": (OPENED + raw(frames.HEADERS, b"\xff" * 40, 4, 1), Http2ErrorCode.COMPRESSION_ERROR),
+    "an index that is not there": (OPENED + raw(frames.HEADERS, b"\xbe", 4, 1), Http2ErrorCode.COMPRESSION_ERROR),
+    "more padding than payload": (OPENED + raw(frames.HEADERS, b"\x09abc", 4 | 8, 1), Http2ErrorCode.PROTOCOL_ERROR),
+    "padding of nothing": (OPENED + HEADERS + raw(frames.DATA, b"", 8, 1), Http2ErrorCode.PROTOCOL_ERROR),
+    "a priority without its bytes": (OPENED + raw(frames.HEADERS, b"abc", 4 | 0x20, 1),
+        Http2ErrorCode.FRAME_SIZE_ERROR),
+    "a priority of four bytes": (OPENED + raw(frames.PRIORITY, bytes(4), stream=1), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "a reset of a stream that is not open": (OPENED + frames.encode_rst_stream(9, Http2ErrorCode.CANCEL),
+    Http2ErrorCode.PROTOCOL_ERROR),
     "a reset of five bytes": (OPENED + HEADERS + raw(frames.RST_STREAM, bytes(5), stream=1),
-    ErrorCode.FRAME_SIZE_ERROR),
-    "a promise": (OPENED + raw(frames.PUSH_PROMISE, bytes(8), 4, 1), ErrorCode.PROTOCOL_ERROR),
-    "a continuation of nothing": (OPENED + raw(frames.CONTINUATION, b"", 4, 1), ErrorCode.PROTOCOL_ERROR),
+    Http2ErrorCode.FRAME_SIZE_ERROR),
+    "a promise": (OPENED + raw(frames.PUSH_PROMISE, bytes(8), 4, 1), Http2ErrorCode.PROTOCOL_ERROR),
+    "a continuation of nothing": (OPENED + raw(frames.CONTINUATION, b"", 4, 1), Http2ErrorCode.PROTOCOL_ERROR),
     "another frame in a header block": (
-        OPENED + raw(frames.HEADERS, encode_headers(HEAD), 0, 1) + frames.ping(bytes(8)), ErrorCode.PROTOCOL_ERROR),
+        OPENED + raw(frames.HEADERS, encode_headers(HEAD), 0, 1) + frames.ping(bytes(8)),
+        Http2ErrorCode.PROTOCOL_ERROR),
     "data in a header block": (OPENED + raw(frames.HEADERS, encode_headers(HEAD), 0, 1) + data(1),
-    ErrorCode.PROTOCOL_ERROR),
+    Http2ErrorCode.PROTOCOL_ERROR),
     "a continuation of another stream": (
-        OPENED + raw(frames.HEADERS, b"", 0, 1) + raw(frames.CONTINUATION, b"", 4, 3), ErrorCode.PROTOCOL_ERROR),
+        OPENED + raw(frames.HEADERS, b"", 0, 1) + raw(frames.CONTINUATION, b"", 4, 3), Http2ErrorCode.PROTOCOL_ERROR),
     "continuations without an end": (
         OPENED + raw(frames.HEADERS, b"", 0, 1) + raw(frames.CONTINUATION, b"", 0, 1) * 20,
-        ErrorCode.ENHANCE_YOUR_CALM),
+        Http2ErrorCode.ENHANCE_YOUR_CALM),
     "a header block without an end": (
         OPENED + raw(frames.HEADERS, bytes(30_000), 0, 1) + raw(frames.CONTINUATION, bytes(30_000), 4, 1),
-        ErrorCode.ENHANCE_YOUR_CALM),
+        Http2ErrorCode.ENHANCE_YOUR_CALM),
     "headers that unfold to a mebibyte": (
         OPENED + raw(frames.HEADERS, b"\x40\x01a\x7f\x81\x1e" + b"b" * 4000 + b"\xbe" * 300, 4, 1),
-        ErrorCode.ENHANCE_YOUR_CALM),
-    "a window update by nothing": (OPENED + frames.encode_window_update(0, 0), ErrorCode.PROTOCOL_ERROR),
+        Http2ErrorCode.ENHANCE_YOUR_CALM),
+    "a window update by nothing": (OPENED + frames.encode_window_update(0, 0), Http2ErrorCode.PROTOCOL_ERROR),
     "a connection's window above its maximum": (
-        OPENED + frames.encode_window_update(0, frames.WINDOW_MAX), ErrorCode.FLOW_CONTROL_ERROR),
+        OPENED + frames.encode_window_update(0, frames.WINDOW_MAX), Http2ErrorCode.FLOW_CONTROL_ERROR),
     "a window update of a stream that is not open": (OPENED + frames.encode_window_update(7, 1),
-    ErrorCode.PROTOCOL_ERROR),
-    "a going away of four bytes": (OPENED + raw(frames.GOAWAY, bytes(4)), ErrorCode.FRAME_SIZE_ERROR),
+    Http2ErrorCode.PROTOCOL_ERROR),
+    "a going away of four bytes": (OPENED + raw(frames.GOAWAY, bytes(4)), Http2ErrorCode.FRAME_SIZE_ERROR),
 }  # fmt: skip
 
 
@@ -336,12 +338,13 @@ async def test_what_breaks_the_rules_ends_the_connection_with_its_code(pair: Pai
 
 
 OF_A_STREAM = {
-    "a window update by nothing": (frames.encode_window_update(1, 0), ErrorCode.PROTOCOL_ERROR),
-    "a window above its maximum": (frames.encode_window_update(1, frames.WINDOW_MAX), ErrorCode.FLOW_CONTROL_ERROR),
-    "data after its end": (data(5, 1, frames.END_STREAM) + data(5, 1), ErrorCode.STREAM_CLOSED),
+    "a window update by nothing": (frames.encode_window_update(1, 0), Http2ErrorCode.PROTOCOL_ERROR),
+    "a window above its maximum": (frames.encode_window_update(1, frames.WINDOW_MAX),
+        Http2ErrorCode.FLOW_CONTROL_ERROR),
+    "data after its end": (data(5, 1, frames.END_STREAM) + data(5, 1), Http2ErrorCode.STREAM_CLOSED),
     "headers after its end": (
         data(5, 1, frames.END_STREAM) + frames.encode_header_block(1, encode_headers(HEAD), 0, 16_384),
-        ErrorCode.STREAM_CLOSED),
+        Http2ErrorCode.STREAM_CLOSED),
 }  # fmt: skip
 
 
@@ -355,12 +358,12 @@ async def test_what_breaks_the_rules_of_a_stream_ends_that_stream_alone(pair: Pa
 
 
 async def test_frames_of_a_stream_that_is_over_and_of_a_later_kind_are_ignored(pair: Pair) -> None:
-    give(pair.server, OPENED + HEADERS + frames.encode_rst_stream(1, ErrorCode.CANCEL))
+    give(pair.server, OPENED + HEADERS + frames.encode_rst_stream(1, Http2ErrorCode.CANCEL))
     give(
         pair.server,
-        data(5) + frames.encode_window_update(1, 5) + frames.encode_rst_stream(1, ErrorCode.CANCEL)
+        data(5) + frames.encode_window_update(1, 5) + frames.encode_rst_stream(1, Http2ErrorCode.CANCEL)
         + raw(77, b"x" * 9))
-    give(pair.server, raw(frames.PRIORITY, bytes(5), stream=1) + frames.encode_goaway(0, ErrorCode.NO_ERROR))
+    give(pair.server, raw(frames.PRIORITY, bytes(5), stream=1) + frames.encode_goaway(0, Http2ErrorCode.NO_ERROR))
     give(pair.server, HEADERS)
     assert not pair.server.is_lost
     assert not pair.server.streams
@@ -514,5 +517,5 @@ def test_a_decoder_remembers_few_blocks() -> None:
     for number in range(1000):
         decoder.decode(encode_headers([(b"n", b"%d" % number)]))
     assert len(decoder._known) <= 32
-    with pytest.raises(ProtocolViolation):
+    with pytest.raises(Http2Violation):
         decoder.decode(encode_headers([(b"n", b"x" * 2000)]))

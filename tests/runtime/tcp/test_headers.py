@@ -13,10 +13,10 @@ from magnetar.runtime.tcp.http2_frames import (
     FIELDS_MAX,
     FOLDED_BYTES_MAX,
     SIZE_UPDATES_MAX,
-    ErrorCode,
     Header,
     HeaderDecoder,
-    ProtocolViolation,
+    Http2ErrorCode,
+    Http2Violation,
     encode_headers,
 )
 
@@ -85,20 +85,20 @@ def test_a_call_makes_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sum(map(bool, huffman._ROWS)) == number * huffman.ROWS_A_CALL
 
 
-def read(decoder: HeaderDecoder[list[Header]], data: bytes) -> list[Header] | ErrorCode:
+def read(decoder: HeaderDecoder[list[Header]], data: bytes) -> list[Header] | Http2ErrorCode:
     try:
         return decoder.decode(data)
-    except ProtocolViolation as error:
+    except Http2Violation as error:
         return error.code
 
 
-def read_by_library(decoder: hpack.Decoder, data: bytes) -> list[Header] | ErrorCode:
+def read_by_library(decoder: hpack.Decoder, data: bytes) -> list[Header] | Http2ErrorCode:
     try:
         return [(bytes(each[0]), bytes(each[1])) for each in decoder.decode(data, raw=True)]
     except hpack.OversizedHeaderListError:
-        return ErrorCode.ENHANCE_YOUR_CALM
+        return Http2ErrorCode.ENHANCE_YOUR_CALM
     except (hpack.HPACKError, IndexError, ValueError):
-        return ErrorCode.COMPRESSION_ERROR
+        return Http2ErrorCode.COMPRESSION_ERROR
 
 
 def a_block(rng: random.Random, encoder: hpack.Encoder) -> bytes:
@@ -147,7 +147,7 @@ def test_the_longest_headers_are_refused_as_by_the_library() -> None:
 def test_what_is_more_work_than_a_call_has_is_refused_before_it_is_decoded() -> None:
     for data in (b"\x82" * (FIELDS_MAX + 1), b"\x00\x01x" + b"\xff\x82\x7f" + bytes(FOLDED_BYTES_MAX + 1)):
         decoder: HeaderDecoder[list[Header]] = HeaderDecoder(lambda found: found, LIST_BYTES_MAX)
-        assert read(decoder, data) is ErrorCode.ENHANCE_YOUR_CALM
+        assert read(decoder, data) is Http2ErrorCode.ENHANCE_YOUR_CALM
     assert read(HeaderDecoder(lambda found: found, LIST_BYTES_MAX), b"\x20" * (SIZE_UPDATES_MAX + 1)) is (
-        ErrorCode.COMPRESSION_ERROR
+        Http2ErrorCode.COMPRESSION_ERROR
     )

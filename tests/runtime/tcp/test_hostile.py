@@ -19,7 +19,7 @@ from magnetar.runtime.grpc.limits import CALLS_MAX
 from magnetar.runtime.network import CallContext, EndOfStream, Endpoint
 from magnetar.runtime.tcp import http2 as http2
 from magnetar.runtime.tcp import http2_frames as frames
-from magnetar.runtime.tcp.http2_frames import ErrorCode, HeaderDecoder, ProtocolViolation, Setting, encode_headers
+from magnetar.runtime.tcp.http2_frames import HeaderDecoder, Http2ErrorCode, Http2Violation, Setting, encode_headers
 from tests.compiled import replaces_code
 from tests.support.wire import Wire, give
 
@@ -137,7 +137,7 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
     "streams that end twice": lambda n: begun(2 * n + 1, CONNECT, frames.END_STREAM) + data(2 * n + 1, b"x"),
     "messages that are compressed": lambda n: begun(2 * n + 1, CONNECT) + data(2 * n + 1, message(b"x", 1)),
     "data of streams that are over": lambda n: (
-        begun(1, CONNECT) + frames.encode_rst_stream(1, ErrorCode.CANCEL) if not n else data(1, bytes(16_000))),
+        begun(1, CONNECT) + frames.encode_rst_stream(1, Http2ErrorCode.CANCEL) if not n else data(1, bytes(16_000))),
 }  # fmt: skip
 
 
@@ -197,7 +197,7 @@ async def test_streams_that_are_reset_at_once_begin_no_more_handlers_than_calls_
         numbers = range(2 * first + 1, 2 * first + 1001, 2)
         give(
             served.end,
-            b"".join(begun(id_, LOOKUP) + frames.encode_rst_stream(id_, ErrorCode.CANCEL) for id_ in numbers))
+            b"".join(begun(id_, LOOKUP) + frames.encode_rst_stream(id_, Http2ErrorCode.CANCEL) for id_ in numbers))
         assert len(served.listener.handlers) <= CALLS_MAX
         assert not served.end.streams
         if first % 2000 == 0:
@@ -297,7 +297,7 @@ async def test_a_stream_that_waits_with_much_is_woken_when_there_is_room_and_nev
 async def test_padded_data_above_the_window_is_refused_before_it_is_kept(made: Callable[[Wire], Server]) -> None:
     served = made(Wire())
     give(served.end, OPENED + begun(1, CONNECT) + frames.header(1 << 20, frames.DATA, frames.PADDED, 1) + b"\xff")
-    assert served.answered()[-1][2][4:8] == ErrorCode.FLOW_CONTROL_ERROR.to_bytes(4, "big")
+    assert served.answered()[-1][2][4:8] == Http2ErrorCode.FLOW_CONTROL_ERROR.to_bytes(4, "big")
     assert served.end.is_lost
 
 
@@ -305,10 +305,10 @@ async def test_padded_data_above_the_window_is_refused_before_it_is_kept(made: C
 async def test_headers_in_the_middle_of_a_request_end_its_stream_alone(made: Callable[[Wire], Server]) -> None:
     served = made(Wire())
     give(served.end, OPENED + begun(1, CONNECT) + begun(3, LOOKUP) + data(1, b"\0") + begun(1, CONNECT))
-    assert (frames.RST_STREAM, 1, ErrorCode.PROTOCOL_ERROR.to_bytes(4, "big")) in served.answered()
+    assert (frames.RST_STREAM, 1, Http2ErrorCode.PROTOCOL_ERROR.to_bytes(4, "big")) in served.answered()
     give(served.end, data(3, ASKED) + begun(3, encode_headers([(b"x", b"y")]), frames.END_STREAM))  # trailers
     give(served.end, begun(3, encode_headers([(b"x", b"y")]), frames.END_STREAM))
-    assert (frames.RST_STREAM, 3, ErrorCode.STREAM_CLOSED.to_bytes(4, "big")) in served.answered()
+    assert (frames.RST_STREAM, 3, Http2ErrorCode.STREAM_CLOSED.to_bytes(4, "big")) in served.answered()
     assert not served.end.is_lost
     assert not served.end.streams
 
@@ -344,9 +344,9 @@ SIZE_0, SIZE_4096, SIZE_4097, FIELD = b"\x20", b"\x3f\xe1\x1f", b"\x3f\xe2\x1f",
 
 @pytest.mark.parametrize("sent", [SIZE_0 * 3, (SIZE_0 + SIZE_4096) * 8000, SIZE_4097, FIELD + SIZE_0, b"\xff" * 30_000])
 def test_a_table_has_few_sizes_in_a_block_and_none_above_its_maximum(sent: bytes) -> None:
-    with pytest.raises(ProtocolViolation) as raised:
+    with pytest.raises(Http2Violation) as raised:
         HeaderDecoder(list, 32 << 10).decode(sent)
-    assert raised.value.code is ErrorCode.COMPRESSION_ERROR
+    assert raised.value.code is Http2ErrorCode.COMPRESSION_ERROR
 
 
 def test_a_table_that_is_emptied_and_filled_again_is_followed() -> None:
@@ -366,13 +366,13 @@ def test_a_block_whose_entry_empties_the_table_empties_it_each_time() -> None:
     assert decoder.decode(large) == [(b"a", b"a" * 5000)]
     decoder.decode(FIELD)
     decoder.decode(large)
-    with pytest.raises(ProtocolViolation):
+    with pytest.raises(Http2Violation):
         decoder.decode(b"\xbe")
 
 
 def test_what_is_said_of_a_block_does_not_quote_it() -> None:
     """It may have a token in it."""
-    with pytest.raises(ProtocolViolation) as raised:
+    with pytest.raises(Http2Violation) as raised:
         HeaderDecoder(list, 32 << 10).decode(b"\0\x01a" + b"\xff" * 9 + b"Bearer 1234")
     assert "1234" not in str(raised.value)
     assert raised.value.__cause__ is None
@@ -407,7 +407,7 @@ async def test_an_answer_with_two_heads_ends_its_call_alone() -> None:
     answer = begun(1, encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")]))
     give(end, answer + answer)
     assert isinstance(first.done.exception(), ConnectionLost)
-    assert bytes(written.written).endswith(frames.encode_rst_stream(1, ErrorCode.PROTOCOL_ERROR))
+    assert bytes(written.written).endswith(frames.encode_rst_stream(1, Http2ErrorCode.PROTOCOL_ERROR))
     assert not end.is_lost
     assert not second.done.done()
     end.close(ConnectionLost("the test is over"))

@@ -22,9 +22,9 @@ from magnetar.runtime.tcp import http2_frames as limits
 from magnetar.runtime.tcp.http2_frames import (
     FIELDS_MAX,
     FOLDED_BYTES_MAX,
-    ErrorCode,
     HeaderDecoder,
-    ProtocolViolation,
+    Http2ErrorCode,
+    Http2Violation,
     Setting,
     encode_headers,
 )
@@ -125,7 +125,8 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
     "larger-updates-of-the-connection's-window": lambda n: frames.encode_window_update(0, 1000),
     "updates-of-a-stream's-window": lambda n: (begun(1) if not n else b"") + frames.encode_window_update(1, 100),
     "updates-of-the-window-of-a-stream-that-is-over": lambda n: (
-        (begun(1) + frames.encode_rst_stream(1, ErrorCode.CANCEL) if not n else b"") + frames.encode_window_update(1,
+        (begun(1) + frames.encode_rst_stream(1,
+            Http2ErrorCode.CANCEL) if not n else b"") + frames.encode_window_update(1,
         5)),
     "pings": lambda n: frames.ping(n.to_bytes(8, "big")),
     "answers-to-pings": lambda n: frames.ping(bytes(8), frames.ACK),
@@ -136,20 +137,20 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
     "priorities": lambda n: raw(frames.PRIORITY, bytes(5), stream=1),
     "frames-of-a-later-kind": lambda n: raw(77 + n % 100),
     "long-frames-of-a-later-kind": lambda n: raw(77, bytes(16_000)),
-    "goings-away": lambda n: frames.encode_goaway(0, ErrorCode.NO_ERROR),
+    "goings-away": lambda n: frames.encode_goaway(0, Http2ErrorCode.NO_ERROR),
     "resets-of-a-stream-that-is-over": lambda n: (begun(1) if not n else b"") + frames.encode_rst_stream(1,
-    ErrorCode.CANCEL),
+    Http2ErrorCode.CANCEL),
     "calls-that-are-reset-at-once": lambda n: begun(2 * n + 1, "Lookup") + frames.encode_rst_stream(2 * n + 1,
-    ErrorCode.CANCEL),
+    Http2ErrorCode.CANCEL),
     "streams-that-are-reset-at-once": lambda n: begun(2 * n + 1) + frames.encode_rst_stream(2 * n + 1,
-    ErrorCode.CANCEL),
+    Http2ErrorCode.CANCEL),
     "streams-that-make-the-server-reset-them": lambda n: begun(2 * n + 1) + frames.encode_window_update(2 * n + 1, 0),
     "streams-that-end-twice": lambda n: begun(2 * n + 1, flags=frames.END_STREAM) + data(2 * n + 1, b"x"),
     "empty-data": lambda n: (begun(1) if not n else b"") + data(1, b""),
     "empty-data-of-a-stream-that-is-over": lambda n: (
-        (begun(1) + frames.encode_rst_stream(1, ErrorCode.CANCEL) if not n else b"") + data(1, b"", n & 1)),
+        (begun(1) + frames.encode_rst_stream(1, Http2ErrorCode.CANCEL) if not n else b"") + data(1, b"", n & 1)),
     "data-of-a-stream-that-is-over": lambda n: (
-        (begun(1) + frames.encode_rst_stream(1, ErrorCode.CANCEL) if not n else b"") + data(1, bytes(1000))),
+        (begun(1) + frames.encode_rst_stream(1, Http2ErrorCode.CANCEL) if not n else b"") + data(1, bytes(1000))),
     "data-of-one-byte": lambda n: (begun(1) + data(1, b"\0\0\0\xff\xff") if not n else b"") + data(1, b"x"),
     "padding": lambda n: (begun(1) if not n else b"") + PADDED,
     "empty-messages": lambda n: (begun(1) if not n else b"") + data(1, message(b"") * 100),
@@ -182,7 +183,7 @@ async def test_a_stranger_that_sends_what_carries_nothing_is_told_to_be_calm_soo
         if number % 8 == 0:
             await served.turns()
         served.end.check()
-    assert served.ended()[-1] == (frames.GOAWAY, 0, ErrorCode.ENHANCE_YOUR_CALM)
+    assert served.ended()[-1] == (frames.GOAWAY, 0, Http2ErrorCode.ENHANCE_YOUR_CALM)
     assert number <= limits.PATIENCE + 8
     assert served.wire.is_closed
     await served.turns()
@@ -210,7 +211,7 @@ async def test_one_that_was_admitted_has_more_patience_and_not_for_ever(served: 
         if number % 100 == 0:
             await served.turns()
     assert number > 2 * before
-    assert served.ended()[-1] == (frames.GOAWAY, 0, ErrorCode.ENHANCE_YOUR_CALM)
+    assert served.ended()[-1] == (frames.GOAWAY, 0, Http2ErrorCode.ENHANCE_YOUR_CALM)
 
 
 @replaces_code
@@ -286,9 +287,9 @@ def test_headers_that_no_call_has_are_refused_before_they_are_decoded(
 ) -> None:
     decoder: HeaderDecoder[Any] = HeaderDecoder(list, 32 << 10)
     monkeypatch.setattr("hpack.Decoder.decode", lambda *_, **__: pytest.fail("it is decoded"))
-    with pytest.raises(ProtocolViolation) as raised:
+    with pytest.raises(Http2Violation) as raised:
         decoder.decode(sent)
-    assert raised.value.code is ErrorCode.ENHANCE_YOUR_CALM
+    assert raised.value.code is Http2ErrorCode.ENHANCE_YOUR_CALM
 
 
 # ---------------------------------------------------------------------------------- slices
@@ -455,7 +456,7 @@ async def test_bytes_of_streams_that_are_reset_before_they_are_read_are_credited
         await served.turns()
         give(served.end, data(id_, struct.pack("!BI", 0, 500_000) + bytes(499_995)))
         served.end.check()
-        give(served.end, frames.encode_rst_stream(id_, ErrorCode.CANCEL))
+        give(served.end, frames.encode_rst_stream(id_, Http2ErrorCode.CANCEL))
         served.end.check()
         await served.turns()
     assert not served.end.is_lost
@@ -476,7 +477,7 @@ async def test_windows_are_conserved_whatever_comes(served: Served, seed: int) -
                 sent = begun(last, method, authorization=rng.choice((b"right", b"right", b"wrong")))
                 open_.append(last)
             case 2 if open_:
-                sent = frames.encode_rst_stream(open_.pop(rng.randrange(len(open_))), ErrorCode.CANCEL)
+                sent = frames.encode_rst_stream(open_.pop(rng.randrange(len(open_))), Http2ErrorCode.CANCEL)
             case 3 if open_:
                 padding = rng.randrange(256)
                 payload = bytes((padding,)) + message(rng.randbytes(rng.randrange(100))) + bytes(padding)
@@ -501,4 +502,4 @@ async def test_windows_are_conserved_whatever_comes(served: Served, seed: int) -
             served.release.set()
         await served.turns(rng.randrange(3))
         served.end.check()
-    assert not served.end.is_lost or served.ended()[-1][2] == ErrorCode.COMPRESSION_ERROR
+    assert not served.end.is_lost or served.ended()[-1][2] == Http2ErrorCode.COMPRESSION_ERROR

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.runtime.access import CallerLimits, ListenerAccess, TlsFiles
-from magnetar.runtime.descriptors import PROCESS, Descriptors
+from magnetar.runtime.descriptors import PROCESS, FileDescriptors
 from magnetar.runtime.network import ByteStream, Endpoint
 from magnetar.runtime.tcp import listening
 from magnetar.runtime.tcp.listening import STRANGERS_MIN, UnauthenticatedConnections
@@ -59,9 +59,9 @@ def test_one_that_is_asked_who_it_is_stays_and_when_all_are_none_comes() -> None
 
 
 def test_strangers_of_a_port_have_an_eighth_of_what_the_process_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Descriptors, "connections_max", 800)
+    monkeypatch.setattr(FileDescriptors, "connections_max", 800)
     assert UnauthenticatedConnections(CallerLimits()).count_max == 100
-    monkeypatch.setattr(Descriptors, "connections_max", 8)
+    monkeypatch.setattr(FileDescriptors, "connections_max", 8)
     assert UnauthenticatedConnections(CallerLimits()).count_max == STRANGERS_MIN
 
 

@@ -179,7 +179,7 @@ class Judge:
     def recovered(self, record: LedgerRecord, end: int, votes: dict[int, dict[str, int]]) -> None:
         """`votes`: of each entry, the bookies that said for certain that they do not have it."""
         fragment, _ = m.find_fragment_of_entry(record, end + 1)
-        write_set = m.striping_of_record(record).write_set(end + 1)
+        write_set = m.get_striping_of_record(record).write_set(end + 1)
         snapshot = {fragment.bookies[slot] for slot in write_set}
         bookies, ledger = self._simulation.bookies, record.ledger_id
         misses = [name for name in votes.get(end + 1, {}) if name in snapshot and bookies[name].is_fenced(ledger)]

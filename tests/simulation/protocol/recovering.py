@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from magnetar.ledger import metadata_core as m
 from magnetar.ledger import recovery as real
 from magnetar.ledger import recovery_core as r
-from magnetar.ledger.peer_format import Flags, Op, Status, decode_request
+from magnetar.ledger.peer_format import BookieOperation, BookieRequestFlags, Status, decode_request
 from magnetar.ledger.reader_core import StoredCopy
 from magnetar.ledger.writer_core import AddAcked, AddFailed, PendingAddWithPayload, SendAdd
 from magnetar.metadata.records import CLOSED, LedgerRecord
@@ -38,9 +38,9 @@ class Recoverer:
         self.client = client
         self.ledger = ledger
         self.done = done
-        self.core: r.Recovery | None = None
+        self.core: r.LedgerRecovery | None = None
         self._misses: dict[int, dict[str, int]] = {}
-        Change(simulation, client, ledger, m.start_recovery, self._started)
+        Change(simulation, client, ledger, m.decide_recovery_start, self._started)
 
     def _started(self, outcome: Outcome) -> None:
         if not isinstance(outcome, LedgerRecord):
@@ -50,9 +50,9 @@ class Recoverer:
             self.done(outcome)
         else:
             self.simulation.story(f"{self.client.name} recovers ledger {self.ledger}")
-            self.core = r.Recovery(outcome, self._choose, batch=self.simulation.options.batch)
-            self._fence_reads = _fences(outcome, Op.READ)
-            self._fence_lacs = _fences(outcome, Op.READ_LAC)
+            self.core = r.LedgerRecovery(outcome, self._choose, batch=self.simulation.options.batch)
+            self._fence_reads = _fences(outcome, BookieOperation.READ)
+            self._fence_lacs = _fences(outcome, BookieOperation.READ_LAC)
             self._run(self.core.start())
 
     def _choose(self, exclude: Sequence[str]) -> str | None:
@@ -146,14 +146,14 @@ class Recoverer:
 
     def _closed(self, outcome: Outcome) -> None:
         if isinstance(outcome, LedgerRecord):
-            self._learn(r.RecordClosed(outcome))
+            self._learn(r.LedgerRecordClosed(outcome))
         elif outcome is not None:
-            self._learn(r.CloseRefused())
+            self._learn(r.RecoveredCloseRefused())
         else:
             self.done(None)
 
 
-def _fences(record: LedgerRecord, op: Op) -> bool:
+def _fences(record: LedgerRecord, op: BookieOperation) -> bool:
     """Whether the real driver asks with FENCE."""
     attempt = cast(Any, SimpleNamespace(_record=record))
-    return bool(decode_request(real._Attempt._head(attempt, op, 0)).flags & Flags.FENCE)
+    return bool(decode_request(real._Attempt._head(attempt, op, 0)).flags & BookieRequestFlags.FENCE)

@@ -22,7 +22,7 @@ DEADLINE_S = 3.0
 PAUSE_S = 0.02
 
 Decide = Callable[[LedgerRecord | None], m.Transition | None]
-Outcome = LedgerRecord | m.TransitionRefused | None
+Outcome = LedgerRecord | m.LedgerTransitionRefused | None
 """The record as stored; a refusal; None: unknown, the write may have happened or not."""
 
 
@@ -145,7 +145,7 @@ class Change:
                 self._client, lambda: register.write(self._ledger, record, version, self._client.name),
                 partial(self._written, record, version), self._again, writing=True,
             )  # fmt: skip
-        elif isinstance(answer, m.AlreadyStored):
+        elif isinstance(answer, m.RecordAlreadyStored):
             self._done(answer.record)
         else:
             assert answer is not None

@@ -37,7 +37,7 @@ class Repairer:
         self._record = record
         self._fragment = fragment
         self._slot = slot
-        self._striping = m.striping_of_record(record)
+        self._striping = m.get_striping_of_record(record)
         self._left = [
             entry
             for first, last in copies.runs(self._striping, slot, fragment.first, fragment.last)

@@ -64,14 +64,15 @@ class WriterClient:
             return
         ledger = simulation.register.next_id
         simulation.register.next_id += 1
-        mine = m.new_record(ledger, striping, ensemble, key=KEY, token=f"{self.client.name} {ledger}", created_ms=0,
+        mine = m.make_ledger_record(ledger, striping, ensemble, key=KEY, token=f"{self.client.name} {ledger}",
+            created_ms=0,
                             properties={})  # fmt: skip
         self.core, self.closes = None, 0
         Change(
             simulation,
             self.client,
             ledger,
-            partial(m.create_record, mine=mine),
+            partial(m.decide_creation, mine=mine),
             partial(self._created, ledger, striping),
         )
 
@@ -241,7 +242,7 @@ class WriterClient:
             return
         Change(
             self.simulation, self.client, self.ledger,
-            partial(m.change_ensemble, first_entry=effect.first_entry, failed=effect.failed, others=others),
+            partial(m.decide_ensemble_change, first_entry=effect.first_entry, failed=effect.failed, others=others),
             partial(self._changed, core), deadline_s=CHANGE_DEADLINE_S,
         )  # fmt: skip
 
@@ -266,7 +267,7 @@ class WriterClient:
     def _end(self, core: w.Writer[_Add], effect: w.CloseLedger) -> None:
         self._ending = True
         self.simulation.story(f"{self.client.name} closes ledger {self.ledger} at {effect.last_entry}")
-        decide = partial(m.close_by_writer, last_entry=effect.last_entry, length=effect.length)
+        decide = partial(m.decide_close_by_writer, last_entry=effect.last_entry, length=effect.length)
         Change(self.simulation, self.client, self.ledger, decide, partial(self._closed, core))
 
     def _closed(self, core: w.Writer[_Add], outcome: Outcome) -> None:

@@ -19,11 +19,11 @@ from magnetar.bookie.maintenance.repair import Auditor, RepairSupervisor
 from magnetar.bookie.maintenance.repair_worker import RepairWorker
 from magnetar.bookie.maintenance.restore import LimboRestorer
 from magnetar.bookie.maintenance.scrub import EntryRepairer, Scrubber
-from magnetar.bookie.registration import DiskMonitor, Registration
+from magnetar.bookie.registration import BookieRegistration, DiskMonitor
 from magnetar.bookie.server import Bookie
 from magnetar.bookie.service import BookieService
 from magnetar.broker.server import Broker
-from magnetar.ledger.peer_format import KEY_BYTES, Flags, Op, RequestHead
+from magnetar.ledger.peer_format import KEY_BYTES, BookieOperation, BookieRequestFlags, BookieRequestHead
 from magnetar.metadata import paths
 from magnetar.metadata.records import MAGIC, VERSION
 from magnetar.metadata.store import ANY, MetadataStore
@@ -53,7 +53,7 @@ WAITS_S = (0.0, 0.0005, 0.005, 0.05, 0.5)
 """How long a call may go on before it is cancelled: at its first await, or at a later one."""
 
 KEEPERS = {
-    _name(Registration, "run"), _name(DiskMonitor, "run"), _name(GarbageCollector, "run_forever"),
+    _name(BookieRegistration, "run"), _name(DiskMonitor, "run"), _name(GarbageCollector, "run_forever"),
     _name(LimboRestorer, "run"), _name(Scrubber, "run"), _name(EntryRepairer, "run"), _name(RepairSupervisor, "run"),
     _name(Auditor, "run"), _name(RepairWorker, "run"), _name(Broker, "_follow_session"),
     _name(Broker, "_maintain_topics"), _name(Broker, "_sweep"),
@@ -126,10 +126,19 @@ def _noise(rng: random.Random) -> bytes:
 def _head(cluster: Cluster, rng: random.Random) -> bytes:
     """Noise, noise behind a good beginning, or a whole request of somebody who does not know the key."""
     ledger = rng.choice([*cluster.observer.records, -1, (1 << 63) - 1])
-    op = rng.choice([Op.READ, Op.READ_LAC, Op.ADD, Op.ADD_MANY, Op.PING, Op.HELD])
+    op = rng.choice(
+        [
+            BookieOperation.READ,
+            BookieOperation.READ_LAC,
+            BookieOperation.ADD,
+            BookieOperation.ADD_MANY,
+            BookieOperation.PING,
+            BookieOperation.HELD,
+        ]
+    )
     number = rng.choice((0, 1, 5, (1 << 32) - 1))
     entry, key = rng.choice((0, 3, -1)), rng.randbytes(KEY_BYTES)
-    whole = RequestHead(op, Flags.NONE, ledger, entry, number, number, key).encode()
+    whole = BookieRequestHead(op, BookieRequestFlags.NONE, ledger, entry, number, number, key).encode()
     return rng.choice((_noise(rng), whole[: rng.randrange(len(whole))], whole + _noise(rng), whole))
 
 

@@ -104,7 +104,7 @@ def _cut(cluster: Cluster, rng: random.Random) -> None:
 
 
 def _half_open(cluster: Cluster, rng: random.Random) -> None:
-    cluster.simulation.wires.half_open(*_pair(cluster, rng), noticed_s=10.0)
+    cluster.simulation.wires.make_half_open(*_pair(cluster, rng), noticed_s=10.0)
 
 
 def _partition(cluster: Cluster, rng: random.Random) -> None:

@@ -59,7 +59,7 @@ from magnetar.metadata.records import (
     UnderReplicatedRecord,
 )
 from magnetar.metadata.records import decode as decode_record
-from magnetar.metadata.store import Check, Delete, Put
+from magnetar.metadata.store import CheckNodeVersion, Delete, PutNode
 from magnetar.metadata.tree import TreeJobResult
 from magnetar.runtime.peer.envelope import EnvelopeKind, WrongEnvelopeMagic, decode
 from magnetar.runtime.sim.disk import Operation
@@ -242,35 +242,35 @@ class Observer:
     def asked(self, node: str, connection: int, id_: int, head: bytes, frames: list[bytes]) -> None:
         """A request on its way to the bookie on `node`."""
         request = peer.decode_request(head)
-        if request.flags & peer.Flags.FENCE:
+        if request.flags & peer.BookieRequestFlags.FENCE:
             self._fencing[connection, id_] = request.ledger
-        if request.op is peer.Op.READ:
+        if request.op is peer.BookieOperation.READ:
             target = self.synced.get(node)
             if target is not None and (request.ledger, request.entry) in target.adds:
                 self._reading[connection, id_] = True
-        elif request.op in (peer.Op.ADD, peer.Op.ADD_MANY):
+        elif request.op in (peer.BookieOperation.ADD, peer.BookieOperation.ADD_MANY):
             self._adds(connection, id_, request, frames)
 
     def answers(self, node: str, connection: int, id_: int, head: bytes, frames: list[bytes]) -> None:
         """The bookie on `node` answers that request."""
         self._answer(node, connection, id_, peer.decode_answer(head), frames)
 
-    def _adds(self, connection: int, id_: int, request: peer.RequestHead, frames: list[bytes]) -> None:
+    def _adds(self, connection: int, id_: int, request: peer.BookieRequestHead, frames: list[bytes]) -> None:
         entries = [request.entry]
-        if request.op == peer.Op.ADD_MANY:
+        if request.op == peer.BookieOperation.ADD_MANY:
             entries = [entry for entry, _, _ in adds.verify_adds(request, frames, 8 << 20).entries]
             assert len(entries) == request.count, "the library sends whole entries"
             self._adding[connection, id_] = entries
-        if request.flags & peer.Flags.RECOVERY:
+        if request.flags & peer.BookieRequestFlags.RECOVERY:
             for entry in entries:
                 self._recovered[request.ledger, entry] = None
 
-    def _answer(self, node: str, connection: int, id_: int, answer: peer.AnswerHead, frames: list[bytes]) -> None:
+    def _answer(self, node: str, connection: int, id_: int, answer: peer.BookieAnswerHead, frames: list[bytes]) -> None:
         synced = self.synced.get(node)
         if synced is None:
             return
-        added = [answer.entry] if answer.op == peer.Op.ADD and answer.status == peer.Status.OK else []
-        if answer.op == peer.Op.ADD_MANY:
+        added = [answer.entry] if answer.op == peer.BookieOperation.ADD and answer.status == peer.Status.OK else []
+        if answer.op == peer.BookieOperation.ADD_MANY:
             entries = self._adding.pop((connection, id_))
             statuses = adds.decode_add_statuses(answer, frames, len(entries))
             added = [entry for entry, status in zip(entries, statuses, strict=True) if status == peer.Status.OK]
@@ -298,12 +298,12 @@ class Observer:
     # ------------------------------------------------------------------ metadata
     def committed(self, operation: object, version: int) -> None:
         """An operation of a transaction, in the moment in which it is durable."""
-        if isinstance(operation, Check):
+        if isinstance(operation, CheckNodeVersion):
             return
         if self.on_commit is not None:
             self.on_commit(operation)
         path = getattr(operation, "path", "")
-        value = operation.value if isinstance(operation, Put) else None
+        value = operation.value if isinstance(operation, PutNode) else None
         for told in self.on_record:
             told(path, exists=value is not None)
         if value is not None and value[:2] == MAGIC and value[2] > VERSION:
@@ -311,7 +311,7 @@ class Observer:
             return
         if path.startswith("/ledgers/"):
             self._ledger(int(path.rpartition("/")[2]), path, value, version)
-        elif path.startswith("/topics/") and isinstance(operation, Put | Delete):
+        elif path.startswith("/topics/") and isinstance(operation, PutNode | Delete):
             self._topic(path, None if value is None else decode_record(value, TopicRecord, path))
         elif path.startswith("/underreplicated/"):
             self._mark(int(path.rpartition("/")[2]), path, value)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from magnetar.broker.transaction.coordinator import RunningCoordinator
-from magnetar.broker.transaction.intents_core import AbortReason, BeginAnswer, EndVerb, HalfMessageEndVerb
+from magnetar.broker.transaction.intents_core import AbortReason, BeginAnswer, HalfMessageEndVerb, TransactionEndVerb
 from magnetar.broker.transaction.peers import CoordinatorRequest
 from magnetar.broker.transaction.records_core import Participant, SinkTag
 from magnetar.broker.transaction.state_core import TransactionTable
@@ -125,13 +125,13 @@ class Owners:
             running: RunningCoordinator,
             to: CoordinatorRequest,
             txn: TxnId,
-            verb: EndVerb,
+            verb: TransactionEndVerb,
             owner: str,
             *args: Any,
             **kwargs: Any,
         ) -> None:
-            if verb is not EndVerb.PREPARE:
-                self.wanted(owner, txn, commit=verb is EndVerb.COMMIT)
+            if verb is not TransactionEndVerb.PREPARE:
+                self.wanted(owner, txn, commit=verb is TransactionEndVerb.COMMIT)
             ask_end(running, to, txn, verb, owner, *args, **kwargs)
 
         async def half(

@@ -17,11 +17,11 @@ from typing import Any
 from unittest import mock
 
 from magnetar.broker.subscription.core.dispatch import Delivery
-from magnetar.broker.subscription.pump import DeliveryPump
+from magnetar.broker.subscription.pump import SubscriptionDeliveryPump
 from magnetar.broker.topic.producer import Producer
 from magnetar.metadata import paths
 from magnetar.metadata.records import GrantsRecord, decode
-from magnetar.metadata.store import MetadataStore, Put
+from magnetar.metadata.store import MetadataStore, PutNode
 from magnetar.runtime.access import Principal
 from magnetar.runtime.sim.loop import PROCESS
 from magnetar.runtime.sim.world import Simulation
@@ -69,7 +69,7 @@ class RightsJudge:
         """Any operation of the metadata."""
         if getattr(operation, "path", "") != PATH:
             return
-        record = decode(operation.value, GrantsRecord, PATH) if isinstance(operation, Put) else GrantsRecord()
+        record = decode(operation.value, GrantsRecord, PATH) if isinstance(operation, PutNode) else GrantsRecord()
         self.changes += 1
         for key in self._lost:
             if self._may(record, key):
@@ -129,7 +129,7 @@ class RightsJudge:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """As long as it lasts the judge sees what brokers store and deliver."""
-        publish, deliver = Producer.publish, DeliveryPump._deliver
+        publish, deliver = Producer.publish, SubscriptionDeliveryPump._deliver
 
         def published(producer: Producer, client_part: bytes) -> bool:
             taken = publish(producer, client_part)
@@ -137,10 +137,13 @@ class RightsJudge:
                 self.used(46, producer.principal, "produce")
             return taken
 
-        def delivered(pump: DeliveryPump, deliveries: Sequence[Delivery]) -> None:
+        def delivered(pump: SubscriptionDeliveryPump, deliveries: Sequence[Delivery]) -> None:
             for id_ in dict.fromkeys(each.member.id for each in deliveries):
                 self.used(47, pump._subscription.consumers[id_].principal, "consume")
             deliver(pump, deliveries)
 
-        with mock.patch.object(Producer, "publish", published), mock.patch.object(DeliveryPump, "_deliver", delivered):
+        with (
+            mock.patch.object(Producer, "publish", published),
+            mock.patch.object(SubscriptionDeliveryPump, "_deliver", delivered),
+        ):
             yield

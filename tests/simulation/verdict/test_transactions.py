@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.transaction.records_core import Committed
+from magnetar.broker.transaction.records_core import TransactionsCommitted
 from magnetar.broker.transaction.state_core import CoordinatorState
 
 from .transactions import Coordination
 
-COMMIT = [Committed([(7, [])], [])]
+COMMIT = [TransactionsCommitted([(7, [])], [])]
 
 
 @pytest.fixture

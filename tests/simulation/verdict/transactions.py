@@ -35,7 +35,7 @@ from magnetar.broker.transaction.coordinator import RunningCoordinator
 from magnetar.broker.transaction.intents_core import Result
 from magnetar.broker.transaction.log import CoordinatorLog
 from magnetar.broker.transaction.peers import CoordinatorRequest
-from magnetar.broker.transaction.records_core import AnyRecord, Committed, HalfMessageStored
+from magnetar.broker.transaction.records_core import AnyRecord, HalfMessageStored, TransactionsCommitted
 from magnetar.broker.transaction.state_core import CoordinatorState
 from magnetar.proto.states import TxnId, TxnState
 from magnetar.runtime.sim.world import Simulation
@@ -81,7 +81,7 @@ class Coordination:
     def appending(self, number: int, records: Sequence[AnyRecord]) -> tuple[int, list[TxnId]]:
         """The append's own number, and what is committed when it is durable: transactions, and the halves that these
         publish."""
-        found = [record for record in records if isinstance(record, Committed)]
+        found = [record for record in records if isinstance(record, TransactionsCommitted)]
         txns = [TxnId(number, each[0]) for record in found for each in record.txns]
         txns += [TxnId(number, record.half) for record in found if record.half]
         self._doubtful |= dict.fromkeys(txns)

@@ -21,21 +21,21 @@ from magnetar.bookie.store import disk
 from magnetar.bookie.store import group_commit_core as core
 from magnetar.bookie.store.group_commit_core import (
     BeginSegment,
-    BlockRefused,
     BlockSynced,
     ConfirmBlock,
     DiskRoomFound,
     GroupCommit,
     JournalFailed,
-    RefuseBlock,
+    NoRoomForBlock,
+    NoRoomForSegment,
+    ReportNoRoomForBlock,
     SegmentBegun,
-    SegmentRefused,
     Stage,
     WriteBlock,
 )
 from magnetar.bookie.store.journal import JournalRecordGroup, encode_block_buffers
 from magnetar.bookie.store.replay import JournalPosition, JournalReader, JournalSegment, JournalSegments
-from magnetar.runtime.sim.disk import SECTOR_BYTES, Disk, FileFault, SimFiles
+from magnetar.runtime.sim.disk import SECTOR_BYTES, FileFault, SimDisk, SimFiles
 from tests.compiled import replaces_code
 
 UUID = bytes(range(16))
@@ -76,7 +76,7 @@ class Walk:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.disk = Disk()
+        self.disk = SimDisk()
         self.direct = self.disk.takes_direct = self.rng.random() < 0.6
         self.files = SimFiles(self.disk)
         self.files.make_directories(FOLDER)
@@ -179,7 +179,7 @@ class Walk:
             raise Death
         if fate < 0.30:
             self.write(block, whole=False, synced=False)
-            self.receive(BlockRefused(block.sequence))
+            self.receive(NoRoomForBlock(block.sequence))
         else:
             self.write(block, whole=True, synced=True)
             self.receive(BlockSynced(block.sequence))
@@ -225,7 +225,7 @@ class Walk:
             self.line = Line()
         except disk.NoSpace:
             self.segments.spares = spares
-            self.receive(SegmentRefused())
+            self.receive(NoRoomForSegment())
         finally:
             self.disk.cancel_crash()
 
@@ -241,10 +241,10 @@ class Walk:
         for answer in self.core.receive(fact):
             self.answer(answer)
 
-    def answer(self, answer: ConfirmBlock[int] | RefuseBlock[int]) -> None:
+    def answer(self, answer: ConfirmBlock[int] | ReportNoRoomForBlock[int]) -> None:
         self.answers += answer.block.groups
         numbers = [number for number in answer.block.groups if number not in self.empty]
-        if isinstance(answer, RefuseBlock):
+        if isinstance(answer, ReportNoRoomForBlock):
             self.seen["refused"] += 1
             return
         self.confirmed += numbers

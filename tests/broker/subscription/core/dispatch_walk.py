@@ -710,7 +710,7 @@ class Walk:
     def pump(self, *, sure: bool = False) -> None:
         """As the driver does it; not `sure`: reading may fail, or end early."""
         rng = self.rng
-        if rng.random() < 0.3 and not self.dispatcher.policy.rebalance(rng.choice([1, 2])) and not sure:
+        if rng.random() < 0.3 and not self.dispatcher.policy.rebalance_slots(rng.choice([1, 2])) and not sure:
             return  # the rest in another turn
         for _ in range(500):
             want = self.dispatcher.choose_next_read()

@@ -94,7 +94,7 @@ class Walk:
             self.read = self.delays.next_undelayed_position(
                 self.cursor.next_unacked_position(self.shape.position_at_or_after(self.read))
             )
-            if not self.shape.is_readable(self.read):
+            if not self.shape.has_visible_entry(self.read):
                 break
             if self.times[self.read] > self.now_ms:
                 self.delays.add_entry(self.read, self.times[self.read])

@@ -17,7 +17,7 @@ from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import NOWHERE, CursorState, PartialBatch, TxnAcks
-from magnetar.broker.subscription.core.pending_acks import AckConflict, AckRefused
+from magnetar.broker.subscription.core.pending_acks import TransactionalAckConflict, TransactionalAckRefused
 from magnetar.broker.subscription.core.positions import CursorWritePlanner
 from magnetar.proto.names import Position
 from magnetar.proto.states import TxnId
@@ -90,17 +90,19 @@ def wanted_of(position: Position, indexes: list[int], size: int) -> TxnAcks:
     return wanted
 
 
-def ack_in(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> AckRefused | None:
+def ack_in(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> TransactionalAckRefused | None:
     before, version = cursor.copy_cursor_state(), cursor.version
     new = pending_acks.judge(cursor, txn, wanted, named)
     assert (cursor.copy_cursor_state(), cursor.version) == (before, version), "judging changed something"
-    if isinstance(new, AckRefused):
+    if isinstance(new, TransactionalAckRefused):
         return new
     pending_acks.add_pending_acks(cursor, txn, new)
     return None
 
 
-def up_to(cursor: Cursor, shape: LogShape, txn: TxnId, position: Position, index: int, size: int) -> AckRefused | None:
+def up_to(
+    cursor: Cursor, shape: LogShape, txn: TxnId, position: Position, index: int, size: int
+) -> TransactionalAckRefused | None:
     wanted = TxnAcks(up_to=position)
     if index + 1 < size:
         wanted = TxnAcks(parts={position: PartialBatch((1 << index + 1) - 1, size)}, up_to=shape.before(position))
@@ -115,7 +117,7 @@ def compare(cursor: Cursor, model: Model) -> None:
         states = [model.of[each] for each in model.whole(entry)]
         assert cursor.is_acked(position) == all(each == ACKED for each in states), position
         assert cursor.is_done(position) == (FREE not in states), position
-        if cursor.is_acked(position) or (pending is not None and pending.is_pending(position)):
+        if cursor.is_acked(position) or (pending is not None and pending.is_entry_pending(position)):
             continue
         hidden = [bool(cursor.acked_or_pending_bits(position) >> index & 1) for index in range(model.sizes[entry])]
         assert hidden == [each != FREE for each in states], position
@@ -325,7 +327,9 @@ def test_two_transactions_share_a_batch() -> None:
     cursor, batch = Cursor(shape, CursorState(shape.start)), Position(10, 0)
     assert ack_in(cursor, X, wanted_of(batch, [0, 2], 4)) is None
     assert ack_in(cursor, Y, wanted_of(batch, [1], 4)) is None
-    assert ack_in(cursor, Y, wanted_of(batch, [1, 2], 4)) == AckRefused(AckConflict.PENDING, batch)
+    assert ack_in(cursor, Y, wanted_of(batch, [1, 2], 4)) == TransactionalAckRefused(
+        TransactionalAckConflict.PENDING, batch
+    )
     pending_acks.settle(cursor, X, committed=True)
     assert cursor.acked_indexes(batch) == [0, 2]
     assert not cursor.is_done(batch)
@@ -356,7 +360,7 @@ def test_abort_gives_back_exactly_its_own() -> None:
 def test_a_cumulative_position_that_moves_to_another_chunk_leaves_nothing_in_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(type(stored.ChunkKind.PENDING), "block_bits", property(lambda kind: 1))
+    monkeypatch.setattr(type(stored.CursorChunkKind.PENDING), "block_bits", property(lambda kind: 1))
     shape = shape_of(10)
     cursor, log = Cursor(shape, CursorState(shape.start)), CursorWritePlanner()
     entries = list[bytes]()
