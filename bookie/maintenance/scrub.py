@@ -356,10 +356,11 @@ class QuarantineReports:
 #
 # The scrubber, compaction and a start quarantine entries, and call `on_entries_quarantined`. (Compaction deletes the
 # log with the bad record, so that no scrubber finds it again.) `on_entries_quarantined` reports the entries to the
-# metadata at once and wakes `run`. `run` restores each ledger that has quarantined entries (bookie/maintenance/restore.py; it leaves an open
-# ledger to its writer), and makes a checkpoint, which ends the quarantine and with it the report. What could not be
-# repaired is tried again after PAUSE_S, then after twice as long each time, up to PAUSE_MAX_S, because each try reads
-# the ledger. Guarded by tests/bookie/maintenance/test_entry_repairer.py.
+# metadata at once and wakes `run`. `run` restores each ledger that has quarantined entries
+# (bookie/maintenance/restore.py; it leaves an open ledger to its writer), and makes a checkpoint, which ends the
+# quarantine and with it the report. What could not be repaired is tried again after PAUSE_S, then after twice as long
+# each time, up to PAUSE_MAX_S, because each try reads the ledger. Guarded by
+# tests/bookie/maintenance/test_entry_repairer.py.
 
 
 PAUSE_S = 60.0

@@ -50,8 +50,9 @@ A registration ends with the session of its broker, whether the broker closed or
 order deletes it. So a broker that has this record and is not registered has *died*, or has lost the metadata. It is
 shown (`RegisteredServers.died`) until it registers again or an operator says that it is gone (`forget_broker`). A
 broker with a random name has another name after a restart: it is back when a broker with a random name is registered at
-its address. `LastReadServerLists.tidy` deletes the records of those, and the oldest ones above STARTED_MAX. A broker of a
-release without this record never has one, so nothing is said of it. Guarding tests: tests/broker/cluster/test_died.py.
+its address. `LastReadServerLists.tidy` deletes the records of those, and the oldest ones above STARTED_MAX. A broker of
+a release without this record never has one, so nothing is said of it. Guarding tests:
+tests/broker/cluster/test_died.py.
 
 Also in this file, below its heading: the registered brokers and bookies, and the orders to drain, read on demand
 (cluster_view).
