@@ -182,6 +182,11 @@ async def close_all_parts(parts: Iterable[AsyncClosable]) -> None:
             raise outcome
 
 
+SOON_S = 0.001
+"""Less time than this is no time: a timer may ring by the resolution of its clock too early, and would be set anew in
+the same moment, again and again where the clock stands still (seed 89100)."""
+
+
 @asynccontextmanager
 async def timeout_after_silence(
     quiet_s: float, received_at: Callable[[], float], now: Callable[[], float], longest_s: float
@@ -196,7 +201,7 @@ async def timeout_after_silence(
         def look() -> None:
             nonlocal timer
             left = min(max(received_at(), begun) + quiet_s, begun + longest_s) - now()
-            if left > 0:
+            if left > SOON_S:
                 timer = loop.call_later(left, run_logging_errors, look, ignore_error)
             else:
                 limit.reschedule(-inf)
