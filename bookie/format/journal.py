@@ -100,7 +100,7 @@ class FileHeader(NamedTuple):
 
 
 def crc32c(*buffers: Buffer) -> int:
-    """Returns the CRC32C of all given buffers, one after the other."""
+    """Returns one CRC32C, of the bytes of all given buffers as if they were joined."""
     crc = 0
     for buffer in buffers:
         crc = checksum.crc32c(buffer, crc)

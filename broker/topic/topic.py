@@ -425,7 +425,9 @@ class Topic:
             raise Unavailable(f"this broker cannot tell whether topic {self.name} continued elsewhere; ask again")
 
     def abandon(self, error: MagnetarError) -> None:
-        """Stops all work at once, because another broker owns the topic, or because this broker cannot serve it."""
+        """Stops all work at once, because another broker owns the topic, or because this broker cannot serve it.
+        Producers and consumers are closed with NotOwner, which names `error`; what is stored stays for the next
+        owner."""
         if self._ended:
             return
         self._ended = True

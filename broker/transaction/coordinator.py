@@ -138,7 +138,8 @@ class HalfMessageDriver:
     # ------------------------------------------------------------------ members
     @contextmanager
     def connect_member(self) -> Iterator[HalfMessageGroupMember]:
-        """Returns a context manager. It adds a member for a connected process, and removes this member at its end."""
+        """Returns a context manager. It adds a member for a connected process and yields it, and removes the member at
+        its end: other members are asked from then on."""
         member = HalfMessageGroupMember()
         self._members[member] = None
         try:

@@ -944,7 +944,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._close_transport()
 
     def close(self, error: MagnetarError) -> None:
-        """Closes the connection after all written data was sent. Its streams end with `error`."""
+        """Ends all streams with `error` at once, and closes the connection when all written data was sent. Does not
+        wait for that."""
         if not self.is_lost:
             self._close_with(error)
             self._close_transport()
