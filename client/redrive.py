@@ -55,7 +55,10 @@ IDLE_MS = 500
 """Silence after which it is asked whether any letter is left."""
 IDLE_MAX = 20
 """Such silences, one after the other, after which those that are left are taken to be with another consumer."""
-COMMITTED_EVERY_S = 5.0
+COMMITTED_EVERY_S = 0.5
+"""With a rate a transaction has the letters of so many seconds: what follows it in its topic waits for its end."""
+TIMEOUT_S = 10.0
+"""Of a transaction: so long the topics wait for that of a run that was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,7 @@ class Redrive:
                 if letters or (left := await self._count_backlog() - self._held) <= 0:
                     break
                 if idle == IDLE_MAX:
-                    self.result.left["with another consumer of the subscription, or late"] += left
+                    self.result.left["with another run, or one that was killed some seconds ago"] += left
                     break
         return letters
 
@@ -199,17 +202,17 @@ class Redrive:
             chosen.append((letter, target, _clean(properties, is_retries=is_retries)))
         if chosen and not self._options.dry_run:
             try:
-                async with self._client.transaction() as txn:
+                async with self._client.transaction(TIMEOUT_S) as txn:
                     for letter, target, properties in chosen:
                         copy = copy_message(letter, properties)
                         copy.txn = txn
                         producer = await self._open_producer(target, letter)
                         await producer.send_copy(copy)
                         await consumer.acknowledge(letter, txn=txn)
-                        if self._options.rate:
-                            await asyncio.sleep(1 / self._options.rate)
             except TransactionAborted:
                 return  # the letters come again
+            if self._options.rate:
+                await asyncio.sleep(len(chosen) / self._options.rate)
         self.result.sent.update(target.full for _, target, _ in chosen)
 
     async def _open_producer(self, topic: TopicName, letter: Message) -> Producer:

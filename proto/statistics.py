@@ -386,6 +386,7 @@ class FoundMessages:
     bytes: int
     unread: int  # messages that it could not look into: encrypted, chunks, damaged or too large
     why: str
+    waiting: int  # messages after the begin of an open transaction: no consumer gets them before that ends
 
 
 # ------------------------------------------------------------------------------------ schemas

@@ -249,10 +249,13 @@ class MessageIndexRange(msgspec.Struct, frozen=True):
 
 class RangeReader:
     """Reads the messages of a topic that have indexes in a given range. `next_index`: the index at which a reader must
-    continue after the entries that were yielded."""
+    continue after the entries that were yielded. `counts_as_delivered`: whether they count in the topic's rates."""
 
-    def __init__(self, broker: TopicManager, wanted: MessageIndexRange, caller: CallContext) -> None:
+    def __init__(
+        self, broker: TopicManager, wanted: MessageIndexRange, caller: CallContext, *, counts_as_delivered: bool = True
+    ) -> None:
         self._caller = caller
+        self._counts = counts_as_delivered
         self.next_index = wanted.first
         self._broker = broker
         self._wanted = wanted
@@ -284,7 +287,8 @@ class RangeReader:
                     self.next_index = max(self.next_index, min(end, entry.first_index))  # none before it is kept
                     break
                 yield entry
-                topic.traffic.record_delivered(entry.count, entry.size)
+                if self._counts:
+                    topic.traffic.record_delivered(entry.count, entry.size)
                 left -= entry.size
                 self.next_index = entry.index + 1
                 position = log.shape.after(entry.position)

@@ -16,7 +16,8 @@ Guarding tests: tests/broker/session/test_finding.py, tests/broker/rest/test_pag
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -169,11 +170,12 @@ async def find_messages(broker: TopicManager, wanted: FindRequest, caller: CallC
     shape, reader = topic.shown.shape, topic.shown.reader
     floor = max(shape.first_index, (await reader.locate_time(wanted.since_ms)).first_index if wanted.since_ms else 0)
     end = (await reader.locate_time(wanted.until_ms)).first_index if wanted.until_ms else shape.end_index
+    waiting = topic.log.shape.end_index - shape.end_index if end == shape.end_index else 0
     end = min(end, wanted.before_index or end)
-    if wanted.criteria == Criteria():  # the newest messages: as much as any read
-        return await _search_backwards(broker, wanted, caller, floor, end)
-    with _running(broker, wanted.topic):
-        return await _search_backwards(broker, wanted, caller, floor, end)
+    # without criteria it wants the newest messages, which is as much as any read
+    with nullcontext() if wanted.criteria == Criteria() else _running(broker, wanted.topic):
+        found = await _search_backwards(broker, wanted, caller, floor, end)
+    return found if wanted.before_index else replace(found, waiting=waiting)
 
 
 async def _search_backwards(
@@ -214,7 +216,7 @@ async def _search_backwards(
             why = f"it took {FIND_S:g} s"
     is_complete = before <= floor
     return FoundMessages(
-        _make_entries(found), 0 if is_complete else before, messages, read_bytes, unread, "" if is_complete else why
+        _make_entries(found), 0 if is_complete else before, messages, read_bytes, unread, "" if is_complete else why, 0
     )
 
 
@@ -232,7 +234,9 @@ async def _search_window(
     broker: TopicManager, wanted: FindRequest, caller: CallContext, indexes: tuple[int, int], turns: EventLoopSlices
 ) -> _Window:
     window, (first, end) = _Window([]), indexes
-    reader = RangeReader(broker, MessageIndexRange(wanted.topic, first, end, 2 * WINDOW_BYTES), caller)
+    reader = RangeReader(
+        broker, MessageIndexRange(wanted.topic, first, end, 2 * WINDOW_BYTES), caller, counts_as_delivered=False
+    )
     async with aclosing(reader.read_entries(turns)) as entries:
         async for entry in entries:
             if window.bytes > WINDOW_BYTES and end - first > 1:

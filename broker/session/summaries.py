@@ -506,6 +506,10 @@ def explain_stuck_subscription(topic: Topic, subscription: Subscription, backlog
     blocked = _why_blocked(subscription, backlog)
     dispatcher, now_ms = subscription.dispatcher, topic.world.clock.wall_ms()
     if blocked in (Blocked.NO, Blocked.CAUGHT_UP) and not dispatcher.unacked:
+        waiting = topic.log.shape.end_index - topic.shown.shape.end_index
+        if waiting and not subscription.reads_uncommitted and blocked is Blocked.CAUGHT_UP:
+            behind = f"{_count(waiting, 'message')} come after its begin: 'magnetar transactions list' shows it."
+            return WhyStuck(True, blocked, ("It has delivered everything up to an open transaction.", behind))
         text = "It has delivered everything." if backlog == 0 else "It delivers."
         return WhyStuck(False, blocked, (text,))
     sentences = list[str]()
@@ -545,7 +549,13 @@ def trace_message(topic: Topic, position: Position, batch_index: int) -> Message
     if shape.skipped_lost_range_end(position) is not None:
         return MessageTrace("The message is lost: no bookie has it, and an operator let consumers pass over it.", ())
     if not topic.shown.shape.has_visible_entry(position):
-        return MessageTrace("The message is of a transaction that is open or was aborted: no consumer gets it.", ())
+        if position > topic.shown.shape.stable:
+            return MessageTrace(
+                "The message comes after the begin of an open transaction, or is of one: consumers get it when all "
+                "that began before it have ended, unless its own is aborted; 'magnetar transactions list' shows "
+                "them.", (),
+            )  # fmt: skip
+        return MessageTrace("The message is of a transaction that was aborted: no consumer gets it.", ())
     states = [_state_of_message(topic, each, position, batch_index) for each in topic.subscriptions.values()]
     return MessageTrace("The topic has the message.", tuple(sorted(states, key=lambda each: each.subscription)))
 

@@ -19,6 +19,7 @@ from ..common.units import FiniteNumber, parse_message_id
 from .topics import full_name
 
 if TYPE_CHECKING:
+    from ...client.admin import StoredMessage
     from ...client.redrive import RedriveOptions, RedriveResult
 
 FOUND = 100
@@ -40,8 +41,9 @@ def find(
     session: Session, topic: str, key: str, property_: str, text: str, where: str, since: str | None,
     until: str | None, count: int, before: int | None, everything: bool,
 ) -> None:  # fmt: skip
-    """Show the messages of a topic that have a key, a property, a text or what a filter says, the newest first. It
-    takes none of them, and needs no subscription.
+    """Show the messages of a topic that have a key, a property, a text or what a filter says, the newest first (of
+    several partitions by the time of their publication), each after its id, time, key and properties. It takes none
+    of them, and needs no subscription.
 
     Of each partition it looks at the newest 100,000 messages, 64 MiB, or for 10 s; its last line on standard error says
     how far it got. Exit code 4: it looked at everything, and found none.
@@ -65,35 +67,42 @@ def find(
     parts = session.admin.parts(topic)
     if before is not None and len(parts) > 1:
         raise click.UsageError("--before goes on in one partition: give its name")
-    shown = looked_at = unread = 0
+    messages: list[StoredMessage] = []
+    looked_at = unread = waiting = 0
     left: list[str] = []  # what was not looked at
     with show_progress("messages looked at", None) as progress:
         for part in parts:
-            below = before or 0
-            while shown < count:
-                limit = min(FOUND, count - shown)
-                found = search(part, before_index=below, limit=limit)
-                for message in found.messages:
-                    print_consumed_message(make_printed_stored_message(message), session.out)
-                shown += len(found.messages)
+            below, wanted = before or 0, count
+            while wanted:
+                found = search(part, before_index=below, limit=min(FOUND, wanted))
+                messages += found.messages
+                wanted -= len(found.messages)
                 looked_at += found.looked_at
                 unread += found.unread
+                waiting += found.waiting
                 progress(looked_at)
                 below = found.before_index
                 if not below:
                     break
-                if not everything and len(found.messages) < limit:
-                    left.append(f"{part} below index {below} ({found.why}; --before {below} or --all goes on)")
+                if not wanted or (not everything and len(found.messages) < FOUND):
+                    why = f"{format_count(count, 'message')} found (-n)" if not wanted else found.why
+                    left.append(f"{part} below index {below}: {why}; with its name --before {below} goes on")
                     break
-            else:
-                goes_on = f"; --before {below} goes on" if below else ""
-                left.append(f"{part}, after {format_count(count, 'message')} (-n){goes_on}")
-    said = f"looked at {format_count(looked_at, 'message')} of {full_name(topic)}"
+    if len(parts) > 1:
+        messages.sort(key=lambda each: -each.publish_time_ms)
+    for message in messages[:count]:
+        print_consumed_message(make_printed_stored_message(message), session.out, described=True)
+    said = [f"looked at {format_count(looked_at, 'message')} of {full_name(topic)}"]
     if unread:
-        said += f", not into {unread:,} of them, which are encrypted, chunks or too large"
-    if not shown and not left and not unread:
-        raise NotFound(f"{said}: none of them fits")
-    click.echo("\n".join((said, *(f"not looked at: {each}" for each in left))), err=True)
+        said.append(f"not into {unread:,} of them, which are encrypted, chunks or too large")
+    if waiting:
+        said.append(
+            f"{format_count(waiting, 'more message')} come after the begin of an open transaction, and nobody gets "
+            "them before it ends: 'magnetar transactions list'"
+        )
+    if not messages and not left and not unread and not waiting:
+        raise NotFound(f"{said[0]}: none of them fits")
+    click.echo("\n".join((*said, *(f"not looked at: {each}" for each in left))), err=True)
 
 
 @session_command()

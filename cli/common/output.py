@@ -420,11 +420,12 @@ def make_printed_stored_message(message: StoredMessage) -> PrintedMessage:
     )
 
 
-def print_consumed_message(message: PrintedMessage, out: CommandOutput) -> None:
+def print_consumed_message(message: PrintedMessage, out: CommandOutput, *, described: bool = False) -> None:
+    """Prints a message. `described`: a text has its id, time, key and properties first, also without `-o wide`."""
     if out.is_structured:
         out.print_streamed_value(message.message_id if out.kind == "name" else make_message_record(message))
     else:
-        before = _describe_message(message) if out.kind == "wide" else ""
+        before = _describe_message(message) if described or out.kind == "wide" else ""
         print(before + message.payload.decode("utf-8", "backslashreplace"), flush=True)
 
 

@@ -88,6 +88,7 @@ class FindResult:
     bytes: int
     unread: int  # messages that the broker could not look into: encrypted, chunks, damaged or too large
     why: str
+    waiting: int  # messages after the begin of an open transaction: no consumer gets them before that ends
 
 
 def decode_stored_messages(entries: Iterable[wire.Delivery | values.FoundEntry], topic: str) -> list[StoredMessage]:

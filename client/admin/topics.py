@@ -247,7 +247,7 @@ async def find_messages(
     messages = [
         message for entry in found.entries for message in reversed(decode_stored_messages([entry], name))
     ]  # fmt: skip
-    return FindResult(messages, found.before_index, found.messages, found.bytes, found.unread, found.why)
+    return FindResult(messages, found.before_index, found.messages, found.bytes, found.unread, found.why, found.waiting)
 
 
 # ------------------------------------------------------------------------------------ schemas

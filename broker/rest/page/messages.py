@@ -132,13 +132,15 @@ class Message:
 class Progress:
     """The progress of a search. `before`: the index below which the next search must continue; 0 if everything was
     searched. `why`: the reason why the search stopped before that. `unread`: the number of messages that could not be
-    searched, because they are encrypted, chunks, damaged or too large."""
+    searched, because they are encrypted, chunks, damaged or too large. `waiting`: the number of messages after the
+    begin of an open transaction, which no consumer gets yet."""
 
     messages: int
     bytes: int
     before: int
     why: str
     unread: int
+    waiting: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +363,7 @@ async def search(call: RestRequest, asked: dict[str, str]) -> tuple[list[Found],
     except InvalidRequest as error:
         raise HttpError(error.message) from error
     return await _decode_found(call, answer), Progress(
-        answer.messages, answer.bytes, answer.before_index, answer.why, answer.unread
+        answer.messages, answer.bytes, answer.before_index, answer.why, answer.unread, answer.waiting
     )
 
 

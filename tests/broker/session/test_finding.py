@@ -10,6 +10,7 @@ import pytest
 from magnetar.broker.session import finding
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
+from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import ConsumerType
 from magnetar.proto.errors import BackPressure, InvalidRequest, TopicNotFound
 from tests.support.cluster import Cluster, cluster
@@ -68,8 +69,15 @@ async def test_messages_of_transactions_are_found_when_they_are_committed(tmp_pa
         for commits in (False, True):
             txn = await client.transaction()
             await producer.send(b"2", partition_key="k", txn=txn)
-            assert [each.payload for each in (await admin.find_messages("t", key="k")).messages] == [b"1"]
-            await (txn.commit() if commits else txn.abort())
+            ordinary = await producer.send(b"3", partition_key="other")
+            found = await admin.find_messages("t", key="k")
+            assert [each.payload for each in found.messages] == [b"1"]
+            assert found.waiting == 2, "of the transaction, and what follows it"
+            trace = await admin.trace_message(
+                "t", ledger_id=ordinary.ledger_id(), entry_id=ordinary.entry_id(), batch_index=-1
+            )
+            assert "open transaction" in trace.stored
+            await (txn.commit("visible") if commits else txn.abort("visible"))
         assert [each.payload for each in (await admin.find_messages("t", key="k")).messages] == [b"2", b"1"]
 
 
@@ -127,11 +135,18 @@ async def test_a_message_has_one_state_in_each_subscription(tmp_path: Path) -> N
         hidden = await client.transaction()
         unseen = await producer.send(b"in a transaction", txn=hidden)
         for place, sentence in (
-            ((unseen.ledger_id(), unseen.entry_id()), "open or was aborted"),
+            ((unseen.ledger_id(), unseen.entry_id()), "open transaction"),
             ((ids[0].ledger_id(), 10_000), "no such message yet"), ((1 << 40, 0), "no such message"),
             ((0, 0), "never had it, or it was deleted"),
         ):  # fmt: skip
             found = await admin.trace_message(TOPIC, ledger_id=place[0], entry_id=place[1], batch_index=-1)
             assert sentence in found.stored
             assert not found.subscriptions
-        await hidden.abort()
+        await admin.skip_messages(TOPIC, "alone")
+        alone = next(each for each in (await admin.topic_stats(TOPIC)).subscriptions if each.name == "alone")
+        assert alone.backlog == 0
+        await admin.create_subscription(TOPIC, "new", MessageId.latest)
+        why = await admin.why_stuck(TOPIC, "new")
+        assert (why.stuck, why.sentences[0]) == (True, "It has delivered everything up to an open transaction.")
+        await hidden.abort("visible")
+        assert not (await admin.why_stuck(TOPIC, "new")).stuck
