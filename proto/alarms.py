@@ -117,7 +117,7 @@ def _alarms_of_bookie(bookie: Mapping[str, Any]) -> Iterable[Alarm]:
         yield Alarm(text, f"magnetar bookies forget {name}", needed=False, code="D03")
     elif state in ("read-only", "limbo", "absent"):
         why = {
-            "read-only": f"is read-only, with {free:.0%} of its disk free",
+            "read-only": f"is read-only, with {free:.0%} of its disk free (disk_full_share says when)",
             "limbo": "lost data, and looks for it at other bookies", "absent": "is not registered, and ledgers name it",
         }  # fmt: skip
         yield Alarm(f"Bookie {name} {why[state]}.", "magnetar bookies state", code="D03")

@@ -54,7 +54,7 @@ def test_a_cluster_where_all_is_well_has_no_alarm() -> None:
         (alarms(silent=["two"]), "Broker two is registered and does not answer."),
         (alarms(bookies=[]), "No bookie takes writes: nothing can be published."),
         (alarms(bookies=[bookie(), bookie(state="read-only", freeBytes=4)]),
-         "Bookie 12345678 is read-only, with 4% of its disk free."),
+         "Bookie 12345678 is read-only, with 4% of its disk free (disk_full_share says when)."),
         (alarms(bookies=[bookie(), bookie(state="limbo")]),
          "Bookie 12345678 lost data, and looks for it at other bookies."),
         (alarms(bookies=[bookie(), bookie(state="absent", totalBytes=0)]),
