@@ -53,12 +53,12 @@ BATCH_MESSAGES = 100
 """Letters in one transaction."""
 IDLE_MS = 500
 """Silence after which it is asked whether any letter is left."""
-IDLE_MAX = 20
-"""Such silences, one after the other, after which those that are left are taken to be with another consumer."""
 COMMITTED_EVERY_S = 0.5
 """With a rate a transaction has the letters of so many seconds: what follows it in its topic waits for its end."""
 TIMEOUT_S = 10.0
 """Of a transaction: so long the topics wait for that of a run that was killed."""
+HELD_MAX_S = TIMEOUT_S + 5
+"""Silence after which letters that are left are taken to be with another run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,7 @@ class Redrive:
         self._client, self._admin = client, admin
         self._topic = TopicName.parse(topic)
         self._options = options
+        self._now = client.connections.world.clock.monotonic
         self._where: Filter | None = parse_filter(options.where) if options.where else None
         self._targets: dict[tuple[str, str], tuple[TopicName, bool]] = {}
         self._producers: dict[tuple[TopicName, Hashable], Producer] = {}
@@ -130,7 +131,7 @@ class Redrive:
     # ------------------------------------------------------------------ letters
     async def _receive_letters(self, consumer: Consumer) -> list[Message]:
         """Returns the next letters; none if all of them were received."""
-        letters, idle, options = list[Message](), 0, self._options
+        letters, since_s, options = list[Message](), self._now(), self._options
         wanted = BATCH_MESSAGES
         if options.rate:
             wanted = min(wanted, max(1, int(options.rate * COMMITTED_EVERY_S)))
@@ -140,11 +141,10 @@ class Redrive:
             try:
                 letters.append(await consumer.receive(IDLE_MS))
             except Timeout:
-                idle += 1
                 if letters or (left := await self._count_backlog() - self._held) <= 0:
                     break
-                if idle == IDLE_MAX:
-                    self.result.left["with another run, or one that was killed some seconds ago"] += left
+                if self._now() - since_s > HELD_MAX_S:
+                    self.result.left["with another run"] += left
                     break
         return letters
 
@@ -200,6 +200,7 @@ class Redrive:
                 continue
             target, is_retries = await self._find_target(properties)
             chosen.append((letter, target, _clean(properties, is_retries=is_retries)))
+        begun_s = self._now()
         if chosen and not self._options.dry_run:
             try:
                 async with self._client.transaction(TIMEOUT_S) as txn:
@@ -212,7 +213,8 @@ class Redrive:
             except TransactionAborted:
                 return  # the letters come again
             if self._options.rate:
-                await asyncio.sleep(len(chosen) / self._options.rate)
+                due_s = begun_s + len(chosen) / self._options.rate
+                await asyncio.sleep(due_s - self._now())
         self.result.sent.update(target.full for _, target, _ in chosen)
 
     async def _open_producer(self, topic: TopicName, letter: Message) -> Producer:

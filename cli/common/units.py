@@ -91,9 +91,10 @@ def parse_properties(pairs: Iterable[str]) -> dict[str, str]:
 
 def parse_message_id(text: str) -> MessageId:
     """Parses a message id of the form `LEDGER:ENTRY[:PARTITION[:BATCH]]`, as `magnetar consume` prints it, or
-    `earliest` or `latest`."""
+    (LEDGER,ENTRY,PARTITION,BATCH), as the SDK does; or `earliest` or `latest`."""
     from ...client.model.message_id import MessageId
 
+    text = re.sub(r"\A\((.*)\)\Z", r"\1", text).replace(",", ":")  # as the SDK prints it
     if text not in ("earliest", "latest") and not re.fullmatch(r"\d+:\d+(:-?\d+){0,2}", text, re.ASCII):
         raise click.UsageError(f"{text!r} is not a place in a topic: earliest, latest, or LEDGER:ENTRY")
     return MessageId.parse(text)

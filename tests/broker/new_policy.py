@@ -24,7 +24,7 @@ def edited(name: str, at: str, line: str) -> None:
 edited("magnetar.proto.applied", "    max_topics:", "    max_pigeons: Limit = 7  # on the roof; 0: any number")
 edited("magnetar.proto.policies", "POLICIES: ", """    Policy("max-pigeons", (
         Field("max_pigeons", "limit", ("-n", "--max-pigeons"), "On the roof; 0: any number."),
-    ), "How many pigeons.", "-n 3", rest=Rest("maxPigeons", "maxPigeons", "max_pigeons")),
+    ), "How many pigeons.", "-n 3", rest=PolicyRestNames("maxPigeons", "maxPigeons", "max_pigeons")),
 """)
 
 import asyncio  # noqa: E402

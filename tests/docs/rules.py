@@ -354,7 +354,7 @@ RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
     (rf"python -m benchmarks ({LONG}|.*--peer)", _long_benchmark),
     (r"python -m benchmarks \S", _benchmark),
     (r"python -m benchmarks\.peers( |$)", _peers),
-    (r"python -m tests\.(docs\.tables|stubs)$", _written),
+    (r"python -m tests\.(docs\.tables|docs\.metrics URL|stubs)$", _written),
     (r"\.venv/bin/pytest( |$)", _pytest),
     (r"\.ci/run$", _ci),
     (r"docker compose (up$|exec |run )", _compose),
