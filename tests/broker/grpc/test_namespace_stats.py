@@ -97,7 +97,7 @@ async def test_brief_statistics_are_those_that_the_whole_ones_have(
                 producer = await client.create_producer(topic)
                 for _ in range(count):
                     await producer.send(b"x")
-            consumer = await client.subscribe("t03", "b")
+            consumer = await client.subscribe("t03", "b", ack_receipt_enabled=True)
             for _ in range(2):
                 await consumer.acknowledge(await consumer.receive())
             await admin.skip_messages("parts-partition-1", "a", 4)
