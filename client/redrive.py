@@ -53,6 +53,7 @@ BATCH_MESSAGES = 100
 """Letters in one transaction."""
 IDLE_MS = 500
 """Silence after which it is asked whether any letter is left."""
+ABORTED_MAX = 5
 COMMITTED_EVERY_S = 0.5
 """With a rate a transaction has the letters of so many seconds: what follows it in its topic waits for its end."""
 TIMEOUT_S = 10.0
@@ -93,6 +94,7 @@ class Redrive:
         self._options = options
         self._now = client.connections.world.clock.monotonic
         self._where: Filter | None = parse_filter(options.where) if options.where else None
+        self._aborted = 0  # transactions, one after the other
         self._targets: dict[tuple[str, str], tuple[TopicName, bool]] = {}
         self._producers: dict[tuple[TopicName, Hashable], Producer] = {}
 
@@ -160,7 +162,8 @@ class Redrive:
         """Returns the reason why a letter does not go back; "" if it does."""
         real = properties.get(REAL_TOPIC, "")
         try:
-            is_letter = TopicName.parse(real).full == real and TopicName.parse(real).persistent
+            topic = TopicName.parse(real)
+            is_letter = topic.full == real and topic.persistent and topic.base != self._topic.base
         except InvalidName:
             is_letter = False
         if not is_letter:
@@ -184,7 +187,7 @@ class Redrive:
             found = TopicName.parse(real).base, False
             if subscription:
                 retries = make_letter_topic_name(found[0], subscription, "RETRY")
-                with suppress(TopicNotFound):
+                with suppress(TopicNotFound, InvalidName):  # the letter says what some producer wrote
                     await self._client.connections.fetch_partition_count(retries, create=False)
                     found = retries, True
             self._targets[real, subscription] = found
@@ -211,7 +214,11 @@ class Redrive:
                         await producer.send_copy(copy)
                         await consumer.acknowledge(letter, txn=txn)
             except TransactionAborted:
+                self._aborted += 1
+                if self._aborted > ABORTED_MAX:
+                    raise
                 return  # the letters come again
+            self._aborted = 0
             if self._options.rate:
                 due_s = begun_s + len(chosen) / self._options.rate
                 await asyncio.sleep(due_s - self._now())
@@ -253,4 +260,6 @@ def _read_field(message: Message, name: str) -> str | int | None:
         return message.producer_name()
     if name == "message.publish_time":
         return message.publish_timestamp()
-    return len(message.data()) if name == "message.size" else message.int_schema_version()
+    if name == "message.size":
+        return len(message.data())
+    return message.int_schema_version() if message.writer_version else None

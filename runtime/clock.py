@@ -49,19 +49,19 @@ class ServerClock(SystemClock):
     wrong when the process starts is believed."""
 
     def __init__(self) -> None:
-        self._known_ms = super().wall_ms()  # a time of day that counted …
-        self._known_s = time.monotonic()  # … and when
+        self._known = super().wall_ms(), time.monotonic()  # a time of day that counted, and when; threads read both
         self._jumped_s: float | None = None
 
     def wall_ms(self) -> int:
         now_ms = time.time_ns() // 1_000_000
-        if 0 <= now_ms - self._known_ms < JUMP_MS // 2 and self._jumped_s is None:
+        if 0 <= now_ms - self._known[0] < JUMP_MS // 2 and self._jumped_s is None:
             return now_ms  # a jump within that is a small one
         return self._compare(now_ms, time.monotonic())
 
     def _compare(self, now_ms: int, now_s: float) -> int:
         """Returns the time of day that counts: `now_ms`, or by the monotonic clock what it would be without a jump."""
-        expected_ms = self._known_ms + int(1000 * (now_s - self._known_s))
+        known_ms, known_s = self._known
+        expected_ms = known_ms + int(1000 * (now_s - known_s))
         jump_ms = now_ms - expected_ms
         if -JUMP_MS < jump_ms < JUMP_MS:
             if self._jumped_s is not None:
@@ -74,5 +74,5 @@ class ServerClock(SystemClock):
             return expected_ms
         else:
             _LOG.warning("the time of day jumped by %.0f s, and that counts now", jump_ms / 1000)
-        self._jumped_s, self._known_ms, self._known_s = None, now_ms, now_s
+        self._jumped_s, self._known = None, (now_ms, now_s)
         return now_ms

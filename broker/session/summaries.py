@@ -60,7 +60,7 @@ from ..common.token_bucket import EventLoopSlices
 from ..node.survey import STRIDE, MeasuredTopic, TopicGroupTotals, measure_topic
 from ..node.topic_manager import TopicManager
 from ..subscription.consumer import Consumer
-from ..subscription.core.cursor_state import NOWHERE
+from ..subscription.core.cursor_state import BATCH_INDEXES_MAX, NOWHERE
 from ..subscription.core.policy import SlotDistribution
 from ..subscription.core.subscription_types import SubscriptionType as Registered
 from ..subscription.subscription import Subscription
@@ -574,8 +574,9 @@ def _state_of_message(topic: Topic, subscription: Subscription, position: Positi
         return make_state("acknowledged", "Everything up to it is." if upto else "Some messages before it are not.")
     if batch_index in cursor.acked_indexes(position):
         return make_state("acknowledged", "Other messages of its batch are not.")
+    bits = -1 if batch_index < 0 else 1 << min(batch_index, BATCH_INDEXES_MAX)
     if (pending := cursor.pending) is not None and (
-        pending.is_entry_pending(position) or pending.message_bits_at(position) >> max(batch_index, 0) & 1
+        pending.is_entry_pending(position) or pending.message_bits_at(position) & bits
     ):
         txns = ", ".join(map(str, pending.find_transactions(position)))
         return make_state("pending", f"It is acknowledged when transaction {txns} commits.")
