@@ -153,6 +153,14 @@ async def test_the_schema_of_a_letter_goes_with_it(tmp_path: Path) -> None:
         assert (message.value().name, message.int_schema_version()) == ("a", 0)
 
 
+async def test_a_letter_that_somebody_else_wrote_ends_no_redrive(tmp_path: Path) -> None:
+    async with shop(tmp_path) as made:
+        await made.letters(b"1", REAL_TOPIC=LETTERS)  # it would come round for ever
+        await made.letters(b"2", subscription="no/name")
+        result = await asyncio.wait_for(made.run(force=True), 30)
+        assert (result.sent, result.left) == ({TOPIC: 1}, {"no dead letter: it has no property REAL_TOPIC": 1})
+
+
 async def test_a_dead_letter_topic_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
     async with shop(tmp_path) as made:
         with pytest.raises(TopicNotFound):
