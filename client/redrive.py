@@ -186,8 +186,8 @@ class Redrive:
         if found is None:
             found = TopicName.parse(real).base, False
             if subscription:
-                retries = make_letter_topic_name(found[0], subscription, "RETRY")
                 with suppress(TopicNotFound, InvalidName):  # the letter says what some producer wrote
+                    retries = make_letter_topic_name(found[0], subscription, "RETRY")
                     await self._client.connections.fetch_partition_count(retries, create=False)
                     found = retries, True
             self._targets[real, subscription] = found
