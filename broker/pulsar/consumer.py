@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 CLIENTS_IGNORING_TOPIC_END = ("Pulsar-CPP", "Pulsar-Python", "Pulsar Go", "pulsar-client-node")
 """Clients that close their connection at REACHED_END_OF_TOPIC."""
 
+INDEX_ACKS = "magnetar.index_acks"
+"""Property of a consumer: with the value true, it acknowledges by index, and what is acknowledged or filtered of a
+batch is hidden from it. Otherwise that begins with its first acknowledgement by index."""
 ACTIVE_NOTICE_S = 0.1
 """Seconds after which ACTIVE_CONSUMER_CHANGE is sent, for the last change only: Go's client registers a consumer after
 it handled the answer to SUBSCRIBE, and drops what comes earlier."""
@@ -71,6 +74,7 @@ class ConsumerHandler:
         self._over = self._is_moving = False
         self._is_active = False
         self._told_active: bool | None = None
+        self._queue = 0  # the largest FLOW, which is the client's queue
         self._notice: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------------ opening
@@ -127,8 +131,13 @@ class ConsumerHandler:
 
     # ------------------------------------------------------------------ commands
     def add_permits(self, permits: int) -> None:
+        """Handles FLOW. A consumer holds as many permits as its largest FLOW at most: that is its queue, and C++'s and
+        Go's clients also give back permits for messages that they hide. One that asks for one message at a time has no
+        queue, and may do so for several calls that wait."""
         if self.session is not None and not self.must_resubscribe:
-            self.session.flow(min(permits, PERMITS_MAX - self.session.member.permits))
+            self._queue = max(self._queue, permits)
+            most = min(self._queue, PERMITS_MAX) if self._queue > 1 else PERMITS_MAX
+            self.session.flow(min(permits, max(0, most - self.session.member.permits)))
 
     def ack(self, asked: pulsar.CommandAck) -> Iterator[None]:
         error: MagnetarError | None = None
@@ -336,4 +345,5 @@ def parse_subscribe_command(asked: pulsar.CommandSubscribe) -> SubscribeOptions:
         asked.priority_level, translate.make_property_map(asked.subscription_properties), asked.read_compacted,
         not asked.force_topic_creation, "", policy,
         schema=translate.parse_schema(asked.schema) if asked.HasField("schema") else None,
+        acks_by_index=any(pair.key == INDEX_ACKS and pair.value == "true" for pair in asked.metadata),
     )  # fmt: skip

@@ -133,7 +133,7 @@ def make_wire_schema(info: SchemaInfo) -> pulsar.Schema:
 def acknowledge_in_steps(session: ConsumerSession, ack: pulsar.CommandAck) -> Iterator[None]:
     """Acknowledges the messages of an ACK command. A generator: other tasks may run between its steps. Raises
     InvalidRequest or NotAllowed if an entry is refused; the entries before it are acknowledged nevertheless."""
-    yield from _check_size(ack.message_id)
+    yield from _check_size(session, ack.message_id)
     if ack.ack_type == pulsar.CommandAck.Cumulative:
         if len(ack.message_id) != 1:
             raise InvalidRequest(f"a cumulative acknowledgement names one message, not {len(ack.message_id)}")
@@ -148,7 +148,7 @@ async def ack_in_transaction(session: ConsumerSession, txn: TxnId, ack: pulsar.C
     `ConsumerSession.ack_in_transaction`. A cumulative acknowledgement that covers no message yet does nothing. Every
     other acknowledgement either becomes pending or raises an error, so that at the commit the client knows which
     messages are acknowledged."""
-    for _ in _check_size(ack.message_id):
+    for _ in _check_size(session, ack.message_id):
         pass
     if ack.ack_type != pulsar.CommandAck.Cumulative:
         entries = _each_once(parse_individual_acks(ack.message_id, session.count_messages, exact=True))
@@ -171,13 +171,15 @@ def _each_once(entries: Iterable[AckedEntry]) -> Iterator[AckedEntry]:
         yield each
 
 
-def _check_size(ids: Sequence[MessageIdData]) -> Iterator[None]:
-    """Checks the size of an acknowledgement, in steps; must be done before the first id is acknowledged. Raises
-    InvalidRequest."""
+def _check_size(session: ConsumerSession, ids: Sequence[MessageIdData]) -> Iterator[None]:
+    """Checks the size of an acknowledgement, in steps, and notes whether the client acknowledges parts of batches; must
+    be done before the first id is acknowledged. Raises InvalidRequest."""
     each, reached = iter(ids), 0
     while some := list(islice(each, ACK_ENTRIES)):
         reached += sum(max(64 * len(id_.ack_set), id_.batch_size) for id_ in some if id_.ack_set)
         yield
+    if reached and not session.member.acks_by_index:
+        session.on_acked_by_index()
     if reached > BATCH_INDEXES_MAX:
         raise AckRefusal.TOO_MANY_INDEXES.error(
             f"the batch indexes of one acknowledgement reach over {BATCH_INDEXES_MAX} messages at most, in all entries"

@@ -92,6 +92,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     isolation: Isolation = Isolation.READ_COMMITTED  # of the subscription, while a consumer is connected
     ordered: bool = False  # likewise: what failed holds back what follows it
     incarnation: int = 0  # of the topic that it read before; 0: it begins
+    acks_by_index: bool = True  # False: unless it does, it gets batches whole of which a part is acknowledged
 
     def adapt_to_incarnation(self, topic: Topic) -> SubscribeOptions:
         """Returns the options, adapted to the present incarnation of the topic. If the topic was deleted and created
@@ -182,6 +183,7 @@ class ConsumerSession:
 
     async def _join(self, options: SubscribeOptions) -> None:
         topic, subscription, consumer = self.topic, self.subscription, self._consumer
+        consumer.member.acks_by_index = options.acks_by_index or consumer.client in subscription.index_clients
         await subscription.wait_entries_returned(consumer)
         if not subscription.is_durable and topic.subscriptions.get(subscription.name) is not subscription:
             raise SubscribeRefusal.ENDED.error()
@@ -266,6 +268,11 @@ class ConsumerSession:
             raise InvalidRequest(f"{permits} permits beside the {held} that are left are more than {PERMITS_MAX}")
         self._consumer.activity.flow_ms = self.subscription.activity.flow_ms = self._clock.wall_ms()
         self.subscription.flow(self._consumer, permits)
+
+    def on_acked_by_index(self) -> None:
+        """Called when the client has acknowledged a part of a batch, before that is applied: from now on, what is
+        acknowledged of a batch is hidden from it."""
+        self.subscription.on_acked_by_index(self._consumer)
 
     def ack(self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> Iterator[None]:
         """Acknowledges entries and sets of entries, in steps: the caller iterates, and may let other tasks run in

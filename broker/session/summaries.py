@@ -528,14 +528,27 @@ def explain_stuck_subscription(topic: Topic, subscription: Subscription, backlog
             who = f"Consumer {each.member.name!r} ({each.address}{role})"
             text = f"{who} holds {_count(each.member.unacked, 'message')} that it has not acknowledged{place}"
             sentences.append(f"{text}{_last_acknowledged(each, now_ms)}.")
+    sentences.append(_explain_parts(subscription))
     if blocked is Blocked.NO_PERMITS:
         sentences.append(f"{_count(len(subscription.consumers), 'consumer')} connected, with no permits.")
     draining = dispatcher.policy.statistics()[1]
     for slot in draining.draining[:3] if draining is not None and subscription.consumers else ():
         sentences.append(f"Slot {slot[0]} of the keys waits for {_count(slot[1], 'entry')} of its last consumer.")
-    if not sentences:  # without a consumer, and without anything for one
-        sentences.append("It has delivered everything.")
+    if not any(sentences):  # without a consumer, and without anything for one
+        sentences = ["It has delivered everything."]
     return WhyStuck(stuck, blocked, tuple(each for each in sentences if each))
+
+
+def _explain_parts(subscription: Subscription) -> str:
+    """Returns what consumers that acknowledge whole entries alone are shown again; "" if they are shown nothing
+    twice."""
+    whole = [each.member.name for each in subscription.consumers.values() if not each.member.acks_by_index]
+    if not whole or not (entries := len(subscription.cursor.partial)):
+        return ""
+    return (
+        f"{_count(entries, 'entry')} {'is' if entries == 1 else 'are'} acknowledged in part, by consumers that "
+        f"acknowledge by index; {whole[0]!r} does not, and gets them whole."
+    )
 
 
 def trace_message(topic: Topic, position: Position, batch_index: int) -> MessageTrace:

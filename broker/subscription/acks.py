@@ -103,8 +103,8 @@ class SubscriptionAcks:
             return 0
         everything, held = (1 << size) - 1, member.outstanding.get(position, 0)
         left = everything & ~(cursor.acked_or_pending_bits(position) | unshown)
-        if held and held == left.bit_count():
-            return left  # the rest of them was acknowledged by this consumer, or was not shown to it
+        if held and (held == left.bit_count() or not member.acks_by_index):
+            return left  # the rest of them was acknowledged, or was not shown to it
         return everything & ~unshown if unshown else 0
 
     def _is_pending(self, position: Position, bits: int) -> bool:

@@ -53,6 +53,8 @@ from .pump import SubscriptionDeliveryPump
 
 _LOG = logging.getLogger("magnetar.broker.session")
 
+INDEX_CLIENTS_MAX = 16
+"""Most names and versions of clients that a subscription remembers as acknowledging by index."""
 SEEK = ("disconnect", "move", "store", "answer")
 
 
@@ -79,8 +81,8 @@ class Subscription:
 
     __slots__ = (
         "__dict__", "_clock", "_config", "_marked", "aborts", "acks", "activity", "commits", "consumers", "cursor",
-        "dead_letters", "delayed", "departed", "dispatcher", "dropped", "isolation", "log", "name", "pump", "store",
-        "type",
+        "dead_letters", "delayed", "departed", "dispatcher", "dropped", "index_clients", "isolation", "log", "name",
+        "pump", "store", "type",
     )  # fmt: skip
 
     def __init__(
@@ -106,6 +108,7 @@ class Subscription:
         self.type: SubscriptionType | None = None
         self.departed = NO_DELIVERIES  # what consumers got that are connected no more
         self.dropped = 0  # messages that no consumer got, of a non-persistent topic
+        self.index_clients: frozenset[str] = frozenset()  # clients that acknowledged parts of batches
         self.activity = ActivityTimes()
         self._marked = cursor.mark
         self.isolation = Isolation.READ_COMMITTED  # of its consumers, while one is connected
@@ -408,6 +411,8 @@ class Subscription:
         self.aborts += not committed
         if not committed:
             self._come_again(settled)
+        else:
+            self._show_rest_whole(settled)
         if self.store is not None:
             self.store.schedule_write()
         self.pump.wake()
@@ -425,6 +430,21 @@ class Subscription:
             self.dispatcher.on_batch_freed(position, settled.acks.parts[position].size)
         self.pump.return_queue.add_batches_of_aborted_acks(sorted(settled.shown))
         self.pump.return_queue.add_entries_of_aborted_acks(entries_of_aborted_acks(cursor, settled, tail=ordered))
+
+    def _show_rest_whole(self, settled: SettledAcks) -> None:
+        """Takes the batches back of which a committed transaction has acknowledged a part, from consumers that
+        acknowledge whole entries alone: they would keep the rest for ever. They get these batches again, whole."""
+        for position in settled.acks.parts:
+            holder = self.dispatcher.find_consumer_of_entry(position)
+            if holder is not None and not holder.acks_by_index and position in holder.unshown:
+                self.pump.return_queue.add(holder, (position,), counted=False)
+
+    def on_acked_by_index(self, consumer: Consumer) -> None:
+        """Called when a consumer has acknowledged a part of a batch. It is not shown that part again, and neither are
+        later consumers of the same client."""
+        consumer.member.acks_by_index = True
+        if len(self.index_clients) < INDEX_CLIENTS_MAX:
+            self.index_clients |= {consumer.client}
 
     def _acked(self, consumer: Consumer | None) -> None:
         now_ms = self.activity.acked_ms = self._clock.wall_ms()

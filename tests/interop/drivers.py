@@ -2,7 +2,8 @@
 
     {"do": "produce", "topic", "messages": [{"text", "times"?, "key"?, "ordering_key"?, "properties"?, "event_time"?,
         "deliver_after_ms"?}], "batching"?, "chunking"?, "compression"?, "keys"?, "schema"?}            -> {"sent"}
-    {"do": "consume", "topic", "subscription", "type", "count", "keys"?, "schema"?}                     -> {"messages"}
+    {"do": "consume", "topic", "subscription", "type", "count", "keys"?, "schema"?, "left"?}            -> {"messages"}
+        "left": batch indexes that are not acknowledged; the SDK alone
     {"do": "dead_letter", "topic", "subscription", "type", "letters", "count"}   each is refused twice  -> {"letters"}
     {"do": "open", "topic", "subscription", "type"}   a producer and a consumer that stay open          -> {}
     {"do": "send", "texts"}, {"do": "receive", "texts"}   with those                                    -> {}

@@ -2,6 +2,9 @@
 of its documentation. Real processes and packages: `make interop`. What is absent on a machine is skipped, and said.
 """
 
+import json
+import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -129,6 +132,29 @@ def check_received(feature: Feature, found: list[dict[str, Any]], who: str) -> N
         assert max(indexes) > 0, f"{who}: no batch"
     if any("deliver_after_ms" in message for message in feature.messages):
         assert min(ages) >= DELAY_MS, who
+
+
+def shown_subscription(server: Process, topic: str) -> dict[str, Any]:
+    """What REST shows of the subscription `s` of a topic."""
+    with urllib.request.urlopen(f"{url_of(server, 'http')}/admin/v2/persistent/public/default/{topic}/stats") as answer:
+        found: dict[str, Any] = json.load(answer)["subscriptions"]["s"]
+    return found
+
+
+def test_a_batch_that_the_sdk_acknowledged_in_part_ends_with_each_client(clients: Clients, server: Process) -> None:
+    sent = [f"{number}" for number in range(20)]
+    for name, client in clients.items():
+        topic = f"in-part-{name}"
+        clients["sdk"].run("produce", topic=topic, messages=[{"text": each} for each in sent], batching=True)
+        begun = {"topic": topic, "subscription": "s", "type": "Shared"}
+        clients["sdk"].run("consume", **begun, count=20, left=list(range(10, 20)))
+        client.run("open", **begun)
+        client.run("receive", texts=sent[10:])
+        deadline = time.monotonic() + 20
+        while (shown := shown_subscription(server, topic))["msgBacklog"] and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert (name, shown["msgBacklog"]) == (name, 0)
+        assert [each["availablePermits"] <= 1000 for each in shown["consumers"]] == [True], name
 
 
 def test_what_is_encrypted_is_not_stored_in_clear(clients: Clients, by_name: dict[str, Feature]) -> None:

@@ -21,6 +21,9 @@ Rules
 - A batch of which other messages are pending or acknowledged is shown without them. When a transaction that had some of
   it is aborted, its holder gives it back; what a holder was not shown waits like a redelivery when it has acknowledged
   what it was shown.
+- A consumer that acknowledges whole entries alone (`Member.acks_by_index`) is shown what is acknowledged of a batch
+  again: a client that hides messages never acknowledges their entry. What is pending is hidden from it too, until the
+  transaction has committed; then it gets the whole entry again (`Subscription.settle`).
 - The read position only moves over entries that were assigned, wait with the policy, or are acknowledged. An entry that
   is not at the read position, and does not wait, is never handed out: `assign` can be given anything that was read,
   whatever happened meanwhile, and skips nothing. It stops at the first entry that no consumer may get.
@@ -320,9 +323,10 @@ class Dispatcher:
     def _deliver(self, member: Member, entry: Entry, again: bool) -> Delivery:
         position, outstanding, cursor = entry.position, member.outstanding, self.cursor
         assert position not in outstanding, "an entry has one outstanding holder"
-        acked = cursor.acked_indexes(position) if cursor.partial else []
+        acked = cursor.acked_indexes(position) if cursor.partial and member.acks_by_index else []
         if cursor.pending is not None and (pending := cursor.pending.message_bits_at(position)):
-            acked = list(bit_indexes(cursor.acked_or_pending_bits(position)))
+            hidden = cursor.acked_or_pending_bits(position) if member.acks_by_index else pending
+            acked = list(bit_indexes(hidden))
             member.add_hidden_messages(position, pending, entry.count, cursor.mark)
         elif member.unshown:
             member.unshown.pop(position, None)

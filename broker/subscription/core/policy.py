@@ -141,6 +141,7 @@ class Member(msgspec.Struct, eq=False):
     many_topics: bool = False  # its subscription covers several topics
     options: PolicyOptions = NO_OPTIONS
     ordered: bool = False  # what it gives back holds back what follows it
+    acks_by_index: bool = True  # False: it acknowledges whole entries alone, and is shown whole ones
     permits: int = 0  # granted, less what was charged: `Dispatcher.check`
     granted: int = 0
     paused: bool = False  # its connection does not take more at the moment

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.asyncio import Client
+from magnetar.asyncio import Client, ConsumerType
 from magnetar.broker.cluster import ownership
 from magnetar.broker.node import survey
 from magnetar.broker.server import Broker
@@ -236,6 +236,26 @@ async def test_why_a_subscription_does_not_get_on_is_said_in_sentences(running: 
         assert any("; it has acknowledged nothing since it connected " in each for each in held.sentences), held
         with pytest.raises(SubscriptionNotFound):
             await admin.why_stuck("t", "none")
+
+
+async def test_entries_that_are_acknowledged_in_part_are_told_of_when_a_consumer_acknowledges_whole_ones(
+    running: Cluster,
+) -> None:
+    url, broker = f"magnetar://{running.brokers[0].endpoint}", running.brokers[0].topic_manager
+    async with AdminClient(url) as admin, Client(url) as client:
+        await made(admin, "t", "s")
+        producer = await client.create_producer("t", batching_max_publish_delay_ms=1000)
+        await asyncio.gather(*(producer.send(b"") for _ in range(3)))
+        consumer = await client.subscribe("t", "s", ConsumerType.Shared, consumer_name="ada", ack_receipt_enabled=True)
+        await consumer.acknowledge(await consumer.receive())
+        (topic,) = broker.loaded.values()
+        assert not [each for each in (await admin.why_stuck("t", "s")).sentences if "in part" in each]
+        (member,) = [each.member for each in topic.subscriptions["s"].consumers.values()]
+        member.acks_by_index = False
+        assert (
+            "1 entry is acknowledged in part, by consumers that acknowledge by index; 'ada' does not, and gets them "
+            "whole."
+        ) in (await admin.why_stuck("t", "s")).sentences
 
 
 async def test_a_client_is_shown_with_its_role_since_when_it_is_connected_and_when_it_acknowledged_last(

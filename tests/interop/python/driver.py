@@ -91,7 +91,8 @@ class Driver:
         for _ in range(command["count"]):
             message = consumer.receive(WAIT_MS)
             found.append(self.described(command, message))
-            consumer.acknowledge(message)
+            if message.message_id().batch_index() not in command.get("left", ()):
+                consumer.acknowledge(message)
         consumer.close()
         return {"messages": found}
 
