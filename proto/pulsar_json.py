@@ -62,6 +62,10 @@ CONSUMER = _table({
 })  # fmt: skip
 OF_PRODUCER = "producerName address msgInCounter bytesInCounter lastSequenceId role connectedSince"
 DRAINING = _table({"hash": "slot", "unackMsgs": "unacked_entries", "blockedAttempts": "blocked_attempts"})
+HELD = _table({
+    "hash": "slot", "key": "key", "consumerName": "consumer", "address": "address",
+    "heldSince": lambda found: time_to_json(found.since_ms), "followingEntries": "following_entries",
+})  # fmt: skip
 SUBSCRIPTION = _table({
     "backlogSize": "backlog_bytes", "earliestMsgPublishTimeInBacklog": "oldest_ms",
     "dispatchRateLimitedTimes": "dispatch_throttled", "type": "type", "durable": "durable", "isDurable": "durable",
@@ -78,6 +82,7 @@ SUBSCRIPTION = _table({
     "drainingHashesCount": lambda found: len(found.draining), "drainingHashesClearedTotal": "drained_total",
     "drainingHashesUnackedMessages": lambda found: sum(each.unacked_entries for each in found.draining),
     "drainingHashes": lambda found: [pick(DRAINING, each, " ".join(DRAINING)) for each in found.draining],
+    "heldKeys": lambda found: [pick(HELD, each, " ".join(HELD)) for each in found.held_keys],
 })  # fmt: skip
 OF_CONSUMER: str = " ".join(name for name in CONSUMER if name != "keyHashRanges")
 LEDGER = _table({

@@ -32,6 +32,7 @@ __all__ = (
     "ClusterSummary",
     "CompactionState", "CompactionStatus", "ConnectedRole", "ConsumerStats", "CoordinatorHalves",
     "CoordinatorTransactions", "CursorBucket", "CursorGap", "CursorShape", "DiedBroker", "DrainingSlot", "HalfDecision",
+    "HeldKey",
     "HalfState", "HalfStats", "KeptLedger", "KeyDistribution", "LedgerCopies", "LedgerState", "LedgerStats",
     "LedgerStays", "LostOfSubscription", "LostRange", "MetadataNode", "NamespaceInfo", "NamespaceStats",
     "NamespaceSums", "OrphanLedger", "Orphans", "PendingOfTransaction", "Permissions", "ProducerStats", "RefusedCaller",
@@ -132,6 +133,19 @@ class DrainingSlot:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldKey:
+    """A slot of keys of a Key_Shared subscription in which entries wait for the oldest outstanding one to be
+    acknowledged."""
+
+    slot: int
+    key: str  # of the oldest one; empty: the entry has none of its own, or is not in the broker's memory
+    consumer: str  # that has it
+    address: str
+    since_ms: int  # ms since the epoch: when the broker first saw it as the oldest one; a look every 10 s
+    following_entries: int  # of the slot: at the same consumer after it, or not delivered yet
+
+
+@dataclass(frozen=True, slots=True)
 class SubscriptionStats:
     """The statistics of a subscription at one partition."""
 
@@ -164,6 +178,7 @@ class SubscriptionStats:
     delayed_memory_bytes: int
     pending_transactions: int  # open ones that have acknowledged something
     pending_entries: int  # acknowledged in them; a cumulative acknowledgement counts as one
+    held_keys: tuple[HeldKey, ...] = ()  # Key_Shared: those held longest, at most ten
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,9 @@ from ...metadata.records import BookieRecord, BrokerRecord
 from ...proto import operations as op
 from ...proto import states
 from ...proto import statistics as values
+from ...proto.entry import find_distinct_keys, key_of_single_message, parse_stored_head
 from ...proto.errors import InvalidRequest, MagnetarError, Unauthenticated, Unauthorized, is_unknown_operation
-from ...proto.names import Position
+from ...proto.names import Position, compute_key_slot
 from ...proto.operations import Operation
 from ...proto.states import Blocked, LedgerStays, TxnId
 from ...proto.statistics import (
@@ -57,6 +58,7 @@ from ...runtime.descriptors import PROCESS
 from ...runtime.health import HEARTBEAT
 from ..cluster.ownership import RegisteredServers
 from ..common.token_bucket import EventLoopSlices
+from ..log.unfolding import is_entry_slow_to_parse
 from ..node.survey import STRIDE, MeasuredTopic, TopicGroupTotals, measure_topic
 from ..node.topic_manager import TopicManager
 from ..subscription.consumer import Consumer
@@ -73,6 +75,10 @@ _LOG = logging.getLogger("magnetar.broker")
 
 OLDEST_S = 1.0
 """Seconds that reading a subscription's oldest message may take."""
+HELD_KEYS_MAX, KEY_CHARACTERS_MAX = 10, 100
+"""Held keys that statistics show, and how much of each."""
+STUCK_KEY_S = 60.0
+"""Seconds after which a held key counts as stuck, as in deploy/prometheus/rules.yml and in the log of the SDK."""
 
 
 async def topic_stats(topic: Topic, owner: str, *, precise: bool = False, ages: bool = True) -> values.TopicStats:
@@ -172,7 +178,40 @@ async def collect_subscription_stats(
         delayed_memory_bytes=delays.memory_bytes if delays is not None else 0,
         pending_transactions=len(subscription.pending_transactions),
         pending_entries=cursor.pending.entry_count if cursor.pending is not None else 0,
+        held_keys=tuple(list_held_keys(topic, subscription)),
     )  # fmt: skip
+
+
+def list_held_keys(topic: Topic, subscription: Subscription) -> list[values.HeldKey]:
+    """Returns the slots of keys in which entries wait for the oldest outstanding one, at most HELD_KEYS_MAX, the
+    longest held first. Reads nothing from bookies."""
+    clock, found = topic.world.clock, list[values.HeldKey]()
+    now_s, now_ms = clock.monotonic(), clock.wall_ms()
+    for each in subscription.dispatcher.policy.find_held_slots(now_s)[:HELD_KEYS_MAX]:
+        consumer = subscription.consumers.get(each.holder.id)
+        found.append(values.HeldKey(
+            each.slot, _key_in_memory(topic, each.oldest, each.slot), each.holder.name,
+            consumer.address if consumer is not None else "", now_ms - int((now_s - each.since_s) * 1000),
+            each.following_entries,
+        ))  # fmt: skip
+    return found
+
+
+def _key_in_memory(topic: Topic, position: Position, slot: int) -> str:
+    """Returns the key of that slot in an entry, shortened; empty if the entry is not in the broker's memory, is
+    encrypted, or would take long to parse."""
+    entry = topic.log.reader.get(position)
+    if entry is None:
+        return ""
+    try:
+        head = parse_stored_head(entry.frames[-1])
+        keys: Iterable[bytes | None] = (key_of_single_message(head.metadata),)
+        if entry.count > 1 and not head.metadata.encryption_keys and not is_entry_slow_to_parse(head.metadata):
+            keys = find_distinct_keys(head.metadata, head.payload_offset, entry.frames[-1])
+    except MagnetarError:
+        return ""  # damaged: its consumer detects that
+    key = next((each for each in keys if each is not None and compute_key_slot(each) == slot), b"")
+    return key.decode(errors="replace")[:KEY_CHARACTERS_MAX]
 
 
 def _why_blocked(subscription: Subscription, backlog: int) -> states.Blocked:
@@ -514,6 +553,7 @@ def explain_stuck_subscription(topic: Topic, subscription: Subscription, backlog
         return WhyStuck(False, blocked, (text,))
     sentences = list[str]()
     stuck = backlog > 0 and blocked not in (Blocked.NO, Blocked.CAUGHT_UP)
+    held_keys = [each for each in list_held_keys(topic, subscription) if now_ms - each.since_ms >= STUCK_KEY_S * 1000]
     if stuck:
         sentences += [f"{str(blocked).capitalize()}.", ENDS.get(blocked, "")]
         oldest = topic.maintenance.oldest_arrival_ms_in_memory(subscription) if subscription.is_durable else 0
@@ -534,9 +574,19 @@ def explain_stuck_subscription(topic: Topic, subscription: Subscription, backlog
     draining = dispatcher.policy.statistics()[1]
     for slot in draining.draining[:3] if draining is not None and subscription.consumers else ():
         sentences.append(f"Slot {slot[0]} of the keys waits for {_count(slot[1], 'entry')} of its last consumer.")
+    sentences += [_describe_held_key(each, now_ms) for each in held_keys[:3]]
     if not any(sentences):  # without a consumer, and without anything for one
         sentences = ["It has delivered everything."]
-    return WhyStuck(stuck, blocked, tuple(each for each in sentences if each))
+    return WhyStuck(stuck or bool(held_keys), blocked, tuple(each for each in sentences if each))
+
+
+def _describe_held_key(held: values.HeldKey, now_ms: int) -> str:
+    key = f"Key {held.key!r} (slot {held.slot})" if held.key else f"Slot {held.slot} of the keys"
+    return (
+        f"{key} does not get on: consumer {held.consumer!r} ({held.address}) has had its oldest message for "
+        f"{_span((now_ms - held.since_ms) / 1000)}, and {_count(held.following_entries, 'entry')} of it "
+        f"{'waits' if held.following_entries == 1 else 'wait'}."
+    )
 
 
 def _explain_parts(subscription: Subscription) -> str:

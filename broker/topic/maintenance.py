@@ -273,10 +273,18 @@ class TopicMaintenance:
                 await self._topic.registry.unsubscribe(name)
         self._ages = {name: age for name, age in self._ages.items() if name in self._topic.subscriptions}
 
+    async def look_for_held_slots(self) -> None:
+        """Looks which slots of keys are held at subscriptions with keys, so that it is known since when they are."""
+        now_s = self._world.clock.monotonic()
+        for subscription in self._topic.subscriptions.values():
+            if subscription.dispatcher.policy.by_keys:
+                subscription.dispatcher.policy.find_held_slots(now_s)
+
 
 STEPS = (
     TopicMaintenance.expire, TopicMaintenance.apply_backlog_quota, TopicMaintenance.run_due_of_parts,
     TopicMaintenance.roll, TopicMaintenance.trim, TopicMaintenance.delete_idle_subscriptions,
+    TopicMaintenance.look_for_held_slots,
 )  # fmt: skip
 """The steps of `run_due`, in this order."""
 

@@ -41,7 +41,7 @@ _OF_SUBSCRIPTION = (
     "msgDelayed delayedMessageIndexBuckets delayedMessageIndexSizeInBytes pendingTransactions pendingEntries "
     "unackedMessages nonContiguousDeletedMessagesRanges consumers markDeletePositions blocked activeConsumerName "
     "blockedSubscriptionOnUnackedMsgs msgInReplay keySharedMode allowOutOfOrderDelivery drainingHashesCount "
-    "drainingHashesClearedTotal drainingHashesUnackedMessages drainingHashes"
+    "drainingHashesClearedTotal drainingHashesUnackedMessages drainingHashes heldKeys"
 )
 """Names of proto/pulsar_json.py, in the order of the JSON."""
 SUMS = (*_SUMMED.split(), "msgBacklog", "backlogSize")

@@ -522,6 +522,8 @@ async def _topics(
     again = series("subscription_redelivered_messages_total", "counter", "Subscription: delivered again.")
     letters = series("subscription_dead_letters_total", "counter", "Subscription: entries moved as dead letters.")
     blocked = series("subscription_blocked", "gauge", "Subscription: 1; what waits is not delivered, for this reason.")
+    text = "Subscription: Key_Shared; how long the longest held key has kept others of its slot waiting; 0: none does."
+    held_slots = series("subscription_oldest_slot_seconds", "gauge", text)
     unread, turns, now_ms = list[_Unread](), EventLoopSlices(clock), clock.wall_ms()
     for start in range(0, len(topics), TOPICS_AT_ONCE):
         for topic in topics[start : start + TOPICS_AT_ONCE]:
@@ -561,6 +563,10 @@ async def _topics(
                         backlogs(f"{whose}{backlog}\n")
                     arrived = 0 if backlog == 0 else life.oldest_arrival_ms_in_memory(subscription)
                     oldest(f"{whose}{max(0, now_ms - arrived) / 1000 if arrived else 0}\n")
+                    if dispatcher.policy.by_keys:
+                        now_s = clock.monotonic()
+                        slots = dispatcher.policy.find_held_slots(now_s)
+                        held_slots(f"{whose}{now_s - slots[0].since_s if slots else 0:.3f}\n")
         if turns.is_slice_used_up:
             await turns.begin_slice()
     return unread

@@ -18,11 +18,12 @@ BOARDS = sorted((ROOT / "deploy/grafana").glob("*.json"))
 _METRIC = re.compile(r"\bmagnetar_[a-z0-9_]+")
 SOMETIMES = {
     "magnetar_subscription_blocked": {"reason", "subscription", "topic"},
+    "magnetar_subscription_oldest_slot_seconds": {"subscription", "topic"},
     "magnetar_process_certificate_seconds": {"file"},
     "magnetar_process_token_seconds": set[str](),
     "magnetar_metadata_backup_age_seconds": set[str](),
 }
-"""Metrics of which the page that made the list has no line: nothing is blocked, there is no TLS, token or copy."""
+"""Metrics of which the page that made the list has no line: nothing is blocked or of Key_Shared, there is no TLS, token or copy."""
 
 
 def listed() -> dict[str, set[str]]:

@@ -11,7 +11,7 @@ from pyroaring import BitMap
 
 from ....proto.names import Position, compute_key_slot
 from ....proto.states import Blocked
-from .policy import ActiveConsumerChanged, Entry, Member, PolicyStatistics, SubscriptionOptions
+from .policy import ActiveConsumerChanged, Entry, HeldSlot, Member, PolicyStatistics, SubscriptionOptions
 from .positions import PositionSet
 from .slot_owners import HashRingSlotOwners
 
@@ -78,6 +78,9 @@ class LogOrderPolicy:
 
     def rebalance_slots(self, count: int) -> bool:
         return True
+
+    def find_held_slots(self, now_s: float) -> Sequence[HeldSlot]:
+        return ()
 
     def clear(self) -> None:
         self.waiting.clear()

@@ -42,6 +42,7 @@ from .key_slots import NOTHING, KeySlotInUse, KeySlotTable
 from .policy import (
     ActiveConsumerChanged,
     Entry,
+    HeldSlot,
     Member,
     PolicyStatistics,
     SlotDistribution,
@@ -287,6 +288,9 @@ class KeyShared:
             mode, self.out_of_order, self.slots.drained_total, self.draining(), self.owners.ranges()
         )
         return PolicyStatistics(keys=keys)
+
+    def find_held_slots(self, now_s: float) -> Sequence[HeldSlot]:
+        return self.slots.find_held_slots(now_s)
 
     def draining(self) -> list[SlotInHandover]:
         if self._stale:

@@ -189,6 +189,16 @@ class SlotInHandover(NamedTuple):
     blocked_attempts: int
 
 
+class HeldSlot(NamedTuple):
+    """A slot of keys whose oldest outstanding entry keeps others of the slot waiting."""
+
+    slot: int
+    holder: Member
+    oldest: Position  # the first delivered of its outstanding entries
+    since_s: float  # when it was first seen to be the oldest: at most one look after its delivery
+    following_entries: int  # of the slot: outstanding at the holder after it, or not delivered yet
+
+
 class SlotDistribution(NamedTuple):
     """How a Key_Shared subscription distributes the slots of keys over its consumers. Part of the statistics."""
 
@@ -319,6 +329,12 @@ class Policy(Protocol):
     def take_active_changes(self) -> Sequence[ActiveConsumerChanged]:
         """Returns who has become the active consumer, and who no longer is, since the last call. The caller notifies
         these consumers."""
+        ...
+
+    def find_held_slots(self, now_s: float) -> Sequence[HeldSlot]:
+        """Looks which slots of keys are held, and returns those in which other entries wait for the oldest outstanding
+        one, the longest held first. `now_s`: the time of the look, of a clock that never runs back. The more often it
+        is called, the more exact is `HeldSlot.since_s`."""
         ...
 
     def statistics(self) -> PolicyStatistics: ...

@@ -13,6 +13,7 @@ from magnetar.broker.cluster import ownership
 from magnetar.broker.node import survey
 from magnetar.broker.server import Broker
 from magnetar.broker.session import summaries
+from magnetar.broker.subscription.core.key_shared import KeyShared
 from magnetar.cli.admin.cluster import make_broker_row
 from magnetar.cli.run.metrics import MeasuredParts
 from magnetar.client.admin import AdminClient
@@ -25,6 +26,7 @@ from magnetar.proto.errors import (
     Unavailable,
     WrongProtocol,
 )
+from magnetar.proto.names import compute_key_slot
 from magnetar.proto.operations import Operation
 from magnetar.proto.states import BacklogQuotaState, Blocked, LedgerStays
 from magnetar.proto.statistics import TopicRow
@@ -300,6 +302,41 @@ async def test_what_consumers_got_is_counted_though_they_left(running: Cluster) 
             await consumer.close()
             assert subscription.deliveries == got
             assert not subscription.consumers
+
+
+async def test_a_stuck_key_is_named_with_its_consumer_since_when_and_what_follows_it(running: Cluster) -> None:
+    url, broker = f"magnetar://{running.brokers[0].endpoint}", running.brokers[0].topic_manager
+    async with AdminClient(url) as admin, Client(url) as client:
+        await made(admin, "t", "s")
+        producer = await client.create_producer("t")
+        consumer = await client.subscribe("t", "s", ConsumerType.KeyShared, consumer_name="ada")
+        for key in ("stuck", "stuck", "moves", "stuck"):
+            await producer.send(b"", partition_key=key)
+        messages = [await consumer.receive() for _ in range(4)]
+        await consumer.acknowledge(messages[2])
+        (topic,) = broker.loaded.values()
+        policy = topic.subscriptions["s"].dispatcher.policy
+        now_s, now_ms = broker.world.clock.monotonic(), broker.world.clock.wall_ms()
+        assert isinstance(policy, KeyShared)
+        policy.slots._oldest.clear()
+        policy.find_held_slots(now_s - 200)  # as if the broker had looked then
+        (stats,) = (await admin.topic_stats("t")).subscriptions
+        (held,) = stats.held_keys
+        assert (held.slot, held.key, held.consumer) == (compute_key_slot(b"stuck"), "stuck", "ada")
+        assert (held.address, held.following_entries) == (stats.consumers[0].address, 2)
+        assert abs(now_ms - 200_000 - held.since_ms) < 60_000
+        why = await admin.why_stuck("t", "s")
+        assert why.stuck
+        told = [each for each in why.sentences if each.startswith(f"Key 'stuck' (slot {held.slot}) does not get on: ")]
+        assert re.search(r"consumer 'ada' .* has had its oldest message for 3 minutes, and 2 entries of it wait", told[0])
+        page = MetricsPage()
+        await MeasuredParts(broker=running.brokers[0])(page)
+        name = 'magnetar_subscription_oldest_slot_seconds{subscription="s",topic="persistent://public/default/t"}'
+        (line,) = [each for each in b"".join(page.series_chunks()).decode().splitlines() if each.startswith(name)]
+        assert float(line.rpartition(" ")[2]) >= 200
+        await consumer.acknowledge([messages[0], messages[1], messages[3]])
+        await consumer.close()
+        assert not (await admin.topic_stats("t")).subscriptions[0].held_keys
 
 
 async def test_what_keeps_a_ledger_is_said_with_the_subscriptions_that_hold_it(running: Cluster) -> None:
