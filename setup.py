@@ -85,6 +85,7 @@ HOT = [
     "runtime/tcp/http2.py",
     "runtime/tcp/http2_frames.py",
     "runtime/tcp/share.py",
+    "runtime/token_bucket.py",
 ]
 """Modules whose code runs for each message: in a client, and in a server from gRPC through the session, the topic and
 the ledger to the bookie's journal, and back through the cursor and the dispatcher to the consumer. Not among them:

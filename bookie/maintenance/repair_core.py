@@ -39,6 +39,7 @@ import msgspec
 from ...ledger.metadata_core import get_striping_of_record
 from ...ledger.writer_core import Striping
 from ...metadata.records import CLOSED, IN_RECOVERY, DamagedEntriesRecord, Fragment, LedgerRecord, UnderReplicatedRecord
+from ...runtime.token_bucket import TokenBucket
 from ..store.memtable import IntegerIntervals
 
 # ---------------------------------------------------------------------------------------------------- marks_core
@@ -412,15 +413,12 @@ class CopyRateLimit:
     def __init__(self, bytes_per_s: int) -> None:
         """Sets the limit in bytes per second; 0: no limit."""
         self.bytes_per_s = bytes_per_s
-        self._tokens = bytes_per_s * BURST_S
-        self._at = 0.0
+        self._bucket = TokenBucket(bytes_per_s, 0.0, burst=bytes_per_s * BURST_S)
 
     def reserve(self, now: float, size: int) -> float:
         """Takes `size` bytes from the token bucket at the time `now`. Returns how many seconds the caller must wait
         before it copies more."""
         if not self.bytes_per_s:
             return 0.0
-        elapsed = max(0.0, now - self._at)
-        self._at = now
-        self._tokens = min(self._tokens + elapsed * self.bytes_per_s, self.bytes_per_s * BURST_S) - size
-        return max(0.0, -self._tokens / self.bytes_per_s)
+        self._bucket.spend(size, now)
+        return max(0.0, -self._bucket.available_tokens(now) / self.bytes_per_s)

@@ -1,13 +1,12 @@
-"""Token buckets: how much of a rate is used up, and how long to wait (PIP-322; Pulsar L1, L2).
+"""Rates of messages and bytes: how much of them is used up, and how long to wait (PIP-322; Pulsar L1, L2).
 
-Tokens derive from the time that passed: `rate` a second, at most one second's worth saved up. `spend` never refuses:
-what was read is taken and may leave the bucket below zero; then `delay_s` is the time until it is above zero again, and
-the caller pauses what feeds it: it stops reading a producer's stream, or asking for the next entries of a log. It never
-sleeps while it holds anything, and nothing that arrived is dropped. So a rate holds on the average over seconds,
-whatever the size of an entry, and an entry larger than a second's worth is not stuck.
+A `RateLimit` is two buckets (runtime/token_bucket.py), for messages and bytes; a rate of 0 has no limit and costs
+nothing. Its tokens may be owed: what was read is taken, and the caller pauses what feeds it: it stops reading a
+producer's stream, or asking for the next entries of a log. It never sleeps while it holds anything, and nothing that
+arrived is dropped. So a rate holds on the average over seconds, whatever the size of an entry, and an entry larger than
+a second's worth is not stuck.
 
-A `RateLimit` is two buckets, for messages and bytes; a rate of 0 has no limit and costs nothing. Several `RateLimit`s
-in a row (subscription, topic, broker) are asked together: `compute_rate_delay_s`, `count_entries_within_rates`.
+Several `RateLimit`s in a row (subscription, topic, broker) are asked together: `compute_rate_delay_s`, `count_entries_within_rates`.
 Guarding test: test_token_bucket.py.
 
 Also in this file, below its heading: slices of the event loop, for long work (turns).
@@ -20,47 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from ...runtime.clock import Clock
-
-RESOLUTION_S = 0.016
-"""Shortest wait in seconds: many short ones cost more than they smooth (PIP-322)."""
-
-
-class TokenBucket:
-    """A token bucket that limits one rate, in tokens per second."""
-
-    __slots__ = ("_at", "_tokens", "rate")
-
-    def __init__(self, rate: float, now: float) -> None:
-        self.rate = rate
-        self._tokens = rate
-        self._at = now
-
-    def _fill(self, now: float) -> None:
-        passed = max(0.0, now - self._at)
-        self._tokens = min(self.rate, self._tokens + passed * self.rate)
-        self._at = now
-
-    def set_rate(self, rate: float, now: float) -> None:
-        """Changes the rate (tokens per second). A debt from the old rate remains, and is paid back at the new rate."""
-        self._fill(now)
-        self.rate = rate
-        self._tokens = min(self._tokens, rate)
-
-    def spend(self, count: float, now: float) -> None:
-        """Removes `count` tokens from the bucket. The number of tokens may become negative, which is a debt."""
-        self._fill(now)
-        self._tokens -= count
-
-    def available_tokens(self, now: float) -> float:
-        """Returns the number of tokens that are available now; a negative number is a debt."""
-        self._fill(now)
-        return self._tokens
-
-    def delay_s(self, now: float) -> float:
-        """Returns the seconds until tokens are available again; 0 if some are available now."""
-        self._fill(now)
-        return 0.0 if self._tokens > 0 else max(RESOLUTION_S, -self._tokens / self.rate)
-
+from ...runtime.token_bucket import TokenBucket
 
 _UNLIMITED: tuple[TokenBucket | None, TokenBucket | None] = (None, None)
 

@@ -5,35 +5,12 @@ from typing import NamedTuple
 
 import pytest
 
-from magnetar.broker.common.token_bucket import (
-    RESOLUTION_S,
-    RateLimit,
-    TokenBucket,
-    compute_rate_delay_s,
-    count_entries_within_rates,
-)
+from magnetar.broker.common.token_bucket import RateLimit, compute_rate_delay_s, count_entries_within_rates
 
 
 class Entry(NamedTuple):
     count: int
     size: int
-
-
-def test_l2_tokens_come_from_the_time_that_passed_and_may_be_owed() -> None:
-    bucket = TokenBucket(100, now=0.0)
-    bucket.spend(100, 0.0)
-    assert bucket.delay_s(0.0) == RESOLUTION_S, "empty: a moment"
-    bucket.spend(250, 0.0)
-    assert bucket.available_tokens(0.0) == -250
-    assert bucket.delay_s(0.0) == 2.5
-    assert bucket.delay_s(2.6) == 0.0
-    assert bucket.available_tokens(1000.0) == 100, "a second's worth is saved up and no more"
-
-
-def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
-    bucket = TokenBucket(10, now=5.0)
-    bucket.spend(20, 5.0)
-    assert bucket.available_tokens(4.0) == bucket.available_tokens(4.0) == -10
 
 
 @pytest.mark.parametrize("seed", range(5))

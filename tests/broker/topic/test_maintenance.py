@@ -467,7 +467,7 @@ async def test_a_step_that_fails_does_not_keep_the_others_from_being_done(
 
     monkeypatch.setattr("magnetar.broker.topic.maintenance.STEPS", tuple(failing(step) for step in STEPS))
     await at.later(1)
-    assert done == ["expire", "apply_backlog_quota", "run_due_of_parts", "roll", "trim", "delete_idle_subscriptions"]
+    assert done == [step.__name__ for step in STEPS]
 
 
 async def test_l1_a_subscription_past_its_dispatch_rate_says_so_and_goes_on_by_itself(at: Deployment) -> None:

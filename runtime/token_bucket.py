@@ -1,0 +1,81 @@
+"""Token buckets: how much of a rate is used up, and how long to wait. The one core of every rate: of a broker
+(broker/common/token_bucket.py), of a repair worker (bookie/maintenance/repair_core.py) and of a program's handlers
+(client/common/rate_limits.py).
+
+Tokens derive from the time that passed: `rate` a second, at most `burst` saved up. There are two ways to use a bucket:
+
+    bucket.spend(count, now)              never refuses: what was read is taken, and may be owed;
+    bucket.delay_s(now)                   then this is the time until nothing is owed any more
+    bucket.take(count, now)               refuses what is not there: no token is owed;
+    bucket.wait_s(count, now)             then this is the time until `take` succeeds
+
+With a `burst` of one second's worth (the default) it is the token bucket of PIP-322: what was not used for a while may
+be used at once. With a burst of 1 it is a leaky bucket: one after the other, evenly. Guarding test:
+tests/runtime/test_token_bucket.py.
+"""
+
+from __future__ import annotations
+
+RESOLUTION_S = 0.016
+"""Shortest wait in seconds for what is owed: many short ones cost more than they smooth (PIP-322)."""
+ROUNDING = 1e-6
+"""Part of a token that may be missing: times are binary fractions."""
+
+
+class TokenBucket:
+    """A token bucket that limits one rate, in tokens per second. `burst`: the most tokens that are saved up; None: as
+    many as the rate gives in a second."""
+
+    __slots__ = ("_at", "_burst", "_tokens", "rate")
+
+    def __init__(self, rate: float, now: float, burst: float | None = None) -> None:
+        self.rate = rate
+        self._burst = burst
+        self._tokens = self.burst
+        self._at = now
+
+    @property
+    def burst(self) -> float:
+        """Returns the most tokens that are saved up."""
+        return self.rate if self._burst is None else self._burst
+
+    def _fill(self, now: float) -> None:
+        passed = max(0.0, now - self._at)
+        self._tokens = min(self.burst, self._tokens + passed * self.rate)
+        self._at = now
+
+    def set_rate(self, rate: float, now: float) -> None:
+        """Changes the rate (tokens per second). A debt from the old rate remains, and is paid back at the new rate."""
+        self._fill(now)
+        self.rate = rate
+        self._tokens = min(self._tokens, self.burst)
+
+    def spend(self, count: float, now: float) -> None:
+        """Removes `count` tokens from the bucket. The number of tokens may become negative, which is a debt."""
+        self._fill(now)
+        self._tokens -= count
+
+    def available_tokens(self, now: float) -> float:
+        """Returns the number of tokens that are available now; a negative number is a debt."""
+        self._fill(now)
+        return self._tokens
+
+    def delay_s(self, now: float) -> float:
+        """Returns the seconds until tokens are available again; 0 if some are available now."""
+        self._fill(now)
+        return 0.0 if self._tokens > 0 else max(RESOLUTION_S, -self._tokens / self.rate)
+
+    def take(self, count: float, now: float) -> bool:
+        """Removes `count` tokens if so many are available, and returns whether they were. More than `burst` tokens are
+        never available: of those it needs `burst`, and the rest is owed."""
+        self._fill(now)
+        if self._tokens < min(count, self.burst) - ROUNDING:
+            return False
+        self._tokens -= count
+        return True
+
+    def wait_s(self, count: float, now: float) -> float:
+        """Returns the seconds until `take(count, …)` succeeds; 0 if it does now."""
+        self._fill(now)
+        missing = min(count, self.burst) - self._tokens
+        return 0.0 if missing <= ROUNDING else missing / self.rate
