@@ -332,9 +332,15 @@ class Client(ClosedAfterAsyncWith):
         *,
         initial_subscription_name: str | None = None,
         encryption_keys: Sequence[str] | None = None,
+        filter_properties: Sequence[str] = (),
+        batch_by: Sequence[str] = (),
     ) -> Producer:
         """Opens a producer of `topic`. docs/settings.md describes the parameters and their costs. Batching is on by
-        default for asyncio and off in the blocking client, as in `pulsar-client`."""
+        default for asyncio and off in the blocking client, as in `pulsar-client`.
+
+        `filter_properties`: up to 16 names of properties. Each batch says by hashes which values its messages have, so
+        that a broker can pass over batches in which a filter wants nothing. `batch_by`: names of properties by whose
+        values messages are grouped into batches; order is kept within a group."""
         settings = make_producer_settings(pick_parameters(locals(), "topic"))
         return await self._keep(lambda: Producer.open(self.connections, parse_topic(topic), settings))
 

@@ -115,9 +115,10 @@ Node: TypeAlias = Compare | In | Like | IsNull | Not | And | Or
 # -------------------------------------------------------------------------------------------------------- values
 
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?\Z")
-_BOOLEANS: Mapping[str, bool] = {
+BOOLEANS: Mapping[str, bool] = {
     "true": True, "TRUE": True, "True": True, "false": False, "FALSE": False, "False": False,
 }  # fmt: skip
+"""The texts of a property that are read as TRUE or FALSE."""
 
 
 def read_number(value: Value) -> int | float | None:
@@ -137,7 +138,7 @@ def _read_text(value: Value) -> str | None:
 
 
 def _read_boolean(value: Value) -> bool | None:
-    return _BOOLEANS.get(value) if isinstance(value, str) else None
+    return BOOLEANS.get(value) if isinstance(value, str) else None
 
 
 # ------------------------------------------------------------------------------------------------------- closures

@@ -300,6 +300,8 @@ def make_producer_options(settings: ProducerSettings, encrypt: Encrypt | None, *
         batch_bytes_max=settings.batching_max_allowed_size_in_bytes,
         batch_delay_s=settings.batching_max_publish_delay_ms / 1000,
         key_based=settings.batching_type is BatchingType.KeyBased,
+        batch_by=settings.batch_by,
+        summarized=settings.summarized,
         send_timeout_s=settings.send_timeout_millis / 1000,
         compression=int(settings.compression_type),
         chunking=settings.chunking_enabled and persistent,

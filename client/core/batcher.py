@@ -14,9 +14,14 @@ id; where publishes are deduplicated the broker drops it. After a time-out `allo
 name the same ids again as if they were new, because their outcome is unknown.
 
 With `key_based` (Pulsar PR3) there is one open batch per key; the ordering key counts before the partition key, and
-messages without a key share a batch. The messages of such a batch get their ids when the batch is closed, so that the
-ids of each entry are consecutive, and the broker can detect a duplicate; a message that names its own id closes all
-batches but its own.
+messages without a key share a batch. With `batch_by` there is one open batch per combination of the values of these
+properties, so that a filter by them wants all messages of an entry or none; a property that a message lacks is a value
+of its own. With both, a group has the same key and the same values. The messages of such a batch get their ids when the
+batch is closed, so that the ids of each entry are consecutive, and the broker can detect a duplicate; a message that
+names its own id closes all batches but its own. With `batch_by` at most OPEN_GROUPS_MAX batches are open: the one that
+was opened first is closed before the next is opened.
+
+With `summarized` each batch has a summary of these properties (proto/summary.py).
 
     add(payload, callback)          a message with a payload and nothing else: the fast path
     add_message(message, callback)  a message with key, properties, times, …
@@ -28,13 +33,14 @@ proto/entry.py."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...proto.entry import PLAIN_PREFIXES, Encrypt, encode_batch, encode_entry, encode_item_prefix, join_client_part
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.names import Position
+from ...proto.summary import SummaryBuilder
 from .transaction import TransactionPort
 
 Callback = Callable[[Any, Any], object] | None
@@ -42,6 +48,12 @@ Callback = Callable[[Any, Any], object] | None
 
 ITEM_OVERHEAD = 8
 """Bytes counted for the prefix of a plain item (4 of size, 2 to 5 of metadata)."""
+OPEN_GROUPS_MAX = 16
+"""Batches that are open at a time with `batch_by`: a property with many values makes no more small entries than that
+in one batch delay."""
+
+GroupKey = bytes | tuple[bytes | str | None, ...]
+"""What the messages of an open batch have in common: their key, and the values of the properties of `batch_by`."""
 
 
 @dataclass(slots=True)
@@ -81,7 +93,7 @@ class OutgoingBatch:
 
     __slots__ = (
         "born", "callbacks", "chunks", "connections", "dense", "entry", "goes_back", "highest", "items", "key",
-        "message", "ordering_key", "payload_bytes", "sequence_id", "size", "txn", "waiters",
+        "message", "ordering_key", "payload_bytes", "sequence_id", "size", "summary", "txn", "waiters",
     )  # fmt: skip
 
     def __init__(self, sequence_id: int) -> None:
@@ -102,6 +114,7 @@ class OutgoingBatch:
         self.chunks: list[Position] | None = None
         self.waiters: list[Any] | None = None
         self.txn: TransactionPort | None = None
+        self.summary: SummaryBuilder | None = None
 
     @property
     def message_count(self) -> int:
@@ -114,7 +127,7 @@ class Batcher:
 
     def __init__(
         self, next_sequence_id: int, *, messages_max: int = 1000, bytes_max: int = 131072,
-        batching: bool = True, key_based: bool = False,
+        batching: bool = True, key_based: bool = False, batch_by: Sequence[str] = (), summarized: Sequence[str] = (),
     ) -> None:  # fmt: skip
         assert min(messages_max, bytes_max) > 0, "a batch has room for something"
         self.next_sequence_id = next_sequence_id
@@ -125,9 +138,12 @@ class Batcher:
         self._bytes_max = bytes_max
         self._batching = batching
         self._key_based = key_based
+        self._batch_by = batch_by
+        self._summarized = summarized
+        self._is_grouped = key_based or bool(batch_by)
         self._open: OutgoingBatch | None = None
-        self._by_key: dict[bytes, OutgoingBatch] = {}
-        self._named = False  # what is open by key has ids that its messages named
+        self._groups: dict[GroupKey, OutgoingBatch] = {}
+        self._named = False  # what is open in groups has ids that its messages named
         self._txn: TransactionPort | None = None  # of what is open
 
     def set_first_sequence_id(self, last: int, next_sequence_id: int) -> None:
@@ -143,7 +159,7 @@ class Batcher:
             self._given = min(self._given, first - 1)
 
     def add(self, payload: bytes, callback: Callback, txn: TransactionPort | None = None) -> bool:
-        if self._key_based:
+        if self._is_grouped or self._summarized:
             return self.add_message(OutgoingMessage(payload, txn=txn), callback)
         if txn is not self._txn:
             self._switch_txn(txn)
@@ -193,9 +209,9 @@ class Batcher:
             self._add_to_batch(batch, message, b"", sequence_id, callback)
             self.ready.append(batch)
             return True
-        if self._key_based and message.sequence_id is None:
-            return self._add_by_key(message, callback)
-        if self._key_based and not (self._named and self._key_of(message) in self._by_key):
+        if self._is_grouped and message.sequence_id is None:
+            return self._add_to_group(message, callback)
+        if self._is_grouped and not (self._named and self._find_group(message) in self._groups):
             self.close()
             self._named = True
         sequence_id = self._take_sequence_id(message)
@@ -209,8 +225,8 @@ class Batcher:
             self.close()
         return len(self.ready) > 0
 
-    def _add_by_key(self, message: OutgoingMessage, callback: Callback) -> bool:
-        """Adds a message to the batch of its key. The message gets its sequence id when that batch is closed."""
+    def _add_to_group(self, message: OutgoingMessage, callback: Callback) -> bool:
+        """Adds a message to the batch of its group. The message gets its sequence id when that batch is closed."""
         if self._named:
             self.close()
         prefix = encode_item_prefix(_single_metadata(message, None))
@@ -226,24 +242,27 @@ class Batcher:
         if self._open is not None:
             self.ready.append(self._open)
             self._open = None
-        for batch in self._by_key.values():
-            if batch.sequence_id < 0:
-                batch.sequence_id = self.next_sequence_id
-                batch.highest = self._given = batch.sequence_id + batch.message_count - 1
-                self.next_sequence_id = batch.highest + 1
-            self.ready.append(batch)
-        self._by_key.clear()
+        while self._groups:
+            self._close_oldest_group()
         self._named = False
         return len(self.ready) > 0
 
+    def _close_oldest_group(self) -> None:
+        batch = self._groups.pop(next(iter(self._groups)))
+        if batch.sequence_id < 0:
+            batch.sequence_id = self.next_sequence_id
+            batch.highest = self._given = batch.sequence_id + batch.message_count - 1
+            self.next_sequence_id = batch.highest + 1
+        self.ready.append(batch)
+
     @property
     def is_open(self) -> bool:
-        return self._open is not None or bool(self._by_key)
+        return self._open is not None or bool(self._groups)
 
     @property
     def open_message_count(self) -> int:
         return (self._open.message_count if self._open else 0) + sum(
-            batch.message_count for batch in self._by_key.values()
+            batch.message_count for batch in self._groups.values()
         )
 
     def _take_sequence_id(self, message: OutgoingMessage) -> int:
@@ -252,11 +271,12 @@ class Batcher:
         self.next_sequence_id = max(self.next_sequence_id, sequence_id + 1)
         return sequence_id
 
-    def _key_of(self, message: OutgoingMessage) -> bytes:
-        return message.ordering_key or (message.partition_key or "").encode()
+    def _find_group(self, message: OutgoingMessage) -> GroupKey:
+        key = (message.ordering_key or (message.partition_key or "").encode()) if self._key_based else b""
+        return (key, *map(message.properties.get, self._batch_by)) if self._batch_by else key
 
     def _open_batch_of(self, message: OutgoingMessage) -> OutgoingBatch | None:
-        return self._by_key.get(self._key_of(message)) if self._key_based else self._open
+        return self._groups.get(self._find_group(message)) if self._is_grouped else self._open
 
     def _find_fitting_batch(self, message: OutgoingMessage, sequence_id: int) -> OutgoingBatch | None:
         """Returns the open batch to which the message may be added, or None if there is none. If the ids of the batch
@@ -278,8 +298,10 @@ class Batcher:
             batch, self._named = None, named
         if batch is None:
             batch = OutgoingBatch(sequence_id)
-            if self._key_based:
-                self._by_key[self._key_of(message)] = batch
+            if self._is_grouped:
+                if self._batch_by and len(self._groups) >= OPEN_GROUPS_MAX:
+                    self._close_oldest_group()
+                self._groups[self._find_group(message)] = batch
             else:
                 self._open = batch
         return batch
@@ -290,6 +312,10 @@ class Batcher:
         if not batch.callbacks:
             batch.key, batch.ordering_key = message.partition_key, message.ordering_key
             batch.txn = message.txn
+            if self._summarized and batch.message is None:
+                batch.summary = SummaryBuilder(self._summarized)
+        if batch.summary is not None:
+            batch.summary.add(message.properties)
         batch.items += (prefix, message.payload)
         batch.callbacks.append(callback)
         batch.size += len(prefix) + len(message.payload)
@@ -373,6 +399,8 @@ def encode_batch_entry(
             return encode_entry(metadata, batch.message.payload, encrypt)
         return join_client_part(metadata.SerializeToString(), batch.message.payload)
     metadata.highest_sequence_id = batch.highest
+    if batch.summary is not None and (summary := batch.summary.encode()):
+        metadata.summary = summary
     if batch.key is not None:
         metadata.partition_key = batch.key
     if batch.ordering_key is not None:

@@ -58,6 +58,8 @@ class ProducerOptions(NamedTuple):
     batch_bytes_max: int = 131072
     batch_delay_s: float = 0.01
     key_based: bool = False
+    batch_by: tuple[str, ...] = ()  # properties of which all messages of a batch have the same values
+    summarized: tuple[str, ...] = ()  # properties that the summary of a batch covers
     send_timeout_s: float = 30.0  # 0: none
     compression: int = 0
     chunking: bool = False

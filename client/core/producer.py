@@ -96,7 +96,8 @@ class ProducerCore:
         self.last_sequence_id = -1 if first is None else first  # the highest that was acknowledged
         self._batcher = Batcher(
             self.last_sequence_id + 1, messages_max=options.batch_messages_max, bytes_max=options.batch_bytes_max,
-            batching=options.batching, key_based=options.key_based,
+            batching=options.batching, key_based=options.key_based, batch_by=options.batch_by,
+            summarized=options.summarized,
         )  # fmt: skip
         whole = CHUNKED_BYTES_MAX if options.chunking else ENTRY_BYTES_MAX
         self.payload_max = min(UNCOMPRESSED_BYTES_MAX, whole) if options.compression else whole

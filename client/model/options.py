@@ -73,6 +73,12 @@ def _is_name(name: object) -> bool:
     return NAME.find_error_class(name) is None
 
 
+def _are_texts(names: object) -> bool:
+    return isinstance(names, list | tuple) and all(isinstance(each, str) for each in names)
+
+
+_NAMES = ParameterCheck("a list or tuple of names of properties", (list, tuple), _are_texts)
+
 PRODUCER: Table = {
     "producer_name": TEXT_OR_NONE,
     "schema": make_instance_check(Schema),
@@ -99,6 +105,8 @@ PRODUCER: Table = {
         "a list of names, or None", (list, tuple), lambda names: all(map(_is_name, names)), True
     ),
     "crypto_key_reader": make_methods_check("get_public_key"),
+    "filter_properties": _NAMES,
+    "batch_by": _NAMES,
 }
 CONSUMER: Table = {
     "subscription_name": NAME,
@@ -180,6 +188,8 @@ def make_producer_settings(options: Mapping[str, Any]) -> ProducerSettings:
     if key is not None and keys is not None:
         raise WrongValue("encryption_key and encryption_keys exclude each other")
     found["encryption_keys"] = (key,) if key is not None else tuple(dict.fromkeys(keys or ()))
+    for name in ("filter_properties", "batch_by"):
+        found[name] = tuple(dict.fromkeys(found[name]))
     mode = PartitionsRoutingMode(found["message_routing_mode"])
     if found["message_router"] is not None and mode is PartitionsRoutingMode.RoundRobinDistribution:
         mode = PartitionsRoutingMode.CustomPartition  # a router was given and no other mode was asked for

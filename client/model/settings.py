@@ -18,6 +18,7 @@ from ...proto.compression import Compression
 from ...proto.entry import ENTRY_BYTES_MAX
 from ...proto.names import STICKY_SLOTS as HASHES_MAX
 from ...proto.states import NUMBERS, sdk_type_name
+from ...proto.summary import check_names
 from ..common.checks import (
     BACKOFF,
     DEAD_LETTER_POLICY,
@@ -217,8 +218,12 @@ class ProducerSettings:
     message_router: Callable[[Any, int], int] | None = None  # goes with CustomPartition
     encryption_keys: tuple[str, ...] = ()  # readers to encrypt messages for; costs 2 us a KiB, 300 bytes an entry
     crypto_key_reader: KeyReader | None = field(default=None, repr=False)  # knows their public keys
+    filter_properties: tuple[str, ...] = ()  # ours: hashes of their values are in the head of a batch, to skip it by
+    batch_by: tuple[str, ...] = ()  # ours: one batch is open per combination of their values, at most 16
 
     def __post_init__(self) -> None:
+        wrong = check_names(self.filter_properties + self.batch_by)
+        _require(wrong is None, f"filter_properties and batch_by: {wrong}")
         if self.batching_max_allowed_size_in_bytes > ENTRY_BYTES_MAX - (64 << 10):
             raise WrongValue(
                 f"batching_max_allowed_size_in_bytes is {self.batching_max_allowed_size_in_bytes};"
@@ -231,6 +236,13 @@ class ProducerSettings:
         _require(custom == (self.message_router is not None), "CustomPartition and message_router go together")
         both = bool(self.encryption_keys) == (self.crypto_key_reader is not None)
         _require(both, "encryption_key and crypto_key_reader go together: nothing is encrypted without both")
+
+    @property
+    def summarized(self) -> tuple[str, ...]:
+        """Returns the properties that the summary of a batch covers: those that the program names for it, and those of
+        `batch_by` unless batches are encrypted. (Values can be guessed from their hashes.)"""
+        own = () if self.encryption_keys else self.batch_by
+        return tuple(dict.fromkeys(self.filter_properties + own))
 
 
 class ConsumerKeySharedPolicy:

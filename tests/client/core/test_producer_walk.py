@@ -63,6 +63,7 @@ class Walk:
             batch_bytes_max=rng.choice([50, 1000]),
             batch_delay_s=0.01,
             key_based=batching and rng.random() < 0.3,
+            batch_by=("tag",) if batching and rng.random() < 0.2 else (),
             send_timeout_s=rng.choice([0.0, 2.0, 30.0]),
             chunking=not batching and rng.random() < 0.5,
         )
@@ -144,8 +145,10 @@ class Walk:
             added = self.core.add(payload, outcome)
         else:
             key = self.rng.choice([None, "a", "b"])
-            self.keyed = self.keyed or (self.options.key_based and key is not None)
-            added = self.core.add_message(OutgoingMessage(payload, partition_key=key), outcome)
+            grouped = self.options.key_based or bool(self.options.batch_by)
+            self.keyed = self.keyed or (grouped and key is not None)
+            tagged = {} if key is None else {"tag": key}
+            added = self.core.add_message(OutgoingMessage(payload, tagged, partition_key=key), outcome)
         if added in (None, MessageAddResult.WAKE):
             self.added += 1
         else:
@@ -287,7 +290,7 @@ class Walk:
             assert number < self.added
 
     def check_order(self) -> None:
-        if self.options.key_based:
+        if self.options.key_based or self.options.batch_by:
             return  # order is that of each key
         first = list(dict.fromkeys(number for entry in self.log for number in entry))
         assert first == sorted(first), "messages are stored in the order in which they were added"

@@ -3,17 +3,21 @@
 import asyncio
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from magnetar.client.client import Client
 from magnetar.client.common.errors import ProducerQueueIsFull, PulsarException, Result
-from magnetar.client.core.batcher import Batcher, OutgoingMessage, encode_batch_entry
+from magnetar.client.core.batcher import OPEN_GROUPS_MAX, Batcher, OutgoingMessage, encode_batch_entry
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import BatchingType, CompressionType, InitialPosition, PartitionsRoutingMode
-from magnetar.proto.entry import decode_batch, parse_header, split_broker_part
+from magnetar.proto.entry import decode_batch, decode_properties, parse_header, split_broker_part
 from magnetar.proto.errors import NotAllowed
+from magnetar.proto.filters import parse_filter
+from magnetar.proto.summary import may_match, parse_summary
 from tests.client.fake_broker import FakeBroker
+from tests.client.model.keys import Keys
 from tests.client.simulated import simulate
 
 pytestmark = pytest.mark.run_by.with_args(simulate)
@@ -71,9 +75,73 @@ def test_complaint_05_one_hot_key_does_not_mix_with_others_in_a_batch() -> None:
     assert got == sent
 
 
+@pytest.mark.parametrize("key_based", [False, True])
+def test_batches_by_property_hold_one_value_each_in_their_order_and_few_are_open(key_based: bool) -> None:
+    rng = random.Random(6)
+    batcher = Batcher(0, key_based=key_based, batch_by=("tag", "a"), summarized=("tag",), messages_max=50)
+    sent: dict[tuple[str | None, ...], list[bytes]] = {}
+    for number in range(1000):
+        tag, key = rng.choice([None, "", *map(str, range(30))]), f"k{rng.randrange(3)}"
+        properties = {} if tag is None else {"tag": tag, "other": str(number)}
+        sent.setdefault((tag, key) if key_based else (tag,), []).append(b"%d" % number)
+        batcher.add_message(OutgoingMessage(b"%d" % number, properties=properties, partition_key=key), None)
+        assert batcher.is_open
+        assert len(batcher._groups) <= OPEN_GROUPS_MAX
+    batcher.close()
+    batcher.check()
+    got: dict[tuple[str | None, ...], list[bytes]] = {}
+    for batch in batcher.ready:
+        part = encode_batch_entry(batch, "p", 1, 0)
+        header = parse_header(part)
+        messages = decode_batch(header, part)
+        groups = {(decode_properties(about).get("tag"), about.partition_key)[: 1 + key_based] for about, _ in messages}
+        assert len(groups) == 1, "a batch has one value, and with keys one key"
+        (group,) = groups
+        got.setdefault(group, []).extend(payload for _, payload in messages)
+        summary = parse_summary(header.metadata.summary)
+        wants = "tag IS NULL" if group[0] is None else f"tag = '{group[0]}'"
+        assert may_match(parse_filter(wants).root, summary)
+        assert not may_match(parse_filter("tag = 'none'").root, summary)
+    assert got == sent
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"filter_properties": ["tag"]}, {"batch_by": ("tag",)}, {"filter_properties": ["a"], "batch_by": ("tag",)},
+])  # fmt: skip
+@pytest.mark.parametrize("is_encrypted", [False, True])
+async def test_a_batch_has_a_summary_of_the_named_properties_and_an_encrypted_one_only_if_asked(
+    client: Client, broker: FakeBroker, /, options: dict[str, Any], is_encrypted: bool
+) -> None:
+    keys = {"encryption_key": "k", "crypto_key_reader": Keys("k")} if is_encrypted else {}
+    producer = await client.create_producer("t", **options, **keys)
+    for number in range(4):
+        producer.send_nowait(b"", None, properties={"tag": str(number % 2)})
+    producer.send_nowait(b"", None)
+    await producer.flush()
+    covered = set(options.get("filter_properties", ())) | (set() if is_encrypted else set(options.get("batch_by", ())))
+    headers = broker.topics[FULL].headers
+    assert len(headers) == (3 if "batch_by" in options else 1)
+    for header in headers:
+        summary = parse_summary(header.metadata.summary)
+        assert (summary.names if summary else set()) == covered
+
+
+async def test_a_message_alone_has_no_summary_and_wrong_names_are_refused(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    producer = await client.create_producer("t", batching_enabled=False, filter_properties=("tag",), batch_by=("tag",))
+    await producer.send(b"", properties={"tag": "a"})
+    assert not broker.topics[FULL].headers[0].metadata.HasField("summary")
+    many = [str(each) for each in range(10)]
+    for wrong in ({"batch_by": "tag"}, {"batch_by": [1]}, {"filter_properties": [""]},
+                  {"filter_properties": many, "batch_by": [f"b{each}" for each in range(7)]}):
+        with pytest.raises(PulsarException):
+            await client.create_producer("t", **wrong)  # type: ignore[arg-type]
+
+
 def test_named_ids_go_up_keep_their_place_and_no_batch_lies_across_what_the_broker_has() -> None:
-    for key_based in (False, True):
-        batcher = Batcher(0, key_based=key_based)
+    for key_based, batch_by in ((False, ()), (True, ()), (False, ("tag",)), (True, ("tag",))):
+        batcher = Batcher(0, key_based=key_based, batch_by=batch_by)
         batcher.set_first_sequence_id(9, 10)
         for number in (7, 8, 9, 10, 12):
             batcher.add_message(OutgoingMessage(b"%d" % number, sequence_id=number), None)

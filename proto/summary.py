@@ -1,0 +1,332 @@
+"""The summary of an entry: which properties the messages of a batch have, in at most SUMMARY_BYTES_MAX bytes.
+
+    builder = SummaryBuilder(("tag",))               at a producer, one for each batch
+    builder.add(message.properties)
+    metadata.summary = builder.encode()              empty: no summary, so every filter may match
+
+    may_match(parse_filter("tag = 'a'").root, parse_summary(metadata.summary))       at a broker
+
+    summary = u8 version | u8 names | name* | u8 kind | values
+    name    = u8 flags (PRESENT 1: some message has it; ABSENT 2: some message lacks it) | u8 size | UTF-8
+    values  = (kind HASHES) u32*, ascending, distinct, at most HASHES_MAX of them
+            | (kind BLOOM) a Bloom filter of BLOOM_BITS a value, whose bytes are the rest of the summary
+
+Big-endian. A value is the Murmur3 32-bit hash (seed 0) of `name NUL value` in UTF-8. The field is 50002 of the entry's
+metadata: a client that does not know it passes over it. The summary covers the names that the producer declares
+(`filter_properties`). A property that is longer than a filter reads counts as absent, as in `proto/filters.py`.
+
+Rule: a summary never hides a message. `may_match` is True for every entry with a message for which the expression is
+TRUE. Two values may have the same hash, so a hash proves that a value is *not* there, and never that it is:
+
+- `=` and IN with texts or booleans, and LIKE without `%`, look for the hashes. Presence is known from the flags.
+- NOT is pushed inwards to the comparisons. A negated comparison needs a message that has the property, and no more.
+- All else (numbers, `<`, LIKE, two names) needs the property, and fields of the message itself may have any value.
+- What cannot be parsed, or has another version, says nothing: every filter may match.
+
+`find_candidates` is the same decision for any evidence, not only for one entry: the index of a ledger answers with the
+set of blocks that may have a match (broker/log/key_index_core.py).
+
+Guarding tests: tests/proto/test_summary.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache, reduce
+from operator import and_, or_
+from struct import Struct
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
+
+import mmh3
+
+from .filters import (
+    BOOLEANS,
+    VALUE_CHARACTERS_MAX,
+    And,
+    Compare,
+    In,
+    IsNull,
+    Like,
+    Literal,
+    Name,
+    Node,
+    Not,
+    Operand,
+    Or,
+    Value,
+    read_number,
+)
+
+VERSION = 1
+NAMES_MAX = 16
+"""Names that a summary covers, as many as a filter may have."""
+HASHES_MAX = 32
+"""Distinct values that are listed one by one; more of them become a Bloom filter."""
+BLOOM_BITS = 10
+BLOOM_PROBES = 7
+"""Bits and probes of a value in a Bloom filter: one absent value of a hundred is taken for a present one."""
+SUMMARY_BYTES_MAX = 256
+"""A larger summary is left out: it would cost more than it saves."""
+NAME_BYTES_MAX = 255
+HASHES, BLOOM = 0, 1
+PRESENT, ABSENT = 1, 2
+_U32 = Struct(">I")
+_HASHES_KNOWN_MAX = 4096
+
+
+def hash_property(name: str, value: str) -> int:
+    """Returns the 32-bit hash of a property in a summary and in the index of a ledger."""
+    found: int = mmh3.hash(f"{name}\0{value}".encode("utf-8", "surrogatepass"), 0, False)
+    return found
+
+
+class _PropertyHashes(dict[tuple[str, str], int]):
+    """The hashes of properties, cached: a producer's messages have the same few values again and again."""
+
+    def __missing__(self, pair: tuple[str, str]) -> int:
+        if len(self) >= _HASHES_KNOWN_MAX:
+            self.clear()
+        found = self[pair] = hash_property(*pair)
+        return found
+
+
+_KNOWN_HASHES = _PropertyHashes()
+
+
+def _probe(value: int, bits: int) -> Iterable[int]:
+    """Yields the bits of a Bloom filter of so many bits that a 32-bit hash sets."""
+    step = (value * 0x9E3779B1 >> 7) | 1
+    return [(value + each * step) % bits for each in range(BLOOM_PROBES)]
+
+
+# ------------------------------------------------------------------------------------------------------- building
+class SummaryBuilder:
+    """Collects the properties of the messages of one batch. `names`: those that the summary covers."""
+
+    __slots__ = ("_flags", "_hashes", "_names")
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._flags = dict.fromkeys(names, 0)
+        self._hashes: set[int] = set()
+
+    def add(self, properties: Mapping[str, str]) -> None:
+        """Adds the properties of one message."""
+        for name in self._names:
+            value = properties.get(name)
+            if value is None or len(value) > VALUE_CHARACTERS_MAX:
+                self._flags[name] |= ABSENT
+            else:
+                self._flags[name] |= PRESENT
+                self._hashes.add(_KNOWN_HASHES[name, value] if len(value) < 100 else hash_property(name, value))
+
+    def encode(self) -> bytes:
+        """Returns the encoded summary; b"" if it would be larger than SUMMARY_BYTES_MAX."""
+        encoded = [name.encode() for name in self._names]
+        head = bytes((VERSION, len(encoded))) + b"".join(
+            bytes((flags, len(name))) + name for name, flags in zip(encoded, self._flags.values(), strict=True)
+        )
+        room = SUMMARY_BYTES_MAX - len(head) - 1
+        if len(self._hashes) <= HASHES_MAX and 4 * len(self._hashes) <= room:
+            return b"".join((head, bytes((HASHES,)), *map(_U32.pack, sorted(self._hashes))))
+        size = (BLOOM_BITS * len(self._hashes) + 7) // 8
+        if size > room:
+            return b""
+        return b"".join((head, bytes((BLOOM,)), _make_bloom_filter(self._hashes, size)))
+
+
+def _make_bloom_filter(hashes: Iterable[int], size: int) -> bytes:
+    bits = bytearray(size)
+    for value in hashes:
+        for at in _probe(value, 8 * size):
+            bits[at >> 3] |= 1 << (at & 7)
+    return bytes(bits)
+
+
+def check_names(names: Sequence[str]) -> str | None:
+    """Returns what is wrong with the names that a summary should cover; None if they can be covered."""
+    if len(set(names)) > NAMES_MAX:
+        return f"at most {NAMES_MAX} different properties are summarized, not {len(set(names))}"
+    long = [name for name in names if not 0 < len(name.encode("utf-8", "surrogatepass")) <= NAME_BYTES_MAX]
+    return f"the name of a summarized property has 1 to {NAME_BYTES_MAX} bytes" if long else None
+
+
+# -------------------------------------------------------------------------------------------------------- reading
+class EntrySummary:
+    """A summary that was read: the evidence of `find_candidates` for the messages of one entry, of type bool."""
+
+    __slots__ = ("_bloom", "_flags", "_hashes")
+
+    everything, nothing = True, False
+
+    def __init__(self, flags: Mapping[str, int], hashes: frozenset[int], bloom: bytes) -> None:
+        self._flags, self._hashes, self._bloom = flags, hashes, bloom
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Returns the properties that the summary covers."""
+        return frozenset(self._flags)
+
+    def equals(self, name: Name, text: str) -> bool:
+        if name.is_system or name.name not in self._flags:
+            return True
+        return bool(self._flags[name.name] & PRESENT) and self._has(hash_property(name.name, text))
+
+    def has(self, name: Name) -> bool:
+        return name.is_system or bool(self._flags.get(name.name, PRESENT) & PRESENT)
+
+    def lacks(self, name: Name) -> bool:
+        return name.is_system or bool(self._flags.get(name.name, ABSENT) & ABSENT)
+
+    def reaches(self, name: Name, low: float, high: float) -> bool:
+        return True
+
+    def _has(self, value: int) -> bool:
+        if not self._bloom:
+            return value in self._hashes
+        return all(self._bloom[at >> 3] >> (at & 7) & 1 for at in _probe(value, 8 * len(self._bloom)))
+
+
+@lru_cache(maxsize=4096)
+def parse_summary(summary: bytes) -> EntrySummary | None:
+    """Reads a summary. Returns None if there is none, or one that says nothing: of another version, or damaged."""
+    try:
+        if len(summary) > SUMMARY_BYTES_MAX or summary[0] != VERSION or not 0 < summary[1] <= NAMES_MAX:
+            return None
+        flags, at = dict[str, int](), 2
+        for _ in range(summary[1]):
+            end = at + 2 + summary[at + 1]
+            flags[summary[at + 2 : end].decode()] = summary[at]
+            at = end
+        kind, values = summary[at], summary[at + 1 :]
+    except (IndexError, UnicodeDecodeError):
+        return None
+    if kind == BLOOM and values:
+        return EntrySummary(flags, frozenset(), values)
+    if kind != HASHES or len(values) % 4:
+        return None
+    return EntrySummary(flags, frozenset(number for (number,) in _U32.iter_unpack(values)), b"")
+
+
+def may_match(expression: Node, summary: EntrySummary | None) -> bool:
+    """Returns False if the expression is certainly TRUE for no message of the entry that has this summary."""
+    return summary is None or find_candidates(expression, summary)
+
+
+# ------------------------------------------------------------------------------------------------------- deciding
+class Combinable(Protocol):
+    """What evidence answers: a bool for one entry, or a set of blocks."""
+
+    def __and__(self, other: Any, /) -> Self: ...
+    def __or__(self, other: Any, /) -> Self: ...
+
+
+T = TypeVar("T", bound=Combinable)
+T_co = TypeVar("T_co", bound=Combinable, covariant=True)
+
+
+class Evidence(Protocol[T_co]):
+    """What is known of some messages without looking at them. Each answer may have too much, and never too little."""
+
+    @property
+    def everything(self) -> T_co: ...
+    @property
+    def nothing(self) -> T_co: ...
+    def equals(self, name: Name, text: str) -> T_co:
+        """Returns where a message may have this text as its property or field."""
+    def has(self, name: Name) -> T_co:
+        """Returns where a message may have the property or field."""
+    def lacks(self, name: Name) -> T_co:
+        """Returns where a message may lack it, or have a value that is too long for a filter."""
+    def reaches(self, name: Name, low: float, high: float) -> T_co:
+        """Returns where a message may have a number from `low` to `high` as the field of a system name."""
+
+
+class _Bounds(NamedTuple):
+    low: float = float("-inf")
+    high: float = float("inf")
+
+
+def find_candidates(expression: Node, evidence: Evidence[T]) -> T:
+    """Returns where the expression may be TRUE, by the evidence."""
+    return _find_true(expression, evidence)
+
+
+def _find_true(node: Node, evidence: Evidence[T]) -> T:
+    if isinstance(node, Not):
+        return _find_false(node.part, evidence)
+    if isinstance(node, And):
+        return reduce(and_, (_find_true(part, evidence) for part in node.parts))
+    if isinstance(node, Or):
+        return reduce(or_, (_find_true(part, evidence) for part in node.parts))
+    if isinstance(node, IsNull):
+        return evidence.lacks(node.operand) if isinstance(node.operand, Name) else evidence.everything
+    if isinstance(node, In):
+        return reduce(or_, (_find_equal(node.operand, Literal(value), evidence) for value in node.values))
+    if isinstance(node, Like):
+        return _find_equal(node.operand, Literal(node.parts[0]), evidence) if node.is_whole else _find_comparable(
+            evidence, node.operand
+        )
+    if node.operator == "=":
+        return _find_equal(node.left, node.right, evidence) & _find_in_bounds(node, evidence)
+    return _find_comparable(evidence, node.left, node.right) & _find_in_bounds(node, evidence)
+
+
+def _find_false(node: Node, evidence: Evidence[T]) -> T:
+    if isinstance(node, Not):
+        return _find_true(node.part, evidence)
+    if isinstance(node, And):
+        return reduce(or_, (_find_false(part, evidence) for part in node.parts))
+    if isinstance(node, Or):
+        return reduce(and_, (_find_false(part, evidence) for part in node.parts))
+    if isinstance(node, Compare):
+        found = _find_comparable(evidence, node.left, node.right)
+        if node.operator == "=":
+            return found
+        return found & _find_in_bounds(Compare("<=", node.right, node.left), evidence)  # NOT a < b is b <= a
+    return _find_comparable(evidence, node.operand)
+
+
+def _find_comparable(evidence: Evidence[T], *operands: Operand) -> T:
+    """Returns where all operands may have a value: elsewhere what compares them is NULL."""
+    return reduce(and_, (evidence.has(each) for each in operands if isinstance(each, Name)), evidence.everything)
+
+
+def _find_equal(left: Operand, right: Operand, evidence: Evidence[T]) -> T:
+    if isinstance(left, Literal):
+        left, right = right, left
+    if not isinstance(left, Name) or not isinstance(right, Literal):
+        return _find_comparable(evidence, left, right)
+    texts = _list_texts(right.value)
+    if texts is None:
+        return evidence.has(left)
+    return reduce(or_, (evidence.equals(left, text) for text in texts), evidence.nothing)
+
+
+def _list_texts(value: Value) -> list[str] | None:
+    """Returns all texts of a property that equal the value of a literal; None if they cannot be listed (a number)."""
+    if isinstance(value, bool):
+        return [text for text, truth in BOOLEANS.items() if truth is value]
+    return [value] if isinstance(value, str) else None
+
+
+def _find_in_bounds(node: Compare, evidence: Evidence[T]) -> T:
+    """Returns where a field of the message may be in the bounds that a comparison with a number sets it."""
+    name, bounds = _read_bounds(node)
+    return evidence.everything if name is None else evidence.reaches(name, *bounds)
+
+
+def _read_bounds(node: Compare) -> tuple[Name | None, _Bounds]:
+    left, right = node.left, node.right
+    if isinstance(left, Name) and isinstance(right, Literal):
+        name, number, is_upper = left, right.value, True
+    elif isinstance(left, Literal) and isinstance(right, Name):
+        name, number, is_upper = right, left.value, False
+    else:
+        return None, _Bounds()
+    limit = None if isinstance(number, str | bool) else read_number(number)
+    if limit is None or not name.is_system:
+        return None, _Bounds()
+    if node.operator == "=":
+        return name, _Bounds(limit, limit)
+    return name, _Bounds(high=limit) if is_upper else _Bounds(low=limit)
