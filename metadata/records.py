@@ -372,6 +372,14 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True):
     compacted_ms: int = 0
 
 
+class KeyIndexLocation(msgspec.Struct, frozen=True, array_like=True):
+    """Where the key index of a sealed ledger is stored (broker/log/key_indexes.py): a ledger of its own."""
+
+    ledger_id: int
+    index_ledger_id: int
+    with_properties: bool = False  # it has the properties of messages, too
+
+
 class LostRange(msgspec.Struct, frozen=True, kw_only=True):
     """A range of entries of a topic that every replica has lost. An operator has ordered that readers skip it
     (broker/log/managed_ledger.py)."""
@@ -402,6 +410,7 @@ class TopicRecord(Record, frozen=True, kw_only=True):
     claim: str = ""  # random, of the owner that changes the record: another value means that the topic was taken over
     subscriptions: tuple[str, ...] | None = None  # durable ones: one without a record is lost. None: not known, or long
     lost: tuple[LostRange, ...] = ()  # what was passed over, in order; its indexes are not used again
+    key_indexes: tuple[KeyIndexLocation, ...] = ()  # of ledgers in the list, in its order; others may be left: no use
 
 
 class DelayBucket(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,9 @@ QuotaPolicy = Literal["producer_request_hold", "producer_exception", "consumer_b
 InactiveMode = Literal["delete_when_no_subscriptions", "delete_when_subscriptions_caught_up"]
 """When a topic without producers and consumers counts as inactive (Pulsar T6)."""
 
+KeyIndexPolicy = Literal["off", "keys", "keys+properties"]
+"""What the index of a sealed ledger has (broker/log/key_indexes.py)."""
+
 if TYPE_CHECKING:
     TypeTitle = str
 else:
@@ -85,3 +88,4 @@ class AppliedPolicies(msgspec.Struct, frozen=True):
     schema_compatibility: Compatibility = Compatibility.FULL  # of a producer's new schema with those of its topic
     schema_auto_update: bool = True  # a new schema of a producer is registered; off: operators upload it
     schema_validation_enforced: bool = False  # a producer without a schema is refused where the topic has one
+    key_index: KeyIndexPolicy = "off"  # sealed ledgers get one for searches; costs a read, 6 bytes a key and 1 MiB

@@ -19,10 +19,11 @@ Guard: tests/broker/test_new_policy.py makes a new one.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import msgspec
 
+from .applied import KeyIndexPolicy
 from .errors import InvalidRequest
 from .policy_levels import Policies as Policies
 from .schema import Compatibility
@@ -86,6 +87,7 @@ QUOTA_POLICIES = "producer_request_hold|producer_exception|consumer_backlog_evic
 INACTIVE_MODES = "delete_when_no_subscriptions|delete_when_subscriptions_caught_up"
 
 COMPATIBILITIES = "|".join(Compatibility)
+KEY_INDEXES = "|".join(get_args(KeyIndexPolicy))
 
 POLICIES: tuple[Policy, ...] = (
     Policy("retention", (
@@ -226,6 +228,10 @@ POLICIES: tuple[Policy, ...] = (
         Field("schema_auto_update", "on/off", (), "A producer's new schema is registered."),
     ), "Whether producers register schemas.", "--disable",
        rest=PolicyRestNames("isAllowAutoUpdateSchema", "", "is_allow_auto_update_schema")),
+    Policy("key-index", (
+        Field("key_index", KEY_INDEXES, ("-i", "--index"), "Of what each sealed ledger has an index."),
+    ), "What 'topics find' finds without reading everything.", "-i keys+properties",
+       rest=PolicyRestNames("keyIndex", "keyIndex", "key_index")),
 )  # fmt: skip
 
 

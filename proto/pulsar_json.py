@@ -87,7 +87,7 @@ SUBSCRIPTION = _table({
 OF_CONSUMER: str = " ".join(name for name in CONSUMER if name != "keyHashRanges")
 LEDGER = _table({
     "ledgerId": "ledger_id", "state": "state", "entries": "entries", "size": "bytes", "firstIndex": "first_index",
-    "bookies": lambda found: list(found.bookies), "stays": "stays",
+    "bookies": lambda found: list(found.bookies), "stays": "stays", "keyIndex": "key_index",
 })  # fmt: skip
 LOG = _table({
     "state": "state", "lastConfirmedEntry": lambda found: str(found.last_confirmed),

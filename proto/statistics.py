@@ -254,6 +254,8 @@ class TopicStats:
     published_ms: int  # the last publish since the topic was loaded; 0: none
     unsubscribed: str  # how long messages are kept without a durable subscription; empty: there is one, or none are
     transactions: TopicTransactions | None  # None: it has seen none
+    key_index: str = "off"  # the policy: what sealed ledgers get an index of
+    unindexed_ledgers: int = 0  # sealed ledgers that have no such index (yet); 0 if the policy is off
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +269,7 @@ class LedgerStats:
     first_index: int  # of its first message
     bookies: tuple[str, ...]  # of its last ensemble
     stays: LedgerStays
+    key_index: str = ""  # what its index has: keys, keys+properties; empty: there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,6 +405,9 @@ class FoundMessages:
     unread: int  # messages that it could not look into: encrypted, chunks, damaged or too large
     why: str
     waiting: int  # messages after the begin of an open transaction: no consumer gets them before that ends
+    skipped: int = 0  # messages that key indexes passed over; they were not read
+    ledgers: int = 0  # that it came to; 0: no key index could help
+    unindexed_ledgers: int = 0  # of these: sealed, and without a key index, so all of it was looked at
 
 
 # ------------------------------------------------------------------------------------ schemas

@@ -7,8 +7,9 @@ version grows when an older Magnetar could not read the new data; fields that re
 need no new one. Guard: tests/upgrade/ opens what earlier versions wrote.
 
 A magic of two letters does not name a format by itself: "MD" begins a snapshot of deduplication and a bucket of delayed
-messages, "MC" a cursor's entry and a compacted ledger's, "MX" the outcomes of a topic and a coordinator's record. Each
-is read only from a ledger that the metadata record of its owner names; the ledger's properties name that owner too.
+messages, "MK" an entry of a key index, "MC" a cursor's entry and a compacted ledger's, "MX" the outcomes of a topic and
+a coordinator's record. Each is read only from a ledger that the metadata record of its owner names; the ledger's
+properties name that owner too.
 
 Not in this table: the stored entry (proto/entry.py) and the serialized message id, whose bytes are Pulsar's and never
 change, and Spark's offsets, whose file has Spark's own version.
@@ -46,13 +47,14 @@ DEDUPLICATION = Format("deduplication snapshot", 1)  # broker/topic/dedup.py
 OUTCOMES = Format("outcomes of transactions", 1)  # broker/topic/outcomes.py
 DELAYS = Format("bucket of delayed messages", 1)  # broker/subscription/delays.py
 COMPACTED = Format("compacted ledger", 1)  # broker/log/compaction_core.py
+KEY_INDEX = Format("key index of a ledger", 1)  # broker/log/key_index_core.py
 COORDINATOR = Format("coordinator of transactions", 1)  # broker/transaction/log.py
 METADATA_RECORD = Format("metadata record", 2)  # metadata/records.py
 METADATA_FILE = Format("metadata file", 1)  # metadata/tree.py, and its backups
 BOOKIE_FILES = (JOURNAL, ENTRY_LOG, INDEX, LEDGER_INDEX, MARK)
 STORAGE = (
-    *BOOKIE_FILES, NOTE, CURSOR, DEDUPLICATION, OUTCOMES, DELAYS, COMPACTED, COORDINATOR, METADATA_RECORD,
-    METADATA_FILE,
+    *BOOKIE_FILES, NOTE, CURSOR, DEDUPLICATION, OUTCOMES, DELAYS, COMPACTED, KEY_INDEX, COORDINATOR,
+    METADATA_RECORD, METADATA_FILE,
 )
 
 

@@ -1836,7 +1836,7 @@ class ProducerStats(_message.Message):
     def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., last_sequence_id: _Optional[int] = ..., role: _Optional[str] = ..., connected_ms: _Optional[int] = ...) -> None: ...
 
 class TopicStatsReply(_message.Message):
-    __slots__ = ("name", "owner", "messages_in", "bytes_in", "messages_out", "bytes_out", "storage_bytes", "earliest_index", "end_index", "producers", "subscriptions", "partitions", "rate_in", "rate_out", "throughput_in", "throughput_out", "dropped", "quota", "expired_entries", "evicted_entries", "publish_throttled", "terminated", "created_ms", "published_ms", "unsubscribed", "transactions")
+    __slots__ = ("name", "owner", "messages_in", "bytes_in", "messages_out", "bytes_out", "storage_bytes", "earliest_index", "end_index", "producers", "subscriptions", "partitions", "rate_in", "rate_out", "throughput_in", "throughput_out", "dropped", "quota", "expired_entries", "evicted_entries", "publish_throttled", "terminated", "created_ms", "published_ms", "unsubscribed", "transactions", "key_index", "unindexed_ledgers")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_IN_FIELD_NUMBER: _ClassVar[int]
@@ -1863,6 +1863,8 @@ class TopicStatsReply(_message.Message):
     PUBLISHED_MS_FIELD_NUMBER: _ClassVar[int]
     UNSUBSCRIBED_FIELD_NUMBER: _ClassVar[int]
     TRANSACTIONS_FIELD_NUMBER: _ClassVar[int]
+    KEY_INDEX_FIELD_NUMBER: _ClassVar[int]
+    UNINDEXED_LEDGERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     owner: str
     messages_in: int
@@ -1889,7 +1891,9 @@ class TopicStatsReply(_message.Message):
     published_ms: int
     unsubscribed: str
     transactions: TopicTransactions
-    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., messages_in: _Optional[int] = ..., bytes_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., storage_bytes: _Optional[int] = ..., earliest_index: _Optional[int] = ..., end_index: _Optional[int] = ..., producers: _Optional[_Iterable[_Union[ProducerStats, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionStats, _Mapping]]] = ..., partitions: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., dropped: _Optional[int] = ..., quota: _Optional[str] = ..., expired_entries: _Optional[int] = ..., evicted_entries: _Optional[int] = ..., publish_throttled: _Optional[int] = ..., terminated: bool = ..., created_ms: _Optional[int] = ..., published_ms: _Optional[int] = ..., unsubscribed: _Optional[str] = ..., transactions: _Optional[_Union[TopicTransactions, _Mapping]] = ...) -> None: ...
+    key_index: str
+    unindexed_ledgers: int
+    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., messages_in: _Optional[int] = ..., bytes_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., storage_bytes: _Optional[int] = ..., earliest_index: _Optional[int] = ..., end_index: _Optional[int] = ..., producers: _Optional[_Iterable[_Union[ProducerStats, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionStats, _Mapping]]] = ..., partitions: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., dropped: _Optional[int] = ..., quota: _Optional[str] = ..., expired_entries: _Optional[int] = ..., evicted_entries: _Optional[int] = ..., publish_throttled: _Optional[int] = ..., terminated: bool = ..., created_ms: _Optional[int] = ..., published_ms: _Optional[int] = ..., unsubscribed: _Optional[str] = ..., transactions: _Optional[_Union[TopicTransactions, _Mapping]] = ..., key_index: _Optional[str] = ..., unindexed_ledgers: _Optional[int] = ...) -> None: ...
 
 class TopicTransactions(_message.Message):
     __slots__ = ("last_stable", "stable_index", "open", "oldest", "oldest_ms", "aborted_entries", "aborted_bytes", "committed", "aborted")
@@ -1914,7 +1918,7 @@ class TopicTransactions(_message.Message):
     def __init__(self, last_stable: _Optional[_Union[Position, _Mapping]] = ..., stable_index: _Optional[int] = ..., open: _Optional[int] = ..., oldest: _Optional[_Union[TransactionId, _Mapping]] = ..., oldest_ms: _Optional[int] = ..., aborted_entries: _Optional[int] = ..., aborted_bytes: _Optional[int] = ..., committed: _Optional[int] = ..., aborted: _Optional[int] = ...) -> None: ...
 
 class LedgerStats(_message.Message):
-    __slots__ = ("ledger_id", "entries", "bytes", "first_index", "state", "bookies", "stays")
+    __slots__ = ("ledger_id", "entries", "bytes", "first_index", "state", "bookies", "stays", "key_index")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -1922,6 +1926,7 @@ class LedgerStats(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     BOOKIES_FIELD_NUMBER: _ClassVar[int]
     STAYS_FIELD_NUMBER: _ClassVar[int]
+    KEY_INDEX_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     entries: int
     bytes: int
@@ -1929,7 +1934,8 @@ class LedgerStats(_message.Message):
     state: str
     bookies: _containers.RepeatedScalarFieldContainer[str]
     stays: str
-    def __init__(self, ledger_id: _Optional[int] = ..., entries: _Optional[int] = ..., bytes: _Optional[int] = ..., first_index: _Optional[int] = ..., state: _Optional[str] = ..., bookies: _Optional[_Iterable[str]] = ..., stays: _Optional[str] = ...) -> None: ...
+    key_index: str
+    def __init__(self, ledger_id: _Optional[int] = ..., entries: _Optional[int] = ..., bytes: _Optional[int] = ..., first_index: _Optional[int] = ..., state: _Optional[str] = ..., bookies: _Optional[_Iterable[str]] = ..., stays: _Optional[str] = ..., key_index: _Optional[str] = ...) -> None: ...
 
 class TopicInternalStatsReply(_message.Message):
     __slots__ = ("state", "ledgers", "last_confirmed", "cache_bytes", "pending_adds", "replication", "wanted_replication", "degraded")
@@ -2319,7 +2325,7 @@ class PeekMessagesReply(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
 
 class FindMessagesRequest(_message.Message):
-    __slots__ = ("topic", "key", "property", "text", "where", "since_ms", "until_ms", "before_index", "limit")
+    __slots__ = ("topic", "key", "property", "text", "where", "since_ms", "until_ms", "before_index", "limit", "dry_run")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     PROPERTY_FIELD_NUMBER: _ClassVar[int]
@@ -2329,6 +2335,7 @@ class FindMessagesRequest(_message.Message):
     UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
     BEFORE_INDEX_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     topic: str
     key: str
     property: str
@@ -2338,7 +2345,8 @@ class FindMessagesRequest(_message.Message):
     until_ms: int
     before_index: int
     limit: int
-    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ..., property: _Optional[str] = ..., text: _Optional[str] = ..., where: _Optional[str] = ..., since_ms: _Optional[int] = ..., until_ms: _Optional[int] = ..., before_index: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+    dry_run: bool
+    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ..., property: _Optional[str] = ..., text: _Optional[str] = ..., where: _Optional[str] = ..., since_ms: _Optional[int] = ..., until_ms: _Optional[int] = ..., before_index: _Optional[int] = ..., limit: _Optional[int] = ..., dry_run: bool = ...) -> None: ...
 
 class TraceMessageRequest(_message.Message):
     __slots__ = ("topic", "ledger_id", "entry_id", "batch_index")
@@ -2383,7 +2391,7 @@ class FoundEntry(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., entry: _Optional[bytes] = ..., acked_batch_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FindMessagesReply(_message.Message):
-    __slots__ = ("entries", "before_index", "messages", "bytes", "unread", "why", "waiting")
+    __slots__ = ("entries", "before_index", "messages", "bytes", "unread", "why", "waiting", "skipped", "ledgers", "unindexed_ledgers")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     BEFORE_INDEX_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -2391,6 +2399,9 @@ class FindMessagesReply(_message.Message):
     UNREAD_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    LEDGERS_FIELD_NUMBER: _ClassVar[int]
+    UNINDEXED_LEDGERS_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[FoundEntry]
     before_index: int
     messages: int
@@ -2398,7 +2409,10 @@ class FindMessagesReply(_message.Message):
     unread: int
     why: str
     waiting: int
-    def __init__(self, entries: _Optional[_Iterable[_Union[FoundEntry, _Mapping]]] = ..., before_index: _Optional[int] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., unread: _Optional[int] = ..., why: _Optional[str] = ..., waiting: _Optional[int] = ...) -> None: ...
+    skipped: int
+    ledgers: int
+    unindexed_ledgers: int
+    def __init__(self, entries: _Optional[_Iterable[_Union[FoundEntry, _Mapping]]] = ..., before_index: _Optional[int] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., unread: _Optional[int] = ..., why: _Optional[str] = ..., waiting: _Optional[int] = ..., skipped: _Optional[int] = ..., ledgers: _Optional[int] = ..., unindexed_ledgers: _Optional[int] = ...) -> None: ...
 
 class CompactionStatusReply(_message.Message):
     __slots__ = ("state", "step", "error", "looked_at", "to_look_at", "rounds", "ledger_id", "horizon", "messages", "entries", "bytes", "end_index", "compacted_ms", "due_bytes")

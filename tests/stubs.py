@@ -13,7 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from magnetar.client.admin import Admin, AdminClient
-from magnetar.proto.applied import InactiveMode, QuotaPolicy, TypeTitle
+from magnetar.proto.applied import InactiveMode, KeyIndexPolicy, QuotaPolicy, TypeTitle
 from magnetar.proto.policy_levels import Policies
 from tests import faces
 from tests.docs.documents import ROOT
@@ -53,7 +53,7 @@ def _levels() -> str:
 
 import msgspec
 
-from .applied import InactiveMode, QuotaPolicy, TypeTitle
+from .applied import InactiveMode, KeyIndexPolicy, QuotaPolicy, TypeTitle
 from .schema import Compatibility
 
 class Policies(msgspec.Struct, {settings}):
@@ -65,7 +65,10 @@ class Policies(msgspec.Struct, {settings}):
 
 def _named(kind: Any) -> str:
     """A type as a program writes it."""
-    names = {QuotaPolicy: "QuotaPolicy", InactiveMode: "InactiveMode", TypeTitle: "TypeTitle"}
+    names = {
+        QuotaPolicy: "QuotaPolicy", InactiveMode: "InactiveMode", TypeTitle: "TypeTitle",
+        KeyIndexPolicy: "KeyIndexPolicy",
+    }  # fmt: skip
     if kind in names:
         return names[kind]
     if get_origin(kind) in (UnionType, Union):

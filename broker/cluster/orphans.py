@@ -41,7 +41,10 @@ from ...proto.names import TopicName, parse_number
 _LOG = logging.getLogger("magnetar.broker")
 
 READ_AT_ONCE = 50
-KINDS = ({"topic"}, *({"topic", kind} for kind in ("cursor", "delays", "dedup", "compacted", "transactions")))
+KINDS = (
+    {"topic"},
+    *({"topic", kind} for kind in ("cursor", "delays", "dedup", "compacted", "transactions", "key_index")),
+)
 """The sets of properties of the ledgers that this module knows; the values of `cursor` and `delays` are the
 subscription."""
 

@@ -156,11 +156,12 @@ class Log(ReadableLog, Protocol):
         ledgers."""
 
     async def commit_fields(
-        self, *, together: Sequence[NodeUpdate] = (), within: bool = False, **fields: object
-    ) -> None:
+        self, *, together: Sequence[NodeUpdate] = (), within: bool = False,
+        decide: Callable[[TopicRecord], Mapping[str, object]] | None = None, **fields: object,
+    ) -> None:  # fmt: skip
         """Stores new values of the given `fields` of the topic's record, and makes the changes `together` in the same
-        commit. `within`: True if the caller runs in a task that is never cancelled; else a new task makes the
-        commit."""
+        commit. `decide`: returns further fields, from the record as it is when its turn comes. `within`: True if the
+        caller runs in a task that is never cancelled; else a new task makes the commit."""
 
     async def terminate(self) -> Position:
         """Terminates the log: it accepts no entries any more. Returns the position of its last entry. Idempotent."""

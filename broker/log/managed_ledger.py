@@ -443,11 +443,14 @@ class ManagedLedger:
 
     # ------------------------------------------------------------------ removing
     async def remove_ledgers(self, gone: list[int]) -> None:
-        """Removes the ledgers `gone` from the list, and then deletes them. Deletes nothing unless it is certain that
-        the list was changed."""
-        await self.listed.change([each for each in self.listed.record.ledgers if each.ledger_id not in gone])
+        """Removes the ledgers `gone` from the list, and in the same commit their key indexes; then deletes both.
+        Deletes nothing unless it is certain that the list was changed."""
+        record = self.listed.record
+        kept = tuple(each for each in record.key_indexes if each.ledger_id not in gone)
+        indexes = [each.index_ledger_id for each in record.key_indexes if each.ledger_id in gone]
+        await self.listed.change([each for each in record.ledgers if each.ledger_id not in gone], key_indexes=kept)
         self._discard_ledgers(gone)
-        await self.delete_ledgers(gone)
+        await self.delete_ledgers([*gone, *indexes])
 
     def _discard_ledgers(self, ledger_ids: list[int]) -> None:
         for ledger_id in ledger_ids:

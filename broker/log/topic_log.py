@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from pyroaring import BitMap
 
@@ -327,17 +327,21 @@ class TopicLog:
             return gone
 
     async def commit_fields(
-        self, *, together: Sequence[NodeUpdate] = (), within: bool = False, **fields: object
-    ) -> None:
+        self, *, together: Sequence[NodeUpdate] = (), within: bool = False,
+        decide: Callable[[TopicRecord], Mapping[str, object]] | None = None, **fields: object,
+    ) -> None:  # fmt: skip
         """Stores new values of the given `fields` of the topic's record, and makes the changes `together` in the same
-        commit. `within`: True if the caller runs in a task that is never cancelled (runtime/tasks.py); else a new task
-        makes the commit. Raises TopicFenced if another broker owns the topic (the log is abandoned then), and any error
-        that a change of `together` raises. After any other error the outcome is unknown."""
+        commit. `decide`: returns further fields, from the record as it is when its turn comes; the list of ledgers does
+        not change between that and the commit. `within`: True if the caller runs in a task that is never cancelled
+        (runtime/tasks.py); else a new task makes the commit. Raises TopicFenced if another broker owns the topic (the
+        log is abandoned then), and any error that a change of `together` raises. After any other error the outcome is
+        unknown."""
         async with self._changing:
             if self.state not in (TopicState.SERVING, TopicState.SWITCHING, TopicState.TERMINATED):
                 raise self._refusal()
+            further = {} if decide is None else decide(self.record)
             try:
-                noting = self._managed_ledger.commit_fields(together, **fields)
+                noting = self._managed_ledger.commit_fields(together, **fields, **further)
                 await (noting if within else run_to_end(noting))
             except TopicFenced as error:
                 self.abandon(error)

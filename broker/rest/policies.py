@@ -14,12 +14,12 @@ any other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
 from ...proto import operations as op
-from ...proto.applied import QuotaPolicy
+from ...proto.applied import KeyIndexPolicy, QuotaPolicy
 from ...proto.policies import POLICIES as TABLE
 from ...proto.policies import Policies, Policy, PolicyRestNames, decode
 from ...proto.schema import Compatibility
@@ -323,6 +323,12 @@ def _show_compatibility(policies: Policies) -> object:
     return "UNDEFINED" if policies.schema_compatibility is None else policies.schema_compatibility.upper()
 
 
+def _take_key_index(given: str) -> Fields:
+    if given not in get_args(KeyIndexPolicy):
+        raise _bad_request(f"a key index is one of {', '.join(get_args(KeyIndexPolicy))}, not {given[:40]!r}")
+    return {"key_index": given}
+
+
 def _boolean(field: str, default: bool) -> BodyConverter:
     """Returns the BodyConverter of a boolean policy; if the policy is not set, its default is returned."""
 
@@ -370,6 +376,7 @@ SHAPES: dict[str, BodyConverter] = {
     "inactive-topic-policies": BodyConverter(InactiveTopics, _take_inactive, _show_inactive),
     "subscription-types-enabled": BodyConverter(list[str], _take_types, lambda policies: policies.subscription_types),
     "schema-compatibility-strategy": BodyConverter(str, _take_compatibility, _show_compatibility),
+    "key-index": BodyConverter(str, _take_key_index, lambda policies: policies.key_index),
     "is-allow-auto-update-schema": _boolean("schema_auto_update", True),
     "schema-validation-enforce": _boolean("schema_validation_enforced", False),
 }  # fmt: skip

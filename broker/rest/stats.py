@@ -241,7 +241,8 @@ def _ledger(found: values.LedgerStats) -> dict[str, Any]:
     is_open = found.state == "open"
     return {
         "ledgerId": found.ledger_id, "entries": 0 if is_open else found.entries, "size": 0 if is_open else found.bytes,
-        "timestamp": 0, "offloaded": False, "metadata": None, "underReplicated": False, "properties": {},
+        "timestamp": 0, "offloaded": False, "metadata": None, "underReplicated": False,
+        "properties": {"keyIndex": found.key_index} if found.key_index else {},
     }  # fmt: skip
 
 

@@ -4,7 +4,14 @@
 
 A search reads the topic backwards from its end, or from `before_index` where the search before it stopped, in windows
 of indexes; each window is read forwards by `RangeReader`. It finds only messages that a consumer could get: no message
-of an open or an aborted transaction. One search ends after `limit` messages, FIND_MESSAGES messages, FIND_BYTES bytes,
+of an open or an aborted transaction.
+
+What need not be read is not read, in this order: the bounds of time and index; the key indexes of sealed ledgers
+(broker/log/key_indexes.py), where the topic has them, which say which blocks may have a match; then the heads, and
+payloads only for `text`. The answer says how many messages were passed over, and how many ledgers have no index. A
+*dry run* reads indexes alone, and says what would be read.
+
+One search ends after `limit` messages, FIND_MESSAGES messages, FIND_BYTES bytes,
 ANSWER_BYTES of found entries or FIND_S seconds, and the rest of its window; the answer says how far it got and why it
 stopped, and nothing is called absent that was not looked at. At most FINDS_MAX searches run at a broker at a time, and
 one in each topic.
@@ -15,6 +22,7 @@ Guarding tests: tests/broker/session/test_finding.py, tests/broker/rest/test_pag
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import replace
@@ -22,10 +30,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
+from pyroaring import BitMap
 
 from ...proto.entry import EntryHeader, decode_for_inspection, decode_properties, decode_text, parse_entry
-from ...proto.errors import BackPressure, CorruptEntry, InvalidRequest
-from ...proto.filters import Filter, parse_filter
+from ...proto.errors import BackPressure, CorruptEntry, InvalidRequest, MagnetarError
+from ...proto.filters import And, Compare, Filter, IsNull, Literal, Name, Node, Not, parse_filter
 from ...proto.names import TopicName
 from ...proto.schema import decode_version
 from ...proto.statistics import FoundEntry, FoundMessages
@@ -33,8 +42,11 @@ from ...runtime.files import Buffer
 from ...runtime.network import CallContext, World
 from ..common.token_bucket import EventLoopSlices
 from ..log.cache import StoredEntry
+from ..log.key_index_core import Block, DamagedKeyIndex, find_block
+from ..log.log_shape_core import Span
 from ..log.unfolding import run_in_thread_if_slow
 from ..node.topic_manager import TopicManager
+from ..topic.topic import Topic
 from .backlogs import MessageIndexRange, RangeReader
 
 FOUND_MAX = 100
@@ -65,6 +77,19 @@ class Criteria(NamedTuple):
     value: str | None = None
     text: bytes = b""
     where: Filter | None = None
+
+    def make_expression(self) -> Node | None:
+        """Returns an expression that is TRUE for each message that fits, as far as a key index can tell; None if an
+        index cannot tell anything."""
+        parts = list[Node]()
+        if self.key:
+            parts.append(Compare("=", Name("message.key", is_system=True), Literal(self.key)))
+        if self.name:
+            name = Name(self.name, is_system=False)
+            parts.append(Not(IsNull(name)) if self.value is None else Compare("=", name, Literal(self.value)))
+        if self.where is not None:
+            parts.append(self.where.root)
+        return And(tuple(parts)) if parts else None
 
     def fits(self, about: Any, payload: bytes, header: EntryHeader) -> bool:
         """Returns whether a message is one that is searched for. `about`: its metadata; `header`: of its entry."""
@@ -123,7 +148,8 @@ async def decode_messages(world: World, header: EntryHeader, entry: Buffer) -> S
 # -------------------------------------------------------------------------------------------------------- search
 class FindRequest(msgspec.Struct, frozen=True):
     """A search. It finds messages stored from `since_ms` on and before `until_ms` (ms since the epoch; 0: no bound),
-    with an index below `before_index` (0: up to the end), at most `limit` of them (0: FOUND_MAX)."""
+    with an index below `before_index` (0: up to the end), at most `limit` of them (0: FOUND_MAX). `dry_run`: it reads
+    key indexes alone; its answer has no messages, and `messages` and `bytes` are those that a search would look at."""
 
     topic: str
     criteria: Criteria
@@ -131,6 +157,7 @@ class FindRequest(msgspec.Struct, frozen=True):
     until_ms: int = 0
     before_index: int = 0
     limit: int = 0
+    dry_run: bool = False
 
 
 class _Found(NamedTuple):
@@ -174,50 +201,174 @@ async def find_messages(broker: TopicManager, wanted: FindRequest, caller: CallC
     end = min(end, wanted.before_index or end)
     # without criteria it wants the newest messages, which is as much as any read
     with nullcontext() if wanted.criteria == Criteria() else _running(broker, wanted.topic):
-        found = await _search_backwards(broker, wanted, caller, floor, end)
+        found = await _BackwardSearch(broker, wanted, caller, topic, floor, end).run()
     return found if wanted.before_index else replace(found, waiting=waiting)
 
 
-async def _search_backwards(
-    broker: TopicManager, wanted: FindRequest, caller: CallContext, floor: int, before: int
-) -> FoundMessages:
-    """Searches the indexes from `before - 1` down to `floor`."""
-    clock, most = broker.world.clock, wanted.limit or FOUND_MAX
-    turns, end_s = EventLoopSlices(clock), clock.monotonic() + FIND_S
-    found, messages, read_bytes, answer_bytes, unread, why = list[_Found](), 0, 0, 0, 0, ""
-    width = min(most, WINDOW_MESSAGES) if wanted.criteria == Criteria() else WINDOW_MESSAGES
-    while before > floor and not why:
-        low = max(floor, before - width)
-        window = await _search_window(broker, wanted, caller, (low, before), turns)
-        read_bytes += window.bytes
-        if window.is_cut:
-            width = max(1, (before - low) // 4)
-            continue
-        messages += before - low
-        unread += window.unread
-        found += reversed(window.found)
-        answer_bytes += sum(each.size for each in {each.entry.position: each.entry for each in window.found}.values())
-        before = low
-        if window.bytes < WINDOW_BYTES // 4:
-            width = min(2 * width, WINDOW_MESSAGES)
-        if len(found) >= most:
-            if len(found) > most:
-                found = found[:most]
-                messages -= found[-1].message_index - before
-                before = found[-1].message_index
-            why = f"it has {most} messages"
-        elif messages >= FIND_MESSAGES:
-            why = f"it has looked at {FIND_MESSAGES:,} messages"
-        elif read_bytes >= FIND_BYTES:
-            why = f"it has read {FIND_BYTES >> 20} MiB"
-        elif answer_bytes >= ANSWER_BYTES:
-            why = f"its answer has {ANSWER_BYTES >> 20} MiB"
-        elif clock.monotonic() >= end_s:
-            why = f"it took {FIND_S:g} s"
-    is_complete = before <= floor
-    return FoundMessages(
-        _make_entries(found), 0 if is_complete else before, messages, read_bytes, unread, "" if is_complete else why, 0
-    )
+class _Range(NamedTuple):
+    """Consecutive indexes, from `low` to below `high`, of about so many bytes. `is_block`: they are a block of a key
+    index, and are read at once."""
+
+    low: int
+    high: int
+    bytes: int = 0
+    is_block: bool = False
+
+
+class _IndexedRanges:
+    """Goes backwards through the indexes of a topic, by the key indexes of its ledgers. `ledgers`: that it came to,
+    `unindexed` of them sealed and without an index; both 0 if no index can help."""
+
+    def __init__(self, topic: Topic, expression: Node | None) -> None:
+        self.ledgers = self.unindexed = self.read_bytes = 0
+        self._topic, self._expression = topic, expression
+        self._is_on = expression is not None and topic.key_indexes.is_on
+        self._ledger_id = -1
+        self._blocks: list[Block] | None = None  # of that ledger; None: it has no index
+        self._candidates = BitMap()
+
+    async def find_next_range(self, floor: int, before: int) -> _Range:
+        """Returns the range next below `before` that may have a match; what is between its end and `before` has none.
+        It is empty if the ledger has none. No range is larger than a ledger."""
+        span = self._find_span_below(before) if self._is_on else None
+        if span is None:
+            return _Range(floor, before, self._estimate_bytes(floor, before))
+        if span.end_index < before and not span.open:
+            end = max(floor, span.end_index)
+            return _Range(end, end)  # no message has the indexes in between
+        if span.ledger_id != self._ledger_id:
+            await self._open_index(span)
+        low = max(floor, span.first_index)
+        if self._blocks is None:
+            return _Range(low, before, self._estimate_bytes(low, before))
+        while count := self._candidates.rank(find_block(self._blocks, before - 1)):
+            number = self._candidates[count - 1]
+            block, following = self._blocks[number], self._blocks[number + 1 : number + 2]
+            high = min(before, following[0].first_index) if following else before
+            if block.first_index < high:
+                return _Range(max(low, block.first_index), max(low, high), block.bytes, is_block=True)
+            before = block.first_index  # it has only what cannot be parsed
+            self._candidates.discard(number)
+        return _Range(low, low)
+
+    def _estimate_bytes(self, low: int, high: int) -> int:
+        size = 0.0
+        for span in self._topic.log.shape.spans:
+            common = min(high, span.end_index) - max(low, span.first_index)
+            size += span.size * max(0, common) / max(1, span.end_index - span.first_index)
+        return int(size)
+
+    def _find_span_below(self, before: int) -> Span | None:
+        spans = [span for span in self._topic.log.shape.spans if span.last_entry >= 0]
+        place = bisect_left(spans, before, key=lambda span: span.first_index)
+        return spans[place - 1] if place else None
+
+    async def _open_index(self, span: Span) -> None:
+        indexes, self._ledger_id, self._blocks = self._topic.key_indexes, span.ledger_id, None
+        self.ledgers += 1
+        if span.open:
+            return
+        assert self._expression is not None, "an index is asked something"
+        search = await indexes.open_index(span.ledger_id)
+        if search is not None:
+            try:
+                self._candidates = await search.find_candidates(self._expression)
+                self._blocks = search.index.blocks
+            except (MagnetarError, DamagedKeyIndex) as error:
+                indexes.on_index_unusable(span.ledger_id, error)
+            self.read_bytes += search.read_bytes
+        self.unindexed += self._blocks is None
+
+
+class _BackwardSearch:
+    """Searches the indexes of a topic from `before - 1` down to `floor`."""
+
+    def __init__(
+        self, broker: TopicManager, wanted: FindRequest, caller: CallContext, topic: Topic, floor: int, before: int
+    ) -> None:
+        self._broker, self._wanted, self._caller = broker, wanted, caller
+        self._clock = broker.world.clock
+        self._ranges = _IndexedRanges(topic, wanted.criteria.make_expression())
+        self._floor, self._before = floor, before
+        self._most = wanted.limit or FOUND_MAX
+        self._turns, self._end_s = EventLoopSlices(self._clock), self._clock.monotonic() + FIND_S
+        self._found = list[_Found]()
+        self._messages = self._skipped = self._bytes = self._answer_bytes = self._unread = 0
+        all_wanted = wanted.criteria == Criteria()
+        self._width = min(self._most, WINDOW_MESSAGES) if all_wanted else WINDOW_MESSAGES
+
+    async def run(self) -> FoundMessages:
+        why = ""
+        while self._before > self._floor and not why:
+            within = await self._ranges.find_next_range(self._floor, self._before)
+            self._skipped += self._before - within.high
+            self._before = within.high
+            if self._wanted.dry_run:
+                self._messages += within.high - within.low
+                self._bytes += within.bytes
+                self._before = within.low
+                why = self._find_reason_of_time()
+            elif within.low < within.high:
+                why = await self._search_range(within)
+            else:
+                why = self._find_reason_to_stop()
+            if self._turns.is_slice_used_up:
+                await self._turns.begin_slice()
+        is_complete, ranges = self._before <= self._floor, self._ranges
+        return FoundMessages(
+            _make_entries(self._found), 0 if is_complete else self._before, self._messages, self._read_bytes,
+            self._unread, "" if is_complete else why, 0, self._skipped, ranges.ledgers, ranges.unindexed,
+        )  # fmt: skip
+
+    @property
+    def _read_bytes(self) -> int:
+        return self._bytes + self._ranges.read_bytes
+
+    async def _search_range(self, within: _Range) -> str:
+        """Searches a range in windows, from its end. Returns why the search must stop in it or after it; "" if it need
+        not."""
+        width, why = within.high - within.low if within.is_block else self._width, ""
+        while self._before > within.low and not why:
+            low = max(within.low, self._before - width)
+            window = await _search_window(self._broker, self._wanted, self._caller, (low, self._before), self._turns)
+            self._bytes += window.bytes
+            if window.is_cut:
+                width = max(1, (self._before - low) // 4)
+                continue
+            self._take_window(window, low)
+            if window.bytes < WINDOW_BYTES // 4:
+                width = min(2 * width, WINDOW_MESSAGES)
+            why = self._find_reason_to_stop()
+        if not within.is_block:
+            self._width = width
+        return why
+
+    def _take_window(self, window: _Window, low: int) -> None:
+        self._messages += self._before - low
+        self._unread += window.unread
+        self._found += reversed(window.found)
+        self._answer_bytes += sum(
+            each.size for each in {each.entry.position: each.entry for each in window.found}.values()
+        )
+        self._before = low
+        if len(self._found) > self._most:
+            self._found = self._found[: self._most]
+            self._messages -= self._found[-1].message_index - self._before
+            self._before = self._found[-1].message_index
+
+    def _find_reason_to_stop(self) -> str:
+        if len(self._found) >= self._most:
+            return f"it has {self._most} messages"
+        if self._messages >= FIND_MESSAGES:
+            return f"it has looked at {FIND_MESSAGES:,} messages"
+        if self._read_bytes >= FIND_BYTES:
+            return f"it has read {FIND_BYTES >> 20} MiB"
+        if self._answer_bytes >= ANSWER_BYTES:
+            return f"its answer has {ANSWER_BYTES >> 20} MiB"
+        return self._find_reason_of_time()
+
+    def _find_reason_of_time(self) -> str:
+        return f"it took {FIND_S:g} s" if self._clock.monotonic() >= self._end_s else ""
 
 
 def _make_entries(found: Sequence[_Found]) -> tuple[FoundEntry, ...]:

@@ -58,6 +58,7 @@ from ...runtime.descriptors import PROCESS
 from ...runtime.health import HEARTBEAT
 from ..cluster.ownership import RegisteredServers
 from ..common.token_bucket import EventLoopSlices
+from ..log.log_shape_core import Span
 from ..log.unfolding import is_entry_slow_to_parse
 from ..node.survey import STRIDE, MeasuredTopic, TopicGroupTotals, measure_topic
 from ..node.topic_manager import TopicManager
@@ -105,7 +106,8 @@ async def topic_stats(topic: Topic, owner: str, *, precise: bool = False, ages: 
         expired_entries=life.expired, evicted_entries=life.evicted, publish_throttled=topic.gate.rate_limited_count,
         terminated=topic.log.state is states.TopicState.TERMINATED, created_ms=topic.incarnation,
         published_ms=topic.log.last_published_ms, unsubscribed=topic.retention_without_subscriptions().describe(),
-        transactions=_transactions(topic),
+        transactions=_transactions(topic), key_index=topic.applied.key_index,
+        unindexed_ledgers=topic.key_indexes.count_unindexed_ledgers(),
     )  # fmt: skip
 
 
@@ -261,7 +263,7 @@ def collect_internal_stats(topic: Topic, cache_bytes: int) -> values.TopicIntern
             values.LedgerStats(
                 span.ledger_id, states.LedgerState.OPEN if span.open else states.LedgerState.CLOSED,
                 span.last_entry + 1, span.size, span.first_index, log.ensemble.get(span.ledger_id, ()),
-                stays or states.LedgerStays.NO,
+                stays or states.LedgerStays.NO, topic.key_indexes.describe_index(span.ledger_id),
             )
             for span, (_, stays) in zip(log.shape.spans, topic.list_reasons_ledgers_kept(), strict=True)
         ),
@@ -675,10 +677,20 @@ def explain_kept_ledgers(topic: Topic) -> WhyKept:
     durable = [each for each in topic.subscriptions.values() if each.is_durable]
     for span, (_, stays) in zip(topic.log.shape.spans, topic.list_reasons_ledgers_kept(), strict=True):
         holders = tuple(sorted(each.name for each in durable if not each.cursor.trim_limit.has_released_ledger(span)))
-        sentence = _kept_sentence(topic, stays, holders, span.closed_ms, now_ms)
+        sentence = _kept_sentence(topic, stays, holders, span.closed_ms, now_ms) + _index_sentence(topic, span)
         messages = span.end_index - span.first_index
         found.append(KeptLedger(span.ledger_id, span.size, messages, stays or LedgerStays.NO, holders, sentence))
     return WhyKept(tuple(found))
+
+
+def _index_sentence(topic: Topic, span: Span) -> str:
+    """Returns the sentence about the key index of a sealed ledger; "" while the policy is off."""
+    indexes = topic.key_indexes
+    if span.open or not indexes.is_on:
+        return ""
+    if found := indexes.describe_index(span.ledger_id):
+        return f" Its key index has {found.replace('+', ' and ')}."
+    return " Its key index is being built." if indexes.building == span.ledger_id else " It has no key index yet."
 
 
 def _kept_sentence(

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
@@ -229,11 +229,13 @@ class NonPersistentLog:
         return []
 
     async def commit_fields(
-        self, *, together: Sequence[NodeUpdate] = (), within: bool = False, **fields: object
-    ) -> None:
+        self, *, together: Sequence[NodeUpdate] = (), within: bool = False,
+        decide: Callable[[TopicRecord], Mapping[str, object]] | None = None, **fields: object,
+    ) -> None:  # fmt: skip
         """Sets fields of the topic's record in memory. Stores nothing: the values are lost when the topic is
         unloaded."""
-        self.record = structs.replace(self.record, **fields)
+        further = {} if decide is None else decide(self.record)
+        self.record = structs.replace(self.record, **fields, **further)
 
     async def terminate(self) -> Position:
         self.state = TopicState.TERMINATED

@@ -23,10 +23,12 @@ from .admission_core import backlog_bytes
 
 
 class BrokerRateLimits:
-    """The publish rate and the dispatch rate of a broker. All topics of the broker share these limits."""
+    """The publish rate and the dispatch rate of a broker, and its turns of compaction and of key indexes. All topics of
+    the broker share these limits."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self.compacting = asyncio.Semaphore(1)  # one topic at a time
+        self.indexing = asyncio.Semaphore(1)  # likewise: one ledger at a time
         self.publish = RateLimit(config.broker_publish_rate_messages, config.broker_publish_rate_bytes)
         self.dispatch = RateLimit(config.broker_dispatch_rate_messages, config.broker_dispatch_rate_bytes)
 

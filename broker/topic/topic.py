@@ -47,6 +47,7 @@ from ..common.refusals import PublishRefusal, SubscribeRefusal
 from ..common.token_bucket import RateLimit
 from ..common.transactions import Coordinators, NoCoordinators, Settlement
 from ..log.compaction import Compaction
+from ..log.key_indexes import KeyIndexes
 from ..log.log import CommittedLogView, ReadableLog
 from ..log.log_shape_core import (
     NOTHING,
@@ -91,7 +92,7 @@ round trips. The next owner delivers again what comes later."""
 
 class Topic:
     """A topic that is loaded at the broker which owns it. `storage` creates its log and its subscriptions; `parts` are
-    compaction, deduplication and transactions, in the order in which their methods are called."""
+    deduplication, transactions, compaction and key indexes, in the order in which their methods are called."""
 
     __slots__ = (
         "_broker_rates",
@@ -108,6 +109,7 @@ class Topic:
         "dedup",
         "gate",
         "is_going",
+        "key_indexes",
         "log",
         "maintenance",
         "moves_to",
@@ -159,7 +161,11 @@ class Topic:
             world, ledgers, config, self, self.log, self.replication, coordinators or NoCoordinators()
         )
         self.dedup.set_snapshot_limit(self.transactions.position_before_open_transactions)
-        self.parts: tuple[StatefulTopicPart, ...] = (self.dedup, self.transactions, self.compaction)
+        self.key_indexes = KeyIndexes(
+            world, ledgers, config, name, self.log, replication=self.replication, applied=self._find_applied,
+            turn=rates.indexing,
+        )  # fmt: skip
+        self.parts: tuple[StatefulTopicPart, ...] = (self.dedup, self.transactions, self.compaction, self.key_indexes)
         self.apply(applied)
 
     @property
@@ -199,6 +205,9 @@ class Topic:
         """Called when the state of the backlog quota has changed: resumes waiting producers if the new state permits
         that."""
         self.gate.resume_queued_publishes()
+
+    def _find_applied(self) -> AppliedPolicies:
+        return self.applied
 
     async def _replication(self) -> LedgerReplication:
         """Returns the replication (the quorums) that the next ledger of the topic gets."""

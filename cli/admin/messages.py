@@ -36,17 +36,19 @@ FOUND = 100
     option("-n", "--count", type=click.IntRange(1), default=FOUND, show_default=True, help="Show at most so many."),
     option("--before", type=click.IntRange(1), default=None, help="Go on below this index, of one partition."),
     option("--all", "everything", is_flag=True, help="Look at everything, however long it takes."),
+    option("--dry-run", is_flag=True, help="Say only what would be read, by the key indexes."),
 )
 def find(
     session: Session, topic: str, key: str, property_: str, text: str, where: str, since: str | None,
-    until: str | None, count: int, before: int | None, everything: bool,
+    until: str | None, count: int, before: int | None, everything: bool, dry_run: bool,
 ) -> None:  # fmt: skip
     """Show the messages of a topic that have a key, a property, a text or what a filter says, the newest first (of
     several partitions by the time of their publication), each after its id, time, key and properties. It takes none
     of them, and needs no subscription.
 
     Of each partition it looks at the newest 100,000 messages, 64 MiB, or for 10 s; its last line on standard error says
-    how far it got. Exit code 4: it looked at everything, and found none.
+    how far it got. Exit code 4: it looked at everything, and found none. What the key indexes of a topic (policy
+    key-index) say cannot fit, by key, property or filter, is passed over unread and does not count.
 
     \b
     Examples:
@@ -62,13 +64,13 @@ def find(
     search = partial(
         session.admin.find_messages, key=key, property=property_, text=text, where=where,
         since_ms=parse_moment_ms(since, now_ms) if since else 0,
-        until_ms=parse_moment_ms(until, now_ms) if until else 0,
+        until_ms=parse_moment_ms(until, now_ms) if until else 0, dry_run=dry_run,
     )  # fmt: skip
     parts = session.admin.parts(topic)
     if before is not None and len(parts) > 1:
         raise click.UsageError("--before goes on in one partition: give its name")
     messages: list[StoredMessage] = []
-    looked_at = unread = waiting = 0
+    looked_at = unread = waiting = skipped = ledgers = unindexed = read_bytes = 0
     left: list[str] = []  # what was not looked at
     with show_progress("messages looked at", None) as progress:
         for part in parts:
@@ -80,11 +82,15 @@ def find(
                 looked_at += found.looked_at
                 unread += found.unread
                 waiting += found.waiting
+                skipped += found.skipped
+                ledgers += found.ledgers
+                unindexed += found.unindexed_ledgers
+                read_bytes += found.bytes
                 progress(looked_at)
                 below = found.before_index
                 if not below:
                     break
-                if not wanted or (not everything and len(found.messages) < FOUND):
+                if not wanted or (not everything and not dry_run and len(found.messages) < FOUND):
                     why = f"{format_count(count, 'message')} found (-n)" if not wanted else found.why
                     left.append(f"{part} below index {below}: {why}; with its name --before {below} goes on")
                     break
@@ -93,6 +99,13 @@ def find(
     for message in messages[:count]:
         print_consumed_message(make_printed_stored_message(message), session.out, described=True)
     said = [f"looked at {format_count(looked_at, 'message')} of {full_name(topic)}"]
+    if dry_run:
+        said = [f"would look at {format_count(looked_at, 'message')} ({read_bytes:,} bytes) of {full_name(topic)}"]
+    if ledgers:
+        said.append(
+            f"passed over {format_count(skipped, 'message')} by key indexes: {unindexed:,} of "
+            f"{format_count(ledgers, 'ledger')} have none"
+        )
     if unread:
         said.append(f"not into {unread:,} of them, which are encrypted, chunks or too large")
     if waiting:
@@ -100,8 +113,8 @@ def find(
             f"{format_count(waiting, 'more message')} come after the begin of an open transaction, and nobody gets "
             "them before it ends: 'magnetar transactions list'"
         )
-    if not messages and not left and not unread and not waiting:
-        raise NotFound(f"{said[0]}: none of them fits")
+    if not messages and not left and not unread and not waiting and not dry_run:
+        raise NotFound("; ".join((f"{said[0]}: none of them fits", *said[1:])))
     click.echo("\n".join((*said, *(f"not looked at: {each}" for each in left))), err=True)
 
 

@@ -30,7 +30,7 @@ PRODUCER_COLUMNS = ("producer", "topic", "role", "connectedSince", "msgInCounter
 CONSUMER_COLUMNS = (
     "consumer", "subscription", "role", "connectedSince", "lastAcked", "unackedMessages", "availablePermits", "address",
 )  # fmt: skip
-LEDGER_COLUMNS = ("ledgerId", "state", "entries", "size", "firstIndex", "bookies", "stays")
+LEDGER_COLUMNS = ("ledgerId", "state", "entries", "size", "firstIndex", "bookies", "stays", "keyIndex")
 
 _SUMMED = (
     "msgRateIn msgRateOut msgThroughputIn msgThroughputOut msgInCounter bytesInCounter msgOutCounter bytesOutCounter "
@@ -71,6 +71,8 @@ def make_topic_record(session: Session, topic: str, found: list[values.TopicStat
     record["backlogQuota"] = next((reply.quota for reply in found if reply.quota), "")
     record["transactions"] = _transactions(session, found)
     record["withoutSubscription"] = next((reply.unsubscribed for reply in found if reply.unsubscribed), "")
+    record["keyIndex"] = next((reply.key_index for reply in found if reply.key_index), "off")
+    record["unindexedLedgers"] = sum(reply.unindexed_ledgers for reply in found)
     messages, size = record["msgInCounter"], record["bytesInCounter"]
     record["averageMsgSize"] = size / messages if messages else 0.0
     record["owners"] = sorted({reply.owner for reply in found if reply.owner})

@@ -509,6 +509,8 @@ async def _topics(
     pending = series("topic_pending_entries", "gauge", "Topic: not confirmed yet.")
     storage = series("topic_storage_bytes", "gauge", "Topic: bytes in its ledgers.")
     ledgers = series("topic_ledgers", "gauge", "Topic: its ledgers.")
+    text = "Topic: sealed ledgers without the key index that the policy asks for."
+    unindexed = series("topic_unindexed_ledgers", "gauge", text)
     expired = series("topic_expired_entries_total", "counter", "Topic: not acknowledged within the TTL, so given up.")
     evicted = series("topic_evicted_entries_total", "counter", "Topic: given up to meet the backlog quota.")
     consumers = series("subscription_consumers", "gauge", "Subscription: connected.")
@@ -538,6 +540,7 @@ async def _topics(
             pending(f"{whose}{log.pending_entries}\n")
             storage(f"{whose}{shape.size}\n")
             ledgers(f"{whose}{len(shape)}\n")
+            unindexed(f"{whose}{topic.key_indexes.count_unindexed_ledgers()}\n")
             expired(f"{whose}{life.expired}\n")
             evicted(f"{whose}{life.evicted}\n")
             transacted.add(topic, whose)

@@ -199,6 +199,7 @@ class Admin(ClosedAfterWith):
         until_ms: int = 0,
         before_index: int = 0,
         limit: int = 0,
+        dry_run: bool = False,
     ) -> FindResult:
         """Searches one partition, or a topic without partitions, from its end backwards, for the messages that have
         the key `key`, the property `property` (NAME or NAME=VALUE), a payload that contains `text`, and for which the
@@ -206,8 +207,9 @@ class Admin(ClosedAfterWith):
         this time (ms since the epoch).
 
         The broker stops after `limit` messages (0: 100), or when it has looked at 100,000 messages, at 64 MiB, or for
-        10 s: the next search continues with `before_index` of the result. Raises InvalidRequest for a wrong filter,
-        with the field `position`.
+        10 s: the next search continues with `before_index` of the result. With `dry_run` it reads key indexes alone, and
+        `looked_at` and `bytes` are what a search would look at. Raises InvalidRequest for a wrong filter, with the field
+        `position`.
         """
 
     def find_orphans(self, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:

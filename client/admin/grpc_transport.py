@@ -89,6 +89,9 @@ class FindResult:
     unread: int  # messages that the broker could not look into: encrypted, chunks, damaged or too large
     why: str
     waiting: int  # messages after the begin of an open transaction: no consumer gets them before that ends
+    skipped: int = 0  # messages that key indexes passed over; they were not read
+    ledgers: int = 0  # that the search came to; 0: no key index could help
+    unindexed_ledgers: int = 0  # of these: sealed, and without a key index, so all of it was looked at
 
 
 def decode_stored_messages(entries: Iterable[wire.Delivery | values.FoundEntry], topic: str) -> list[StoredMessage]:

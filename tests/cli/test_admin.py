@@ -52,6 +52,7 @@ SET = {
     "schema-compatibility-strategy": (["-c", "FORWARD"], {"schema_compatibility": "forward"}),
     "schema-validation-enforce": (["--enable"], {"schema_validation_enforced": True}),
     "is-allow-auto-update-schema": (["--disable"], {"schema_auto_update": False}),
+    "key-index": (["-i", "keys"], {"key_index": "keys"}),
 }  # fmt: skip
 
 

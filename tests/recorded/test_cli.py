@@ -140,6 +140,7 @@ topics expire-messages-all-subscriptions orders -t 1h -y
 topics examine-messages orders -i earliest -m 2
 topics examine-messages orders -m 99
 topics find orders --key none
+topics find orders --key none --dry-run
 topics find orders --where price=
 topics find orders -n 1
 topics trace orders {ledger}:0

@@ -133,7 +133,8 @@ class Progress:
     """The progress of a search. `before`: the index below which the next search must continue; 0 if everything was
     searched. `why`: the reason why the search stopped before that. `unread`: the number of messages that could not be
     searched, because they are encrypted, chunks, damaged or too large. `waiting`: the number of messages after the
-    begin of an open transaction, which no consumer gets yet."""
+    begin of an open transaction, which no consumer gets yet. `skipped`: the number of messages that key indexes passed
+    over."""
 
     messages: int
     bytes: int
@@ -141,6 +142,7 @@ class Progress:
     why: str
     unread: int
     waiting: int
+    skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +365,7 @@ async def search(call: RestRequest, asked: dict[str, str]) -> tuple[list[Found],
     except InvalidRequest as error:
         raise HttpError(error.message) from error
     return await _decode_found(call, answer), Progress(
-        answer.messages, answer.bytes, answer.before_index, answer.why, answer.unread, answer.waiting
+        answer.messages, answer.bytes, answer.before_index, answer.why, answer.unread, answer.waiting, answer.skipped
     )
 
 

@@ -1,0 +1,343 @@
+"""The key indexes of a topic: one for each sealed ledger, built aside, kept while its ledger is kept.
+
+    indexes.run_due(applied)                    builds what is missing, one ledger at a time (the topic's upkeep)
+    search = await indexes.open_index(ledger)   None: the ledger has none, and is read
+    blocks = await search.find_candidates(expression)
+
+What an index has is in broker/log/key_index_core.py. The policy `key_index` says whether ledgers get one; while it is
+`off` nothing is read or built, and indexes that exist stay until their ledgers go. `STEPS` of one index:
+
+    create    a ledger of the topic's own state (broker/log/snapshot_ledger.py)
+    copy      the entries of the sealed ledger are read and described; the pages of the index are stored
+    close     the ledger has its end for ever
+    name      `TopicRecord.key_indexes` names it, by compare-and-set, if the list still has the sealed ledger
+
+Rules
+- **None or a whole one.** A search reads only an index that the record names, so it is closed. A crash before `name`
+  leaves a ledger that no record names (broker/cluster/orphans.py). A new owner fences nothing of it, and builds anew.
+- **Identity is the ledger's id**, in the record and in the index. Ids are never used again, so a topic that is made
+  anew under the same name has nothing of the old one.
+- **It goes with its ledger**: in the same commit as the ledger leaves the list (trimming), or with the topic. What is
+  left in the record otherwise (`topics skip-lost`) is removed by the next look.
+- **An index that cannot be read** is as none, for the search that finds out; the ledger gets a new one.
+- Bounds: an index for the newest INDEXES_MAX ledgers of a topic, one build at a time in a broker, one MiB of entries
+  and SEGMENT_POSTINGS in memory, other tasks get the event loop after each 2 ms.
+
+Guarding tests: tests/broker/log/test_key_indexes.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from pyroaring import BitMap
+
+from ...ledger import LedgerClient, LedgerReader, LedgerWriter
+from ...metadata.records import KeyIndexLocation, TopicRecord
+from ...proto.applied import AppliedPolicies
+from ...proto.errors import DataLost, LedgerNotFound, MagnetarError
+from ...proto.filters import Node
+from ...proto.names import Position, TopicName
+from ...runtime.network import World
+from ...runtime.tasks import Tasks
+from ..common.config import BrokerConfig, Policy
+from ..common.token_bucket import EventLoopSlices
+from .key_index_core import (
+    BLOCK_BYTES,
+    DamagedKeyIndex,
+    KeyIndex,
+    KeyIndexBuilder,
+    decode_directory,
+    decode_page,
+    describe_entry,
+)
+from .log import Log
+from .log_shape_core import Span, TrimLimit
+from .managed_ledger import TopicFenced
+from .snapshot_ledger import TopicStateLedgers, append_and_wait
+from .unfolding import run_in_thread_if_slow
+
+_LOG = logging.getLogger("magnetar.broker.log")
+
+STEPS = ("create", "copy", "close", "name")
+"""The order in which an index is built."""
+INDEXES_MAX = 2000
+"""Indexes of a topic: 40 KB of its record. With ledgers of 2 GiB they are of its newest 4 TiB."""
+STORED_BYTES = 1 << 20
+"""Bytes of an index that are on their way to bookies at a time."""
+OFF, KEYS, PROPERTIES = "off", "keys", "keys+properties"
+
+
+class _SwitchedOff(Exception):
+    """Raised inside a build if the policy has been switched off."""
+
+
+class KeyIndexSearch:
+    """The open index of one sealed ledger. `read_bytes`: bytes that were read of it."""
+
+    def __init__(self, index: KeyIndex, reader: LedgerReader, read_bytes: int) -> None:
+        self.index = index
+        self.read_bytes = read_bytes
+        self._reader = reader
+
+    async def find_candidates(self, expression: Node, *, hidden: bool = False) -> BitMap:
+        """Returns the numbers of the blocks in which the expression may be TRUE for a message. Reads a page of each
+        segment for each text that the expression asks for. Raises what reading a ledger raises, or DamagedKeyIndex."""
+        postings, of_page = dict[int, BitMap](), dict[int, list[int]]()
+        for value in sorted(self.index.list_questions(expression)):
+            postings[value] = BitMap()
+            for page in self.index.list_pages(value):
+                of_page.setdefault(page, []).append(value)
+        for page, values in of_page.items():
+            (entry,) = await self._reader.read(page, page)
+            self.read_bytes += len(entry.payload)
+            for value, blocks in decode_page(entry.payload, values).items():
+                postings[value] |= blocks
+        return self.index.find_candidates(expression, postings, hidden=hidden)
+
+
+class KeyIndexes:
+    """The key indexes of one topic. A StatefulTopicPart (broker/topic/dedup.py). `applied`: returns the policies that
+    are in force now; `turn`: one index at a time is built in a broker."""
+
+    __slots__ = (
+        "_applied", "_config", "_ledgers", "_log", "_replication", "_task", "_tasks", "_turn", "_unusable", "_world",
+        "building", "built", "topic",
+    )  # fmt: skip
+
+    def __init__(
+        self, world: World, ledgers: LedgerClient, config: BrokerConfig, topic: TopicName, log: Log, *,
+        replication: Policy, applied: Callable[[], AppliedPolicies], turn: asyncio.Semaphore | None = None,
+    ) -> None:  # fmt: skip
+        self.topic = topic
+        self.building = -1  # the ledger whose index is being built; -1: none
+        self.built = 0  # since the topic was loaded
+        self._world, self._ledgers, self._config, self._log = world, ledgers, config, log
+        self._replication, self._applied = replication, applied
+        self._turn = turn or asyncio.Semaphore(1)
+        self._task: asyncio.Task[None] | None = None
+        self._tasks: Tasks | None = None  # None, as those below: most topics have no index
+        self._unusable: dict[int, str] | None = None  # ledger → why it gets no index, or index ledger that is unusable
+
+    # ------------------------------------------------------------------ facts
+    @property
+    def is_on(self) -> bool:
+        return self._applied().key_index != OFF
+
+    def describe_index(self, ledger_id: int) -> str:
+        """Returns what the index of a ledger has, as the policy says it; "" if the ledger has no index."""
+        found = self._find(ledger_id)
+        return "" if found is None else PROPERTIES if found.with_properties else KEYS
+
+    def list_unindexed_ledgers(self) -> list[int]:
+        """Returns the ids of the sealed ledgers that have no index, or one without what the policy asks for."""
+        return [span.ledger_id for span in self._list_unindexed_spans()]
+
+    def count_unindexed_ledgers(self) -> int:
+        """Returns the number of sealed ledgers without the index that the policy asks for; 0 if it is off."""
+        return len(self._list_unindexed_spans()) if self.is_on else 0
+
+    def _list_unindexed_spans(self) -> list[Span]:
+        found = {each.ledger_id: each for each in self._log.record.key_indexes}
+        sealed = (span for span in self._log.shape.spans if not span.open and span.last_entry >= 0)
+        return [span for span in sealed if not self._is_enough(found.get(span.ledger_id))]
+
+    def _is_enough(self, found: KeyIndexLocation | None) -> bool:
+        if found is None or (self._unusable and found.index_ledger_id in self._unusable):
+            return False
+        return found.with_properties or self._applied().key_index != PROPERTIES
+
+    def _find(self, ledger_id: int) -> KeyIndexLocation | None:
+        return next((each for each in self._log.record.key_indexes if each.ledger_id == ledger_id), None)
+
+    # ------------------------------------------------------------------ reading
+    async def open_index(self, ledger_id: int) -> KeyIndexSearch | None:
+        """Opens the index of a sealed ledger. Returns None if it has none, if it cannot be read, or if the policy is
+        off: then the ledger has to be read."""
+        found = self._find(ledger_id)
+        if found is None or not self.is_on:
+            return None
+        try:
+            reader = await self._ledgers.open(found.index_ledger_id)
+            (last,) = await reader.read(reader.last_entry, reader.last_entry)
+            return KeyIndexSearch(decode_directory(last.payload, ledger_id), reader, len(last.payload))
+        except (MagnetarError, DamagedKeyIndex) as error:
+            self.on_index_unusable(ledger_id, error)
+            return None
+
+    def on_index_unusable(self, ledger_id: int, error: Exception) -> None:
+        """Called when an index could not be read: logs it, and if it is lost or damaged, lets a new one be built."""
+        _LOG.warning("%s: the key index of ledger %d cannot be used: %s", self.topic, ledger_id, error)
+        found = self._find(ledger_id)
+        if found is not None and isinstance(error, DataLost | LedgerNotFound | DamagedKeyIndex):
+            self._note_unusable(found.index_ledger_id, str(error))
+
+    def _note_unusable(self, ledger_id: int, why: str) -> None:
+        if self._unusable is None:
+            self._unusable = {}
+        self._unusable[ledger_id] = why
+
+    # ------------------------------------------------------------------ life (StatefulTopicPart)
+    async def open(self, applied: AppliedPolicies) -> None:
+        """Does nothing: indexes are read when they are asked for."""
+
+    def run_due(self, applied: AppliedPolicies) -> None:
+        """Starts to build the indexes that are missing, and to remove those whose ledgers are gone; does nothing if
+        that is running, or if nothing is to be done."""
+        if self._task is None and self.topic.persistent and (self._has_left_over() or self._find_next() is not None):
+            if self._tasks is None:
+                self._tasks = Tasks()
+            self._task = self._tasks.spawn(self._run(), f"key indexes of {self.topic}")
+
+    def trim_limit(self, applied: AppliedPolicies) -> TrimLimit | None:
+        """Returns None: an index keeps no ledger."""
+        return None
+
+    def stop(self) -> None:
+        """Cancels a build, because the topic ends at this broker: the next owner builds that index."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def close(self) -> None:
+        if self._tasks is not None:
+            self._tasks.cancel()
+            await self._tasks.drain()
+
+    async def wait_built(self) -> None:
+        """Waits until the builds in progress, if any, have ended."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def list_own_ledgers(self) -> list[int]:
+        """Returns the ids of the indexes' ledgers, which must be deleted with the topic."""
+        return [each.index_ledger_id for each in self._log.record.key_indexes]
+
+    # ------------------------------------------------------------------ building
+    def _find_next(self) -> Span | None:
+        """Returns the newest sealed ledger that needs an index; None if there is none, or the policy is off."""
+        if not self.is_on:
+            return None
+        left_out, newest = self._unusable or {}, self._log.shape.spans[-INDEXES_MAX:]
+        oldest_id = newest[0].ledger_id if newest else 0
+        return next((
+            span for span in reversed(self._list_unindexed_spans())
+            if span.ledger_id >= oldest_id and span.ledger_id not in left_out
+        ), None)  # fmt: skip
+
+    def _has_left_over(self) -> bool:
+        record = self._log.record
+        listed = {each.ledger_id for each in record.ledgers} if record.key_indexes else set[int]()
+        return any(each.ledger_id not in listed for each in record.key_indexes)
+
+    async def _run(self) -> None:
+        span: Span | None = None
+        try:
+            if self._has_left_over():
+                await self._name(None)
+            while self._find_next() is not None:
+                async with self._turn:
+                    span = self._find_next()  # the list may have changed while it waited
+                    if span is not None:
+                        self.building = span.ledger_id
+                        await self._build(span)
+                        self.built += 1
+        except _SwitchedOff:
+            _LOG.info("%s: key indexes were switched off while one was built", self.topic)
+        except MagnetarError as error:
+            which = "" if span is None else f" of ledger {span.ledger_id}"
+            _LOG.warning("%s: the key index%s is not built: %s", self.topic, which, error)
+            if span is not None and not error.retryable:
+                self._note_unusable(span.ledger_id, str(error))
+        except Exception:  # a fault of ours: the topic goes on without
+            _LOG.exception("%s: a key index is not built", self.topic)
+            if span is not None:
+                self._note_unusable(span.ledger_id, "it cannot be built")
+        finally:
+            self.building = -1
+            self._task = None
+
+    async def _build(self, span: Span) -> None:
+        ledgers = TopicStateLedgers(self._ledgers, self._config, self._replication, self.topic, key_index="true")
+        reader = await self._ledgers.open(span.ledger_id)
+        writer = await ledgers.create()
+        try:
+            builder = KeyIndexBuilder(
+                span.ledger_id, span.first_index, span.size, with_properties=self._applied().key_index == PROPERTIES
+            )
+            turns = EventLoopSlices(self._world.clock)
+            await self._copy(span, reader, builder, writer, turns)
+            await _store(writer, builder.finish(), turns)
+            await writer.close()
+        except BaseException as error:
+            await ledgers.abandon(writer, unnamed=isinstance(error, MagnetarError | _SwitchedOff))
+            raise
+        location = KeyIndexLocation(span.ledger_id, writer.ledger_id, builder.with_properties)
+        try:
+            if not await self._name(location):
+                await ledgers.delete(writer.ledger_id)
+        except TopicFenced as error:
+            if error.unwritten:
+                await ledgers.delete(writer.ledger_id)
+            raise
+
+    async def _copy(
+        self, span: Span, reader: LedgerReader, builder: KeyIndexBuilder, writer: LedgerWriter, turns: EventLoopSlices
+    ) -> None:
+        """Reads the sealed ledger, and stores the pages of its index as far as they are complete."""
+        position = Position(span.ledger_id, 0)
+        while (position := self._log.shape.next_unskipped_position(position))[0] == span.ledger_id and (
+            position[1] <= span.last_entry
+        ):
+            for each in await reader.read(position[1], span.last_entry, BLOCK_BYTES):
+                if not self.is_on:
+                    raise _SwitchedOff
+                entry = await run_in_thread_if_slow(
+                    each.payload, self._world, describe_entry, each.payload, with_properties=builder.with_properties
+                )
+                builder.add(each.entry_id, len(each.payload), entry)
+                position = Position(span.ledger_id, each.entry_id + 1)
+                if turns.is_slice_used_up:
+                    await turns.begin_slice()
+            if builder.is_segment_full:
+                await _store(writer, builder.take_segment(), turns)
+
+    async def _name(self, new: KeyIndexLocation | None) -> bool:
+        """Stores in the topic's record which indexes there are, with `new`, and without those whose ledgers left the
+        list; then deletes what the record no longer names. Returns whether it names `new`: not if its ledger is
+        gone."""
+        before, after = list[KeyIndexLocation](), list[KeyIndexLocation]()
+
+        def decide(record: TopicRecord) -> Mapping[str, object]:
+            listed = {each.ledger_id for each in record.ledgers}
+            found = {each.ledger_id: each for each in record.key_indexes}
+            before[:] = record.key_indexes
+            if new is not None:
+                found[new.ledger_id] = new
+            kept = sorted(ledger_id for ledger_id in found if ledger_id in listed)
+            after[:] = [found[ledger_id] for ledger_id in kept[-INDEXES_MAX:]]
+            return {"key_indexes": tuple(after)}
+
+        await self._log.commit_fields(decide=decide)
+        gone = [each.index_ledger_id for each in before if each not in after]
+        ledgers = TopicStateLedgers(self._ledgers, self._config, self._replication, self.topic, key_index="true")
+        await ledgers.delete(*gone)
+        for each in gone:
+            if self._unusable is not None:
+                self._unusable.pop(each, None)
+        return new is None or new in after
+
+
+async def _store(writer: LedgerWriter, entries: Iterable[bytes], turns: EventLoopSlices) -> None:
+    """Appends entries to the ledger of an index, and waits until all are stored."""
+    some, size = list[bytes](), 0
+    for entry in entries:
+        some.append(entry)
+        size += len(entry)
+        if size >= STORED_BYTES:
+            await append_and_wait(writer, some)
+            some, size = [], 0
+        if turns.is_slice_used_up:
+            await turns.begin_slice()
+    await append_and_wait(writer, some)
