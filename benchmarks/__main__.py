@@ -87,6 +87,7 @@ BENCHMARKS = {
     "control": Benchmark("control", "ms", "p99 of look-ups, administration and health beside a flood of data"),
     "abuse": Benchmark("abuse", "ratio", "good clients' p99 beside floods, slow ones, garbage, unread ones / alone"),
     "memory": Benchmark("memory", "ratio", "peak RSS / (memory_bytes + 60 MB), the worst load; above 1: exit 1"),
+    "find": Benchmark("find", "s", "a search for one key in --gib of messages whose ledgers have a key index"),
     "compact": Benchmark("compaction", "msg/s", "a topic compacted, ten messages a key, both passes; peak memory"),
     "txn-small": Benchmark("transactions", "/s", "transactions of 1 message and 1 ack, 64 open at once, 4 topics"),
     "txn-large": Benchmark("transactions", "ratio", "messages in transactions of 1,000 / without, taking turns"),
@@ -147,6 +148,7 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("fan-out", {}),
     ("stuck-key", {"runs": 1}),
     ("compact", {"size": 100}),
+    ("find", {"runs": 1}),
     ("delayed", {"runs": 1, "messages": 10_000_000}),
     ("store-journal", {}),
     ("store-replay", {}),
@@ -231,7 +233,7 @@ def _help() -> str:
 @click.option("--rate", type=float, default=1000.0, help="Sends per second (latency).")
 @click.option("--messages", type=click.IntRange(1), help="How many (catchup, recover, Spark: 1,000,000; delayed: ten).")
 @click.option("--mib", type=click.IntRange(1), help="MiB: store-replay of journal, store-gc deleted, store-read read.")
-@click.option("--gib", type=click.IntRange(1), help="GiB that are copied (repair, repair-disturb: 2).")
+@click.option("--gib", type=click.IntRange(1), help="GiB: repair, repair-disturb copied (2), find searched (1).")
 @click.option("--ledgers", type=click.IntRange(1), help="How many (store-many: 1,000,000; store-gc: 10,000).")
 @click.option("--topics", type=click.IntRange(1), help="How many (topics, scrape, page: 10,000).")
 @click.option("--baseline", type=click.Path(exists=True, file_okay=False), help="Tree to compare with (txn-none).")

@@ -276,9 +276,9 @@ class AdminClient(ClosedAfterAsyncWith):
         this time (ms since the epoch).
 
         The broker stops after `limit` messages (0: 100), or when it has looked at 100,000 messages, at 64 MiB, or for
-        10 s: the next search continues with `before_index` of the result. With `dry_run` it reads key indexes alone, and
-        `looked_at` and `bytes` are what a search would look at. Raises InvalidRequest for a wrong filter, with the field
-        `position`.
+        10 s: the next search continues with `before_index` of the result. With `dry_run` it reads key indexes alone,
+        and `looked_at` and `bytes` are what a search would look at. Raises InvalidRequest for a wrong filter, with the
+        field `position`.
         """
 
     async def find_orphans(self, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:

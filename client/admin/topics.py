@@ -236,9 +236,9 @@ async def find_messages(
     this time (ms since the epoch).
 
     The broker stops after `limit` messages (0: 100), or when it has looked at 100,000 messages, at 64 MiB, or for
-    10 s: the next search continues with `before_index` of the result. With `dry_run` it reads key indexes alone, and
-    `looked_at` and `bytes` are what a search would look at. Raises InvalidRequest for a wrong filter, with the field
-    `position`."""
+    10 s: the next search continues with `before_index` of the result. With `dry_run` it reads key indexes alone,
+    and `looked_at` and `bytes` are what a search would look at. Raises InvalidRequest for a wrong filter, with the
+    field `position`."""
     wanted = {
         "key": key, "property": property, "text": text, "where": where, "since_ms": since_ms, "until_ms": until_ms,
         "before_index": before_index, "limit": limit, "dry_run": dry_run,

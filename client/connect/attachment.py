@@ -301,12 +301,19 @@ def make_producer_options(settings: ProducerSettings, encrypt: Encrypt | None, *
         batch_delay_s=settings.batching_max_publish_delay_ms / 1000,
         key_based=settings.batching_type is BatchingType.KeyBased,
         batch_by=settings.batch_by,
-        summarized=settings.summarized,
+        summarized=_list_summarized_properties(settings),
         send_timeout_s=settings.send_timeout_millis / 1000,
         compression=int(settings.compression_type),
         chunking=settings.chunking_enabled and persistent,
         encrypt=encrypt,
     )
+
+
+def _list_summarized_properties(settings: ProducerSettings) -> tuple[str, ...]:
+    """Returns the properties that the summary of a batch covers: those that the program names for it, and those of
+    `batch_by` unless batches are encrypted. (Values can be guessed from their hashes.)"""
+    own = () if settings.encryption_keys else settings.batch_by
+    return tuple(dict.fromkeys(settings.filter_properties + own))
 
 
 def make_open_frame(

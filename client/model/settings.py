@@ -237,13 +237,6 @@ class ProducerSettings:
         both = bool(self.encryption_keys) == (self.crypto_key_reader is not None)
         _require(both, "encryption_key and crypto_key_reader go together: nothing is encrypted without both")
 
-    @property
-    def summarized(self) -> tuple[str, ...]:
-        """Returns the properties that the summary of a batch covers: those that the program names for it, and those of
-        `batch_by` unless batches are encrypted. (Values can be guessed from their hashes.)"""
-        own = () if self.encryption_keys else self.batch_by
-        return tuple(dict.fromkeys(self.filter_properties + own))
-
 
 class ConsumerKeySharedPolicy:
     """The policy by which the consumers of a KeyShared subscription divide the keys. All consumers must set the same

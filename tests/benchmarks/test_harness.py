@@ -26,7 +26,7 @@ NAMES = [
     "connect", "cost", "calls", "control", "memory", "tracing",
     "secure-cluster", "abuse", "pulsar-java-produce", "pulsar-java-consume", "pulsar-java-transaction", "pulsar-python",
     "rest", "scrape", "status", "page", "schema-spark-read", "outbox", "txn-small", "txn-large", "txn-none",
-    "txn-aborts", "process",
+    "txn-aborts", "process", "find",
 ]  # fmt: skip
 """A contract: results are compared over time."""
 

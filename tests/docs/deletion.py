@@ -105,7 +105,7 @@ def _record() -> Iterator[Row]:
     yield Row("a crash came between the two: it is an orphan", "the sweep finds, closes and deletes it; one whose "
               "owner has no record, or a younger one, stays until `magnetar ledgers orphans --delete --unexplained`",
               "orphan_sweep_s, orphan_age_s", place(orphans, "find_orphans"))  # fmt: skip
-    yield Row("it is a cursor's, a snapshot's, a delay bucket's or the compacted ledger, and is in use",
+    yield Row("it is a cursor's, a snapshot's, a delay bucket's, a key index's or the compacted ledger, and is in use",
               "the record of its owner names the next one", "cursor_roll_entries, cursor_roll_bytes",
               "`broker/subscription/cursors.py` `DurableCursor`")  # fmt: skip
 

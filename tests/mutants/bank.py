@@ -25,6 +25,7 @@ from tests.mutants import (
     clients,
     coordinators,
     halves,
+    indexes,
     inside,
     lateness,
     ledgers,
@@ -89,6 +90,24 @@ def _all() -> Iterator[Mutant]:
     yield from _of_wires()
     yield from _passed_over()
     yield from _of_moves()
+    yield from _of_indexes()
+
+
+def _of_indexes() -> Iterator[Mutant]:
+    built, core = "tests/broker/log/test_key_indexes.py", "tests/broker/log/test_key_index_core.py"
+    for id_, plant, target in (
+        ("M06b", indexes.damaged_index_is_believed,
+         f"{core}::test_damage_another_ledger_and_a_later_version_are_noticed"),
+        ("M06c", indexes.unparsed_entry_has_nothing,
+         f"{core}::test_a_block_without_a_candidate_has_no_message_that_a_search_finds"),
+        ("M06d", indexes.hash_proves_a_value,
+         "tests/proto/test_summary.py::test_what_a_filter_wants_may_match_whatever_the_hashes_are"),
+        ("M29b", indexes.index_outlives_its_ledger,
+         f"{built}::test_an_index_goes_with_its_ledger_and_a_topic_made_anew_has_nothing_of_the_old_one"),
+        ("M29c", indexes.index_is_named_when_it_begins,
+         f"{built}::test_a_crash_at_any_step_leaves_no_index_or_a_whole_one"),
+    ):  # fmt: skip
+        yield _of(id_, plant, DIRECTED, "", target, "seeds search nothing")
 
 
 def _cores() -> Iterator[Mutant]:

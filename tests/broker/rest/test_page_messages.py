@@ -72,7 +72,7 @@ async def test_messages_are_searched_by_key_property_text_and_time_the_newest_fi
         everything = await searched(http, text="none of them")
         assert everything["progress"] == {
             "messages": 300, "bytes": everything["progress"]["bytes"], "before": 0, "why": "", "unread": 0,
-            "waiting": 0,
+            "waiting": 0, "skipped": 0,
         }  # fmt: skip
         assert indexes(await searched(http, key="k1", until="2020-01-01T00:00")) == []
         assert indexes(await searched(http, text="order 29", since="2020-01-01T00:00"))[-1] == 29
