@@ -276,6 +276,7 @@ class KeyIndexes:
         location = KeyIndexLocation(span.ledger_id, writer.ledger_id, builder.with_properties)
         try:
             if not await self._name(location):
+                self._note_unusable(span.ledger_id, "its ledger is gone")
                 await ledgers.delete(writer.ledger_id)
         except TopicFenced as error:
             if error.unwritten:

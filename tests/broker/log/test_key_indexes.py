@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -445,6 +446,64 @@ async def test_a_compacted_topic_is_searched_by_the_indexes_of_its_log(tmp_path:
             each.ledger_id for each in topic.log.record.ledgers
         }
         assert await at.found(key="c") == [50]
+
+
+async def test_a_search_finds_the_same_with_and_without_indexes_wherever_it_begins(tmp_path: Path) -> None:
+    rng = random.Random(11)
+    async with scene(tmp_path) as at:
+        await at.send(*(f"k{rng.randrange(12)}" for _ in range(130)))
+        async with await at.client.create_producer(NAME, batching_max_messages=7) as producer:
+            await asyncio.gather(*(
+                producer.send(b"", partition_key=f"k{rng.randrange(12)}", properties={"n": str(rng.randrange(9))})
+                for _ in range(200)
+            ))  # fmt: skip
+        topic = await at.index()
+        parts = [
+            "message.key = 'k{0}'", "tag = 'k{0}-tag'", "n = '{0}'", "n = {0}", "NOT n = '{0}'", "n IS NULL",
+            "tag LIKE 'k{0}%'", "message.key IN ('k{0}', 'k1')", "n IN ('{0}', '1')", "NOT tag IS NULL",
+        ]  # fmt: skip
+        skipped = 0
+        for _ in range(60):
+            where = f" {rng.choice(['AND', 'OR'])} ".join(
+                rng.choice(parts).format(rng.randrange(12)) for _ in range(rng.randrange(1, 4))
+            )
+            wanted: dict[str, Any] = {
+                "where": where, "before_index": rng.choice([0, 0, rng.randrange(1, 331)]),
+                "limit": rng.choice([0, 1, 5]), "key": rng.choice(["", "", "k3"]),
+            }
+            by_index = await at.find(**wanted)
+            topic.applied = type(topic.applied)(key_index="off")
+            full = await at.find(**wanted)
+            topic.applied = type(topic.applied)(key_index="keys+properties")
+            assert [each.index for each in by_index.messages] == [each.index for each in full.messages], wanted
+            assert by_index.looked_at + by_index.skipped >= full.looked_at or not full.before_index
+            skipped += by_index.skipped
+        assert skipped > 3000
+
+
+async def test_statistics_and_explanations_say_which_ledgers_have_an_index(tmp_path: Path) -> None:
+    async with scene(tmp_path) as at:
+        await at.send(*(f"k{each}" for each in range(50)))
+
+        async def told() -> tuple[str, int, list[str]]:
+            stats, why = await at.admin.topic_stats("t"), await at.admin.why_kept("t")
+            sentences = [each.sentence for each in why.ledgers]
+            return stats.key_index, stats.unindexed_ledgers, [
+                next((part for part in each.split(". ") if "index" in part), "") for each in sentences
+            ]
+
+        assert await told() == ("off", 0, ["", "", ""])
+        topic = await at.index(Policies(key_index="keys"))
+        assert await told() == ("keys", 0, ["Its key index has keys.", "Its key index has keys.", ""])
+        await at.admin.set_topic_policies(NAME, ON)
+        await until(lambda: topic.applied.key_index == ON.key_index)
+        assert (await told())[:2] == ("keys+properties", 2)
+        await at.index(None)
+        assert (await told())[2][0] == "Its key index has keys and properties."
+        await topic.log.roll()
+        assert (await told())[1:] == (
+            1, ["Its key index has keys and properties."] * 2 + ["It has no key index yet.", ""]
+        )  # fmt: skip
 
 
 async def test_two_searches_of_a_topic_at_once_are_refused_also_by_an_index(
