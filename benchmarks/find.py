@@ -14,6 +14,8 @@ import statistics
 import time
 from typing import Any
 
+from msgspec import structs
+
 from .harness import Options, Run, measured, percentiles, progress, server
 
 TOPIC = "persistent://public/default/bench"
@@ -30,8 +32,11 @@ def find(options: Options) -> Run:
     size = 1 << 26 if options.rehearses else int(gib * (1 << 30))
     messages = size // options.size
     with server(options.bookies) as running, Admin(running.url) as admin:
+        kept = Policies(unsubscribed_minutes=-1, unsubscribed_mib=-1)
+        admin.create_topic(TOPIC)
+        admin.set_topic_policies(TOPIC, kept)
         published_s = _publish(running.url, messages, options)
-        admin.set_topic_policies(TOPIC, Policies(key_index="keys"))
+        admin.set_topic_policies(TOPIC, structs.replace(kept, key_index="keys"))
         run = Run(0.0)
         with measured(run, server=running.pid):
             built_s = _wait_built(admin)
@@ -45,7 +50,7 @@ def find(options: Options) -> Run:
             assert not found.before_index, found.why
             assert not found.unindexed_ledgers
         ledgers = admin.topic_internal_stats(TOPIC).ledgers
-        admin.set_topic_policies(TOPIC, Policies(key_index="off"))
+        admin.set_topic_policies(TOPIC, structs.replace(kept, key_index="off"))
         unindexed_s, looked_at = _search_unindexed(admin)
         run.value, run.latencies_ms = statistics.median(samples[:-1]), percentiles(samples[:-1])
         run.detail = {

@@ -275,7 +275,9 @@ class KeyIndexes:
             raise
         location = KeyIndexLocation(span.ledger_id, writer.ledger_id, builder.with_properties)
         try:
-            if not await self._name(location):
+            if await self._name(location):
+                _LOG.debug("%s: ledger %d has a key index, ledger %d", self.topic, span.ledger_id, writer.ledger_id)
+            else:
                 self._note_unusable(span.ledger_id, "its ledger is gone")
                 await ledgers.delete(writer.ledger_id)
         except TopicFenced as error:

@@ -103,8 +103,8 @@ def find(
         said = [f"would look at {format_count(looked_at, 'message')} ({read_bytes:,} bytes) of {full_name(topic)}"]
     if ledgers:
         said.append(
-            f"passed over {format_count(skipped, 'message')} by key indexes: {unindexed:,} of "
-            f"{format_count(ledgers, 'ledger')} have none"
+            f"passed over {format_count(skipped, 'message')} by key indexes; {unindexed:,} of {ledgers:,} ledgers are "
+            "without an index"
         )
     if unread:
         said.append(f"not into {unread:,} of them, which are encrypted, chunks or too large")
