@@ -217,6 +217,7 @@ class ProducerSettings:
     message_router: Callable[[Any, int], int] | None = None  # goes with CustomPartition
     encryption_keys: tuple[str, ...] = ()  # readers to encrypt messages for; costs 2 us a KiB, 300 bytes an entry
     crypto_key_reader: KeyReader | None = field(default=None, repr=False)  # knows their public keys
+    existing_only: bool = False  # the topic is not made when it does not exist (any more)
 
     def __post_init__(self) -> None:
         if self.batching_max_allowed_size_in_bytes > ENTRY_BYTES_MAX - (64 << 10):
