@@ -528,8 +528,8 @@ ENDS = {
     Blocked.DELAYS: "Bookies have to take the delayed messages: look at them.",
     Blocked.DELAYED: "It goes on by itself, when the messages are due.",
     Blocked.HELD: "It goes on by itself, after the back-off.",
-    Blocked.OPEN_TRANSACTION: "It goes on when that has ended: 'magnetar transactions list' shows it; its time-out ends "
-    "it, and so does 'magnetar transactions abort'.",
+    Blocked.OPEN_TRANSACTION: "It goes on when that has ended: by its program, its time-out, or 'magnetar transactions "
+    "abort'.",
 }
 """For each reason why a subscription delivers nothing: what would end this reason."""
 
@@ -599,7 +599,9 @@ def _explain_parts(subscription: Subscription) -> str:
 def _describe_waiting_for_transaction(topic: Topic) -> str:
     transactions, waiting = topic.transactions.statistics(), topic.waiting_message_count
     assert transactions is not None, "without transactions every message is shown"
-    which = f"{transactions.oldest}, open for {_span(transactions.oldest_ms / 1000)}" if transactions.oldest else "one that is ending"
+    which = "one that is ending"
+    if transactions.oldest is not None:
+        which = f"{transactions.oldest}, open for {_span(transactions.oldest_ms / 1000)}"
     return f"{_count(waiting, 'message')} wait{'' if waiting > 1 else 's'} for {which}."
 
 

@@ -13,7 +13,8 @@ import click
 from click import option
 
 from ...proto.alarms import format_count
-from ..common.output import make_printed_stored_message, print_consumed_message, show_progress
+from ..common.exits import INCOMPLETE, NOT_FOUND, Failure
+from ..common.output import RAW, make_printed_stored_message, print_consumed_message, show_progress
 from ..common.session import Session, confirm, session_command
 from ..common.units import FiniteNumber, parse_message_id
 from .topics import full_name
@@ -35,18 +36,19 @@ FOUND = 100
     option("--until", default=None, help="Stored before."),
     option("-n", "--count", type=click.IntRange(1), default=FOUND, show_default=True, help="Show at most so many."),
     option("--before", type=click.IntRange(1), default=None, help="Go on below this index, of one partition."),
-    option("--all", "everything", is_flag=True, help="Look at everything, however long it takes."),
-)
+    option("--all", "everything", is_flag=True, help="Look at everything, however long it takes."), RAW,
+)  # fmt: skip
 def find(
     session: Session, topic: str, key: str, property_: str, text: str, where: str, since: str | None,
-    until: str | None, count: int, before: int | None, everything: bool,
+    until: str | None, count: int, before: int | None, everything: bool, raw: bool,
 ) -> None:  # fmt: skip
     """Show the messages of a topic that have a key, a property, a text or what a filter says, the newest first (of
     several partitions by the time of their publication), each after its id, time, key and properties. It takes none
     of them, and needs no subscription.
 
     Of each partition it looks at the newest 100,000 messages, 64 MiB, or for 10 s; its last line on standard error says
-    how far it got. Exit code 4: it looked at everything, and found none.
+    how far it got. Exit codes: 0 it found some; 4 it looked at everything and found none; 6 it found none and did not
+    look at everything.
 
     \b
     Examples:
@@ -54,7 +56,6 @@ def find(
       magnetar topics find orders --where "total > 100 AND region IN ('eu', 'us')" --since 2h -o wide
       magnetar topics find orders --text 4711 --all -o jsonl
     """
-    from ...proto.errors import NotFound
     from ...runtime.clock import SystemClock
     from ..common.units import parse_moment_ms
 
@@ -91,7 +92,7 @@ def find(
     if len(parts) > 1:
         messages.sort(key=lambda each: -each.publish_time_ms)
     for message in messages[:count]:
-        print_consumed_message(make_printed_stored_message(message), session.out, described=True)
+        print_consumed_message(make_printed_stored_message(message), session.out, described=True, raw=raw)
     said = [f"looked at {format_count(looked_at, 'message')} of {full_name(topic)}"]
     if unread:
         said.append(f"not into {unread:,} of them, which are encrypted, chunks or too large")
@@ -100,9 +101,11 @@ def find(
             f"{format_count(waiting, 'more message')} come after the begin of an open transaction, and nobody gets "
             "them before it ends: 'magnetar transactions list'"
         )
-    if not messages and not left and not unread and not waiting:
-        raise NotFound(f"{said[0]}: none of them fits")
-    click.echo("\n".join((*said, *(f"not looked at: {each}" for each in left))), err=True)
+    said += [f"not looked at: {each}" for each in left]
+    if not messages:
+        said[0] += ": none of them fits"
+        raise Failure("; ".join(said), NOT_FOUND if len(said) == 1 else INCOMPLETE)
+    click.echo("\n".join(said), err=True)
 
 
 @session_command()
@@ -133,20 +136,22 @@ def trace(session: Session, topic: str, message_id: str) -> None:
 @session_command(
     option("-s", "--subscription", default="", help="Only those that this subscription gave up."),
     option("--where", default="", help="Only those for which this filter holds."),
-    option("-n", "--count", type=click.IntRange(1), default=None, help="At most so many (default: all)."),
+    option("-n", "--count", "--limit", type=click.IntRange(1), default=None, help="At most so many (default: all)."),
+    option("--to", default="", help="To this topic, in place of where they came from."),
     option("-r", "--rate", type=FiniteNumber(0.001), default=None, help="So many a second (default: all it takes)."),
     option("--dry-run", is_flag=True, help="Say only what would go where."),
     option("--force", is_flag=True, help="Also those that went back three times already."),
 )
 def redrive(
-    session: Session, topic: str, subscription: str, where: str, count: int | None, rate: float | None, dry_run: bool,
-    force: bool, yes: bool,
+    session: Session, topic: str, subscription: str, where: str, count: int | None, to: str, rate: float | None,
+    dry_run: bool, force: bool, yes: bool,
 ) -> None:  # fmt: skip
     """Send dead letters back to where they came from: the letters of a dead-letter topic, to the retry topic of their
-    subscription, or to the end of their topic, where every subscription gets them.
+    subscription if that reads it, or to the end of their topic, where every subscription gets them: the answer names
+    those. A topic that does not exist any more is not made: its letters stay.
 
-    Each goes back in one transaction with its acknowledgement on the subscription "redrive" of the dead-letter topic:
-    whenever the command is killed, none goes twice and none is lost, and the next run goes on.
+    Each goes in one transaction with its acknowledgement on the subscription "redrive" of the dead-letter topic:
+    whenever the command is killed, none goes twice and none is lost, and the next run goes on. One run at a time.
 
     \b
     Examples:
@@ -155,7 +160,7 @@ def redrive(
     """
     from ...client.redrive import RedriveOptions
 
-    options = RedriveOptions(subscription, where, count or 0, rate or 0.0, dry_run, force)
+    options = RedriveOptions(subscription, where, count or 0, rate or 0.0, dry_run, force, to)
 
     def count_letters() -> str:
         found = _redrive(session, topic, replace(options, dry_run=True))
@@ -164,20 +169,40 @@ def redrive(
     if not dry_run:
         confirm(f"Send the dead letters of {full_name(topic)} back", yes, count_letters)
     result = _redrive(session, topic, options)
-    rows = [{"goes": True, "where": name, "letters": number} for name, number in sorted(result.sent.items())]
-    rows += [{"goes": False, "where": why, "letters": number} for why, number in sorted(result.left.items())]
+    rows = [
+        {"goes": True, "where": name, "letters": number, "readers": _list_readers(result, name)}
+        for name, number in sorted(result.sent.items())
+    ]
+    rows += [
+        {"goes": False, "where": why, "letters": number, "readers": None}
+        for why, number in sorted(result.left.items())
+    ]
     if session.out.is_structured:
-        session.out.print_rows(rows, ("goes", "where", "letters"))
+        session.out.print_rows(rows, ("goes", "where", "letters", "readers"))
     else:
         said = "\n".join(_describe_redrive(result)) or f"no letter of {full_name(topic)} is left"
         session.out.print_result_text(said)
 
 
 def _describe_redrive(result: RedriveResult) -> list[str]:
-    return [
-        *(f"{number:,} to {name}" for name, number in sorted(result.sent.items())),
-        *(f"{number:,} stay: {why}" for why, number in sorted(result.left.items())),
-    ]
+    """Returns what became of the letters that were looked at, in sentences; [] if there was none."""
+    said = []
+    for name, number in sorted(result.sent.items()):
+        said.append(f"{number:,} to {name}")
+        if name in result.readers:
+            readers = _list_readers(result, name)
+            who = "which are not known" if readers is None else ", ".join(readers) or "none so far"
+            said[-1] += f", where all subscriptions get them: {who}"
+    said += [f"{number:,} stay: {why}" for why, number in sorted(result.left.items())]
+    if said and not result.is_complete:
+        said.append("what comes after these was not looked at")
+    return said
+
+
+def _list_readers(result: RedriveResult, topic: str) -> list[str] | None:
+    """Returns the subscriptions that all get what goes to the topic; None: only that of the letter, or not known."""
+    found = result.readers.get(topic)
+    return None if found is None else list(found)
 
 
 def _redrive(session: Session, topic: str, options: RedriveOptions) -> RedriveResult:

@@ -11,7 +11,15 @@ from operator import add
 from typing import TYPE_CHECKING, Any
 
 from ...proto.alarms import format_age, format_count
-from ...proto.pulsar_json import OF_PRODUCER, PRODUCER, SUBSCRIPTION, TOPIC, pick, time_to_json, waited_transaction_to_json
+from ...proto.pulsar_json import (
+    OF_PRODUCER,
+    PRODUCER,
+    SUBSCRIPTION,
+    TOPIC,
+    pick,
+    time_to_json,
+    waited_transaction_to_json,
+)
 
 if TYPE_CHECKING:
     from ...client import admin as values

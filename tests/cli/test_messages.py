@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from magnetar import Client
 from tests.support.processes import Result
 
 pytestmark = pytest.mark.processes
@@ -134,3 +135,19 @@ def test_a_command_gets_each_message_and_what_it_fails_at_comes_again(url: str, 
     assert "ended with 1" in done.err
     assert "comes again" in done.err
     assert cli("consume", "piped-on", "-s", "s", "-n", "2").out == "bad\nthree\n"
+
+
+def test_find_ends_with_another_code_if_it_found_none_and_did_not_look_at_everything(cli: Cli, url: str) -> None:
+    cli("produce", "sought", "-m", "x", "-k", "here")
+    assert "looked at 1 message" in cli("topics", "find", "sought", "--key", "here").err
+    nothing = cli("topics", "find", "sought", "--key", "none", code=4)
+    assert nothing.err == "magnetar: looked at 1 message of persistent://public/default/sought: none of them fits\n"
+    with Client(url) as client:
+        producer = client.create_producer("sought")
+        with client.transaction() as txn:
+            producer.send(b"hidden", partition_key="none", txn=txn)
+            unsure = cli("topics", "find", "sought", "--key", "none", "-o", "json", code=6)
+            assert json.loads(unsure.err)["exitCode"] == 6
+            assert "none of them fits; 1 more message" in unsure.err
+            cli("topics", "find", "sought", "--key", "here")
+    cli("topics", "find", "sought", "--key", "none")
