@@ -5,26 +5,37 @@ On a partitioned topic each verb is applied to every partition, at its owner.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click import option
 
 from ...proto.alarms import format_count
 from ..common.exits import INCOMPLETE, NOT_FOUND, Failure
-from ..common.output import RAW, make_printed_stored_message, print_consumed_message, show_progress
+from ..common.output import (
+    RAW,
+    format_message_id,
+    make_printed_stored_message,
+    print_consumed_message,
+    show_progress,
+)
 from ..common.session import Session, confirm, session_command
 from ..common.units import FiniteNumber, parse_message_id
 from .topics import full_name
 
 if TYPE_CHECKING:
     from ...client.admin import StoredMessage
+    from ...client.model.message_id import MessageId
     from ...client.redrive import RedriveOptions, RedriveResult
 
 FOUND = 100
 """Messages that are shown unless -n says otherwise."""
+LETTER_SEARCHES_MAX = 20
+"""Partitions of letter topics that a trace looks into: a search may take 10 s."""
 
 
 @session_command(
@@ -113,6 +124,10 @@ def trace(session: Session, topic: str, message_id: str) -> None:
     """Show what has become of a message: whether the topic has it, and for each subscription whether it is
     acknowledged, delivered, delayed, held back, or waits. Its id is as other commands print it.
 
+    Of a subscription that has acknowledged it, it also looks into the dead-letter topic and the retry topic (of each
+    partition at the newest 100,000 messages, as find does), and says which letter the message has become. Standard
+    error says what it has not looked at.
+
     Example: magnetar topics trace orders 17:3
     """
     wanted = parse_message_id(message_id)
@@ -124,13 +139,87 @@ def trace(session: Session, topic: str, message_id: str) -> None:
     found = session.admin.trace_message(
         parts[0], ledger_id=wanted.ledger_id(), entry_id=wanted.entry_id(), batch_index=wanted.batch_index()
     )
-    rows = [{"topic": parts[0], **asdict(each)} for each in found.subscriptions]
+    rows = [{"topic": parts[0], **asdict(each), "letter": None} for each in found.subscriptions]
+    is_gone = found.stored.startswith("The topic has no such message: ")
+    rows += [
+        {"topic": parts[0], "subscription": name, "state": "", "detail": "", "letter": None}
+        for name in (session.admin.subscriptions(parts[0]) if is_gone else ())
+    ]  # fmt: skip
+    unseen = _add_letters(session, [each for each in rows if each["state"] in ("acknowledged", "")], wanted)
+    rows = [each for each in rows if each["state"]]
     if session.out.is_structured:
-        session.out.print_document({"stored": found.stored, "subscriptions": rows})
+        session.out.print_document({"stored": found.stored, "subscriptions": rows, "notLookedAt": unseen})
         return
     click.echo(found.stored)
     if rows:
         session.out.print_rows(rows, ("subscription", "state", "detail"))
+    for each in unseen:
+        click.echo(f"not looked at: {each}", err=True)
+
+
+def _add_letters(session: Session, rows: Sequence[dict[str, Any]], wanted: MessageId) -> list[str]:
+    """Looks for the letter that the message `wanted` has become for the subscription of each row, and puts it into the
+    row. Returns what was not looked at, and why."""
+    from ...proto.errors import InvalidName, MagnetarError, NotFound
+
+    unseen, searches = list[str](), 0
+    for row in rows:
+        where = _make_origin_filter(wanted, row["subscription"])
+        for state, topic in _list_letter_topics(session, row["topic"], row["subscription"]):
+            try:
+                for part in session.admin.parts(topic):
+                    if row["letter"] is None:
+                        searches += 1
+                        if searches > LETTER_SEARCHES_MAX:
+                            return [*unseen, f"{part} and the letter topics after it: {LETTER_SEARCHES_MAX} are enough"]
+                        unseen += _add_letter(session, row, state, part, where)
+            except (NotFound, InvalidName):
+                continue
+            except MagnetarError as error:
+                unseen.append(f"{topic}: {error.message}")
+    return unseen
+
+
+def _add_letter(session: Session, row: dict[str, Any], state: str, part: str, where: str) -> list[str]:
+    """Puts the newest letter in `part` that fits into the row. Returns what was not looked at."""
+    found = session.admin.find_messages(part, where=where, limit=1)
+    for letter in found.messages:
+        place = format_message_id(letter.message_id)
+        row["letter"] = {"topic": part, "messageId": place, "index": letter.index}
+        row["state"], row["detail"] = state, f"It is message {place} of {part}, index {letter.index}."
+        return []
+    left = [f"{part} below index {found.before_index}: {found.why}"] if found.before_index else []
+    for number, why in ((found.unread, "too large or damaged"), (found.waiting, "after the begin of a transaction")):
+        if number:
+            left.append(f"{format_count(number, 'message')} of {part}: {why}")
+    return left
+
+
+def _list_letter_topics(session: Session, topic: str, subscription: str) -> Iterator[tuple[str, str]]:
+    """Yields what a message of the subscription is in which letter topic. A topic that a program chose is not known."""
+    from ...proto.errors import MagnetarError
+    from ...proto.names import TopicName
+
+    base = TopicName.parse(topic).base.full
+    with suppress(MagnetarError):  # who may not read policies looks under the usual names
+        if chosen := session.admin.topic_policies(base, applied=True).dead_letter_topic:
+            yield "dead letter", chosen
+    yield "dead letter", f"{base}-{subscription}-DLQ"
+    yield "retried", f"{base}-{subscription}-RETRY"
+
+
+def _make_origin_filter(wanted: MessageId, subscription: str) -> str:
+    """Returns the filter of the letters that a message of the subscription became. ORIGIN_MESSAGE_ID is `(17,3,-1,0)`,
+    or `17:3:-1:0` from Pulsar's Java client; without a batch index any message of the entry fits."""
+    from ...proto.names import ORIGIN_MESSAGE_ID, REAL_SUBSCRIPTION
+
+    ledger, entry, index = wanted.ledger_id(), wanted.entry_id(), wanted.batch_index()
+    ours, javas = ("%)", "%") if index < 0 else (f"%,{index})", f"%:{index}")
+    quoted = subscription.replace("'", "''")
+    return (
+        f"{REAL_SUBSCRIPTION} = '{quoted}' AND ({ORIGIN_MESSAGE_ID} LIKE '({ledger},{entry},{ours}' "
+        f"OR {ORIGIN_MESSAGE_ID} LIKE '{ledger}:{entry}:{javas}')"
+    )
 
 
 @session_command(

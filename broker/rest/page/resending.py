@@ -11,7 +11,7 @@ original stays where it is, and nothing is acknowledged.
 
 | the message | what happens |
 |---|---|
-| a dead letter that goes back | loses what made it one, and counts from the start; REDRIVEN counts, its letter is named |
+| a dead letter that goes back | loses what made it one, so it counts from the start; the copy names it |
 | encrypted, alone in its entry | its ciphertext and keys are copied as they are |
 | encrypted, in a batch; a chunk | refused: the page cannot take it apart, or put it together |
 | its schema, in another topic | is registered there; refused where that topic refuses it |
