@@ -334,14 +334,27 @@ class ClusterSummaries:
         if here:
             return ClusterSummary((await self._summary(),), ())
         mine, members = await asyncio.gather(self._summary(), self._broker.read_brokers_and_bookies())
-        others = await self._ask_others(members, op.BROKER_SUMMARIES)
+        others, disk = await asyncio.gather(
+            self._ask_others(members, op.BROKER_SUMMARIES), self._measure_metadata_disk(members)
+        )
         found = [mine, *(each for other in others.answers for each in other.brokers)]
         found += [_unknown_summary(each) for each in members.brokers if each.name in others.older]
         return ClusterSummary(
             tuple(sorted(found, key=attrgetter("name"))), others.silent, tuple(map(describe_bookie, members.bookies)),
             members.away_ms, others.refusing, others.late, members.late,
-            tuple(DiedBroker(each.broker, each.endpoint, each.seen_ms) for each in members.died),
+            tuple(DiedBroker(each.broker, each.endpoint, each.seen_ms) for each in members.died), *disk,
         )  # fmt: skip
+
+    async def _measure_metadata_disk(self, members: RegisteredServers) -> tuple[int, int]:
+        """Returns the size of the disk with the metadata, and what is free; (0, 0) if the metadata does not say."""
+        if members.away_ms or members.late:
+            return 0, 0
+        try:
+            async with asyncio.timeout(OTHERS_S):
+                return await self._broker.metadata.measure_disk() or (0, 0)
+        except (MagnetarError, TimeoutError) as error:
+            _LOG.debug("the disk of the metadata is not known: %r", error)
+            return 0, 0
 
     async def _summary(self) -> BrokerSummary:
         broker = self._broker

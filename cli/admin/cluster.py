@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from click import option
 
-from ...proto.alarms import find_alarms, find_metadata_alarms, find_repair_alarms, format_age, format_count
+from ...proto.alarms import (
+    find_alarms,
+    find_metadata_alarms,
+    find_metadata_disk_alarms,
+    find_repair_alarms,
+    format_age,
+    format_count,
+)
 from ...runtime.clock import SystemClock
 from ..common.exits import FAILED, NOT_FOUND, Failure
 from ..common.lazy import LazyCommand, LazyGroup
@@ -71,6 +78,7 @@ def status(session: Session) -> None:
     away = find_metadata_alarms(summary.metadata_away_ms, now_ms, late=summary.metadata_late)
     died = [asdict(each) for each in summary.died]
     alarms = find_alarms(brokers, summary.silent, bookies, oldest, now_ms, summary.refusing, summary.late, died)
+    alarms += find_metadata_disk_alarms(summary.metadata_total_bytes, summary.metadata_free_bytes)
     if not away:
         alarms += find_repair_alarms(repair, storage.why, refused=storage.refused, unlisted=storage.unlisted)
     alarms = [*away, *sorted(alarms, key=lambda alarm: not alarm.needed)]
@@ -80,6 +88,7 @@ def status(session: Session) -> None:
             "died": [{"broker": each["name"], "endpoint": each["endpoint"], "seenMs": each["seen_ms"]}
                      for each in died],
             "bookies": bookies,
+            "metadataDisk": {"totalBytes": summary.metadata_total_bytes, "freeBytes": summary.metadata_free_bytes},
             "repair": repair, "backlogs": [make_topic_row(each, now_ms) for each in backlogs],
             "alarms": [each._asdict() for each in alarms],
         })  # fmt: skip
