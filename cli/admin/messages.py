@@ -185,14 +185,26 @@ def _add_letter(session: Session, row: dict[str, Any], state: str, part: str, wh
     found = session.admin.find_messages(part, where=where, limit=1)
     for letter in found.messages:
         place = format_message_id(letter.message_id)
-        row["letter"] = {"topic": part, "messageId": place, "index": letter.index}
+        redriven = _is_redriven(session, part, letter.message_id)
+        row["letter"] = {"topic": part, "messageId": place, "index": letter.index, "redriven": redriven}
         row["state"], row["detail"] = state, f"It is message {place} of {part}, index {letter.index}."
+        if redriven:
+            row["detail"] += " It went back from there: 'topics redrive'."
         return []
     left = [f"{part} below index {found.before_index}: {found.why}"] if found.before_index else []
     for number, why in ((found.unread, "too large or damaged"), (found.waiting, "after the begin of a transaction")):
         if number:
             left.append(f"{format_count(number, 'message')} of {part}: {why}")
     return left
+
+
+def _is_redriven(session: Session, part: str, letter: MessageId) -> bool:
+    """Returns whether the letter went back: `redrive` acknowledges it with its copy."""
+    from ...client.redrive import SUBSCRIPTION
+
+    place = {"ledger_id": letter.ledger_id(), "entry_id": letter.entry_id(), "batch_index": letter.batch_index()}
+    states = {each.subscription: each.state for each in session.admin.trace_message(part, **place).subscriptions}
+    return states.get(SUBSCRIPTION) == "acknowledged"
 
 
 def _list_letter_topics(session: Session, topic: str, subscription: str) -> Iterator[tuple[str, str]]:
@@ -258,16 +270,17 @@ def redrive(
     if not dry_run:
         confirm(f"Send the dead letters of {full_name(topic)} back", yes, count_letters)
     result = _redrive(session, topic, options)
+    of_all = {"complete": result.is_complete}  # else what comes after these letters was not looked at
     rows = [
-        {"goes": True, "where": name, "letters": number, "readers": _list_readers(result, name)}
+        {**of_all, "goes": True, "where": name, "letters": number, "readers": _list_readers(result, name)}
         for name, number in sorted(result.sent.items())
     ]
     rows += [
-        {"goes": False, "where": why, "letters": number, "readers": None}
+        {**of_all, "goes": False, "where": why, "letters": number, "readers": None}
         for why, number in sorted(result.left.items())
     ]
     if session.out.is_structured:
-        session.out.print_rows(rows, ("goes", "where", "letters", "readers"))
+        session.out.print_rows(rows, ("goes", "where", "letters", "readers", "complete"))
     else:
         said = "\n".join(_describe_redrive(result)) or f"no letter of {full_name(topic)} is left"
         session.out.print_result_text(said)

@@ -151,8 +151,8 @@ FOUND: list[tuple[str, dict[str, Any], str, bool]] = [
     ("D18", {"bookies": [bookie()] * 4 + [bookie(gcRefused="why")]},
      "Bookie 12345678 deletes nothing of some ledgers: why.", True),
     ("D19", {"died": [{"name": "two", "endpoint": "b2:7650", "seen_ms": NOW_MS - 180_000}]},
-     "Broker two (b2:7650) is not seen since 2001-09-09 01:43:40 UTC (3 min ago): it died, or closed while the metadata "
-     "was away. Start it again, or forget it if it was removed, or is back at another address.", True),
+     "Broker two (b2:7650) is not seen since 2001-09-09 01:43:40 UTC (3 min ago): it died, or closed while the "
+     "metadata was away. Start it again, or forget it if it was removed, or is back at another address.", True),
 ]  # fmt: skip
 
 

@@ -183,6 +183,11 @@ def test_trace_says_which_letter_a_message_became(cli: Cli, cli_json: Callable[.
             assert row["letter"]["messageId"] == letter["messageId"]
             if kind == "RETRY":
                 taken[b"bad"] = consumer.receive(5000)
+        assert not row["letter"]["redriven"]
+        (gone,) = cli_json("topics", "redrive", "failing-billing-DLQ", "--yes")
+        assert (gone["letters"], gone["where"], gone["complete"]) == (1, f"{full}-billing-RETRY", True)
+        (row,) = cli_json("topics", "trace", "failing", bad)["subscriptions"]
+        assert row["letter"]["redriven"]
         (row,) = cli_json("topics", "trace", "failing", good)["subscriptions"]
         assert (row["state"], row["letter"]) == ("acknowledged", None)
         assert "dead letter" in cli("topics", "trace", "failing", bad).out
