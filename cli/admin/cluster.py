@@ -51,6 +51,7 @@ BOOKIE_COLUMNS = ("bookie", "endpoint", "version", "state", "freePercent", "free
 TOPIC_COLUMNS = ("topic", "in", "out", "bytesIn", "bytesOut", "backlog", "oldest", "storage", "producers", "consumers")
 SORTS = {"traffic": "throughput_in", "backlog": "backlog", "age": "oldest_ms"}
 """The ways of `top`, and how pages of topics are sorted for them."""
+MEASURED = {"traffic": "traffic", "backlog": "a backlog", "age": "a message that is not acknowledged"}
 
 
 # ------------------------------------------------------------------------------------------------------ status
@@ -264,7 +265,7 @@ def top(session: Session, by: str, contains: str, limit: int, every_s: float, on
         rows, silent = _largest_now(session, by, contains, limit)
         if live:
             click.echo("\x1b[H\x1b[J", nl=False)  # to the corner, and all after it is empty
-        session.out.print_rows(rows, TOPIC_COLUMNS, empty="no such topics")
+        session.out.print_rows(rows, TOPIC_COLUMNS, empty="no such topics" if contains else f"no topic has {MEASURED[by]}")
         for name in silent:
             click.echo(f"broker {name} does not answer: its topics are missing", err=True)
         if not live:
