@@ -196,7 +196,7 @@ async def test_an_aborted_transaction_is_tried_again_and_counts_no_letter_twice(
 
         async def abort_some(consumer: Any, chosen: Any, txn: Any) -> None:
             await honest(consumer, chosen, txn)
-            if len(failed) < 2:
+            if redrive.result.sent and len(failed) < 2:  # letters that stay were counted before
                 failed.append(txn)
                 await made.admin.abort_transaction(txn.id)
 
