@@ -289,6 +289,18 @@ async def test_a_topic_that_is_named_gets_all_letters(tmp_path: Path) -> None:
         assert [each.data() for each in await made.received(full)] == [b"1", b"2"]
 
 
+async def test_letters_in_partitions_go_back_from_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("magnetar.client.redrive.BATCH_MESSAGES", 4)
+    async with shop(tmp_path) as made:
+        await made.admin.create_topic(LETTERS, partitions=3)
+        for each in range(30):
+            await made.letters(b"%d" % each, region="eu" if each % 3 else "us")
+        result = await made.run(where="region = 'eu'")
+        assert (result.sent, result.left) == ({TOPIC: 20}, {"not wanted by the filter": 10})
+        assert result.is_complete
+        assert sorted(int(each.data()) for each in await made.received()) == [n for n in range(30) if n % 3]
+
+
 async def test_a_second_redrive_of_the_topic_is_refused(tmp_path: Path) -> None:
     async with shop(tmp_path) as made:
         await made.letters(b"1")
