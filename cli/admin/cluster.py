@@ -265,7 +265,8 @@ def top(session: Session, by: str, contains: str, limit: int, every_s: float, on
         rows, silent = _largest_now(session, by, contains, limit)
         if live:
             click.echo("\x1b[H\x1b[J", nl=False)  # to the corner, and all after it is empty
-        session.out.print_rows(rows, TOPIC_COLUMNS, empty="no such topics" if contains else f"no topic has {MEASURED[by]}")
+        nothing = "no such topics" if contains else f"no topic has {MEASURED[by]}"
+        session.out.print_rows(rows, TOPIC_COLUMNS, empty=nothing)
         for name in silent:
             click.echo(f"broker {name} does not answer: its topics are missing", err=True)
         if not live:
