@@ -42,6 +42,7 @@ def stand_in(number: int, *, backlog: int = 0) -> Any:
     subscription = SimpleNamespace(
         name="s", is_durable=True, store=True, consumers={}, dispatcher=SimpleNamespace(unacked=number, held=()),
         deliveries=NO_DELIVERIES, dead_letters=None, pump=SimpleNamespace(blocked=Blocked.CAUGHT_UP),
+        reads_uncommitted=False,
         delayed=None, cursor=Cursor(shape, CursorState(Position(number, 9 - backlog))),
     )  # fmt: skip
     cache = SimpleNamespace(recent=None, get=lambda position: None)
@@ -52,6 +53,7 @@ def stand_in(number: int, *, backlog: int = 0) -> Any:
         name=name, traffic=TopicStatistics(SystemClock()), producers=(), log=log, subscriptions={"s": subscription},
         transactions=SimpleNamespace(statistics=lambda: None),
         key_indexes=SimpleNamespace(count_unindexed_ledgers=lambda: 0),
+        waiting_message_count=0,
         maintenance=SimpleNamespace(quota=None, expired=0, evicted=0,
         oldest_arrival_ms_in_memory=lambda subscription: 1_000_000 + number),
     )  # fmt: skip

@@ -66,7 +66,8 @@ HELP = """A durable message broker with Pulsar's model: topics, subscriptions an
 The server is given by --url, MAGNETAR_URL or a context ('magnetar context'), in this order (default
 magnetar://127.0.0.1:7650); --url, -o, --timeout and --context may be before or after the command. With -o json or
 jsonl failures are JSON too, on standard error.
-Exit codes: 0 done, 1 failed, 2 usage, 3 a part is not available here, 4 not found, 5 in use, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 usage, 3 a part is not available here, 4 not found, 5 in use,
+6 not found in what was looked at, 130 interrupted.
 """
 
 

@@ -19,6 +19,7 @@ import click
 from ..proto.states import NUMBERS
 from ..runtime.clock import SystemClock
 from .common.exits import Failure
+from .common.output import RAW
 from .common.session import COMPLETED, Session, with_session
 from .common.units import FiniteNumber
 
@@ -267,6 +268,7 @@ POLL_MS = 200
     help="How a message is printed: {data}, {key}, {id}, {topic}, {time}, {properties}, {redeliveries}; \\n, \\t.",
 )  # fmt: skip
 @click.option("--pipe", "program", default=None, metavar="COMMAND", help="Give each to a shell command of its own.")
+@RAW
 @with_session
 def consume(
     session: Session,
@@ -279,6 +281,7 @@ def consume(
     idle: float,
     template: str | None,
     program: str | None,
+    raw: bool,
 ) -> None:
     """Receive messages of a subscription, print and acknowledge them.
 
@@ -303,7 +306,7 @@ def consume(
 
     if subscription is None and kind is not None:
         raise click.UsageError("--type is of a subscription: name it with -s")
-    show = _shown(session.out, template, program)
+    show = _shown(session.out, template, program, raw=raw)
     for_ever = follow or count == 0
     client = session.client()
     try:
@@ -354,7 +357,9 @@ FIELDS = ("data", "key", "id", "topic", "time", "properties", "redeliveries")
 _FIELD = re.compile(r"\{([A-Za-z_]+)\}|\\([ntr0\\])")
 
 
-def _shown(out: CommandOutput, template: str | None, program: str | None) -> Callable[[Message], None]:
+def _shown(
+    out: CommandOutput, template: str | None, program: str | None, *, raw: bool
+) -> Callable[[Message], None]:  # fmt: skip
     """Returns the function that processes each message before it is acknowledged. Raises UsageError if the template is
     invalid."""
     from .common.output import make_printed_message, print_consumed_message
@@ -364,19 +369,19 @@ def _shown(out: CommandOutput, template: str | None, program: str | None) -> Cal
     if program is not None:
         return lambda message: _give(program, message)
     if template is None:
-        return lambda message: print_consumed_message(make_printed_message(message), out)
+        return lambda message: print_consumed_message(make_printed_message(message), out, raw=raw)
     unknown = [found[1] for found in _FIELD.finditer(template) if found[1] and found[1] not in FIELDS]
     if unknown:
         raise click.UsageError(f"a message has no {{{unknown[0]}}}: {', '.join(f'{{{each}}}' for each in FIELDS)}")
-    return lambda message: print(format_message(template, message), end="", flush=True)
+    return lambda message: print(format_message(template, message, raw=raw), end="", flush=True)
 
 
-def format_message(template: str, message: Message) -> str:
+def format_message(template: str, message: Message, *, raw: bool = False) -> str:
     """Returns `template` with its fields replaced by the values of the message. Braces in a value are not replaced
-    again."""
+    again. `raw`: control characters of a value are kept on a terminal, too."""
     from datetime import UTC, datetime
 
-    from .common.output import make_printed_message
+    from .common.output import make_printed_message, make_terminal_text
 
     found = make_printed_message(message)
     values: dict[str, Callable[[], str]] = {
@@ -386,7 +391,11 @@ def format_message(template: str, message: Message) -> str:
         "properties": lambda: ",".join(f"{name}={value}" for name, value in found.properties.items()),
         "redeliveries": lambda: str(found.redelivery_count),
     }  # fmt: skip
-    return _FIELD.sub(lambda at: values[at[1]]() if at[1] else ESCAPES[at[2]], template)
+
+    def fill(at: re.Match[str]) -> str:
+        return make_terminal_text(values[at[1]](), raw=raw) if at[1] else ESCAPES[at[2]]
+
+    return _FIELD.sub(fill, template)
 
 
 def _give(program: str, message: Message) -> None:

@@ -5,18 +5,27 @@
 
 A letter goes back with its payload, key, event time, schema and properties, in one transaction with the acknowledgement
 of the letter on the subscription `redrive` of the dead-letter topic. So a redrive that is killed at any step sends
-nothing twice and loses nothing: what is not committed comes again with the next one.
+nothing twice and loses nothing: what is not committed comes again with the next one. The letters of a transaction are
+sent and acknowledged all at once, because what follows them in their topics waits for its end.
 
 | the letter | goes |
 |---|---|
-| its subscription has a retry-letter topic (`enable_retry`) | there: only that subscription gets it |
+| `to` is given | there: every subscription of that topic gets it |
+| its subscription has a retry-letter topic (`enable_retry`), and reads it | there: only that subscription gets it |
 | any other | to its topic, at the end: every subscription of it gets it |
-| encrypted, and this client has no key for it | nowhere: it stays |
+| encrypted, alone in its entry, and this client has no key | there too, as it is: its bytes are not opened |
+| encrypted, in a batch or a chunk, and this client has no key | nowhere: it stays |
+| its topic does not exist any more, is terminated or refuses its schema | nowhere: it stays, and no topic is made |
 | went back TIMES_MAX times already | nowhere, unless `force` |
 | not asked for by `subscription` or `where`; or no dead letter | nowhere: it stays, and a later redrive may take it |
 
-The copy counts from the start: the properties that made it a dead letter are taken off, and REDRIVEN counts how often
-it went back. The subscription `redrive` keeps all letters from its first use on; delete it when nothing is to go back.
+The copy counts from the start: the properties that made it a dead letter are taken off. REDRIVEN counts how often it
+went back, and two more properties name the letter and the first message (`proto.names.make_redriven_properties`).
+
+The subscription is Exclusive: one run at a time reads the letters, in the order of the log, and has no limit of letters
+that stay. A run waits for the end of the transaction of one that was killed before it reads. Where the log is read
+again (an abort, another owner), a letter at or before `_passed` was counted already, and is not looked at twice. The
+subscription keeps all letters from its first use on; delete it when nothing is to go back.
 Guarding tests: tests/client/test_redrive.py.
 """
 
@@ -24,16 +33,35 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..proto.errors import InvalidName, TopicNotFound
+from ..proto.errors import InvalidName, MagnetarError
+from ..proto.errors import TopicNotFound as WireTopicNotFound
 from ..proto.filters import Filter, parse_filter
-from ..proto.names import OF_FAILURES, OF_ORIGIN, REAL_SUBSCRIPTION, REAL_TOPIC, REDRIVEN, TopicName, parse_number
-from .common.errors import ConsumerBusy, Timeout, TransactionAborted
-from .consume.dead_letters import copy_message, fetch_schema_of_message, make_letter_topic_name
+from ..proto.names import (
+    REAL_SUBSCRIPTION,
+    REAL_TOPIC,
+    Position,
+    TopicName,
+    count_redrives,
+    make_redriven_properties,
+)
+from ..proto.states import Blocked
+from .common.errors import (
+    ConsumerBusy,
+    IncompatibleSchema,
+    MessageTooBig,
+    PulsarException,
+    Timeout,
+    TopicNotFound,
+    TopicTerminated,
+    TransactionAborted,
+    TransactionConflict,
+)
+from .consume.dead_letters import copy_ciphertext, copy_message, fetch_schema_of_message, make_letter_topic_name
 from .model.composite_schemas import PreEncodedSchema
 from .model.message import CiphertextMessage, Message
 from .model.schema import BytesSchema
@@ -41,16 +69,19 @@ from .model.settings import ConsumerCryptoFailureAction, ConsumerType, InitialPo
 from .produce.producer import Producer
 
 if TYPE_CHECKING:
+    from ..proto.statistics import SubscriptionStats, TopicStats
     from .admin import AdminClient
     from .client import Client
     from .consume.consumer import Consumer
+    from .transactions.transaction import Transaction
 
 SUBSCRIPTION = "redrive"
 """Subscription of a dead-letter topic that knows which letters went back."""
 TIMES_MAX = 3
 """How often a letter goes back: one that fails again each time needs a person."""
 BATCH_MESSAGES = 100
-"""Letters in one transaction."""
+BATCH_BYTES = 8 << 20
+"""Letters, and their bytes, after which a transaction has enough."""
 IDLE_MS = 500
 """Silence after which it is asked whether any letter is left."""
 ABORTED_MAX = 5
@@ -58,15 +89,19 @@ COMMITTED_EVERY_S = 0.5
 """With a rate a transaction has the letters of so many seconds: what follows it in its topic waits for its end."""
 TIMEOUT_S = 10.0
 """Of a transaction: so long the topics wait for that of a run that was killed."""
-HELD_MAX_S = TIMEOUT_S + 5
-"""Silence after which letters that are left are taken to be with another run."""
+SILENT_MAX_S = TIMEOUT_S + 5
+"""Silence after which letters that are not delivered are left, and time that a killed run's transaction has to end."""
+_AT_END = frozenset((Blocked.CAUGHT_UP, Blocked.OPEN_TRANSACTION))
+_LASTING = (TopicNotFound, TopicTerminated, MessageTooBig)
+"""Errors of a send that would come again."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedriveOptions:
     """Which letters go back, and how. `subscription`: only those that this subscription gave up; `where`: only those
     for which this filter holds; `limit`: at most so many (0: all); `rate`: letters per second (0: as fast as it goes);
-    `dry_run`: nothing is sent and nothing acknowledged; `force`: also those that went back TIMES_MAX times."""
+    `dry_run`: nothing is sent and nothing acknowledged; `force`: also those that went back TIMES_MAX times; `to`: to
+    this topic, in place of where they came from."""
 
     subscription: str = ""
     where: str = ""
@@ -74,14 +109,41 @@ class RedriveOptions:
     rate: float = 0.0
     dry_run: bool = False
     force: bool = False
+    to: str = ""
 
 
 @dataclass(slots=True)
 class RedriveResult:
-    """The letters that went back, by topic, and those that stay, by the reason."""
+    """The letters that went back, by topic, and those that were looked at and stay, by the reason. `readers`: of each
+    topic of `sent` that is no retry-letter topic, its subscriptions, which all get the copies; None: not known.
+    `is_complete`: every letter was looked at."""
 
     sent: Counter[str] = field(default_factory=Counter)
     left: Counter[str] = field(default_factory=Counter)
+    readers: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
+    is_complete: bool = False
+
+
+class _Target(NamedTuple):
+    """Where letters go. `why_not`: why they stay; "" if they go."""
+
+    topic: TopicName
+    is_retry: bool = False
+    why_not: str = ""
+
+
+class _Place(NamedTuple):
+    """The place of a letter in its partition: that of its last chunk, and its index in a batch."""
+
+    position: Position
+    batch_index: int
+
+
+class _ChosenLetter(NamedTuple):
+    letter: Message
+    target: TopicName
+    properties: dict[str, str]  # of the copy
+    producer: Producer | None  # None: of a dry run
 
 
 class Redrive:
@@ -91,72 +153,123 @@ class Redrive:
         self.result = RedriveResult()
         self._client, self._admin = client, admin
         self._topic = TopicName.parse(topic)
+        self._to = TopicName.parse(options.to) if options.to else None
         self._options = options
         self._now = client.connections.world.clock.monotonic
         self._where: Filter | None = parse_filter(options.where) if options.where else None
         self._aborted = 0  # transactions, one after the other
-        self._targets: dict[tuple[str, str], tuple[TopicName, bool]] = {}
-        self._producers: dict[tuple[TopicName, Hashable], Producer] = {}
+        self._passed: dict[str, _Place] = {}  # of each partition the last letter that was looked at
+        self._targets: dict[tuple[str, str], _Target] = {}
+        self._too_big: set[tuple[str, _Place]] = set()
+        self._producers: dict[tuple[TopicName, bool, Hashable], Producer] = {}
 
     async def run(self) -> AsyncIterator[RedriveResult]:
         """Sends the letters back, and yields the result so far after each transaction. Raises TopicNotFound,
-        Unauthorized, and the errors of a producer; what was committed before stays so."""
+        Unauthorized, ConsumerBusy if another redrive of the topic runs, and the errors of a producer; what was
+        committed before stays so."""
+        if self._to is not None:
+            await self._client.connections.fetch_partition_count(self._to, create=False)
         parts = await self._admin.parts(self._topic.full)
         is_new = SUBSCRIPTION not in await self._admin.subscriptions(parts[0])
-        consumer = await self._client.subscribe(
-            self._topic.full, SUBSCRIPTION,
-            consumer_type=ConsumerType.Shared, initial_position=InitialPosition.Earliest,
-            crypto_failure_action=ConsumerCryptoFailureAction.CONSUME, receiver_queue_size=10 * BATCH_MESSAGES,
-            batch_index_ack_enabled=True, schema=BytesSchema(),
-        )  # fmt: skip
+        consumer = await self._subscribe(parts, is_new=is_new)
         try:
-            while not self._is_enough and (letters := await self._receive_letters(consumer)):
-                await self._send_back(consumer, letters)
-                yield self.result
+            while not self._is_enough and (letters := await self._receive_letters(consumer, parts)):
+                passed = self._pass_letters(letters)
+                if await self._send_back(consumer, letters):
+                    yield self.result
+                    continue
+                self._passed = passed
+                await consumer.close()
+                consumer = await self._subscribe(parts)
         finally:
-            for producer in self._producers.values():
-                await producer.close()
+            await self._close_producers()
             if self._options.dry_run and is_new:
                 with suppress(ConsumerBusy):  # another redrive uses it meanwhile
                     await consumer.unsubscribe()
             await consumer.close()  # what stays is free again
 
     @property
-    def _held(self) -> int:
-        """Returns how many letters this run has received and not acknowledged."""
-        return self.result.left.total() + (self.result.sent.total() if self._options.dry_run else 0)
-
-    @property
     def _is_enough(self) -> bool:
         return 0 < self._options.limit <= self.result.sent.total()
 
+    async def _close_producers(self) -> None:
+        producers, self._producers = list(self._producers.values()), {}
+        await asyncio.gather(*(each.close() for each in producers), return_exceptions=True)
+
     # ------------------------------------------------------------------ letters
-    async def _receive_letters(self, consumer: Consumer) -> list[Message]:
+    async def _subscribe(self, parts: Sequence[str], *, is_new: bool = False) -> Consumer:
+        if not is_new:
+            await self._wait_for_transactions(parts)
+        return await self._client.subscribe(
+            self._topic.full, SUBSCRIPTION,
+            consumer_type=ConsumerType.Exclusive, initial_position=InitialPosition.Earliest,
+            crypto_failure_action=ConsumerCryptoFailureAction.CONSUME, receiver_queue_size=10 * BATCH_MESSAGES,
+            batch_index_ack_enabled=True, schema=BytesSchema(),
+        )  # fmt: skip
+
+    async def _wait_for_transactions(self, parts: Sequence[str]) -> None:
+        """Waits until no transaction has acknowledged letters: one of a run that was killed ends by its time-out. Its
+        letters come again only then, and would come after those that follow them."""
+        since_s = self._now()
+        while pending := sum(each.pending_entries for each in _pick_subscriptions(await self._fetch_stats(parts))):
+            if self._now() - since_s > SILENT_MAX_S:
+                self.result.left["acknowledged in an open transaction that is not of a redrive"] = pending
+                return
+            await asyncio.sleep(IDLE_MS / 1000)
+
+    async def _fetch_stats(self, parts: Sequence[str]) -> list[TopicStats]:
+        return await asyncio.gather(*(self._admin.topic_stats(part) for part in parts))
+
+    async def _receive_letters(self, consumer: Consumer, parts: Sequence[str]) -> list[Message]:
         """Returns the next letters; none if all of them were received."""
-        letters, since_s, options = list[Message](), self._now(), self._options
-        wanted = BATCH_MESSAGES
-        if options.rate:
-            wanted = min(wanted, max(1, int(options.rate * COMMITTED_EVERY_S)))
-        if options.limit:
-            wanted = min(wanted, options.limit - self.result.sent.total())
-        while len(letters) < wanted:
+        letters, size, since_s, ended = list[Message](), 0, self._now(), False
+        wanted = self._count_wanted()
+        while len(letters) < wanted and size < BATCH_BYTES:
             try:
-                letters.append(await consumer.receive(IDLE_MS))
+                letter = await consumer.receive(IDLE_MS)
             except Timeout:
-                if letters or (left := await self._count_backlog() - self._held) <= 0:
+                found = None if letters else await self._has_ended(parts, since_s, ended=ended)
+                if found is None:
                     break
-                if self._now() - since_s > HELD_MAX_S:
-                    self.result.left["with another run"] += left
-                    break
+                ended = found
+                continue
+            ended = False
+            place = self._passed.get(letter.topic_name())
+            if place is None or _find_place(letter) > place:
+                letters.append(letter)
+                size += len(letter.data())
         return letters
 
-    async def _count_backlog(self) -> int:
-        """Returns how many letters the subscription has, those that stay included."""
-        backlog = 0
-        for part in await self._admin.parts(self._topic.full):
-            stats = await self._admin.topic_stats(part, precise=True)
-            backlog += sum(each.backlog for each in stats.subscriptions if each.name == SUBSCRIPTION)
-        return backlog
+    def _count_wanted(self) -> int:
+        options, wanted = self._options, BATCH_MESSAGES
+        if options.rate:
+            wanted = min(wanted, max(1, int(options.rate * COMMITTED_EVERY_S)))
+        return min(wanted, options.limit - self.result.sent.total()) if options.limit else wanted
+
+    async def _has_ended(self, parts: Sequence[str], since_s: float, *, ended: bool) -> bool | None:
+        """Returns whether the brokers have delivered every letter; None: they had before, too, so none is under way.
+        `ended`: what it returned last. Stops waiting for letters that are not delivered."""
+        stats = await self._fetch_stats(parts)
+        found = _pick_subscriptions(stats)
+        waits = {each.blocked for each in found} - _AT_END
+        if not waits and ended:
+            unseen = sum(each.end_index - each.transactions.stable_index for each in stats if each.transactions)
+            if unseen:
+                self.result.left["in an open transaction, or after the begin of one"] = unseen
+            self.result.is_complete = not unseen
+            return None
+        if waits and self._now() - since_s > SILENT_MAX_S:
+            undelivered = max(1, sum(each.backlog for each in found) - self.result.left.total())
+            self.result.left[f"not delivered: {min(waits) or 'the broker is slow'}"] += undelivered
+            return None
+        return not waits
+
+    def _pass_letters(self, letters: Sequence[Message]) -> dict[str, _Place]:
+        """Notes that the letters are looked at. Returns what was noted before."""
+        before = dict(self._passed)
+        for letter in letters:
+            self._passed[letter.topic_name()] = _find_place(letter)
+        return before
 
     def _why_stays(self, letter: Message, properties: dict[str, str]) -> str:
         """Returns the reason why a letter does not go back; "" if it does."""
@@ -166,86 +279,153 @@ class Redrive:
             is_letter = topic.full == real and topic.persistent and topic.base != self._topic.base
         except InvalidName:
             is_letter = False
+        header = letter.entry.header
         if not is_letter:
             return f"no dead letter: it has no property {REAL_TOPIC}"
-        if isinstance(letter, CiphertextMessage):
-            return "encrypted: this client has no key for it"
+        if isinstance(letter, CiphertextMessage) and header.metadata.num_chunks_from_msg > 1:
+            return "encrypted, and a chunk of a larger one: without a key it is not put together"
+        if isinstance(letter, CiphertextMessage) and header.metadata.HasField("num_messages_in_batch"):
+            return "encrypted, in a batch with others: without a key it is not taken apart"
         if self._options.subscription not in ("", properties.get(REAL_SUBSCRIPTION, "")):
             return "of another subscription"
         if self._where is not None and not self._where.matches(properties, lambda name: _read_field(letter, name)):
             return "not wanted by the filter"
-        if _count_redrives(properties) >= TIMES_MAX and not self._options.force:
+        if count_redrives(properties) >= TIMES_MAX and not self._options.force:
             return f"went back {TIMES_MAX} times already"
+        if (letter.topic_name(), _find_place(letter)) in self._too_big:
+            return "too large for its topic"
         return ""
 
-    async def _find_target(self, properties: dict[str, str]) -> tuple[TopicName, bool]:
-        """Returns the retry-letter topic of the letter's subscription, and True, if there is one; else the letter's
-        topic, and False."""
+    # ------------------------------------------------------------------ targets
+    async def _find_target(self, properties: dict[str, str]) -> _Target:
+        """Returns the retry-letter topic of the letter's subscription, if that reads it; else the letter's topic."""
         real, subscription = properties[REAL_TOPIC], properties.get(REAL_SUBSCRIPTION, "")
         found = self._targets.get((real, subscription))
         if found is None:
-            found = TopicName.parse(real).base, False
-            if subscription:
-                with suppress(TopicNotFound, InvalidName):  # the letter says what some producer wrote
-                    retries = make_letter_topic_name(found[0], subscription, "RETRY")
-                    await self._client.connections.fetch_partition_count(retries, create=False)
-                    found = retries, True
-            self._targets[real, subscription] = found
+            topic = self._to or TopicName.parse(real).base
+            found = None if self._to is not None else await self._find_retry_target(topic, subscription)
+            found = self._targets[real, subscription] = found or await self._find_plain_target(topic)
         return found
 
+    async def _find_retry_target(self, topic: TopicName, subscription: str) -> _Target | None:
+        if subscription:
+            with suppress(WireTopicNotFound, InvalidName):  # the letter says what some producer wrote
+                retries = make_letter_topic_name(topic, subscription, "RETRY")
+                parts = await self._admin.parts(retries.full)
+                if subscription in await self._admin.subscriptions(parts[0]):
+                    return _Target(retries, is_retry=True)
+        return None
+
+    async def _find_plain_target(self, topic: TopicName) -> _Target:
+        try:
+            parts = await self._admin.parts(topic.full)
+            self.result.readers[topic.full] = tuple(sorted(await self._admin.subscriptions(parts[0])))
+        except WireTopicNotFound:
+            return _Target(topic, why_not=f"{topic} does not exist any more")
+        except MagnetarError:  # who may produce there may not be one who may see its subscriptions
+            self.result.readers[topic.full] = None
+        return _Target(topic)
+
+    def _give_up_target(self, topic: TopicName, error: PulsarException) -> None:
+        """Leaves the letters of this topic where they are from now on, because it takes none of them."""
+        why = "is terminated" if isinstance(error, TopicTerminated) else "does not exist any more"
+        for key, each in self._targets.items():
+            if each.topic == topic:
+                self._targets[key] = each._replace(why_not=f"{topic} {why}")
+
     # ------------------------------------------------------------------ sending back
-    async def _send_back(self, consumer: Consumer, letters: Sequence[Message]) -> None:
-        chosen: list[tuple[Message, TopicName, dict[str, str]]] = []  # with the properties of the copy
+    async def _send_back(self, consumer: Consumer, letters: Sequence[Message]) -> bool:
+        """Sends those of the letters back that go, and acknowledges them. Returns False if the transaction was aborted:
+        nothing happened, and the letters come again."""
+        chosen, left = list[_ChosenLetter](), Counter[str]()
         for letter in letters:
-            properties = letter.properties()
-            if why := self._why_stays(letter, properties):
-                self.result.left[why] += 1
-                continue
-            target, is_retries = await self._find_target(properties)
-            chosen.append((letter, target, _clean(properties, is_retries=is_retries)))
+            found = await self._choose(letter)
+            if isinstance(found, str):
+                left[found] += 1
+            else:
+                chosen.append(found)
         begun_s = self._now()
         if chosen and not self._options.dry_run:
             try:
                 async with self._client.transaction(TIMEOUT_S) as txn:
-                    for letter, target, properties in chosen:
-                        copy = copy_message(letter, properties)
-                        copy.txn = txn
-                        producer = await self._open_producer(target, letter)
-                        await producer.send_copy(copy)
-                        await consumer.acknowledge(letter, txn=txn)
-            except TransactionAborted:
-                self._aborted += 1
+                    await self._send_all(consumer, chosen, txn)
+            except (*_LASTING, TransactionAborted, TransactionConflict) as error:
+                self._aborted += not isinstance(error, _LASTING)
                 if self._aborted > ABORTED_MAX:
                     raise
-                return  # the letters come again
+                await self._close_producers()
+                return False
             self._aborted = 0
             if self._options.rate:
                 due_s = begun_s + len(chosen) / self._options.rate
                 await asyncio.sleep(due_s - self._now())
-        self.result.sent.update(target.full for _, target, _ in chosen)
+        self.result.sent.update(each.target.full for each in chosen)
+        self.result.left.update(left)
+        return True
+
+    async def _choose(self, letter: Message) -> _ChosenLetter | str:
+        """Returns where the letter goes, and what the copy is; or the reason why it stays."""
+        properties = letter.properties()
+        if why := self._why_stays(letter, properties):
+            return why
+        target = await self._find_target(properties)
+        producer: Producer | None = None
+        try:
+            if not target.why_not and not self._options.dry_run:
+                producer = await self._open_producer(target.topic, letter)
+        except IncompatibleSchema:
+            return f"{target.topic} refuses its schema"
+        except (TopicNotFound, TopicTerminated) as error:
+            self._give_up_target(target.topic, error)
+            target = await self._find_target(properties)
+        if target.why_not:
+            return target.why_not
+        copied = make_redriven_properties(properties, str(letter.message_id()), is_retry=target.is_retry)
+        return _ChosenLetter(letter, target.topic, copied, producer)
+
+    async def _send_all(self, consumer: Consumer, chosen: Sequence[_ChosenLetter], txn: Transaction) -> None:
+        """Sends the copies and acknowledges the letters, all at once. Raises the first error when each has its outcome.
+        The letters of a topic that takes none, and those that are too large, stay from then on."""
+        sends = list[Coroutine[None, None, object]]()
+        for letter, _, properties, producer in chosen:
+            assert producer is not None, "it was opened"
+            if isinstance(letter, CiphertextMessage):
+                copy = copy_ciphertext(letter, properties)
+            else:
+                copy = copy_message(letter, properties)
+            copy.txn = txn
+            sends.append(producer.send_copy(copy))
+        acknowledges = consumer.acknowledge([each.letter for each in chosen], txn=txn)
+        *outcomes, acknowledged = await asyncio.gather(*sends, acknowledges, return_exceptions=True)
+        for each, outcome in zip(chosen, outcomes, strict=True):
+            if isinstance(outcome, TopicNotFound | TopicTerminated):
+                self._give_up_target(each.target, outcome)
+            elif isinstance(outcome, MessageTooBig):
+                self._too_big.add((each.letter.topic_name(), _find_place(each.letter)))
+        errors = [each for each in (*outcomes, acknowledged) if isinstance(each, BaseException)]
+        lasting = [each for each in errors if isinstance(each, _LASTING)]
+        if errors:
+            raise (lasting or errors)[0]
 
     async def _open_producer(self, topic: TopicName, letter: Message) -> Producer:
+        is_ciphertext = isinstance(letter, CiphertextMessage)  # chunks of it could not be decrypted
         schema = await fetch_schema_of_message(letter)
         key = None if schema is None else (schema.type, schema.data, *sorted(schema.properties.items()))
-        found = self._producers.get((topic, key))
+        found = self._producers.get((topic, is_ciphertext, key))
         if found is None:
             kind = BytesSchema() if schema is None else PreEncodedSchema(schema)
-            settings = ProducerSettings(schema=kind, chunking_enabled=True)
+            settings = ProducerSettings(schema=kind, chunking_enabled=not is_ciphertext, existing_only=True)
             found = await Producer.open(self._client.connections, topic, settings)
-            self._producers[topic, key] = found
+            self._producers[topic, is_ciphertext, key] = found
         return found
 
 
-def _count_redrives(properties: dict[str, str]) -> int:
-    told = properties.get(REDRIVEN, "")
-    return (parse_number(told) or 0) if len(told) < 10 else 0
+def _pick_subscriptions(stats: Sequence[TopicStats]) -> list[SubscriptionStats]:
+    return [each for found in stats for each in found.subscriptions if each.name == SUBSCRIPTION]
 
 
-def _clean(properties: dict[str, str], *, is_retries: bool) -> dict[str, str]:
-    """Returns the properties of the copy: a retry-letter topic needs to know where the letter came from."""
-    gone = OF_FAILURES if is_retries else OF_FAILURES + OF_ORIGIN
-    kept = {name: value for name, value in properties.items() if name not in gone}
-    return {**kept, REDRIVEN: str(_count_redrives(properties) + 1)}
+def _find_place(letter: Message) -> _Place:
+    return _Place(letter.entry.position, letter.batch_index)
 
 
 def _read_field(message: Message, name: str) -> str | int | None:

@@ -34,6 +34,7 @@ from ..proto.errors import (
     TimedOut,
     Unavailable,
     from_wire,
+    is_unknown_operation,
 )
 from ..runtime.network import EndOfStream, Endpoint, Rpc, Stream, World, rpc
 from .address import Address
@@ -68,6 +69,7 @@ CHILDREN = rpc("Metadata", "Children")
 COMMIT = rpc("Metadata", "Commit")
 SESSION = rpc("Metadata", "Session")
 BACKUP = rpc("Metadata", "Backup")
+DISK = rpc("Metadata", "Disk")
 
 
 def make_commit_request(operations: Sequence[Operation], session: str) -> wire.CommitRequest:
@@ -328,6 +330,16 @@ class RemoteStore(SessionStore):
     async def revision(self) -> int:
         reply: wire.GetReply = await self._ask(GET, wire.GetRequest(path="/cluster"))
         return int(reply.revision)
+
+    async def measure_disk(self) -> tuple[int, int] | None:
+        """Returns what the service measures; None if it has no file, or is of an older release."""
+        try:
+            found = await self._ask(DISK, wire.Empty())
+        except MagnetarError as error:
+            if is_unknown_operation(error):
+                return None
+            raise
+        return (found.total_bytes, found.free_bytes) if found.total_bytes else None
 
     async def commit(self, operations: Sequence[Operation]) -> list[int]:
         check_operations(operations)

@@ -143,6 +143,10 @@ class MetadataService:
         path, revision, size = await self._store.back_up(request.name)
         return wire.BackupReply(path=path, revision=revision, bytes=size)
 
+    async def disk(self, request: wire.Empty, context: CallContext) -> wire.MetadataDisk:
+        total, free = await self._store.measure_disk() or (0, 0)
+        return wire.MetadataDisk(total_bytes=total, free_bytes=free)
+
     async def session(self, stream: SessionStream, context: CallContext) -> None:
         address = context.peer.rpartition(":")[0] or context.peer.partition("#")[0]
         try:

@@ -324,6 +324,9 @@ class ReconnectingStore(MetadataStore):
     async def revision(self) -> int:
         return await self._read(lambda session: session.revision())
 
+    async def measure_disk(self) -> tuple[int, int] | None:
+        return await self._read(lambda session: session.measure_disk())
+
     async def commit(self, operations: Sequence[Operation]) -> list[int]:
         session = self._session
         if session is self._lost or self._ended:

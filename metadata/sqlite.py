@@ -473,6 +473,9 @@ class LocalSession(MetadataStore):
         self._store.check_session(self._session)
         return await self._store.children(path)
 
+    async def measure_disk(self) -> tuple[int, int] | None:
+        return await self._store.measure_disk()
+
     async def commit(self, operations: Sequence[Operation]) -> list[int]:
         if self._session not in self._store.open_sessions or self._store.closed:
             self._store.check_session(self._session)

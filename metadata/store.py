@@ -131,6 +131,10 @@ class MetadataStore(Protocol):
 
     async def revision(self) -> int: ...
 
+    async def measure_disk(self) -> tuple[int, int] | None:
+        """Returns (size, free space) of the disk with the metadata, in bytes; None if that is not known."""
+        return None
+
     def watch(self, prefix: str, after_revision: int) -> AsyncIterator[NodeChanged | WatchReset]:
         """Yields all changes of the node `prefix`, and of all nodes below it, after the revision `after_revision`."""
         ...

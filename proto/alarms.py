@@ -15,6 +15,8 @@ BUSY = 0.85
 """An event loop that is busy for more than this share of its time has no room for a burst."""
 DISK_FREE = 0.15
 """If less than this share of a bookie's disk is free, there is an alarm. At 5 % the bookie is read-only."""
+METADATA_DISK_FREE = 0.05
+"""If less than this share of the metadata's disk is free, an operator must act; below DISK_FREE it can wait."""
 OLD_S = 3600.0
 """If the oldest message of a topic is unacknowledged for longer than this, in seconds, there is an alarm."""
 TOKEN_SOON_MS, TOKEN_NOW_MS = 14 * 86_400_000, 86_400_000
@@ -68,8 +70,9 @@ def find_alarms(
     for each in died:
         seen = f"{datetime.fromtimestamp(each['seen_ms'] / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
         text = (
-            f"Broker {each['name']} ({each['endpoint']}) died: it did not close in order, and was last seen {seen} "
-            f"({format_age((now_ms - each['seen_ms']) / 1000)} ago). Start it again, or forget it."
+            f"Broker {each['name']} ({each['endpoint']}) is not seen since {seen} "
+            f"({format_age((now_ms - each['seen_ms']) / 1000)} ago): it died, or closed while the metadata was away. "
+            "Start it again, or forget it if it was removed, or is back at another address."
         )
         found.append(Alarm(text, f"magnetar brokers forget {each['name']}", code="D19"))
     for each in brokers:
@@ -151,6 +154,19 @@ def find_metadata_alarms(away_ms: int, now_ms: int, *, late: bool = False) -> li
         )
         return [Alarm(text, METADATA_HEALTH, needed=False, code="D00")]
     return []
+
+
+def find_metadata_disk_alarms(total_bytes: int, free_bytes: int) -> list[Alarm]:
+    """Returns the alarm that the disk with the metadata is nearly full; none if it has room, or is not known
+    (`total_bytes` 0). A full one takes no commit: nothing is made, changed or taken over."""
+    if not total_bytes or (free := free_bytes / total_bytes) >= DISK_FREE:
+        return []
+    text = (
+        f"The disk of the metadata has {free:.0%} left ({free_bytes >> 20:,} MiB): when it is full nothing is made, "
+        "changed or taken over. Free space there, or enlarge it."
+    )
+    helps = "df -h .  # in the folder of the metadata server"
+    return [Alarm(text, helps, needed=free < METADATA_DISK_FREE, code="D20")]
 
 
 def find_repair_alarms(

@@ -241,7 +241,7 @@ def _make_membership(node: In) -> _Decide:
             return None if value is None else value in values
 
         return is_in
-    return _make_or(Or(tuple(Compare("=", node.operand, Literal(value)) for value in node.values)))
+    return _make_junction(Or(tuple(Compare("=", node.operand, Literal(value)) for value in node.values)))
 
 
 def has_parts(text: str, parts: Sequence[str], *, is_whole: bool) -> bool:
@@ -286,36 +286,21 @@ def _make_not(node: Not) -> _Decide:
     return negate
 
 
-def _make_and(node: And) -> _Decide:
+def _make_junction(node: And | Or) -> _Decide:
     decisions = tuple(map(_make_decision, node.parts))
+    deciding = isinstance(node, Or)  # one part that is so decides; else the whole is not so, or unknown if one part is
 
-    def decide_all(properties: Properties, fields: SystemFields) -> Truth:
-        result: Truth = True
+    def decide_parts(properties: Properties, fields: SystemFields) -> Truth:
+        result: Truth = not deciding
         for decide in decisions:
             truth = decide(properties, fields)
-            if truth is False:
-                return False
+            if truth is deciding:
+                return deciding
             if truth is None:
                 result = None
         return result
 
-    return decide_all
-
-
-def _make_or(node: Or) -> _Decide:
-    decisions = tuple(map(_make_decision, node.parts))
-
-    def decide_any(properties: Properties, fields: SystemFields) -> Truth:
-        result: Truth = False
-        for decide in decisions:
-            truth = decide(properties, fields)
-            if truth:
-                return True
-            if truth is None:
-                result = None
-        return result
-
-    return decide_any
+    return decide_parts
 
 
 def _make_decision(node: Node) -> _Decide:
@@ -329,7 +314,7 @@ def _make_decision(node: Node) -> _Decide:
         return _make_null_test(node)
     if isinstance(node, Not):
         return _make_not(node)
-    return _make_and(node) if isinstance(node, And) else _make_or(node)
+    return _make_junction(node)
 
 
 class Filter:

@@ -29,6 +29,7 @@ Also in this file, below its heading: text that a stranger may give, as a whole 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from sys import intern
@@ -76,8 +77,30 @@ RECONSUME_TIMES, DELAY_TIME = "RECONSUMETIMES", "DELAY_TIME"
 in all languages, write them."""
 REDRIVEN = "REDRIVEN"
 """Property that counts how often a dead letter went back."""
+REDRIVEN_ORIGIN, REDRIVEN_LETTER = "REDRIVEN_ORIGIN_MESSAGE_ID", "REDRIVEN_LETTER_ID"
+"""Properties of a message that went back: the id of the message that became a letter first, and that of the letter that
+went back last. Both are written as ORIGIN_MESSAGE_ID is: `(ledger,entry,partition,batch)`."""
 OF_ORIGIN = (REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID)
 OF_FAILURES = (REDELIVERY_COUNT, DEAD_LETTER_REASON, RECONSUME_TIMES, DELAY_TIME)
+REDRIVEN_DIGITS_MAX = 9
+
+
+def count_redrives(properties: Mapping[str, str]) -> int:
+    """Returns how often a message with these properties went back; 0 if REDRIVEN is no plain number."""
+    told = properties.get(REDRIVEN, "")
+    return (parse_number(told) or 0) if len(told) <= REDRIVEN_DIGITS_MAX else 0
+
+
+def make_redriven_properties(letter: Mapping[str, str], letter_id: str, *, is_retry: bool = False) -> dict[str, str]:
+    """Returns the properties of a letter's copy that goes back: without what made it a letter, and with what says that
+    it was one. `letter`: its properties; `is_retry`: the copy goes to a retry-letter topic, whose consumers need to
+    know where the letter came from."""
+    gone = OF_FAILURES if is_retry else OF_FAILURES + OF_ORIGIN
+    kept = {name: value for name, value in letter.items() if name not in gone}
+    if origin := letter.get(REDRIVEN_ORIGIN) or letter.get(ORIGIN_MESSAGE_ID):
+        kept[REDRIVEN_ORIGIN] = origin
+    return {**kept, REDRIVEN_LETTER: letter_id, REDRIVEN: str(count_redrives(letter) + 1)}
+
 
 _SCHEMES = ("non-persistent://", "persistent://")  # by `persistent`
 _STRICT = re.compile(r"[-=:.\w]+\Z")

@@ -15,7 +15,14 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .statistics import CoordinatorTransactions, HalfStats, TransactionHere, TransactionStats
+    from .statistics import (
+        CoordinatorTransactions,
+        HalfStats,
+        SubscriptionStats,
+        TopicStats,
+        TransactionHere,
+        TransactionStats,
+    )
 
 Table = Mapping[str, Callable[[Any], Any]]
 
@@ -100,6 +107,18 @@ LOG = _table({
 # ------------------------------------------------------------------------------------ transactions, half messages
 def optional(place: object, none: str | None = None) -> str | None:
     return str(place) if place is not None else none
+
+
+def waited_transaction_to_json(subscription: SubscriptionStats, topic: TopicStats) -> dict[str, Any]:
+    """Returns the open transaction for which messages of the subscription wait, and for how long the topic has known
+    it; {} if they wait for none. `topic`: the statistics of the subscription's topic or partition."""
+    from .states import Blocked  # here: the command line starts without it
+
+    found = topic.transactions
+    if subscription.blocked is not Blocked.OPEN_TRANSACTION or found is None or found.oldest is None:
+        return {}
+    waiting = topic.end_index - found.stable_index
+    return {"txn": str(found.oldest), "ageMs": found.oldest_ms, "waiting": waiting}
 
 
 def transaction_to_json(found: TransactionStats) -> dict[str, Any]:

@@ -110,6 +110,7 @@ class Blocked(_Words):
     DELAYS = "delayed messages cannot be stored and take all the memory that they may"
     DELAYED = "what is left is to be delivered later"
     HELD = "what is left failed, and waits for its back-off or to be a dead letter"
+    OPEN_TRANSACTION = "what is left waits for an open transaction"
     CAUGHT_UP = "everything was delivered"
     UNKNOWN = "unknown"
 

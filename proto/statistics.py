@@ -524,6 +524,8 @@ class ClusterSummary:
     late: tuple[str, ...] = ()  # those of `brokers` that answered only when they were asked again
     metadata_late: bool = False  # it did not answer in time, but answered something in the last seconds
     died: tuple[DiedBroker, ...] = ()
+    metadata_total_bytes: int = 0  # of the disk with the metadata; 0: not known
+    metadata_free_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ class ServerFrame(_message.Message):
     def __init__(self, id: _Optional[int] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., failed: _Optional[_Union[PublishFailed, _Mapping]] = ..., credit: _Optional[int] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ..., deliveries: _Optional[_Union[Deliveries, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., last: _Optional[_Union[LastMessageId, _Mapping]] = ..., end_of_topic: _Optional[_Union[Empty, _Mapping]] = ..., active: bool = ..., closed: _Optional[_Union[Error, _Mapping]] = ..., waits: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class OpenProducer(_message.Message):
-    __slots__ = ("topic", "producer_name", "access_mode", "properties", "instance", "connection", "initial_subscription", "topic_epoch", "schema", "hears_waits", "copies")
+    __slots__ = ("topic", "producer_name", "access_mode", "properties", "instance", "connection", "initial_subscription", "topic_epoch", "schema", "hears_waits", "existing_only", "copies")
     class AccessMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         SHARED: _ClassVar[OpenProducer.AccessMode]
@@ -190,6 +190,7 @@ class OpenProducer(_message.Message):
     TOPIC_EPOCH_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     HEARS_WAITS_FIELD_NUMBER: _ClassVar[int]
+    EXISTING_ONLY_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
     topic: str
     producer_name: str
@@ -201,8 +202,9 @@ class OpenProducer(_message.Message):
     topic_epoch: int
     schema: SchemaInfo
     hears_waits: bool
+    existing_only: bool
     copies: bool
-    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., access_mode: _Optional[_Union[OpenProducer.AccessMode, str]] = ..., properties: _Optional[_Mapping[str, str]] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ..., initial_subscription: _Optional[str] = ..., topic_epoch: _Optional[int] = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ..., hears_waits: bool = ..., copies: bool = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., access_mode: _Optional[_Union[OpenProducer.AccessMode, str]] = ..., properties: _Optional[_Mapping[str, str]] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ..., initial_subscription: _Optional[str] = ..., topic_epoch: _Optional[int] = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ..., hears_waits: bool = ..., existing_only: bool = ..., copies: bool = ...) -> None: ...
 
 class ProducerOpened(_message.Message):
     __slots__ = ("producer_name", "last_sequence_id", "max_message_size", "credit", "topic_epoch", "schema_version")
@@ -1251,7 +1253,7 @@ class BrokerSummary(_message.Message):
     def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., since_ms: _Optional[int] = ..., loop_busy: _Optional[float] = ..., connections: _Optional[int] = ..., degraded: _Optional[int] = ..., total: _Optional[_Union[NamespaceSums, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceSums, _Mapping]]] = ..., by_traffic: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_backlog: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_age: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., token_ends_ms: _Optional[int] = ..., full: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class BrokerSummariesReply(_message.Message):
-    __slots__ = ("brokers", "silent", "bookies", "metadata_away_ms", "refusing", "late", "metadata_late", "died")
+    __slots__ = ("brokers", "silent", "bookies", "metadata_away_ms", "refusing", "late", "metadata_late", "died", "metadata_total_bytes", "metadata_free_bytes")
     BROKERS_FIELD_NUMBER: _ClassVar[int]
     SILENT_FIELD_NUMBER: _ClassVar[int]
     BOOKIES_FIELD_NUMBER: _ClassVar[int]
@@ -1260,6 +1262,8 @@ class BrokerSummariesReply(_message.Message):
     LATE_FIELD_NUMBER: _ClassVar[int]
     METADATA_LATE_FIELD_NUMBER: _ClassVar[int]
     DIED_FIELD_NUMBER: _ClassVar[int]
+    METADATA_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     brokers: _containers.RepeatedCompositeFieldContainer[BrokerSummary]
     silent: _containers.RepeatedScalarFieldContainer[str]
     bookies: _containers.RepeatedCompositeFieldContainer[BookieStatus]
@@ -1268,7 +1272,9 @@ class BrokerSummariesReply(_message.Message):
     late: _containers.RepeatedScalarFieldContainer[str]
     metadata_late: bool
     died: _containers.RepeatedCompositeFieldContainer[DiedBroker]
-    def __init__(self, brokers: _Optional[_Iterable[_Union[BrokerSummary, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ..., bookies: _Optional[_Iterable[_Union[BookieStatus, _Mapping]]] = ..., metadata_away_ms: _Optional[int] = ..., refusing: _Optional[_Iterable[str]] = ..., late: _Optional[_Iterable[str]] = ..., metadata_late: bool = ..., died: _Optional[_Iterable[_Union[DiedBroker, _Mapping]]] = ...) -> None: ...
+    metadata_total_bytes: int
+    metadata_free_bytes: int
+    def __init__(self, brokers: _Optional[_Iterable[_Union[BrokerSummary, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ..., bookies: _Optional[_Iterable[_Union[BookieStatus, _Mapping]]] = ..., metadata_away_ms: _Optional[int] = ..., refusing: _Optional[_Iterable[str]] = ..., late: _Optional[_Iterable[str]] = ..., metadata_late: bool = ..., died: _Optional[_Iterable[_Union[DiedBroker, _Mapping]]] = ..., metadata_total_bytes: _Optional[int] = ..., metadata_free_bytes: _Optional[int] = ...) -> None: ...
 
 class DiedBroker(_message.Message):
     __slots__ = ("name", "endpoint", "seen_ms")
@@ -2487,6 +2493,14 @@ class BookiesReply(_message.Message):
     BOOKIES_FIELD_NUMBER: _ClassVar[int]
     bookies: _containers.RepeatedCompositeFieldContainer[BookieStatus]
     def __init__(self, bookies: _Optional[_Iterable[_Union[BookieStatus, _Mapping]]] = ...) -> None: ...
+
+class MetadataDisk(_message.Message):
+    __slots__ = ("total_bytes", "free_bytes")
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    total_bytes: int
+    free_bytes: int
+    def __init__(self, total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ...) -> None: ...
 
 class BackupRequest(_message.Message):
     __slots__ = ("name",)

@@ -71,7 +71,7 @@ def parse_producer_options(asked: wire.OpenProducer, config: BrokerConfig) -> Pr
         asked.topic, asked.producer_name, enum_from_number(AccessMode, asked.access_mode, "access mode"),
         dict(asked.properties), asked.instance, asked.connection, asked.initial_subscription, asked.topic_epoch,
         parse_schema_info(asked.schema) if asked.HasField("schema") else None,
-        metadata_bytes_max(config) if asked.copies else 0,
+        metadata_bytes_max(config) if asked.copies else 0, asked.existing_only,
     )  # fmt: skip
 
 

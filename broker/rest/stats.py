@@ -17,8 +17,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...proto import statistics as values
-from ...proto.pulsar_json import CONSUMER, PRODUCER, SUBSCRIPTION, TOPIC, optional, pick, time_to_json
-from ...proto.states import AccessMode, TxnState, title
+from ...proto.pulsar_json import (
+    CONSUMER,
+    PRODUCER,
+    SUBSCRIPTION,
+    TOPIC,
+    optional,
+    pick,
+    time_to_json,
+    waited_transaction_to_json,
+)
+from ...proto.states import AccessMode, Blocked, TxnState, title
 from ...runtime.clock import Clock
 from ..subscription.consumer import ActivityTimes, Consumer
 from ..subscription.core.policy import CAUGHT_UP_REASONS
@@ -27,7 +36,7 @@ from ..topic.topic import Topic
 
 RATE_S = 1.0
 METERS_MAX = 20_000
-_WAITING = frozenset(each.value for each in CAUGHT_UP_REASONS)
+_WAITING = frozenset((*CAUGHT_UP_REASONS, Blocked.OPEN_TRANSACTION))
 
 Numbers = tuple[float, ...]
 _MODES = {
@@ -77,7 +86,12 @@ def make_topic_stats_json(
 ) -> dict[str, Any]:
     """Returns the statistics of a topic as Pulsar's JSON. `topic`: the topic if it is loaded at this broker, else None.
     `publishers`, `consumers`: whether to list the producers and the consumers."""
-    subscriptions = {each.name: _subscription(each, topic, meters, consumers) for each in found.subscriptions}
+    subscriptions = {
+        each.name: {
+            **_subscription(each, topic, meters, consumers),
+            "waitsForTransaction": waited_transaction_to_json(each, found),
+        } for each in found.subscriptions
+    }  # fmt: skip
     backlog_size = max((each.backlog_bytes for each in found.subscriptions), default=0)
     oldest = min((each.oldest_ms for each in found.subscriptions if each.oldest_ms), default=0)
     slowest = next((each.name for each in found.subscriptions if oldest and each.oldest_ms == oldest), None)

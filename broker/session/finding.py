@@ -197,7 +197,7 @@ async def find_messages(broker: TopicManager, wanted: FindRequest, caller: CallC
     shape, reader = topic.shown.shape, topic.shown.reader
     floor = max(shape.first_index, (await reader.locate_time(wanted.since_ms)).first_index if wanted.since_ms else 0)
     end = (await reader.locate_time(wanted.until_ms)).first_index if wanted.until_ms else shape.end_index
-    waiting = topic.log.shape.end_index - shape.end_index if end == shape.end_index else 0
+    waiting = topic.waiting_message_count if end == shape.end_index else 0
     end = min(end, wanted.before_index or end)
     # without criteria it wants the newest messages, which is as much as any read
     with nullcontext() if wanted.criteria == Criteria() else _running(broker, wanted.topic):

@@ -75,6 +75,7 @@ class ProducerOptions(msgspec.Struct, frozen=True):
     topic_epoch: int = 0  # that this producer had when it was exclusive last; 0: none
     schema: SchemaInfo | None = None  # None: bytes
     room: int = 0  # bytes of an entry beside max_message_bytes, where that bounds payloads alone
+    existing_only: bool = False  # TopicNotFound rather than a new topic
 
     def check(self) -> None:
         """Raises InvalidName if a name in the options is invalid or too long."""
@@ -132,7 +133,7 @@ class ProducerSession:
         await broker.access.check_permission(principal, Permission.PRODUCE, topic=topic_name)
         if first := options.initial_subscription:
             await broker.access.check_permission(principal, Permission.CONSUME, topic=topic_name, subscription=first)
-        topic = await broker.topic(topic_name, publishes=True)
+        topic = await broker.topic(topic_name, create=not options.existing_only, publishes=True)
         if topic.log.state is TopicState.TERMINATED:
             raise TopicTerminated(f"topic {topic.name} is terminated: it can be read and not written", topic=topic.name)
         id_ = broker.allocate_client_id()

@@ -68,7 +68,7 @@ from ..subscription.core.policy import SlotDistribution
 from ..subscription.core.subscription_types import SubscriptionType as Registered
 from ..subscription.subscription import Subscription
 from ..topic.admission_core import backlog_bytes
-from ..topic.statistics import analyze_backlog, count_unacknowledged, estimate_backlog
+from ..topic.statistics import analyze_backlog, count_unacknowledged, estimate_backlog, find_blocked_reason
 from ..topic.topic import Topic
 from .administration import call_operation_at_broker
 
@@ -171,7 +171,7 @@ async def collect_subscription_stats(
         acked_ranges=cursor.holes.hole_range_count if cursor.acked else 0,
         consumers=tuple(_consumer(each, slots[id_]) for id_, each in subscription.consumers.items()),
         active_consumer=active.name if active is not None else "",
-        blocked=_why_blocked(subscription, backlog), blocked_on_unacked=dispatcher.full,
+        blocked=find_blocked_reason(topic, subscription, backlog), blocked_on_unacked=dispatcher.full,
         dispatch_throttled=subscription.pump.rates[0].throttled, replay_entries=dispatcher.replay_entries,
         key_shared_mode=states.KeyDistribution(keys.mode), allow_out_of_order_delivery=keys.out_of_order,
         draining=tuple(values.DrainingSlot(*each) for each in keys.draining), drained_total=keys.drained_total,
@@ -214,13 +214,6 @@ def _key_in_memory(topic: Topic, position: Position, slot: int) -> str:
         return ""  # damaged: its consumer detects that
     key = next((each for each in keys if each is not None and compute_key_slot(each) == slot), b"")
     return key.decode(errors="replace")[:KEY_CHARACTERS_MAX]
-
-
-def _why_blocked(subscription: Subscription, backlog: int) -> states.Blocked:
-    """Returns the reason why no consumer gets the next message of the subscription. If the subscription has no backlog,
-    the reason is never NO_CONSUMER."""
-    blocked = subscription.pump.blocked or states.Blocked.NO
-    return states.Blocked.CAUGHT_UP if blocked is states.Blocked.NO_CONSUMER and backlog == 0 else blocked
 
 
 def _name(type_: Registered | None) -> states.SubscriptionType:
@@ -343,14 +336,27 @@ class ClusterSummaries:
         if here:
             return ClusterSummary((await self._summary(),), ())
         mine, members = await asyncio.gather(self._summary(), self._broker.read_brokers_and_bookies())
-        others = await self._ask_others(members, op.BROKER_SUMMARIES)
+        others, disk = await asyncio.gather(
+            self._ask_others(members, op.BROKER_SUMMARIES), self._measure_metadata_disk(members)
+        )
         found = [mine, *(each for other in others.answers for each in other.brokers)]
         found += [_unknown_summary(each) for each in members.brokers if each.name in others.older]
         return ClusterSummary(
             tuple(sorted(found, key=attrgetter("name"))), others.silent, tuple(map(describe_bookie, members.bookies)),
             members.away_ms, others.refusing, others.late, members.late,
-            tuple(DiedBroker(each.broker, each.endpoint, each.seen_ms) for each in members.died),
+            tuple(DiedBroker(each.broker, each.endpoint, each.seen_ms) for each in members.died), *disk,
         )  # fmt: skip
+
+    async def _measure_metadata_disk(self, members: RegisteredServers) -> tuple[int, int]:
+        """Returns the size of the disk with the metadata, and what is free; (0, 0) if the metadata does not say."""
+        if members.away_ms or members.late:
+            return 0, 0
+        try:
+            async with asyncio.timeout(OTHERS_S):
+                return await self._broker.metadata.measure_disk() or (0, 0)
+        except (MagnetarError, TimeoutError) as error:
+            _LOG.debug("the disk of the metadata is not known: %r", error)
+            return 0, 0
 
     async def _summary(self) -> BrokerSummary:
         broker = self._broker
@@ -537,27 +543,29 @@ ENDS = {
     Blocked.DELAYS: "Bookies have to take the delayed messages: look at them.",
     Blocked.DELAYED: "It goes on by itself, when the messages are due.",
     Blocked.HELD: "It goes on by itself, after the back-off.",
+    Blocked.OPEN_TRANSACTION: "It goes on when that has ended: by its program, its time-out, or 'magnetar transactions "
+    "abort'.",
 }
-"""For each reason why a ledger is kept: what would end this reason."""
+"""For each reason why a subscription delivers nothing: what would end this reason."""
 
 
 def explain_stuck_subscription(topic: Topic, subscription: Subscription, backlog: int) -> WhyStuck:
     """Returns an explanation why a subscription delivers no more messages, or the statement that it does deliver.
     `backlog`: the number of its unacknowledged messages."""
-    blocked = _why_blocked(subscription, backlog)
+    blocked = find_blocked_reason(topic, subscription, backlog)
     dispatcher, now_ms = subscription.dispatcher, topic.world.clock.wall_ms()
     if blocked in (Blocked.NO, Blocked.CAUGHT_UP) and not dispatcher.unacked:
-        waiting = topic.log.shape.end_index - topic.shown.shape.end_index
-        if waiting and not subscription.reads_uncommitted and blocked is Blocked.CAUGHT_UP:
-            behind = f"{_count(waiting, 'message')} come after its begin: 'magnetar transactions list' shows it."
-            return WhyStuck(True, blocked, ("It has delivered everything up to an open transaction.", behind))
         text = "It has delivered everything." if backlog == 0 else "It delivers."
         return WhyStuck(False, blocked, (text,))
     sentences = list[str]()
-    stuck = backlog > 0 and blocked not in (Blocked.NO, Blocked.CAUGHT_UP)
+    waits = blocked is Blocked.OPEN_TRANSACTION
+    stuck = waits or (backlog > 0 and blocked not in (Blocked.NO, Blocked.CAUGHT_UP))
     held_keys = [each for each in list_held_keys(topic, subscription) if now_ms - each.since_ms >= STUCK_KEY_S * 1000]
     if stuck:
         sentences += [f"{str(blocked).capitalize()}.", ENDS.get(blocked, "")]
+    if waits:
+        sentences.append(_describe_waiting_for_transaction(topic))
+    elif stuck:
         oldest = topic.maintenance.oldest_arrival_ms_in_memory(subscription) if subscription.is_durable else 0
         since = f", the oldest for {_span((now_ms - oldest) / 1000)}" if oldest else ""
         sentences.append(f"{_count(backlog, 'message')} wait{'' if backlog > 1 else 's'}{since}.")
@@ -601,6 +609,15 @@ def _explain_parts(subscription: Subscription) -> str:
         f"{_count(entries, 'entry')} {'is' if entries == 1 else 'are'} acknowledged in part, by consumers that "
         f"acknowledge by index; {whole[0]!r} does not, and gets them whole."
     )
+
+
+def _describe_waiting_for_transaction(topic: Topic) -> str:
+    transactions, waiting = topic.transactions.statistics(), topic.waiting_message_count
+    assert transactions is not None, "without transactions every message is shown"
+    which = "one that is ending"
+    if transactions.oldest is not None:
+        which = f"{transactions.oldest}, open for {_span(transactions.oldest_ms / 1000)}"
+    return f"{_count(waiting, 'message')} wait{'' if waiting > 1 else 's'} for {which}."
 
 
 def trace_message(topic: Topic, position: Position, batch_index: int) -> MessageTrace:
@@ -656,7 +673,7 @@ def _state_of_message(topic: Topic, subscription: Subscription, position: Positi
         return make_state("held back", f"Its back-off ends in {_span(max(0, until_ms - now_ms) / 1000)}.")
     if dispatcher.delays is not None and dispatcher.delaying and dispatcher.delays.is_delayed(position):
         return make_state("delayed", "Its delivery time has not come.")
-    blocked = _why_blocked(subscription, 1)
+    blocked = find_blocked_reason(topic, subscription, 1)
     why = f": {blocked}" if blocked not in (Blocked.NO, Blocked.CAUGHT_UP) else ""
     if position < dispatcher.read_position:
         return make_state("redelivery", f"It was taken back, and comes again{why}.")

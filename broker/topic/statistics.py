@@ -7,10 +7,11 @@ operator (examine)."""
 from __future__ import annotations
 
 import asyncio
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...proto.errors import NotFound
 from ...proto.names import Position
+from ...proto.states import Blocked
 from ...runtime.clock import Clock
 from ..common.config import BrokerConfig
 from ..common.token_bucket import EventLoopSlices, RateLimit
@@ -20,6 +21,9 @@ from ..log.log_shape_core import Span
 from ..subscription.dead_letters import find_remaining_chunks
 from ..subscription.subscription import Subscription
 from .admission_core import backlog_bytes
+
+if TYPE_CHECKING:
+    from .topic import Topic
 
 
 class BrokerRateLimits:
@@ -91,6 +95,19 @@ class TopicStatistics:
 # The backlog of a subscription: its size, a peek at its beginning, and skipping it. For operators; nothing here is in
 # the path of a message. `analyze_backlog` counts exactly, and reads for it; `count_unacknowledged` reads nothing but
 # the place of the mark.
+
+
+def find_blocked_reason(topic: Topic, subscription: Subscription, backlog: int | None) -> Blocked:
+    """Returns the reason why no consumer gets the next message of the subscription. `backlog`: the number of its
+    unacknowledged messages, None if that is not known. A subscription without a backlog that has no consumer needs
+    none: it has caught up. One that has caught up waits for an open transaction, if a message that it would get comes
+    after the begin of one, and it does not read uncommitted messages."""
+    blocked = subscription.pump.blocked or Blocked.NO
+    if blocked is Blocked.NO_CONSUMER and backlog == 0:
+        blocked = Blocked.CAUGHT_UP
+    if blocked is Blocked.CAUGHT_UP and not subscription.reads_uncommitted and topic.waiting_message_count:
+        return Blocked.OPEN_TRANSACTION
+    return blocked
 
 
 async def count_unacknowledged(log: ReadableLog, subscription: Subscription) -> int:

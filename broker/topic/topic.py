@@ -279,6 +279,12 @@ class Topic:
             return self.compaction.view
         return self.log if uncommitted else self.shown
 
+    @property
+    def waiting_message_count(self) -> int:
+        """Returns how many messages come after the begin of an open transaction: consumers of committed messages do not
+        get them before it ends."""
+        return self.log.shape.end_index - self.shown.shape.end_index
+
     def choose_log_of_subscription(self, subscription: Subscription, *, compacted: bool) -> None:
         """Sets which log the subscription reads, before a consumer joins it. The log depends on `compacted` and on the
         isolation level of the subscription, which must be set before. Raises ConsumerBusy if connected consumers read

@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from click import option
 
-from ...proto.alarms import find_alarms, find_metadata_alarms, find_repair_alarms, format_age, format_count
+from ...proto.alarms import (
+    find_alarms,
+    find_metadata_alarms,
+    find_metadata_disk_alarms,
+    find_repair_alarms,
+    format_age,
+    format_count,
+)
 from ...runtime.clock import SystemClock
 from ..common.exits import FAILED, NOT_FOUND, Failure
 from ..common.lazy import LazyCommand, LazyGroup
@@ -44,6 +51,7 @@ BOOKIE_COLUMNS = ("bookie", "endpoint", "version", "state", "freePercent", "free
 TOPIC_COLUMNS = ("topic", "in", "out", "bytesIn", "bytesOut", "backlog", "oldest", "storage", "producers", "consumers")
 SORTS = {"traffic": "throughput_in", "backlog": "backlog", "age": "oldest_ms"}
 """The ways of `top`, and how pages of topics are sorted for them."""
+MEASURED = {"traffic": "traffic", "backlog": "a backlog", "age": "a message that is not acknowledged"}
 
 
 # ------------------------------------------------------------------------------------------------------ status
@@ -71,6 +79,7 @@ def status(session: Session) -> None:
     away = find_metadata_alarms(summary.metadata_away_ms, now_ms, late=summary.metadata_late)
     died = [asdict(each) for each in summary.died]
     alarms = find_alarms(brokers, summary.silent, bookies, oldest, now_ms, summary.refusing, summary.late, died)
+    alarms += find_metadata_disk_alarms(summary.metadata_total_bytes, summary.metadata_free_bytes)
     if not away:
         alarms += find_repair_alarms(repair, storage.why, refused=storage.refused, unlisted=storage.unlisted)
     alarms = [*away, *sorted(alarms, key=lambda alarm: not alarm.needed)]
@@ -80,6 +89,7 @@ def status(session: Session) -> None:
             "died": [{"broker": each["name"], "endpoint": each["endpoint"], "seenMs": each["seen_ms"]}
                      for each in died],
             "bookies": bookies,
+            "metadataDisk": {"totalBytes": summary.metadata_total_bytes, "freeBytes": summary.metadata_free_bytes},
             "repair": repair, "backlogs": [make_topic_row(each, now_ms) for each in backlogs],
             "alarms": [each._asdict() for each in alarms],
         })  # fmt: skip
@@ -255,7 +265,8 @@ def top(session: Session, by: str, contains: str, limit: int, every_s: float, on
         rows, silent = _largest_now(session, by, contains, limit)
         if live:
             click.echo("\x1b[H\x1b[J", nl=False)  # to the corner, and all after it is empty
-        session.out.print_rows(rows, TOPIC_COLUMNS, empty="no such topics")
+        nothing = "no such topics" if contains else f"no topic has {MEASURED[by]}"
+        session.out.print_rows(rows, TOPIC_COLUMNS, empty=nothing)
         for name in silent:
             click.echo(f"broker {name} does not answer: its topics are missing", err=True)
         if not live:

@@ -30,6 +30,7 @@ from ...proto.alarms import (
     Alarm,
     find_alarms,
     find_metadata_alarms,
+    find_metadata_disk_alarms,
     find_repair_alarms,
     format_age,
 )
@@ -93,6 +94,7 @@ class ClusterFacts:
     late: Sequence[str] = ()  # of `brokers`
     died: Sequence[Row] = ()  # DiedBroker
     metadata_late: bool = False  # as of `status`
+    metadata_disk: tuple[int, int] = (0, 0)  # its size, and what is free; size 0: not known
 
 
 class DoctorCheck(NamedTuple):
@@ -137,6 +139,12 @@ def _alarms(code: str) -> Callable[[ClusterFacts], list[Alarm]]:
 
 def _metadata(facts: ClusterFacts) -> list[Alarm]:
     return find_metadata_alarms(facts.metadata_away_ms, facts.now_ms, late=facts.metadata_late)
+
+
+def _metadata_disk(facts: ClusterFacts) -> list[Alarm] | str:
+    if not facts.metadata_disk[0]:
+        return "the metadata does not say: it is on ZooKeeper, or of an older release"
+    return find_metadata_disk_alarms(*facts.metadata_disk)
 
 
 def _reachable(facts: ClusterFacts) -> Iterator[Alarm]:
@@ -331,6 +339,7 @@ CHECKS = (
     DoctorCheck("D17", "no topic refuses or holds publishes for its backlog quota", _alarms("D17"), False),
     DoctorCheck("D18", "no bookie refuses to collect garbage", _alarms("D18")),
     DoctorCheck("D19", "no broker has gone without closing in order", _alarms("D19"), False),
+    DoctorCheck("D20", "space on the disk of the metadata", _metadata_disk),
 )
 """What `magnetar doctor` looks at, in this order."""
 
@@ -349,6 +358,7 @@ def gather(session: Session, backup: str | None) -> ClusterFacts:
         silent=summary.silent, refusing=summary.refusing,
         oldest=find_largest_topics(summary, "age", TOPICS), backup_ms=find_newest_file_time_ms(backup, now_ms),
         version=PRODUCT, url=session.url, metadata_away_ms=summary.metadata_away_ms, late=summary.late,
+        metadata_disk=(summary.metadata_total_bytes, summary.metadata_free_bytes),
         metadata_late=summary.metadata_late, died=[asdict(each) for each in summary.died],
     )  # fmt: skip
     if summary.metadata_away_ms or summary.metadata_late:

@@ -5,25 +5,37 @@ On a partitioned topic each verb is applied to every partition, at its owner.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click import option
 
 from ...proto.alarms import format_count
-from ..common.output import make_printed_stored_message, print_consumed_message, show_progress
+from ..common.exits import INCOMPLETE, NOT_FOUND, Failure
+from ..common.output import (
+    RAW,
+    format_message_id,
+    make_printed_stored_message,
+    print_consumed_message,
+    show_progress,
+)
 from ..common.session import Session, confirm, session_command
 from ..common.units import FiniteNumber, parse_message_id
 from .topics import full_name
 
 if TYPE_CHECKING:
     from ...client.admin import StoredMessage
+    from ...client.model.message_id import MessageId
     from ...client.redrive import RedriveOptions, RedriveResult
 
 FOUND = 100
 """Messages that are shown unless -n says otherwise."""
+LETTER_SEARCHES_MAX = 20
+"""Partitions of letter topics that a trace looks into: a search may take 10 s."""
 
 
 @session_command(
@@ -35,20 +47,21 @@ FOUND = 100
     option("--until", default=None, help="Stored before."),
     option("-n", "--count", type=click.IntRange(1), default=FOUND, show_default=True, help="Show at most so many."),
     option("--before", type=click.IntRange(1), default=None, help="Go on below this index, of one partition."),
-    option("--all", "everything", is_flag=True, help="Look at everything, however long it takes."),
+    option("--all", "everything", is_flag=True, help="Look at everything, however long it takes."), RAW,
     option("--dry-run", is_flag=True, help="Say only what would be read, by the key indexes."),
 )
 def find(
     session: Session, topic: str, key: str, property_: str, text: str, where: str, since: str | None,
-    until: str | None, count: int, before: int | None, everything: bool, dry_run: bool,
+    until: str | None, count: int, before: int | None, everything: bool, dry_run: bool, raw: bool,
 ) -> None:  # fmt: skip
     """Show the messages of a topic that have a key, a property, a text or what a filter says, the newest first (of
     several partitions by the time of their publication), each after its id, time, key and properties. It takes none
     of them, and needs no subscription.
 
     Of each partition it looks at the newest 100,000 messages, 64 MiB, or for 10 s; its last line on standard error says
-    how far it got. Exit code 4: it looked at everything, and found none. What the key indexes of a topic (policy
-    key-index) say cannot fit, by key, property or filter, is passed over unread and does not count.
+    how far it got. What the key indexes of a topic (policy key-index) say cannot fit, by key, property or filter, is
+    passed over unread and does not count. Exit codes: 0 it found some; 4 it looked at everything and found none; 6 it
+    found none and did not look at everything.
 
     \b
     Examples:
@@ -56,7 +69,6 @@ def find(
       magnetar topics find orders --where "total > 100 AND region IN ('eu', 'us')" --since 2h -o wide
       magnetar topics find orders --text 4711 --all -o jsonl
     """
-    from ...proto.errors import NotFound
     from ...runtime.clock import SystemClock
     from ..common.units import parse_moment_ms
 
@@ -97,7 +109,7 @@ def find(
     if len(parts) > 1:
         messages.sort(key=lambda each: -each.publish_time_ms)
     for message in messages[:count]:
-        print_consumed_message(make_printed_stored_message(message), session.out, described=True)
+        print_consumed_message(make_printed_stored_message(message), session.out, described=True, raw=raw)
     said = [f"looked at {format_count(looked_at, 'message')} of {full_name(topic)}"]
     if dry_run:
         said = [f"would look at {format_count(looked_at, 'message')} ({read_bytes:,} bytes) of {full_name(topic)}"]
@@ -113,15 +125,22 @@ def find(
             f"{format_count(waiting, 'more message')} come after the begin of an open transaction, and nobody gets "
             "them before it ends: 'magnetar transactions list'"
         )
-    if not messages and not left and not unread and not waiting and not dry_run:
-        raise NotFound("; ".join((f"{said[0]}: none of them fits", *said[1:])))
-    click.echo("\n".join((*said, *(f"not looked at: {each}" for each in left))), err=True)
+    missed = bool(left or unread or waiting)
+    said += [f"not looked at: {each}" for each in left]
+    if not messages and not dry_run:
+        said[0] += ": none of them fits"
+        raise Failure("; ".join(said), INCOMPLETE if missed else NOT_FOUND)
+    click.echo("\n".join(said), err=True)
 
 
 @session_command()
 def trace(session: Session, topic: str, message_id: str) -> None:
     """Show what has become of a message: whether the topic has it, and for each subscription whether it is
     acknowledged, delivered, delayed, held back, or waits. Its id is as other commands print it.
+
+    Of a subscription that has acknowledged it, it also looks into the dead-letter topic and the retry topic (of each
+    partition at the newest 100,000 messages, as find does), and says which letter the message has become. Standard
+    error says what it has not looked at.
 
     Example: magnetar topics trace orders 17:3
     """
@@ -134,32 +153,120 @@ def trace(session: Session, topic: str, message_id: str) -> None:
     found = session.admin.trace_message(
         parts[0], ledger_id=wanted.ledger_id(), entry_id=wanted.entry_id(), batch_index=wanted.batch_index()
     )
-    rows = [{"topic": parts[0], **asdict(each)} for each in found.subscriptions]
+    rows = [{"topic": parts[0], **asdict(each), "letter": None} for each in found.subscriptions]
+    is_gone = found.stored.startswith("The topic has no such message: ")
+    rows += [
+        {"topic": parts[0], "subscription": name, "state": "", "detail": "", "letter": None}
+        for name in (session.admin.subscriptions(parts[0]) if is_gone else ())
+    ]  # fmt: skip
+    unseen = _add_letters(session, [each for each in rows if each["state"] in ("acknowledged", "")], wanted)
+    rows = [each for each in rows if each["state"]]
     if session.out.is_structured:
-        session.out.print_document({"stored": found.stored, "subscriptions": rows})
+        session.out.print_document({"stored": found.stored, "subscriptions": rows, "notLookedAt": unseen})
         return
     click.echo(found.stored)
     if rows:
         session.out.print_rows(rows, ("subscription", "state", "detail"))
+    for each in unseen:
+        click.echo(f"not looked at: {each}", err=True)
+
+
+def _add_letters(session: Session, rows: Sequence[dict[str, Any]], wanted: MessageId) -> list[str]:
+    """Looks for the letter that the message `wanted` has become for the subscription of each row, and puts it into the
+    row. Returns what was not looked at, and why."""
+    from ...proto.errors import InvalidName, MagnetarError, NotFound
+
+    unseen, searches = list[str](), 0
+    for row in rows:
+        where = _make_origin_filter(wanted, row["subscription"])
+        for state, topic in _list_letter_topics(session, row["topic"], row["subscription"]):
+            try:
+                for part in session.admin.parts(topic):
+                    if row["letter"] is None:
+                        searches += 1
+                        if searches > LETTER_SEARCHES_MAX:
+                            return [*unseen, f"{part} and the letter topics after it: {LETTER_SEARCHES_MAX} are enough"]
+                        unseen += _add_letter(session, row, state, part, where)
+            except (NotFound, InvalidName):
+                continue
+            except MagnetarError as error:
+                unseen.append(f"{topic}: {error.message}")
+    return unseen
+
+
+def _add_letter(session: Session, row: dict[str, Any], state: str, part: str, where: str) -> list[str]:
+    """Puts the newest letter in `part` that fits into the row. Returns what was not looked at."""
+    found = session.admin.find_messages(part, where=where, limit=1)
+    for letter in found.messages:
+        place = format_message_id(letter.message_id)
+        redriven = _is_redriven(session, part, letter.message_id)
+        row["letter"] = {"topic": part, "messageId": place, "index": letter.index, "redriven": redriven}
+        row["state"], row["detail"] = state, f"It is message {place} of {part}, index {letter.index}."
+        if redriven:
+            row["detail"] += " It went back from there: 'topics redrive'."
+        return []
+    left = [f"{part} below index {found.before_index}: {found.why}"] if found.before_index else []
+    for number, why in ((found.unread, "too large or damaged"), (found.waiting, "after the begin of a transaction")):
+        if number:
+            left.append(f"{format_count(number, 'message')} of {part}: {why}")
+    return left
+
+
+def _is_redriven(session: Session, part: str, letter: MessageId) -> bool:
+    """Returns whether the letter went back: `redrive` acknowledges it with its copy."""
+    from ...client.redrive import SUBSCRIPTION
+
+    place = {"ledger_id": letter.ledger_id(), "entry_id": letter.entry_id(), "batch_index": letter.batch_index()}
+    states = {each.subscription: each.state for each in session.admin.trace_message(part, **place).subscriptions}
+    return states.get(SUBSCRIPTION) == "acknowledged"
+
+
+def _list_letter_topics(session: Session, topic: str, subscription: str) -> Iterator[tuple[str, str]]:
+    """Yields what a message of the subscription is in which letter topic. A topic that a program chose is not known."""
+    from ...proto.errors import MagnetarError
+    from ...proto.names import TopicName
+
+    base = TopicName.parse(topic).base.full
+    with suppress(MagnetarError):  # who may not read policies looks under the usual names
+        if chosen := session.admin.topic_policies(base, applied=True).dead_letter_topic:
+            yield "dead letter", chosen
+    yield "dead letter", f"{base}-{subscription}-DLQ"
+    yield "retried", f"{base}-{subscription}-RETRY"
+
+
+def _make_origin_filter(wanted: MessageId, subscription: str) -> str:
+    """Returns the filter of the letters that a message of the subscription became. ORIGIN_MESSAGE_ID is `(17,3,-1,0)`,
+    or `17:3:-1:0` from Pulsar's Java client; without a batch index any message of the entry fits."""
+    from ...proto.names import ORIGIN_MESSAGE_ID, REAL_SUBSCRIPTION
+
+    ledger, entry, index = wanted.ledger_id(), wanted.entry_id(), wanted.batch_index()
+    ours, javas = ("%)", "%") if index < 0 else (f"%,{index})", f"%:{index}")
+    quoted = subscription.replace("'", "''")
+    return (
+        f"{REAL_SUBSCRIPTION} = '{quoted}' AND ({ORIGIN_MESSAGE_ID} LIKE '({ledger},{entry},{ours}' "
+        f"OR {ORIGIN_MESSAGE_ID} LIKE '{ledger}:{entry}:{javas}')"
+    )
 
 
 @session_command(
     option("-s", "--subscription", default="", help="Only those that this subscription gave up."),
     option("--where", default="", help="Only those for which this filter holds."),
-    option("-n", "--count", type=click.IntRange(1), default=None, help="At most so many (default: all)."),
+    option("-n", "--count", "--limit", type=click.IntRange(1), default=None, help="At most so many (default: all)."),
+    option("--to", default="", help="To this topic, in place of where they came from."),
     option("-r", "--rate", type=FiniteNumber(0.001), default=None, help="So many a second (default: all it takes)."),
     option("--dry-run", is_flag=True, help="Say only what would go where."),
     option("--force", is_flag=True, help="Also those that went back three times already."),
 )
 def redrive(
-    session: Session, topic: str, subscription: str, where: str, count: int | None, rate: float | None, dry_run: bool,
-    force: bool, yes: bool,
+    session: Session, topic: str, subscription: str, where: str, count: int | None, to: str, rate: float | None,
+    dry_run: bool, force: bool, yes: bool,
 ) -> None:  # fmt: skip
     """Send dead letters back to where they came from: the letters of a dead-letter topic, to the retry topic of their
-    subscription, or to the end of their topic, where every subscription gets them.
+    subscription if that reads it, or to the end of their topic, where every subscription gets them: the answer names
+    those. A topic that does not exist any more is not made: its letters stay.
 
-    Each goes back in one transaction with its acknowledgement on the subscription "redrive" of the dead-letter topic:
-    whenever the command is killed, none goes twice and none is lost, and the next run goes on.
+    Each goes in one transaction with its acknowledgement on the subscription "redrive" of the dead-letter topic:
+    whenever the command is killed, none goes twice and none is lost, and the next run goes on. One run at a time.
 
     \b
     Examples:
@@ -168,7 +275,7 @@ def redrive(
     """
     from ...client.redrive import RedriveOptions
 
-    options = RedriveOptions(subscription, where, count or 0, rate or 0.0, dry_run, force)
+    options = RedriveOptions(subscription, where, count or 0, rate or 0.0, dry_run, force, to)
 
     def count_letters() -> str:
         found = _redrive(session, topic, replace(options, dry_run=True))
@@ -177,20 +284,41 @@ def redrive(
     if not dry_run:
         confirm(f"Send the dead letters of {full_name(topic)} back", yes, count_letters)
     result = _redrive(session, topic, options)
-    rows = [{"goes": True, "where": name, "letters": number} for name, number in sorted(result.sent.items())]
-    rows += [{"goes": False, "where": why, "letters": number} for why, number in sorted(result.left.items())]
+    of_all = {"complete": result.is_complete}  # else what comes after these letters was not looked at
+    rows = [
+        {**of_all, "goes": True, "where": name, "letters": number, "readers": _list_readers(result, name)}
+        for name, number in sorted(result.sent.items())
+    ]
+    rows += [
+        {**of_all, "goes": False, "where": why, "letters": number, "readers": None}
+        for why, number in sorted(result.left.items())
+    ]
     if session.out.is_structured:
-        session.out.print_rows(rows, ("goes", "where", "letters"))
+        session.out.print_rows(rows, ("goes", "where", "letters", "readers", "complete"))
     else:
         said = "\n".join(_describe_redrive(result)) or f"no letter of {full_name(topic)} is left"
         session.out.print_result_text(said)
 
 
 def _describe_redrive(result: RedriveResult) -> list[str]:
-    return [
-        *(f"{number:,} to {name}" for name, number in sorted(result.sent.items())),
-        *(f"{number:,} stay: {why}" for why, number in sorted(result.left.items())),
-    ]
+    """Returns what became of the letters that were looked at, in sentences; [] if there was none."""
+    said = []
+    for name, number in sorted(result.sent.items()):
+        said.append(f"{number:,} to {name}")
+        if name in result.readers:
+            readers = _list_readers(result, name)
+            who = "which are not known" if readers is None else ", ".join(readers) or "none so far"
+            said[-1] += f", where all subscriptions get them: {who}"
+    said += [f"{number:,} stay: {why}" for why, number in sorted(result.left.items())]
+    if said and not result.is_complete:
+        said.append("what comes after these was not looked at")
+    return said
+
+
+def _list_readers(result: RedriveResult, topic: str) -> list[str] | None:
+    """Returns the subscriptions that all get what goes to the topic; None: only that of the letter, or not known."""
+    found = result.readers.get(topic)
+    return None if found is None else list(found)
 
 
 def _redrive(session: Session, topic: str, options: RedriveOptions) -> RedriveResult:

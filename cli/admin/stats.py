@@ -10,7 +10,16 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Any
 
-from ...proto.pulsar_json import OF_PRODUCER, PRODUCER, SUBSCRIPTION, TOPIC, pick, time_to_json
+from ...proto.alarms import format_age, format_count
+from ...proto.pulsar_json import (
+    OF_PRODUCER,
+    PRODUCER,
+    SUBSCRIPTION,
+    TOPIC,
+    pick,
+    time_to_json,
+    waited_transaction_to_json,
+)
 
 if TYPE_CHECKING:
     from ...client import admin as values
@@ -46,6 +55,7 @@ _OF_SUBSCRIPTION = (
 """Names of proto/pulsar_json.py, in the order of the JSON."""
 SUMS = (*_SUMMED.split(), "msgBacklog", "backlogSize")
 _CAUGHT_UP = "everything was delivered"
+_WAITED = "waitsForTransaction"
 
 
 def ask_partition_stats(session: Session, topic: str, *, precise: bool = False) -> list[values.TopicStats]:
@@ -161,10 +171,16 @@ def _more_telling(known: str, other: str) -> str:
     return known if known not in ("", _CAUGHT_UP) else other or known
 
 
+def _join_waited(known: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Returns the older of two transactions for which partitions of a subscription wait, and what waits for both."""
+    oldest = max(known, other, key=lambda each: each.get("ageMs", -1))
+    return {**oldest, "waiting": sum(each["waiting"] for each in (known, other) if each)} if oldest else {}
+
+
 _JOINED: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(("type", "durable", "keySharedMode", "allowOutOfOrderDelivery"), _first), "blocked": _more_telling,
     **dict.fromkeys(("activeConsumerName", "blockedSubscriptionOnUnackedMsgs"), _either),
-    "earliestMsgPublishTimeInBacklog": _earlier,
+    "earliestMsgPublishTimeInBacklog": _earlier, _WAITED: _join_waited,
 }  # fmt: skip
 """How the partitions of a subscription come together; others are added."""
 
@@ -172,13 +188,13 @@ _JOINED: dict[str, Callable[[Any, Any], Any]] = {
 def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any]]:
     """Returns the statistics of a topic's subscriptions, by the name of the subscription. `found`: the statistics of
     the topic, or of each of its partitions; counts are summed over the partitions."""
-    parts: dict[str, list[values.SubscriptionStats]] = {}
+    parts: dict[str, list[dict[str, Any]]] = {}
     for reply in found:
         for each in reply.subscriptions:
-            parts.setdefault(each.name, []).append(each)
+            record = {**pick(SUBSCRIPTION, each, _OF_SUBSCRIPTION), _WAITED: waited_transaction_to_json(each, reply)}
+            parts.setdefault(each.name, []).append(record)
     return {
-        name: pick(SUBSCRIPTION, of[0], _OF_SUBSCRIPTION) if len(of) == 1
-        else {key: reduce(_JOINED.get(key, add), map(SUBSCRIPTION[key], of)) for key in _OF_SUBSCRIPTION.split()}
+        name: {key: reduce(_JOINED.get(key, add), (each[key] for each in of)) for key in of[0]}
         for name, of in parts.items()
     }
 
@@ -191,10 +207,21 @@ def make_subscription_rows(found: dict[str, dict[str, Any]]) -> list[dict[str, A
             "subscription": name,
             "consumers": len(record["consumers"]),
             "markDelete": record["markDeletePositions"],
-            "blocked": record["blocked"] or None,
+            "blocked": _describe_blocked(record),
         }
         for name, record in found.items()
     ]
+
+
+def _describe_blocked(record: dict[str, Any]) -> str | None:
+    """Returns why no consumer of a subscription gets the next message, for a table; None if one gets it."""
+    from ...proto.states import Blocked
+
+    waited = record[_WAITED]
+    if waited and record["blocked"] == Blocked.OPEN_TRANSACTION:
+        age = f"{format_age(waited['ageMs'] / 1000)}, {format_count(waited['waiting'], 'message')} after its begin"
+        return f"{record['blocked']}: {waited['txn']}, open for {age}"
+    return record["blocked"] or None
 
 
 def make_producer_rows(record: dict[str, Any]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from click import option
 from ...proto.alarms import format_count
 from ..common import units
 from ..common.lazy import ROW, LazyCommand, LazyGroup
-from ..common.output import format_message_id
+from ..common.output import RAW, format_message_id
 from ..common.session import COMPLETED, SUBSCRIPTION, Session, confirm, session_command
 from ..common.units import parse_duration, parse_message_id
 from .policies import PROPERTIES
@@ -137,9 +137,9 @@ def stats(session: Session, topic: str, subscription: str | None) -> None:
 @session_command(
     SUBSCRIPTION,
     option("-n", "--count", type=click.IntRange(1, 1000), default=1, show_default=True, help="Of each partition."),
-    watched=True,
-)
-def peek(session: Session, topic: str, subscription: str, count: int) -> None:
+    RAW, watched=True,
+)  # fmt: skip
+def peek(session: Session, topic: str, subscription: str, count: int, raw: bool) -> None:
     """Show the next messages of a subscription without consuming them.
 
     Example: magnetar topics peek-messages orders -s billing -n 5
@@ -148,7 +148,7 @@ def peek(session: Session, topic: str, subscription: str, count: int) -> None:
 
     for part in session.admin.parts(topic):
         for message in session.admin.peek_messages(part, subscription, count):
-            print_consumed_message(make_printed_stored_message(message), session.out)
+            print_consumed_message(make_printed_stored_message(message), session.out, raw=raw)
 
 
 @session_command(
@@ -366,9 +366,9 @@ def expire_all(session: Session, topic: str, older: str | None, yes: bool) -> No
         "-i", "--initialPosition", "end", type=click.Choice(["earliest", "latest"]), default="latest", show_default=True
     ),
     option("-m", "--messagePosition", "number", type=click.IntRange(1), default=1, show_default=True),
-    name="examine-messages",
-)
-def examine(session: Session, topic: str, end: str, number: int) -> None:
+    RAW, name="examine-messages",
+)  # fmt: skip
+def examine(session: Session, topic: str, end: str, number: int, raw: bool) -> None:
     """Show the n-th message of a topic (of each partition), counted from the oldest or from the newest.
 
     Example: magnetar topics examine-messages orders -i latest -m 1
@@ -381,8 +381,8 @@ def examine(session: Session, topic: str, end: str, number: int) -> None:
         try:
             print_consumed_message(
                 make_printed_stored_message(session.admin.nth_message(part, number, from_latest=end == "latest")),
-                session.out,
-            )
+                session.out, raw=raw,
+            )  # fmt: skip
         except NotFound as error:  # it has not so many
             failed.append(error)
     if len(failed) == len(parts):
@@ -392,9 +392,9 @@ def examine(session: Session, topic: str, end: str, number: int) -> None:
 @session_command(
     option("-l", "--ledgerId", "ledger", type=int, required=True),
     option("-e", "--entryId", "entry", type=int, required=True),
-    name="get-message-by-id",
-)
-def get_message(session: Session, topic: str, ledger: int, entry: int) -> None:
+    RAW, name="get-message-by-id",
+)  # fmt: skip
+def get_message(session: Session, topic: str, ledger: int, entry: int, raw: bool) -> None:
     """Show the messages of one stored entry, by its ledger and entry id. For a partitioned topic, give the name of the
     partition.
 
@@ -403,7 +403,7 @@ def get_message(session: Session, topic: str, ledger: int, entry: int) -> None:
     from ..common.output import make_printed_stored_message, print_consumed_message
 
     for message in session.admin.messages(topic, ledger, entry):
-        print_consumed_message(make_printed_stored_message(message), session.out)
+        print_consumed_message(make_printed_stored_message(message), session.out, raw=raw)
 
 
 @session_command(

@@ -17,7 +17,7 @@ import click
 if TYPE_CHECKING:
     from ...proto.errors import MagnetarError
 
-OK, FAILED, USAGE, NOT_AVAILABLE, NOT_FOUND, IN_USE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+OK, FAILED, USAGE, NOT_AVAILABLE, NOT_FOUND, IN_USE, INCOMPLETE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
 
 
 class Failure(click.ClickException):

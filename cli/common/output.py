@@ -378,7 +378,8 @@ def make_progress_bar() -> Progress:
 # How messages are shown: their text, one a line; with `-o wide` after id, time, key and properties; with `-o json` or
 # jsonl one JSON object a line, so that streams can be piped; with `-o name` their ids.
 #
-# A payload that is not UTF-8 is `payloadBase64` in JSON, and escaped (`\\xff`) in text.
+# A payload that is not UTF-8 is `payloadBase64` in JSON, and escaped (`\\xff`) in text. Control characters of a payload
+# are escaped on a terminal, unless --raw is given.
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,13 +421,26 @@ def make_printed_stored_message(message: StoredMessage) -> PrintedMessage:
     )
 
 
-def print_consumed_message(message: PrintedMessage, out: CommandOutput, *, described: bool = False) -> None:
-    """Prints a message. `described`: a text has its id, time, key and properties first, also without `-o wide`."""
+RAW = click.option("--raw", is_flag=True, help="Control characters as they are, also on a terminal.")
+
+
+def make_terminal_text(text: str, *, raw: bool = False) -> str:
+    """Returns what a producer chose as it is printed: on a terminal, which would obey them, without control characters
+    (`escape_controls`); to a pipe or a file, and if `raw`, as it is."""
+    return text if raw or not sys.stdout.isatty() else escape_controls(text)
+
+
+def print_consumed_message(
+    message: PrintedMessage, out: CommandOutput, *, described: bool = False, raw: bool = False
+) -> None:
+    """Prints a message. `described`: a text has its id, time, key and properties first, also without `-o wide`. `raw`:
+    control characters of the payload are printed as they are on a terminal, too."""
     if out.is_structured:
         out.print_streamed_value(message.message_id if out.kind == "name" else make_message_record(message))
     else:
         before = _describe_message(message) if described or out.kind == "wide" else ""
-        print(before + message.payload.decode("utf-8", "backslashreplace"), flush=True)
+        payload = make_terminal_text(message.payload.decode("utf-8", "backslashreplace"), raw=raw)
+        print(before + payload, flush=True)
 
 
 def _describe_message(message: PrintedMessage) -> str:

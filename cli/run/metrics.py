@@ -494,7 +494,7 @@ async def _topics(
     """Adds the metrics of topics, in slices of the loop's time. Returns the subscriptions whose backlog must be
     read."""
     from ...broker.common.token_bucket import EventLoopSlices
-    from ...broker.topic.statistics import count_unacknowledged_from_memory  # there is a broker, so it is loaded
+    from ...broker.topic.statistics import count_unacknowledged_from_memory, find_blocked_reason  # it is loaded
     from ...proto.states import Blocked
     from ...runtime.metrics import escape_label
 
@@ -557,8 +557,8 @@ async def _topics(
                     again(f"{whose}{got.redelivered}\n")
                     letters(f"{whose}{0 if moves is None else moves.letters}\n")
                     backlog = count_unacknowledged_from_memory(log, subscription)
-                    reason = subscription.pump.blocked
-                    if backlog != 0 and reason is not None and reason is not Blocked.CAUGHT_UP:
+                    reason = find_blocked_reason(topic, subscription, backlog)
+                    if backlog != 0 and reason not in (Blocked.NO, Blocked.CAUGHT_UP):
                         blocked(f'{{reason="{reason.name.lower()}",{whose[1:]}1\n')
                     if backlog is None:
                         unread.append((topic, subscription, partial(_add_line, backlogs, whose)))

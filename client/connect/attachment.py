@@ -329,6 +329,7 @@ def make_open_frame(
         initial_subscription=settings.initial_subscription_name or "",
         topic_epoch=epoch,
         hears_waits=True,
+        existing_only=settings.existing_only,
     )
     _set_schema(request, settings.schema)
     return request

@@ -48,6 +48,8 @@ from contextlib import suppress
 from datetime import timedelta
 
 from ...proto import wire_pb2 as wire
+from ...proto.entry import Encrypt
+from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import AlreadyExists, MagnetarError
 from ...proto.names import (
     DELAY_TIME,
@@ -139,6 +141,27 @@ def copy_message(message: Message, properties: dict[str, str]) -> OutgoingMessag
     was not decrypted."""
     if isinstance(message, CiphertextMessage):
         raise CryptoError("a message that is not decrypted is not copied to another topic")
+    return _copy(message, properties, message.entry.consumer.make_copy_encryptor(message))
+
+
+def copy_ciphertext(message: CiphertextMessage, properties: dict[str, str]) -> OutgoingMessage:
+    """Returns a copy of a message that was not decrypted, with these properties: its bytes are not opened, and the
+    readers of the message can read the copy. The message is alone in its entry, which is no batch and no chunk."""
+    original = message.entry.header.metadata
+
+    def keep_encrypted(copy: MessageMetadata, payload: bytes) -> bytes:
+        copy.encryption_keys.extend(original.encryption_keys)
+        for name in ("encryption_algo", "encryption_param", "compression", "uncompressed_size"):
+            if original.HasField(name):
+                setattr(copy, name, getattr(original, name))
+            else:
+                copy.ClearField(name)
+        return payload
+
+    return _copy(message, properties, keep_encrypted)
+
+
+def _copy(message: Message, properties: dict[str, str], encrypt: Encrypt | None) -> OutgoingMessage:
     fields = message.fields
     return OutgoingMessage(
         message.data(),
@@ -149,7 +172,7 @@ def copy_message(message: Message, properties: dict[str, str]) -> OutgoingMessag
         null_value=fields.null_value,
         key_is_base64=fields.partition_key_b64_encoded,
         null_key=fields.null_partition_key,
-        encrypt=message.entry.consumer.make_copy_encryptor(message),
+        encrypt=encrypt,
     )
 
 

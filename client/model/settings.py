@@ -220,6 +220,7 @@ class ProducerSettings:
     crypto_key_reader: KeyReader | None = field(default=None, repr=False)  # knows their public keys
     filter_properties: tuple[str, ...] = ()  # ours: hashes of their values are in the head of a batch, to skip it by
     batch_by: tuple[str, ...] = ()  # ours: one batch is open per combination of their values, at most 16
+    existing_only: bool = False  # the topic is not made when it does not exist (any more)
 
     def __post_init__(self) -> None:
         wrong = check_names(self.filter_properties + self.batch_by)

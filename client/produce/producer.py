@@ -147,7 +147,7 @@ class PartitionProducers:
     async def open(
         cls, connections: Connections, topic: TopicName, settings: ProducerSettings, epoch: int = 0
     ) -> PartitionProducers:
-        count = await connections.fetch_partition_count(topic)
+        count = await connections.fetch_partition_count(topic, create=not settings.existing_only)
         partitions = cls(connections, topic, settings, count)
         await partitions._add([topic.with_partition(i) for i in range(count)] or [topic], epoch)
         partitions._watcher = PartitionsWatcher(connections, {topic: count}, partitions._grow)

@@ -68,7 +68,7 @@ def facts(**changed: Any) -> ClusterFacts:
         "now_ms": NOW_MS, "brokers": [broker()], "bookies": [bookie()] * 4,
         "repair": {"enabled": True, "underReplicated": 0}, "described": {"b1:7650": described()},
         "reports": {ID: report()}, "racks": {ID: "/r1", "2": "/r2"}, "quorums": [("public/default", 3, 3, 2)],
-        "backup_ms": NOW_MS - 3_600_000, "version": "1", "url": "magnetar+ssl://b1:7650",
+        "metadata_disk": (1000, 900), "backup_ms": NOW_MS - 3_600_000, "version": "1", "url": "magnetar+ssl://b1:7650",
     }  # fmt: skip
     return ClusterFacts(**good | changed)
 
@@ -91,6 +91,12 @@ FOUND: list[tuple[str, dict[str, Any], str, bool]] = [
     ("D00", {"metadata_late": True},
      "The metadata answers late: what is shown is what the broker that was asked knew last, and bookies were not "
      "asked.", False),
+    ("D20", {"metadata_disk": (1000, 100)},
+     "The disk of the metadata has 10% left (0 MiB): when it is full nothing is made, changed or taken over. Free "
+     "space there, or enlarge it.", False),
+    ("D20", {"metadata_disk": (1000, 40)},
+     "The disk of the metadata has 4% left (0 MiB): when it is full nothing is made, changed or taken over. Free "
+     "space there, or enlarge it.", True),
     ("D01", {"late": ["one"]}, "Broker one answers late: only when it was asked again.", False),
     ("D01", {"silent": ["two"]}, "Broker two is registered and does not answer.", True),
     ("D01", {"unreachable": {"b2:7650": "refused"}},
@@ -145,8 +151,8 @@ FOUND: list[tuple[str, dict[str, Any], str, bool]] = [
     ("D18", {"bookies": [bookie()] * 4 + [bookie(gcRefused="why")]},
      "Bookie 12345678 deletes nothing of some ledgers: why.", True),
     ("D19", {"died": [{"name": "two", "endpoint": "b2:7650", "seen_ms": NOW_MS - 180_000}]},
-     "Broker two (b2:7650) died: it did not close in order, and was last seen 2001-09-09 01:43:40 UTC (3 min ago). "
-     "Start it again, or forget it.", True),
+     "Broker two (b2:7650) is not seen since 2001-09-09 01:43:40 UTC (3 min ago): it died, or closed while the "
+     "metadata was away. Start it again, or forget it if it was removed, or is back at another address.", True),
 ]  # fmt: skip
 
 

@@ -1,11 +1,16 @@
 """`produce` and `consume` as people and pipes use them."""
 
 import json
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from magnetar import Client, ConsumerDeadLetterPolicy, ConsumerType, InitialPosition
+from magnetar.cli.admin import messages
 from tests.support.processes import Result
 
 pytestmark = pytest.mark.processes
@@ -134,3 +139,71 @@ def test_a_command_gets_each_message_and_what_it_fails_at_comes_again(url: str, 
     assert "ended with 1" in done.err
     assert "comes again" in done.err
     assert cli("consume", "piped-on", "-s", "s", "-n", "2").out == "bad\nthree\n"
+
+
+def test_find_ends_with_another_code_if_it_found_none_and_did_not_look_at_everything(cli: Cli, url: str) -> None:
+    cli("produce", "sought", "-m", "x", "-k", "here")
+    assert "looked at 1 message" in cli("topics", "find", "sought", "--key", "here").err
+    nothing = cli("topics", "find", "sought", "--key", "none", code=4)
+    assert nothing.err == "magnetar: looked at 1 message of persistent://public/default/sought: none of them fits\n"
+    with Client(url) as client:
+        producer = client.create_producer("sought")
+        with client.transaction() as txn:
+            producer.send(b"hidden", partition_key="none", txn=txn)
+            unsure = cli("topics", "find", "sought", "--key", "none", "-o", "json", code=6)
+            assert json.loads(unsure.err)["exitCode"] == 6
+            assert "none of them fits; 1 more message" in unsure.err
+            cli("topics", "find", "sought", "--key", "here")
+    cli("topics", "find", "sought", "--key", "none")
+
+
+def test_trace_says_which_letter_a_message_became(cli: Cli, cli_json: Callable[..., Any], url: str) -> None:
+    """It goes to the retry topic, and from there to the dead-letter topic; another message is acknowledged only."""
+    full = "persistent://public/default/failing"
+    with Client(url) as client:
+        producer = client.create_producer("failing", batching_enabled=False)
+        consumer = client.subscribe(
+            "failing", "billing", consumer_type=ConsumerType.Shared, enable_retry=True,
+            initial_position=InitialPosition.Earliest, dead_letter_policy=ConsumerDeadLetterPolicy(1),
+        )  # fmt: skip
+        ids = [producer.send(each) for each in (b"bad", b"good")]
+        bad, good = (f"{each.ledger_id()}:{each.entry_id()}" for each in ids)
+        taken = {(message := consumer.receive(5000)).data(): message for _ in range(2)}
+        consumer.acknowledge(taken[b"good"])
+        for kind, state in (("RETRY", "retried"), ("DLQ", "dead letter")):
+            consumer.reconsume_later(taken[b"bad"], timedelta(0))
+            row, ends = {"state": "delivered"}, time.monotonic() + 30
+            while row["state"] == "delivered" and time.monotonic() < ends:  # its acknowledgement is under way
+                (row,) = cli_json("topics", "trace", "failing", bad)["subscriptions"]
+            assert (row["state"], row["letter"]["topic"]) == (state, f"{full}-billing-{kind}")
+            assert row["letter"]["index"] == 0
+            (letter,) = [json.loads(line) for line in cli(
+                "topics", "find", f"failing-billing-{kind}", "--text", "bad", "-o", "jsonl"
+            ).out.splitlines()]  # fmt: skip
+            assert row["letter"]["messageId"] == letter["messageId"]
+            if kind == "RETRY":
+                taken[b"bad"] = consumer.receive(5000)
+        assert not row["letter"]["redriven"]
+        (gone,) = cli_json("topics", "redrive", "failing-billing-DLQ", "--yes")
+        assert (gone["letters"], gone["where"], gone["complete"]) == (1, f"{full}-billing-RETRY", True)
+        (row,) = cli_json("topics", "trace", "failing", bad)["subscriptions"]
+        assert row["letter"]["redriven"]
+        (row,) = cli_json("topics", "trace", "failing", good)["subscriptions"]
+        assert (row["state"], row["letter"]) == ("acknowledged", None)
+        assert "dead letter" in cli("topics", "trace", "failing", bad).out
+
+
+def test_trace_finds_the_letter_of_a_message_that_is_deleted_and_says_what_it_did_not_look_at(
+    cli: Cli, cli_json: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli("produce", "trimmed", "-m", "newer")
+    cli("topics", "create-subscription", "trimmed", "-s", "it's")
+    origin = "REAL_TOPIC=persistent://public/default/trimmed,REAL_SUBSCRIPTION=it's"
+    for id_ in ("1:5:-1:2", "1:51:-1:2"):  # as Pulsar's Java client writes it; the entry was never here
+        cli("produce", "trimmed-it's-DLQ", "-m", "x", "-p", f"{origin},ORIGIN_MESSAGE_ID={id_}")
+    for id_, index in (("1:5", 0), ("1:51:-1:2", 1)):
+        (row,) = cli_json("topics", "trace", "trimmed", id_)["subscriptions"]
+        assert (row["state"], row["letter"]["index"]) == ("dead letter", index)
+    assert cli_json("topics", "trace", "trimmed", "1:5:-1:3")["subscriptions"] == []
+    monkeypatch.setattr(messages, "LETTER_SEARCHES_MAX", 0)
+    assert "not looked at: persistent://public/default/trimmed-it's-DLQ" in cli("topics", "trace", "trimmed", "1:5").err

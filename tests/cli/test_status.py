@@ -16,7 +16,7 @@ from magnetar.cli.admin.cluster import ask_bookie_states, make_topic_row
 from magnetar.cli.common.output import format_cell
 from magnetar.cli.common.processes import Processes
 from magnetar.cli.storage.admin_port import BookiePeer, OperatorOptions
-from magnetar.proto.alarms import find_alarms, find_metadata_alarms, find_repair_alarms
+from magnetar.proto.alarms import find_alarms, find_metadata_alarms, find_metadata_disk_alarms, find_repair_alarms
 from magnetar.proto.errors import TimedOut
 from magnetar.proto.statistics import BookieInfo, ClusterSummary
 from tests.support.processes import Cluster, run_cli, run_here
@@ -174,6 +174,14 @@ def test_that_the_metadata_does_not_answer_is_said_with_the_time_since_when() ->
     assert (found.needed, found.code) == (True, "D00")
 
 
+def test_a_disk_of_the_metadata_that_is_nearly_full_is_said() -> None:
+    assert find_metadata_disk_alarms(0, 0) == [], "it is not known"
+    assert find_metadata_disk_alarms(100 << 20, 15 << 20) == []
+    (soon,), (now,) = find_metadata_disk_alarms(100 << 20, 14 << 20), find_metadata_disk_alarms(100 << 20, 4 << 20)
+    assert [(each.needed, each.code) for each in (soon, now)] == [(False, "D20"), (True, "D20")]
+    assert now.text.startswith("The disk of the metadata has 4% left (4 MiB): ")
+
+
 def test_a_server_that_answers_late_is_a_remark_and_no_alarm() -> None:
     (found,) = find_metadata_alarms(0, NOW_MS, late=True)
     assert (found.text.partition(":")[0], found.needed, found.code) == ("The metadata answers late", False, "D00")
@@ -246,8 +254,8 @@ def test_a_killed_broker_is_shown_until_it_is_forgotten_and_a_stopped_one_is_not
         ((name, endpoint),) = {(each["broker"], each["endpoint"]) for each in died}
         assert endpoint == killed.address
         told = run_here("status", *at)
-        assert (told.code, f"Broker {name} ({endpoint}) died: it did not close in order" in told.out) == (1, True)
-        assert f"! D19 Broker {name} ({endpoint}) died" in run_here("doctor", *at).out
+        assert (told.code, f"Broker {name} ({endpoint}) is not seen since" in told.out) == (1, True)
+        assert f"! D19 Broker {name} ({endpoint}) is not seen" in run_here("doctor", *at).out
         asked = run_here("brokers", "forget", name, *at)
         assert asked.code != 0
         assert f"Broker {name} ({endpoint}) is gone for good" in asked.out + asked.err

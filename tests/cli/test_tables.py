@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from magnetar.cli.common.output import CommandOutput
+from magnetar.cli.common.output import CommandOutput, PrintedMessage, print_consumed_message
+from magnetar.cli.produce import format_message
+from magnetar.client.model.message_id import MessageId
 
 
 def test_a_table_on_a_pipe_shows_texts_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,3 +29,45 @@ def test_what_a_terminal_would_obey_is_escaped(method: str, capsys: pytest.Captu
     getattr(CommandOutput("table"), method)([row], ("consumer", "properties"))
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.split(maxsplit=1) == [r"\x1b[2J\x1b]0;title\x07", r"k\r \u202egnp.exe"]
+
+class FakeMessage:
+    """A message of the SDK, with the payload of `printed`."""
+
+    def __init__(self, printed: PrintedMessage) -> None:
+        self._printed = printed
+
+    def topic_name(self) -> str:
+        return self._printed.topic
+
+    def message_id(self) -> MessageId:
+        return MessageId(-1, 1, 2, -1)
+
+    def partition_key(self) -> str:
+        return ""
+
+    def properties(self) -> dict[str, str]:
+        return {}
+
+    def publish_timestamp(self) -> int:
+        return 0
+
+    def redelivery_count(self) -> int:
+        return 0
+
+    def data(self) -> bytes:
+        return self._printed.payload
+
+
+@pytest.mark.parametrize(("is_terminal", "raw"), [(True, False), (True, True), (False, False)])
+def test_a_payload_does_not_reach_a_terminal_with_what_it_would_obey(
+    is_terminal: bool, raw: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a pipe and with --raw it goes as it is; tabs and line ends are kept anywhere."""
+    hostile = "\x1b[2J\ta\r\u202e\n"
+    message = PrintedMessage("t", "1:2", "", {}, 0, 0, hostile.encode())
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
+    shown = "\\x1b[2J\ta\\r\\u202e\n" if is_terminal and not raw else hostile
+    print_consumed_message(message, CommandOutput("table"), raw=raw)
+    assert capsys.readouterr().out == f"{shown}\n"
+    found = FakeMessage(message)
+    assert format_message("{data}\\r", found, raw=raw) == f"{shown}\r"  # type: ignore[arg-type]

@@ -10,11 +10,14 @@ import pytest
 
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
-from magnetar.client.common.errors import Timeout
-from magnetar.client.model.settings import ConsumerType, InitialPosition
+from magnetar.client.common.errors import ConsumerBusy, Timeout
+from magnetar.client.consume.consumer import Consumer
+from magnetar.client.model.settings import CompressionType, ConsumerType, InitialPosition
+from magnetar.client.produce.producer import Producer
 from magnetar.client.redrive import SUBSCRIPTION, TIMES_MAX, Redrive, RedriveOptions, RedriveResult
 from magnetar.proto.errors import TopicNotFound
 from magnetar.schema import JsonSchema, Record, String
+from tests.client.model.keys import Keys
 from tests.support.cluster import Cluster, cluster
 
 TOPIC = "persistent://public/default/orders"
@@ -34,13 +37,15 @@ class Shop:
     """A topic with a subscription, and its dead-letter topic."""
 
     def __init__(self, running: Cluster) -> None:
-        url = f"magnetar://{running.brokers[0].endpoint}"
-        self.client, self.admin = aio.Client(url), AdminClient(url)
+        self.url = f"magnetar://{running.brokers[0].endpoint}"
+        self.client, self.admin = aio.Client(self.url), AdminClient(self.url)
 
-    async def letters(self, *payloads: bytes, subscription: str = "billing", **properties: str) -> None:
+    async def letters(
+        self, *payloads: bytes, subscription: str = "billing", options: dict[str, Any] | None = None, **properties: str
+    ) -> None:
         origin = {"REAL_TOPIC": TOPIC, "REAL_SUBSCRIPTION": subscription, "ORIGIN_MESSAGE_ID": "1:2:-1:-1"}
         failures = {"RECONSUMETIMES": "3", "DEAD_LETTER_REASON": "boom"}
-        async with await self.client.create_producer(LETTERS) as producer:
+        async with await self.client.create_producer(LETTERS, **(options or {})) as producer:
             await asyncio.gather(*(
                 producer.send(each, partition_key="k", event_timestamp=7, properties=origin | failures | properties)
                 for each in payloads
@@ -52,9 +57,9 @@ class Shop:
             assert result is redrive.result
         return redrive.result
 
-    async def received(self, topic: str = TOPIC, name: str = "billing") -> list[Any]:
+    async def received(self, topic: str = TOPIC, name: str = "billing", **options: Any) -> list[Any]:
         consumer = await self.client.subscribe(
-            topic, name, consumer_type=ConsumerType.Shared, initial_position=InitialPosition.Earliest
+            topic, name, consumer_type=ConsumerType.Shared, initial_position=InitialPosition.Earliest, **options
         )
         found = []
         try:
@@ -67,8 +72,8 @@ class Shop:
 
 
 @asynccontextmanager
-async def shop(folder: Path) -> AsyncIterator[Shop]:
-    async with cluster(folder) as running:
+async def shop(folder: Path, **changes: Any) -> AsyncIterator[Shop]:
+    async with cluster(folder, **changes) as running:
         made = Shop(running)
         await made.admin.create_topic(TOPIC)
         yield made
@@ -82,7 +87,9 @@ async def test_letters_go_back_once_as_they_were_before_they_failed(tmp_path: Pa
         assert (await made.run()).sent == {TOPIC: 3}
         found = await made.received()
         assert sorted(each.data() for each in found) == [b"1", b"2", b"3"]
-        assert {tuple(each.properties().items()) for each in found} == {(("mine", "yes"), ("REDRIVEN", "1"))}
+        named = [each.properties() for each in found]
+        assert len({each.pop("REDRIVEN_LETTER_ID") for each in named}) == 3
+        assert named == [{"mine": "yes", "REDRIVEN_ORIGIN_MESSAGE_ID": "1:2:-1:-1", "REDRIVEN": "1"}] * 3
         assert {(each.partition_key(), each.event_timestamp()) for each in found} == {("k", 7)}
         again = await made.run()
         assert (again.sent, again.left) == ({}, {}), "each went once"
@@ -112,13 +119,21 @@ async def test_only_what_is_asked_for_goes_and_the_rest_stays_for_later(tmp_path
 
 async def test_a_retry_topic_gets_the_letters_of_its_subscription(tmp_path: Path) -> None:
     async with shop(tmp_path) as made:
-        await made.admin.create_topic(f"{TOPIC}-billing-RETRY")
+        retries = f"{TOPIC}-billing-RETRY"
+        await made.admin.create_topic(retries)
+        await made.admin.create_subscription(TOPIC, "audit")
+        await made.letters(b"0")
+        result = await made.run()
+        assert (result.sent, result.readers) == ({TOPIC: 1}, {TOPIC: ("audit",)}), "its subscription does not read it"
+        await made.admin.create_subscription(retries, "billing")
         await made.letters(b"1")
         await made.letters(b"2", subscription="audit")
-        assert (await made.run()).sent == {f"{TOPIC}-billing-RETRY": 1, TOPIC: 1}
-        (retried,) = await made.received(f"{TOPIC}-billing-RETRY")
+        assert (await made.run()).sent == {retries: 1, TOPIC: 1}
+        (retried,) = await made.received(retries)
+        letter = retried.properties().pop("REDRIVEN_LETTER_ID")
         assert retried.properties() == {
-            "REAL_TOPIC": TOPIC, "REAL_SUBSCRIPTION": "billing", "ORIGIN_MESSAGE_ID": "1:2:-1:-1", "REDRIVEN": "1"
+            "REAL_TOPIC": TOPIC, "REAL_SUBSCRIPTION": "billing", "ORIGIN_MESSAGE_ID": "1:2:-1:-1", "REDRIVEN": "1",
+            "REDRIVEN_ORIGIN_MESSAGE_ID": "1:2:-1:-1", "REDRIVEN_LETTER_ID": letter,
         }  # fmt: skip
 
 
@@ -128,8 +143,8 @@ async def test_a_redrive_that_ends_in_the_middle_sends_nothing_twice_and_loses_n
     """It is cancelled after each of its steps in turn; the next one goes on."""
     async with shop(tmp_path) as made:
         await made.letters(*(b"%d" % each for each in range(40)))
+        monkeypatch.setattr("magnetar.client.redrive.BATCH_MESSAGES", 3)
         for steps in range(1, 9):
-            monkeypatch.setattr("magnetar.client.redrive.BATCH_MESSAGES", 3)
             running = asyncio.ensure_future(made.run(limit=6))
             for _ in range(steps * 7):
                 await asyncio.sleep(0.003)
@@ -138,6 +153,191 @@ async def test_a_redrive_that_ends_in_the_middle_sends_nothing_twice_and_loses_n
         await made.run()
         found = sorted(int(each.data()) for each in await made.received())
         assert found == [*range(40)]
+
+
+async def test_what_a_killed_redrive_had_in_its_transaction_goes_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is cut off when it has sent and acknowledged, and never says anything again."""
+    monkeypatch.setattr("magnetar.client.redrive.TIMEOUT_S", 1.0)
+    async with shop(tmp_path) as made:
+        await made.letters(*(b"%d" % each for each in range(6)))
+        killed = aio.Client(made.url)
+        cut_off = Redrive(killed, made.admin, LETTERS, RedriveOptions(limit=3))
+        honest, sent, never = cut_off._send_all, asyncio.Event(), asyncio.Event()
+
+        async def send_and_die(*given: Any) -> None:
+            await honest(*given)
+            sent.set()
+            await never.wait()
+
+        monkeypatch.setattr(cut_off, "_send_all", send_and_die)
+        dying = asyncio.ensure_future(anext(cut_off.run()))
+        await sent.wait()
+        await killed.connections.close()
+        (stats,) = (await made.admin.topic_stats(LETTERS)).subscriptions
+        assert stats.pending_entries > 0, "nothing has ended the transaction"
+        result = await made.run()
+        assert (result.sent, result.left, result.is_complete) == ({TOPIC: 6}, {}, True)
+        assert sorted(int(each.data()) for each in await made.received()) == [*range(6)]
+        dying.cancel()
+        await asyncio.gather(dying, return_exceptions=True)
+
+
+async def test_an_aborted_transaction_is_tried_again_and_counts_no_letter_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("magnetar.client.redrive.BATCH_MESSAGES", 4)
+    async with shop(tmp_path) as made:
+        for each in range(12):
+            await made.letters(b"%d" % each, region="eu" if each % 2 else "us")
+        redrive = Redrive(made.client, made.admin, LETTERS, RedriveOptions(where="region = 'eu'"))
+        honest, failed = redrive._send_all, []
+
+        async def abort_some(consumer: Any, chosen: Any, txn: Any) -> None:
+            await honest(consumer, chosen, txn)
+            if redrive.result.sent and len(failed) < 2:  # letters that stay were counted before
+                failed.append(txn)
+                await made.admin.abort_transaction(txn.id)
+
+        monkeypatch.setattr(redrive, "_send_all", abort_some)
+        async for _ in redrive.run():
+            pass
+        assert (redrive.result.sent, redrive.result.left) == ({TOPIC: 6}, {"not wanted by the filter": 6})
+        assert sorted(int(each.data()) for each in await made.received()) == [1, 3, 5, 7, 9, 11]
+
+
+async def test_a_batch_is_sent_and_acknowledged_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All sends have begun before the first has ended, and there is one acknowledgement."""
+    calls: list[str] = []
+    send, acknowledge = Producer.send_copy, Consumer.acknowledge
+
+    async def note_send(self: Producer, copy: Any) -> Any:
+        calls.append("begun")
+        found = await send(self, copy)
+        calls.append("ended")
+        return found
+
+    async def note_ack(self: Consumer, *given: Any, **options: Any) -> None:
+        calls.append("acknowledged")
+        await acknowledge(self, *given, **options)
+
+    async with shop(tmp_path) as made:
+        await made.letters(*(b"%d" % each for each in range(20)))
+        monkeypatch.setattr(Producer, "send_copy", note_send)
+        monkeypatch.setattr(Consumer, "acknowledge", note_ack)
+        assert (await made.run()).sent == {TOPIC: 20}
+        assert calls == ["begun"] * 20 + ["acknowledged"] + ["ended"] * 20
+
+
+async def test_letters_that_stay_do_not_stop_those_after_them(tmp_path: Path) -> None:
+    async with shop(tmp_path, max_unacked_per_consumer=10, max_unacked_per_subscription=10) as made:
+        await made.letters(*(b"%d" % each for each in range(40)), region="us")
+        await made.letters(b"last", region="eu")
+        result = await made.run(where="region = 'eu'")
+        assert (result.sent, result.left) == ({TOPIC: 1}, {"not wanted by the filter": 40})
+        assert result.is_complete
+
+
+async def test_what_comes_after_the_limit_is_not_counted_and_the_result_says_so(tmp_path: Path) -> None:
+    async with shop(tmp_path) as made:
+        await made.letters(*(b"%d" % each for each in range(5)))
+        result = await made.run(limit=2)
+        assert (result.sent, result.left, result.is_complete) == ({TOPIC: 2}, {}, False)
+        result = await made.run()
+        assert (result.sent, result.is_complete) == ({TOPIC: 3}, True)
+
+
+async def test_letters_of_a_topic_that_takes_none_stay_and_no_topic_is_made(tmp_path: Path) -> None:
+    async with shop(tmp_path) as made:
+        gone, ended = "persistent://public/default/gone", "persistent://public/default/ended"
+        await made.letters(b"1", REAL_TOPIC=gone)
+        await made.admin.create_topic(ended)
+        await made.admin.terminate_topic(ended)
+        await made.letters(b"2", REAL_TOPIC=ended)
+        await made.letters(b"3")
+        result = await made.run()
+        assert result.sent == {TOPIC: 1}
+        assert result.left == {f"{gone} does not exist any more": 1, f"{ended} is terminated": 1}
+        assert gone not in await made.admin.topics()
+        with pytest.raises(TopicNotFound):
+            await made.run(to=gone)
+
+
+async def test_a_topic_that_is_deleted_while_its_letters_go_back_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("magnetar.client.redrive.BATCH_MESSAGES", 2)
+    async with shop(tmp_path) as made:
+        await made.letters(*(b"%d" % each for each in range(6)))
+        redrive = Redrive(made.client, made.admin, LETTERS, RedriveOptions())
+        async for result in redrive.run():
+            if not result.left:
+                await made.admin.delete_topic(TOPIC, force=True)
+        assert (result.sent, result.left) == ({TOPIC: 2}, {f"{TOPIC} does not exist any more": 4})
+        assert TOPIC not in await made.admin.topics()
+
+
+async def test_a_topic_that_is_named_gets_all_letters(tmp_path: Path) -> None:
+    async with shop(tmp_path) as made:
+        await made.admin.create_topic("aside")
+        await made.letters(b"1")
+        await made.letters(b"2", subscription="audit")
+        result = await made.run(to="aside")
+        full = "persistent://public/default/aside"
+        assert (result.sent, result.readers) == ({full: 2}, {full: ()})
+        assert [each.data() for each in await made.received(full)] == [b"1", b"2"]
+
+
+async def test_letters_in_partitions_go_back_from_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("magnetar.client.redrive.BATCH_MESSAGES", 4)
+    async with shop(tmp_path) as made:
+        await made.admin.create_topic(LETTERS, partitions=3)
+        for each in range(30):
+            await made.letters(b"%d" % each, region="eu" if each % 3 else "us")
+        result = await made.run(where="region = 'eu'")
+        assert (result.sent, result.left) == ({TOPIC: 20}, {"not wanted by the filter": 10})
+        assert result.is_complete
+        assert sorted(int(each.data()) for each in await made.received()) == [n for n in range(30) if n % 3]
+
+
+async def test_a_second_redrive_of_the_topic_is_refused(tmp_path: Path) -> None:
+    async with shop(tmp_path) as made:
+        await made.letters(b"1")
+        consumer = await made.client.subscribe(LETTERS, SUBSCRIPTION, initial_position=InitialPosition.Earliest)
+        with pytest.raises(ConsumerBusy):
+            await made.run()
+        await consumer.close()
+        assert (await made.run()).sent == {TOPIC: 1}
+
+
+async def test_a_letter_in_chunks_goes_back_as_a_whole(tmp_path: Path) -> None:
+    async with shop(tmp_path, max_message_bytes=64 << 10) as made:
+        large = bytes(each * 7919 % 251 for each in range(300_000))
+        await made.letters(large, options={"chunking_enabled": True, "batching_enabled": False})
+        await made.letters(b"small")
+        assert (await made.run()).sent == {TOPIC: 2}
+        assert [each.data() for each in await made.received()] == [large, b"small"]
+        assert (await made.run()).sent == {}
+
+
+async def test_an_encrypted_letter_goes_back_unopened_unless_it_is_in_a_batch_or_in_chunks(tmp_path: Path) -> None:
+    keys = {"crypto_key_reader": Keys("a"), "encryption_keys": ("a",)}
+    async with shop(tmp_path, max_message_bytes=64 << 10) as made:
+        for compression in (CompressionType.NONE, CompressionType.ZSTD):
+            await made.letters(
+                b"secret" * 20, options={"batching_enabled": False, "compression_type": compression, **keys}
+            )
+        await made.letters(b"1", b"2", options={"batching_enabled": True, **keys})
+        await made.letters(bytes(100_000), options={"chunking_enabled": True, "batching_enabled": False, **keys})
+        result = await made.run()
+        assert result.sent == {TOPIC: 2}
+        assert {why.partition(":")[0] for why in result.left} == {
+            "no dead letter", "encrypted, and a chunk of a larger one"
+        }, "the properties of an encrypted batch are in its ciphertext"  # fmt: skip
+        found = await made.received(crypto_key_reader=Keys("a"))
+        assert [each.data() for each in found] == [b"secret" * 20] * 2
+        assert {each.properties()["REDRIVEN"] for each in found} == {"1"}
 
 
 async def test_the_schema_of_a_letter_goes_with_it(tmp_path: Path) -> None:

@@ -10,7 +10,17 @@ import pytest
 from magnetar.bookie.server import BookieConfig
 from magnetar.broker.common.config import NAMES as POLICIES
 from magnetar.broker.common.config import BrokerConfig
-from magnetar.cli.common.exits import FAILED, IN_USE, INTERRUPTED, NOT_AVAILABLE, NOT_FOUND, OK, USAGE, find_exit_code
+from magnetar.cli.common.exits import (
+    FAILED,
+    IN_USE,
+    INCOMPLETE,
+    INTERRUPTED,
+    NOT_AVAILABLE,
+    NOT_FOUND,
+    OK,
+    USAGE,
+    find_exit_code,
+)
 from magnetar.proto.errors import MagnetarError, from_wire, to_wire
 from magnetar.runtime.config import SECTIONS, list_setting_defaults, load, settings
 from magnetar.runtime.disk import EXIT_DISK_FAILED
@@ -123,7 +133,7 @@ def test_the_example_of_a_file_is_one(tmp_path: Path) -> None:
 def test_exit_codes_of_the_table_are_those_of_the_code() -> None:
     text = (layout.ROOT / "docs/errors.md").read_text(encoding="utf-8").partition("## Exit codes")[2]
     told = [int(line.split("|")[1]) for line in text.splitlines() if re.match(r"\| \d", line)]
-    known = [OK, FAILED, USAGE, NOT_AVAILABLE, NOT_FOUND, IN_USE, EXIT_DISK_FAILED, INTERRUPTED]
+    known = [OK, FAILED, USAGE, NOT_AVAILABLE, NOT_FOUND, IN_USE, INCOMPLETE, EXIT_DISK_FAILED, INTERRUPTED]
     assert told == known
     assert {find_exit_code(kind("")) for kind in error_classes()} <= set(told)
 

@@ -28,7 +28,7 @@ from magnetar.proto.errors import (
     NoNode,
     SessionExpired,
 )
-from tests.metadata.stores import Backend, conformance
+from tests.metadata.stores import Backend, RemoteBackend, SqliteBackend, conformance
 
 
 async def _take(watch: AsyncIterator[NodeChanged | WatchReset], count: int) -> list[NodeChanged | WatchReset]:
@@ -253,3 +253,13 @@ async def test_a_read_sees_every_commit_that_was_answered_before_it(backend: Bac
         assert await store.revision() >= revision
 
     await asyncio.gather(*[write_and_read(i) for i in range(40)])
+
+
+@conformance
+async def test_a_store_measures_the_disk_of_the_tree_if_it_knows_it(backend: Backend) -> None:
+    found = await (await backend.store()).measure_disk()
+    if isinstance(backend, SqliteBackend | RemoteBackend):
+        assert found is not None
+        assert 0 < found[1] <= found[0]
+    else:
+        assert found is None, "on ZooKeeper, and in memory"

@@ -281,7 +281,7 @@ async def test_every_verb_of_administration_prints_what_is_written_down(
                 text = text.replace(value, f"{{{name}}}") if "(" in value else text
             of_tables = (
                 (r"HOST:PORT +[\d,]+", "HOST:PORT AGE"), (r"(?: +[\d,]+\.\d){4}", " RATES"),
-                (r"(?: +[\d,]+\.\d)+$", " RATE"),
+                (r"(?: +[\d,]+\.\d)+$", " RATE"), (r"open for \d+ s", "open for AGE"),
             )  # fmt: skip
             for pattern, mask in of_tables:
                 text = re.sub(pattern, mask, recording.masked(text), flags=re.M)

@@ -11,7 +11,7 @@ original stays where it is, and nothing is acknowledged.
 
 | the message | what happens |
 |---|---|
-| a dead letter that goes back | loses what made it one, so it counts from the start; REDRIVEN counts up |
+| a dead letter that goes back | loses what made it one, so it counts from the start; the copy names it |
 | encrypted, alone in its entry | its ciphertext and keys are copied as they are |
 | encrypted, in a batch; a chunk | refused: the page cannot take it apart, or put it together |
 | its schema, in another topic | is registered there; refused where that topic refuses it |
@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from ....proto import operations as op
 from ....proto.entry import (
     decode_properties,
-    decode_text,
     encode_client_part,
     encode_entry,
     get_routing_key,
@@ -38,7 +37,7 @@ from ....proto.entry import (
 )
 from ....proto.entry_pb2 import MessageMetadata
 from ....proto.errors import MagnetarError
-from ....proto.names import OF_FAILURES, OF_ORIGIN, REDRIVEN, TopicName, choose_partition_of_key, parse_number
+from ....proto.names import TopicName, choose_partition_of_key, count_redrives, make_redriven_properties
 from ...subscription.core.redelivery_backoff import copy_message_metadata
 from ..call import HttpError, RestRequest
 from .messages import (
@@ -50,8 +49,6 @@ from .messages import (
     find_real_topic,
     parse_entry_message_id,
 )
-
-TIMES_DIGITS_MAX = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +103,8 @@ async def plan_resend(call: RestRequest, act: str, id_: str, once: str) -> Resen
     await check_produce_permission(call, real)
     metadata = copy_message_metadata(header, message.metadata, as_it_is=message.is_encoded)
     target = await _choose_partition(call, real, metadata, once)
-    times = _take_letter_off(metadata) if act == REDRIVE else 0
+    letter_id = f"({wanted[0]},{wanted[1]},{call.topic.partition},{wanted[2]})"
+    times = _take_letter_off(metadata, letter_id) if act == REDRIVE else 0
     metadata.producer_name, metadata.sequence_id = f"page-{once}", 0
     metadata.publish_time = call.broker.world.clock.wall_ms()
     metadata.ClearField("replicated_from")
@@ -127,17 +125,13 @@ async def _choose_partition(call: RestRequest, topic: TopicName, metadata: Messa
     return topic.with_partition(choose_partition_of_key(once if key is None else key, partitions))
 
 
-def _take_letter_off(metadata: MessageMetadata) -> int:
+def _take_letter_off(metadata: MessageMetadata, letter_id: str) -> int:
     """Removes what made the message a dead letter. Returns how often it goes back, this time included."""
-    told = decode_properties(metadata).get(REDRIVEN, "")
-    times = 1 + ((parse_number(told) or 0) if len(told) <= TIMES_DIGITS_MAX else 0)
-    kept = [each for each in metadata.properties if decode_text(each.key) not in (*OF_ORIGIN, *OF_FAILURES, REDRIVEN)]
-    pairs = [(each.key, each.value) for each in kept]
+    properties = make_redriven_properties(decode_properties(metadata), letter_id)
     metadata.ClearField("properties")
-    for key, value in pairs:
+    for key, value in properties.items():
         metadata.properties.add(key=key, value=value)
-    metadata.properties.add(key=REDRIVEN, value=str(times))
-    return times
+    return count_redrives(properties)
 
 
 def _preview(act: str, id_: str, target: TopicName, metadata: MessageMetadata, times: int) -> str:

@@ -36,7 +36,13 @@ from urllib.parse import quote
 from starlette.responses import RedirectResponse, Response
 
 from ....proto import operations as op
-from ....proto.alarms import Alarm, find_alarms, find_metadata_alarms, find_repair_alarms
+from ....proto.alarms import (
+    Alarm,
+    find_alarms,
+    find_metadata_alarms,
+    find_metadata_disk_alarms,
+    find_repair_alarms,
+)
 from ....proto.errors import NotFound, Unavailable
 from ....proto.names import NamespaceName, TopicName, parse_number
 from ....proto.statistics import (
@@ -434,7 +440,9 @@ def _alarms(found: ClusterSummary, now_ms: int) -> list[Alarm]:
         {"name": row.name, "oldest_ms": row.oldest_ms} for each in found.brokers for row in each.by_age if row.oldest_ms
     ]
     oldest.sort(key=itemgetter("oldest_ms"))
-    return find_metadata_alarms(found.metadata_away_ms, now_ms, late=found.metadata_late) + find_alarms(
+    metadata = find_metadata_alarms(found.metadata_away_ms, now_ms, late=found.metadata_late)
+    metadata += find_metadata_disk_alarms(found.metadata_total_bytes, found.metadata_free_bytes)
+    return metadata + find_alarms(
         [
             {
                 "broker": each.name, "busy": each.loop_busy, "degraded": each.degraded,

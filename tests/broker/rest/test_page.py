@@ -79,8 +79,8 @@ def test_what_needs_somebody_is_what_status_says() -> None:
     found = topic_views._alarms(ClusterSummary(brokers=(), silent=("two",), bookies=(full,), died=(died,)), 61_000)
     assert [(each.text, each.code) for each in found] == [
         ("Broker two is registered and does not answer.", "D01"),
-        ("Broker three (h:3) died: it did not close in order, and was last seen 1970-01-01 00:00:01 UTC (1 min ago). "
-         "Start it again, or forget it.", "D19"),
+        ("Broker three (h:3) is not seen since 1970-01-01 00:00:01 UTC (1 min ago): it died, or closed while the "
+         "metadata was away. Start it again, or forget it if it was removed, or is back at another address.", "D19"),
         ("The disk of bookie 12345678 has 14% left; at 5 % it is read-only.", "D04"),
     ]
 

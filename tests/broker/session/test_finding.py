@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from magnetar.broker.session import finding
+from magnetar.cli.admin.stats import make_subscription_rows, subscriptions
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import ConsumerType
 from magnetar.proto.errors import BackPressure, InvalidRequest, TopicNotFound
+from magnetar.proto.states import Blocked
 from tests.support.cluster import Cluster, cluster
 
 TOPIC = "persistent://public/default/t"
@@ -147,6 +149,18 @@ async def test_a_message_has_one_state_in_each_subscription(tmp_path: Path) -> N
         assert alone.backlog == 0
         await admin.create_subscription(TOPIC, "new", MessageId.latest)
         why = await admin.why_stuck(TOPIC, "new")
-        assert (why.stuck, why.sentences[0]) == (True, "It has delivered everything up to an open transaction.")
+        assert (why.stuck, why.blocked) == (True, Blocked.OPEN_TRANSACTION)
+        assert why.sentences[0] == "What is left waits for an open transaction."
+        assert why.sentences[-1].startswith(f"1 message waits for {hidden.id}, open for ")
+        stats = await admin.topic_stats(TOPIC)
+        new = next(each for each in stats.subscriptions if each.name == "new")
+        assert (new.backlog, new.blocked) == (0, Blocked.OPEN_TRANSACTION)
+        record = subscriptions([stats])["new"]
+        assert record["waitsForTransaction"]["txn"] == str(hidden.id)
+        (row,) = make_subscription_rows({"new": record})
+        assert row["blocked"].startswith(f"{Blocked.OPEN_TRANSACTION}: {hidden.id}, open for ")
         await hidden.abort("visible")
         assert not (await admin.why_stuck(TOPIC, "new")).stuck
+        stats = await admin.topic_stats(TOPIC)
+        assert {each.blocked for each in stats.subscriptions if each.name == "new"} == {Blocked.CAUGHT_UP}
+        assert subscriptions([stats])["new"]["waitsForTransaction"] == {}

@@ -360,6 +360,21 @@ def test_each_reason_to_be_blocked_says_what_would_end_it() -> None:
     assert {*Blocked.reasons()} - {*summaries.ENDS} == {Blocked.CAUGHT_UP}
 
 
+async def test_the_disk_of_the_metadata_is_told_where_the_metadata_knows_it(
+    running: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AdminClient(f"magnetar://{running.brokers[0].endpoint}") as admin:
+        found = await admin.broker_summaries()
+        assert 0 < found.metadata_free_bytes < found.metadata_total_bytes
+
+        async def refuse() -> None:
+            raise WrongProtocol("the server has no method Metadata/Disk")
+
+        monkeypatch.setattr(running.sessions[0], "measure_disk", refuse)
+        found = await admin.broker_summaries()
+        assert (found.metadata_free_bytes, found.metadata_total_bytes, len(found.brokers)) == (0, 0, 1)
+
+
 async def test_while_the_metadata_is_away_all_that_is_known_is_answered_in_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
