@@ -259,6 +259,10 @@ POLL_MS = 200
     "-t", "--type", "kind", type=click.Choice(list(TYPES), case_sensitive=False), default=None,
     help="Of the subscription.  [default: exclusive]",
 )  # fmt: skip
+@click.option(
+    "--filter", "wanted", default=None, metavar="FILTER",
+    help="Which messages it gets, by their properties: \"region = 'eu'\".",
+)  # fmt: skip
 @click.option("--follow", is_flag=True, help="Go on for ever.")
 @click.option(
     "--idle", type=FiniteNumber(0.1), default=2.0, show_default=True, help="End after so much silence, in s."
@@ -277,6 +281,7 @@ def consume(
     count: int | None,
     position: str,
     kind: str | None,
+    wanted: str | None,
     follow: bool,
     idle: float,
     template: str | None,
@@ -297,6 +302,7 @@ def consume(
     Examples:
       magnetar consume orders -s billing -n 10
       magnetar consume orders --follow
+      magnetar consume orders -s europe --filter "region = 'eu'" --follow
       magnetar consume orders -s audit --follow -o json | jq .payload
       magnetar consume orders -s audit --format '{time} {key} {data}\\n'
       magnetar consume orders -s audit --pipe 'jq .total'
@@ -311,7 +317,7 @@ def consume(
     client = session.client()
     try:
         if subscription is None:
-            reader = client.create_reader(topic, getattr(MessageId, position.lower()))
+            reader = client.create_reader(topic, getattr(MessageId, position.lower()), filter=wanted)
             receive, acknowledge = reader.read_next, None
         else:
             consumer = client.subscribe(
@@ -319,6 +325,7 @@ def consume(
                 subscription,
                 consumer_type=ConsumerType(TYPES[kind or "exclusive"]),
                 initial_position=getattr(InitialPosition, position.capitalize()),
+                filter=wanted,
             )
             receive, acknowledge = consumer.receive, consumer.acknowledge
         idle_ms = None if for_ever or count else int(idle * 1000)

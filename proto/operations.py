@@ -343,6 +343,50 @@ SET_SUBSCRIPTION_PROPERTIES: Operation[None] = _topic("SetSubscriptionProperties
          body=("properties", "{name: value}")),
     HttpRoute("DELETE", "{S}/properties", "No properties.", name="clear_properties", fixed=(("properties", {}),)),
 ))  # fmt: skip
+SET_SUBSCRIPTION_FILTER: Operation[None] = _topic(
+    "SetSubscriptionFilter", SUBSCRIPTION, method="set_subscription_filter",
+    takes=(RequestField("filter", str, "An expression over the properties of messages. Empty: none."),),
+    help="Sets the filter of a subscription, for what is not acknowledged. Busy: consumers are connected.",
+    routes=(HttpRoute(
+        "PUT", "{S}/filter", "Sets its filter, for what is not acknowledged; without `filter`: removes it.", busy=412,
+        name="set_subscription_filter",
+    ),),
+    cli=CliVerb(
+        "subscriptions filter set", "Set or remove its filter.",
+        "Set the filter of a subscription, for what is not acknowledged; without --filter, remove it. No consumer may "
+        "be connected.",
+        """orders -s billing --filter "region = 'eu'\"""", "filter of {subscription} of {place} is now {filter!r}",
+    ),
+)  # fmt: skip
+GET_SUBSCRIPTION_FILTER: Operation[values.SubscriptionFilterState] = _topic(
+    "GetSubscriptionFilter", SUBSCRIPTION, method="subscription_filter",
+    help="Returns the filter of a subscription of one partition, and what it has done there.",
+    routes=(HttpRoute(
+        "GET", "{S}/filter", "Its filter, and what it has done.", answer="SubscriptionFilterState",
+        name="get_subscription_filter",
+    ),),
+    cli=CliVerb(
+        "subscriptions filter show", "Its filter, and what it has done.",
+        "The filter of a subscription, and how many messages it has judged and filtered since it was set or the topic "
+        "was loaded.",
+        "orders -s billing",
+    ),
+)  # fmt: skip
+TRY_FILTER: Operation[values.FilterTrial] = _topic(
+    "TryFilter", CONSUME, method="try_filter",
+    takes=(
+        RequestField("filter", str, "An expression over the properties of messages."),
+        RequestField("messages", int, "The newest so many: 1 to 10,000. 0: 1,000."),
+    ),
+    help="Returns what a filter does with the newest messages of one partition; changes nothing.",
+    routes=(HttpRoute("GET", "/filter-trial", "What a filter does with its newest messages.", answer="FilterTrial"),),
+    cli=CliVerb(
+        "subscriptions filter try", "What a filter does with the newest messages.",
+        "What a filter would do with the newest messages of a topic: how many it wants, and how many batches are "
+        "mixed. Changes nothing.",
+        """orders --filter "region = 'eu'\"""",
+    ),
+)  # fmt: skip
 RESET_SUBSCRIPTION: Operation[None] = _topic("ResetSubscription", SUBSCRIPTION, routes=(
     HttpRoute("POST", "{S}/resetcursor/{milliseconds}", "To the first message published then or later.", busy=412,
          name="reset_to_time", parts=(PathPart("milliseconds", "publish_time_ms", "the time in milliseconds"),)),

@@ -29,16 +29,14 @@ from .states import (
 
 __all__ = (
     "BacklogAnalysis", "BacklogQuotaState", "Blocked", "BookieInfo", "BriefTopicStats", "BrokerInfo", "BrokerSummary",
-    "ClusterSummary",
-    "CompactionState", "CompactionStatus", "ConnectedRole", "ConsumerStats", "CoordinatorHalves",
-    "CoordinatorTransactions", "CursorBucket", "CursorGap", "CursorShape", "DiedBroker", "DrainingSlot", "HalfDecision",
-    "HeldKey",
-    "HalfState", "HalfStats", "KeptLedger", "KeyDistribution", "LedgerCopies", "LedgerState", "LedgerStats",
-    "LedgerStays", "LostOfSubscription", "LostRange", "MetadataNode", "NamespaceInfo", "NamespaceStats",
+    "ClusterSummary", "CompactionState", "CompactionStatus", "ConnectedRole", "ConsumerStats", "CoordinatorHalves",
+    "CoordinatorTransactions", "CursorBucket", "CursorGap", "CursorShape", "DiedBroker", "DrainingSlot", "FilterTrial",
+    "HalfDecision", "HalfState", "HalfStats", "HeldKey", "KeptLedger", "KeyDistribution", "LedgerCopies", "LedgerState",
+    "LedgerStats", "LedgerStays", "LostOfSubscription", "LostRange", "MetadataNode", "NamespaceInfo", "NamespaceStats",
     "NamespaceSums", "OrphanLedger", "Orphans", "PendingOfTransaction", "Permissions", "ProducerStats", "RefusedCaller",
-    "SchemaTest", "SecurityDescription", "SinkOfTransaction", "SkippedLost", "SlotRange", "SubscriptionStats",
-    "SubscriptionType", "TenantInfo", "TopicInternalStats", "TopicOffsets", "TopicPage", "TopicRow",
-    "TopicSchema", "TopicState", "TopicStats", "TopicTransactions", "TransactionHere", "TransactionStats",
+    "SchemaTest", "SecurityDescription", "SinkOfTransaction", "SkippedLost", "SlotRange", "SubscriptionFilterState",
+    "SubscriptionStats", "SubscriptionType", "TenantInfo", "TopicInternalStats", "TopicOffsets", "TopicPage",
+    "TopicRow", "TopicSchema", "TopicState", "TopicStats", "TopicTransactions", "TransactionHere", "TransactionStats",
     "Unloaded", "WhyKept", "WhyStuck",
 )  # fmt: skip
 
@@ -179,6 +177,11 @@ class SubscriptionStats:
     pending_transactions: int  # open ones that have acknowledged something
     pending_entries: int  # acknowledged in them; a cumulative acknowledgement counts as one
     held_keys: tuple[HeldKey, ...] = ()  # Key_Shared: those held longest, at most ten
+    filter: str = ""  # by which the broker filters; empty: it does not
+    judged: int = 0  # messages, since the filter was set or the topic was loaded
+    filtered: int = 0  # messages of them that are not wanted, and acknowledged
+    filtered_entries: int = 0  # entries in which nothing is wanted
+    shown_unwanted: int = 0  # messages that are not wanted and not hidden: a consumer does not acknowledge by index
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +363,32 @@ class BacklogAnalysis:
     acknowledged: int  # messages among these entries that are acknowledged
     bytes: int
     complete: bool  # False: it was too long to be read to its end
+    unwanted_entries: int = 0  # of these entries: those in which the subscription's filter wants nothing
+    unwanted_messages: int = 0  # of these messages: those that it does not want
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionFilterState:
+    """The filter of a subscription at one partition, and what it has done there: the fields of SubscriptionStats."""
+
+    filter: str
+    judged: int
+    filtered: int
+    filtered_entries: int
+    shown_unwanted: int
+
+
+@dataclass(frozen=True, slots=True)
+class FilterTrial:
+    """What a filter does with the newest messages of one partition. A mixed entry has messages that are wanted and
+    others: a consumer that does not acknowledge by index gets all of them."""
+
+    messages: int  # that were judged
+    wanted: int  # of them
+    entries: int
+    unwanted_entries: int
+    mixed_entries: int
+    unread: int  # messages of encrypted batches, which a broker cannot read: they count as wanted
 
 
 @dataclass(frozen=True, slots=True)

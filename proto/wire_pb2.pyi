@@ -450,16 +450,18 @@ class Deliveries(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_ids: _Optional[_Iterable[int]] = ..., entries: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Subscribed(_message.Message):
-    __slots__ = ("consumer_name", "compacted_end_index", "incarnation", "start")
+    __slots__ = ("consumer_name", "compacted_end_index", "incarnation", "start", "filter")
     CONSUMER_NAME_FIELD_NUMBER: _ClassVar[int]
     COMPACTED_END_INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
     consumer_name: str
     compacted_end_index: int
     incarnation: int
     start: MessageId
-    def __init__(self, consumer_name: _Optional[str] = ..., compacted_end_index: _Optional[int] = ..., incarnation: _Optional[int] = ..., start: _Optional[_Union[MessageId, _Mapping]] = ...) -> None: ...
+    filter: str
+    def __init__(self, consumer_name: _Optional[str] = ..., compacted_end_index: _Optional[int] = ..., incarnation: _Optional[int] = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., filter: _Optional[str] = ...) -> None: ...
 
 class Delivery(_message.Message):
     __slots__ = ("ledger_id", "entry_id", "redelivery_count", "acked_batch_indexes", "entry")
@@ -1314,6 +1316,56 @@ class TopicPageReply(_message.Message):
     silent: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, topics: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., next: _Optional[str] = ..., found: _Optional[int] = ..., silent: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class SetSubscriptionFilterRequest(_message.Message):
+    __slots__ = ("topic", "name", "filter")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    filter: str
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., filter: _Optional[str] = ...) -> None: ...
+
+class SubscriptionFilterReply(_message.Message):
+    __slots__ = ("filter", "judged", "filtered", "filtered_entries", "shown_unwanted")
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    JUDGED_FIELD_NUMBER: _ClassVar[int]
+    FILTERED_FIELD_NUMBER: _ClassVar[int]
+    FILTERED_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    SHOWN_UNWANTED_FIELD_NUMBER: _ClassVar[int]
+    filter: str
+    judged: int
+    filtered: int
+    filtered_entries: int
+    shown_unwanted: int
+    def __init__(self, filter: _Optional[str] = ..., judged: _Optional[int] = ..., filtered: _Optional[int] = ..., filtered_entries: _Optional[int] = ..., shown_unwanted: _Optional[int] = ...) -> None: ...
+
+class TryFilterRequest(_message.Message):
+    __slots__ = ("topic", "filter", "messages")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    filter: str
+    messages: int
+    def __init__(self, topic: _Optional[str] = ..., filter: _Optional[str] = ..., messages: _Optional[int] = ...) -> None: ...
+
+class TryFilterReply(_message.Message):
+    __slots__ = ("messages", "wanted", "entries", "unwanted_entries", "mixed_entries", "unread")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    UNWANTED_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    MIXED_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_FIELD_NUMBER: _ClassVar[int]
+    messages: int
+    wanted: int
+    entries: int
+    unwanted_entries: int
+    mixed_entries: int
+    unread: int
+    def __init__(self, messages: _Optional[int] = ..., wanted: _Optional[int] = ..., entries: _Optional[int] = ..., unwanted_entries: _Optional[int] = ..., mixed_entries: _Optional[int] = ..., unread: _Optional[int] = ...) -> None: ...
+
 class WhyStuckReply(_message.Message):
     __slots__ = ("stuck", "blocked", "sentences")
     STUCK_FIELD_NUMBER: _ClassVar[int]
@@ -1768,7 +1820,7 @@ class DrainingSlot(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., unacked_entries: _Optional[int] = ..., blocked_attempts: _Optional[int] = ...) -> None: ...
 
 class SubscriptionStats(_message.Message):
-    __slots__ = ("backlog_bytes", "oldest_ms", "dispatch_throttled", "name", "type", "backlog", "unacked", "durable", "mark_delete", "read_position", "acked_ranges", "consumers", "blocked", "active_consumer", "blocked_on_unacked", "replay_entries", "key_shared_mode", "allow_out_of_order_delivery", "draining", "drained_total", "delayed", "delayed_buckets", "delayed_memory_bytes", "pending_transactions", "pending_entries", "held_keys")
+    __slots__ = ("backlog_bytes", "oldest_ms", "dispatch_throttled", "name", "type", "backlog", "unacked", "durable", "mark_delete", "read_position", "acked_ranges", "consumers", "blocked", "active_consumer", "blocked_on_unacked", "replay_entries", "key_shared_mode", "allow_out_of_order_delivery", "draining", "drained_total", "delayed", "delayed_buckets", "delayed_memory_bytes", "pending_transactions", "pending_entries", "held_keys", "filter", "judged", "filtered", "filtered_entries", "shown_unwanted")
     BACKLOG_BYTES_FIELD_NUMBER: _ClassVar[int]
     OLDEST_MS_FIELD_NUMBER: _ClassVar[int]
     DISPATCH_THROTTLED_FIELD_NUMBER: _ClassVar[int]
@@ -1795,6 +1847,11 @@ class SubscriptionStats(_message.Message):
     PENDING_TRANSACTIONS_FIELD_NUMBER: _ClassVar[int]
     PENDING_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     HELD_KEYS_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    JUDGED_FIELD_NUMBER: _ClassVar[int]
+    FILTERED_FIELD_NUMBER: _ClassVar[int]
+    FILTERED_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    SHOWN_UNWANTED_FIELD_NUMBER: _ClassVar[int]
     backlog_bytes: int
     oldest_ms: int
     dispatch_throttled: int
@@ -1821,7 +1878,12 @@ class SubscriptionStats(_message.Message):
     pending_transactions: int
     pending_entries: int
     held_keys: _containers.RepeatedCompositeFieldContainer[HeldKey]
-    def __init__(self, backlog_bytes: _Optional[int] = ..., oldest_ms: _Optional[int] = ..., dispatch_throttled: _Optional[int] = ..., name: _Optional[str] = ..., type: _Optional[str] = ..., backlog: _Optional[int] = ..., unacked: _Optional[int] = ..., durable: bool = ..., mark_delete: _Optional[_Union[Position, _Mapping]] = ..., read_position: _Optional[_Union[Position, _Mapping]] = ..., acked_ranges: _Optional[int] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStats, _Mapping]]] = ..., blocked: _Optional[str] = ..., active_consumer: _Optional[str] = ..., blocked_on_unacked: bool = ..., replay_entries: _Optional[int] = ..., key_shared_mode: _Optional[str] = ..., allow_out_of_order_delivery: bool = ..., draining: _Optional[_Iterable[_Union[DrainingSlot, _Mapping]]] = ..., drained_total: _Optional[int] = ..., delayed: _Optional[int] = ..., delayed_buckets: _Optional[int] = ..., delayed_memory_bytes: _Optional[int] = ..., pending_transactions: _Optional[int] = ..., pending_entries: _Optional[int] = ..., held_keys: _Optional[_Iterable[_Union[HeldKey, _Mapping]]] = ...) -> None: ...
+    filter: str
+    judged: int
+    filtered: int
+    filtered_entries: int
+    shown_unwanted: int
+    def __init__(self, backlog_bytes: _Optional[int] = ..., oldest_ms: _Optional[int] = ..., dispatch_throttled: _Optional[int] = ..., name: _Optional[str] = ..., type: _Optional[str] = ..., backlog: _Optional[int] = ..., unacked: _Optional[int] = ..., durable: bool = ..., mark_delete: _Optional[_Union[Position, _Mapping]] = ..., read_position: _Optional[_Union[Position, _Mapping]] = ..., acked_ranges: _Optional[int] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStats, _Mapping]]] = ..., blocked: _Optional[str] = ..., active_consumer: _Optional[str] = ..., blocked_on_unacked: bool = ..., replay_entries: _Optional[int] = ..., key_shared_mode: _Optional[str] = ..., allow_out_of_order_delivery: bool = ..., draining: _Optional[_Iterable[_Union[DrainingSlot, _Mapping]]] = ..., drained_total: _Optional[int] = ..., delayed: _Optional[int] = ..., delayed_buckets: _Optional[int] = ..., delayed_memory_bytes: _Optional[int] = ..., pending_transactions: _Optional[int] = ..., pending_entries: _Optional[int] = ..., held_keys: _Optional[_Iterable[_Union[HeldKey, _Mapping]]] = ..., filter: _Optional[str] = ..., judged: _Optional[int] = ..., filtered: _Optional[int] = ..., filtered_entries: _Optional[int] = ..., shown_unwanted: _Optional[int] = ...) -> None: ...
 
 class ProducerStats(_message.Message):
     __slots__ = ("name", "address", "messages", "bytes", "last_sequence_id", "role", "connected_ms")
@@ -2291,18 +2353,22 @@ class BacklogSizeReply(_message.Message):
     def __init__(self, bytes: _Optional[int] = ...) -> None: ...
 
 class AnalyzeBacklogReply(_message.Message):
-    __slots__ = ("entries", "messages", "acknowledged", "bytes", "complete")
+    __slots__ = ("entries", "messages", "acknowledged", "bytes", "complete", "unwanted_entries", "unwanted_messages")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    UNWANTED_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    UNWANTED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     entries: int
     messages: int
     acknowledged: int
     bytes: int
     complete: bool
-    def __init__(self, entries: _Optional[int] = ..., messages: _Optional[int] = ..., acknowledged: _Optional[int] = ..., bytes: _Optional[int] = ..., complete: bool = ...) -> None: ...
+    unwanted_entries: int
+    unwanted_messages: int
+    def __init__(self, entries: _Optional[int] = ..., messages: _Optional[int] = ..., acknowledged: _Optional[int] = ..., bytes: _Optional[int] = ..., complete: bool = ..., unwanted_entries: _Optional[int] = ..., unwanted_messages: _Optional[int] = ...) -> None: ...
 
 class SkipMessagesRequest(_message.Message):
     __slots__ = ("topic", "name", "messages")

@@ -100,7 +100,10 @@ class SubscribeRefusal(_Refusal):
     RATE = "the consumer has subscribed as often as subscribe_rate allows", BackPressure
     NOT_MADE = "the subscription does not exist, and auto_subscription_creation is off", SubscriptionNotFound
     TOO_MANY_SUBSCRIPTIONS = "the topic has max_subscriptions subscriptions", NotAllowed
-    PROPERTIES = "the properties are too large, or the dead-letter policy in them does not parse", InvalidRequest
+    PROPERTIES = (
+        "the properties are too large, or the dead-letter policy or the filter in them does not parse",
+        InvalidRequest,
+    )
     LASTS = "the subscription exists and is durable, and one that does not last was asked for", NotAllowed
     ENDED = "the subscription does not last, and its last consumer just left: subscribe again", Unavailable
     TYPE_NOT_ALLOWED = (
@@ -121,6 +124,10 @@ class SubscribeRefusal(_Refusal):
     READS_OTHERWISE = "others of the subscription read compacted, and this one does not, or vice versa", ConsumerBusy
     OTHER_ISOLATION = (
         "others of the subscription read what is committed, and this one all that is stored, or vice versa",
+        ConsumerBusy,
+    )
+    OTHER_FILTER = (
+        "the subscription has another filter, or none, and the consumer asks for one: all consumers have one filter",
         ConsumerBusy,
     )
     OTHER_TYPE = "the subscription has consumers of another type", ConsumerBusy

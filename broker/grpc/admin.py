@@ -45,11 +45,12 @@ from ..node.topic_manager import TopicManager
 from ..session import inspection, settings, summaries
 from ..session.administration import Administration
 from ..session.backlogs import EntryWithHiddenMessages, SubscriptionAdministration
-from ..session.finding import FindRequest, find_messages, parse_criteria
+from ..session.finding import FindRequest, find_messages, parse_criteria, try_filter
 from ..session.summaries import (
     ClusterSummaries,
     TopicPageQuery,
     describe_bookie,
+    describe_filter,
     explain_kept_ledgers,
     explain_stuck_subscription,
     trace_message,
@@ -410,6 +411,19 @@ class AdminService:
     async def set_subscription_properties(self, request: wire.SubscriptionSpec, context: CallContext) -> None:
         await self._check_letters(request.properties.get(DEAD_LETTER_TOPIC, ""), context)
         await (await self._backlogs(request.topic)).set_properties(request.name, dict(request.properties))
+
+    async def set_subscription_filter(
+        self, request: wire.SetSubscriptionFilterRequest, context: CallContext
+    ) -> None:
+        await (await self._backlogs(request.topic)).set_filter(request.name, request.filter)
+
+    async def get_subscription_filter(
+        self, request: wire.DeleteSubscriptionRequest, context: CallContext
+    ) -> values.SubscriptionFilterState:
+        return describe_filter((await self._topic(request.topic)).find_subscription(request.name))
+
+    async def try_filter(self, request: wire.TryFilterRequest, context: CallContext) -> values.FilterTrial:
+        return await try_filter(self._broker, request.topic, request.filter, request.messages, context)
 
     async def delete_subscription(self, request: wire.DeleteSubscriptionRequest, context: CallContext) -> None:
         topic = await self._topic(request.topic)

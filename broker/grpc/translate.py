@@ -114,7 +114,7 @@ def _policy_options(asked: wire.Subscribe) -> PolicyOptions:
 def make_subscribed_frame(id_: int, session: ConsumerSession) -> wire.ServerFrame:
     answer = wire.Subscribed(
         consumer_name=session.name, compacted_end_index=session.compacted_end_index,
-        incarnation=session.topic.incarnation,
+        incarnation=session.topic.incarnation, filter=session.subscription.filter_text,
     )  # fmt: skip
     _set_start(answer, session)
     return wire.ServerFrame(id=id_, subscribed=answer)

@@ -200,10 +200,11 @@ def _subscription(
                "nonContiguousDeletedMessagesRanges"), "nonContiguousDeletedMessagesRangesSerializedSize": 0,
         **pick(SUBSCRIPTION, found, "delayedMessageIndexSizeInBytes"),
         "subscriptionProperties": store.properties if store is not None else {},
-        "filterProcessedMsgCount": 0, "filterAcceptedMsgCount": 0, "filterRejectedMsgCount": 0,
-        "filterRescheduledMsgCount": 0, "dispatchThrottledMsgEventsBySubscriptionLimit": found.dispatch_throttled,
+        **pick(SUBSCRIPTION, found, "filterProcessedMsgCount filterAcceptedMsgCount filterRejectedMsgCount "
+               "filterRescheduledMsgCount"), "dispatchThrottledMsgEventsBySubscriptionLimit": found.dispatch_throttled,
         "bucketDelayedIndexStats": {}, "replicatedSubscriptionSnapshotCount": 0,
-        "whyBlocked": found.blocked, **pick(SUBSCRIPTION, found, "pendingTransactions pendingEntries heldKeys"),
+        "whyBlocked": found.blocked, **pick(SUBSCRIPTION, found, "pendingTransactions pendingEntries heldKeys filter "
+               "filteredEntries shownUnwanted"),
     }  # fmt: skip
 
 

@@ -127,8 +127,10 @@ async def analyze_backlog(call: RestRequest) -> object:
     found = await call.call_local(op.ANALYZE_BACKLOG, topic=call.topic.full, **asked)
     return {
         "entries": found.entries, "messages": found.messages, "markerMessages": 0,
-        "filterRejectedEntries": 0, "filterAcceptedEntries": found.entries, "filterRescheduledEntries": 0,
-        "filterRejectedMessages": 0, "filterAcceptedMessages": found.messages, "filterRescheduledMessages": 0,
+        "filterRejectedEntries": found.unwanted_entries,
+        "filterAcceptedEntries": found.entries - found.unwanted_entries, "filterRescheduledEntries": 0,
+        "filterRejectedMessages": found.unwanted_messages,
+        "filterAcceptedMessages": found.messages - found.unwanted_messages, "filterRescheduledMessages": 0,
         "aborted": not found.complete,
     }  # fmt: skip
 

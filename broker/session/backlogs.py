@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 
+from ...proto.entry_filter import FILTER, FILTER_PROPERTIES
 from ...proto.errors import InvalidRequest, NotAllowed, Unavailable
 from ...proto.names import LATEST, MessageId, Position, TopicName
 from ...proto.operations import Permission
@@ -139,6 +140,12 @@ class SubscriptionAdministration:
         if not topic.name.persistent:
             raise NotAllowed(f"topic {topic.name} keeps nothing, and no properties of subscriptions")
         await topic.registry.set_properties(topic.find_subscription(name), properties)
+
+    async def set_filter(self, name: str, text: str) -> None:
+        """Sets the filter of a subscription; empty: it has none. It applies to what is not acknowledged. Raises Busy if
+        consumers are connected."""
+        kept = {key: value for key, value in self.properties(name).items() if key not in FILTER_PROPERTIES}
+        await self.set_properties(name, {**kept, FILTER: text.strip()} if text.strip() else kept)
 
     async def reset(
         self, name: str, to: MessageId | None, publish_time_ms: int | None, *, inclusive: bool = True

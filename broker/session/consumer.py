@@ -25,6 +25,7 @@ from typing import Protocol
 
 import msgspec
 
+from ...proto.entry_filter import find_filter
 from ...proto.errors import (
     Busy,
     ConnectionLost,
@@ -101,9 +102,17 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
             return self
         return msgspec.structs.replace(self, start=None, initial_position=InitialPosition.EARLIEST)
 
+    @property
+    def filter_text(self) -> str:
+        """Returns the filter that the consumer asks for; empty: it takes that of the subscription."""
+        wanted = find_filter(self.subscription_properties) if self.subscription_properties else None
+        return wanted.text if wanted is not None else ""
+
     def check(self) -> None:
         """Raises InvalidName if a name is invalid; InvalidRequest or NotAllowed if the options contradict each
         other."""
+        if self.subscription_properties:
+            find_filter(self.subscription_properties)
         check_name_size("consumer", self.consumer_name)
         check_name_size("instance", self.instance)
         check_subscription_name(self.subscription)
@@ -190,6 +199,7 @@ class ConsumerSession:
         topic.registry.check_consumer(subscription, options.type, consumer)
         subscription.set_isolation_level(options.isolation)
         topic.choose_log_of_subscription(subscription, compacted=options.read_compacted)
+        subscription.check_filter(options.filter_text)
         subscription.join(consumer, options.type)
         topic.maintenance.on_topic_used()
         compacted = topic.compaction.record if options.read_compacted else None

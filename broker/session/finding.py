@@ -32,12 +32,19 @@ from typing import Any, NamedTuple
 import msgspec
 from pyroaring import BitMap
 
-from ...proto.entry import EntryHeader, decode_for_inspection, decode_properties, decode_text, parse_entry
+from ...proto.entry import (
+    EntryHeader,
+    decode_for_inspection,
+    decode_properties,
+    decode_text,
+    parse_entry,
+    parse_stored_head,
+)
+from ...proto.entry_filter import EntryFilter, read_field
 from ...proto.errors import BackPressure, CorruptEntry, InvalidRequest, MagnetarError
 from ...proto.filters import And, Compare, Filter, IsNull, Literal, Name, Node, Not, parse_filter
 from ...proto.names import TopicName
-from ...proto.schema import decode_version
-from ...proto.statistics import FoundEntry, FoundMessages
+from ...proto.statistics import FilterTrial, FoundEntry, FoundMessages
 from ...runtime.files import Buffer
 from ...runtime.network import CallContext, World
 from ..common.token_bucket import EventLoopSlices
@@ -102,7 +109,8 @@ class Criteria(NamedTuple):
         found = decode_properties(about)
         if self.name and (self.name not in found or self.value not in (None, found[self.name])):
             return False
-        return self.where is None or self.where.matches(found, partial(_read_field, about, payload, header))
+        read = partial(read_field, about, len(payload), header.metadata)
+        return self.where is None or self.where.matches(found, read)
 
 
 def parse_criteria(key: str, property_: str, text: str, where: str) -> Criteria:
@@ -113,21 +121,6 @@ def parse_criteria(key: str, property_: str, text: str, where: str) -> Criteria:
     name, has_value, value = property_.partition("=")
     wanted = parse_filter(where) if where else None
     return Criteria(key, name.strip(), value.strip() if has_value else None, text.encode(), wanted)
-
-
-def _read_field(about: Any, payload: bytes, header: EntryHeader, name: str) -> str | int | None:
-    """Returns the value of a name of `proto.filters.SYSTEM_NAMES`."""
-    if name == "message.key":
-        return decode_text(about.partition_key) if about.HasField("partition_key") else None
-    if name == "message.ordering_key":
-        return bytes(about.ordering_key).decode("utf-8", "replace") if about.HasField("ordering_key") else None
-    if name == "message.event_time":
-        return about.event_time or None
-    if name == "message.producer":
-        return decode_text(header.metadata.producer_name)
-    if name == "message.publish_time":
-        return header.publish_time
-    return len(payload) if name == "message.size" else decode_version(header.metadata.schema_version)
 
 
 def is_encoded(header: EntryHeader) -> bool:
@@ -143,6 +136,42 @@ def is_too_large(header: EntryHeader) -> bool:
 async def decode_messages(world: World, header: EntryHeader, entry: Buffer) -> Sequence[tuple[Any, bytes]]:
     """Returns the metadata and the payload of each message of an entry, decoded in a thread if that takes long."""
     return await run_in_thread_if_slow(entry, world, decode_for_inspection, header, entry)
+
+
+# --------------------------------------------------------------------------------------------------------- trial
+TRIAL_MESSAGES, TRIAL_MESSAGES_MAX = 1000, 10_000
+"""How many of the newest messages a trial of a filter judges, if the caller does not say, and at most."""
+
+
+async def try_filter(
+    broker: TopicManager, topic_name: str, text: str, messages: int, caller: CallContext
+) -> FilterTrial:
+    """Judges the newest messages of a topic that this broker owns by the filter `text`. Raises InvalidRequest if it is
+    no filter; BackPressure if a search is running."""
+    wanted = parse_filter(text.strip())
+    if not 0 <= messages <= TRIAL_MESSAGES_MAX:
+        raise InvalidRequest(f"a filter is tried on 1 to {TRIAL_MESSAGES_MAX} messages, not {messages}")
+    shape = (await broker.topic(TopicName.parse(topic_name), create=False)).shown.shape
+    first = max(shape.first_index, shape.end_index - (messages or TRIAL_MESSAGES))
+    asked = MessageIndexRange(topic_name, first, shape.end_index, FIND_BYTES)
+    judge, turns = EntryFilter(wanted), EventLoopSlices(broker.world.clock)
+    judged = unwanted = entries = whole = mixed = unread = 0
+    with _running(broker, topic_name):
+        reader = RangeReader(broker, asked, caller, counts_as_delivered=False)
+        async with aclosing(reader.read_entries(turns)) as found:
+            async for entry in found:
+                head = parse_stored_head(entry.frames[-1])
+                bits = await run_in_thread_if_slow(
+                    entry.frames[-1], broker.world, judge.find_unwanted, head, entry.frames[-1]
+                )
+                judged, unwanted, entries = judged + entry.count, unwanted + bits.bit_count(), entries + 1
+                whole += bits.bit_count() == entry.count
+                mixed += 0 < bits.bit_count() < entry.count
+                batched = head.metadata.HasField("num_messages_in_batch")
+                unread += entry.count if batched and head.metadata.encryption_keys else 0
+                if turns.is_slice_used_up:
+                    await turns.begin_slice()
+    return FilterTrial(judged, judged - unwanted, entries, whole, mixed, unread)
 
 
 # -------------------------------------------------------------------------------------------------------- search

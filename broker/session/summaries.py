@@ -164,6 +164,7 @@ async def collect_subscription_stats(
     for first, last, owner in keys.ranges:
         slots[owner.id].append(values.SlotRange(first, last))
     delays = subscription.delayed.core if subscription.delayed is not None else None
+    filtering = describe_filter(subscription)
     return values.SubscriptionStats(
         name=subscription.name, type=_name(type_), durable=subscription.is_durable,
         backlog=backlog, backlog_bytes=backlog_bytes(topic.log.shape, cursor.mark), oldest_ms=oldest_ms,
@@ -181,6 +182,8 @@ async def collect_subscription_stats(
         pending_transactions=len(subscription.pending_transactions),
         pending_entries=cursor.pending.entry_count if cursor.pending is not None else 0,
         held_keys=tuple(list_held_keys(topic, subscription)),
+        filter=filtering.filter, judged=filtering.judged, filtered=filtering.filtered,
+        filtered_entries=filtering.filtered_entries, shown_unwanted=filtering.shown_unwanted,
     )  # fmt: skip
 
 
@@ -578,7 +581,7 @@ def explain_stuck_subscription(topic: Topic, subscription: Subscription, backlog
             who = f"Consumer {each.member.name!r} ({each.address}{role})"
             text = f"{who} holds {_count(each.member.unacked, 'message')} that it has not acknowledged{place}"
             sentences.append(f"{text}{_last_acknowledged(each, now_ms)}.")
-    sentences.append(_explain_parts(subscription))
+    sentences += [_explain_parts(subscription), _explain_filter(subscription)]
     if blocked is Blocked.NO_PERMITS:
         sentences.append(f"{_count(len(subscription.consumers), 'consumer')} connected, with no permits.")
     draining = dispatcher.policy.statistics()[1]
@@ -597,6 +600,30 @@ def _describe_held_key(held: values.HeldKey, now_ms: int) -> str:
         f"{_span((now_ms - held.since_ms) / 1000)}, and {_count(held.following_entries, 'entry')} of it "
         f"{'waits' if held.following_entries == 1 else 'wait'}."
     )
+
+
+def describe_filter(subscription: Subscription) -> values.SubscriptionFilterState:
+    """Returns the filter of a subscription, and what it has done since it was set or the topic was loaded."""
+    found = subscription.filtering
+    if found is None:
+        return values.SubscriptionFilterState("", 0, 0, 0, 0)
+    return values.SubscriptionFilterState(
+        found.filter.text, found.judged, found.filtered, found.filtered_entries, found.shown_unwanted
+    )
+
+
+def _explain_filter(subscription: Subscription) -> str:
+    """Returns what the filter of a subscription has done; "" if it has none, or has judged nothing."""
+    found = subscription.filtering
+    if found is None or not found.judged:
+        return ""
+    wanted, shown = found.judged - found.filtered - found.shown_unwanted, ""
+    if found.shown_unwanted:
+        shown = (
+            f"; {found.shown_unwanted:,} others came in batches with wanted ones, as a consumer does not acknowledge "
+            "by index"
+        )
+    return f"The filter has looked at {_count(found.judged, 'message')}, and wants {wanted:,}{shown}."
 
 
 def _explain_parts(subscription: Subscription) -> str:

@@ -17,8 +17,9 @@ tests/broker/subscription/test_acks_in_transactions.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from pyroaring import BitMap
 
@@ -36,6 +37,14 @@ from .core.policy import NO_HIDDEN_MESSAGES, Member
 
 MARK_ENTRIES = 1000
 """Outstanding entries that one step of a cumulative acknowledgement, or of a search, handles: about a millisecond."""
+
+
+class UnwantedMessages(NamedTuple):
+    """The messages of a batch of `size` messages that a filter does not want, as bits (bit i: message i)."""
+
+    position: Position
+    bits: int
+    size: int
 
 
 class SubscriptionAcks:
@@ -196,6 +205,21 @@ class SubscriptionAcks:
         self._dispatcher.on_acked_up_to(max(mark, cursor.mark))
         if cursor.mark < mark:
             self._dispatcher.add_released_entries(cursor.deliverable_entries_up_to(mark))  # batches of unknown size
+
+    def ack_unwanted(self, entries: Mapping[int, BitMap], parts: Iterable[UnwantedMessages]) -> int:
+        """Acknowledges what a filter does not want, before it is assigned to a consumer: the `entries` of each ledger,
+        and the messages `parts` of batches. What is pending in a transaction stays pending. Returns how many of the
+        entries were not acknowledged before."""
+        cursor, dispatcher, acked = self._cursor, self._dispatcher, 0
+        for ledger_id, each in entries.items():
+            new = cursor.ack_set(ledger_id, each)
+            if new:
+                dispatcher.on_entries_acked(None, ledger_id, new)
+                acked += len(new)
+        for position, bits, size in parts:
+            if cursor.ack_messages_of_batch(position, bits, size) or cursor.is_done(position):
+                dispatcher.on_acked(None, position)
+        return acked
 
     def ack_first_messages(self, position: Position, messages: int) -> None:
         """Acknowledges the first `messages` messages of the entry, except those that are pending in a transaction."""

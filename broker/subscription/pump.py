@@ -40,7 +40,7 @@ from ..log.log import ReadableLog
 from ..log.reader import ReadMemoryBudget
 from ..log.unfolding import run_in_thread_if_slow
 from .consumer import Consumer
-from .core.dispatch import ALL_TIME, Delivery, Dispatcher, DispatchLimits
+from .core.dispatch import ALL_TIME, Delivery, Dispatcher, DispatchLimits, Read
 from .core.policy import Member
 from .dead_letters import HeldBackEntries
 from .read_ahead import ReadAheadBuffer
@@ -335,7 +335,7 @@ class SubscriptionDeliveryPump:
                 self.blocked = Blocked.FINDING_DELAYS
                 return
             now_ms = self._delayed.release_due_entries(self._dispatcher)
-        handed_out = 0
+        handed_out, filtering = 0, self._subscription.filtering
         while handed_out < PUMP_ENTRIES_MAX and (now := self._clock.monotonic()) <= end:
             rates: Sequence[RateLimit] = ()
             for rate in self.rates:
@@ -358,6 +358,13 @@ class SubscriptionDeliveryPump:
             entries = self._at_hand.get_requested_entries(want, end)
             if not entries:
                 return
+            if filtering is not None:
+                judged, entries = filtering.take_wanted(entries, self._log.world, end, new=isinstance(want, Read))
+                if not judged:
+                    return  # a long entry: a thread judges it
+                handed_out += judged - len(entries)
+                if not entries:
+                    continue
             entries = entries[: count_entries_within_rates(rates, entries, now)] if rates else entries
             before = self._dispatcher.progress
             deliveries = self._dispatcher.assign(entries, now_ms)
@@ -405,7 +412,10 @@ class SubscriptionDeliveryPump:
                 self._subscription.skip_entries([position])
 
     def delay_entry_until(self, position: Position, at_ms: int) -> None:
-        """Holds a new entry back until `at_ms` (ms since the epoch), if the subscription type delays messages."""
+        """Holds a new entry back until `at_ms` (ms since the epoch), if the subscription type delays messages. With a
+        filter it is held back when it is read, if it is wanted."""
+        if self._subscription.filtering is not None:
+            return
         if self._delayed is not None and (self._dispatcher.delaying or self._delayed.core.count):
             self._delayed.delay_until(position, at_ms)
 

@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 from ...proto.applied import AppliedPolicies
 from ...proto.errors import MagnetarError, TransactionConflict, Unavailable
+from ...proto.filters import Filter
 from ...proto.names import Position
 from ...proto.states import AckedEntry, Isolation, TxnId
 from ...runtime.clock import Clock
@@ -49,6 +50,7 @@ from .core.subscription_types import EXCLUSIVE, SubscriptionType
 from .cursors import DurableCursor
 from .dead_letters import HeldBackEntries
 from .delays import DelayedDelivery
+from .filtering import SubscriptionFilter
 from .pump import SubscriptionDeliveryPump
 
 _LOG = logging.getLogger("magnetar.broker.session")
@@ -81,7 +83,8 @@ class Subscription:
 
     __slots__ = (
         "__dict__", "_clock", "_config", "_marked", "aborts", "acks", "activity", "commits", "consumers", "cursor",
-        "dead_letters", "delayed", "departed", "dispatcher", "dropped", "index_clients", "isolation", "log", "name",
+        "dead_letters", "delayed", "departed", "dispatcher", "dropped", "filter_asked", "filtering", "index_clients",
+        "isolation", "log", "name",
         "pump", "store", "type",
     )  # fmt: skip
 
@@ -100,6 +103,8 @@ class Subscription:
         self.cursor = cursor
         self.store = store
         self.delayed = delayed
+        self.filtering: SubscriptionFilter | None = None
+        self.filter_asked = ""  # of one that does not last: what its consumers filter by themselves
         self.dead_letters: HeldBackEntries | None = None  # of durable ones
         self.consumers: dict[int, Consumer] = {}
         self._clock = clock
@@ -160,6 +165,7 @@ class Subscription:
         self.cursor.rebase(log.shape)
         self.acks.rebase(log.shape)
         self._leave_out()
+        self._filter_anew()
         self.dispatcher.rebase(log.shape)
         if self.delayed is not None:
             self.delayed.core.shape = log.shape
@@ -200,6 +206,42 @@ class Subscription:
                 f"the consumers of subscription {self.name!r} are {self.isolation.name.lower()}"
             )
         self.isolation = isolation
+
+    @property
+    def filter_text(self) -> str:
+        """Returns the filter by which this broker filters for the subscription; empty: it does not."""
+        return self.filtering.filter.text if self.filtering is not None else ""
+
+    def set_filter(self, wanted: Filter | None) -> None:
+        """Sets the filter of the subscription; None: it has none. No consumer may be connected. It is applied to what
+        is not acknowledged; what an earlier filter acknowledged stays so."""
+        assert not self.consumers, "consumers would get messages by two filters"
+        if self.filtering is not None:
+            self.filtering.stop()
+        self.filtering = None
+        if wanted is not None:
+            self.filtering = SubscriptionFilter(
+                wanted, self.dispatcher, self.acks, self._clock, wake=self.pump.wake, on_acked=self._on_mark_moved
+            )
+            self._filter_anew()
+
+    def check_filter(self, asked: str) -> None:
+        """Checks the filter that a consumer asks for, before it joins; empty: it takes what there is. Raises
+        ConsumerBusy if the subscription has another one. One that does not last, or that is not stored, has the filter
+        of its first consumer, and its consumers filter themselves."""
+        own = self.filter_text
+        if self.store is None:
+            if not self.consumers:
+                self.filter_asked = asked
+            own = self.filter_asked
+        if asked != own and (asked or self.store is None):
+            none = "it has no filter: 'magnetar subscriptions filter set' sets one"
+            raise self._refusal(SubscribeRefusal.OTHER_FILTER, f"it has the filter {own!r}" if own else none)
+
+    def _filter_anew(self) -> None:
+        """Has entries judged again that the filter judged, because the subscription was moved or reads another log."""
+        if self.filtering is not None:
+            self.filtering.start_over(compacted=self.reads_compacted)
 
     def has_undelivered_up_to(self, horizon: Position) -> bool:
         """Returns True if an entry up to and including `horizon` may still have to be delivered: it was not delivered
@@ -508,6 +550,7 @@ class Subscription:
                 self.disconnect(consumer, why)
         self.cursor.seek(mark)
         self._leave_out()
+        self._filter_anew()
         if acked_messages:
             self.cursor.ack_first_messages(self.log.shape.after(mark), acked_messages)
         self.dispatcher.seek()
@@ -527,6 +570,8 @@ class Subscription:
             self.dead_letters.stop()
         if self.delayed is not None:
             self.delayed.stop()
+        if self.filtering is not None:
+            self.filtering.stop()
         self.pump.stop()
 
     async def close(self) -> None:
@@ -534,6 +579,8 @@ class Subscription:
             await self.delayed.close()
         self.stop()
         await self.pump.drain()
+        if self.filtering is not None:
+            await self.filtering.drain()
         if self.dead_letters is not None:
             await self.dead_letters.drain()
         if self.store is not None:

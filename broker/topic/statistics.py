@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...proto.entry import parse_stored_head
+from ...proto.entry_filter import EntryFilter
 from ...proto.errors import NotFound
 from ...proto.names import Position
 from ...proto.states import Blocked
@@ -18,7 +20,9 @@ from ..common.token_bucket import EventLoopSlices, RateLimit
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.log_shape_core import Span
+from ..log.unfolding import run_in_thread_if_slow
 from ..subscription.dead_letters import find_remaining_chunks
+from ..subscription.filtering import SubscriptionFilter
 from ..subscription.subscription import Subscription
 from .admission_core import backlog_bytes
 
@@ -207,6 +211,8 @@ class Backlog(NamedTuple):
     acknowledged: int  # messages after the mark that are acknowledged
     bytes: int  # about
     complete: bool  # False: `ANALYZE_ENTRIES_MAX` was reached
+    unwanted_entries: int = 0  # of `entries`: the subscription's filter wants nothing in them
+    unwanted_messages: int = 0  # of `messages`
 
 
 async def analyze_backlog(
@@ -229,7 +235,34 @@ async def analyze_backlog(
         else:
             acknowledged += holes
     messages = shape.count_messages_from(await log.reader.message_index_after(mark)) - acknowledged
-    return Backlog(entries, max(0, messages), acknowledged, backlog_bytes(shape, mark), left >= 0)
+    unwanted = (0, 0)
+    if subscription.filtering is not None:
+        unwanted, left = await _count_unwanted(log, subscription, subscription.filtering, left)
+    return Backlog(entries, max(0, messages), acknowledged, backlog_bytes(shape, mark), left >= 0, *unwanted)
+
+
+async def _count_unwanted(
+    log: ReadableLog, subscription: Subscription, filtering: SubscriptionFilter, entries_max: int
+) -> tuple[tuple[int, int], int]:
+    """Returns how many entries and messages of the backlog the filter does not want, and how many of `entries_max` were
+    not read. Reads the backlog."""
+    cursor, shape, turns = subscription.cursor, log.shape, EventLoopSlices(log.world.clock)
+    judge = EntryFilter(filtering.filter, keeps_tombstones=subscription.reads_compacted)
+    entries = messages = 0
+    position = shape.next_unskipped_position(shape.after(cursor.mark))
+    while entries_max > 0 and shape.has_visible_entry(position):
+        for entry in await log.reader.read(position, CHUNK_BYTES):
+            entries_max -= 1
+            position = shape.next_unskipped_position(shape.after(entry.position))
+            if cursor.is_done(entry.position):
+                continue
+            data = entry.frames[-1]
+            bits = await run_in_thread_if_slow(data, log.world, judge.find_unwanted, parse_stored_head(data), data)
+            entries += bits.bit_count() == entry.count
+            messages += (bits & ~cursor.acked_or_pending_bits(entry.position)).bit_count()
+            if turns.is_slice_used_up:
+                await turns.begin_slice()
+    return (entries, messages), entries_max - int(shape.has_visible_entry(position))
 
 
 async def _acknowledged(log: ReadableLog, subscription: Subscription, span: Span, first: int) -> int:

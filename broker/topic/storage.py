@@ -7,6 +7,7 @@ aborts the open transactions of a topic that is to be deleted.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Concatenate, Protocol
@@ -16,7 +17,9 @@ import msgspec
 from ...ledger import LedgerClient
 from ...metadata import paths
 from ...metadata.store import MetadataStore
-from ...proto.errors import MagnetarError, TransactionForgotten, TransactionsOpen, Unavailable
+from ...proto.entry_filter import find_filter
+from ...proto.errors import InvalidRequest, MagnetarError, TransactionForgotten, TransactionsOpen, Unavailable
+from ...proto.filters import Filter
 from ...proto.names import LATEST, Position, TopicName
 from ...proto.states import TxnId, TxnState
 from ...runtime.clock import Clock
@@ -40,6 +43,9 @@ from ..subscription.subscription import Subscription
 
 if TYPE_CHECKING:
     from .topic import Topic
+
+_LOG = logging.getLogger("magnetar.broker")
+
 
 class Storage(Protocol):
     """Creates the log and the subscriptions of a topic."""
@@ -134,7 +140,19 @@ class DurableTopicStorage(msgspec.Struct, frozen=True):
             topic=topic.name, incarnation=topic.incarnation, applied=topic.applied, forward=self.forward,
             wake=subscription.pump.wake,
         )  # fmt: skip
+        if store.properties:
+            subscription.set_filter(_find_stored_filter(topic.name, store))
         return subscription
+
+
+def _find_stored_filter(topic: TopicName, store: DurableCursor) -> Filter | None:
+    """Returns the filter of a stored subscription; None if it has none, or one that this version does not know: its
+    consumers get all messages then, and filter themselves."""
+    try:
+        return find_filter(store.properties)
+    except InvalidRequest as error:
+        _LOG.error("%s/%s: its filter is not applied: %s", topic, store.subscription, error.message)
+        return None
 
 
 # ------------------------------------------------------------------------------------------------------ deletion

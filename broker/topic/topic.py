@@ -28,6 +28,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from ...ledger import LedgerClient
 from ...metadata.store import NodeUpdate
 from ...proto.applied import AppliedPolicies
+from ...proto.entry_filter import find_filter
 from ...proto.errors import (
     AlreadyExists,
     Busy,
@@ -844,8 +845,18 @@ class SubscriptionRegistry:
     async def set_properties(self, subscription: Subscription, properties: dict[str, str]) -> None:
         """Replaces all properties of a durable subscription. If the properties contain a dead-letter policy, the
         subscription uses it from now on. Raises InvalidRequest if the properties are too large, or if the dead-letter
-        policy is invalid."""
+        policy or the filter is invalid; Busy if the filter changes and consumers are connected."""
         check_properties(properties)
         assert subscription.store is not None, "it is durable"
+        wanted = find_filter(properties)
+        changes = (wanted.text if wanted is not None else "") != subscription.filter_text
+        if changes and subscription.consumers:
+            raise Busy(
+                f"subscription {subscription.name!r} has {len(subscription.consumers)} consumers: "
+                "a filter changes while none is connected"
+            )
         await run_to_end(subscription.store.set_properties(properties))
+        if changes:
+            subscription.disconnect_all(Unavailable("the filter of the subscription has changed; subscribe again"))
+            subscription.set_filter(wanted)
         subscription.pump.wake()

@@ -50,7 +50,8 @@ _OF_SUBSCRIPTION = (
     "msgDelayed delayedMessageIndexBuckets delayedMessageIndexSizeInBytes pendingTransactions pendingEntries "
     "unackedMessages nonContiguousDeletedMessagesRanges consumers markDeletePositions blocked activeConsumerName "
     "blockedSubscriptionOnUnackedMsgs msgInReplay keySharedMode allowOutOfOrderDelivery drainingHashesCount "
-    "drainingHashesClearedTotal drainingHashesUnackedMessages drainingHashes heldKeys"
+    "drainingHashesClearedTotal drainingHashesUnackedMessages drainingHashes heldKeys filter filterProcessedMsgCount "
+    "filterAcceptedMsgCount filterRejectedMsgCount filteredEntries shownUnwanted"
 )
 """Names of proto/pulsar_json.py, in the order of the JSON."""
 SUMS = (*_SUMMED.split(), "msgBacklog", "backlogSize")
@@ -178,7 +179,8 @@ def _join_waited(known: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]
 
 
 _JOINED: dict[str, Callable[[Any, Any], Any]] = {
-    **dict.fromkeys(("type", "durable", "keySharedMode", "allowOutOfOrderDelivery"), _first), "blocked": _more_telling,
+    **dict.fromkeys(("type", "durable", "keySharedMode", "allowOutOfOrderDelivery", "filter"), _first),
+    "blocked": _more_telling,
     **dict.fromkeys(("activeConsumerName", "blockedSubscriptionOnUnackedMsgs"), _either),
     "earliestMsgPublishTimeInBacklog": _earlier, _WAITED: _join_waited,
 }  # fmt: skip

@@ -40,6 +40,7 @@ subscriptions = LazyGroup(
         "clear-backlog": LazyCommand(".admin.subscriptions", "clear", "Acknowledge everything unseen."),
         "reset": LazyCommand(".admin.subscriptions", "reset", "Move it to a message or a time."),
         "properties": LazyCommand(".admin.subscriptions", "properties", "Its properties."),
+        "filter": LazyCommand(".admin.subscriptions", "filter_", "Its filter: set, show, try."),
         "set-properties": LazyCommand(
             ".admin.subscriptions", "set_properties", "Give it these properties and no others."
         ),
@@ -51,6 +52,14 @@ subscriptions = LazyGroup(
 )
 
 
+filter_ = LazyGroup(
+    "subscriptions filter", {},
+    help="Filters: which messages of a topic a subscription wants.\n\n"
+    "Example: magnetar subscriptions filter show orders -s billing",
+    with_rows=True,
+)  # fmt: skip
+
+
 def _done(session: Session, text: str, topic: str, subscription: str) -> None:
     session.out.print_result_text(text, topic=full_name(topic), subscription=subscription)
 
@@ -58,14 +67,19 @@ def _done(session: Session, text: str, topic: str, subscription: str) -> None:
 @session_command(
     SUBSCRIPTION,
     option("-m", "--messageId", "position", default="latest", show_default=True, help="earliest, latest, L:E."),
+    option("--filter", "wanted", default="", help="Which messages it wants, by their properties: \"region = 'eu'\"."),
     PROPERTIES,
 )
-def create(session: Session, topic: str, subscription: str, position: str, pairs: tuple[str, ...]) -> None:
+def create(
+    session: Session, topic: str, subscription: str, position: str, wanted: str, pairs: tuple[str, ...]
+) -> None:
     """Create a subscription before its first consumer connects.
 
     Example: magnetar subscriptions create orders -s billing -m earliest
     """
     place, given = parse_message_id(position), units.parse_properties(pairs)
+    if wanted:
+        given["filter"] = wanted
     for part in session.admin.parts(topic):
         session.admin.create_subscription(part, subscription, place, given)
     _done(session, f"subscription {subscription} of {full_name(topic)} created", topic, subscription)

@@ -413,6 +413,9 @@ class Admin(ClosedAfterWith):
         too long (proto/policies.py).
         """
 
+    def set_subscription_filter(self, topic: str, name: str, *, filter: str = "") -> None:
+        """Sets the filter of a subscription, for what is not acknowledged. Busy: consumers are connected."""
+
     def set_subscription_prefix_mode(self, name: str, on: bool) -> None:
         """Switches the subscription prefix mode of a namespace on or off. While it is on, the name of a subscription
         must be the role of its consumer, or begin with the role and `-`.
@@ -442,6 +445,9 @@ class Admin(ClosedAfterWith):
         """Acknowledges the next `messages` messages of a subscription without delivering them; -1: all messages. An
         empty `name`: for every subscription.
         """
+
+    def subscription_filter(self, topic: str, name: str) -> values.SubscriptionFilterState:
+        """Returns the filter of a subscription of one partition, and what it has done there."""
 
     def subscription_properties(self, topic: str, name: str) -> dict[str, str]:
         """The properties, name to value."""
@@ -537,6 +543,9 @@ class Admin(ClosedAfterWith):
 
     def truncate_topic(self, topic: str) -> None:
         """Acknowledges everything for every subscription, and deletes all ledgers but the one that is written."""
+
+    def try_filter(self, topic: str, *, filter: str = "", messages: int = 0) -> values.FilterTrial:
+        """Returns what a filter does with the newest messages of one partition; changes nothing."""
 
     def undrain_broker(self, name: str) -> None:
         """Ends the draining of a broker: the broker may own bundles again. Bundles that it gave away do not return by

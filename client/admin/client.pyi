@@ -93,6 +93,15 @@ class AdminClient(ClosedAfterAsyncWith):
     async def subscription_properties(self, topic: str, name: str) -> dict[str, str]:
         """The properties, name to value."""
 
+    async def set_subscription_filter(self, topic: str, name: str, *, filter: str = "") -> None:
+        """Sets the filter of a subscription, for what is not acknowledged. Busy: consumers are connected."""
+
+    async def subscription_filter(self, topic: str, name: str) -> values.SubscriptionFilterState:
+        """Returns the filter of a subscription of one partition, and what it has done there."""
+
+    async def try_filter(self, topic: str, *, filter: str = "", messages: int = 0) -> values.FilterTrial:
+        """Returns what a filter does with the newest messages of one partition; changes nothing."""
+
     async def analyze_backlog(self, topic: str, name: str) -> values.BacklogAnalysis:
         """Counts the backlog of one partition message by message."""
 

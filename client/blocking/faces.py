@@ -206,6 +206,7 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         consumer_event_listener: ConsumerEventListener | None = None,
         isolation: str = "read_committed",
         redelivery_order: str = "any",
+        filter: str | None = None,
     ) -> Consumer:
         """Opens a consumer of a subscription, which is created if it does not exist. docs/settings.md describes the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
@@ -214,7 +215,10 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         that are not committed yet, or were aborted. `redelivery_order` applies to the whole subscription, too: with
         "key" a message that failed (a negative acknowledgement, or none in time) blocks the messages after it (on
         KeyShared those of its key, on Exclusive and Failover those of the partition) until it is acknowledged or
-        becomes a dead letter; the broker's back-off decides when it is delivered again. `priority_level` and
+        becomes a dead letter; the broker's back-off decides when it is delivered again. `filter` is an expression over
+        the properties of messages, as in "region = 'eu' AND price > 10": the broker acknowledges what it does not want
+        for the subscription, of which it is the filter. ConsumerBusy: the subscription has another one, or none.
+        `priority_level` and
         `consumer_event_listener` are those of Pulsar's Java client. A pattern's new non-persistent topics are searched
         for every `pattern_auto_discovery_period` seconds; the broker reports persistent topics at once.
 
@@ -239,9 +243,11 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL,
         *,
         isolation: str = "read_committed",
+        filter: str | None = None,
     ) -> Reader:
         """Opens a reader that starts after the message `start_message_id`, or at this message with
-        `start_message_id_inclusive`. `isolation`: as in `subscribe`.
+        `start_message_id_inclusive`. `isolation`: as in `subscribe`. `filter`: likewise, but the reader drops by itself
+        what is not wanted, and all messages are sent to it.
 
         `reader_listener(reader, message)` is called in a thread of its own.
         """

@@ -179,6 +179,7 @@ ISOLATION = ParameterCheck(
 )
 FUNCTION = ParameterCheck("a function", (object,), callable)
 REDELIVERY_ORDER = ParameterCheck("any or key", (str,), lambda name: name in ("any", "key"))
+FILTER = ParameterCheck("a filter, or None", (str,), lambda text: bool(text.strip()), optional=True)
 CALLBACK = ParameterCheck("a function, or None", (object,), callable, True)
 SEQUENCE_ID = make_whole_number_check(0, INT64_MAX - 1, optional=True)
 PUBLISH_TIME = make_whole_number_check(0, INT64_MAX)

@@ -28,6 +28,7 @@ from typing import Any, Protocol
 from ...proto import wire_pb2 as wire
 from ...proto.checksum import encode_varint
 from ...proto.entry import Encrypt
+from ...proto.entry_filter import FILTER
 from ...proto.errors import ConnectionLost, MagnetarError, NotOwner, TimedOut
 from ...proto.names import TopicName
 from ...runtime.tasks import Tasks
@@ -357,6 +358,8 @@ def make_subscribe_frame(
         says_last=True,
         redelivery_order=wire.Subscribe.KEY if settings.redelivery_order == "key" else wire.Subscribe.ANY,
     )
+    if settings.filter is not None:
+        request.subscription_properties[FILTER] = settings.filter.strip()
     _set_schema(request, settings.schema)
     if settings.key_shared_policy is not None:
         _describe(request.key_shared, settings.key_shared_policy)

@@ -290,10 +290,13 @@ class Consumer(ClosedAfterAsyncWith):
     def _consumer(
         self, name: TopicName, settings: ConsumerSettings, inbox: ReceiverQueue, more: int
     ) -> PartitionConsumer:
+        letters = self._dead_letters.producer_of(name)
+        if settings.filter is not None and letters is not None and name.base == letters.retry_letter_topic.base:
+            settings = replace(settings, filter=None)  # what is retried was wanted
         consumer = PartitionConsumer(
             self.connections, name, self._subscription, settings, inbox,
-            queue_size=self._partitions.queue_size_per_partition(more),
-            dead_letters=self._dead_letters.producer_of(name), on_gone=self._gone if settings.existing_only else None,
+            queue_size=self._partitions.queue_size_per_partition(more), dead_letters=letters,
+            on_gone=self._gone if settings.existing_only else None,
         )  # fmt: skip
         consumer.on_active = self._events.notify if self._events is not None else None
         return consumer
@@ -373,12 +376,14 @@ class Consumer(ClosedAfterAsyncWith):
     def statistics(self) -> dict[str, int]:
         """Returns counters. `waiting_messages`: the messages that the client has received and the program has not.
         Since the consumer was opened: `delivered_messages`; and `discarded_entries`, the malformed entries, for each of
-        which `receive` raised ChecksumError, and which were acknowledged."""
+        which `receive` raised ChecksumError, and which were acknowledged; `filtered_messages`, which came and are not
+        wanted by the filter: those that the broker filters do not come."""
         return {
             "partitions": len(self.partitions),
             "waiting_messages": len(self.inbox),
             "delivered_messages": sum(each.core.delivered for each in self.partitions),
             "discarded_entries": sum(each.deliveries.discarded for each in self.partitions),
+            "filtered_messages": sum(each.deliveries.filtered for each in self.partitions),
         }
 
     # ------------------------------------------------------------------------------ receiving

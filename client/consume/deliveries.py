@@ -37,8 +37,10 @@ from ...proto.entry import (
     parse_broker_part,
     parse_checked_head,
 )
+from ...proto.entry_filter import wants_message
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
-from ...proto.errors import CorruptEntry
+from ...proto.errors import CorruptEntry, InvalidRequest
+from ...proto.filters import Filter, parse_filter
 from ...proto.names import Position, compute_key_slot
 from ..common.errors import CryptoError
 from ..common.memory_limits import LARGE_BYTES, ReceiveMemoryLimit
@@ -89,6 +91,8 @@ class DeliveredEntries:
         added to the ack time-out of an entry."""
         self.start = start  # readers only: what is before it is left out; None: only the broker knows where it is
         self.discarded = 0  # entries that are malformed
+        self.filtered = 0  # messages that came and are not wanted
+        self._filter = parse_filter(settings.filter.strip()) if settings.filter is not None else None
         self._came: list[Message] = []
         self._charged = self._hidden = self._bytes = 0
         self._consumer = consumer
@@ -255,6 +259,9 @@ class DeliveredEntries:
             wanted = self._without_removed(received, wanted)
         if self._moved:
             wanted = self._without_moved(received, wanted, self._moved.get(position, 0))
+        keyed = wanted
+        if self._filter is not None:
+            wanted = self._without_unwanted(self._filter, received, wanted)
         if not wanted:
             self._hidden += received.charged
             return ()
@@ -262,7 +269,7 @@ class DeliveredEntries:
         if self._permits_of_each:
             divide_permits(received, wanted)
         if self.slots is not None:
-            self._record_slots(self.slots, wanted[0].entry, wanted)
+            self._record_slots(self.slots, wanted[0].entry, keyed)
         first = wanted[0]
         if (
             self._dead_letters is not None
@@ -406,6 +413,37 @@ class DeliveredEntries:
         if start is not None and start.is_before_start(received.position, 0):
             return []
         return [Message(received, metadata, payload, -1)]
+
+    def on_broker_filter_known(self, text: str) -> None:
+        """Fact: the broker filters by `text` for this subscription; empty: it does not filter, because it is older or
+        does not filter for this kind of subscription. A consumer that has no filter of its own takes that one. It
+        judges what comes again: what is encrypted, and batches that the broker shows whole because other consumers do
+        not acknowledge by index."""
+        if self._settings.filter is None:
+            try:
+                self._filter = parse_filter(text) if text else None
+            except InvalidRequest as error:  # of a later version
+                _LOG.warning("%s: the filter of the subscription is the broker's alone: %s",
+                             self._consumer.topic, error)  # fmt: skip
+
+    def _without_unwanted(self, wanted: Filter, received: ReceivedEntry, messages: list[Message]) -> list[Message]:
+        """Returns those of `messages` that the filter wants, and acknowledges the others. A tombstone of the compacted
+        form is always wanted."""
+        metadata, compacted = received.header.metadata, self._settings.is_read_compacted
+        sized = compacted or "message.size" in wanted.system_names
+        found, others = list[Message](), list[Message]()
+        for message in messages:
+            size = len(message.payload) if sized else 0
+            tombstone = compacted and (not size or message.fields.null_value)
+            keep = tombstone or wants_message(wanted, message.fields, size, metadata)
+            (found if keep else others).append(message)
+        self.filtered += len(others)
+        if self._durable and others:
+            if not found and len(others) == received.header.num_messages:
+                others = [Message(received, metadata, b"", -1)]  # the whole entry
+            for message in others:
+                self._consumer.acknowledge(message)
+        return found
 
     def _without_removed(self, received: ReceivedEntry, messages: list[Message]) -> list[Message]:
         """Returns `messages` without those that compaction removed from the batch, and acknowledges the removed ones.

@@ -239,6 +239,7 @@ class PartitionConsumer:
                 self.name = frame.subscribed.consumer_name or self.name
                 self.compacted_end_index = frame.subscribed.compacted_end_index
                 self._set_incarnation(frame.subscribed.incarnation)
+                self.deliveries.on_broker_filter_known(frame.subscribed.filter)
                 if not self._durable and frame.subscribed.HasField("start"):
                     self.deliveries.on_start_position_known(frame.subscribed.start)
                 self._attachment.on_opened()

@@ -12,10 +12,13 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from ...proto.errors import InvalidRequest
+from ...proto.filters import parse_filter
 from ...proto.names import Position
 from ..common import checks
 from ..common.checks import (
     CALLBACK,
+    FILTER,
     INT64_MAX,
     ISOLATION,
     MS,
@@ -142,6 +145,7 @@ CONSUMER: Table = {
     "consumer_event_listener": make_methods_check("became_active", "became_inactive"),
     "isolation": ISOLATION,
     "redelivery_order": REDELIVERY_ORDER,
+    "filter": FILTER,
 }
 READER: Table = {
     **CONSUMER,
@@ -199,6 +203,11 @@ def make_producer_settings(options: Mapping[str, Any]) -> ProducerSettings:
 def make_consumer_settings(options: Mapping[str, Any]) -> ConsumerSettings:
     checks.check_parameters(CONSUMER, options)
     warn_of_ignored_options(options)
+    if options.get("filter") is not None:
+        try:
+            parse_filter(options["filter"].strip())
+        except InvalidRequest as error:
+            raise WrongValue(error.message) from error
     return ConsumerSettings(**_without(options))
 
 

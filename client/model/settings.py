@@ -372,6 +372,7 @@ class ConsumerSettings:
     crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL  # of what is not decrypted
     isolation: str = "read_committed"  # ours: read_uncommitted shows open and aborted transactions as well
     redelivery_order: str = "any"  # ours: key: what failed holds back what follows it of its key; else it goes on
+    filter: str | None = None  # ours: which messages it gets, by their properties; one for all of the subscription
 
     def __post_init__(self) -> None:
         timeout = self.unacked_messages_timeout_ms

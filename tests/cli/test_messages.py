@@ -34,6 +34,15 @@ def test_consume_without_a_subscription_reads_all_and_leaves_none(cli: Cli) -> N
     assert "name of the subscription" in cli("consume", "--help").out.lower()
 
 
+def test_consume_with_a_filter_gets_what_is_wanted_with_and_without_a_subscription(cli: Cli) -> None:
+    for text, region in (("one", "us"), ("two", "eu"), ("three", "us"), ("four", "eu")):
+        cli("produce", "filtered", "-m", text, "-p", f"region={region}")
+    assert cli("consume", "filtered", "-n", "2", "--filter", "region = 'eu'").out == "two\nfour\n"
+    assert cli("consume", "filtered", "-s", "s", "-n", "2", "--filter", "region = 'eu'").out == "two\nfour\n"
+    assert "at character 9" in cli("consume", "filtered", "-s", "s", "--filter", "region =", code=2).err
+    assert "it has the filter" in cli("consume", "filtered", "-s", "s", "--filter", "region = 'us'", code=5).err
+
+
 def test_lines_of_a_pipe_and_of_a_file_are_messages(cli: Cli, tmp_path: Path) -> None:
     cli("produce", "lines", stdin="a\nb\n")
     file = tmp_path / "lines"

@@ -159,6 +159,11 @@ topics ledgers orders
 topics ledgers wide -o json
 subscriptions cursor orders -s billing --buckets 2
 subscriptions cursor orders -s none
+subscriptions filter set orders -s s2 --filter "region = 'eu'"
+subscriptions filter set orders -s s2 --filter "region ="
+subscriptions filter show orders -s s2
+subscriptions filter set orders -s s2
+subscriptions filter try orders --filter "region = 'eu'" -o json
 metadata show --node /tenants
 metadata show --node tenants
 topics unsubscribe orders -s s1 -y

@@ -221,6 +221,12 @@ GET {T}/ledgers
 GET {T}/ledgers?limit=201
 GET {T}/subscription/billing/cursor?buckets=2
 GET {T}/subscription/billing/cursor?buckets=1001
+PUT {T}/subscription/billing/filter?filter=region%20%3D%20'eu'
+PUT {T}/subscription/billing/filter?filter=region%20%3D
+GET {T}/subscription/billing/filter
+PUT {T}/subscription/billing/filter
+GET {T}/filter-trial?filter=region%20%3D%20'eu'
+GET {T}/filter-trial?filter=region%20%3D%20'eu'&messages=10001
 GET /admin/v3/metadata?node=/tenants
 GET /admin/v3/metadata?node=/tenants/public
 GET /admin/v3/metadata?node=tenants

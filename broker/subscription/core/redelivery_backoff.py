@@ -30,8 +30,9 @@ from ....proto.entry import (
     parse_header,
     split_broker_part,
 )
+from ....proto.entry_filter import find_filter
 from ....proto.entry_pb2 import MessageMetadata
-from ....proto.errors import CorruptEntry
+from ....proto.errors import CorruptEntry, InvalidRequest
 from ....proto.names import (
     DEAD_LETTER_REASON,
     ORIGIN_MESSAGE_ID,
@@ -198,7 +199,7 @@ class BackoffQueue:
 
 def check_properties(properties: Mapping[str, str]) -> None:
     """Raises InvalidRequest if the properties of a subscription are larger than PROPERTIES_BYTES_MAX, or if the
-    dead-letter policy in them is invalid."""
+    dead-letter policy or the filter in them is invalid."""
     size = sum(len(text.encode("utf-8", "surrogatepass")) for pair in properties.items() for text in pair)
     if size > PROPERTIES_BYTES_MAX:
         raise SubscribeRefusal.PROPERTIES.error(f"properties of {size} bytes are more than {PROPERTIES_BYTES_MAX}")
@@ -213,6 +214,10 @@ def check_properties(properties: Mapping[str, str]) -> None:
         raise SubscribeRefusal.PROPERTIES.error(f"{LADDER}: a step is 0 s or more, not {ladder!r}")
     if TOPIC in properties:
         TopicName.parse(properties[TOPIC])
+    try:
+        find_filter(properties)
+    except InvalidRequest as error:
+        raise SubscribeRefusal.PROPERTIES.error(error.message, **error.fields) from error
 
 
 # --------------------------------------------------------------------------------------------------- dead_letter

@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -26,9 +27,11 @@ from magnetar.broker.subscription.core.pending_acks import entries_of_aborted_ac
 from magnetar.broker.subscription.core.policy import CAUGHT_UP_REASONS, Member, SubscriptionOptions
 from magnetar.broker.subscription.core.slot_owners import KeySharedOptions, to_key_shared_options
 from magnetar.broker.subscription.core.subscription_types import find_subscription_type
+from magnetar.broker.subscription.filtering import SubscriptionFilter
 from magnetar.broker.subscription.pump import RedeliveryReturnQueue
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import TransactionConflict
+from magnetar.proto.filters import parse_filter
 from magnetar.proto.names import STICKY_SLOTS, Position, compute_key_slot
 from magnetar.proto.states import AckedEntry, Blocked, TxnId
 from tests.broker.subscription.core.shapes import Item
@@ -56,15 +59,33 @@ class Account:
         return sum(self.held.values())
 
 
+class WalkFilter(SubscriptionFilter):
+    """The filter of a subscription, without entries to judge: the walk says what is wanted."""
+
+    def __init__(self, walk: "Walk") -> None:
+        none = walk.unblock
+        super().__init__(
+            parse_filter("wanted"), walk.dispatcher, walk.acks, cast(Any, walk), wake=none, on_acked=none
+        )  # fmt: skip
+        self.walk = walk
+
+    def _find_unwanted(self, entry: Any, world: object) -> int | None:
+        return None if self.walk.rng.random() < 0.05 else self.walk.unwanted[entry.position]
+
+
 class Walk:
     def __init__(
         self, type_: int, seed: int, *, holds: bool = False, delays: bool = False, transactions: bool = False,
-        ordered: bool = False,
+        ordered: bool = False, filters: bool = False, whole: bool = False,
     ) -> None:  # fmt: skip
         """`ordered`: what fails holds back what follows it; `holds`: entries are held back by a policy of the server
         too; `delays`: some have a time of delivery;
-        `transactions`: some are acknowledged in one.
+        `transactions`: some are acknowledged in one; `filters`: the subscription has a filter; `whole`: some consumers
+        acknowledge whole entries alone.
         """
+        self.filters, self.whole = filters, whole
+        self.unwanted: dict[Position, int] = {}  # messages, as bits
+        self.looked_up_to = Position(-1, -1)
         self.transactions = transactions
         self.ordered = ordered
         self.failed: set[Position] = set()
@@ -107,6 +128,12 @@ class Walk:
             delays=DelayIndex(self.shape, self.cursor) if self.delays else None,
         )  # fmt: skip
         self.acks = TransactionalAcks(self.shape, self.cursor, self.dispatcher)
+        self.filtering = WalkFilter(self) if self.filters else None
+        self.looked_up_to = Position(-1, -1)
+
+    def monotonic(self) -> float:
+        """The clock of the filter: no turn ever ends."""
+        return 0.0
 
     # ------------------------------------------------------------------ one step
     def run(self, steps: int) -> None:
@@ -117,6 +144,8 @@ class Walk:
             (self.read_on, 4), (self.ack_by_another, 1), (self.feed_anything, 2), (self.seek, 0.3),
             (self.restart, 0.3), (self.persist, 1), (self.relimit, 0.3),
         ]  # fmt: skip
+        if self.filters:
+            actions = [each for each in actions if each[0] != self.feed_anything]  # the pump reads nothing unasked
         if self.holds:
             actions += [(self.hold_back, 3), (self.let_go, 3)]
         if self.delays:
@@ -176,6 +205,8 @@ class Walk:
             position = Position(tail.ledger_id, tail.last_entry)
             at_ms = self.now_ms + rng.randrange(100) if self.delays and rng.random() < 0.3 else 0
             self.items[position] = Item(position, count, 100, self.slots(count), deliver_at_ms=at_ms)
+            if self.filters:
+                self.unwanted[position] = rng.choice([0, (1 << count) - 1, rng.randrange(1 << count)])
 
     def slots(self, count: int) -> tuple[int, ...]:
         rng = self.rng
@@ -218,6 +249,7 @@ class Walk:
             ranges = next((each for each in STICKY_RANGES if each not in taken), STICKY_RANGES[0])
         member = Member(id_, rng.choice(NAMES), rng.choice([0, 0, 1]), rng.random() < 0.2)
         member.options = replace(self.asked, ranges=ranges)
+        member.acks_by_index = not self.whole or rng.random() < 0.5
         if not self.accounts:
             self.dispatcher.set_policy(find_subscription_type(self.type).policy(self.options), ordered=self.ordered)
             self.full = False
@@ -444,7 +476,7 @@ class Walk:
         if not hidden and not unshown:
             return None
         left = everything - hidden - unshown
-        if position in account.held and account.held[position] == len(left):
+        if position in account.held and (account.held[position] == len(left) or not account.member.acks_by_index):
             return left
         return everything - unshown if unshown else None
 
@@ -667,6 +699,9 @@ class Walk:
             del self.accounts[account.member.id]
         mark = self.rng.choice([self.shape.start, self.shape.last, *self.items])
         self.cursor.seek(mark)
+        if self.filtering is not None:
+            self.filtering.start_over(compacted=False)
+            self.looked_up_to = Position(-1, -1)
         self.dispatcher.seek()
         for account in kept:
             account.held.clear()
@@ -720,7 +755,14 @@ class Walk:
             if not sure and rng.random() < 0.05:
                 return  # the bookies do not answer; it is tried again later
             before = self.dispatcher.progress
-            self.hand(self.read(want.position) if isinstance(want, Read) else self.again(want.positions))
+            entries = self.read(want.position) if isinstance(want, Read) else self.again(want.positions)
+            if self.filtering is not None:
+                judged, entries = self.filter(self.filtering, entries, new=isinstance(want, Read))
+                if not judged:
+                    continue  # the first one is judged in a thread
+                if not entries:
+                    continue
+            self.hand(entries)
             progress = self.dispatcher.progress != before
             assert progress or self.dispatcher.why_blocked(), f"{want}, and nothing came of it"
         raise AssertionError("the dispatcher wants without end")
@@ -731,9 +773,28 @@ class Walk:
 
     def again(self, positions: tuple[Position, ...]) -> list[Item]:
         assert list(positions) == sorted(positions), "what is read again is asked for in log order"
-        if self.rng.random() < 0.5:
+        if self.rng.random() < 0.5 and not self.filters:
             return self.read(positions[0])
         return [self.items[each] for each in positions[: self.rng.choice([1, 3, 100])]]
+
+    def filter(self, filtering: SubscriptionFilter, entries: list[Item], *, new: bool) -> tuple[int, list[Item]]:
+        """What is not wanted is acknowledged, in the model as in the cursor, before anybody gets it."""
+        by_index = all(account.member.acks_by_index for account in self.accounts.values())
+        acked = set(self.acked)
+        judged, left = filtering.take_wanted(cast(Any, entries), cast(Any, None), float("inf"), new=new)
+        for item in entries[:judged]:
+            position, bits = item.position, self.unwanted[item.position]
+            everything = (1 << item.count) - 1
+            looks = position > self.looked_up_to if new else item.deliver_at_ms > 0
+            if not looks or position in acked:
+                continue
+            if bits == everything and any(self.pending_at(position)):
+                pass  # of an entry that is pending in part nothing is acknowledged
+            elif bits == everything or by_index:
+                self.plain(None, position, {index for index in range(item.count) if bits >> index & 1})
+        if new and judged:
+            self.looked_up_to = max(self.looked_up_to, entries[judged - 1].position)
+        return judged, [self.items[each.position] for each in left]
 
     def feed_anything(self) -> None:
         """What was read for a place at which the dispatcher is no longer, or twice: it must not matter."""
@@ -762,7 +823,10 @@ class Walk:
         assert not account.blocked, "sent beyond the consumer's limit of unacknowledged messages"
         assert not self.full, "sent beyond the subscription's limit of unacknowledged messages"
         pending = self.pending_at(position)
-        assert set(delivery.acked_indexes) == self.acked_indexes.get(position, set()) | pending
+        hidden = self.acked_indexes.get(position, set()) if account.member.acks_by_index else set[int]()
+        assert set(delivery.acked_indexes) == hidden | pending
+        if self.filters:
+            assert self.unwanted[position] != (1 << item.count) - 1 or self.transactions, "nothing of it is wanted"
         assert len(delivery.acked_indexes) < item.count, "nothing of it is left to be shown"
         late = [each for each in self.failed if self.follows(position, each)]
         assert not late, f"{position} comes although {late[0]} before it failed and is not done"

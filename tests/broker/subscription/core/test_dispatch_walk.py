@@ -65,6 +65,38 @@ def test_what_fails_holds_back_what_follows_it_until_it_is_done_and_nothing_else
             raise AssertionError(f"Walk({type_}, {seed}, ordered=True, **{options}).run: {error}") from error
 
 
+@pytest.mark.parametrize("type_", SEEDS, ids=["exclusive", "shared", "failover", "key_shared"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"whole": True}, {"holds": True, "delays": True}, {"transactions": True},
+        {"transactions": True, "delays": True},
+    ],
+    ids=str,
+)
+def test_what_a_filter_does_not_want_is_acknowledged_and_holds_up_nothing(
+    type_: int, options: dict[str, bool], walks: Callable[[int], range]
+) -> None:
+    for seed in walks(16):
+        walk = Walk(type_, seed, filters=True, **options)
+        try:
+            walk.run(STEPS)
+        except AssertionError as error:
+            raise AssertionError(f"Walk({type_}, {seed}, filters=True, **{options}).run: {error}") from error
+
+
+@pytest.mark.parametrize("type_", SEEDS, ids=["exclusive", "shared", "failover", "key_shared"])
+def test_a_consumer_of_whole_entries_is_shown_whole_ones_and_ends_the_backlog(
+    type_: int, walks: Callable[[int], range]
+) -> None:
+    for seed in walks(16):
+        walk = Walk(type_, seed, whole=True)
+        try:
+            walk.run(STEPS)
+        except AssertionError as error:
+            raise AssertionError(f"Walk({type_}, {seed}, whole=True).run: {error}") from error
+
+
 @pytest.mark.parametrize("seed", [261, 565, 659, 723])
 def test_an_entry_of_several_keys_holds_up_no_key_that_it_does_not_wait_for(seed: int) -> None:
     """Out of order, it waited in slots it has no need of (261, 659); in order, it was still listed as ready when an

@@ -1,0 +1,183 @@
+"""The filter of a subscription at the broker: what no consumer wants is acknowledged before it is assigned to one.
+
+    filtering = SubscriptionFilter(wanted, …)                 with the subscription, or when an operator sets a filter
+    judged, entries = filtering.take_wanted(entries, new=True, end=…)   in the pump, before `Dispatcher.assign`
+
+Rules
+- Each entry is judged once, in log order, when the pump reads it for the first time: `judged_up_to` is the last one. A
+  delayed entry is judged again when it is due: the reading passed over it if it was delayed before the filter was set.
+- **An entry in which nothing is wanted is acknowledged for this subscription.** It costs no permits and no rate, waits
+  for no key, is never delayed and counts no failure: to the dispatcher it is a hole.
+- **Of a mixed batch the unwanted messages are acknowledged by index**, if all consumers acknowledge by index. Otherwise
+  it is shown whole and counted (`shown_unwanted`): a client that hides messages and acknowledges whole entries would
+  never acknowledge it. The SDK drops the rest itself (client/consume/deliveries.py).
+- The acknowledgements are kept in memory and written with the next write of the cursor. If they are lost, the entries
+  are judged again, with the same result (proto/entry_filter.py). They are outside of any transaction.
+- A seek forgets what was judged (`start_over`), and so does a log of another form. What was filtered is not brought
+  back by another filter: it is acknowledged.
+- Judging ends with the slice of the pump, and after PUMP_ENTRIES_MAX entries. An entry that takes long to unfold
+  (broker/log/unfolding.py) is judged in a thread, and what follows it waits.
+
+A subscription without a filter has no such object, and the pump does nothing for it. Guarding tests:
+tests/broker/subscription/test_filtering.py, tests/broker/subscription/core/test_dispatch_walk.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from pyroaring import BitMap
+
+from ...proto.entry import parse_stored_head
+from ...proto.entry_filter import EntryFilter
+from ...proto.errors import CorruptEntry
+from ...proto.filters import Filter
+from ...proto.names import EARLIEST, Position
+from ...runtime.clock import Clock
+from ...runtime.network import World
+from ...runtime.tasks import Tasks
+from ..log.cache import StoredEntry
+from ..log.unfolding import is_entry_slow_to_parse, run_in_thread_if_slow
+from .acks import SubscriptionAcks, UnwantedMessages
+from .core.dispatch import Dispatcher
+
+_LOG = logging.getLogger("magnetar.broker.subscription")
+
+
+class SubscriptionFilter:
+    """Judges the entries of one subscription by its filter, and acknowledges what is not wanted. `counts`: since the
+    filter was set or the topic was loaded."""
+
+    __slots__ = (
+        "_acks", "_aside", "_clock", "_dispatcher", "_found_aside", "_judge", "_on_acked", "_tasks", "_wake", "_world",
+        "filtered", "filtered_entries", "judged", "judged_up_to", "shown_unwanted",
+    )  # fmt: skip
+
+    def __init__(
+        self, wanted: Filter, dispatcher: Dispatcher, acks: SubscriptionAcks, clock: Clock, *,
+        wake: Callable[[], None], on_acked: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """`wake`: a function that runs the pump in the next turn; `on_acked`: one that is called after acknowledgements
+        and has them stored with the next write of the cursor."""
+        self._judge = EntryFilter(wanted)
+        self._dispatcher = dispatcher
+        self._acks = acks
+        self._clock = clock
+        self._wake = wake
+        self._on_acked = on_acked
+        self._tasks: Tasks | None = None  # of entries that are judged in a thread
+        self._aside: Position | None = None  # the entry that is being judged in a thread
+        self._found_aside: tuple[Position, int] | None = None
+        self.judged_up_to = EARLIEST
+        self.judged = 0  # messages
+        self.filtered = 0  # messages that were not wanted, and acknowledged …
+        self.filtered_entries = 0  # … whole entries of them
+        self.shown_unwanted = 0  # messages that are not wanted, in batches that consumers get whole
+
+    @property
+    def filter(self) -> Filter:
+        return self._judge.filter
+
+    def start_over(self, *, compacted: bool) -> None:
+        """Forgets up to where entries were judged, because the subscription was moved or reads another form of the log.
+        `compacted`: it reads the compacted form, in which each tombstone is wanted."""
+        self.judged_up_to = EARLIEST
+        self._found_aside = None
+        if compacted is not self._judge.keeps_tombstones:
+            self._judge = EntryFilter(self.filter, keeps_tombstones=compacted)
+
+    def take_wanted(
+        self, entries: Sequence[StoredEntry], world: World, end: float, *, new: bool
+    ) -> tuple[int, Sequence[StoredEntry]]:
+        """Judges entries, and acknowledges what is not wanted. Returns how many of them were judged, from the first one
+        on, and those of them that the dispatcher may assign. `new`: they are read in log order; otherwise they come
+        again, and those are judged that were delayed. `end`: the time at which it stops. If the first entry takes long,
+        a thread judges it, and 0 is returned; the pump is woken when that is done."""
+        wanted: list[StoredEntry] = []
+        whole: dict[int, list[int]] = {}
+        parts: list[UnwantedMessages] = []
+        cursor, now = self._dispatcher.cursor, self._clock.monotonic
+        by_index = all(member.acks_by_index for member in self._dispatcher.members.values())
+        done = 0
+        for entry in entries:
+            position = entry.position
+            if (position > self.judged_up_to) if new else entry.deliver_at_ms:
+                unwanted = 0
+                if not (cursor.acked and cursor.is_acked(position)):
+                    found = self._find_unwanted(entry, world)
+                    if found is None:
+                        break
+                    unwanted = found
+                    self.judged += entry.count if new else 0
+                if new:
+                    self.judged_up_to = position
+                if unwanted and unwanted.bit_count() >= entry.count:
+                    whole.setdefault(position[0], []).append(position[1])
+                    self.filtered += entry.count
+                    done += 1
+                    if now() > end:
+                        break
+                    continue
+                if unwanted and by_index:
+                    parts.append(UnwantedMessages(position, unwanted, entry.count))
+                if new and unwanted:
+                    self._count_mixed(unwanted.bit_count(), hidden=by_index)
+            wanted.append(entry)
+            done += 1
+            if now() > end:
+                break
+        if whole or parts:
+            self.filtered_entries += self._acks.ack_unwanted({id_: BitMap(each) for id_, each in whole.items()}, parts)
+            self._on_acked()
+        return done, wanted
+
+    def _count_mixed(self, messages: int, *, hidden: bool) -> None:
+        if hidden:
+            self.filtered += messages
+        else:
+            self.shown_unwanted += messages
+
+    def _find_unwanted(self, entry: StoredEntry, world: World) -> int | None:
+        """Returns which messages of the entry are not wanted, as bits; None if that takes long: a task finds it."""
+        found = self._found_aside
+        if found is not None and found[0] == entry.position:
+            self._found_aside = None
+            return found[1]
+        data = entry.frames[-1]
+        try:
+            head = parse_stored_head(data)
+        except CorruptEntry:
+            return 0  # its consumer reports the damage
+        if head.metadata.HasField("num_messages_in_batch") and is_entry_slow_to_parse(head.metadata):
+            if self._aside is None:
+                self._aside = entry.position
+                if self._tasks is None:
+                    self._tasks = Tasks()
+                self._tasks.spawn(self._judge_aside(entry, world), "filter of a long entry")
+            return None
+        return self._judge.find_unwanted(head, data)
+
+    async def _judge_aside(self, entry: StoredEntry, world: World) -> None:
+        asked, unwanted = self._judge, 0
+        judge = EntryFilter(asked.filter, keeps_tombstones=asked.keeps_tombstones)
+        data = entry.frames[-1]
+        try:
+            unwanted = await run_in_thread_if_slow(data, world, judge.find_unwanted, parse_stored_head(data), data)
+        except Exception:
+            _LOG.exception("entry %s cannot be judged: consumers get all of it", entry.position)
+        finally:
+            self._aside = None
+            if asked is self._judge:
+                self._found_aside = entry.position, unwanted
+            self._wake()
+
+    def stop(self) -> None:
+        """Cancels the judging of a long entry."""
+        if self._tasks is not None:
+            self._tasks.cancel()
+
+    async def drain(self) -> None:
+        """Waits until no thread judges. Called after `stop`."""
+        if self._tasks is not None:
+            await self._tasks.drain()

@@ -1,0 +1,186 @@
+"""Judges the messages of entries by a filter (filters.py): the broker for a subscription, the SDK for a consumer.
+
+    wanted = find_filter({"filter": "region = 'eu'"})        what the properties of a subscription say; None: no filter
+    judge = EntryFilter(wanted)
+    judge.find_unwanted(entry, position)     of a stored entry, as bits: bit i is set if message i is not wanted
+    wants_message(wanted, fields, size, metadata)            of one message that was decoded
+
+Rules
+- The same message has the same verdict everywhere and for ever: nothing but its own fields counts.
+- What a broker cannot read counts as wanted: the messages of an encrypted batch, and of an entry that is damaged. The
+  properties of an encrypted message that is alone in its entry are not encrypted. The SDK, which can decrypt, drops
+  the rest.
+- A message in chunks has one verdict: that of its first chunk. All chunks carry the properties of the message, so a
+  later one whose first chunk was not seen is judged by its own.
+- Who reads the compacted form gets each tombstone, so that no table keeps a key that is deleted (`keeps_tombstones`).
+- The verdicts of a batch are kept by the bytes of the items' heads: most messages of a producer have few of them.
+
+Guarding tests: tests/proto/test_entry_filter.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from .compression import decompress
+from .entry import Buffer, StoredEntryHead, decode_properties, decode_text, get_chunk_uuid, parse_batch_item_head
+from .entry_pb2 import MessageMetadata
+from .errors import CorruptEntry, InvalidRequest
+from .filters import Filter, parse_filter
+from .schema import decode_version
+
+FILTER, TAGS = "filter", "filter.tags"
+"""Properties of a subscription. `filter`: its filter. `filter.tags`: the short form of a filter by the property `tag`,
+as RocketMQ writes it: `A || B`."""
+JMS_SELECTOR, JMS_FILTERING = "jms.selector", "jms.filtering"
+"""The properties by which Pulsar's client for JMS sets a selector. A selector that is no filter counts as none: that
+client filters itself."""
+TAG = "tag"
+FILTER_PROPERTIES = (FILTER, TAGS, JMS_SELECTOR, JMS_FILTERING)
+VERDICTS_MAX = 8192
+"""Heads of items whose verdicts are kept, about 2 MB at most for each filter."""
+VERDICT_HEAD_BYTES_MAX = 260
+CHUNKED_MESSAGES_MAX = 1000
+"""Messages in chunks whose verdicts are kept until their last chunk."""
+
+_U32 = struct.Struct(">I")
+_OF_ENTRY = frozenset(("message.producer", "message.publish_time", "message.schema_version"))
+"""Names that all messages of an entry have in common."""
+
+
+def find_filter(properties: Mapping[str, str]) -> Filter | None:
+    """Returns the filter that the properties of a subscription say; None if they say none. Raises InvalidRequest if it
+    is no filter, or if they say two."""
+    text, tags = properties.get(FILTER, "").strip(), properties.get(TAGS, "").strip()
+    if text and tags:
+        raise InvalidRequest(f"a subscription has a filter or tags: set one of the properties {FILTER!r} and {TAGS!r}")
+    if text or tags:
+        return parse_filter(text or make_tags_filter(tags))
+    if properties.get(JMS_FILTERING) != "true" or not properties.get(JMS_SELECTOR, "").strip():
+        return None
+    try:
+        return parse_filter(properties[JMS_SELECTOR].strip())
+    except InvalidRequest:
+        return None
+
+
+def make_tags_filter(tags: str) -> str:
+    """Returns the filter that `A || B` is the short form of. Raises InvalidRequest if a tag is empty."""
+    names = [each.strip() for each in tags.split("||")]
+    if not all(names):
+        raise InvalidRequest("tags are separated by '||', and none is empty: A || B")
+    quoted = ", ".join("'" + each.replace("'", "''") + "'" for each in names)
+    return f"{TAG} IN ({quoted})"
+
+
+def read_field(fields: Any, size: int, metadata: MessageMetadata, name: str) -> str | int | None:
+    """Returns the value of a name of `filters.SYSTEM_NAMES`. `fields`: the metadata of the message; `size`: the bytes
+    of its payload, uncompressed; `metadata`: that of its entry."""
+    if name == "message.key":
+        return decode_text(fields.partition_key) if fields.HasField("partition_key") else None
+    if name == "message.ordering_key":
+        return bytes(fields.ordering_key).decode("utf-8", "replace") if fields.HasField("ordering_key") else None
+    if name == "message.event_time":
+        return fields.event_time or None
+    if name == "message.producer":
+        return decode_text(metadata.producer_name)
+    if name == "message.publish_time":
+        return metadata.publish_time
+    return size if name == "message.size" else decode_version(metadata.schema_version)
+
+
+def wants_message(wanted: Filter, fields: Any, size: int, metadata: MessageMetadata) -> bool:
+    """Returns whether the filter wants a message. The arguments are those of `read_field`."""
+    return wanted.matches(decode_properties(fields), partial(read_field, fields, size, metadata))
+
+
+class EntryFilter:
+    """A filter, and the verdicts that it has given. `keeps_tombstones`: each message without a value is wanted."""
+
+    __slots__ = ("_chunks", "_of_entry", "_of_entry_names", "_verdicts", "filter", "keeps_tombstones")
+
+    def __init__(self, wanted: Filter, *, keeps_tombstones: bool = False) -> None:
+        self.filter = wanted
+        self.keeps_tombstones = keeps_tombstones
+        self._verdicts: dict[bytes, tuple[bool, int]] = {}  # head of an item → (wanted, length of the item)
+        self._of_entry_names = tuple(sorted(wanted.system_names & _OF_ENTRY))
+        self._of_entry: list[str | int | None] = []  # their values in the last batch: the verdicts hold for these
+        self._chunks: dict[str, bool] = {}  # uuid → verdict
+
+    def find_unwanted(self, head: StoredEntryHead, entry: Buffer) -> int:
+        """Returns which messages of a stored entry are not wanted, as bits. Decompresses a batch: the caller asks
+        `is_entry_slow_to_parse` before. 0: all messages are wanted, or the entry cannot be read."""
+        metadata, offset = head.metadata, head.payload_offset
+        try:
+            if metadata.HasField("num_messages_in_batch"):
+                return 0 if metadata.encryption_keys else self._find_unwanted_of_batch(metadata, entry, offset)
+            if metadata.num_chunks_from_msg > 1:
+                return not self._wants_chunk(metadata)
+            size = metadata.uncompressed_size or len(entry) - offset
+            return not self._wants(metadata, size, metadata)
+        except (CorruptEntry, ValueError, OverflowError, DecodeError, struct.error):
+            return 0  # its consumer reports the damage
+
+    def _wants(self, fields: Any, size: int, metadata: MessageMetadata) -> bool:
+        if self.keeps_tombstones and (fields.null_value or not size):
+            return True
+        return wants_message(self.filter, fields, size, metadata)
+
+    def _wants_chunk(self, metadata: MessageMetadata) -> bool:
+        uuid, last = get_chunk_uuid(metadata), metadata.num_chunks_from_msg - 1
+        wanted = self._chunks.get(uuid) if metadata.chunk_id else None
+        if wanted is None:
+            wanted = self._wants(metadata, metadata.total_chunk_msg_size, metadata)
+            while len(self._chunks) >= CHUNKED_MESSAGES_MAX:
+                del self._chunks[next(iter(self._chunks))]
+            self._chunks[uuid] = wanted
+        if metadata.chunk_id >= last:
+            self._chunks.pop(uuid, None)
+        return wanted
+
+    def _find_unwanted_of_batch(self, metadata: MessageMetadata, entry: Buffer, offset: int) -> int:
+        if self._of_entry_names:
+            of_entry = [read_field(metadata, 0, metadata, name) for name in self._of_entry_names]
+            if of_entry != self._of_entry:
+                self._of_entry = of_entry
+                self._verdicts.clear()
+        items = bytes(entry)
+        if metadata.compression:
+            items, offset = decompress(metadata.compression, items[offset:], metadata.uncompressed_size), 0
+        count, known, size_at, end, guess = (
+            metadata.num_messages_in_batch, self._verdicts.get, _U32.unpack_from, len(items), 0
+        )  # fmt: skip
+        if count > end - offset:
+            raise CorruptEntry(f"the entry declares {count} messages in {end - offset} bytes")
+        bits, some = bytearray(b"0") * count, False  # the number in base 2: setting bits of an int is quadratic
+        for at in range(1, count + 1):
+            # Most heads are as long as the one before. A head begins with its length: equal bytes are all of it.
+            found = known(items[offset : offset + guess])
+            if found is None:
+                guess = 4 + size_at(items, offset)[0]
+                found = self._judge_item(items[offset : offset + guess], metadata)
+            wanted, length = found
+            offset += length
+            if not wanted:
+                bits[-at] = 49
+                some = True
+        if offset > end:
+            raise CorruptEntry(f"the items end {offset - end} bytes after the payload")
+        return int(bits, 2) if some else 0
+
+    def _judge_item(self, head: bytes, metadata: MessageMetadata) -> tuple[bool, int]:
+        """Judges the message of a batch with the head `head`. A message that compaction removed is not wanted."""
+        fields, size, length = parse_batch_item_head(head)
+        verdict = not fields.compacted_out and self._wants(fields, size, metadata), length + size
+        if len(head) <= VERDICT_HEAD_BYTES_MAX:
+            if len(self._verdicts) >= VERDICTS_MAX:
+                self._verdicts.clear()
+            self._verdicts[head] = verdict
+        return verdict
+
+
