@@ -163,7 +163,8 @@ class EntryFilter:
             found = known(items[offset : offset + guess])
             if found is None:
                 guess = 4 + size_at(items, offset)[0]
-                found = self._judge_item(items[offset : offset + guess], metadata)
+                head = items[offset : offset + guess]
+                found = known(head) or self._judge_item(head, metadata)
             wanted, length = found
             offset += length
             if not wanted:

@@ -385,6 +385,21 @@ def _passed_over() -> Iterator[Mutant]:
          "in a seed that is drawn few ids are closed"),
         ("M99", subscriptions.acknowledged_is_due_again, "",
          f"{core}test_delays_core.py", "a restart with holes among what is delayed is rare in a seed"),
+        ("M99b", subscriptions.first_message_decides, "",
+         "tests/proto/test_entry_filter.py::test_the_verdicts_of_a_batch_are_those_of_its_messages",
+         "subscriptions of seeds have no filter"),
+        ("M99c", subscriptions.hidden_from_everybody, "",
+         f"{core}test_dispatch_walk.py::test_what_a_filter_does_not_want_is_acknowledged_and_holds_up_nothing",
+         "as M99b"),
+        ("M99d", subscriptions.judged_for_ever, "",
+         "tests/broker/subscription/test_filtering.py::test_after_a_reset_filtered_messages_are_judged_again",
+         "as M99b"),
+        ("M99e", subscriptions.verdicts_of_another_entry, "",
+         "tests/proto/test_entry_filter.py::test_verdicts_that_depend_on_the_entry_are_not_kept_for_the_next_one",
+         "as M99b"),
+        ("M99f", subscriptions.rest_is_hidden_from_whole_ackers, "",
+         f"{core}test_dispatch_walk.py::test_a_consumer_of_whole_entries_is_shown_whole_ones_and_ends_the_backlog",
+         "consumers of seeds acknowledge by index"),
     ):  # fmt: skip
         yield _of(id_, plant, DIRECTED, fells, target, why)
 

@@ -2,13 +2,19 @@
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 from pyroaring import BitMap
 
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.delays import DelayIndex
-from magnetar.broker.subscription.core.dispatch import Dispatcher
+from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher
+from magnetar.broker.subscription.core.policy import Entry, Member
+from magnetar.broker.subscription.filtering import SubscriptionFilter
 from magnetar.broker.subscription.subscription import Subscription
+from magnetar.proto import entry_filter
+from magnetar.proto.entry import Buffer, StoredEntryHead
+from magnetar.proto.entry_filter import EntryFilter
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import Position
 from tests.mutants.ledgers import Stack, put
@@ -51,3 +57,55 @@ def last_acks_do_not_count(stack: Stack) -> None:
         return []
 
     put(stack, Subscription, "stop_delivery_for_move", begin)
+
+
+def first_message_decides(stack: Stack) -> None:
+    """M99b: a batch is filtered by its first message, and the wanted ones after it are acknowledged unseen."""
+
+    def find(self: EntryFilter, head: StoredEntryHead, entry: Buffer) -> int:
+        unwanted = honest(self, head, entry)
+        return (1 << max(1, head.metadata.num_messages_in_batch)) - 1 if unwanted & 1 else 0
+
+    honest = EntryFilter.find_unwanted
+    put(stack, EntryFilter, "find_unwanted", find)
+
+
+def hidden_from_everybody(stack: Stack) -> None:
+    """M99c: a filter hides messages of a batch from a consumer that acknowledges whole entries, and never this one."""
+
+    def take(self: SubscriptionFilter, *given: Any, **named: Any) -> Any:
+        members = [each for each in self._dispatcher.members.values() if not each.acks_by_index]
+        for each in members:
+            each.acks_by_index = True
+        try:
+            return honest(self, *given, **named)
+        finally:
+            for each in members:
+                each.acks_by_index = False
+
+    honest = SubscriptionFilter.take_wanted
+    put(stack, SubscriptionFilter, "take_wanted", take)
+
+
+def judged_for_ever(stack: Stack) -> None:
+    """M99d: after a seek what was judged is not judged again, and what is not wanted is delivered."""
+    put(stack, Subscription, "_filter_anew", lambda self: None)
+
+
+def verdicts_of_another_entry(stack: Stack) -> None:
+    """M99e: a verdict that depends on the producer or the time of an entry counts for all messages that look alike."""
+    put(stack, entry_filter, "_OF_ENTRY", frozenset[str]())
+
+
+def rest_is_hidden_from_whole_ackers(stack: Stack) -> None:
+    """M99f: a consumer that acknowledges whole entries is shown the rest of a batch, which it never acknowledges."""
+
+    def deliver(self: Dispatcher, member: Member, entry: Entry, again: bool) -> Delivery:
+        before, member.acks_by_index = member.acks_by_index, True
+        try:
+            return honest(self, member, entry, again)
+        finally:
+            member.acks_by_index = before
+
+    honest = Dispatcher._deliver
+    put(stack, Dispatcher, "_deliver", deliver)

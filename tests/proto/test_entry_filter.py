@@ -69,9 +69,10 @@ def test_the_verdicts_of_a_batch_are_those_of_its_messages(several: list[dict[st
 
 def test_verdicts_that_depend_on_the_entry_are_not_kept_for_the_next_one() -> None:
     judge = EntryFilter(parse_filter("message.producer = 'p'"))
-    mine = batch([{}, {}])
-    other = encode_batch(MessageMetadata(producer_name="q", sequence_id=1, publish_time=5),
-                         [encode_item_prefix(SingleMessageMetadata(payload_size=1)) + b"x"] * 2, 2)  # fmt: skip
+    items = [encode_item_prefix(SingleMessageMetadata(payload_size=1)) + b"x"] * 2
+    mine, other = (
+        encode_batch(MessageMetadata(producer_name=name, sequence_id=1, publish_time=5), items, 2) for name in "pq"
+    )
     assert [unwanted(judge, each) for each in (mine, other, mine, other)] == [0, 0b11, 0, 0b11]
 
 

@@ -72,7 +72,7 @@ def test_what_fails_holds_back_what_follows_it_until_it_is_done_and_nothing_else
         {}, {"whole": True}, {"holds": True, "delays": True}, {"transactions": True},
         {"transactions": True, "delays": True},
     ],
-    ids=str,
+    ids=["alone", "whole", "delays", "transactions", "both"],
 )
 def test_what_a_filter_does_not_want_is_acknowledged_and_holds_up_nothing(
     type_: int, options: dict[str, bool], walks: Callable[[int], range]
