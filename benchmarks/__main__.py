@@ -81,6 +81,7 @@ BENCHMARKS = {
     "repair": Benchmark("storage.repair", "MB/s", "copies of a dead bookie's --gib of 128 KiB entries, unlimited"),
     "repair-disturb": Benchmark("storage.repair", "ratio", "p99 of sends beside such copying at its default / without"),
     "shared": Benchmark("subscriptions", "msg/s", "4 consumers of a Shared subscription ack each of --messages"),
+    "filter": Benchmark("filtering", "ratio", "backlog passed over by a filter of 1 % at the broker / in the program"),
     "key-shared": Benchmark("subscriptions", "msg/s", "the same of a Key_Shared one, 10,000 keys, an entry a message"),
     "fan-out": Benchmark("subscriptions", "ratio", "CPU per byte delivered to 100 subscriptions / to 1"),
     "stuck-key": Benchmark("subscriptions", "ratio", "other keys after 1,000,000 messages of a stuck one / without"),

@@ -539,12 +539,6 @@ def collect_item_keys(payload: bytes | mmap, offset: int, count: int, found: dic
     return offset
 
 
-def parse_batch_item_head(head: bytes) -> tuple[SingleMessageMetadata, int, int]:
-    """Returns the metadata of a batch's item with these bytes as its head, the size of its payload, and the length of
-    the head. The metadata may be shared, and must not be changed. Raises ValueError or DecodeError."""
-    return _HEADS[head]
-
-
 def key_of_single_message(metadata: MessageMetadata) -> bytes | None:
     """Returns the key of an entry that is not a batch; None if its message has no key. The chunks of a message without
     a key have its uuid as their key."""

@@ -20,6 +20,7 @@ Guarding tests: tests/proto/test_entry_filter.py.
 
 from __future__ import annotations
 
+import base64
 import struct
 from collections.abc import Mapping
 from functools import partial
@@ -28,8 +29,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from .compression import decompress
-from .entry import Buffer, StoredEntryHead, decode_properties, decode_text, get_chunk_uuid, parse_batch_item_head
-from .entry_pb2 import MessageMetadata
+from .entry import Buffer, StoredEntryHead, decode_text, get_chunk_uuid
+from .entry_pb2 import MessageMetadata, SingleMessageMetadata
 from .errors import CorruptEntry, InvalidRequest
 from .filters import Filter, parse_filter
 from .schema import decode_version
@@ -82,7 +83,7 @@ def read_field(fields: Any, size: int, metadata: MessageMetadata, name: str) -> 
     """Returns the value of a name of `filters.SYSTEM_NAMES`. `fields`: the metadata of the message; `size`: the bytes
     of its payload, uncompressed; `metadata`: that of its entry."""
     if name == "message.key":
-        return decode_text(fields.partition_key) if fields.HasField("partition_key") else None
+        return _read_key(fields) if fields.HasField("partition_key") else None
     if name == "message.ordering_key":
         return bytes(fields.ordering_key).decode("utf-8", "replace") if fields.HasField("ordering_key") else None
     if name == "message.event_time":
@@ -94,9 +95,26 @@ def read_field(fields: Any, size: int, metadata: MessageMetadata, name: str) -> 
     return size if name == "message.size" else decode_version(metadata.schema_version)
 
 
+def _read_key(fields: Any) -> str:
+    """Returns the key as readers see it (entry.py): one that is not UTF-8 in base64."""
+    key: str | bytes = fields.partition_key
+    return key if isinstance(key, str) else base64.b64encode(key).decode()
+
+
 def wants_message(wanted: Filter, fields: Any, size: int, metadata: MessageMetadata) -> bool:
     """Returns whether the filter wants a message. The arguments are those of `read_field`."""
-    return wanted.matches(decode_properties(fields), partial(read_field, fields, size, metadata))
+    names, found = wanted.names, dict[str, str]()
+    for pair in fields.properties:  # a microsecond each: what is not asked for is not decoded
+        name = pair.key
+        if name in names:
+            found[name] = decode_text(pair.value)
+    if not wanted.system_names:
+        return wanted.matches(found, _read_nothing)
+    return wanted.matches(found, partial(read_field, fields, size, metadata))
+
+
+def _read_nothing(name: str) -> None:
+    """The fields of a message for a filter that names none."""
 
 
 class EntryFilter:
@@ -176,8 +194,11 @@ class EntryFilter:
 
     def _judge_item(self, head: bytes, metadata: MessageMetadata) -> tuple[bool, int]:
         """Judges the message of a batch with the head `head`. A message that compaction removed is not wanted."""
-        fields, size, length = parse_batch_item_head(head)
-        verdict = not fields.compacted_out and self._wants(fields, size, metadata), length + size
+        fields = SingleMessageMetadata.FromString(head[4:])
+        size = fields.payload_size
+        if size < 0 or not fields.HasField("payload_size"):
+            raise CorruptEntry(f"payload_size is {size} or missing")
+        verdict = not fields.compacted_out and self._wants(fields, size, metadata), len(head) + size
         if len(head) <= VERDICT_HEAD_BYTES_MAX:
             if len(self._verdicts) >= VERDICTS_MAX:
                 self._verdicts.clear()
