@@ -146,6 +146,7 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("page", {}),
     ("shared", {}),
     ("key-shared", {}),
+    ("filter", {"size": 1024, "runs": 1}),
     ("fan-out", {}),
     ("stuck-key", {"runs": 1}),
     ("compact", {"size": 100}),

@@ -16,7 +16,8 @@ from typing import Any
 
 from ..client.common.checks import CLIENT, Table
 from ..client.model.options import PRODUCER
-from ..proto.errors import InvalidConfiguration, InvalidName
+from ..proto.errors import InvalidConfiguration, InvalidName, InvalidRequest
+from ..proto.filters import parse_filter
 from ..proto.names import TopicName
 from . import access
 from .access import QueryAccess
@@ -86,7 +87,7 @@ _SOURCE = {
     "topicspattern", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp",
     "startingoffsetsbytimestampstrategy", "failondataloss", "minpartitions", "maxrecordsperpartition",
     "includeproperties", "valueformat", "columns", "polltimeoutms", "waitfortopic", "topicdiscoveryinterval",
-    "crypto.private.key.file", "schema", "schemaerrors",
+    "crypto.private.key.file", "schema", "schemaerrors", "filter",
 }  # fmt: skip
 _STREAM = {
     "maxoffsetspertrigger", "maxbytespertrigger", "minoffsetspertrigger", "maxtriggerdelay", "subscription",
@@ -153,6 +154,7 @@ class SourceOptions:
     private_key_file: str | None = None  # None: encrypted messages cannot be read
     by_registry: bool = False  # columns by the topics' schemas
     strict_schema: bool = True  # a payload that is not of its schema ends the query
+    wanted: str | None = None  # the filter of the messages that become rows; None: all do
     identity: str = field(default="", repr=False)  # a digest of all that the query says; equal ones share a connection
 
 
@@ -301,6 +303,16 @@ def _per_partition(found: Mapping[str, str], name: str, what: str) -> dict[str, 
         raise InvalidConfiguration(f"option {name!r} must be {what}, not {text!r}") from error
 
 
+def _filter(found: Mapping[str, str]) -> str | None:
+    text = found.get("filter")
+    if text is None:
+        return None
+    try:
+        return parse_filter(text.strip()).text
+    except InvalidRequest as error:
+        raise InvalidConfiguration(f"option 'filter': {error.message}") from error
+
+
 def _offsets(found: Mapping[str, str], name: str, *, forbid: int | None = None) -> Offsets | int | None:
     text = found.get(name)
     if text is None:
@@ -422,6 +434,7 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
         private_key_file=found.get("crypto.private.key.file"),
         by_registry=by_registry,
         strict_schema=_choice(found, "schemaerrors", ("fail", "null")) == "fail",
+        wanted=_filter(found),
     )
 
 

@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -66,8 +66,10 @@ from pyspark.sql.types import (
 from ..client.aio import StoredEntry
 from ..client.common.errors import CryptoError
 from ..proto.entry import MessageFields, decode_message_columns, decode_properties, decode_text, parse_entry
+from ..proto.entry_filter import wants_message
 from ..proto.entry_pb2 import MessageIdData, SingleMessageMetadata
 from ..proto.errors import InvalidConfiguration, NotAllowed
+from ..proto.filters import Filter
 from ..proto.schema import decode_version
 from .offsets import Partition
 from .options import SourceOptions
@@ -133,7 +135,7 @@ class Entry:
     """A decoded entry: its messages, and the fields that they share. An entry is the unit that a broker stores."""
 
     __slots__ = (
-        "batched", "chunk", "entry_id", "fields", "first_index", "ledger_id", "payloads", "producer_name",
+        "batched", "chunk", "entry_id", "fields", "first_index", "ledger_id", "metadata", "payloads", "producer_name",
         "publish_ms", "schema_version", "size", "uniform",
     )  # fmt: skip
 
@@ -141,6 +143,7 @@ class Entry:
         index, header = parse_entry(stored.data)
         if header.metadata.encryption_param:
             raise CryptoError("it is encrypted, and option 'crypto.private.key.file' names no key that decrypts it")
+        self.metadata = header.metadata
         self.fields, self.payloads = decode_message_columns(header, stored.data)
         self.uniform = _is_uniform(self.fields)  # one metadata for all, but for the sizes of their payloads
         self.first_index = index - len(self.payloads) + 1
@@ -188,14 +191,31 @@ class _Run(NamedTuple):
         return self.entry.fields[self.skipped : self.skipped + self.rows]
 
 
+def find_wanted_runs(wanted: Filter, entry: Entry, first: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yields the consecutive messages of the entry that the filter wants, of the messages `first` … `end - 1`: (the
+    first of them, the one after the last of them)."""
+    begin: int | None = None
+    for at in range(first, end):
+        if wants_message(wanted, entry.fields[at], len(entry.payloads[at]), entry.metadata):
+            begin = at if begin is None else begin
+        elif begin is not None:
+            yield begin, at
+            begin = None
+    if begin is not None:
+        yield begin, end
+
+
 class RowBuilder:
     """Collects the rows of one partition, and makes Arrow batches of them."""
 
     def __init__(
-        self, schema: StructType, partition: Partition, message_partition: int, decoding: ColumnDecoder | None = None
-    ) -> None:
+        self, schema: StructType, partition: Partition, message_partition: int, decoding: ColumnDecoder | None = None,
+        wanted: Filter | None = None,
+    ) -> None:  # fmt: skip
         """Makes a builder. `message_partition`: the partition number in message ids, -1 for a topic without
-        partitions. `decoding`: builds the columns of the topic's schema; None: the query has no such columns."""
+        partitions. `decoding`: builds the columns of the topic's schema; None: the query has no such columns.
+        `wanted`: only messages that it wants become rows; None: all do."""
+        self._wanted = wanted
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._types = [f.type for f in self._schema]
         if decoding is None:
@@ -222,20 +242,29 @@ class RowBuilder:
         return self.rows >= ROWS_MAX or self._bytes >= BYTES_MAX
 
     def add(self, entry: Entry, at: int, end: int) -> int:
-        """Adds the messages of the entry with the indexes `at` … `end - 1` as rows. Returns the index after the last
-        message that was added; `at` if none was added."""
+        """Adds the messages of the entry with the indexes `at` … `end - 1` as rows, if they are wanted. Returns the
+        index after the last of these messages; `at` if there is none."""
         skipped = max(0, at - entry.first_index)
-        values: list[bytes | None] = [*entry.payloads[skipped : max(0, end - entry.first_index)]]
-        if not values:
+        last = min(len(entry.payloads), end - entry.first_index)
+        if last <= skipped:
             return at
-        run = _Run(entry, skipped, len(values))
+        if self._wanted is None:
+            self._add_run(entry, skipped, last)
+        else:
+            for first, after in find_wanted_runs(self._wanted, entry, skipped, last):
+                self._add_run(entry, first, after)
+        return entry.first_index + last
+
+    def _add_run(self, entry: Entry, first: int, end: int) -> None:
+        """Adds the messages `first` … `end - 1` of the entry as rows."""
+        values: list[bytes | None] = [*entry.payloads[first:end]]
+        run = _Run(entry, first, len(values))
         self._bytes += entry.size * run.rows // len(entry.payloads)
         if not entry.uniform or entry.fields[0].null_value:
             values = [None if m.null_value else v for m, v in zip(run.fields, values, strict=True)]
         self.values += values
         self.rows += run.rows
         self.runs.append(run)
-        return entry.first_index + skipped + run.rows
 
     def find_offset_of_row(self, row: int) -> int:
         """Returns the index (offset) of the message in row number `row`."""

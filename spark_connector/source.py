@@ -37,6 +37,7 @@ from pyspark.sql.types import StructType
 from ..client.aio import StoredEntry
 from ..client.common.errors import TopicNotFound as NoSuchTopic
 from ..proto.errors import DataLost, InvalidConfiguration, MagnetarError, TopicNotFound
+from ..proto.filters import parse_filter
 from ..proto.names import TopicName
 from ..proto.schema import SchemaInfo
 from ..runtime.clock import SystemClock
@@ -159,7 +160,8 @@ def _rows(options: SourceOptions, schema: StructType, partition: RangeTask) -> I
     if options.by_query and partition.done is not None and (query := _query()) is not None:
         asked.acknowledge_before(part, query, partition.done)
     decoding = _decoding(options, asked, schema, wanted.partition[0], part) if options.by_registry else None
-    builder = RowBuilder(schema, wanted.partition, TopicName.parse(part.name).partition, decoding)
+    only = parse_filter(options.wanted) if options.wanted is not None else None
+    builder = RowBuilder(schema, wanted.partition, TopicName.parse(part.name).partition, decoding, only)
     gaps: list[tuple[int, int]] = []
     for entries in asked.read(part, wanted.first, wanted.end):
         for stored in entries:

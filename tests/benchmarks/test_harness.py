@@ -23,7 +23,7 @@ NAMES = [
     "store-latency", "store-read", "store-read-small", "store-gc", "bookie-killed",
     "broker-killed", "rolling", "repair", "repair-disturb", "dedup", "topics", "holes", "shared", "key-shared",
     "fan-out", "stuck-key", "compact", "delayed", "small-sends", "secure-produce", "secure-latency", "secure-startup",
-    "connect", "cost", "calls", "control", "memory", "tracing",
+    "filter", "connect", "cost", "calls", "control", "memory", "tracing",
     "secure-cluster", "abuse", "pulsar-java-produce", "pulsar-java-consume", "pulsar-java-transaction", "pulsar-python",
     "rest", "scrape", "status", "page", "schema-spark-read", "outbox", "txn-small", "txn-large", "txn-none",
     "txn-aborts", "process", "find",

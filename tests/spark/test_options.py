@@ -74,6 +74,7 @@ def test_sparks_own_options_pass() -> None:
         (BASE | {"subscriptionPrefix": "x"}, True, "durableCursor"),
         (BASE | {"magnetar.client.colour": "blue"}, True, "unknown option"),
         (BASE | {"magnetar.client.operation_timeout_seconds": "soon"}, True, "cannot be"),
+        (BASE | {"filter": "region ="}, True, "'filter': filter, at character 9"),
     ],
 )
 def test_wrong_options_are_refused_with_a_reason(options: dict[str, str], streaming: bool, says: str) -> None:

@@ -15,6 +15,7 @@ from magnetar.client.consume.ranges import StoredEntry
 from magnetar.proto.entry import encode_batch, encode_broker_part, encode_entry, encode_item_prefix
 from magnetar.proto.entry_pb2 import KeyValue, MessageIdData, MessageMetadata, SingleMessageMetadata
 from magnetar.proto.errors import InvalidConfiguration
+from magnetar.proto.filters import parse_filter
 from magnetar.spark_connector.options import parse_source_options
 from magnetar.spark_connector.rows import Entry, RowBuilder, check_source_columns, make_default_columns
 
@@ -102,6 +103,25 @@ TIMES = {
     (1 << 64) + YEAR_1_MS - 1: None,
     1 << 63: None,
 }
+
+
+def test_only_what_a_filter_wants_becomes_rows_and_all_of_the_range_is_done() -> None:
+    singles = []
+    for region in ("us", "eu", "eu", "us", "eu", "us"):
+        single = SingleMessageMetadata()
+        single.properties.append(KeyValue(key="region", value=region))
+        singles.append((single, region.encode()))
+    parsed = parse_source_options(BASE | {"filter": "region = 'eu'"}, streaming=True)
+    assert parsed.wanted is not None
+    builder = RowBuilder(make_default_columns(parsed), PARTITION, 2, None, parse_filter(parsed.wanted))
+    at = 2
+    for first in (0, 6):
+        at = builder.add(Entry(delivery(first, *singles)), at, 11)
+    assert at == 11
+    batch = builder.finish()
+    assert batch["offset"].to_pylist() == [2, 4, 7, 8, 10]
+    assert batch["value"].to_pylist() == [b"eu"] * 5
+    assert [dict(each)["region"] for each in batch["properties"].to_pylist()] == ["eu"] * 5
 
 
 def test_an_event_time_that_no_timestamp_holds_is_null_and_counted() -> None:
