@@ -74,8 +74,11 @@ async def run_in_thread_if_slow(
         long = is_entry_slow_to_parse(parse_stored_head(entry).metadata)
     except CorruptEntry:
         long = False
-    if not long:
-        return work(*args, **kwargs)
+    return await run_in_thread(world, work, *args, **kwargs) if long else work(*args, **kwargs)
+
+
+async def run_in_thread(world: World, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Calls the function `work(*args, **kwargs)`, which parses an entry, in a thread, one such call at a time."""
     async with _turn():
         return await _run(world, work, *args, **kwargs)
 

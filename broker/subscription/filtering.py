@@ -16,7 +16,7 @@ Rules
 - A seek forgets what was judged (`start_over`), and so does a log of another form. What was filtered is not brought
   back by another filter: it is acknowledged.
 - Judging ends with the slice of the pump, and after PUMP_ENTRIES_MAX entries. An entry that takes long to unfold
-  (broker/log/unfolding.py) is judged in a thread, and what follows it waits.
+  (broker/log/unfolding.py), the sooner the longer the filter is, is judged in a thread, and what follows it waits.
 
 A subscription without a filter has no such object, and the pump does nothing for it. Guarding tests:
 tests/broker/subscription/test_filtering.py, tests/broker/subscription/core/test_dispatch_walk.py.
@@ -38,11 +38,15 @@ from ...runtime.clock import Clock
 from ...runtime.network import World
 from ...runtime.tasks import Tasks
 from ..log.cache import StoredEntry
-from ..log.unfolding import is_entry_slow_to_parse, run_in_thread_if_slow
+from ..log.unfolding import LONG_BYTES, is_entry_slow_to_parse, run_in_thread
 from .acks import SubscriptionAcks, UnwantedMessages
 from .core.dispatch import Dispatcher
 
 _LOG = logging.getLogger("magnetar.broker.subscription")
+
+QUICK_CHARACTERS = 64
+"""Characters of a filter that cost as much as unfolding: a filter of so many times as many judges batches in the event
+loop up to that part of LONG_BYTES. Each of its searches may look at all the text of a batch."""
 
 
 class SubscriptionFilter:
@@ -50,7 +54,8 @@ class SubscriptionFilter:
     filter was set or the topic was loaded."""
 
     __slots__ = (
-        "_acks", "_aside", "_clock", "_dispatcher", "_found_aside", "_judge", "_on_acked", "_tasks", "_wake", "_world",
+        "_acks", "_aside", "_clock", "_dispatcher", "_found_aside", "_judge", "_on_acked", "_quick_bytes", "_tasks",
+        "_wake",
         "filtered", "filtered_entries", "judged", "judged_up_to", "shown_unwanted",
     )  # fmt: skip
 
@@ -61,6 +66,7 @@ class SubscriptionFilter:
         """`wake`: a function that runs the pump in the next turn; `on_acked`: one that is called after acknowledgements
         and has them stored with the next write of the cursor."""
         self._judge = EntryFilter(wanted)
+        self._quick_bytes = LONG_BYTES // (1 + len(wanted.text) // QUICK_CHARACTERS)
         self._dispatcher = dispatcher
         self._acks = acks
         self._clock = clock
@@ -149,7 +155,10 @@ class SubscriptionFilter:
             head = parse_stored_head(data)
         except CorruptEntry:
             return 0  # its consumer reports the damage
-        if head.metadata.HasField("num_messages_in_batch") and is_entry_slow_to_parse(head.metadata):
+        metadata = head.metadata
+        if metadata.HasField("num_messages_in_batch") and (
+            is_entry_slow_to_parse(metadata) or max(metadata.uncompressed_size, len(data)) > self._quick_bytes
+        ):
             if self._aside is None:
                 self._aside = entry.position
                 if self._tasks is None:
@@ -163,7 +172,7 @@ class SubscriptionFilter:
         judge = EntryFilter(asked.filter, keeps_tombstones=asked.keeps_tombstones)
         data = entry.frames[-1]
         try:
-            unwanted = await run_in_thread_if_slow(data, world, judge.find_unwanted, parse_stored_head(data), data)
+            unwanted = await run_in_thread(world, judge.find_unwanted, parse_stored_head(data), data)
         except Exception:
             _LOG.exception("entry %s cannot be judged: consumers get all of it", entry.position)
         finally:

@@ -5,8 +5,10 @@
     {"do": "consume", "topic", "subscription", "type", "count", "keys"?, "schema"?, "left"?}            -> {"messages"}
         "left": batch indexes that are not acknowledged; the SDK alone
     {"do": "dead_letter", "topic", "subscription", "type", "letters", "count"}   each is refused twice  -> {"letters"}
-    {"do": "open", "topic", "subscription", "type"}   a producer and a consumer that stay open          -> {}
-    {"do": "send", "texts"}, {"do": "receive", "texts"}   with those                                    -> {}
+    {"do": "open", "topic", "subscription", "type", "by_index"?}   a producer and a consumer, stay open  -> {}
+        "by_index": it acknowledges by index, and says so
+    {"do": "send", "texts"}   with those                                                                -> {}
+    {"do": "receive", "texts"}   until they came                                                        -> {"came"}
     {"do": "examples", "topic"}   what the client's documentation shows                                 -> {"ran"}
     {"do": "administer", "url"}   Go alone: its admin client over HTTP                                   -> what it saw
 

@@ -157,6 +157,41 @@ def test_a_batch_that_the_sdk_acknowledged_in_part_ends_with_each_client(clients
         assert [each["availablePermits"] <= 1000 for each in shown["consumers"]] == [True], name
 
 
+@pytest.mark.parametrize("by_index", [False, True], ids=["whole", "by_index"])
+def test_each_client_gets_what_a_subscription_wants_and_its_backlog_ends(
+    clients: Clients, server: Process, by_index: bool
+) -> None:
+    """Batches in which each fourth message is wanted, and batches in which none is."""
+    rounds, wanted = 8, [number for number in range(20) if number % 4 == 3]
+    for name, client in clients.items():
+        topic = f"wanted-{name}-{by_index}".lower()
+        at = f"{url_of(server, 'http')}/admin/v2/persistent/public/default/{topic}"
+        asked = [(at, "{}"), (f"{at}/subscription/s", '"earliest"'), (f"{at}/subscription/s/filter?filter=vip", "")]
+        for url, body in asked:
+            request = urllib.request.Request(url, body.encode(), {"Content-Type": "application/json"}, method="PUT")
+            with urllib.request.urlopen(request) as answer:
+                assert answer.status == 204
+        for turn in range(rounds):
+            for kinds in (wanted, []):
+                clients["sdk"].run("produce", topic=topic, batching=True, messages=[
+                    {"text": f"{turn}-{number}", "properties": {"vip": "true" if number in kinds else "false"}}
+                    for number in range(20)
+                ])  # fmt: skip
+        client.run("open", topic=topic, subscription="s", type="Shared", **({"by_index": True} if by_index else {}))
+        texts = [f"{turn}-{number}" for turn in range(rounds) for number in wanted]
+        came = client.run("receive", texts=texts)["came"]
+        if by_index or name == "sdk":
+            assert came == texts, name
+        else:
+            assert set(texts) <= set(came), name
+            assert len(came) == 20 * rounds, f"{name}: the batches in which nothing is wanted do not come"
+        deadline = time.monotonic() + 20
+        while (shown := shown_subscription(server, topic))["msgBacklog"] and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert (name, shown["msgBacklog"], shown["filterProcessedMsgCount"]) == (name, 0, 40 * rounds)
+        assert [each["availablePermits"] <= 1000 for each in shown["consumers"]] == [True], name
+
+
 def test_what_is_encrypted_is_not_stored_in_clear(clients: Clients, by_name: dict[str, Feature]) -> None:
     feature = by_name["encryption"]
     for sender in clients.values():

@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from magnetar.broker.log import unfolding
 from magnetar.broker.session.backlogs import SubscriptionAdministration
+from magnetar.broker.subscription import filtering
 from magnetar.broker.subscription.subscription import Subscription
 from magnetar.client.admin import AdminClient
 from magnetar.client.client import Client
 from magnetar.client.common.checks import WrongValue
 from magnetar.client.common.errors import ConsumerBusy, Timeout
+from magnetar.client.model.encryption import CryptoKeyReader
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import (
     CompressionType,
@@ -294,6 +298,53 @@ async def test_a_batch_that_takes_long_is_judged_in_a_thread_and_what_follows_wa
     await at.send(("last", EU))
     assert texts(await take(consumer, 3)) == ["9", "after", "last"]
     assert at.filtering.filtered_entries == 1
+
+
+async def test_a_long_filter_judges_smaller_batches_in_a_thread(at: At, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def run(world: Any, work: Any, *given: Any) -> Any:
+        asked.append(work.__name__)
+        return work(*given)
+
+    monkeypatch.setattr(filtering, "run_in_thread", run)
+    monkeypatch.setattr(filtering, "LONG_BYTES", 64 << 10)
+    long = " OR ".join(f"region = '{name}'" for name in ("eu", *["x" * 400 for _ in range(6)]))
+    await at.send(*[("x" * 2000, EU), ("x" * 2000, US)] * 4, batched=True)
+    for wanted, calls in ((WANTED, []), (long, ["find_unwanted"])):
+        consumer = await at.consumer(name=f"s-{len(calls)}", filter=wanted)
+        assert len(await take(consumer, 4)) == 4
+        assert asked == calls
+
+
+async def test_an_encrypted_batch_comes_whole_and_the_sdk_drops_the_rest(at: At, tmp_path: Path) -> None:
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = serialization.Encoding.PEM
+    (tmp_path / "private").write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    (tmp_path / "public").write_bytes(
+        key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    )
+    reader = CryptoKeyReader(str(tmp_path / "public"), str(tmp_path / "private"))
+    consumer = await at.consumer(crypto_key_reader=reader)
+    for batched in (True, False):
+        producer = await at.client.create_producer(
+            TOPIC, batching_enabled=batched, encryption_key="k", crypto_key_reader=reader,
+            **({"batching_max_publish_delay_ms": 60_000} if batched else {}),
+        )  # fmt: skip
+        sending = [asyncio.create_task(producer.send(text.encode(), properties=kind))
+                   for text, kind in some("us", "eu", "us")]  # fmt: skip
+        await asyncio.sleep(0)
+        await producer.flush()
+        await asyncio.gather(*sending)
+    found = await take(consumer, 2)
+    assert texts(found) == ["1", "1"]
+    assert (at.filtering.judged, at.filtering.filtered) == (6, 2), "the properties of a message alone are not encrypted"
+    assert consumer.statistics()["filtered_messages"] == 2
+    for message in found:
+        await consumer.acknowledge(message)
+    await until(lambda: at.subscription.cursor.mark == at.subscription.log.shape.last)
 
 
 @pytest.mark.parametrize("kind", [CompressionType.LZ4, CompressionType.ZLib, CompressionType.ZSTD])

@@ -59,6 +59,7 @@ type Command struct {
 	Schema       string    `json:"schema"`
 	Texts        []string  `json:"texts"`
 	URL          string    `json:"url"`
+	ByIndex      bool      `json:"by_index"`
 }
 
 type Answer map[string]any
@@ -153,6 +154,10 @@ func (d *Driver) subscribe(command *Command, dlq *pulsar.DLQPolicy) (pulsar.Cons
 	if command.Keys != nil {
 		reader := crypto.NewFileKeyReader(command.Keys[0], command.Keys[1])
 		options.Decryption = &pulsar.MessageDecryptionInfo{KeyReader: reader}
+	}
+	if command.ByIndex {
+		options.EnableBatchIndexAcknowledgment = true
+		options.Properties = map[string]string{"magnetar.index_acks": "true"}
 	}
 	return d.client.Subscribe(options)
 }
@@ -270,7 +275,7 @@ func (d *Driver) send(command *Command) (Answer, error) {
 
 // Until all of these texts came; what was acknowledged before may come again.
 func (d *Driver) receive(command *Command) (Answer, error) {
-	missing := map[string]bool{}
+	missing, came := map[string]bool{}, []string{}
 	for _, text := range command.Texts {
 		missing[text] = true
 	}
@@ -279,12 +284,13 @@ func (d *Driver) receive(command *Command) (Answer, error) {
 		if err != nil {
 			return nil, err
 		}
+		came = append(came, string(message.Payload()))
 		if err := d.consumer.Ack(message); err != nil {
 			return nil, err
 		}
 		delete(missing, string(message.Payload()))
 	}
-	return Answer{}, nil
+	return Answer{"came": came}, nil
 }
 
 func (d *Driver) do(command *Command) (answer Answer, err error) {

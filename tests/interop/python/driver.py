@@ -133,7 +133,9 @@ class Driver:
         return {"letters": found}
 
     def open(self, command: Command) -> Command:
-        self.kept = self.client.create_producer(command["topic"]), self.subscribe(command)
+        by_index = {"batch_index_ack_enabled": True, "properties": {"magnetar.index_acks": "true"}}
+        consumer = self.subscribe(command, **(by_index if command.get("by_index") else {}))
+        self.kept = self.client.create_producer(command["topic"]), consumer
         return {}
 
     def send(self, command: Command) -> Command:
@@ -145,12 +147,13 @@ class Driver:
     def receive(self, command: Command) -> Command:
         """Until all of these texts came; what was acknowledged before may come again."""
         assert self.kept is not None
-        missing = set(command["texts"])
+        missing, came = set(command["texts"]), []
         while missing:
             message = self.kept[1].receive(WAIT_MS)
             self.kept[1].acknowledge(message)
-            missing.discard(message.data().decode())
-        return {}
+            came.append(message.data().decode())
+            missing.discard(came[-1])
+        return {"came": came}
 
     def examples(self, command: Command) -> Command:
         """What the client's documentation shows first, each once."""

@@ -144,6 +144,9 @@ public class Driver {
                 .subscriptionType(SubscriptionType.valueOf(type))
                 .subscriptionInitialPosition(SubscriptionInitialPosition.Earliest)
                 .negativeAckRedeliveryDelay(100, TimeUnit.MILLISECONDS);
+        if (command.has("by_index")) {
+            builder = builder.enableBatchIndexAcknowledgment(true).property("magnetar.index_acks", "true");
+        }
         return command.has("keys") ? builder.cryptoKeyReader(keys(command)) : builder;
     }
 
@@ -224,12 +227,14 @@ public class Driver {
     Map<String, Object> receive(JsonNode command) throws Exception {
         Set<String> missing = new HashSet<>();
         command.get("texts").forEach(each -> missing.add(each.asText()));
+        List<String> came = new ArrayList<>();
         while (!missing.isEmpty()) {
             Message<?> message = next(consumer);
             consumer.acknowledge(message);
+            came.add(text(message));
             missing.remove(text(message));
         }
-        return Map.of();
+        return Map.of("came", came);
     }
 
     interface Example {
