@@ -44,10 +44,11 @@ class TokenBucket:
         self._tokens = min(self.burst, self._tokens + passed * self.rate)
         self._at = now
 
-    def set_rate(self, rate: float, now: float) -> None:
-        """Changes the rate (tokens per second). A debt from the old rate remains, and is paid back at the new rate."""
+    def set_rate(self, rate: float, now: float, burst: float | None = None) -> None:
+        """Changes the rate (tokens per second) and the burst. A debt from the old rate remains, and is paid back at the
+        new rate."""
         self._fill(now)
-        self.rate = rate
+        self.rate, self._burst = rate, burst
         self._tokens = min(self._tokens, self.burst)
 
     def spend(self, count: float, now: float) -> None:

@@ -44,6 +44,7 @@ from ..common.checks import (
     check_parameter,
     check_parameters,
     make_instance_check,
+    make_whole_number_check,
     shorten_value,
 )
 from ..common.closing import ClosedAfterAsyncWith, close_all_parts
@@ -55,6 +56,7 @@ from ..common.errors import (
     PulsarException,
     Timeout,
 )
+from ..common.rate_limits import SECONDS, CircuitBreaker, SharedRateLimiter
 from ..connect.connections import Connections
 from ..connect.topic_watch import PartitionsWatcher, TopicPatternWatch
 from ..core.effects import PartitionClientState
@@ -64,6 +66,7 @@ from ..model.message_id import MessageId
 from ..model.settings import LOG_ORDER, ConsumerDeadLetterPolicy, ConsumerSettings, InitialPosition
 from ..produce.entry_writer import check_transaction_argument
 from .dead_letters import DeadLetterProducers, is_dead_letter
+from .listening import Listening, ListenOptions, begin_listening
 from .partition_consumer import PartitionConsumer
 from .receiver_queue import ConsumerBatchReceivePolicy, ReceiverQueue, fetch_writer_schemas, receive_batch
 
@@ -250,6 +253,7 @@ class Consumer(ClosedAfterAsyncWith):
         self.connections = connections
         self._name = name
         self._subscription = subscription
+        self.listening: Listening | None = None  # the latest
         self._closed = False
         self._watch: TopicPatternWatch | None = None
         listener = settings.consumer_event_listener
@@ -380,7 +384,7 @@ class Consumer(ClosedAfterAsyncWith):
         wanted by the filter: those that the broker filters do not come."""
         return {
             "partitions": len(self.partitions),
-            "waiting_messages": len(self.inbox),
+            "waiting_messages": len(self.inbox.waiting_messages()),
             "delivered_messages": sum(each.core.delivered for each in self.partitions),
             "discarded_entries": sum(each.deliveries.discarded for each in self.partitions),
             "filtered_messages": sum(each.deliveries.filtered for each in self.partitions),
@@ -420,6 +424,67 @@ class Consumer(ClosedAfterAsyncWith):
                 if self._closed:
                     return
                 raise
+
+    # ------------------------------------------------------------------------------ listening
+    def listen(
+        self,
+        function: Callable[[Message], Any],
+        *,
+        concurrency: int = 32,
+        order: str = "key",
+        threads: int | None = None,
+        rate: float | SharedRateLimiter | None = None,
+        breaker: CircuitBreaker | None = None,
+        acknowledge: bool = True,
+        stop_timeout: float = 30,
+    ) -> Listening:
+        """Calls `function(message)` for each message, up to `concurrency` at a time, and acknowledges the message when
+        the function returns. If it raises, the message is negatively acknowledged. Returns at once.
+
+            async with consumer.listen(handle, concurrency=8) as listening:
+                await listening.wait()
+
+        `order`: "key" handles the messages of a key one after the other, and those without a key in any order;
+        "partition" those of a partition; "none" none. A coroutine function runs in the event loop, another function in
+        up to `threads` threads (None: `concurrency`). `rate`: calls per second at most, or a RateLimiter. `breaker`:
+        while it is open, no call begins, and the consumer asks for no more. `acknowledge` False: the function
+        acknowledges by itself, for example in a transaction. At the end, handlers have `stop_timeout` seconds.
+
+        A handler that runs for a minute is a warning of the log. A message that is delivered again while its handler
+        runs is not handled a second time. Raises InvalidConfiguration if the consumer has a listener."""
+        options = ListenOptions(concurrency, order, threads, rate, breaker, acknowledge, stop_timeout)
+        return begin_listening(self, function, options)
+
+    def listen_batch(
+        self,
+        function: Callable[[list[Message]], Any],
+        *,
+        max: int = 500,
+        wait: float = 1.0,
+        concurrency: int = 1,
+        threads: int | None = None,
+        rate: float | SharedRateLimiter | None = None,
+        breaker: CircuitBreaker | None = None,
+        acknowledge: bool = True,
+        stop_timeout: float = 30,
+    ) -> Listening:
+        """Calls `function(messages)` for batches of up to `max` messages, which end `wait` seconds after their first
+        message, and acknowledges the messages when the function returns. Returns at once.
+
+        The function may return a result for each message, in their order: for an exception or False, that message is
+        negatively acknowledged. If it raises, all of them are. `rate`: messages per second. The other parameters are
+        those of `listen`; with a `concurrency` of 1 batches keep the order of the messages."""
+        check_parameter("max", make_whole_number_check(1, 1_000_000), max)
+        check_parameter("wait", SECONDS._replace(optional=False), wait)
+        options = ListenOptions(
+            concurrency, "none", threads, rate, breaker, acknowledge, stop_timeout, batch=max, wait_s=wait
+        )
+        return begin_listening(self, function, options)
+
+    @property
+    def has_listener(self) -> bool:
+        """Returns whether `listen` or `listen_batch` gets the messages."""
+        return self.listening is not None and not self.listening.is_over
 
     # ------------------------------------------------------------------------------ acknowledging
     def consumer_of(self, which: Message | MessageId) -> PartitionConsumer:
@@ -559,6 +624,10 @@ class Consumer(ClosedAfterAsyncWith):
         """Tells the broker that the message was not processed: the broker delivers it again after
         negative_ack_redelivery_delay_ms. With redelivery_order "key" the broker's back-off applies instead, and later
         messages of the same key come after this one."""
+        self.negative_acknowledge_now(message)
+
+    def negative_acknowledge_now(self, message: Message | MessageId) -> None:
+        """Acknowledges a message negatively, as `negative_acknowledge` does. Must be called in the event loop."""
         self.negative_acknowledge_soon(message)
         if self.settings.redelivery_order == "key":
             self.consumer_of(message).flush_acks()
@@ -619,16 +688,20 @@ class Consumer(ClosedAfterAsyncWith):
 
     def abort(self) -> None:
         """Ends the consumer at once; acknowledgements that wait are not sent."""
+        if self.listening is not None:
+            self.listening.abort()
         if self._watch is not None:
             self._watch.stop()
         self._dead_letters.abort()
         self._partitions.abort()
 
     async def close(self) -> None:
-        """Sends the acknowledgements that wait and closes the consumer. If the call is cancelled, ends the consumer at
-        once."""
+        """Stops the listener, if there is one, sends the acknowledgements that wait and closes the consumer. If the call
+        is cancelled, ends the consumer at once."""
         self._closed = True
         try:
+            if self.listening is not None:
+                await self.listening.stop()
             if self._watch is not None:
                 await self._watch.close()
             await self._dead_letters.close()

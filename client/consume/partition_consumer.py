@@ -387,7 +387,7 @@ class PartitionConsumer:
         not counted."""
         found: EntrySets = {}
         places = self.core.chunks.incomplete_chunk_positions()
-        for message in self._inbox.messages.copy():
+        for message in self._inbox.waiting_messages():
             entry = message.entry
             if entry.consumer is self and message.batch_index == entry.first_index:
                 places += entry.chunks or (entry.position,)

@@ -29,6 +29,7 @@ from ..common.errors import OperationNotSupported, PulsarException, Timeout, tra
 from ..connect.connections import Connections
 from ..core.consumer import ConsumerCore
 from ..core.effects import ConsumerEffect, PartitionClientState
+from ..core.listening import KeyQueues
 from ..model.message import Message
 from ..model.message_id import MessageId
 from .acknowledgements import AckCollector, Pending, get_ack_coordinates
@@ -43,6 +44,7 @@ class ReceiverQueue:
         self._waiting: deque[Callable[[], object]] = deque()
         self._error: PulsarException | None = None
         self._at_end: list[Callable[[], object]] = []
+        self.sorted: KeyQueues[Message] | None = None  # by a listener; what waits there is part of this queue
 
     def _fill(self, messages: deque[Message]) -> None:
         self.messages = messages
@@ -82,6 +84,32 @@ class ReceiverQueue:
             self.put(())
             raise
         return message
+
+    def pop_nowait(self) -> Message | None:
+        """Removes the message at the front and returns it; None if the queue is empty. The message stays part of the
+        receiver queue, with its permits, until `count_taken` is called. Must be called in the event loop, by the
+        listener that has set `sorted`."""
+        try:
+            return self.messages.popleft()
+        except IndexError:
+            return None
+
+    def count_taken(self, message: Message) -> None:
+        """Fact: the application gets a message that `pop_nowait` returned. Raises the error of a damaged one."""
+        if message.permits > 0:
+            message.entry.consumer.on_taken(message)
+
+    def restore(self, messages: Sequence[Message]) -> None:
+        """Puts messages that `pop_nowait` returned back to the front of the queue, with the permits that are not counted
+        yet."""
+        for message in messages:
+            message.permits = max(0, message.permits)
+        self.messages.extendleft(reversed(messages))
+        self.put(())
+
+    def waiting_messages(self) -> list[Message]:
+        """Returns the messages that the application has not received, in the order of their arrival."""
+        return [*(self.sorted.waiting() if self.sorted is not None else ()), *self.messages.copy()]
 
     def peek(self) -> Message | None:
         """Returns the message at the front of the queue without removing it; None if the queue is empty. Another
@@ -182,7 +210,7 @@ class ReceiverQueue:
         in the event loop. Each other message is still received exactly once."""
         old = self.messages
         self._fill(deque())
-        dropped = 0
+        dropped = 0 if self.sorted is None else sum(max(0, each.permits) for each in self.sorted.discard(unwanted))
         while old:
             try:
                 message = old.popleft()

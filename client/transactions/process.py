@@ -51,6 +51,7 @@ from ..common.checks import (
 )
 from ..common.errors import (
     AlreadyClosed,
+    InvalidConfiguration,
     InvalidMessage,
     MemoryBufferIsFull,
     OutcomeUnknown,
@@ -249,6 +250,8 @@ class ProcessLoop:
         options.check()
         if consumer.connections is not producer.connections:
             raise WrongValue("the consumer and the producer are of one client")
+        if consumer.has_listener:
+            raise InvalidConfiguration("this consumer has a listener: it gets the messages")
         self._consumer = consumer
         self._producer = producer
         self._apply = apply

@@ -1,0 +1,214 @@
+"""What bounds the calls of a program's code: `RateLimiter`, and `CircuitBreaker`. Both are for handlers of messages
+(`Consumer.listen`) and for anything else: they know nothing of messages. All methods may be called from any thread,
+but the `wait` of asyncio, which belongs to an event loop.
+
+Their cores are runtime/token_bucket.py and client/core/listening.py. Guards: tests/client/common/test_rate_limits.py."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import isfinite
+
+from ...runtime.clock import SystemClock
+from ...runtime.token_bucket import TokenBucket
+from ..core.listening import BreakerCore, BreakerState
+from .checks import DURATION_MS_MAX, YES_OR_NO, ParameterCheck, WrongValue, check_parameter, make_whole_number_check
+from .errors import OperationNotSupported, Timeout
+
+LOOK_S = 0.5
+"""Longest sleep in seconds of one that waits: so soon it sees that the rate was changed, or that Ctrl-C was pressed."""
+RATE = ParameterCheck("a number above 0 (per second)", (int, float), lambda rate: isfinite(rate) and rate > 0)
+BURST = ParameterCheck("a number from 1 on, or None", (int, float), lambda n: isfinite(n) and n >= 1, True)
+COUNT = ParameterCheck("a number from 0 on", (int, float), lambda n: isfinite(n) and n >= 0)
+SECONDS = ParameterCheck(
+    "seconds, from 0 on, or None", (int, float), lambda s: 0 <= s <= DURATION_MS_MAX / 1000, True
+)  # fmt: skip
+
+
+class SharedRateLimiter:
+    """The base of both RateLimiters, which wait in different ways."""
+
+    def __init__(
+        self, rate: float, *, burst: float | None = None, leaky: bool = False,
+        clock: Callable[[], float] = SystemClock.monotonic,
+    ) -> None:  # fmt: skip
+        check_parameter("rate", RATE, rate)
+        check_parameter("burst", BURST, burst)
+        check_parameter("leaky", YES_OR_NO, leaky)
+        if leaky and burst is not None:
+            raise WrongValue("leaky is a burst of 1: give one of them")
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._burst = 1.0 if leaky else burst
+        self._bucket = TokenBucket(float(rate), clock(), self._burst_at(rate))
+
+    def _burst_at(self, rate: float) -> float:
+        return max(1.0, rate) if self._burst is None else self._burst
+
+    @property
+    def rate(self) -> float:
+        """The rate per second. Set it to change the rate from now on."""
+        return self._bucket.rate
+
+    @rate.setter
+    def rate(self, rate: float) -> None:
+        check_parameter("rate", RATE, rate)
+        with self._lock:
+            self._bucket.set_rate(float(rate), self._clock(), self._burst_at(rate))
+
+    def allow(self, count: float = 1) -> bool:
+        """Returns whether `count` may begin now; if so, counts them."""
+        check_parameter("count", COUNT, count)
+        with self._lock:
+            return self._bucket.take(count, self._clock())
+
+    def delay_s(self, count: float = 1) -> float:
+        """Returns the seconds until `allow(count)` returns True, if no other caller is faster."""
+        check_parameter("count", COUNT, count)
+        with self._lock:
+            return self._bucket.wait_s(count, self._clock())
+
+    def _too_slow(self, timeout_s: float | None) -> Timeout:
+        return Timeout(f"the rate of {self.rate:g} a second allows no more within {timeout_s:g} s")
+
+
+class AsyncRateLimiter(SharedRateLimiter):
+    """Limits a rate, such as calls per second: `magnetar.asyncio.RateLimiter`.
+
+        limiter = RateLimiter(10)                # ten a second, and up to ten at once after a pause
+        limiter = RateLimiter(10, leaky=True)    # one each tenth of a second
+        if limiter.allow(): …                    # or refuse
+        await limiter.wait()                     # or wait
+
+    `burst`: how many may begin at once after a pause; None: as many as in a second. `leaky`: a burst of 1. The rate
+    may be changed at any time (`limiter.rate = 5`): who waits sees it within half a second. Several consumers may share
+    one object. A call of more than `burst` waits for a full bucket, and what follows waits for the rest."""
+
+    _turn: asyncio.Lock | None = None
+
+    async def wait(self, count: float = 1, timeout: float | None = None) -> None:
+        """Waits until `count` may begin, and counts them. Callers of one event loop have their turn in order. Raises
+        Timeout if that is not within `timeout` seconds; then, and if the caller is cancelled, counts nothing."""
+        check_parameter("timeout", SECONDS, timeout)
+        if self._turn is None:
+            self._turn = asyncio.Lock()
+        try:
+            async with asyncio.timeout(timeout), self._turn:
+                while not self.allow(count):
+                    await asyncio.sleep(min(LOOK_S, self.delay_s(count)))
+        except TimeoutError:
+            raise self._too_slow(timeout) from None
+
+
+class RateLimiter(SharedRateLimiter):
+    """Limits a rate, such as calls per second.
+
+        limiter = magnetar.RateLimiter(10)               # ten a second, and up to ten at once after a pause
+        limiter = magnetar.RateLimiter(10, leaky=True)   # one each tenth of a second
+        if limiter.allow(): …                            # or refuse
+        limiter.wait()                                   # or wait, in this thread
+
+    `burst`: how many may begin at once after a pause; None: as many as in a second. `leaky`: a burst of 1. The rate
+    may be changed at any time (`limiter.rate = 5`): who waits sees it within half a second. Several consumers and
+    threads may share one object. A call of more than `burst` waits for a full bucket, and what follows waits for the
+    rest."""
+
+    def wait(self, count: float = 1, timeout: float | None = None) -> None:
+        """Waits in the calling thread until `count` may begin, and counts them. Raises Timeout if that is not within
+        `timeout` seconds, and then counts nothing."""
+        check_parameter("timeout", SECONDS, timeout)
+        deadline = None if timeout is None else self._clock() + timeout
+        never = threading.Event()
+        while not self.allow(count):
+            left_s = LOOK_S if deadline is None else deadline - self._clock()
+            if left_s <= 0:
+                raise self._too_slow(timeout)
+            never.wait(min(LOOK_S, left_s, self.delay_s(count)))
+
+
+class CircuitOpen(OperationNotSupported):
+    """Raised by `CircuitBreaker.guard` while the breaker is open."""
+
+
+class CircuitBreaker:
+    """Stops calls of what fails, for a while: `Consumer.listen(…, breaker=CircuitBreaker())`.
+
+        breaker = magnetar.CircuitBreaker(failures=5, pause=30)
+        consumer.listen(call_the_vendor, breaker=breaker)
+
+    After `failures` calls in a row that failed it is open: for `pause` seconds no call begins. Then it is half-open:
+    `trials` calls begin, and their outcome closes or opens it. `counts`: the exceptions that count; others count as
+    success, because what was called answered. A listener whose breaker is open begins no message and asks for no more:
+    nothing is given back in a loop, and no message comes closer to the dead letters. Several listeners may share one.
+
+    Elsewhere: `with breaker.guard(): …`, which raises CircuitOpen while it is open."""
+
+    def __init__(
+        self, failures: int = 5, pause: float = 30.0, *, trials: int = 1,
+        counts: type[BaseException] | tuple[type[BaseException], ...] = Exception,
+        clock: Callable[[], float] = SystemClock.monotonic,
+    ) -> None:  # fmt: skip
+        check_parameter("failures", make_whole_number_check(1), failures)
+        check_parameter("pause", SECONDS._replace(optional=False), pause)
+        check_parameter("trials", make_whole_number_check(1), trials)
+        kinds = counts if isinstance(counts, tuple) else (counts,)
+        check_parameter("counts", EXCEPTIONS, kinds)
+        self._core = BreakerCore(failures, pause, trials)
+        self._counts = kinds
+        self._clock = clock
+        self._lock = threading.Lock()
+
+    @property
+    def state(self) -> BreakerState:
+        """Returns CLOSED, OPEN or HALF_OPEN."""
+        with self._lock:
+            return self._core.state(self._clock())
+
+    @property
+    def opened(self) -> int:
+        """Returns how often it has opened."""
+        return self._core.opened
+
+    def delay_s(self) -> float:
+        """Returns the seconds until a call may begin; 0: now; inf: when a trial that runs has ended."""
+        with self._lock:
+            return self._core.delay_s(self._clock())
+
+    def begin(self) -> int:
+        """Begins a call: returns its ticket, for `end`; 0 if no call may begin now."""
+        with self._lock:
+            return self._core.begin(self._clock())
+
+    def end(self, ticket: int, error: BaseException | None) -> None:
+        """Ends a call with what it raised; None: it succeeded."""
+        self._end(ticket, error is not None and isinstance(error, self._counts))
+
+    def release(self, ticket: int) -> None:
+        """Ends a call that has no outcome: it was not made, or was cancelled."""
+        self._end(ticket, None)
+
+    def _end(self, ticket: int, is_failure: bool | None) -> None:
+        with self._lock:
+            self._core.end(ticket, is_failure, self._clock())
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Makes a `with` block a call. Raises CircuitOpen if no call may begin now."""
+        ticket = self.begin()
+        if not ticket:
+            raise CircuitOpen(f"the circuit breaker is {self.state.value}")
+        try:
+            yield
+        except BaseException as error:
+            self.end(ticket, error)
+            raise
+        self.end(ticket, None)
+
+
+EXCEPTIONS = ParameterCheck(
+    "exceptions", (tuple,),
+    lambda kinds: bool(kinds) and all(isinstance(each, type) and issubclass(each, BaseException) for each in kinds),
+)  # fmt: skip

@@ -1,0 +1,509 @@
+"""Calls a program's function for each message of a consumer, several at a time: `Consumer.listen`, and for batches
+`Consumer.listen_batch`. The driver of client/core/listening.py, for asyncio and for blocking programs.
+
+    receiver queue → sorted by key → handler (a task, or a thread) → acknowledged, or negatively acknowledged
+
+**Flow.** A message stays part of the receiver queue until its handler begins: only then its permit is given back, and
+its ack time-out begins. So a listener whose handlers are slow, whose rate is used up, or whose breaker is open asks the
+broker for no more; what waits is at most the receiver queue, and is dropped with it when the connection is lost.
+**Outcome.** A handler that returns: its message is acknowledged, alone. One that raises anything: it is logged, counted,
+and its message is negatively acknowledged, so that the consumer's delays and dead-letter policy apply. A handler never
+ends the listener; the end of the consumer does.
+**End.** `stop` begins no more, puts what waits back into the receiver queue, and gives handlers that run some time.
+Then it cancels tasks, whose messages are negatively acknowledged; a thread cannot be cancelled: it goes on, and its
+outcome still counts while the consumer is open. `Consumer.close` stops its listener first.
+**A handler that runs for SLOW_S** is a warning of the log, once, with what waits for its key.
+Guards: tests/client/consume/test_listening.py, tests/client/blocking/test_blocking_listening.py."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from ...proto.entry import get_routing_key
+from ...runtime.tasks import Tasks, Worker
+from ..common.checks import (
+    FUNCTION,
+    YES_OR_NO,
+    ParameterCheck,
+    WrongType,
+    WrongValue,
+    check_parameter,
+    make_instance_check,
+    make_whole_number_check,
+    shorten_value,
+)
+from ..common.errors import AlreadyClosed, InvalidConfiguration, PulsarException
+from ..common.loggers import ignore_error, is_cancelled, log_foreign_error, run_logging_errors
+from ..common.rate_limits import LOOK_S, RATE, SECONDS, AsyncRateLimiter, CircuitBreaker, SharedRateLimiter
+from ..core.listening import KeyQueues, QueuedItem
+from ..model.message import DamagedMessage, Message
+
+if TYPE_CHECKING:
+    from .consumer import Consumer
+
+_LOG = logging.getLogger("magnetar.client")
+
+SLOW_S = 60.0
+"""Seconds after which a running handler is a warning of the log: STUCK_KEY_S of broker/session/summaries.py."""
+STOP_S = 30.0
+"""Seconds that handlers have to end when their listener is stopped, by default."""
+ANY_NUMBER = 1 << 30
+ORDERS = ("key", "partition", "none")
+ORDER = ParameterCheck("key, partition or none", (str,), lambda text: text in ORDERS)
+
+Handler = Callable[[Message], Any]
+BatchHandler = Callable[[list[Message]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ListenOptions:
+    """The options of one call of `Consumer.listen` or `Consumer.listen_batch`, which describes them."""
+
+    concurrency: int = 32
+    order: str = "key"
+    threads: int | None = None
+    rate: float | SharedRateLimiter | None = None
+    breaker: CircuitBreaker | None = None
+    acknowledge: bool = True
+    stop_timeout: float = STOP_S
+    batch: int = 0  # messages of a batch; 0: one message each
+    wait_s: float = 0.0  # for more messages of a batch, after its first
+
+    def check(self, function: object) -> None:
+        check_parameter("function", FUNCTION, function)
+        check_parameter("concurrency", make_whole_number_check(1, 10_000), self.concurrency)
+        check_parameter("order", ORDER, self.order)
+        check_parameter("threads", make_whole_number_check(1, 1000, optional=True), self.threads)
+        if not isinstance(self.rate, SharedRateLimiter):
+            check_parameter("rate", RATE._replace(optional=True), self.rate)
+        check_parameter("breaker", make_instance_check(CircuitBreaker), self.breaker)
+        check_parameter("acknowledge", YES_OR_NO, self.acknowledge)
+        check_parameter("stop_timeout", SECONDS._replace(optional=False), self.stop_timeout)
+        if is_coroutine_function(function) and self.threads is not None:
+            raise WrongValue("a coroutine function runs in the event loop: threads are for plain functions")
+
+
+def is_coroutine_function(function: object) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+@dataclass(slots=True)
+class ListenerStatistics:
+    """The counters of a listener."""
+
+    handled: int = 0  # messages whose handler returned
+    failed: int = 0  # … or raised, or was cancelled
+    slow: int = 0  # handlers that ran for a minute
+    repeated: int = 0  # copies of messages that were here already
+    running: int = 0  # handlers, now
+    waiting: int = 0  # messages that wait for theirs, now
+
+
+class _Call:
+    """A handler that runs: its messages, and since when."""
+
+    __slots__ = ("began", "is_slow", "key", "messages", "task", "ticket")
+
+    def __init__(self, messages: list[Message], key: Hashable | None, began: float, ticket: int) -> None:
+        self.messages, self.key, self.began, self.ticket = messages, key, began, ticket
+        self.task: asyncio.Task[None] | None = None
+        self.is_slow = False
+
+
+class Listening:
+    """A listener that runs: `Consumer.listen` returns it. Stop it by `await listening.stop()`, or as a context manager;
+    the end of its consumer ends it, too.
+
+        async with consumer.listen(handle, concurrency=8) as listening:
+            await listening.wait()
+    """
+
+    def __init__(self, consumer: Consumer, function: Callable[[Any], Any], options: ListenOptions) -> None:
+        options.check(function)
+        self._consumer, self._function, self._options = consumer, function, options
+        self._world = consumer.connections.world
+        self._now = self._world.clock.monotonic
+        self._inbox = consumer.inbox
+        self._in_loop = is_coroutine_function(function)
+        self._concurrency = options.concurrency
+        if not self._in_loop and options.threads is not None:
+            self._concurrency = min(options.threads, options.concurrency)
+        self._queues: KeyQueues[Message] = KeyQueues(ANY_NUMBER if options.batch else self._concurrency)
+        rate = options.rate
+        self._limiter = AsyncRateLimiter(rate, clock=self._now) if isinstance(rate, int | float) else rate
+        self._counted = ListenerStatistics()
+        self._calls: dict[_Call, None] = {}  # in the order of their beginning
+        self._batch_due = 0.0  # what waits then is a batch, though it is not full
+        self._idle: list[Worker] = []  # threads
+        self._tasks = Tasks()
+        self._loop = asyncio.get_running_loop()
+        self._gate: asyncio.TimerHandle | None = None  # begins the next message when the rate or the breaker allows
+        self._look: asyncio.TimerHandle | None = None  # for slow handlers
+        self._is_stopping = False
+        self._error: PulsarException | None = None
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._inbox.sorted = self._queues
+        self._feeding = self._tasks.spawn(self._feed(), f"listener of {consumer.topic()}")
+        self._feeding.add_done_callback(self._on_fed)
+
+    # ------------------------------------------------------------------------------ from the receiver queue
+    async def _feed(self) -> None:
+        """Takes messages from the receiver queue until that ends."""
+        while True:
+            try:
+                await self._inbox.wait_message(None)
+                self._sort_all()
+                self._begin_ready()
+            except PulsarException as error:
+                if self._inbox.is_closed:
+                    self._error = error
+                    return
+                _LOG.exception("%s: a message was not given to its listener", self._consumer.title())
+
+    def _on_fed(self, feeding: asyncio.Task[None]) -> None:
+        """The consumer has ended, or `stop` ended the task. What runs ends by itself."""
+        self._is_stopping = True
+        if not feeding.cancelled() and (error := feeding.exception()) is not None:
+            self._error = PulsarException(f"the listener of {self._consumer.topic()} failed: {error!r}")
+        self._end_if_idle()
+
+    def _sort_all(self) -> None:
+        queues, batch = self._queues, self._options.batch
+        if not queues:
+            self._batch_due = self._now() + self._options.wait_s
+        while (message := self._inbox.pop_nowait()) is not None:
+            if isinstance(message, DamagedMessage):
+                self._inbox.count_taken(message)  # raises its error
+            elif not queues.add(place_of_message(message), self._key_of(message), message):
+                self._counted.repeated += 1  # its permits are free; the one that it repeats settles both
+                self._inbox.count_taken(message)
+            elif len(queues) <= batch:  # a batch may be larger than the receiver queue
+                self._inbox.count_taken(message)
+
+    def _key_of(self, message: Message) -> Hashable | None:
+        order, consumer = self._options.order, message.entry.consumer
+        if order == "none":
+            return None
+        if order == "partition":
+            return consumer
+        key = get_routing_key(message.fields)
+        return None if key is None else (consumer, key)
+
+    # ------------------------------------------------------------------------------ what may begin
+    def _begin_ready(self) -> None:
+        """Begins all messages, or batches, that may begin now."""
+        if self._options.batch:
+            self._begin_batches()
+            return
+        while self._queues.may_begin and not self._is_stopping:
+            ticket = self._pass_gate(1)
+            if ticket is None:
+                return
+            item = self._queues.begin_next()
+            assert item is not None, "one may begin"
+            self._begin([item.value], item.key, ticket)
+
+    def _pass_gate(self, count: int) -> int | None:
+        """Returns the breaker's ticket for a call with `count` messages that may begin now; 0 without a breaker. If
+        none may begin, returns None, and begins what is ready when one may."""
+        breaker, limiter = self._options.breaker, self._limiter
+        ticket = 0
+        if breaker is not None and not (ticket := breaker.begin()):
+            self._begin_later(breaker.delay_s())
+            return None
+        if limiter is not None and not limiter.allow(count):
+            if breaker is not None:
+                breaker.release(ticket)
+            self._begin_later(limiter.delay_s(count))
+            return None
+        return ticket
+
+    def _begin_later(self, delay_s: float) -> None:
+        delay_s = min(delay_s, LOOK_S)
+        if self._gate is not None:
+            if self._gate.when() <= self._loop.time() + delay_s:
+                return
+            self._gate.cancel()
+        self._gate = self._loop.call_later(delay_s, run_logging_errors, self._on_gate_due, ignore_error)
+
+    def _on_gate_due(self) -> None:
+        self._gate = None
+        self._begin_ready()
+
+    def _begin(self, messages: list[Message], key: Hashable | None, ticket: int) -> None:
+        call = _Call(messages, key, self._now(), ticket)
+        self._calls[call] = None
+        call.task = self._tasks.spawn(self._handle(call), "handler of a message")
+        if self._look is None:
+            self._look_later(SLOW_S)
+
+    def _begin_batches(self) -> None:
+        """Begins all batches that are full, or whose time has come."""
+        options, queues = self._options, self._queues
+        while queues and len(self._calls) < self._concurrency and not self._is_stopping:
+            count = min(len(queues), options.batch)
+            if count < options.batch and self._now() < self._batch_due:
+                self._begin_later(self._batch_due - self._now())
+                return
+            ticket = self._pass_gate(count)
+            if ticket is None:
+                return
+            items = [queues.begin_next() for _ in range(count)]
+            self._batch_due = self._now() + options.wait_s
+            self._begin([item.value for item in items if item is not None], None, ticket)
+
+    # ------------------------------------------------------------------------------ a handler
+    async def _handle(self, call: _Call) -> None:
+        error: BaseException | None = None
+        cancelled = False
+        try:
+            results = await self._run(call.messages)
+            error = find_failure(results)
+            await self._settle(call.messages, results)
+        except GeneratorExit:  # the event loop is gone
+            raise
+        except BaseException as raised:
+            error, cancelled = raised, is_cancelled(raised)
+            self._fail(call.messages, error, is_cancelled=cancelled)
+            if cancelled:
+                raise
+        finally:
+            self._finish(call, error, is_cancelled=cancelled)
+
+    async def _run(self, messages: list[Message]) -> Sequence[object]:
+        """Calls the program's function. Returns an outcome for each message: an exception or False if it failed. Raises
+        what the function raises."""
+        tracing = self._consumer.tracing
+        for message in messages:
+            self._inbox.count_taken(message)
+        if self._consumer.settings.schema.by_writer:
+            for message in messages:
+                await message.fetch_writer_schema()
+        if tracing is not None:
+            for message in messages:
+                tracing.begin_process_span(message)
+        argument: Any = messages if self._options.batch else messages[0]
+        span = nullcontext() if tracing is None or self._options.batch else tracing.processing(messages[0])
+        if self._in_loop:
+            with span:
+                found = await self._function(argument)
+        else:
+            found = await self._run_in_thread(argument, span)
+        return read_results(found, messages) if self._options.batch else (None,)
+
+    async def _run_in_thread(self, argument: Any, span: Any) -> Any:
+        function, failed = self._function, list[BaseException]()
+
+        def work() -> Any:
+            try:
+                with span:
+                    return function(argument)
+            except BaseException as error:  # a future passes some on to the event loop, which they would end
+                failed.append(error)
+
+        worker = self._idle.pop() if self._idle else self._world.workers.start("magnetar-listener")
+        running = worker.run(work)
+        try:
+            found = await asyncio.shield(running)
+        except BaseException:  # cancelled: the thread goes on alone, and ends after it
+            running.add_done_callback(lambda _: self._close_worker(worker))
+            raise
+        self._idle.append(worker)
+        if failed:
+            raise failed[0]
+        return found
+
+    def _close_worker(self, worker: Worker) -> None:
+        closing = self._loop.create_task(worker.close(), name="end of a listener's thread")
+        _CLOSING.add(closing)
+        closing.add_done_callback(_CLOSING.discard)
+
+    async def _settle(self, messages: list[Message], results: Sequence[object]) -> None:
+        good = messages
+        if results and any(map(is_failure, results)):
+            good = [each for each, result in zip(messages, results, strict=True) if not is_failure(result)]
+            for each, result in zip(messages, results, strict=True):
+                if is_failure(result):
+                    error = result if isinstance(result, BaseException) else None
+                    _LOG.warning("%s: the handler failed on %r", self._consumer.title(), each, exc_info=error)
+                    self._give_back(each)
+        self._counted.handled += len(good)
+        if self._options.acknowledge and good:
+            try:
+                await self._consumer.acknowledge(good if self._options.batch else good[0])
+            except PulsarException as error:
+                _LOG.warning("%s: %d messages were handled and may come again: %s", self._consumer.title(), len(good), error)
+
+    def _fail(self, messages: list[Message], error: BaseException, *, is_cancelled: bool) -> None:
+        if not is_cancelled:
+            log_foreign_error(error, f"{self._consumer.title()}: the handler of {messages[0]!r}")
+        for each in messages:
+            self._give_back(each)
+
+    def _give_back(self, message: Message) -> None:
+        self._counted.failed += 1
+        try:
+            self._consumer.negative_acknowledge_now(message)
+        except PulsarException as error:
+            _LOG.info("%s: a message comes again by itself: %s", self._consumer.title(), error)
+
+    def _finish(self, call: _Call, error: BaseException | None, *, is_cancelled: bool) -> None:
+        del self._calls[call]
+        if (breaker := self._options.breaker) is not None:
+            if is_cancelled:
+                breaker.release(call.ticket)
+            else:
+                breaker.end(call.ticket, error)
+        for message in call.messages:
+            self._queues.finish(place_of_message(message))
+        self._begin_ready()
+        self._end_if_idle()
+
+    # ------------------------------------------------------------------------------ slow handlers
+    def _look_later(self, delay_s: float) -> None:
+        self._look = self._loop.call_later(delay_s, run_logging_errors, self._look_for_slow, ignore_error)
+
+    def _look_for_slow(self) -> None:
+        """Warns of each handler that has run for SLOW_S, and looks again when the next one has."""
+        self._look, now, following = None, self._now(), inf
+        for call in self._calls:
+            left_s = call.began + SLOW_S - now
+            if left_s > 0:
+                following = min(following, left_s)
+            elif not call.is_slow:
+                call.is_slow = True
+                self._counted.slow += 1
+                _LOG.warning(
+                    "%s: the handler of %r has run for %d s; %d messages wait for the end of its key's",
+                    self._consumer.title(), call.messages[0], now - call.began, self._queues.count_behind(call.key),
+                )  # fmt: skip
+        if following < inf:
+            self._look_later(following)
+
+    # ------------------------------------------------------------------------------ facts, and the end
+    def statistics(self) -> ListenerStatistics:
+        """Returns the counters."""
+        self._counted.running, self._counted.waiting = len(self._calls), len(self._queues)
+        return self._counted
+
+    @property
+    def is_over(self) -> bool:
+        """Returns whether it has ended, with all its handlers."""
+        return self._ended.done()
+
+    async def wait(self) -> None:
+        """Waits until the listener has ended: by `stop`, or with its consumer. Raises the error that ended the
+        consumer, if the program did not close it."""
+        await asyncio.shield(self._ended)
+        if self._error is not None and not isinstance(self._error, AlreadyClosed):
+            raise type(self._error)(self._error.message) from self._error
+
+    async def stop(self, timeout: float | None = None) -> None:
+        """Stops the listener: no further handler is called, and what waits goes back to the receiver queue. Handlers
+        that run have `timeout` seconds (None: `stop_timeout`) to end; then those of asyncio are cancelled, and their
+        messages are delivered again. May be called again."""
+        check_parameter("timeout", SECONDS, timeout)
+        self._stop_feeding()
+        try:
+            limit_s = self._options.stop_timeout if timeout is None else timeout
+            await asyncio.wait([self._ended], timeout=limit_s)
+            if not self._ended.done():
+                await self._cancel_all()
+        except BaseException:
+            self.abort()
+            raise
+        workers, self._idle = self._idle, []
+        for worker in workers:
+            await worker.close()
+
+    def _stop_feeding(self) -> None:
+        self._is_stopping = True
+        for timer in (self._gate, self._look if not self._calls else None):
+            if timer is not None:
+                timer.cancel()
+        self._gate = None
+        self._feeding.cancel()
+        if self._inbox.sorted is self._queues:
+            self._inbox.sorted = None
+            self._inbox.restore(self._queues.discard(lambda _: True))
+
+    async def _cancel_all(self) -> None:
+        running = [call.task for call in self._calls if call.task is not None]
+        _LOG.warning("%s: %d handlers did not end in time", self._consumer.title(), len(running))
+        if self._in_loop:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    def abort(self) -> None:
+        """Ends the listener at once: its handlers are cancelled, and nothing is acknowledged that was not before."""
+        self._stop_feeding()
+        self._tasks.cancel()
+        self._end()
+
+    def _end_if_idle(self) -> None:
+        if self._is_stopping and not self._calls:
+            self._end()
+
+    def _end(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        if self._inbox.sorted is self._queues:
+            self._inbox.sorted = None
+        if not self._ended.done():
+            self._ended.set_result(None)
+        workers, self._idle = self._idle, []
+        for worker in workers:
+            self._close_worker(worker)
+
+    async def __aenter__(self) -> Listening:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+
+_CLOSING: set[asyncio.Task[None]] = set()
+
+
+def place_of_message(message: Message) -> Hashable:
+    """Returns what names a message among all that a consumer receives, however often it is delivered."""
+    return message.entry.consumer, message.entry.position, message.batch_index
+
+
+def is_failure(result: object) -> bool:
+    return result is False or isinstance(result, BaseException)
+
+
+def find_failure(results: Sequence[object]) -> BaseException | None:
+    """Returns the first exception among the results of a batch."""
+    return next((each for each in results if isinstance(each, BaseException)), None)
+
+
+def read_results(found: object, messages: list[Message]) -> Sequence[object]:
+    """Returns what the handler of a batch returned: nothing, or an outcome for each message. Raises WrongType or
+    WrongValue if it is neither."""
+    if found is None:
+        return ()
+    if isinstance(found, str | bytes) or not isinstance(found, Iterable):
+        raise WrongType(f"the handler of a batch returns None or a result for each message, not {shorten_value(found)}")
+    results = list(found)
+    if len(results) != len(messages):
+        raise WrongValue(f"the handler of a batch returned {len(results)} results for {len(messages)} messages")
+    return results
+
+
+def begin_listening(consumer: Consumer, function: Callable[[Any], Any], options: ListenOptions) -> Listening:
+    """Begins a listener of the consumer. Raises InvalidConfiguration if it has one that has not ended."""
+    if consumer.listening is not None and not consumer.listening.is_over:
+        raise InvalidConfiguration("this consumer has a listener: it gets the messages")
+    consumer.listening = Listening(consumer, function, options)
+    return consumer.listening
