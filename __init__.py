@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .client import aio as asyncio  # noqa: F401 - see __all__
     from .client.blocking import client as tableview
     from .client.blocking.client import Client, Consumer, Producer, Reader, TableView, Transaction
+    from .client.blocking.consumer import Listening
     from .client.blocking.process import process
     from .client.blocking.producer import Half
     from .client.common import errors as exceptions
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
         UnsupportedVersionError,
     )
     from .client.common.loggers import ConsoleLogger, FileLogger, LoggerLevel
+    from .client.common.rate_limits import CircuitBreaker, CircuitOpen, RateLimiter
     from .client.connect.authentication import (
         Authentication,
         AuthenticationAthenz,
@@ -101,8 +103,10 @@ if TYPE_CHECKING:
         AuthenticationToken,
     )
     from .client.connect.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
+    from .client.consume.listening import ListenerStatistics
     from .client.consume.ranges import IndexedMessage, StoredEntry
     from .client.consume.receiver_queue import BatchReceivePolicy, ConsumerBatchReceivePolicy
+    from .client.core.listening import BreakerState
     from .client.core.transaction import TransactionState
     from .client.functions import Context, Function, IdentitySerDe, PickleSerDe, SerDe
     from .client.model import schemas as schema
@@ -153,10 +157,13 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "AutoClusterFailover",
     "BatchReceivePolicy",
     "BatchingType",
+    "BreakerState",
     "BrokerMetadataError",
     "BrokerPersistenceError",
     "BytesSchema",
     "ChecksumError",
+    "CircuitBreaker",
+    "CircuitOpen",
     "Client",
     "ClientConfiguration",
     "CompressionType",
@@ -204,6 +211,8 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "KeyReader",
     "KeySharedMode",
     "KeySharedPolicy",
+    "ListenerStatistics",
+    "Listening",
     "LoggerLevel",
     "LookupError",
     "MagnetarError",
@@ -232,6 +241,7 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "ProducerNotInitialized",
     "ProducerQueueIsFull",
     "PulsarException",
+    "RateLimiter",
     "ReadError",
     "Reader",
     "ReaderConfiguration",
@@ -281,6 +291,10 @@ _PLACES = {
     "client.blocking.producer": ("Half",),
     "proto.states": ("TxnId",),
     "client.connect.service_info": ("AutoClusterFailover", "ServiceInfo", "ServiceInfoProvider"),
+    "client.common.rate_limits": ("CircuitBreaker", "CircuitOpen", "RateLimiter"),
+    "client.blocking.consumer": ("Listening",),
+    "client.consume.listening": ("ListenerStatistics",),
+    "client.core.listening": ("BreakerState",),
     "client.consume.ranges": ("IndexedMessage", "StoredEntry"),
     "client.model.encryption": (
         "EncryptionContext", "EncryptionKey", "CryptoKeyReader", "EncryptionKeyInfo", "KeyReader",

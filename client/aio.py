@@ -15,10 +15,14 @@ from ..proto.states import TxnId
 from .client import Client
 from .common.errors import PulsarException, Result, make_exception_for_result
 from .common.loggers import ignore_error, run_logging_errors
+from .common.rate_limits import AsyncRateLimiter as RateLimiter
+from .common.rate_limits import CircuitBreaker, CircuitOpen
 from .consume.consumer import Consumer
+from .consume.listening import ListenerStatistics, Listening
 from .consume.ranges import IndexedMessage, Reader, StoredEntry
 from .consume.receiver_queue import ConsumerBatchReceivePolicy
 from .consume.table_view import TableView
+from .core.listening import BreakerState
 from .core.transaction import TransactionState
 from .model.encryption import CryptoKeyReader, EncryptionContext, EncryptionKey, EncryptionKeyInfo, KeyReader
 from .model.message import ConsumerEventListener, Message
@@ -62,6 +66,9 @@ __all__ = [
     "Batch",
     "BatchOutcome",
     "BatchingType",
+    "BreakerState",
+    "CircuitBreaker",
+    "CircuitOpen",
     "Client",
     "CompressionType",
     "Consumer",
@@ -83,6 +90,8 @@ __all__ = [
     "IndexedMessage",
     "InitialPosition",
     "KeyReader",
+    "ListenerStatistics",
+    "Listening",
     "Message",
     "MessageId",
     "Output",
@@ -91,6 +100,7 @@ __all__ = [
     "Producer",
     "ProducerAccessMode",
     "PulsarException",
+    "RateLimiter",
     "Reader",
     "RegexSubscriptionMode",
     "Result",

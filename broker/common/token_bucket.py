@@ -6,7 +6,8 @@ producer's stream, or asking for the next entries of a log. It never sleeps whil
 arrived is dropped. So a rate holds on the average over seconds, whatever the size of an entry, and an entry larger than
 a second's worth is not stuck.
 
-Several `RateLimit`s in a row (subscription, topic, broker) are asked together: `compute_rate_delay_s`, `count_entries_within_rates`.
+Several `RateLimit`s in a row (subscription, topic, broker) are asked together: `compute_rate_delay_s`,
+`count_entries_within_rates`.
 Guarding test: test_token_bucket.py.
 
 Also in this file, below its heading: slices of the event loop, for long work (turns).

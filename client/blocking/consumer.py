@@ -1,5 +1,5 @@
 """The blocking consumer and reader. The calling thread receives without an event loop; a message listener runs in a
-thread of its own.
+thread of its own. The handlers of `Consumer.listen` run in threads of the listener in client/consume/listening.py.
 
 The loop thread puts the messages of each entry into a deque, from which `receive` takes them; `acknowledge` appends to
 a list. So under load neither call wakes the event loop for each message."""
@@ -25,14 +25,23 @@ from ..common.errors import (
     make_exception_for_result,
 )
 from ..common.loggers import ignore_error, log_foreign_error, run_logging_errors
+from ..common.rate_limits import CircuitBreaker, SharedRateLimiter
 from ..consume.consumer import Consumer as AsyncConsumer
 from ..consume.consumer import timeout_to_seconds
+from ..consume.listening import (
+    ListenerStatistics,
+    ListenOptions,
+    begin_listening,
+    check_batch_parameters,
+    is_coroutine_function,
+)
+from ..consume.listening import Listening as AsyncListening
 from ..consume.ranges import Reader as AsyncReader
 from ..consume.receiver_queue import BatchReceiver, ReceiverQueue
 from ..model.message import ConsumerEventListener, Message, call_event_listener
 from ..model.message_id import MessageId
 from .faces import ConsumerFacade, ReaderFacade
-from .loop_thread import ForkReopenedFacade, acquire_lock, asyncio_transaction_of, monotonic
+from .loop_thread import ForkReopenedFacade, ProcessBoundFacade, acquire_lock, asyncio_transaction_of, monotonic
 from .producer import Transaction
 
 _LOG = logging.getLogger("magnetar.client")
@@ -254,12 +263,114 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
         """Ends the pause of the message listener: the listener is called for messages again."""
         self._running.set()
 
+    def listen(
+        self,
+        function: Callable[[Message], Any],
+        *,
+        concurrency: int = 32,
+        order: str = "key",
+        threads: int | None = None,
+        rate: float | SharedRateLimiter | None = None,
+        breaker: CircuitBreaker | None = None,
+        acknowledge: bool = True,
+        stop_timeout: float = 30,
+    ) -> Listening:
+        """Calls `function(message)` for each message in threads, up to `concurrency` at a time, and acknowledges the
+        message when the function returns. If it raises, the message is negatively acknowledged. Returns at once.
+
+            with consumer.listen(handle, threads=8) as listening:
+                listening.wait()
+
+        `order`: "key" handles the messages of a key one after the other, and those without a key in any order;
+        "partition" those of a partition; "none" none. `threads`: how many at most (None: `concurrency`). `rate`: calls
+        per second at most, or a RateLimiter. `breaker`: while it is open, no call begins, and the consumer asks for no
+        more. `acknowledge` False: the function acknowledges by itself, for example in a transaction. At the end,
+        handlers have `stop_timeout` seconds.
+
+        A handler that runs for a minute is a warning of the log. A message that is delivered again while its handler
+        runs is not handled a second time. Raises InvalidConfiguration if the consumer has a listener."""
+        options = ListenOptions(concurrency, order, threads, rate, breaker, acknowledge, stop_timeout)
+        return self._listen_by(function, options)
+
+    def listen_batch(
+        self,
+        function: Callable[[list[Message]], Any],
+        *,
+        max: int = 500,
+        wait: float = 1.0,
+        concurrency: int = 1,
+        threads: int | None = None,
+        rate: float | SharedRateLimiter | None = None,
+        breaker: CircuitBreaker | None = None,
+        acknowledge: bool = True,
+        stop_timeout: float = 30,
+    ) -> Listening:
+        """Calls `function(messages)` in a thread for batches of up to `max` messages, which end `wait` seconds after
+        their first message, and acknowledges the messages when the function returns. Returns at once.
+
+        The function may return a result for each message, in their order: for an exception or False, that message is
+        negatively acknowledged. If it raises, all of them are. `rate`: messages per second. The other parameters are
+        those of `listen`; with a `concurrency` of 1 batches keep the order of the messages."""
+        check_batch_parameters(max, wait)
+        options = ListenOptions(
+            concurrency, "none", threads, rate, breaker, acknowledge, stop_timeout, batch=max, wait_s=wait
+        )
+        return self._listen_by(function, options)
+
+    def _listen_by(self, function: Callable[[Any], Any], options: ListenOptions) -> Listening:
+        self._check_no_listener()
+        if is_coroutine_function(function):
+            raise InvalidConfiguration("a coroutine function needs magnetar.asyncio.Client")
+        inner = self._current()
+
+        async def begin() -> AsyncListening:
+            begun = begin_listening(inner, function, options)
+            begun.owner = self  # a consumer without references would be closed
+            return begun
+
+        return Listening(self._thread.run(begin()))
+
     def __iter__(self) -> Iterator[Message]:
         while True:
             try:
                 yield self.receive()
             except AlreadyClosed:
                 return
+
+
+class Listening(ProcessBoundFacade[AsyncListening]):
+    """A listener that runs: `Consumer.listen` returns it. `stop`, or the end of a `with` block, ends it; the end of its
+    consumer ends it, too.
+
+        with consumer.listen(handle, threads=8) as listening:
+            listening.wait()
+    """
+
+    def statistics(self) -> ListenerStatistics:
+        """Returns the counters."""
+        return self._inner.statistics()
+
+    @property
+    def is_over(self) -> bool:
+        """Returns whether it has ended, with all its handlers."""
+        return self._inner.is_over
+
+    def wait(self) -> None:
+        """Waits until the listener has ended: by `stop`, or with its consumer. Raises the error that ended the
+        consumer, if the program did not close it; Ctrl-C ends the wait."""
+        self._run(self._current().wait())
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Stops the listener: no further handler is called, and what waits goes back to the receiver queue. Handlers
+        that run have `timeout` seconds (None: `stop_timeout`) to end. One that runs longer goes on in its thread, and
+        its outcome counts while the consumer is open. May be called again."""
+        self._run(self._current().stop(timeout))
+
+    def __enter__(self) -> Listening:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
 
 class Reader(ReaderFacade, _Receiving[AsyncReader]):

@@ -2,7 +2,8 @@
 (`Consumer.listen`) and for anything else: they know nothing of messages. All methods may be called from any thread,
 but the `wait` of asyncio, which belongs to an event loop.
 
-Their cores are runtime/token_bucket.py and client/core/listening.py. Guards: tests/client/common/test_rate_limits.py."""
+Their cores are runtime/token_bucket.py and client/core/listening.py.
+Guards: tests/client/common/test_rate_limits.py."""
 
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ class AsyncRateLimiter(SharedRateLimiter):
             self._turn = asyncio.Lock()
         try:
             async with asyncio.timeout(timeout), self._turn:
-                while not self.allow(count):
+                while not self.allow(count):  # noqa: ASYNC110 - it waits for time alone
                     await asyncio.sleep(min(LOOK_S, self.delay_s(count)))
         except TimeoutError:
             raise self._too_slow(timeout) from None

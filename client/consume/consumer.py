@@ -44,7 +44,6 @@ from ..common.checks import (
     check_parameter,
     check_parameters,
     make_instance_check,
-    make_whole_number_check,
     shorten_value,
 )
 from ..common.closing import ClosedAfterAsyncWith, close_all_parts
@@ -56,7 +55,7 @@ from ..common.errors import (
     PulsarException,
     Timeout,
 )
-from ..common.rate_limits import SECONDS, CircuitBreaker, SharedRateLimiter
+from ..common.rate_limits import CircuitBreaker, SharedRateLimiter
 from ..connect.connections import Connections
 from ..connect.topic_watch import PartitionsWatcher, TopicPatternWatch
 from ..core.effects import PartitionClientState
@@ -66,7 +65,7 @@ from ..model.message_id import MessageId
 from ..model.settings import LOG_ORDER, ConsumerDeadLetterPolicy, ConsumerSettings, InitialPosition
 from ..produce.entry_writer import check_transaction_argument
 from .dead_letters import DeadLetterProducers, is_dead_letter
-from .listening import Listening, ListenOptions, begin_listening
+from .listening import Listening, ListenOptions, begin_listening, check_batch_parameters
 from .partition_consumer import PartitionConsumer
 from .receiver_queue import ConsumerBatchReceivePolicy, ReceiverQueue, fetch_writer_schemas, receive_batch
 
@@ -474,8 +473,7 @@ class Consumer(ClosedAfterAsyncWith):
         The function may return a result for each message, in their order: for an exception or False, that message is
         negatively acknowledged. If it raises, all of them are. `rate`: messages per second. The other parameters are
         those of `listen`; with a `concurrency` of 1 batches keep the order of the messages."""
-        check_parameter("max", make_whole_number_check(1, 1_000_000), max)
-        check_parameter("wait", SECONDS._replace(optional=False), wait)
+        check_batch_parameters(max, wait)
         options = ListenOptions(
             concurrency, "none", threads, rate, breaker, acknowledge, stop_timeout, batch=max, wait_s=wait
         )
@@ -696,8 +694,8 @@ class Consumer(ClosedAfterAsyncWith):
         self._partitions.abort()
 
     async def close(self) -> None:
-        """Stops the listener, if there is one, sends the acknowledgements that wait and closes the consumer. If the call
-        is cancelled, ends the consumer at once."""
+        """Stops the listener, if there is one, sends the acknowledgements that wait, and closes the consumer. If the
+        call is cancelled, ends the consumer at once."""
         self._closed = True
         try:
             if self.listening is not None:

@@ -6,9 +6,9 @@
 **Flow.** A message stays part of the receiver queue until its handler begins: only then its permit is given back, and
 its ack time-out begins. So a listener whose handlers are slow, whose rate is used up, or whose breaker is open asks the
 broker for no more; what waits is at most the receiver queue, and is dropped with it when the connection is lost.
-**Outcome.** A handler that returns: its message is acknowledged, alone. One that raises anything: it is logged, counted,
-and its message is negatively acknowledged, so that the consumer's delays and dead-letter policy apply. A handler never
-ends the listener; the end of the consumer does.
+**Outcome.** A handler that returns: its message is acknowledged, alone. One that raises anything: it is logged and
+counted, and its message is negatively acknowledged, so that the consumer's delays and dead-letter policy apply. A
+handler never ends the listener; the end of the consumer does.
 **End.** `stop` begins no more, puts what waits back into the receiver queue, and gives handlers that run some time.
 Then it cancels tasks, whose messages are negatively acknowledged; a thread cannot be cancelled: it goes on, and its
 outcome still counts while the consumer is open. `Consumer.close` stops its listener first.
@@ -42,7 +42,7 @@ from ..common.checks import (
 from ..common.errors import AlreadyClosed, InvalidConfiguration, PulsarException
 from ..common.loggers import ignore_error, is_cancelled, log_foreign_error, run_logging_errors
 from ..common.rate_limits import LOOK_S, RATE, SECONDS, AsyncRateLimiter, CircuitBreaker, SharedRateLimiter
-from ..core.listening import KeyQueues, QueuedItem
+from ..core.listening import KeyQueues
 from ..model.message import DamagedMessage, Message
 
 if TYPE_CHECKING:
@@ -147,6 +147,7 @@ class Listening:
         self._gate: asyncio.TimerHandle | None = None  # begins the next message when the rate or the breaker allows
         self._look: asyncio.TimerHandle | None = None  # for slow handlers
         self._is_stopping = False
+        self.owner: object = None  # is kept while the listener runs
         self._error: PulsarException | None = None
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._inbox.sorted = self._queues
@@ -339,7 +340,8 @@ class Listening:
             try:
                 await self._consumer.acknowledge(good if self._options.batch else good[0])
             except PulsarException as error:
-                _LOG.warning("%s: %d messages were handled and may come again: %s", self._consumer.title(), len(good), error)
+                text = "%s: %d messages were handled and may come again: %s"
+                _LOG.warning(text, self._consumer.title(), len(good), error)
 
     def _fail(self, messages: list[Message], error: BaseException, *, is_cancelled: bool) -> None:
         if not is_cancelled:
@@ -460,6 +462,7 @@ class Listening:
             self._inbox.sorted = None
         if not self._ended.done():
             self._ended.set_result(None)
+        self.owner = None
         workers, self._idle = self._idle, []
         for worker in workers:
             self._close_worker(worker)
@@ -499,6 +502,11 @@ def read_results(found: object, messages: list[Message]) -> Sequence[object]:
     if len(results) != len(messages):
         raise WrongValue(f"the handler of a batch returned {len(results)} results for {len(messages)} messages")
     return results
+
+
+def check_batch_parameters(max: int, wait: float) -> None:
+    check_parameter("max", make_whole_number_check(1, 1_000_000), max)
+    check_parameter("wait", SECONDS._replace(optional=False), wait)
 
 
 def begin_listening(consumer: Consumer, function: Callable[[Any], Any], options: ListenOptions) -> Listening:

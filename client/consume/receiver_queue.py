@@ -100,8 +100,8 @@ class ReceiverQueue:
             message.entry.consumer.on_taken(message)
 
     def restore(self, messages: Sequence[Message]) -> None:
-        """Puts messages that `pop_nowait` returned back to the front of the queue, with the permits that are not counted
-        yet."""
+        """Puts messages that `pop_nowait` returned back to the front of the queue, with their permits that are not
+        counted yet."""
         for message in messages:
             message.permits = max(0, message.permits)
         self.messages.extendleft(reversed(messages))

@@ -23,7 +23,8 @@ SOMETIMES = {
     "magnetar_process_token_seconds": set[str](),
     "magnetar_metadata_backup_age_seconds": set[str](),
 }
-"""Metrics of which the page that made the list has no line: nothing is blocked or of Key_Shared, there is no TLS, token or copy."""
+"""Metrics of which the page that made the list has no line: nothing is blocked or of Key_Shared, there is no TLS, token
+or copy."""
 
 
 def listed() -> dict[str, set[str]]:

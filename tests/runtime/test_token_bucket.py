@@ -1,5 +1,7 @@
 """Token buckets: debts are paid by waiting, and what is refused is not owed."""
 
+from itertools import pairwise
+
 import pytest
 
 from magnetar.runtime.token_bucket import RESOLUTION_S, TokenBucket
@@ -40,7 +42,7 @@ def test_with_a_burst_of_one_they_are_spaced_evenly_whatever_was_saved_up(rate: 
             taken.append(now)
         else:
             now += bucket.wait_s(1, now)
-    gaps = [later - earlier for earlier, later in zip(taken, taken[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in pairwise(taken)]
     assert min(gaps) == pytest.approx(1 / rate, rel=1e-5)
     assert max(gaps) == pytest.approx(1 / rate, rel=1e-5)
 

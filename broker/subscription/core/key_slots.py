@@ -6,7 +6,7 @@ the first.
     slots.add_waiting_entry(position, numbers)        it waits; until `remove_waiting_entry`, or one of `discard…`
     slots.changed[number] = None                the consumer for the first waiting entry is to be found again
     slots.next_ready_entries(count, members)    waiting entries that could go out now
-    slots.find_held_slots(now_s)                slots whose oldest outstanding entry keeps others waiting, and since when
+    slots.find_held_slots(now_s)                slots whose oldest outstanding entry keeps others waiting
 
 An entry *occupies* the slots of its keys, and waits in each of them. Five indexes follow from that, and change in this
 module alone: the slots themselves, the outstanding entries with their slots, the waiting entries of several slots
@@ -20,7 +20,8 @@ tests/broker/subscription/core/test_dispatch_walk.py.
 How long an entry has been outstanding is recorded for none. `find_held_slots` compares what is held with its last look:
 the outstanding entries are kept in the order of their delivery, so the first OLDEST_ENTRIES_MAX of them contain what is
 held the longest. A slot is held since the look at which its oldest outstanding entry was first seen; an acknowledgement
-of that entry begins anew, one of a later entry does not. Guarding tests: tests/broker/subscription/core/test_held_slots.py.
+of that entry begins anew, one of a later entry does not. Guarding tests:
+tests/broker/subscription/core/test_held_slots.py.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import pytest
 import magnetar
 from magnetar.client import client as aio
 from magnetar.client.blocking.client import Client, TableView
-from magnetar.client.blocking.consumer import Consumer, Reader
+from magnetar.client.blocking.consumer import Consumer, Listening, Reader
 from magnetar.client.blocking.loop_thread import (
     ForkReopenedFacade,
     ProcessBoundFacade,
@@ -23,13 +23,14 @@ from magnetar.client.blocking.loop_thread import (
     shared_loop_thread,
 )
 from magnetar.client.blocking.producer import Half, Producer, Transaction
+from magnetar.client.consume.listening import Listening as AsyncListening
 from magnetar.proto import errors as wire_errors
 from tests import faces
 from tests.docs.reference import members
 
 PAIRS = (
     (aio.Client, Client), (aio.Producer, Producer), (aio.Consumer, Consumer), (aio.Reader, Reader),
-    (aio.TableView, TableView), (aio.Transaction, Transaction), (aio.Half, Half),
+    (aio.TableView, TableView), (aio.Transaction, Transaction), (aio.Half, Half), (AsyncListening, Listening),
 )  # fmt: skip
 
 OF_ASYNCIO = {
@@ -40,7 +41,7 @@ OF_ASYNCIO = {
     ),
     "of its owner alone, which closes and logs it": (
         "Producer.abort Producer.is_over Producer.title Producer.check Consumer.abort Consumer.is_over Consumer.title "
-        "Consumer.check Reader.abort Reader.is_over TableView.abort TableView.is_over"
+        "Consumer.check Reader.abort Reader.is_over TableView.abort TableView.is_over Listening.abort"
     ),
     "of a query, whose workers run in asyncio": "Client.batch_transaction Client.commit_batch",
     "logged at the interval": "Client.statistics Producer.statistics Consumer.statistics",
@@ -50,7 +51,7 @@ OF_ASYNCIO = {
     "a step of acknowledging and receiving": (
         "Consumer.change_topics Consumer.consumer_of Consumer.acknowledge_soon Consumer.negative_acknowledge_soon "
         "Consumer.acknowledge_in Consumer.acknowledge_cumulative_nowait Consumer.start_again Reader.on_taken "
-        "Reader.has_more"
+        "Reader.has_more Consumer.negative_acknowledge_now Consumer.has_listener"
     ),
     "what a producer and a consumer say to a transaction": (
         "Transaction.begin_now Transaction.is_unfinished Transaction.begin_operation Transaction.allow_sends "

@@ -2,19 +2,18 @@
 program does."""
 
 import asyncio
-import logging
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.common.checks import WrongValue
 from magnetar.client.common.errors import AlreadyClosed, InvalidConfiguration, Timeout
 from magnetar.client.common.rate_limits import AsyncRateLimiter, CircuitBreaker
 from magnetar.client.consume.consumer import Consumer
-from magnetar.client.consume.listening import SLOW_S, Listening
+from magnetar.client.consume.listening import SLOW_S
 from magnetar.client.core.listening import BreakerState
 from magnetar.client.model.message import Message
 from magnetar.client.model.settings import ConsumerDeadLetterPolicy, ConsumerType, InitialPosition
@@ -41,8 +40,8 @@ async def subscribe(client: Client, kind: ConsumerType = SHARED, **options: Any)
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)  # virtual time
+    while not condition():  # noqa: ASYNC110 - it is virtual time
+        await asyncio.sleep(0.01)
 
 
 def subscription_done(broker: FakeBroker) -> set[int]:
@@ -81,7 +80,7 @@ async def test_every_message_is_handled_once_in_order_of_its_key_several_at_a_ti
     await until(lambda: listening.statistics().handled == 200)
     assert most == 5
     assert all(numbers == sorted(numbers) for numbers in seen.values())
-    assert sorted(sum(seen.values(), [])) == list(range(200))
+    assert sorted(chain.from_iterable(seen.values())) == list(range(200))
     await nothing_is_left(consumer, client)
     assert listening.is_over
 
@@ -191,7 +190,7 @@ def test_a_message_that_comes_again_while_its_handler_runs_is_not_handled_a_seco
             broker.cut()
         await until(lambda: len(subscription_done(broker)) == 60)
         assert listening.statistics().repeated >= 3
-        assert set(sum(seen.values(), [])) == set(range(60))
+        assert set(chain.from_iterable(seen.values())) == set(range(60))
         for numbers in seen.values():
             first = list(dict.fromkeys(numbers))
             assert first == sorted(first), "each key in order, but for what comes again"
@@ -454,7 +453,7 @@ async def test_batches_end_by_number_and_by_time_and_keep_the_order(
     listening = consumer.listen_batch(handle, max=10, wait=2.0)
     await until(lambda: listening.statistics().handled == 25)
     assert [len(each) for each in batches] == [10, 10, 5]
-    assert sum(batches, []) == list(range(25))
+    assert list(chain.from_iterable(batches)) == list(range(25))
     await nothing_is_left(consumer, client)
 
 

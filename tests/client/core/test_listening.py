@@ -94,7 +94,7 @@ def test_whatever_happens_the_messages_of_a_key_begin_in_order_one_at_a_time_and
             del running[place]
         elif action >= 0.95:
             gone = {each for each in waiting if rng.random() < 0.3}
-            assert [place for _, place in queues.discard(lambda each: each[1] in gone)] == sorted(gone)
+            assert [place for _, place in queues.discard(lambda each, gone=gone: each[1] in gone)] == sorted(gone)
             waiting = {place: key for place, key in waiting.items() if place not in gone}
         queues.check()
         assert queues.waiting() == [(key, place) for place, key in sorted(waiting.items())]

@@ -22,7 +22,8 @@ def make_table() -> KeySlotTable:
 
 
 def held(table: KeySlotTable, now_s: float) -> list[tuple[int, str, float, int]]:
-    return [(each.slot, each.holder.name, each.since_s, each.following_entries) for each in table.find_held_slots(now_s)]
+    found = table.find_held_slots(now_s)
+    return [(each.slot, each.holder.name, each.since_s, each.following_entries) for each in found]
 
 
 def test_a_key_is_held_since_the_look_that_first_saw_its_oldest_entry_and_counts_what_follows_it() -> None:

@@ -1,0 +1,146 @@
+"""RateLimiter and CircuitBreaker as programs use them; their cores: tests/runtime/test_token_bucket.py and
+tests/client/core/test_listening.py."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+import magnetar
+from magnetar.client.common.rate_limits import AsyncRateLimiter, CircuitBreaker, CircuitOpen, RateLimiter
+from magnetar.client.core.listening import BreakerState
+from magnetar.runtime.sim.world import Simulation
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def simulate(body: Any) -> None:
+    simulation = Simulation(seed=1)
+
+    async def main() -> None:
+        await simulation.spawn("program", body(simulation))
+
+    simulation.run(main())
+
+
+pytestmark = pytest.mark.run_by.with_args(simulate)
+
+
+def test_what_the_rate_does_not_allow_is_refused_until_its_time() -> None:
+    clock = Clock()
+    limiter = RateLimiter(2, clock=clock)
+    assert [limiter.allow() for _ in range(3)] == [True, True, False]
+    assert limiter.delay_s() == pytest.approx(0.5)
+    clock.now += 0.5
+    assert [limiter.allow() for _ in range(2)] == [True, False]
+    limiter.rate = 100
+    clock.now += 0.05
+    assert [limiter.allow() for _ in range(6)] == [True] * 5 + [False]
+
+
+def test_a_slow_rate_lets_one_through_and_a_leaky_one_never_two_at_once() -> None:
+    clock = Clock()
+    slow, leaky = RateLimiter(0.1, clock=clock), RateLimiter(100, leaky=True, clock=clock)
+    assert [slow.allow(), slow.allow()] == [True, False]
+    clock.now += 1000
+    assert [leaky.allow(), leaky.allow()] == [True, False]
+    assert [slow.allow(), slow.allow()] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rate": 0}, {"rate": float("inf")}, {"rate": True}, {"rate": 1, "burst": 0.5},
+        {"rate": 1, "burst": 2, "leaky": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_rate_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(magnetar.InvalidConfiguration):
+        RateLimiter(**options)
+
+
+def test_a_thread_waits_for_its_turn_or_for_its_timeout() -> None:
+    limiter = RateLimiter(1000, leaky=True)
+    for _ in range(20):
+        limiter.wait()
+    stopped = RateLimiter(0.001)
+    stopped.wait()
+    with pytest.raises(magnetar.Timeout, match=r"0\.001 a second"):
+        stopped.wait(timeout=0)
+
+
+def test_threads_together_get_no_more_than_the_rate() -> None:
+    clock = Clock()
+    limiter, allowed = RateLimiter(50, clock=clock), list[bool]()
+    threads = [threading.Thread(target=lambda: allowed.extend(limiter.allow() for _ in range(40))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(allowed) == 50
+
+
+async def test_tasks_have_their_turn_in_order_at_the_rate(_: Simulation, /) -> None:
+    loop = asyncio.get_running_loop()
+    limiter, turns = AsyncRateLimiter(10, leaky=True, clock=loop.time), list[tuple[int, float]]()
+    began = loop.time()
+
+    async def work(number: int) -> None:
+        await limiter.wait()
+        turns.append((number, loop.time() - began))
+
+    await asyncio.gather(*(work(number) for number in range(30)))
+    assert [number for number, _ in turns] == list(range(30))
+    assert [at for _, at in turns] == pytest.approx([number / 10 for number in range(30)], abs=0.01)
+
+
+async def test_who_is_cancelled_or_too_late_counts_nothing(_: Simulation, /) -> None:
+    loop = asyncio.get_running_loop()
+    limiter = AsyncRateLimiter(0.01, clock=loop.time)
+    await limiter.wait()
+    with pytest.raises(magnetar.Timeout):
+        await limiter.wait(timeout=50)
+    waiting = asyncio.ensure_future(limiter.wait())
+    await asyncio.sleep(10)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    began = loop.time()
+    await limiter.wait()
+    assert loop.time() - began == pytest.approx(40, abs=0.6)
+    sleeping = asyncio.ensure_future(limiter.wait())
+    await asyncio.sleep(1)
+    limiter.rate = 1000
+    began = loop.time()
+    await sleeping
+    assert loop.time() - began < 0.6, "a changed rate is seen soon"
+
+
+def test_a_guard_raises_while_the_breaker_is_open_and_counts_what_it_was_told_to() -> None:
+    clock = Clock()
+    breaker = CircuitBreaker(2, 30, counts=(ConnectionError,), clock=clock)
+    for error in (ConnectionError(), ValueError(), ConnectionError(), ConnectionError()):
+        with pytest.raises(type(error)), breaker.guard():
+            raise error
+    assert (breaker.state, breaker.opened) == (BreakerState.OPEN, 1)
+    with pytest.raises(CircuitOpen, match="open"), breaker.guard():
+        raise AssertionError("it is not called")
+    clock.now += 30
+    with breaker.guard():
+        assert breaker.state is BreakerState.HALF_OPEN
+    assert breaker.state is BreakerState.CLOSED
+
+
+@pytest.mark.parametrize(
+    "options", [{"failures": 0}, {"pause": -1}, {"trials": 0}, {"counts": 3}, {"counts": ()}], ids=str
+)
+def test_a_breaker_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(magnetar.InvalidConfiguration):
+        CircuitBreaker(**options)
