@@ -374,6 +374,8 @@ class Client(ClosedAfterAsyncWith):
         *,
         negative_ack_redelivery_backoff: RedeliveryBackoff | None = None,
         ack_timeout_redelivery_backoff: RedeliveryBackoff | None = None,
+        unacked_messages_tick_ms: int = 1000,
+        ack_group_ms: int = 100,
         ack_receipt_enabled: bool = False,
         enable_retry: bool = False,
         priority_level: int = 0,

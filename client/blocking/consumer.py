@@ -219,7 +219,8 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
     def acknowledge(
         self, message: Message | MessageId | Iterable[Message | MessageId], *, txn: Transaction | None = None
     ) -> None:
-        """Acknowledges messages: they are not delivered again. Returns at once; acks are sent in groups within 100 ms.
+        """Acknowledges messages: they are not delivered again. Returns at once; acks are sent in groups, within
+        `ack_group_ms`.
 
         With `ack_receipt_enabled` or `txn` it waits, and returns when the acknowledgement survives any crash. With
         `txn` the messages count as acknowledged when that transaction commits. Raises TransactionConflict if a message

@@ -200,6 +200,8 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         *,
         negative_ack_redelivery_backoff: RedeliveryBackoff | None = None,
         ack_timeout_redelivery_backoff: RedeliveryBackoff | None = None,
+        unacked_messages_tick_ms: int = 1000,
+        ack_group_ms: int = 100,
         ack_receipt_enabled: bool = False,
         enable_retry: bool = False,
         priority_level: int = 0,

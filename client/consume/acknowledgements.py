@@ -193,6 +193,8 @@ def make_consumer_options(
     return ConsumerOptions(
         durable=durable,
         ack_timeout_s=(settings.unacked_messages_timeout_ms or 0) / 1000,
+        ack_timeout_tick_s=settings.unacked_messages_tick_ms / 1000,
+        ack_group_s=settings.ack_group_ms / 1000,
         nack_delay_ms=partial(
             compute_redelivery_delay_ms,
             settings.negative_ack_redelivery_backoff,

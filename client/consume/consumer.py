@@ -505,8 +505,8 @@ class Consumer(ClosedAfterAsyncWith):
         return self._partitions.find_consumer_of_message_id(which)
 
     def acknowledge_soon(self, which: Message | MessageId | Iterable[Message | MessageId]) -> None:
-        """Acknowledges messages without waiting; the acknowledgements are sent within 100 ms. May be called from any
-        thread."""
+        """Acknowledges messages without waiting; the acknowledgements are sent within `ack_group_ms`. May be called
+        from any thread."""
         if type(which) is Message and (consumers := self._partitions.all) and which.entry.consumer is consumers[0]:
             if consumers[0].core.error is not None:
                 consumers[0].requests.raise_if_closed()
@@ -567,7 +567,8 @@ class Consumer(ClosedAfterAsyncWith):
     async def acknowledge(
         self, message: Message | MessageId | Iterable[Message | MessageId], *, txn: TransactionPort | None = None
     ) -> None:
-        """Acknowledges messages: they are not delivered again. Returns at once; acks are sent in groups within 100 ms.
+        """Acknowledges messages: they are not delivered again. Returns at once; acks are sent in groups, within
+        `ack_group_ms`.
 
         With `ack_receipt_enabled` or `txn` it waits, and returns when the acknowledgement survives any crash. With
         `txn` the messages count as acknowledged when that transaction commits. Raises TransactionConflict if a message
@@ -612,7 +613,7 @@ class Consumer(ClosedAfterAsyncWith):
 
     def acknowledge_cumulative_nowait(self, message: Message | MessageId) -> None:
         """Acknowledges a message and all messages before it, as `acknowledge_cumulative` does, but without waiting; the
-        acknowledgement is sent within 100 ms."""
+        acknowledgement is sent within `ack_group_ms`."""
         self._check_cumulative()
         consumer = self.consumer_of(message)
         consumer.requests.raise_if_closed()

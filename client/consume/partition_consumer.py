@@ -367,8 +367,10 @@ class PartitionConsumer:
         self._turn()
 
     def send_now(self) -> None:
-        """Does nothing. The method exists because a transaction calls it for its producers and consumers; a consumer
-        sends the acknowledgements of a transaction at the end of the loop's turn anyway."""
+        """Sends the acknowledgements that wait for their group, because a transaction with messages of this consumer
+        commits. (Those of the transaction itself are sent at the end of the loop's turn anyway.)"""
+        self._turn()
+        self._do(self.core.send_last_acks())
 
     def redeliver_unacknowledged(self) -> None:
         """Asks the broker to deliver all unacknowledged messages again. Messages that wait in the receiver queue are

@@ -67,7 +67,6 @@ from .effects import (
 from .failover import Backoff
 from .redelivery import (
     GROUP_MESSAGES,
-    GROUP_S,
     AckTimeoutTracker,
     AckTracker,
     DuplicateFilter,
@@ -132,7 +131,6 @@ class WithheldEntries:
 # ------------------------------------------------------------------------------------------------------ consumer
 
 
-UNACKED_TICK_S = 1.0
 CHUNK_TICK_S = EXPIRE_S / 4
 
 
@@ -155,9 +153,10 @@ class ConsumerCore:
         self._options = options
         self._backoff = backoff
         self._acks = AckTracker()
+        self._group_messages = GROUP_MESSAGES if options.ack_group_s else 1
         self._nacks = NackTracker()
         self._pieces = NackTracker()  # chunks that are given back, and that the application has not seen
-        self._unacked = AckTimeoutTracker(options.ack_timeout_s, UNACKED_TICK_S)
+        self._unacked = AckTimeoutTracker(options.ack_timeout_s, options.ack_timeout_tick_s)
         self.ack_due: float | None = None  # when acks are sent; None: the first one is to be told of soon
         self._tick_due: float | None = None
         self._chunk_due: float | None = None
@@ -293,7 +292,7 @@ class ConsumerCore:
         self._withheld.add(place, permits)
         self.track(place, now, longer_s)
         if self._unacked and self._tick_due is None:
-            self._tick_due = now + UNACKED_TICK_S
+            self._tick_due = now + self._options.ack_timeout_tick_s
         if metadata.num_chunks_from_msg > 1:
             self.chunks.expect_redelivery(metadata.uuid)
 
@@ -471,12 +470,12 @@ class ConsumerCore:
         if self.failed:
             self._fail(effects)
         self._grant(effects)
-        if self._acks.pending_messages >= GROUP_MESSAGES:
+        if self._acks.pending_messages >= self._group_messages:
             self._send_acks(effects)
         elif self._acks.pending_messages and self.ack_due is None and self.state is PartitionClientState.CONNECTED:
-            self.ack_due = now + GROUP_S
+            self.ack_due = now + self._options.ack_group_s
         if self._unacked and self._tick_due is None and self.state is not PartitionClientState.CLOSED:
-            self._tick_due = now + UNACKED_TICK_S
+            self._tick_due = now + self._options.ack_timeout_tick_s
         return effects
 
     @property
@@ -553,8 +552,8 @@ class ConsumerCore:
         return [SendSeekRequest(request_id, to)]
 
     def send_last_acks(self) -> list[ConsumerEffect]:
-        """Fact: the broker is closing this consumer, because the topic moves to another broker, and waits for the last
-        acknowledgements. Returns the effects that send them."""
+        """Returns the effects that send the acknowledgements that wait, without waiting for their group: the broker is
+        closing this consumer, because the topic moves to another broker, or a transaction commits."""
         effects: list[ConsumerEffect] = []
         self._send_acks(effects)
         return effects

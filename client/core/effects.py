@@ -123,6 +123,8 @@ class ConsumerOptions(NamedTuple):
 
     durable: bool = True  # False: a reader
     ack_timeout_s: float = 0.0  # 0: none
+    ack_timeout_tick_s: float = 1.0  # so late it ends at most
+    ack_group_s: float = 0.1  # acknowledgements are sent so much later at most; 0: in the same turn of the loop
     nack_delay_ms: Callable[[int], int] = lambda _: 60_000  # called with the entry's redelivery count
     redeliveries_max: int | None = None  # an entry with more redeliveries is a dead letter; None: never
     chunks_pending_max: int = 10

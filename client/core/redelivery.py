@@ -197,12 +197,11 @@ class NackTracker:
 # acknowledged as a whole, and never before. Whole entries go as one roaring set per ledger, so that lists and ranges
 # cost a few bytes. A cumulative acknowledgement covers what is before it: single ones of before it are dropped. `take`
 # gives what is to be sent and forgets it; what was sent and lost with a stream is delivered again by the broker (at
-# least once). The driver calls `take` every GROUP_S or when `pending_messages` reaches GROUP_MESSAGES (Pulsar's
-# figures, A3).
+# least once). The driver calls `take` when the oldest has waited for `ack_group_ms`, or when `pending_messages` reaches
+# GROUP_MESSAGES (Pulsar's figures, A3).
 # Guarding tests: tests/client/core/test_cores.py.
 
 
-GROUP_S = 0.1
 GROUP_MESSAGES = 1000
 WHOLE = -1
 """Last index of a cumulative acknowledgement that covers its whole entry."""

@@ -139,6 +139,8 @@ CONSUMER: Table = {
     "replicate_subscription_state_enabled": YES_OR_NO,
     "negative_ack_redelivery_backoff": make_methods_check("next"),
     "ack_timeout_redelivery_backoff": make_methods_check("next"),
+    "unacked_messages_tick_ms": make_whole_number_check(100, checks.DURATION_MS_MAX),
+    "ack_group_ms": MS,
     "ack_receipt_enabled": YES_OR_NO,
     "enable_retry": YES_OR_NO,
     "priority_level": make_whole_number_check(0),

@@ -356,6 +356,8 @@ class ConsumerSettings:
     ack_timeout_redelivery_backoff: RedeliveryBackoff | None = None  # … added to the time-out of what is unacknowledged
     dead_letter_policy: ConsumerDeadLetterPolicy | None = None  # of Shared and KeyShared; None: messages come for ever
     enable_retry: bool = False  # receive the retry-letter topic too, for reconsume_later; without a policy 16 times
+    unacked_messages_tick_ms: int = 1000  # ours: how late that time-out may be; costs a look at what is due each
+    ack_group_ms: int = 100  # ours: acks are sent so much later at most, 1000 at most together; 0: at once, each alone
     ack_receipt_enabled: bool = False  # acknowledging waits until it is durable: a round trip and a synced write each
     properties: dict[str, str] = field(default_factory=dict)  # free text, told to the broker
     max_pending_chunked_message: int = 10  # messages with some chunks received; costs their bytes

@@ -354,9 +354,9 @@ class Transaction(TransactionPort):
         self._idle = asyncio.get_running_loop().create_future()
         self._do(ending())
         try:
+            for each in list(self._parts):
+                each.send_now()
             if not self._idle.done():
-                for each in list(self._parts):
-                    each.send_now()
                 await self._home.coordinators.deadlines.wait(self._idle, self._deadline)
         except TimeoutError:
             return core.expire_operations(

@@ -88,7 +88,7 @@ def test_threads_together_get_no_more_than_the_rate() -> None:
     assert sum(allowed) == 50
 
 
-async def test_tasks_have_their_turn_in_order_at_the_rate(_: Simulation, /) -> None:
+async def test_tasks_have_their_turn_in_order_at_the_rate(simulation: Simulation, /) -> None:
     loop = asyncio.get_running_loop()
     limiter, turns = AsyncRateLimiter(10, leaky=True, clock=loop.time), list[tuple[int, float]]()
     began = loop.time()
@@ -102,7 +102,7 @@ async def test_tasks_have_their_turn_in_order_at_the_rate(_: Simulation, /) -> N
     assert [at for _, at in turns] == pytest.approx([number / 10 for number in range(30)], abs=0.01)
 
 
-async def test_who_is_cancelled_or_too_late_counts_nothing(_: Simulation, /) -> None:
+async def test_who_is_cancelled_or_too_late_counts_nothing(simulation: Simulation, /) -> None:
     loop = asyncio.get_running_loop()
     limiter = AsyncRateLimiter(0.01, clock=loop.time)
     await limiter.wait()

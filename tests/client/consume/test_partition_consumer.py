@@ -325,3 +325,35 @@ async def test_a_reader_that_went_to_a_time_is_there_after_a_broken_stream_too(
     assert (await reader.read_next(60_000)).data() == b"0"
     with pytest.raises(Timeout):
         await reader.read_next(1000)
+
+
+@pytest.mark.parametrize("group_ms", [0, 100, 5000])
+async def test_acknowledgements_are_sent_when_their_group_is_due_and_at_the_close(
+    client: Client, broker: FakeBroker, /, group_ms: int
+) -> None:
+    await filled(client, 3, batching_enabled=False)
+    consumer = await client.subscribe("t", "s", initial_position=EARLIEST, ack_group_ms=group_ms)
+    done = broker.topic(FULL).subscriptions["s"].done
+    await consumer.acknowledge(await consumer.receive(1000))
+    await asyncio.sleep(group_ms / 1000 * 0.9 + 0.05 * (group_ms == 0))
+    assert done == ({0} if group_ms == 0 else set())
+    await asyncio.sleep(group_ms / 1000 * 0.1 + 0.05)
+    assert done == {0}
+    for _ in range(2):
+        await consumer.acknowledge(await consumer.receive(1000))
+    await consumer.close()
+    assert done == {0, 1, 2}
+
+
+@pytest.mark.parametrize("tick_ms", [100, 1000, 8000])
+async def test_an_ack_timeout_ends_at_most_one_tick_late(client: Client, broker: FakeBroker, /, tick_ms: int) -> None:
+    await filled(client, 1)
+    consumer = await client.subscribe(
+        "t", "s", initial_position=EARLIEST, unacked_messages_timeout_ms=20_000, unacked_messages_tick_ms=tick_ms
+    )
+    await consumer.receive(1000)
+    began = asyncio.get_running_loop().time()
+    again = await consumer.receive(60_000)
+    passed_s = asyncio.get_running_loop().time() - began
+    assert again.redelivery_count() == 1
+    assert 20 <= passed_s <= 20 + 2 * tick_ms / 1000 + 0.1

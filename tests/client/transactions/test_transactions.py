@@ -678,3 +678,21 @@ async def test_a_later_holder_of_a_name_fences_the_one_before(client: Client, br
         await client.transaction(name="app-3")
     assert {request.coordinator for request in broker.begins if request.name} == {broker.begins[0].coordinator}
     await other.close()
+
+
+async def test_what_was_acknowledged_without_the_transaction_is_sent_before_it_commits(
+    client: Client, broker: TransactionalBroker, /
+) -> None:
+    producer = await client.create_producer("t", batching_enabled=False)
+    for content in (b"plain", b"in it"):
+        await producer.send(content)
+    consumer = await client.subscribe(
+        "t", "s", ConsumerType.Shared, initial_position=InitialPosition.Earliest, ack_group_ms=3_600_000
+    )
+    async with client.transaction() as txn:
+        await consumer.acknowledge(await consumer.receive())
+        await consumer.acknowledge(await consumer.receive(), txn=txn)
+        await asyncio.sleep(60)
+        assert broker.topics[TOPIC].subscriptions["s"].done == set()
+    await asyncio.sleep(0.01)
+    assert broker.topics[TOPIC].subscriptions["s"].done == {0, 1}
