@@ -111,6 +111,7 @@ if TYPE_CHECKING:
     from .client.functions import Context, Function, IdentitySerDe, PickleSerDe, SerDe
     from .client.model import schemas as schema
     from .client.model.encryption import CryptoKeyReader, EncryptionContext, EncryptionKey, EncryptionKeyInfo, KeyReader
+    from .client.model.hooks import Hook, Sending, SendVetoed, Settlement
     from .client.model.message import Message, MessageBatch
     from .client.model.message_id import MessageId
     from .client.model.schema import BytesSchema
@@ -198,6 +199,7 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "HalfCheck",
     "HalfContent",
     "HalfParked",
+    "Hook",
     "IdentitySerDe",
     "IncompatibleSchema",
     "IndexedMessage",
@@ -249,10 +251,13 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "Result",
     "SchemaInfo",
     "SchemaType",
+    "SendVetoed",
+    "Sending",
     "SerDe",
     "ServiceInfo",
     "ServiceInfoProvider",
     "ServiceUnitNotReady",
+    "Settlement",
     "StoredEntry",
     "SubscriptionNotFound",
     "TableView",
@@ -299,6 +304,7 @@ _PLACES = {
     "client.model.encryption": (
         "EncryptionContext", "EncryptionKey", "CryptoKeyReader", "EncryptionKeyInfo", "KeyReader",
     ),
+    "client.model.hooks": ("Hook", "SendVetoed", "Sending", "Settlement"),
     "client.model.message": ("Message", "MessageBatch"),
     "spark_connector.session": ("spark_session",),
     "client.model.message_id": ("MessageId",),

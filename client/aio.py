@@ -25,6 +25,7 @@ from .consume.table_view import TableView
 from .core.listening import BreakerState
 from .core.transaction import TransactionState
 from .model.encryption import CryptoKeyReader, EncryptionContext, EncryptionKey, EncryptionKeyInfo, KeyReader
+from .model.hooks import Hook, Sending, SendVetoed, Settlement
 from .model.message import ConsumerEventListener, Message
 from .model.message_id import MessageId
 from .model.settings import (
@@ -87,6 +88,7 @@ __all__ = [
     "Half",
     "HalfCheck",
     "HalfContent",
+    "Hook",
     "IndexedMessage",
     "InitialPosition",
     "KeyReader",
@@ -104,6 +106,9 @@ __all__ = [
     "Reader",
     "RegexSubscriptionMode",
     "Result",
+    "SendVetoed",
+    "Sending",
+    "Settlement",
     "SinkStatus",
     "StoredEntry",
     "TableView",

@@ -49,6 +49,7 @@ from .consume.receiver_queue import ConsumerBatchReceivePolicy
 from .consume.table_view import TableView
 from .core.transaction import TransactionState
 from .model.encryption import KeyReader
+from .model.hooks import Hook
 from .model.message import ConsumerEventListener
 from .model.message_id import MessageId
 from .model.options import (
@@ -111,9 +112,9 @@ class Client(ClosedAfterAsyncWith):
     messages of all clients of the process (client/common/loggers.py). `memory_limit_bytes` bounds the messages without
     an outcome of all producers and the messages in all receiver queues together (client/common/memory_limits.py);
     without it receiver queues have 64 MiB, and producers `max_pending_messages`. `tracing` records OpenTelemetry spans
-    (docs/tracing.md). `world` is for tests. Errors are subclasses of PulsarException: InvalidUrl, InvalidConfiguration,
-    OperationNotSupported for a wrong parameter; AlreadyClosed after `close`; ConnectError and Timeout when no broker
-    answers within `operation_timeout_seconds`."""
+    (docs/tracing.md); `hooks` are called for each message (docs/sdk.md). `world` is for tests. Errors are subclasses of
+    PulsarException: InvalidUrl, InvalidConfiguration, OperationNotSupported for a wrong parameter; AlreadyClosed after
+    `close`; ConnectError and Timeout when no broker answers within `operation_timeout_seconds`."""
 
     def __init__(
         self,
@@ -137,6 +138,7 @@ class Client(ClosedAfterAsyncWith):
         *,
         memory_limit_bytes: int | None = None,
         tracing: Tracing | None = None,
+        hooks: Sequence[Hook] | None = None,
         world: World | None = None,
     ) -> None:
         self.settings = make_client_settings(pick_parameters(locals()))
@@ -334,6 +336,7 @@ class Client(ClosedAfterAsyncWith):
         encryption_keys: Sequence[str] | None = None,
         filter_properties: Sequence[str] = (),
         batch_by: Sequence[str] = (),
+        hooks: Sequence[Hook] | None = None,
     ) -> Producer:
         """Opens a producer of `topic`. docs/settings.md describes the parameters and their costs. Batching is on by
         default for asyncio and off in the blocking client, as in `pulsar-client`.
@@ -384,6 +387,7 @@ class Client(ClosedAfterAsyncWith):
         isolation: str = "read_committed",
         redelivery_order: str = "any",
         filter: str | None = None,
+        hooks: Sequence[Hook] | None = None,
     ) -> Consumer:
         """Opens a consumer of a subscription, which is created if it does not exist. docs/settings.md describes the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.

@@ -47,7 +47,8 @@ class Client(faces.ClientFacade):
     Parameters and defaults are those of `pulsar.Client`; the unit of a time is in its name (`_seconds`, `_ms`). The
     client connects when it is first used. `memory_limit_bytes` bounds the messages of all producers without an
     outcome and those in all receiver queues together (0: not at all); without it receiver queues have 64 MiB, and
-    producers `max_pending_messages`. `tracing` records OpenTelemetry spans (docs/tracing.md).
+    producers `max_pending_messages`. `tracing` records OpenTelemetry spans (docs/tracing.md);
+    `hooks` are called for each message (docs/sdk.md).
 
     Threads: any thread may use a client and what it opens. The work is done in one event loop thread per process; a
     blocking call in a callback of that thread raises Interrupted. Errors are subclasses of `magnetar.PulsarException`:

@@ -60,6 +60,7 @@ class _Receiving(ForkReopenedFacade[Receiving]):
         super().__init__(client, open_)
         self._listener, self._turns = listener, turns
         self._tracing = self._inner.tracing if isinstance(self._inner, AsyncConsumer) else None
+        self._hooks = self._inner.hooks if isinstance(self._inner, AsyncConsumer) else None
         self._running = threading.Event()
         if listener is not None:
             self._running.set()
@@ -174,16 +175,17 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
             timeout_to_seconds(timeout_millis)
         inbox = self._inner.inbox
         message = inbox.take_nowait() if inbox.messages else None
-        if self._tracing is not None:
-            return self._begin_process(inbox, self._wait(inbox, timeout_millis) if message is None else message)
+        if self._hooks is not None:
+            return self._before_deliver(inbox, self._wait(inbox, timeout_millis) if message is None else message)
         return self._wait(inbox, timeout_millis) if message is None else message
 
-    def _begin_process(self, inbox: ReceiverQueue, message: Message) -> Message:
-        """Begins the span of a message that the program receives, and returns the message. If Ctrl-C interrupts this,
+    def _before_deliver(self, inbox: ReceiverQueue, message: Message) -> Message:
+        """Calls the hooks for a message that the program receives, and returns the message. If Ctrl-C interrupts this,
         puts it back."""
-        assert self._tracing is not None, "its client traces"
+        hooks = self._inner.hooks  # others after a fork
+        assert hooks is not None, "there are hooks"
         try:
-            self._tracing.begin_process_span(message)
+            hooks.before_deliver(message)
         except BaseException:
             inbox.put_back([message])
             raise
@@ -196,7 +198,7 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
     def _next(self, timeout_s: float | None) -> Message:
         inbox = self._current().inbox
         message = take_message_blocking(inbox, timeout_s)
-        return message if self._tracing is None else self._begin_process(inbox, message)
+        return message if self._hooks is None else self._before_deliver(inbox, message)
 
     def batch_receive(self) -> list[Message]:
         """Waits for messages and returns a batch of them, within the limits of the consumer's batch_receive_policy; an
@@ -206,9 +208,9 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
         batch = BatchReceiver(inner.inbox, monotonic)
         try:
             messages = self._thread.run(batch.receive(inner.policy))
-            if self._tracing is not None:
+            if inner.hooks is not None:
                 for message in messages:
-                    self._tracing.begin_process_span(message)
+                    inner.hooks.before_deliver(message)
             return messages
         except BaseException:
             if not self._thread.is_current():

@@ -22,6 +22,7 @@ from ..consume.receiver_queue import ConsumerBatchReceivePolicy
 from ..consume.table_view import TableView as AsyncTableView
 from ..core.transaction import TransactionState
 from ..model.encryption import KeyReader
+from ..model.hooks import Hook
 from ..model.message import ConsumerEventListener, Message
 from ..model.message_id import MessageId
 from ..model.options import pick_parameters
@@ -87,6 +88,7 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         *,
         memory_limit_bytes: int | None = None,
         tracing: Tracing | None = None,
+        hooks: Sequence[Hook] | None = None,
     ) -> None:
         self._init(pick_parameters(locals()))
 
@@ -159,6 +161,7 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         encryption_keys: Sequence[str] | None = None,
         filter_properties: Sequence[str] = (),
         batch_by: Sequence[str] = (),
+        hooks: Sequence[Hook] | None = None,
     ) -> Producer:
         """Opens a producer of `topic`. docs/settings.md describes the parameters and their costs. Batching is on by
         default for asyncio and off in the blocking client, as in `pulsar-client`.
@@ -209,6 +212,7 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         isolation: str = "read_committed",
         redelivery_order: str = "any",
         filter: str | None = None,
+        hooks: Sequence[Hook] | None = None,
     ) -> Consumer:
         """Opens a consumer of a subscription, which is created if it does not exist. docs/settings.md describes the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.

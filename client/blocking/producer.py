@@ -183,8 +183,8 @@ class Producer(ProducerFacade):
 
     def _ready(self) -> None:
         self._blocks = self._inner.settings.block_if_queue_full
-        self._tracing = self._inner.tracing
-        self._only: PartitionProducer | None = self._inner.only_plain if self._tracing is None else None
+        self._hooks = self._inner.hooks
+        self._only: PartitionProducer | None = self._inner.only_plain if self._hooks is None else None
 
     def _reopen(self) -> None:
         super()._reopen()
@@ -247,11 +247,12 @@ class Producer(ProducerFacade):
         self._enqueue(content, callback, extras)
 
     def _enqueue(
-        self, content: Any, callback: Callback, extras: Extras, *, traced: bool = False
+        self, content: Any, callback: Callback, extras: Extras, *, hooked: bool = False
     ) -> PartitionProducer:
-        if self._tracing is not None and not traced and self._tracing.is_recording():
-            with self._tracing.sending(self._inner.topic(), callback, extras.properties) as (sent, properties):
-                return self._enqueue(content, sent, extras._replace(properties=properties), traced=True)
+        if self._hooks is not None and not hooked and self._hooks.is_interested():
+            passed = self._hooks.sending(self._inner.topic(), content, extras.properties, callback)
+            with passed as (changed, properties, sent):
+                return self._enqueue(changed, sent, extras._replace(properties=properties), hooked=True)
         while True:
             try:
                 return self._inner.enqueue(content, callback, extras)

@@ -16,10 +16,10 @@ from ...proto.names import Position
 from ..core.consumer import ConsumerCore
 from ..core.effects import ConsumerOptions
 from ..core.redelivery import GROUP_MESSAGES, AckGroup, AckTracker
+from ..model.hooks import ACKNOWLEDGE, CUMULATIVE, NEGATIVE, PartitionHooks
 from ..model.message import Message, ReceivedEntry
 from ..model.message_id import MessageId
 from ..model.settings import LOG_ORDER, ConsumerSettings, ConsumerType, RedeliveryBackoff
-from ..model.tracing import ACKNOWLEDGE, NEGATIVE, ProcessSpans
 
 _LOG = logging.getLogger("magnetar.client")
 
@@ -35,10 +35,10 @@ class AckCollector:
 
     def __init__(
         self, settings: ConsumerSettings, core: ConsumerCore, wake: Callable[[], None], now: Callable[[], float],
-        spans: ProcessSpans | None = None,
+        hooks: PartitionHooks | None = None,
     ) -> None:  # fmt: skip
         self.times_out = bool(settings.unacked_messages_timeout_ms)  # then `on_taken` is to be told of each message
-        self.spans = spans  # None: nothing is traced
+        self._hooks = hooks  # None: there are none
         self._core = core
         self._wake = wake
         self._now = now
@@ -52,8 +52,8 @@ class AckCollector:
         self._taken.append((message.entry.position, message.redelivery_count()))
 
     def acknowledge(self, which: Pending) -> None:
-        if self.spans is not None:
-            self.spans.settle(which, ACKNOWLEDGE)
+        if self._hooks is not None:
+            self._hooks.settle(which, ACKNOWLEDGE)
         if type(which) is Message and not which.entry.chunks:
             self._acked.append(which)
         else:
@@ -62,20 +62,17 @@ class AckCollector:
             self._wake()
 
     def negative_acknowledge(self, which: Pending) -> None:
-        if self.spans is not None:
-            self.spans.settle(which, NEGATIVE)
+        if self._hooks is not None:
+            self._hooks.settle(which, NEGATIVE)
         self._nacked.extend(self.expand_to_all_chunks(which, again=True))
         self._wake()
 
-    def end_spans(self, which: Iterable[Pending], *, cumulative: bool) -> None:
-        """Ends the tracing spans of the messages `which`, because the caller acknowledges these messages in a request
-        of its own. `cumulative`: also ends the spans of all messages before them."""
-        if self.spans is not None:
+    def tell_hooks(self, which: Iterable[Pending], *, cumulative: bool) -> None:
+        """Tells the hooks that the messages `which` are settled, because the caller acknowledges these messages in a
+        request of its own. `cumulative`: with all messages before them."""
+        if self._hooks is not None:
             for each in which:
-                if cumulative:
-                    self.spans.end_spans_up_to(each)
-                else:
-                    self.spans.settle(each, ACKNOWLEDGE)
+                self._hooks.settle(each, CUMULATIVE if cumulative else ACKNOWLEDGE)
 
     def expand_to_all_chunks(self, which: Pending, *, again: bool = False) -> Iterable[Pending]:
         """Returns the message `which` together with the ids of the other chunks of that message, because all chunks are

@@ -60,6 +60,7 @@ from ..connect.connections import Connections
 from ..connect.topic_watch import PartitionsWatcher, TopicPatternWatch
 from ..core.effects import PartitionClientState
 from ..core.transaction import TransactionPort
+from ..model.hooks import chain_hooks
 from ..model.message import ActiveConsumerEvents, Message
 from ..model.message_id import MessageId
 from ..model.settings import LOG_ORDER, ConsumerDeadLetterPolicy, ConsumerSettings, InitialPosition
@@ -247,6 +248,7 @@ class Consumer(ClosedAfterAsyncWith):
         self.settings = settings
         self.policy = policy
         self.tracing = connections.settings.tracing
+        self.hooks = chain_hooks(connections.settings.hooks, settings.hooks)
         self._partitions = PartitionConsumers(settings)
         self.partitions, self.inbox = self._partitions.all, self._partitions.inbox
         self.connections = connections
@@ -257,7 +259,7 @@ class Consumer(ClosedAfterAsyncWith):
         self._watch: TopicPatternWatch | None = None
         listener = settings.consumer_event_listener
         self._events = ActiveConsumerEvents(listener) if listener is not None else None
-        self._dead_letters = DeadLetterProducers(connections, subscription, settings, self.consumer_name)
+        self._dead_letters = DeadLetterProducers(connections, subscription, settings, self.consumer_name, self.hooks)
 
     @classmethod
     async def open(
@@ -300,6 +302,7 @@ class Consumer(ClosedAfterAsyncWith):
             self.connections, name, self._subscription, settings, inbox,
             queue_size=self._partitions.queue_size_per_partition(more), dead_letters=letters,
             on_gone=self._gone if settings.existing_only else None,
+            hooks=self.hooks,
         )  # fmt: skip
         consumer.on_active = self._events.notify if self._events is not None else None
         return consumer
@@ -387,6 +390,7 @@ class Consumer(ClosedAfterAsyncWith):
             "delivered_messages": sum(each.core.delivered for each in self.partitions),
             "discarded_entries": sum(each.deliveries.discarded for each in self.partitions),
             "filtered_messages": sum(each.deliveries.filtered for each in self.partitions),
+            "hook_failures": self.hooks.failures if self.hooks is not None else 0,
         }
 
     # ------------------------------------------------------------------------------ receiving
@@ -400,8 +404,8 @@ class Consumer(ClosedAfterAsyncWith):
             message = await self.inbox.take_message(timeout_to_seconds(timeout_millis))
         if self.settings.schema.by_writer:
             await fetch_writer_schemas(self.inbox, message)
-        if self.tracing is not None:
-            self.tracing.begin_process_span(message)
+        if self.hooks is not None:
+            self.hooks.before_deliver(message)
         return message
 
     async def batch_receive(self) -> list[Message]:
@@ -410,9 +414,9 @@ class Consumer(ClosedAfterAsyncWith):
         batch = await receive_batch(self.inbox, self.policy, self.connections.world.clock.monotonic)
         if self.settings.schema.by_writer:
             await fetch_writer_schemas(self.inbox, *batch)
-        if self.tracing is not None:
+        if self.hooks is not None:
             for message in batch:
-                self.tracing.begin_process_span(message)
+                self.hooks.before_deliver(message)
         return batch
 
     async def __aiter__(self) -> AsyncIterator[Message]:

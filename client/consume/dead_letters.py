@@ -68,6 +68,7 @@ from ..common.errors import CryptoError, IncompatibleSchema, OperationNotSupport
 from ..connect.connections import Connections
 from ..core.batcher import OutgoingMessage
 from ..model.composite_schemas import PreEncodedSchema
+from ..model.hooks import HookChain
 from ..model.message import CiphertextMessage, Message
 from ..model.schema import BytesSchema
 from ..model.settings import LOG_ORDER, ConsumerDeadLetterPolicy, ConsumerSettings, ProducerSettings
@@ -192,7 +193,7 @@ class DeadLetterProducer:
 
     def __init__(
         self, connections: Connections, topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy,
-        consumer_name: Callable[[], str],
+        consumer_name: Callable[[], str], hooks: HookChain | None = None,
     ) -> None:  # fmt: skip
         self.policy = policy
         self.dead_letter_topic = make_letter_topic_name(topic, subscription, "DLQ", policy.dead_letter_topic)
@@ -206,6 +207,7 @@ class DeadLetterProducer:
         self._subscription = subscription
         self._base = f"{topic.base.local}-{subscription}"
         self._consumer_name = consumer_name
+        self._hooks = hooks
         self._producers: dict[tuple[TopicName, Hashable], Producer] = {}
         self._opening = asyncio.Lock()
         self._tasks = Tasks()
@@ -260,10 +262,10 @@ class DeadLetterProducer:
         if delay:
             copy.deliver_at = self._connections.world.clock.wall_ms() + round(delay.total_seconds() * 1000)
         producer = await self._producer(topic, await fetch_schema_of_message(message))
-        if (tracing := self._connections.settings.tracing) is None:
+        if self._hooks is None:
             await producer.send_copy(copy)
         else:
-            with tracing.copying(message, topic.full, copy.properties):
+            with self._hooks.copying(message, topic.full, copy.properties):
                 await producer.send_copy(copy)
         message.entry.consumer.acknowledge(message)
 
@@ -338,8 +340,9 @@ class DeadLetterProducers:
     """The DeadLetterProducers of one consumer: one for each topic. A topic and its retry-letter topic share one."""
 
     def __init__(
-        self, connections: Connections, subscription: str, settings: ConsumerSettings, consumer_name: Callable[[], str]
-    ) -> None:
+        self, connections: Connections, subscription: str, settings: ConsumerSettings,
+        consumer_name: Callable[[], str], hooks: HookChain | None = None,
+    ) -> None:  # fmt: skip
         """Makes an empty collection and opens nothing yet. Raises InvalidConfiguration if the subscription's type does
         not count redeliveries (Exclusive, Failover)."""
         self.policy = find_dead_letter_policy(settings)
@@ -347,6 +350,7 @@ class DeadLetterProducers:
         self._subscription = subscription
         self._settings = settings
         self._consumer_name = consumer_name
+        self._hooks = hooks
         self._by_topic: dict[TopicName, DeadLetterProducer] = {}
         self._no_retries: set[TopicName] = set()  # retry and dead-letter topics of others, found by a pattern
 
@@ -360,7 +364,9 @@ class DeadLetterProducers:
         home = find_original_topic(topic, subscription, policy)
         dead_letters = self._by_topic.get(home.base)
         if dead_letters is None:
-            dead_letters = DeadLetterProducer(self._connections, home, subscription, policy, self._consumer_name)
+            dead_letters = DeadLetterProducer(
+                self._connections, home, subscription, policy, self._consumer_name, self._hooks
+            )
         self._by_topic[home.base] = self._by_topic[dead_letters.retry_letter_topic.base] = dead_letters
         if not self._settings.enable_retry or home != topic:
             return [topic]

@@ -287,9 +287,9 @@ class Listening:
         if self._consumer.settings.schema.by_writer:
             for message in messages:
                 await message.fetch_writer_schema()
-        if tracing is not None:
+        if (hooks := self._consumer.hooks) is not None:
             for message in messages:
-                tracing.begin_process_span(message)
+                hooks.before_deliver(message)
         argument: Any = messages if self._options.batch else messages[0]
         span = nullcontext() if tracing is None or self._options.batch else tracing.processing(messages[0])
         if self._in_loop:
@@ -322,9 +322,7 @@ class Listening:
         return found
 
     def _close_worker(self, worker: Worker) -> None:
-        closing = self._loop.create_task(worker.close(), name="end of a listener's thread")
-        _CLOSING.add(closing)
-        closing.add_done_callback(_CLOSING.discard)
+        _CLOSING.spawn(worker.close(), "end of a listener's thread")
 
     async def _settle(self, messages: list[Message], results: Sequence[object]) -> None:
         good = messages
@@ -474,7 +472,8 @@ class Listening:
         await self.stop()
 
 
-_CLOSING: set[asyncio.Task[None]] = set()
+_CLOSING = Tasks()
+"""Ends of threads, which may come after that of their listener."""
 
 
 def place_of_message(message: Message) -> Hashable:

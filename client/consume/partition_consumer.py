@@ -40,12 +40,12 @@ from ..core.effects import (
     ReportSeekDone,
 )
 from ..core.redelivery import DuplicateFilter, EntrySets, Place
+from ..model.hooks import CLOSED, MOVED, HookChain
 from ..model.message import DamagedMessage, Message
 from ..model.message_id import MessageId
 from ..model.options import ReaderStart
 from ..model.schema import Schema
 from ..model.settings import ConsumerSettings, ConsumerType
-from ..model.tracing import ProcessSpans
 from .acknowledgements import AckCollector, Pending, get_ack_coordinates, make_consumer_options
 from .dead_letters import DeadLetterProducer
 from .deliveries import DeliveredEntries, make_client_frames
@@ -63,7 +63,7 @@ class PartitionConsumer:
         self, connections: Connections, topic: TopicName, subscription: str, settings: ConsumerSettings,
         inbox: ReceiverQueue,
         *, queue_size: int, start: ReaderStart | None = None, dead_letters: DeadLetterProducer | None = None,
-        on_gone: Callable[[PartitionConsumer], None] | None = None,
+        on_gone: Callable[[PartitionConsumer], None] | None = None, hooks: HookChain | None = None,
     ) -> None:  # fmt: skip
         """Makes the consumer. `on_gone` is called when the topic is deleted; without `on_gone` the receiver gets an
         error."""
@@ -83,7 +83,7 @@ class PartitionConsumer:
         self.on_active: Callable[[int, bool], None] | None = None
         self._on_gone = on_gone
         self._connections = connections
-        self._subscription = subscription
+        self.subscription = subscription
         self._settings = settings
         self._inbox = inbox
         self._instance = connections.world.rng.randbytes(8).hex()  # our next connection replaces our last one
@@ -94,12 +94,9 @@ class PartitionConsumer:
             settings, durable=start is None, dead_after=dead_after, alone=on_gone is not None
         )
         self.core = ConsumerCore(options, queue_size=self._claim.window, lock=Lock(), backoff=connections.backoff())
-        self._tracing = connections.settings.tracing if start is None else None  # a reader settles nothing
-        self._spans: ProcessSpans | None = None
-        if self._tracing is not None:
-            times_out = bool(settings.unacked_messages_timeout_ms)
-            self._spans = self._tracing.add_partition(self, topic, subscription, times_out=times_out)
-        self.acks = AckCollector(settings, self.core, self._wake, self._now, self._spans)
+        times_out = bool(settings.unacked_messages_timeout_ms)
+        self._hooks = None if hooks is None else hooks.add_partition(self, times_out=times_out)
+        self.acks = AckCollector(settings, self.core, self._wake, self._now, self._hooks)
         self.deliveries = DeliveredEntries(self, settings, self.core, self._now, dead_letters, start,
             self.acks.extra_ack_timeout_s,
                                      connections.memory)  # fmt: skip
@@ -310,8 +307,8 @@ class PartitionConsumer:
                 case AnswerRequest(request_id, error, result):
                     self.requests.answer(request_id, error, result)
                 case ReportSeekDone(to):
-                    if self._spans is not None:
-                        self._spans.end_all_spans()
+                    if self._hooks is not None:
+                        self._hooks.settle_all(MOVED)
                     self.acks.clear()
                     self.deliveries.on_cursor_moved(to)
                 case Connect(after_s):
@@ -321,8 +318,8 @@ class PartitionConsumer:
                 case EndWithError(error, topic_is_gone):
                     self._close_with(translate_error(error), topic_is_gone=topic_is_gone)
                 case _:
-                    if self._spans is not None and isinstance(effect, Redeliver):
-                        self._spans.end_redelivered_spans(effect.entries)
+                    if self._hooks is not None and isinstance(effect, Redeliver):
+                        self._hooks.settle_redelivered(effect.entries)
                     inclusive = self._settings.start_message_id_inclusive
                     for kind in make_client_frames(effect, durable=self._durable, inclusive=inclusive):
                         self._attachment.send(**kind)
@@ -362,7 +359,7 @@ class PartitionConsumer:
     # ------------------------------------------------------------------------------ in the loop
     def acknowledge_cumulative(self, which: Pending) -> None:
         self.acks.flush()
-        self.acks.end_spans((which,), cumulative=True)
+        self.acks.tell_hooks((which,), cumulative=True)
         self.core.acknowledge_cumulative(*get_ack_coordinates(which))
         self._turn()
 
@@ -418,7 +415,7 @@ class PartitionConsumer:
     # ------------------------------------------------------------------------------ the beginning
     def make_opening_frame(self) -> dict[str, Any]:
         start = None if self._durable else self.deliveries.make_reader_start(self.core.reader_position())
-        request = make_subscribe_frame(self.topic, self._subscription, self.name, self._instance, self._settings, start)
+        request = make_subscribe_frame(self.topic, self.subscription, self.name, self._instance, self._settings, start)
         request.incarnation = self.incarnation
         return {"subscribe": request}
 
@@ -449,8 +446,8 @@ class PartitionConsumer:
         self._timer.stop()
         self._attachment.stop()
         self._attachment.close_at_broker()
-        if self._tracing is not None:
-            self._tracing.remove_partition(self)
+        if self._hooks is not None:
+            self._hooks.settle_all(CLOSED)
         self._claim.release()
         self.deliveries.discard_waiting_entries()
         self.requests.notify_state_changed()

@@ -448,7 +448,7 @@ class ConsumerRequests:
                 raise OperationNotSupported(
                     f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
                 )
-        self._acks.end_spans(every, cumulative=cumulative)
+        self._acks.tell_hooks(every, cumulative=cumulative)
         self._acks.flush()
         for ack in make_ack_requests(self._acks.make_ack_group(every, cumulative=cumulative)):
 

@@ -122,7 +122,7 @@ class TransactionalAcks:
         group.operations += 1
         if waiter is not None:
             group.waiters.append(waiter)
-        self._acks.end_spans(every, cumulative=cumulative)
+        self._acks.tell_hooks(every, cumulative=cumulative)
         self._acks.add_to_tracker(group.tracker, every, cumulative=cumulative)
         for each in every if cumulative else ():
             (ledger_id, entry_id), index, size = get_ack_coordinates(each)

@@ -53,6 +53,8 @@ class ReceivingConsumer(Protocol):
     @property
     def topic(self) -> TopicName: ...
     @property
+    def subscription(self) -> str: ...
+    @property
     def schema(self) -> Schema: ...
     @property
     def writer_schemas(self) -> SchemasByVersion | None:
@@ -371,6 +373,10 @@ class _Unconnected(ReceivingConsumer):
     @property
     def topic(self) -> TopicName:
         return self._topic
+
+    @property
+    def subscription(self) -> str:
+        return ""
 
     @property
     def schema(self) -> Schema:

@@ -37,6 +37,7 @@ from ..common.checks import (
     to_plain_text,
 )
 from ..common.loggers import check_logger
+from .hooks import HOOKS
 from .message_id import MessageId
 from .schema import Schema
 from .settings import (
@@ -110,6 +111,7 @@ PRODUCER: Table = {
     "crypto_key_reader": make_methods_check("get_public_key"),
     "filter_properties": _NAMES,
     "batch_by": _NAMES,
+    "hooks": HOOKS,
 }
 CONSUMER: Table = {
     "subscription_name": NAME,
@@ -148,6 +150,7 @@ CONSUMER: Table = {
     "isolation": ISOLATION,
     "redelivery_order": REDELIVERY_ORDER,
     "filter": FILTER,
+    "hooks": HOOKS,
 }
 READER: Table = {
     **CONSUMER,
@@ -169,6 +172,7 @@ def make_client_settings(options: Mapping[str, Any]) -> ClientSettings:
     checks.check_parameters(checks.CLIENT, options)
     check_logger(options.get("logger"))
     checks.check_parameter("tracing", make_instance_check(Tracing), options.get("tracing"))
+    checks.check_parameter("hooks", HOOKS, options.get("hooks"))
     warn_of_ignored_options(options)
     return ClientSettings(
         operation_timeout_s=options["operation_timeout_seconds"],
@@ -178,6 +182,7 @@ def make_client_settings(options: Mapping[str, Any]) -> ClientSettings:
         memory_limit_bytes=options["memory_limit_bytes"],
         listener_name=options["listener_name"] or "",
         tracing=options.get("tracing"),
+        hooks=(*(options.get("hooks") or ()), *([options["tracing"]] if options.get("tracing") else ())),
     )
 
 
@@ -193,6 +198,7 @@ def make_producer_settings(options: Mapping[str, Any]) -> ProducerSettings:
     key, keys = found.pop("encryption_key"), found.pop("encryption_keys")
     if key is not None and keys is not None:
         raise WrongValue("encryption_key and encryption_keys exclude each other")
+    found["hooks"] = tuple(found.get("hooks") or ())
     found["encryption_keys"] = (key,) if key is not None else tuple(dict.fromkeys(keys or ()))
     for name in ("filter_properties", "batch_by"):
         found[name] = tuple(dict.fromkeys(found[name]))
@@ -210,7 +216,7 @@ def make_consumer_settings(options: Mapping[str, Any]) -> ConsumerSettings:
             parse_filter(options["filter"].strip())
         except InvalidRequest as error:
             raise WrongValue(error.message) from error
-    return ConsumerSettings(**_without(options))
+    return ConsumerSettings(**{**_without(options), "hooks": tuple(options.get("hooks") or ())})
 
 
 def _without(options: Mapping[str, Any]) -> dict[str, Any]:

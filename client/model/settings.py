@@ -32,6 +32,7 @@ from ..common.checks import (
 from ..common.errors import ClientEnum
 from ..core.failover import PartitionsRoutingMode
 from .encryption import KeyReader
+from .hooks import Hook
 from .message import ConsumerEventListener
 from .schema import BytesSchema, Schema
 from .tracing import Tracing
@@ -184,6 +185,7 @@ class ClientSettings:
     memory_limit_bytes: int | None = None  # of pending messages and receiver queues; 0: none; None: 64 MiB of queues
     listener_name: str = ""  # the name by which it reaches brokers (pulsar_listeners); empty: as they are advertised
     tracing: Tracing | None = field(default=None, repr=False)  # ours: records OpenTelemetry spans, 60 us each; None: no
+    hooks: tuple[Hook, ...] = field(default=(), repr=False)  # ours: called for each message of all that it opens
 
     def __post_init__(self) -> None:
         _require(self.operation_timeout_s > 0, "operation_timeout_seconds is above 0")
@@ -221,6 +223,7 @@ class ProducerSettings:
     filter_properties: tuple[str, ...] = ()  # ours: hashes of their values are in the head of a batch, to skip it by
     batch_by: tuple[str, ...] = ()  # ours: one batch is open per combination of their values, at most 16
     existing_only: bool = False  # the topic is not made when it does not exist (any more)
+    hooks: tuple[Hook, ...] = field(default=(), repr=False)  # ours: called for each message, after those of the client
 
     def __post_init__(self) -> None:
         wrong = check_names(self.filter_properties + self.batch_by)
@@ -375,6 +378,7 @@ class ConsumerSettings:
     isolation: str = "read_committed"  # ours: read_uncommitted shows open and aborted transactions as well
     redelivery_order: str = "any"  # ours: key: what failed holds back what follows it of its key; else it goes on
     filter: str | None = None  # ours: which messages it gets, by their properties; one for all of the subscription
+    hooks: tuple[Hook, ...] = field(default=(), repr=False)  # ours: called for each message, after those of the client
 
     def __post_init__(self) -> None:
         timeout = self.unacked_messages_timeout_ms

@@ -1,5 +1,5 @@
 """OpenTelemetry traces of a client: `Client(…, tracing=Tracing())`. Without this parameter the client calls nothing of
-this module.
+this module. It is a hook (client/model/hooks.py): all that it records it is told there.
 
 | span | kind | from | to |
 |---|---|---|---|
@@ -36,8 +36,8 @@ from typing import TYPE_CHECKING, Any
 from ...proto.names import TopicName
 from ..common.checks import INT32_MAX, YES_OR_NO, check_parameter, make_methods_check, make_whole_number_check
 from ..common.errors import OperationNotSupported, Result
-from ..core.batcher import Callback
 from ..core.redelivery import EntrySets
+from .hooks import ACKNOWLEDGE, CLOSED, CUMULATIVE, NEGATIVE, TIMEOUT, Hook, Sending, Settlement
 from .message import Message, ReceivingConsumer
 from .message_id import MessageId
 
@@ -56,15 +56,15 @@ SYSTEM = "pulsar"
 """Value of the attribute `messaging.system`: OpenTelemetry's conventions have a name for Pulsar, which other clients of
 the same topic use, too."""
 
-ACKNOWLEDGE, CUMULATIVE = "acknowledge", "cumulative_acknowledge"
-NEGATIVE, TIMEOUT = "negative_acknowledge", "ack_timeout"
 _SETTLED = "messaging.pulsar.acknowledgment.type"
+_SHOWN = frozenset((ACKNOWLEDGE, CUMULATIVE, NEGATIVE, TIMEOUT))
+"""What that attribute says; what else ends a span is not said."""
 
 _Key = tuple[int, int, float]
 """Ledger, entry and batch index of a message; batch index -1: the whole entry."""
 
 
-class Tracing:
+class Tracing(Hook):
     """Records OpenTelemetry spans of what a client sends and receives: `Client(…, tracing=Tracing())`.
 
         tracing = magnetar.Tracing()
@@ -134,94 +134,88 @@ class Tracing:
             return properties
         return self._with_context(self._current().get_span_context(), properties)
 
-    # ------------------------------------------------------------------------------ sending
+    # ------------------------------------------------------------------------------ hooks: sending
     def is_recording(self) -> bool:
         """Returns whether messages that are sent now are traced: the current span is recorded, or every message is
         traced."""
         return self._every or self._current().is_recording()
 
-    @contextmanager
-    def sending(
-        self, topic: str, callback: Callback, properties: dict[str, str] | None
-    ) -> Iterator[tuple[Callback, dict[str, str] | None]]:
-        """Begins the send span of a message that the `with` block adds to a producer. Yields the callback and the
-        properties with which the block must add the message. If the block raises, the message was refused, and the span
-        ends with the error. Only called if `is_recording`."""
-        if not isinstance(properties, dict | None):  # it is refused
-            yield callback, properties
+    def is_interested(self) -> bool:
+        return self.is_recording()
+
+    def before_send(self, sending: Sending) -> None:
+        """Begins the send span of a message, and writes its context into the properties."""
+        if sending.original is not None:
+            self._before_copy(sending, sending.original)
             return
-        known = self._find_context(properties) if properties else None
+        known = self._find_context(sending.properties) if sending.properties else None
         kind = self._trace.SpanKind.PRODUCER if known is None else self._trace.SpanKind.CLIENT
-        span = self._start("send", topic, kind, known)
+        span = self._start("send", sending.topic, kind, known)
+        if span is not None:
+            sending.notes[self] = span
         if known is None:
             context = (self._current() if span is None else span).get_span_context()
-            properties = self._with_context(context, properties)
-        if span is None:
-            yield callback, properties
-            return
-        sent = _SendSpan(self, span, callback)
-        try:
-            yield sent, properties
-        except BaseException as error:
-            sent.fail(type(error).__qualname__, str(error))
-            raise
+            sending.properties = self._with_context(context, sending.properties) or {}
 
-    @contextmanager
-    def copying(self, message: Message, topic: str, properties: dict[str, str]) -> Iterator[None]:
-        """Records the `with` block as a span: the sending of a copy of the received message `message` to `topic`.
-        Replaces the trace context in `properties` by the context of the copy."""
-        spans = self._partitions.get(message.entry.consumer)
-        process = None if spans is None else spans.find(message)
-        known = self._find_context(properties)
+    def _before_copy(self, sending: Sending, original: Message) -> None:
+        """Begins the span of a copy of a received message. Replaces the trace context in its properties by the context
+        of the copy."""
+        spans = self._partitions.get(original.entry.consumer)
+        process = None if spans is None else spans.find(original)
+        known = self._find_context(sending.properties)
         if process is None and not self._every and (known is None or not known.trace_flags.sampled):
-            yield
             return
         parent = self._no_context
         if process is not None:
             parent, known = self._trace.set_span_in_context(process, parent), None
-        span = self._start("send", topic, self._trace.SpanKind.PRODUCER, known, parent)
+        span = self._start("send", sending.topic, self._trace.SpanKind.PRODUCER, known, parent)
         if span is None:
-            yield
             return
+        sending.notes[self] = span
         if span.get_span_context().trace_flags.sampled:
             for name in (TRACEPARENT, TRACESTATE, *DOTPULSAR):
-                properties.pop(name, None)
-            properties.update(self._with_context(span.get_span_context(), None) or {})
-        copied = _SendSpan(self, span, None)
-        try:
-            yield
-        except BaseException as error:
-            copied.fail(type(error).__qualname__, str(error))
-            raise
-        self.end(span)
+                sending.properties.pop(name, None)
+            sending.properties.update(self._with_context(span.get_span_context(), None) or {})
 
-    # ------------------------------------------------------------------------------ receiving
-    def add_partition(
-        self, consumer: ReceivingConsumer, topic: TopicName, subscription: str, *, times_out: bool
-    ) -> ProcessSpans:
-        """Makes and returns the ProcessSpans of a partition's consumer, which must close them when it ends.
-        `times_out`: whether messages that are not acknowledged in time are delivered again."""
-        spans = self._partitions[consumer] = ProcessSpans(self, topic, subscription, times_out)
-        return spans
-
-    def remove_partition(self, consumer: ReceivingConsumer) -> None:
-        """Ends all process spans of a partition's consumer, because it is closed."""
-        spans = self._partitions.pop(consumer, None)
-        if spans is not None:
-            spans.end_all_spans()
-
-    def begin_process_span(self, message: Message) -> None:
-        """Begins the process span of a message that the program receives now, if the message is traced."""
-        spans = self._partitions.get(message.entry.consumer)
-        if spans is None:
+    def sent(self, sending: Sending) -> None:
+        """Ends the send span of a message."""
+        span = sending.notes.pop(self, None)
+        if span is None:
             return
+        if sending.error is not None:
+            self.fail(span, type(sending.error).__qualname__, str(sending.error))
+        elif sending.result is not None and sending.result is not Result.Ok:
+            self.fail(span, sending.result.name, sending.result.name)
+        else:
+            if (message_id := sending.message_id) is not None:
+                span.set_attribute("messaging.message.id", str(message_id))
+                if message_id.partition() >= 0:
+                    span.set_attribute("messaging.destination.partition.id", str(message_id.partition()))
+            self.end(span)
+
+    # ------------------------------------------------------------------------------ hooks: receiving
+    def before_deliver(self, message: Message) -> None:
+        """Begins the process span of a message that the program receives now, if the message is traced."""
         known = self._find_context(message.properties()) if message.fields.properties else None
         if not ((known is not None and known.trace_flags.sampled) or self.is_recording()):
             return
+        consumer = message.entry.consumer
+        spans = self._partitions.get(consumer)
+        if spans is None:
+            spans = self._partitions.setdefault(consumer, ProcessSpans(self, consumer.topic, consumer.subscription))
         span = self._start("process", spans.topic, self._trace.SpanKind.CONSUMER, known)
         if span is not None:
             span.set_attributes({**spans.attributes, "messaging.message.id": str(message.message_id())})
             spans.add(message, span)
+
+    def settled(self, settlement: Settlement) -> None:
+        """Ends the process spans of messages that are settled, or can no longer be."""
+        spans = self._partitions.get(settlement.consumer)
+        if spans is None:
+            return
+        if settlement.how == CLOSED:
+            self._partitions.pop(settlement.consumer, None)
+        spans.settle(settlement)
 
     # ------------------------------------------------------------------------------ spans
     def _start(
@@ -281,46 +275,17 @@ class Tracing:
         return with_context
 
 
-class _SendSpan:
-    """The callback of a message whose sending is traced: ends the span, then calls the program's callback."""
-
-    __slots__ = ("_callback", "_span", "_tracing")
-
-    def __init__(self, tracing: Tracing, span: Span, callback: Callback) -> None:
-        self._tracing = tracing
-        self._span = span
-        self._callback = callback
-
-    def __call__(self, result: Result, message_id: MessageId) -> None:
-        span = self._span
-        try:
-            if result is Result.Ok:
-                span.set_attribute("messaging.message.id", str(message_id))
-                if message_id.partition() >= 0:
-                    span.set_attribute("messaging.destination.partition.id", str(message_id.partition()))
-                self._tracing.end(span)
-            else:
-                self.fail(result.name, result.name)
-        finally:  # whatever the program's exporter raises: a blocking send waits for its callback
-            if self._callback is not None:
-                self._callback(result, message_id)
-
-    def fail(self, kind: str, text: str) -> None:
-        self._tracing.fail(self._span, kind, text)
-
-
 class ProcessSpans:
     """The spans of messages that the program has received from one partition and not acknowledged yet."""
 
-    __slots__ = ("_open", "_times_out", "_tracing", "attributes", "topic")
+    __slots__ = ("_open", "_tracing", "attributes", "topic")
 
-    def __init__(self, tracing: Tracing, topic: TopicName, subscription: str, times_out: bool) -> None:
+    def __init__(self, tracing: Tracing, topic: TopicName, subscription: str) -> None:
         self.topic = topic.base.full
         self.attributes: dict[str, Any] = {"messaging.destination.subscription.name": subscription}
         if topic.partition >= 0:
             self.attributes["messaging.destination.partition.id"] = str(topic.partition)
         self._tracing = tracing
-        self._times_out = times_out
         self._open: dict[_Key, Span] = {}
 
     def add(self, message: Message, span: Span) -> None:
@@ -333,23 +298,26 @@ class ProcessSpans:
     def find(self, message: Message) -> Span | None:
         return self._open.get((*message.entry.position, message.batch_index))
 
-    def settle(self, which: Message | MessageId, how: str) -> None:
-        """Ends the span of a message that is acknowledged or negatively acknowledged. If `which` is the message id of a
-        whole entry, ends the spans of all messages of the entry. `how`: the name of the outcome in the span."""
+    def settle(self, settlement: Settlement) -> None:
+        """Ends the spans of all messages that are settled. If a message id of a whole entry is settled, those are all
+        messages of the entry."""
+        which, how = settlement.which, settlement.how if settlement.how in _SHOWN else ""
         if not self._open:
             return
-        if isinstance(which, Message):
+        if which is None:
+            self._end_all_of(settlement.entries, how)
+        elif how == CUMULATIVE:
+            self._end_up_to(which)
+        elif isinstance(which, Message):
             self._end((*which.entry.position, which.batch_index), how)
-            return
-        ledger_id, entry_id = which.position()
-        if which.batch_index() >= 0:
-            self._end((ledger_id, entry_id, which.batch_index()), how)
-            return
-        for key in list(self._open):
-            if key[0] == ledger_id and key[1] == entry_id:
-                self._end(key, how)
+        elif which.batch_index() >= 0:
+            self._end((*which.position(), which.batch_index()), how)
+        else:
+            for key in list(self._open):
+                if key[:2] == which.position():
+                    self._end(key, how)
 
-    def end_spans_up_to(self, which: Message | MessageId) -> None:
+    def _end_up_to(self, which: Message | MessageId) -> None:
         """Ends the spans of all messages up to the message `which`, because it is acknowledged cumulatively."""
         if isinstance(which, Message):
             position, index = which.entry.position, which.batch_index
@@ -360,19 +328,10 @@ class ProcessSpans:
             if key <= last:
                 self._end(key, CUMULATIVE)
 
-    def end_redelivered_spans(self, entries: EntrySets | None) -> None:
-        """Ends the spans of the entries whose redelivery is requested; `entries` None: of all entries. Redelivery is
-        requested because an entry was not acknowledged in time, or because another message of its batch was negatively
-        acknowledged."""
-        how = "" if entries is None else TIMEOUT if self._times_out else NEGATIVE
+    def _end_all_of(self, entries: EntrySets | None, how: str) -> None:
         for key in list(self._open):
             if entries is None or (key[0] in entries and key[1] in entries[key[0]]):
                 self._end(key, how)
-
-    def end_all_spans(self) -> None:
-        """Ends all open spans, because the program can no longer acknowledge the messages that it has."""
-        for key in list(self._open):
-            self._end(key)
 
     def _end(self, key: _Key, how: str = "") -> None:
         span = self._open.pop(key, None)

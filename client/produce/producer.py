@@ -36,6 +36,7 @@ from ..core.effects import PartitionClientState
 from ..core.failover import PartitionRouter, PartitionsRoutingMode
 from ..core.transaction import TransactionPort, TransactionState
 from ..model.encryption import Encryptor
+from ..model.hooks import chain_hooks
 from ..model.message_id import MessageId
 from ..model.schema import BytesSchema
 from ..model.settings import ProducerAccessMode, ProducerSettings
@@ -263,6 +264,7 @@ class Producer(ClosedAfterAsyncWith):
         self._topic = topic
         self._wall_ms = wall_ms
         self.tracing = partitions.connections.settings.tracing
+        self.hooks = chain_hooks(partitions.connections.settings.hooks, settings.hooks)
         plain = type(settings.schema).encode is BytesSchema.encode  # a derived class may encode otherwise
         self.only_plain: PartitionProducer | None = partitions.unpartitioned_producer if plain else None
         self._gathers = settings.batching_enabled and settings.batching_max_publish_delay_ms > DELAY_DEFAULT_MS
@@ -323,7 +325,11 @@ class Producer(ClosedAfterAsyncWith):
         have no outcome now."""
         stored = sum(each.core.stored for each in self.partitions)
         pending = sum(each.core.pending for each in self.partitions)
-        return {"stored_messages": stored, "pending_messages": pending, "partitions": len(self.partitions)}
+        failures = self.hooks.failures if self.hooks is not None else 0
+        return {
+            "stored_messages": stored, "pending_messages": pending, "partitions": len(self.partitions),
+            "hook_failures": failures,
+        }  # fmt: skip
 
     # ------------------------------------------------------------------------------ sending
     def enqueue(self, content: Any, callback: Callback, extras: Extras = NO_EXTRAS) -> PartitionProducer:
@@ -372,11 +378,11 @@ class Producer(ClosedAfterAsyncWith):
             properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
             event_timestamp, deliver_at, deliver_after, key_bytes, txn=txn,
         )  # fmt: skip
-        if self.tracing is None or not self.tracing.is_recording():
+        if self.hooks is None or not self.hooks.is_interested():
             self.enqueue(content, callback, extras)
             return
-        with self.tracing.sending(self._topic.full, callback, properties) as (traced, properties):
-            self.enqueue(content, traced, extras._replace(properties=properties))
+        with self.hooks.sending(self._topic.full, content, properties, callback) as (changed, properties, sent):
+            self.enqueue(changed, sent, extras._replace(properties=properties))
 
     async def send(
         self,
@@ -529,13 +535,14 @@ class Producer(ClosedAfterAsyncWith):
         return [each for each in ids if each is not None]
 
     async def _enqueue_waiting(
-        self, content: Any, callback: Callback, extras: Extras, *, traced: bool = False
+        self, content: Any, callback: Callback, extras: Extras, *, hooked: bool = False
     ) -> PartitionProducer:
-        """Adds a message; with block_if_queue_full, waits for room instead of raising ProducerQueueIsFull. `traced`:
-        its span has begun, if it has one."""
-        if self.tracing is not None and not traced and self.tracing.is_recording():
-            with self.tracing.sending(self._topic.full, callback, extras.properties) as (sent, properties):
-                return await self._enqueue_waiting(content, sent, extras._replace(properties=properties), traced=True)
+        """Adds a message; with block_if_queue_full, waits for room instead of raising ProducerQueueIsFull. `hooked`:
+        its hooks were called."""
+        if self.hooks is not None and not hooked and self.hooks.is_interested():
+            passed = self.hooks.sending(self._topic.full, content, extras.properties, callback)
+            with passed as (changed, properties, sent):
+                return await self._enqueue_waiting(changed, sent, extras._replace(properties=properties), hooked=True)
         while True:
             try:
                 return self.enqueue(content, callback, extras)

@@ -331,10 +331,9 @@ class ProcessLoop:
     async def _do(self, messages: list[Message]) -> None:
         """Applies the function to the messages, sends its outputs, acknowledges the messages, and begins the commit."""
         self._statistics.received += len(messages)
-        tracing = self._consumer.tracing
-        if tracing is not None:
+        if self._consumer.hooks is not None:
             for message in messages:
-                tracing.begin_process_span(message)
+                self._consumer.hooks.before_deliver(message)
         results = await self._apply(messages)
         batch = TransactionBatch(await Transaction(self._home, self._options.timeout, None), [])
         try:
@@ -390,14 +389,14 @@ class ProcessLoop:
                 producer = output.producer
             if not isinstance(producer, Producer):
                 raise InvalidMessage(f"the producer of an Output is one of the client's, not {shorten_value(producer)}")
-        if (tracing := producer.tracing) is None:
+        if (hooks := producer.hooks) is None:
             await self._add(producer, value, None, extras)
             return
-        with tracing.processing(message):
-            if not tracing.is_recording():
+        with nullcontext() if producer.tracing is None else producer.tracing.processing(message):
+            if not hooks.is_interested():
                 await self._add(producer, value, None, extras)
                 return
-            with tracing.sending(producer.topic(), None, extras.properties) as (sent, added):
+            with hooks.sending(producer.topic(), value, extras.properties, None) as (value, added, sent):
                 await self._add(producer, value, sent, extras._replace(properties=added))
 
     async def _add(self, producer: Producer, value: Any, sent: Callback, extras: Extras) -> None:

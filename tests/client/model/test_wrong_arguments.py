@@ -134,7 +134,7 @@ def refused(error: BaseException) -> bool:
 def test_every_parameter_has_a_row_or_says_why_not() -> None:
     """So a parameter that is added is checked."""
     elsewhere = {"self", "topic", "authentication", "service_url", "logger", "batch_receive_policy", "world"}
-    elsewhere |= {"tracing"}
+    elsewhere |= {"tracing", "hooks"}
     tables = {"__init__": options.checks.CLIENT, "create_producer": options.PRODUCER, "subscribe": options.CONSUMER,
               "create_reader": options.READER, "create_table_view": options.READER}  # fmt: skip
     for face in (aio.Client, blocking.Client):

@@ -1,0 +1,295 @@
+"""Hooks: what a program, or OpenTelemetry (client/model/tracing.py), does with each message of a client on its way.
+
+| hook | is called | by |
+|---|---|---|
+| `before_send` | before a message is added to a producer; may change its content and properties | the sender |
+| `sent` | when the message has an outcome, once for each `before_send` | the loop thread |
+| `before_deliver` | before the program gets a message | the receiver |
+| `settled` | when received messages are acknowledged, given back, or can no longer be settled | any thread |
+
+A hook never breaks a send or a delivery: what it raises is logged (the 1st, 10th, 100th … time), counted
+(`hook_failures` of the statistics), and the work goes on as if it had returned. One exception is meant: SendVetoed of
+`before_send` refuses the message, and the sender gets it. Without hooks nothing here is called.
+
+Copies to a retry-letter or dead-letter topic pass `before_send` and `sent`, with `Sending.original`, and cannot be
+refused. Half messages and rows of an outbox are published by others, and readers settle nothing: neither passes hooks.
+Guards: tests/client/model/test_hooks.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from ...proto.names import Position
+from ..common.checks import ParameterCheck
+from ..common.errors import NotAllowedError, Result
+from ..common.loggers import log_foreign_error
+from ..core.batcher import Callback
+from ..core.redelivery import EntrySets
+from .message import Message, ReceivingConsumer
+from .message_id import MessageId
+
+ACKNOWLEDGE, CUMULATIVE = "acknowledge", "cumulative_acknowledge"
+NEGATIVE, TIMEOUT = "negative_acknowledge", "ack_timeout"
+REDELIVERED, MOVED, CLOSED = "redelivered", "moved", "closed"
+
+
+class SendVetoed(NotAllowedError):
+    """Raised by `Hook.before_send` to refuse a message. The sender gets this exception; nothing is sent."""
+
+
+class Sending:
+    """A message that is being sent, for `Hook.before_send` and `Hook.sent`."""
+
+    __slots__ = ("callback", "content", "error", "message_id", "notes", "original", "properties", "result", "topic")
+
+    def __init__(
+        self, topic: str, content: Any, properties: dict[str, str] | None, original: Message | None = None
+    ) -> None:  # fmt: skip
+        self.topic = topic  # full name, without the partition
+        self.content = content  # as the program gave it, before the schema encodes it; of a copy None
+        self.properties: dict[str, str] = dict(properties or {})  # a copy: hooks may change it
+        self.original = original  # of a copy: the received message
+        self.notes: dict[Any, Any] = {}  # for hooks, from `before_send` to `sent`
+        self.callback: Callback = None
+        self.result: Result | None = None  # in `sent`: the outcome, Result.Ok if it is stored …
+        self.message_id: MessageId | None = None  # … its id then …
+        self.error: BaseException | None = None  # … and what refused it before it was sent
+
+
+class Settlement(NamedTuple):
+    """What became of received messages, for `Hook.settled`.
+
+    `how`: acknowledge, cumulative_acknowledge (`which` and all before it), negative_acknowledge, ack_timeout;
+    redelivered (the program asked for everything again), moved (the subscription's cursor) and closed (the consumer):
+    they can no longer be settled. `which` is None if several
+    entries are meant: `covers` tells of each message."""
+
+    consumer: ReceivingConsumer  # of the partition
+    how: str
+    which: Message | MessageId | None = None
+    entries: EntrySets | None = None  # None, without `which`: all that was delivered
+
+    def covers(self, message: Message) -> bool:
+        """Returns whether this settles a received message, if nothing settled it before."""
+        if message.entry.consumer is not self.consumer:
+            return False
+        position: Position = message.entry.position
+        if self.which is None:
+            return self.entries is None or position[1] in self.entries.get(position[0], ())
+        if isinstance(self.which, Message):
+            place, index = self.which.entry.position, self.which.batch_index
+        else:
+            place, index = self.which.position(), self.which.batch_index()
+        if self.how == CUMULATIVE and position != place:
+            return position < place
+        return position == place and (index < 0 or message.batch_index == index or (
+            self.how == CUMULATIVE and message.batch_index < index
+        ))  # fmt: skip
+
+
+class Hook:
+    """What is called for each message of a client: derive a class, and override what you need.
+
+        class Sizes(magnetar.Hook):
+            def before_send(self, sending):
+                sending.properties["sent-by"] = "shop"
+
+        client = magnetar.Client("magnetar://localhost:7650", hooks=[Sizes()])
+
+    Hooks of a client are called for all its producers and consumers, and then those of the producer or consumer
+    (`create_producer(…, hooks=[…])`, `subscribe(…, hooks=[…])`), in order. They must be short and must not wait:
+    `sent` and often `settled` run in the client's loop thread. What they raise is logged and counted."""
+
+    def is_interested(self) -> bool:
+        """Returns whether `before_send` is to be called for what is sent now."""
+        return True
+
+    def before_send(self, sending: Sending) -> None:
+        """Called before a message is added to a producer. May change `content` and `properties`, and raise SendVetoed
+        to refuse the message."""
+
+    def sent(self, sending: Sending) -> None:
+        """Called once after `before_send`, when the message has an outcome: `result`, `message_id`, `error`."""
+
+    def before_deliver(self, message: Message) -> None:
+        """Called before the program gets a message from a consumer."""
+
+    def settled(self, settlement: Settlement) -> None:
+        """Called when received messages are settled, or can no longer be."""
+
+
+HOOKS = ParameterCheck(
+    "a list of magnetar.Hook objects, or None", (list, tuple),
+    lambda hooks: all(isinstance(each, Hook) for each in hooks), True,
+)  # fmt: skip
+
+
+def chain_hooks(*groups: Iterable[Hook]) -> HookChain | None:
+    """Returns one chain of all hooks; None if there are none."""
+    hooks = [hook for group in groups for hook in group]
+    return HookChain(hooks) if hooks else None
+
+
+def _overriding(hooks: list[Hook], *names: str) -> tuple[Hook, ...]:
+    """Returns the hooks whose class overrides one of the methods: nothing is called for the others."""
+    return tuple(each for each in hooks if any(getattr(type(each), name) is not getattr(Hook, name) for name in names))
+
+
+class HookChain:
+    """The hooks of one producer or consumer. Its methods may be called from any thread."""
+
+    def __init__(self, hooks: list[Hook]) -> None:
+        self.failures = 0
+        self._senders = _overriding(hooks, "before_send", "sent")
+        self._receivers = _overriding(hooks, "before_deliver")
+        self._settlers = _overriding(hooks, "settled")
+        self._consumers: set[ReceivingConsumer] = set()  # of partitions that are not closed
+
+    def _fail(self, hook: Hook, name: str, error: BaseException) -> None:
+        """Counts what a hook raised, and logs it the 1st, 10th, 100th … time."""
+        self.failures += 1
+        if str(self.failures).strip("0") == "1":
+            log_foreign_error(error, f"{name} of the hook {type(hook).__qualname__} ({self.failures} failed)")
+
+    # ------------------------------------------------------------------------------ sending
+    def is_interested(self) -> bool:
+        """Returns whether messages that are sent now pass `sending`."""
+        for hook in self._senders:
+            try:
+                if hook.is_interested():
+                    return True
+            except Exception as error:
+                self._fail(hook, "is_interested", error)
+        return False
+
+    @contextmanager
+    def sending(
+        self, topic: str, content: Any, properties: dict[str, str] | None, callback: Callback
+    ) -> Iterator[tuple[Any, dict[str, str] | None, Callback]]:
+        """Calls the hooks around the `with` block, which adds a message to a producer with the content, the properties
+        and the callback that this yields. If the block raises, the message was refused. Raises SendVetoed."""
+        if not isinstance(properties, dict | None):  # it is refused
+            yield content, properties, callback
+            return
+        passed = Sending(topic, content, properties)
+        passed.callback = callback
+        try:
+            self._before_send(passed)
+            yield passed.content, passed.properties or None, _Sent(self, passed)
+        except BaseException as error:
+            passed.error = error
+            self._tell_sent(passed)
+            raise
+
+    @contextmanager
+    def copying(self, message: Message, topic: str, properties: dict[str, str]) -> Iterator[None]:
+        """Calls the hooks around the `with` block, which sends a copy of the received message `message` with these
+        properties and waits for its outcome. Changes the properties as the hooks do."""
+        passed = Sending(topic, None, properties, message)
+        self._before_send(passed, may_veto=False)
+        properties.clear()
+        properties.update(passed.properties)
+        try:
+            yield
+        except BaseException as error:
+            passed.error = error
+            raise
+        else:
+            passed.result = Result.Ok
+        finally:
+            self._tell_sent(passed)
+
+    def _before_send(self, passed: Sending, *, may_veto: bool = True) -> None:
+        for hook in self._senders:
+            try:
+                if passed.original is not None or hook.is_interested():
+                    hook.before_send(passed)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                if may_veto and isinstance(error, SendVetoed):
+                    raise
+                self._fail(hook, "before_send", error)
+
+    def _tell_sent(self, passed: Sending) -> None:
+        for hook in self._senders:
+            try:
+                hook.sent(passed)
+            except BaseException as error:
+                self._fail(hook, "sent", error)
+
+    # ------------------------------------------------------------------------------ receiving
+    def add_partition(self, consumer: ReceivingConsumer, *, times_out: bool) -> PartitionHooks | None:
+        """Registers a partition's consumer, which must report what is settled to the returned object. `times_out`:
+        whether messages that are not acknowledged in time are delivered again."""
+        self._consumers.add(consumer)
+        return PartitionHooks(self, consumer, times_out)
+
+    def before_deliver(self, message: Message) -> None:
+        """Calls the hooks for a message that the program gets now."""
+        if message.entry.consumer not in self._consumers:
+            return  # it is closed: nothing would settle the message
+        for hook in self._receivers:
+            try:
+                hook.before_deliver(message)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                self._fail(hook, "before_deliver", error)
+
+    def settle(self, settlement: Settlement) -> None:
+        if settlement.how == CLOSED:
+            self._consumers.discard(settlement.consumer)
+        for hook in self._settlers:
+            try:
+                hook.settled(settlement)
+            except BaseException as error:
+                self._fail(hook, "settled", error)
+
+
+class _Sent:
+    """The callback of a message that passed the hooks: tells them its outcome, then calls the program's callback."""
+
+    __slots__ = ("_chain", "_passed")
+
+    def __init__(self, chain: HookChain, passed: Sending) -> None:
+        self._chain = chain
+        self._passed = passed
+
+    def __call__(self, result: Result, message_id: MessageId) -> None:
+        passed = self._passed
+        passed.result = result
+        if result is Result.Ok:
+            passed.message_id = message_id
+        try:
+            self._chain._tell_sent(passed)
+        finally:
+            if passed.callback is not None:
+                passed.callback(result, message_id)
+
+
+class PartitionHooks:
+    """The hooks of one partition's consumer, which reports what is settled."""
+
+    __slots__ = ("_chain", "_consumer", "_times_out")
+
+    def __init__(self, chain: HookChain, consumer: ReceivingConsumer, times_out: bool) -> None:
+        self._chain, self._consumer, self._times_out = chain, consumer, times_out
+
+    def settle(self, which: Message | MessageId, how: str) -> None:
+        """Reports that a message, or with `how` CUMULATIVE all messages up to it, are settled."""
+        self._chain.settle(Settlement(self._consumer, how, which))
+
+    def settle_redelivered(self, entries: EntrySets | None) -> None:
+        """Reports that entries are delivered again (None: all), because they were not acknowledged in time, or because
+        another message of their batch was negatively acknowledged."""
+        how = REDELIVERED if entries is None else TIMEOUT if self._times_out else NEGATIVE
+        self._chain.settle(Settlement(self._consumer, how, None, entries))
+
+    def settle_all(self, how: str) -> None:
+        """Reports that all messages can no longer be settled: MOVED or CLOSED."""
+        self._chain.settle(Settlement(self._consumer, how))
+
+
