@@ -4,17 +4,21 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import wraps
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..common.checks import make_missing_extra
+from ..common.checks import NAME, ParameterCheck, WrongType, check_parameter, make_methods_check, make_missing_extra
 
 if TYPE_CHECKING:
     from ..model.message import Message
     from .django.inbox import DjangoInbox
     from .tables import SQLAlchemyInbox
 
-__all__ = ["DjangoInbox", "SQLAlchemyInbox", "message_key"]
+__all__ = ["DjangoInbox", "SQLAlchemyInbox", "message_key", "once"]
 
 _PLACES = {"DjangoInbox": "django.inbox", "SQLAlchemyInbox": "tables"}
 
@@ -48,3 +52,61 @@ def message_key(message: Message) -> str:
 def shorten_inbox_key(key: str) -> str:
     """Returns the form of the key that is stored: the key itself, or its hash if the key is longer than KEY_MAX."""
     return key if len(key) <= KEY_MAX else f"sha256:{sha256(key.encode()).hexdigest()}"
+
+
+class Inbox(Protocol):
+    """The interface of an inbox that `once` uses: DjangoInbox, SQLAlchemyInbox."""
+
+    def open_transaction(
+        self, begin: Callable[[], AbstractContextManager[Any]] | None
+    ) -> AbstractContextManager[tuple[Any, ...]]:
+        """Begins a database transaction, which commits at the end of the `with` block and is rolled back if that
+        raises. Yields what `first_time` takes before its other parameters, and the handler after the message."""
+        ...
+
+    first_time: Callable[..., bool]
+
+
+BEGIN = ParameterCheck("a function that begins a transaction, or None", (object,), callable, True)
+
+
+def once(
+    inbox: Inbox, subscription: str | None = None, *, begin: Callable[[], AbstractContextManager[Any]] | None = None,
+    key: Callable[[Message], str] = message_key,
+) -> Callable[[Callable[..., Any]], Callable[[Message], Any]]:  # fmt: skip
+    """Makes a handler do its work once for each message, in one database transaction with the record of it.
+
+        @once(SQLAlchemyInbox(metadata), begin=sessionmaker(engine).begin)
+        def bill(message, session):
+            session.execute(…)
+
+        @once(DjangoInbox())
+        def bill(message):
+            Invoice.objects.create(…)
+
+        consumer.listen(bill)        # or: bill(consumer.receive())
+
+    `begin` (SQLAlchemy only): a function that returns a context manager of a Session or Connection in a transaction.
+    `subscription` None: the subscription that received the message. `key`: a function that names a message
+    (`message_key` needs producers with fixed names). The handler of a message that was processed before is not called,
+    and the result is None: acknowledge it as after the first time. What the handler raises undoes both, and is raised.
+    """
+    check_parameter("inbox", make_methods_check("open_transaction", "first_time"), inbox)
+    check_parameter("subscription", NAME._replace(optional=True), subscription)
+    check_parameter("begin", BEGIN, begin)
+
+    def decorate(function: Callable[..., Any]) -> Callable[[Message], Any]:
+        if inspect.iscoroutinefunction(function):
+            raise WrongType("a handler with an inbox is a plain function: asyncio's listeners call it in a thread")
+
+        @wraps(function)
+        def handle(message: Message) -> Any:
+            name = subscription if subscription is not None else message.entry.consumer.subscription
+            with inbox.open_transaction(begin) as given:
+                if not inbox.first_time(*given, name, key(message)):
+                    return None
+                return function(message, *given)
+
+        return handle
+
+    return decorate

@@ -14,6 +14,8 @@ transaction was rolled back)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, Connection, Index, MetaData, String, Table, delete, insert, select
@@ -21,6 +23,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from ...runtime.clock import SystemClock
+from ..common.checks import WrongType
 from . import KEPT_S, KEY_MAX, shorten_inbox_key
 
 _clock = SystemClock()
@@ -40,6 +43,16 @@ class SQLAlchemyInbox:
             Index(f"{table}_done", "done"),
             schema=schema,
         )  # fmt: skip
+
+    @contextmanager
+    def open_transaction(
+        self, begin: Callable[[], AbstractContextManager[Session | Connection]] | None
+    ) -> Iterator[tuple[Session | Connection]]:
+        """Begins a transaction by `begin()`, for `once`. Raises WrongType without it: an inbox has no engine."""
+        if begin is None:
+            raise WrongType("once(inbox, begin=…) needs what begins a transaction, such as sessionmaker(engine).begin")
+        with begin() as session:
+            yield (session,)
 
     def first_time(self, session: Session | Connection, subscription: str, key: str) -> bool:
         """Returns True if `subscription` has not processed the message `key` before, and then records the message as

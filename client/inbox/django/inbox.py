@@ -9,9 +9,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from django.db import router, transaction
 
 from ....runtime.clock import SystemClock
+from ...common.checks import WrongType
 from .. import KEPT_S, shorten_inbox_key
 
 _clock = SystemClock()
@@ -24,6 +28,16 @@ class DjangoInbox:
 
     def __init__(self, using: str | None = None) -> None:
         self._using = using
+
+    @contextmanager
+    def open_transaction(self, begin: object = None) -> Iterator[tuple[()]]:
+        """Begins a transaction, for `once`. Raises WrongType with a `begin`: Django begins its transactions itself."""
+        from .models import InboxRow
+
+        if begin is not None:
+            raise WrongType("once(DjangoInbox()) begins its own transaction: no begin")
+        with transaction.atomic(using=self._using or router.db_for_write(InboxRow)):
+            yield ()
 
     def first_time(self, subscription: str, key: str) -> bool:
         """Returns True if `subscription` has not processed the message `key` before, and then records the message as

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from tests.support.postgres import Postgres, why_no_postgres
 sqlalchemy = pytest.importorskip("sqlalchemy")
 from sqlalchemy.orm import Session  # noqa: E402
 
-from magnetar.client.inbox import KEY_MAX, message_key, shorten_inbox_key  # noqa: E402
+from magnetar.client.common.errors import InvalidConfiguration  # noqa: E402
+from magnetar.client.inbox import KEY_MAX, message_key, once, shorten_inbox_key  # noqa: E402
 from magnetar.client.inbox.tables import SQLAlchemyInbox  # noqa: E402
 
 _numbers = count(1)
@@ -108,3 +110,71 @@ class _Message:
 
 def test_a_messages_key_is_its_topic_producer_and_sequence_id() -> None:
     assert message_key(_Message()) == "persistent://public/default/orders|outbox-shop-0|17"  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------------------------------- once
+class Received:
+    """A message as a handler gets it."""
+
+    def __init__(self, number: int, subscription: str = "billing") -> None:
+        self.number = number
+        self.entry = SimpleNamespace(consumer=SimpleNamespace(subscription=subscription))
+
+    def topic_name(self) -> str:
+        return "t"
+
+    def producer_name(self) -> str:
+        return "relay"
+
+    def sequence_id(self) -> int:
+        return self.number
+
+
+def test_a_handler_with_an_inbox_is_called_once_for_each_message_and_subscription(
+    engine: Any, inbox: SQLAlchemyInbox
+) -> None:
+    done: list[tuple[str, int]] = []
+
+    @once(inbox, begin=engine.begin)
+    def bill(message: Any, connection: Any) -> str:
+        assert connection.in_transaction()
+        done.append((message.entry.consumer.subscription, message.number))
+        return "billed"
+
+    again = [bill(Received(number)) for number in (1, 1, 2)]  # type: ignore[arg-type]
+    assert again == ["billed", None, "billed"]
+    bill(Received(1, "shipping"))  # type: ignore[arg-type]
+    assert done == [("billing", 1), ("billing", 2), ("shipping", 1)]
+    assert bill.__name__ == "bill"
+
+
+def test_what_a_handler_raises_undoes_its_work_and_its_record(engine: Any, inbox: SQLAlchemyInbox) -> None:
+    metadata = sqlalchemy.MetaData()
+    invoices = sqlalchemy.Table("invoices", metadata, sqlalchemy.Column("number", sqlalchemy.Integer))
+    metadata.create_all(engine)
+    fails = True
+
+    @once(inbox, "billing", begin=sqlalchemy.orm.sessionmaker(engine).begin, key=lambda message: str(message.number))  # type: ignore[attr-defined]
+    def bill(message: Any, session: Session) -> None:
+        session.execute(sqlalchemy.insert(invoices), {"number": message.number})
+        if fails:
+            raise KeyError("no")
+
+    with pytest.raises(KeyError):
+        bill(Received(3))  # type: ignore[arg-type]
+    fails = False
+    for _ in range(3):
+        bill(Received(3))  # type: ignore[arg-type]
+    with engine.begin() as connection:
+        assert connection.execute(sqlalchemy.select(invoices.c.number)).all() == [(3,)]
+
+
+def test_once_refuses_what_could_not_work(engine: Any, inbox: SQLAlchemyInbox) -> None:
+    async def handle(_: Any) -> None: ...
+
+    with pytest.raises(InvalidConfiguration, match="plain function"):
+        once(inbox, begin=engine.begin)(handle)
+    with pytest.raises(InvalidConfiguration, match="inbox"):
+        once(object())  # type: ignore[arg-type]
+    with pytest.raises(InvalidConfiguration, match="begin"):
+        once(inbox)(lambda _message, _session: None)(Received(1))  # type: ignore[arg-type]

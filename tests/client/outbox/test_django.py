@@ -80,12 +80,28 @@ with transaction.atomic():
     with transaction.atomic():
         outbox.send("bills", b"2")
     outbox.send("orders", b"3")
+from types import SimpleNamespace
+from magnetar.inbox import once
+called = []
+@once(inbox, "once", key=lambda message: message.number)
+def handle(message):
+    assert transaction.get_connection().in_atomic_block
+    called.append(message.number)
+    if len(called) == 1:
+        raise KeyError
+try:
+    handle(SimpleNamespace(number="5"))
+except KeyError:
+    pass
+handle(SimpleNamespace(number="5"))
+handle(SimpleNamespace(number="5"))
+assert called == ["5", "5"], "the first was rolled back, and the third is a repeat"
 from magnetar.client.outbox.django.models import OutboxRow
 one, *unit = OutboxRow.objects.order_by("id").values_list("unit", flat=True)
 assert len(unit) == 3 and len(set(unit)) == 1 and one not in unit, "a transaction's rows are one unit"
 OutboxRow.objects.filter(unit=unit[0]).delete()
 assert inbox.purge() == 0
-assert inbox.purge(older_than_s=-5) == 2
+assert inbox.purge(older_than_s=-5) == 3
 print("done")
 '''
 
