@@ -137,6 +137,7 @@ class Client(ClosedAfterAsyncWith):
         tls_certificate_file_path: str | None = None,
         *,
         memory_limit_bytes: int | None = None,
+        latency_statistics: bool = False,
         tracing: Tracing | None = None,
         hooks: Sequence[Hook] | None = None,
         world: World | None = None,
@@ -303,7 +304,8 @@ class Client(ClosedAfterAsyncWith):
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Returns counters of the open producers and consumers, by their names and topics. The client also logs them
-        every `stats_interval_in_seconds`."""
+        every `stats_interval_in_seconds`, with their rates since the line before; with `latency_statistics` also how
+        long sends take."""
         open_ = [each for each in self._open if isinstance(each, Producer | Consumer) and not each.is_over]
         return {each.title(): each.statistics() for each in open_}
 

@@ -87,6 +87,7 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         tls_certificate_file_path: str | None = None,
         *,
         memory_limit_bytes: int | None = None,
+        latency_statistics: bool = False,
         tracing: Tracing | None = None,
         hooks: Sequence[Hook] | None = None,
     ) -> None:

@@ -254,6 +254,7 @@ CLIENT: Table = {
     "listener_name": TEXT_OR_NONE,
     "tls_private_key_file_path": PATH_OR_NONE,
     "tls_certificate_file_path": PATH_OR_NONE,
+    "latency_statistics": YES_OR_NO,
     "memory_limit_bytes": make_whole_number_check(0, INT64_MAX, optional=True),
 }
 TRANSACTION: Table = {

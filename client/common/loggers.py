@@ -187,7 +187,29 @@ def ignore_error(_error: Exception) -> None:
 # Statistics of a client in the log, at an interval (`stats_interval_in_seconds`), as Pulsar's client writes them.
 #
 # A timer of the event loop, and no task: nothing can end silently. It knows the client weakly: one that is dropped
-# without a close ends it. A failed report is logged, and the next one follows.
+# without a close ends it. A failed report is logged, and the next one follows. Each number that rises is followed by
+# its rate since the line before. Nothing is counted for a line: it shows counters that are there.
+
+
+STATISTICS = {
+    "stored_messages": (True, "messages that are stored"),
+    "stored_bytes": (True, "bytes of their entries, compressed"),
+    "failed_messages": (True, "messages that were refused or have no outcome in time"),
+    "pending_messages": (False, "messages without an outcome"),
+    "send_p50_us": (False, "half of the entries of the last minute or two were stored within so many microseconds"),
+    "send_p95_us": (False, "… 95 % of them"),
+    "send_p99_us": (False, "… 99 % of them"),
+    "delivered_messages": (True, "messages that the client gave to the program, or will"),
+    "delivered_bytes": (True, "bytes of the entries that came"),
+    "waiting_messages": (False, "messages that the client has and the program has not"),
+    "acknowledgements": (True, "messages that were acknowledged; a cumulative acknowledgement counts as one"),
+    "negative_acknowledgements": (True, "messages that were negatively acknowledged"),
+    "discarded_entries": (True, "malformed entries: `receive` raised ChecksumError, and they were acknowledged"),
+    "filtered_messages": (True, "messages that came and that the filter does not want; the broker sends few of those"),
+    "hook_failures": (True, "calls of hooks that raised"),
+    "partitions": (False, "partitions"),
+}
+"""Names of the statistics of producers and consumers → whether the number only rises, and what it is."""
 
 
 class StatisticsSource(Protocol):
@@ -203,6 +225,7 @@ class StatisticsReporter:
         """Starts the timer of the log. Must be called in the client's event loop. `interval_s` 0: nothing is logged."""
         self._client = ref(client)
         self._interval_s = interval_s
+        self._before: dict[str, dict[str, int]] = {}
         self._loop = asyncio.get_running_loop()
         self._timer = (
             self._loop.call_later(interval_s, run_logging_errors, self._report, ignore_error) if interval_s else None
@@ -214,10 +237,19 @@ class StatisticsReporter:
             return
         self._timer = self._loop.call_later(self._interval_s, run_logging_errors, self._report, ignore_error)
         try:
-            for title, numbers in client.statistics().items():
-                _LOG.info("%s: %s", title, ", ".join(f"{name} {number}" for name, number in numbers.items()))
+            found = client.statistics()
+            for title, numbers in found.items():
+                before = self._before.get(title, {})
+                _LOG.info("%s: %s", title, ", ".join(self._describe(name, numbers, before) for name in numbers))
+            self._before = found
         except Exception:
             _LOG.exception("the statistics of a client could not be told")
+
+    def _describe(self, name: str, numbers: dict[str, int], before: dict[str, int]) -> str:
+        """Returns a number as text; if it only rises, with its rate since the report before."""
+        number, rises = numbers[name], STATISTICS[name][0]
+        more = number - before.get(name, 0)
+        return f"{name} {number}" + (f" ({more / self._interval_s:.3g}/s)" if rises and more > 0 else "")
 
     def stop(self) -> None:
         if self._timer is not None:

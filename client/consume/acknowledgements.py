@@ -43,6 +43,7 @@ class AckCollector:
         self._wake = wake
         self._now = now
         self._longer_ms = partial(compute_redelivery_delay_ms, settings.ack_timeout_redelivery_backoff, otherwise=0)
+        self.acknowledged = 0  # acknowledgements that were passed on; a cumulative one counts as one
         self._acked: deque[Pending] = deque()
         self._nacked: deque[Pending] = deque()
         self._taken: deque[tuple[Position, int]] = deque()
@@ -111,6 +112,7 @@ class AckCollector:
     def _gather_acks(self) -> None:
         """Passes the appended acknowledgements to the core; consecutive ones of the same entry in one step."""
         take, core = self._acked.popleft, self._core
+        self.acknowledged += len(self._acked)
         entry: ReceivedEntry | None = None
         bits = messages = 0
         for _ in range(len(self._acked)):
@@ -140,7 +142,7 @@ class AckCollector:
         """Adds acknowledgements of the messages `which` to `tracker`; the caller then sends the tracker's group in a
         request of its own. Consecutive messages of the same entry are added in one step."""
         entry: ReceivedEntry | None = None
-        bits = 0
+        bits, before = 0, tracker.pending_messages
         for each in which:
             if isinstance(each, Message) and each.batch_index >= 0 and not cumulative:
                 if each.entry is not entry:
@@ -158,6 +160,7 @@ class AckCollector:
             self._core.on_acknowledged_elsewhere(position)
         if entry is not None:
             tracker.acknowledge_bits(entry.position, bits, bits.bit_count(), entry.size)
+        self.acknowledged += tracker.pending_messages - before
 
     def clear(self) -> None:
         """Drops the acknowledgements that are not passed to the core yet, because the cursor is moved: the messages are

@@ -380,14 +380,14 @@ class Consumer(ClosedAfterAsyncWith):
         return f"consumer {self.consumer_name()} of {self.subscription_name()} on {self.topic()}"
 
     def statistics(self) -> dict[str, int]:
-        """Returns counters. `waiting_messages`: the messages that the client has received and the program has not.
-        Since the consumer was opened: `delivered_messages`; and `discarded_entries`, the malformed entries, for each of
-        which `receive` raised ChecksumError, and which were acknowledged; `filtered_messages`, which came and are not
-        wanted by the filter: those that the broker filters do not come."""
+        """Returns counters since the consumer was opened; client/common/loggers.py `STATISTICS` says what they are."""
         return {
             "partitions": len(self.partitions),
             "waiting_messages": len(self.inbox.waiting_messages()),
             "delivered_messages": sum(each.core.delivered for each in self.partitions),
+            "delivered_bytes": sum(each.core.delivered_bytes for each in self.partitions),
+            "acknowledgements": sum(each.acks.acknowledged for each in self.partitions),
+            "negative_acknowledgements": sum(each.core.negatively_acknowledged for each in self.partitions),
             "discarded_entries": sum(each.deliveries.discarded for each in self.partitions),
             "filtered_messages": sum(each.deliveries.filtered for each in self.partitions),
             "hook_failures": self.hooks.failures if self.hooks is not None else 0,

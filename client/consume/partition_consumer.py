@@ -180,6 +180,7 @@ class PartitionConsumer:
         if not charged:
             return
         core.permits.count_received(charged)
+        core.delivered_bytes += size_bytes
         if core.restart_request:
             core.discard_delivered()
             messages, hidden = [], charged
@@ -360,6 +361,7 @@ class PartitionConsumer:
     def acknowledge_cumulative(self, which: Pending) -> None:
         self.acks.flush()
         self.acks.tell_hooks((which,), cumulative=True)
+        self.acks.acknowledged += 1
         self.core.acknowledge_cumulative(*get_ack_coordinates(which))
         self._turn()
 

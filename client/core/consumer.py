@@ -144,6 +144,8 @@ class ConsumerCore:
         self.state = PartitionClientState.OPENING
         self.error: MagnetarError | None = None  # it is finished
         self.delivered = 0  # messages that the application got, or will get
+        self.delivered_bytes = 0  # of the entries that came
+        self.negatively_acknowledged = 0  # entries, as often as the application said so
         self.last_taken: Any = None  # readers only: the last message that the application has
         self.permits = ReceivePermits(queue_size, lock)
         self.chunks = ChunkAssembler(
@@ -398,6 +400,7 @@ class ConsumerCore:
         """Acknowledges the entry at `place` negatively: requests its redelivery after the delay for its redelivery
         count. With `redelivery_order` "key" the broker applies the delay, and the next `take_effects` requests the
         redelivery at once."""
+        self.negatively_acknowledged += 1
         if self._pieces.watched:
             self._pieces.discard(place)
         if self._options.failure_blocks:

@@ -81,7 +81,8 @@ class ProducerCore:
         self.state = PartitionClientState.OPENING
         self.pending = 0  # messages without an outcome, those that wait for their batch included
         self.max_pending = max_pending
-        self.stored = 0  # messages
+        self.stored = self.failed = 0  # messages
+        self.stored_bytes = 0  # of entries
         self.connections = 0  # openings that were begun
         self.epoch = 0  # of the topic, while this producer has it for itself
         self.schema_version = b""  # of its messages; empty: none
@@ -390,6 +391,7 @@ class ProducerCore:
             self.last_sequence_id = batch.highest
         count = len(batch.callbacks)
         self.stored += count
+        self.stored_bytes += len(batch.entry)
         if batch.chunks is not None:
             batch.chunks.append(Position(ledger_id, entry_id))
         with self.lock:
@@ -456,6 +458,7 @@ class ProducerCore:
             self._reconnect(effects)
 
     def _settle(self, batch: OutgoingBatch, error: MagnetarError, effects: list[ProducerEffect]) -> None:
+        self.failed += batch.message_count
         with self.lock:
             self.pending -= batch.message_count
         self._free(batch.payload_bytes)

@@ -179,6 +179,7 @@ def make_client_settings(options: Mapping[str, Any]) -> ClientSettings:
         connection_timeout_s=options["connection_timeout_ms"] / 1000,
         message_listener_threads=options["message_listener_threads"],
         stats_interval_in_seconds=options["stats_interval_in_seconds"],
+        latency_statistics=options["latency_statistics"],
         memory_limit_bytes=options["memory_limit_bytes"],
         listener_name=options["listener_name"] or "",
         tracing=options.get("tracing"),

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count, repeat
 from math import inf
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...proto import wire_pb2 as wire
 from ...proto.entry import Encrypt
@@ -62,6 +62,9 @@ from ..model.settings import ProducerAccessMode, ProducerSettings
 # ------------------------------------------------------------------------------------------------------ outcomes
 # The outcome of an entry, told to the callbacks of its messages: in the event loop, all of one entry in a loop.
 
+
+if TYPE_CHECKING:
+    from ...runtime.metrics import Histogram
 
 _LOG = logging.getLogger("magnetar.client")
 
@@ -148,6 +151,11 @@ class PartitionProducer:
             backoff=connections.backoff(), uuid=world.rng.randbytes(8).hex() if options.chunking else "",
             memory=connections.send_memory,
         )  # fmt: skip
+        self.latencies: Histogram | None = None  # seconds from encoding an entry to its receipt
+        if connections.settings.latency_statistics:
+            from ...runtime.metrics import SECONDS, Histogram  # who does not ask for it need not load it
+
+            self.latencies = Histogram(SECONDS)
         self._attachment = Attachment(connections, self)
         self._loop = asyncio.get_running_loop()
         self._wakes = connections.event_loop_caller
@@ -291,6 +299,8 @@ class PartitionProducer:
                     if batch is None:
                         effects += core.on_entry_receipt(receipt.sequence_id, ledger_id, entry_id, now)
                         continue
+                    if self.latencies is not None:
+                        self.latencies.observe(now - batch.born)
                     confirm_messages(batch, partition, ledger_id, entry_id)
                     if batch.txn is not None:
                         notify_transaction(batch.txn, self, ReportOutcome(batch, None, ledger_id, entry_id))

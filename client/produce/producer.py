@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...proto.names import TopicName
 from ...proto.states import TxnId
@@ -42,6 +42,9 @@ from ..model.schema import BytesSchema
 from ..model.settings import ProducerAccessMode, ProducerSettings
 from .entry_writer import NO_EXTRAS, Extras, MessageDraft, has_only_transaction, make_outgoing_message
 from .partition_producer import PartitionProducer
+
+if TYPE_CHECKING:
+    from ...runtime.metrics import RecentQuantiles
 
 # ---------------------------------------------------------------------------------------------------------- half
 # A half message, as its program has it: stored and not published. client/transactions/halves.py stores and ends it.
@@ -269,6 +272,7 @@ class Producer(ClosedAfterAsyncWith):
         self.only_plain: PartitionProducer | None = partitions.unpartitioned_producer if plain else None
         self._gathers = settings.batching_enabled and settings.batching_max_publish_delay_ms > DELAY_DEFAULT_MS
         self._closed = False
+        self._recent: RecentQuantiles | None = None
         self._loop = asyncio.get_running_loop()
 
     @classmethod
@@ -321,15 +325,31 @@ class Producer(ClosedAfterAsyncWith):
         return f"producer {self.producer_name()} of {self.topic()}"
 
     def statistics(self) -> dict[str, int]:
-        """Returns counters of messages since the producer was opened. `pending_messages`: the number of messages that
-        have no outcome now."""
-        stored = sum(each.core.stored for each in self.partitions)
-        pending = sum(each.core.pending for each in self.partitions)
-        failures = self.hooks.failures if self.hooks is not None else 0
+        """Returns counters since the producer was opened; client/common/loggers.py `STATISTICS` says what they are."""
+        cores = [each.core for each in self.partitions]
         return {
-            "stored_messages": stored, "pending_messages": pending, "partitions": len(self.partitions),
-            "hook_failures": failures,
-        }  # fmt: skip
+            "stored_messages": sum(each.stored for each in cores),
+            "stored_bytes": sum(each.stored_bytes for each in cores),
+            "failed_messages": sum(each.failed for each in cores),
+            "pending_messages": sum(each.pending for each in cores),
+            "partitions": len(self.partitions),
+            "hook_failures": self.hooks.failures if self.hooks is not None else 0,
+            **self._latencies(),
+        }
+
+    def _latencies(self) -> dict[str, int]:
+        found = [each.latencies for each in self.partitions if each.latencies is not None]
+        if not found:
+            return {}
+        from ...runtime.metrics import Histogram, RecentQuantiles
+
+        if self._recent is None:
+            self._recent = RecentQuantiles()
+        counts = [sum(column) for column in zip(*(each.counts for each in found), strict=True)]
+        merged, now = Histogram(found[0].bounds, counts), self.connections.world.clock.monotonic()
+        shares = self._recent.compute_quantiles(self, merged, now, (0.5, 0.95, 0.99))
+        names = ("send_p50_us", "send_p95_us", "send_p99_us")
+        return {name: round(share * 1e6) for name, share in zip(names, shares, strict=True) if share == share}
 
     # ------------------------------------------------------------------------------ sending
     def enqueue(self, content: Any, callback: Callback, extras: Extras = NO_EXTRAS) -> PartitionProducer:

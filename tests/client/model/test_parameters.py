@@ -19,9 +19,11 @@ from magnetar.client.admin import AdminClient
 from magnetar.client.blocking import client as blocking
 from magnetar.client.client import Client
 from magnetar.client.common.errors import InvalidConfiguration, OperationNotSupported
+from magnetar.client.common.loggers import STATISTICS
 from magnetar.client.connect.authentication import make_caller_access
 from magnetar.client.model.options import TUNING
 from magnetar.client.model.settings import ClientSettings, ConsumerSettings, ProducerSettings
+from magnetar.proto import errors as wire_errors
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
 
@@ -167,6 +169,7 @@ def test_statistics_are_logged_at_the_interval_until_the_client_is_closed(caplog
         await producer.send(b"x")
         await asyncio.sleep(61)
         assert caplog.text.count("producer p of persistent://public/default/t: stored_messages 1") == 2
+        assert caplog.text.count("stored_messages 1 (0.0333/s), stored_bytes") == 1, "the rate since the line before"
         assert caplog.text.count("consumer c of s on persistent://public/default/t:") == 2
         await client.close()
         await asyncio.sleep(61)
@@ -182,3 +185,30 @@ def test_statistics_are_logged_at_the_interval_until_the_client_is_closed(caplog
             assert "stored_messages" not in caplog.text
 
         simulate(silent, stats_interval_in_seconds=0)
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_statistics_are_those_of_one_table_and_how_long_sends_take_is_among_them_when_asked_for(measured: bool) -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("t", "p")
+        consumer = await client.subscribe("t", "s", initial_position=magnetar.InitialPosition.Earliest)
+        await producer.send_many([b"%d" % number for number in range(10)])
+        messages = [await consumer.receive() for _ in range(10)]
+        await consumer.acknowledge(messages[:6])
+        await consumer.negative_acknowledge(messages[7])
+        await consumer.acknowledge_cumulative(messages[9])
+        broker.publish_errors.append(wire_errors.NotAllowed("no"))
+        with pytest.raises(magnetar.PulsarException):
+            await producer.send(b"x")
+        await asyncio.sleep(1)
+        sent, received = client.statistics().values()
+        assert {*sent, *received} <= set(STATISTICS)
+        assert measured == ({*sent, *received} == set(STATISTICS))
+        assert (sent["stored_messages"], sent["failed_messages"], sent["pending_messages"]) == (10, 1, 0)
+        assert sent["stored_bytes"] > 10
+        assert (received["delivered_messages"], received["acknowledgements"]) == (10, 7)
+        assert (received["negative_acknowledgements"], received["delivered_bytes"] > 10) == (1, True)
+        if measured:
+            assert 0 < sent["send_p50_us"] <= sent["send_p95_us"] <= sent["send_p99_us"] < 10**6
+
+    simulate(body, latency_statistics=measured)
