@@ -383,6 +383,17 @@ def _passed_over() -> Iterator[Mutant]:
          "the walk's application takes what comes twice"),
         ("M89b", clients.closed_twice_opens_twice, "", "tests/simulation/test_late_frames.py",
          "in a seed that is drawn few ids are closed"),
+        ("M89c", clients.handled_while_it_is_handled, "",
+         "tests/client/consume/test_listening.py::"
+         "test_a_message_that_comes_again_while_its_handler_runs_is_not_handled_a_second_time",
+         "seeds have no listeners"),
+        ("M89d", clients.permits_before_the_handler, "",
+         "tests/client/consume/test_listening.py::test_a_slow_handler_asks_for_no_more_than_the_receiver_queue",
+         "seeds have no listeners"),
+        ("M89e", subscriptions.held_since_the_last_look, "",
+         "tests/broker/subscription/core/test_held_slots.py::"
+         "test_a_key_is_held_since_the_look_that_first_saw_its_oldest_entry_and_counts_what_follows_it",
+         "seeds ask for no statistics"),
         ("M99", subscriptions.acknowledged_is_due_again, "",
          f"{core}test_delays_core.py", "a restart with holes among what is delayed is rare in a seed"),
         ("M99b", subscriptions.first_message_decides, "",

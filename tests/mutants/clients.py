@@ -7,6 +7,7 @@ from typing import Any
 from magnetar.client.blocking import client as blocking
 from magnetar.client.blocking import loop_thread as blocking_handle
 from magnetar.client.connect.attachment import Attachment
+from magnetar.client.consume import listening
 from magnetar.client.consume.partition_consumer import PartitionConsumer
 from magnetar.client.consume.receiver_queue import ReceiverQueue
 from magnetar.client.core.consumer import ConsumerCore
@@ -104,3 +105,13 @@ def closed_twice_opens_twice(stack: Stack) -> None:
 def last_acks_wait_for_the_next_owner(stack: Stack) -> None:
     """M39c: a consumer whose topic moves keeps what it has not sent, and tells it to the next owner alone."""
     put(stack, ConsumerCore, "send_last_acks", lambda self: [])
+
+
+def handled_while_it_is_handled(stack: Stack) -> None:
+    """M89c: a message that comes again while its handler runs, or while it waits for it, is handled a second time."""
+    put(stack, listening, "place_of_message", id)
+
+
+def permits_before_the_handler(stack: Stack) -> None:
+    """M89d: a listener gives the permit of a message back when it sorts it, and not when its handler begins."""
+    put(stack, ReceiverQueue, "pop_nowait", ReceiverQueue.take_nowait)

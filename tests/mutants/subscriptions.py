@@ -9,7 +9,8 @@ from pyroaring import BitMap
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher
-from magnetar.broker.subscription.core.policy import Entry, Member
+from magnetar.broker.subscription.core.key_slots import KeySlotTable
+from magnetar.broker.subscription.core.policy import Entry, HeldSlot, Member
 from magnetar.broker.subscription.filtering import SubscriptionFilter
 from magnetar.broker.subscription.subscription import Subscription
 from magnetar.proto import entry_filter
@@ -109,3 +110,14 @@ def rest_is_hidden_from_whole_ackers(stack: Stack) -> None:
 
     honest = Dispatcher._deliver
     put(stack, Dispatcher, "_deliver", deliver)
+
+
+def held_since_the_last_look(stack: Stack) -> None:
+    """M89e: a key is held since the last look at it, and not since the first that saw its oldest entry."""
+    honest = KeySlotTable.find_held_slots
+
+    def find(self: KeySlotTable, now_s: float) -> list[HeldSlot]:
+        self._oldest = {}
+        return honest(self, now_s)
+
+    put(stack, KeySlotTable, "find_held_slots", find)
