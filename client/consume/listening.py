@@ -193,7 +193,7 @@ class Listening:
         if order == "none":
             return None
         if order == "partition":
-            return consumer
+            return (consumer,)
         key = get_routing_key(message.fields)
         return None if key is None else (consumer, key)
 
