@@ -93,7 +93,7 @@ if TYPE_CHECKING:
         UnsupportedVersionError,
     )
     from .client.common.loggers import ConsoleLogger, FileLogger, LoggerLevel
-    from .client.common.rate_limits import CircuitBreaker, CircuitOpen, RateLimiter
+    from .client.common.rate_limits import BreakerState, CircuitBreaker, CircuitOpen, RateLimiter
     from .client.connect.authentication import (
         Authentication,
         AuthenticationAthenz,
@@ -106,7 +106,6 @@ if TYPE_CHECKING:
     from .client.consume.listening import ListenerStatistics
     from .client.consume.ranges import IndexedMessage, StoredEntry
     from .client.consume.receiver_queue import BatchReceivePolicy, ConsumerBatchReceivePolicy
-    from .client.core.listening import BreakerState
     from .client.core.transaction import TransactionState
     from .client.functions import Context, Function, IdentitySerDe, PickleSerDe, SerDe
     from .client.model import schemas as schema
@@ -296,10 +295,9 @@ _PLACES = {
     "client.blocking.producer": ("Half",),
     "proto.states": ("TxnId",),
     "client.connect.service_info": ("AutoClusterFailover", "ServiceInfo", "ServiceInfoProvider"),
-    "client.common.rate_limits": ("CircuitBreaker", "CircuitOpen", "RateLimiter"),
+    "client.common.rate_limits": ("BreakerState", "CircuitBreaker", "CircuitOpen", "RateLimiter"),
     "client.blocking.consumer": ("Listening",),
     "client.consume.listening": ("ListenerStatistics",),
-    "client.core.listening": ("BreakerState",),
     "client.consume.ranges": ("IndexedMessage", "StoredEntry"),
     "client.model.encryption": (
         "EncryptionContext", "EncryptionKey", "CryptoKeyReader", "EncryptionKeyInfo", "KeyReader",

@@ -16,13 +16,12 @@ from .client import Client
 from .common.errors import PulsarException, Result, make_exception_for_result
 from .common.loggers import ignore_error, run_logging_errors
 from .common.rate_limits import AsyncRateLimiter as RateLimiter
-from .common.rate_limits import CircuitBreaker, CircuitOpen
+from .common.rate_limits import BreakerState, CircuitBreaker, CircuitOpen
 from .consume.consumer import Consumer
 from .consume.listening import ListenerStatistics, Listening
 from .consume.ranges import IndexedMessage, Reader, StoredEntry
 from .consume.receiver_queue import ConsumerBatchReceivePolicy
 from .consume.table_view import TableView
-from .core.listening import BreakerState
 from .core.transaction import TransactionState
 from .model.encryption import CryptoKeyReader, EncryptionContext, EncryptionKey, EncryptionKeyInfo, KeyReader
 from .model.hooks import Hook, Sending, SendVetoed, Settlement

@@ -326,12 +326,12 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
             raise InvalidConfiguration("a coroutine function needs magnetar.asyncio.Client")
         inner = self._current()
 
-        async def begin() -> AsyncListening:
+        async def begin_listener() -> AsyncListening:
             begun = begin_listening(inner, function, options)
             begun.owner = self  # a consumer without references would be closed
             return begun
 
-        return Listening(self._thread.run(begin()))
+        return Listening(self._thread.run(begin_listener()))
 
     def __iter__(self) -> Iterator[Message]:
         while True:

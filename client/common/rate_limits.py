@@ -2,20 +2,20 @@
 (`Consumer.listen`) and for anything else: they know nothing of messages. All methods may be called from any thread,
 but the `wait` of asyncio, which belongs to an event loop.
 
-Their cores are runtime/token_bucket.py and client/core/listening.py.
+Their cores are runtime/token_bucket.py, and `BreakerCore` below its heading (breaker).
 Guards: tests/client/common/test_rate_limits.py."""
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from math import isfinite
+from math import inf, isfinite
 
 from ...runtime.clock import SystemClock
 from ...runtime.token_bucket import TokenBucket
-from ..core.listening import BreakerCore, BreakerState
 from .checks import DURATION_MS_MAX, YES_OR_NO, ParameterCheck, WrongValue, check_parameter, make_whole_number_check
 from .errors import OperationNotSupported, Timeout
 
@@ -130,6 +130,84 @@ class RateLimiter(SharedRateLimiter):
             never.wait(min(LOOK_S, left_s, self.delay_s(count)))
 
 
+# ------------------------------------------------------------------------------------------------------- breaker
+# When handlers are not called because what they call fails: a circuit breaker.
+#
+# | state | a call may begin | to |
+# |---|---|---|
+# | CLOSED | yes | OPEN, after `failures` calls in a row that failed |
+# | OPEN | no | HALF_OPEN, after `pause_s` |
+# | HALF_OPEN | `trials` at a time | CLOSED when one of them succeeds, OPEN when one fails |
+#
+# A call gets a ticket when it begins. One that began before the state changed changes nothing when it ends: a call of
+# before the failure says nothing about now.
+
+
+class BreakerState(enum.Enum):
+    """The states of a circuit breaker."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
+
+
+class BreakerCore:
+    """Decides whether calls may begin, from the outcomes of earlier calls."""
+
+    def __init__(self, failures: int, pause_s: float, trials: int) -> None:
+        self._failures_max, self._pause_s, self._trials_max = failures, pause_s, trials
+        self._is_open = False  # or half open, when `_until` has come
+        self._until = 0.0
+        self._failed = self._trials = 0
+        self._era = 1  # of tickets; ascends with each change of state
+        self.opened = 0  # how often
+
+    def find_state(self, now: float) -> BreakerState:
+        if not self._is_open:
+            return BreakerState.CLOSED
+        return BreakerState.HALF_OPEN if now >= self._until else BreakerState.OPEN
+
+    def delay_s(self, now: float) -> float:
+        """Returns the seconds until a call may begin; 0: now; inf: when a trial has ended."""
+        if not self._is_open:
+            return 0.0
+        if now < self._until:
+            return self._until - now
+        return 0.0 if self._trials < self._trials_max else inf
+
+    def begin_call(self, now: float) -> int:
+        """Returns the ticket of a call that begins now; 0 if none may begin."""
+        if self.delay_s(now) > 0:
+            return 0
+        self._trials += self._is_open
+        return self._era
+
+    def end_call(self, ticket: int, is_failure: bool | None, now: float) -> None:
+        """Fact: the call with this ticket has ended; `is_failure` None: without an outcome."""
+        if ticket != self._era:
+            return
+        if self._is_open:
+            self._trials -= 1
+            if is_failure is not None:
+                self._change(is_open=is_failure, now=now)
+        elif is_failure is not None:
+            self._failed = self._failed + 1 if is_failure else 0
+            if self._failed >= self._failures_max:
+                self._change(is_open=True, now=now)
+
+    def _change(self, *, is_open: bool, now: float) -> None:
+        self._is_open = is_open
+        self._until = now + self._pause_s
+        self._failed = self._trials = 0
+        self._era += 1
+        self.opened += is_open
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        assert 0 <= self._trials <= self._trials_max, "trials are counted wrong"
+        assert self._is_open or self._failed < self._failures_max, "it should be open"
+
+
 class CircuitOpen(OperationNotSupported):
     """Raised by `CircuitBreaker.guard` while the breaker is open."""
 
@@ -163,10 +241,10 @@ class CircuitBreaker:
         self._lock = threading.Lock()
 
     @property
-    def state(self) -> BreakerState:
+    def current_state(self) -> BreakerState:
         """Returns CLOSED, OPEN or HALF_OPEN."""
         with self._lock:
-            return self._core.state(self._clock())
+            return self._core.find_state(self._clock())
 
     @property
     def opened(self) -> int:
@@ -178,35 +256,35 @@ class CircuitBreaker:
         with self._lock:
             return self._core.delay_s(self._clock())
 
-    def begin(self) -> int:
-        """Begins a call: returns its ticket, for `end`; 0 if no call may begin now."""
+    def begin_call(self) -> int:
+        """Begins a call: returns its ticket, for `end_call`; 0 if no call may begin now."""
         with self._lock:
-            return self._core.begin(self._clock())
+            return self._core.begin_call(self._clock())
 
-    def end(self, ticket: int, error: BaseException | None) -> None:
+    def end_call(self, ticket: int, error: BaseException | None) -> None:
         """Ends a call with what it raised; None: it succeeded."""
         self._end(ticket, error is not None and isinstance(error, self._counts))
 
-    def release(self, ticket: int) -> None:
+    def abandon_call(self, ticket: int) -> None:
         """Ends a call that has no outcome: it was not made, or was cancelled."""
         self._end(ticket, None)
 
     def _end(self, ticket: int, is_failure: bool | None) -> None:
         with self._lock:
-            self._core.end(ticket, is_failure, self._clock())
+            self._core.end_call(ticket, is_failure, self._clock())
 
     @contextmanager
     def guard(self) -> Iterator[None]:
         """Makes a `with` block a call. Raises CircuitOpen if no call may begin now."""
-        ticket = self.begin()
+        ticket = self.begin_call()
         if not ticket:
-            raise CircuitOpen(f"the circuit breaker is {self.state.value}")
+            raise CircuitOpen(f"the circuit breaker is {self.current_state.value}")
         try:
             yield
         except BaseException as error:
-            self.end(ticket, error)
+            self.end_call(ticket, error)
             raise
-        self.end(ticket, None)
+        self.end_call(ticket, None)
 
 
 EXCEPTIONS = ParameterCheck(

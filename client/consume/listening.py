@@ -145,6 +145,7 @@ class Listening:
         self._tasks = Tasks()
         self._loop = asyncio.get_running_loop()
         self._gate: asyncio.TimerHandle | None = None  # begins the next message when the rate or the breaker allows
+        self._gate_due = 0.0
         self._look: asyncio.TimerHandle | None = None  # for slow handlers
         self._is_stopping = False
         self.owner: object = None  # is kept while the listener runs
@@ -216,22 +217,24 @@ class Listening:
         none may begin, returns None, and begins what is ready when one may."""
         breaker, limiter = self._options.breaker, self._limiter
         ticket = 0
-        if breaker is not None and not (ticket := breaker.begin()):
+        if breaker is not None and not (ticket := breaker.begin_call()):
             self._begin_later(breaker.delay_s())
             return None
         if limiter is not None and not limiter.allow(count):
             if breaker is not None:
-                breaker.release(ticket)
+                breaker.abandon_call(ticket)
             self._begin_later(limiter.delay_s(count))
             return None
         return ticket
 
     def _begin_later(self, delay_s: float) -> None:
         delay_s = min(delay_s, LOOK_S)
+        due = self._now() + delay_s
         if self._gate is not None:
-            if self._gate.when() <= self._loop.time() + delay_s:
+            if self._gate_due <= due:
                 return
             self._gate.cancel()
+        self._gate_due = due
         self._gate = self._loop.call_later(delay_s, run_logging_errors, self._on_gate_due, ignore_error)
 
     def _on_gate_due(self) -> None:
@@ -358,9 +361,9 @@ class Listening:
         del self._calls[call]
         if (breaker := self._options.breaker) is not None:
             if is_cancelled:
-                breaker.release(call.ticket)
+                breaker.abandon_call(call.ticket)
             else:
-                breaker.end(call.ticket, error)
+                breaker.end_call(call.ticket, error)
         for message in call.messages:
             self._queues.finish(place_of_message(message))
         self._begin_ready()

@@ -1,5 +1,4 @@
-"""The core of a listener: which of the messages that a consumer has received may be handled now (`KeyQueues`), and
-whether handlers may be called at all (`BreakerCore`).
+"""The core of a listener: which of the messages that a consumer has received may be handled now (`KeyQueues`).
 
     queues.add(place, key, message)    False: it is there already, waiting or handled: the caller drops the copy
     queues.begin_next()                the next message that may be handled; None: none may
@@ -17,10 +16,8 @@ Guards: tests/client/core/test_listening.py (a walk beside a naive model)."""
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -135,81 +132,3 @@ class KeyQueues(Generic[T]):
         heads = [item.key for item in (*self._ready, *self._begun.values()) if item.key is not None]
         assert len(heads) == len(set(heads)), "two items of one key may be handled at a time"
         assert set(heads) == set(self._behind), "a key is busy with nothing, or waits for nothing"
-
-
-# ------------------------------------------------------------------------------------------------------- breaker
-# When handlers are not called because what they call fails: a circuit breaker.
-#
-# | state | a call may begin | to |
-# |---|---|---|
-# | CLOSED | yes | OPEN, after `failures` calls in a row that failed |
-# | OPEN | no | HALF_OPEN, after `pause_s` |
-# | HALF_OPEN | `trials` at a time | CLOSED when one of them succeeds, OPEN when one fails |
-#
-# A call gets a ticket when it begins. One that began before the state changed changes nothing when it ends: a call of
-# before the failure says nothing about now.
-
-
-class BreakerState(enum.Enum):
-    """The states of a circuit breaker."""
-
-    CLOSED = "closed"
-    OPEN = "open"
-    HALF_OPEN = "half-open"
-
-
-class BreakerCore:
-    """Decides whether calls may begin, from the outcomes of earlier calls."""
-
-    def __init__(self, failures: int, pause_s: float, trials: int) -> None:
-        self._failures_max, self._pause_s, self._trials_max = failures, pause_s, trials
-        self._is_open = False  # or half open, when `_until` has come
-        self._until = 0.0
-        self._failed = self._trials = 0
-        self._era = 1  # of tickets; ascends with each change of state
-        self.opened = 0  # how often
-
-    def state(self, now: float) -> BreakerState:
-        if not self._is_open:
-            return BreakerState.CLOSED
-        return BreakerState.HALF_OPEN if now >= self._until else BreakerState.OPEN
-
-    def delay_s(self, now: float) -> float:
-        """Returns the seconds until a call may begin; 0: now; inf: when a trial has ended."""
-        if not self._is_open:
-            return 0.0
-        if now < self._until:
-            return self._until - now
-        return 0.0 if self._trials < self._trials_max else inf
-
-    def begin(self, now: float) -> int:
-        """Returns the ticket of a call that begins now; 0 if none may begin."""
-        if self.delay_s(now) > 0:
-            return 0
-        self._trials += self._is_open
-        return self._era
-
-    def end(self, ticket: int, is_failure: bool | None, now: float) -> None:
-        """Fact: the call with this ticket has ended; `is_failure` None: without an outcome."""
-        if ticket != self._era:
-            return
-        if self._is_open:
-            self._trials -= 1
-            if is_failure is not None:
-                self._change(is_open=is_failure, now=now)
-        elif is_failure is not None:
-            self._failed = self._failed + 1 if is_failure else 0
-            if self._failed >= self._failures_max:
-                self._change(is_open=True, now=now)
-
-    def _change(self, *, is_open: bool, now: float) -> None:
-        self._is_open = is_open
-        self._until = now + self._pause_s
-        self._failed = self._trials = 0
-        self._era += 1
-        self.opened += is_open
-
-    def check(self) -> None:
-        """Raises AssertionError if an invariant is broken."""
-        assert 0 <= self._trials <= self._trials_max, "trials are counted wrong"
-        assert self._is_open or self._failed < self._failures_max, "it should be open"

@@ -39,7 +39,7 @@ from .positions import ENTRY_BYTES, PositionSet
 CHANGED_SLOTS_AT_ONCE = 1000
 """Slots whose first waiting entry is placed at once: half a millisecond."""
 OLDEST_ENTRIES_MAX = 1000
-"""Outstanding entries that a look for held slots examines, those first that were delivered first: 0.2 ms."""
+"""Outstanding entries that a look for held slots examines, those first that were delivered first: 1 ms."""
 MIXED_BYTES = 150
 """Bytes of a waiting entry of several keys, beside what it takes in each of its slots."""
 

@@ -1,15 +1,21 @@
-"""RateLimiter and CircuitBreaker as programs use them; their cores: tests/runtime/test_token_bucket.py and
-tests/client/core/test_listening.py."""
+"""RateLimiter and CircuitBreaker as programs use them; the core of the first: tests/runtime/test_token_bucket.py."""
 
 import asyncio
 import threading
+from math import inf
 from typing import Any
 
 import pytest
 
 import magnetar
-from magnetar.client.common.rate_limits import AsyncRateLimiter, CircuitBreaker, CircuitOpen, RateLimiter
-from magnetar.client.core.listening import BreakerState
+from magnetar.client.common.rate_limits import (
+    AsyncRateLimiter,
+    BreakerCore,
+    BreakerState,
+    CircuitBreaker,
+    CircuitOpen,
+    RateLimiter,
+)
 from magnetar.runtime.sim.world import Simulation
 
 
@@ -129,13 +135,13 @@ def test_a_guard_raises_while_the_breaker_is_open_and_counts_what_it_was_told_to
     for error in (ConnectionError(), ValueError(), ConnectionError(), ConnectionError()):
         with pytest.raises(type(error)), breaker.guard():
             raise error
-    assert (breaker.state, breaker.opened) == (BreakerState.OPEN, 1)
+    assert (breaker.current_state, breaker.opened) == (BreakerState.OPEN, 1)
     with pytest.raises(CircuitOpen, match="open"), breaker.guard():
         raise AssertionError("it is not called")
     clock.now += 30
     with breaker.guard():
-        assert breaker.state is BreakerState.HALF_OPEN
-    assert breaker.state is BreakerState.CLOSED
+        assert breaker.current_state is BreakerState.HALF_OPEN
+    assert breaker.current_state is BreakerState.CLOSED
 
 
 @pytest.mark.parametrize(
@@ -144,3 +150,36 @@ def test_a_guard_raises_while_the_breaker_is_open_and_counts_what_it_was_told_to
 def test_a_breaker_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(magnetar.InvalidConfiguration):
         CircuitBreaker(**options)
+
+
+def test_a_breaker_opens_after_failures_in_a_row_tries_after_its_pause_and_closes_by_a_success() -> None:
+    breaker = BreakerCore(failures=3, pause_s=30, trials=1)
+
+    def call(now: float, failed: bool) -> BreakerState:
+        ticket = breaker.begin_call(now)
+        assert ticket
+        breaker.end_call(ticket, failed, now)
+        breaker.check()
+        return breaker.find_state(now)
+
+    closed = [call(0, failed) for failed in (True, True, False, True, True)]
+    assert set(closed) == {BreakerState.CLOSED}
+    assert call(1, True) is BreakerState.OPEN
+    assert (breaker.begin_call(2), breaker.delay_s(11), breaker.opened) == (0, 20, 1)
+    trial = breaker.begin_call(31)
+    assert trial
+    assert (breaker.begin_call(31), breaker.delay_s(31), breaker.find_state(31)) == (0, inf, BreakerState.HALF_OPEN)
+    breaker.end_call(trial, True, 32)
+    assert (breaker.find_state(61), breaker.opened) == (BreakerState.OPEN, 2)
+    assert call(62, False) is BreakerState.CLOSED
+
+
+def test_a_call_of_before_the_breaker_opened_neither_closes_it_nor_counts_as_a_trial() -> None:
+    breaker = BreakerCore(failures=1, pause_s=10, trials=1)
+    late, first = breaker.begin_call(0), breaker.begin_call(0)
+    breaker.end_call(first, True, 0)
+    breaker.end_call(late, False, 11)
+    assert breaker.find_state(11) is BreakerState.HALF_OPEN
+    trial = breaker.begin_call(11)
+    breaker.end_call(trial, None, 12)
+    assert breaker.begin_call(12), "a trial without an outcome is made again"

@@ -11,10 +11,9 @@ import pytest
 
 from magnetar.client.client import Client
 from magnetar.client.common.errors import AlreadyClosed, InvalidConfiguration, Timeout
-from magnetar.client.common.rate_limits import AsyncRateLimiter, CircuitBreaker
+from magnetar.client.common.rate_limits import AsyncRateLimiter, BreakerState, CircuitBreaker
 from magnetar.client.consume.consumer import Consumer
 from magnetar.client.consume.listening import SLOW_S
-from magnetar.client.core.listening import BreakerState
 from magnetar.client.model.message import Message
 from magnetar.client.model.settings import ConsumerDeadLetterPolicy, ConsumerType, InitialPosition
 from magnetar.client.transactions.process import process
@@ -425,13 +424,13 @@ async def test_an_open_breaker_begins_no_message_gives_none_back_and_asks_for_no
             raise ConnectionError("the vendor is away")
 
     listening = consumer.listen(handle, concurrency=1, breaker=breaker)
-    await until(lambda: breaker.state is BreakerState.OPEN)
+    await until(lambda: breaker.current_state is BreakerState.OPEN)
     await asyncio.sleep(55)
     held = broker.topic("persistent://public/default/t").subscriptions["s"].consumers[0]
     assert len(calls) == 3
     assert len(held.unacked) <= 10 + 3
     await until(lambda: len(calls) == 4)
-    assert breaker.state is BreakerState.OPEN, "the trial failed"
+    assert breaker.current_state is BreakerState.OPEN, "the trial failed"
     is_down = False
     await until(lambda: listening.statistics().handled == 100)
     assert (listening.statistics().failed, breaker.opened) == (4, 2)

@@ -1,11 +1,10 @@
-"""Which message may be handled, beside a naive model; and when a breaker is open."""
+"""Which message may be handled, beside a naive model."""
 
 import random
-from math import inf
 
 import pytest
 
-from magnetar.client.core.listening import BreakerCore, BreakerState, KeyQueues
+from magnetar.client.core.listening import KeyQueues
 
 
 def begun(queues: KeyQueues[int]) -> list[int]:
@@ -100,36 +99,3 @@ def test_whatever_happens_the_messages_of_a_key_begin_in_order_one_at_a_time_and
         assert queues.waiting() == [(key, place) for place, key in sorted(waiting.items())]
         free = [key is None or key not in running.values() for key in waiting.values()]
         assert queues.may_begin == (any(free) and len(running) < queues.concurrency)
-
-
-def test_a_breaker_opens_after_failures_in_a_row_tries_after_its_pause_and_closes_by_a_success() -> None:
-    breaker = BreakerCore(failures=3, pause_s=30, trials=1)
-
-    def call(now: float, failed: bool) -> BreakerState:
-        ticket = breaker.begin(now)
-        assert ticket
-        breaker.end(ticket, failed, now)
-        breaker.check()
-        return breaker.state(now)
-
-    closed = [call(0, failed) for failed in (True, True, False, True, True)]
-    assert set(closed) == {BreakerState.CLOSED}
-    assert call(1, True) is BreakerState.OPEN
-    assert (breaker.begin(2), breaker.delay_s(11), breaker.opened) == (0, 20, 1)
-    trial = breaker.begin(31)
-    assert trial
-    assert (breaker.begin(31), breaker.delay_s(31), breaker.state(31)) == (0, inf, BreakerState.HALF_OPEN)
-    breaker.end(trial, True, 32)
-    assert (breaker.state(61), breaker.opened) == (BreakerState.OPEN, 2)
-    assert call(62, False) is BreakerState.CLOSED
-
-
-def test_a_call_of_before_the_breaker_opened_neither_closes_it_nor_counts_as_a_trial() -> None:
-    breaker = BreakerCore(failures=1, pause_s=10, trials=1)
-    late, first = breaker.begin(0), breaker.begin(0)
-    breaker.end(first, True, 0)
-    breaker.end(late, False, 11)
-    assert breaker.state(11) is BreakerState.HALF_OPEN
-    trial = breaker.begin(11)
-    breaker.end(trial, None, 12)
-    assert breaker.begin(12), "a trial without an outcome is made again"
