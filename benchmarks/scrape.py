@@ -40,7 +40,9 @@ def stand_in(number: int, *, backlog: int = 0) -> Any:
     shape = LogShape()
     shape.add(Span(number, 0, 9, 10, size=1000, open=True))
     subscription = SimpleNamespace(
-        name="s", is_durable=True, store=True, consumers={}, dispatcher=SimpleNamespace(unacked=number, held=()),
+        name="s", is_durable=True, store=True, consumers={}, dispatcher=SimpleNamespace(
+            unacked=number, held=(), policy=SimpleNamespace(by_keys=False)
+        ),
         deliveries=NO_DELIVERIES, dead_letters=None, pump=SimpleNamespace(blocked=Blocked.CAUGHT_UP),
         reads_uncommitted=False,
         delayed=None, cursor=Cursor(shape, CursorState(Position(number, 9 - backlog))),
