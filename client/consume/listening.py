@@ -168,6 +168,7 @@ class Listening:
                     self._error = error
                     return
                 _LOG.exception("%s: a message was not given to its listener", self._consumer.title())
+                self._begin_ready()  # what was sorted before it
 
     def _on_fed(self, feeding: asyncio.Task[None]) -> None:
         """The consumer has ended, or `stop` ended the task. What runs ends by itself."""
@@ -384,7 +385,7 @@ class Listening:
                 call.is_slow = True
                 self._counted.slow += 1
                 _LOG.warning(
-                    "%s: the handler of %r has run for %d s; %d messages wait for the end of its key's",
+                    "%s: the handler of %r has run for %d s; %d messages wait for it, those of its key",
                     self._consumer.title(), call.messages[0], now - call.began, self._queues.count_behind(call.key),
                 )  # fmt: skip
         if following < inf:

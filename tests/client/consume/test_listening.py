@@ -536,3 +536,13 @@ async def test_a_damaged_message_is_said_and_the_listener_goes_on(
     await producer.send(b"b")
     await until(lambda: seen == [b"a", b"b"])
     assert "was not given to its listener" in caplog.text
+
+
+async def test_what_came_with_a_damaged_message_and_before_it_is_handled(client: Client, broker: FakeBroker, /) -> None:
+    await fill(client, 3)
+    entries = broker.topic("persistent://public/default/t").entries
+    entries[2] = entries[2][:-1] + bytes([entries[2][-1] ^ 1])
+    consumer = await subscribe(client)
+    await until(lambda: len(consumer.inbox) == 3)
+    listening = consumer.listen(lambda _: None)
+    await until(lambda: listening.statistics().handled == 2)
