@@ -546,3 +546,19 @@ async def test_what_came_with_a_damaged_message_and_before_it_is_handled(client:
     await until(lambda: len(consumer.inbox) == 3)
     listening = consumer.listen(lambda _: None)
     await until(lambda: listening.statistics().handled == 2)
+
+
+async def test_an_ack_timeout_that_is_shorter_than_the_work_does_it_once(client: Client, broker: FakeBroker, /) -> None:
+    await fill(client, 4)
+    consumer = await subscribe(client, unacked_messages_timeout_ms=10_000)
+    calls: Counter[bytes] = Counter()
+
+    async def handle(message: Message) -> None:
+        calls[message.data()] += 1
+        await asyncio.sleep(35)
+
+    listening = consumer.listen(handle)
+    await until(lambda: listening.statistics().handled == 4)
+    assert calls == dict.fromkeys((b"0", b"1", b"2", b"3"), 1)
+    assert listening.statistics().repeated >= 4
+    await nothing_is_left(consumer, client)
