@@ -171,7 +171,7 @@ PUBLIC = (
 
 
 def test_the_connector_uses_the_public_client_and_no_message_of_the_wire() -> None:
-    shared = {"proto.entry", "proto.entry_pb2", "proto.errors", "proto.names", "proto.schema"}
+    shared = {f"proto.{each}" for each in ("entry", "entry_filter", "entry_pb2", "errors", "filters", "names", "schema")}
     allowed = {f"client.{each}" for each in PUBLIC} | shared
     wrong = [
         f"{module.path}:{found.line} imports {found.target}"
