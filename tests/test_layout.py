@@ -171,7 +171,8 @@ PUBLIC = (
 
 
 def test_the_connector_uses_the_public_client_and_no_message_of_the_wire() -> None:
-    shared = {f"proto.{each}" for each in ("entry", "entry_filter", "entry_pb2", "errors", "filters", "names", "schema")}
+    messages = ("entry", "entry_filter", "entry_pb2", "errors", "filters", "names", "schema")
+    shared = {f"proto.{each}" for each in messages}
     allowed = {f"client.{each}" for each in PUBLIC} | shared
     wrong = [
         f"{module.path}:{found.line} imports {found.target}"
