@@ -22,9 +22,11 @@ from tests.compiled import COMPILED
 
 os.environ.setdefault(
     "SPARK_SUBMIT_OPTS",
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+    " -Dspark.sql.shuffle.partitions=2",
 )
-"""A Spark session of a test lives for seconds: so it takes half of the processor's time (19 s → 9 s)."""
+"""A Spark session of a test lives for seconds: so it takes half of the processor's time (19 s → 9 s). Spark's own 200
+parts of a shuffle are each a Python task, with a producer where they write, also where there are two rows."""
 
 gc.set_threshold(*GC_THRESHOLDS)
 """As servers have it. With Python's own the trees of all modules take 9 s to parse, and so 4.8 s."""
@@ -51,17 +53,19 @@ LONGEST = (
     "tests/chaos/", "tests/client/outbox/", "tests/pairs/",
 )  # fmt: skip
 """Where tests of a minute are: they begin in this order, and no worker is alone with one in the end."""
+SPARK = "tests/spark"
 HOUSE = "tests/docs/", "tests/test_"
 """Tests that read all modules: neighbours, so that one worker reads them."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # begins before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     items.sort(key=lambda item: (_turn(item.nodeid), not item.nodeid.startswith(HOUSE)))
     for item in items:
         if shared := _shared(item):
             item.add_marker(pytest.mark.xdist_group(shared))
-    marked = [item for item in items if item.get_closest_marker("spark")]
+    yield
+    marked = [item for item in items if item.get_closest_marker("spark")]  # none where the run leaves them out
     reason = why_no_spark() if marked else None
     for item in marked if reason else ():
         item.add_marker(pytest.mark.skip(reason=reason or ""))
@@ -76,6 +80,8 @@ def _shared(item: pytest.Item) -> str:
     fixtures = getattr(item, "_fixtureinfo", None)
     if fixtures is None:
         return ""
+    if "spark" in fixtures.names_closure:
+        return SPARK  # a session of a process is the same wherever a test asks for it
     used = [each[-1] for name, each in fixtures.name2fixturedefs.items() if name in fixtures.names_closure]
     places = [each.baseid for each in used if each.scope != "function" and each.baseid.startswith("tests/")]
     return min(places, key=len, default="")

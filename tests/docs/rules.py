@@ -263,17 +263,13 @@ NUMBERS = r" --(seconds|runs|size|topics) \S+"
 
 
 def rehearse(place: Place, commands: Sequence[Command]) -> None:
-    """Benchmarks, one after another in one process, which imports once; those with Spark share a session, too, which
-    takes seconds to begin. By one worker of a run: several pages name some.
-    """
-    for command in commands:
-        benchmarks.make_context("python -m benchmarks", command.words[3:])
-    wanted = [[word for word in command.words[1:] if word != "--json"] for command in commands]
-    wanted = [words for words in wanted if place.is_first(re.sub(NUMBERS, "", " ".join(words)))]
+    """Benchmarks, one after another in one process, which imports once. By one worker of a run, as several pages name
+    some."""
+    wanted = [words for words in map(_words, commands) if place.is_first(re.sub(NUMBERS, "", " ".join(words)))]
     for seconds in ("0.2", "0.9", "5"):  # a machine that is busy does nothing in so short a time
         if not wanted:
             return
-        small = ("--runs", "1", "--seconds", seconds, "--messages", "2000", "--json")
+        small = (*SMALL, "--seconds", seconds)
         called = [[*words, *small, *(("--topics", "200") if "--topics" in words else ())] for words in wanted]
         program = called[0] if len(called) == 1 else ["-c", _IN_TURN, json.dumps([words[2:] for words in called])]
         results = [json.loads(line) for line in place.run(sys.executable, *program, timeout_s=600).splitlines()]
@@ -282,6 +278,34 @@ def rehearse(place: Place, commands: Sequence[Command]) -> None:
     assert not wanted, f"no figure of {wanted}"
 
 
+SMALL = ("--runs", "1", "--messages", "2000", "--json")
+
+
+def _words(command: Command) -> list[str]:
+    """From `-m` on, when its options can be read."""
+    benchmarks.make_context("python -m benchmarks", command.words[3:])
+    return [word for word in command.words[1:] if word != "--json"]
+
+
+def write_rehearsal(place: Place, commands: Sequence[Command]) -> Path:
+    """A program that runs these benchmarks and fails where one has no figure; for those of Spark, which share a session
+    with what ran in its process before."""
+    program = place.folder / "rehearsal.py"
+    wanted = [[*_words(each)[2:], *SMALL] for each in commands]
+    program.write_text(f"WANTED = {wanted!r}\n{_REHEARSAL}", encoding="utf-8")
+    return program
+
+
+_REHEARSAL = """
+import contextlib, io, json
+from benchmarks.__main__ import main
+for words in WANTED:
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        main(words, standalone_mode=False)
+    result = json.loads(said.getvalue())
+    assert result["value"] > 0, result
+    print(result["benchmark"], result["value"])
+"""
 _IN_TURN = """
 import json, sys
 from benchmarks.__main__ import main

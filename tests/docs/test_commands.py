@@ -3,13 +3,12 @@
 import re
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.docs.documents import DOCUMENTS, ROOT, Block, Command, blocks, commands, spoken
-from tests.docs.rules import ADDRESS, Place, is_rehearsed, rehearse, rule
+from tests.docs.rules import ADDRESS, Place, is_rehearsed, rehearse, rule, write_rehearsal
 from tests.docs.test_examples import WITH_SPARK, run_in_turn
 from tests.support.processes import Processes
 
@@ -79,17 +78,19 @@ def _run_session(place: Place, document: str) -> None:
 
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if list(spoken(name))])
 def test_the_commands_in_the_sentences_of_a_document_are_real(document: str, place: Place) -> None:
-    """In their order; then the benchmarks, each a world of its own: those with Spark, which take longest, beside the
-    others."""
+    """In their order; then the benchmarks. Those with Spark run with the Spark programs."""
     every = list({str(command): command for command in spoken(document)}.values())
-    measuring = [command for command in every if is_rehearsed(command)]
+    measuring, with_spark = [command for command in every if is_rehearsed(command)], _with_spark(document)
     for command in every:
         if command not in measuring:
             _obey(place, document, command)
-    with_spark = [command for command in measuring if command.words[3].startswith("spark-")]
-    with ThreadPoolExecutor(2) as pool:
-        others = [command for command in measuring if command not in with_spark]
-        list(pool.map(lambda some: rehearse(place, some), (with_spark, others)))
+    rehearse(place, [command for command in measuring if command not in with_spark])
+
+
+def _with_spark(document: str) -> list[Command]:
+    """The benchmarks with Spark in its sentences, each once."""
+    found = {str(command): command for command in spoken(document) if is_rehearsed(command)}
+    return [command for command in found.values() if command.words[3].startswith("spark-")]
 
 
 def _obey(place: Place, document: str, command: Command) -> None:
@@ -105,15 +106,18 @@ def _obey(place: Place, document: str, command: Command) -> None:
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if any(_uses_spark(b) for b in _python(name))])
 def test_the_spark_programs_of_a_document_run(document: str, place: Place) -> None:
     """One program, in one Spark session: later blocks use the names of earlier ones. The programs of examples/ with
-    Spark come before it: a process and a JVM for all."""
+    Spark come before it, the benchmarks of all documents with Spark after it: a process and a JVM for all."""
     for topic in TOPICS:
         words = [sys.executable, "-m", "magnetar.cli.main", "produce", topic, "-m", "one", "-m", "two"]
         place.run(*words)
     text = "\n".join(block.text for block in _python(document) if _uses_spark(block))
     program = place.folder / "program.py"
     program.write_text(ADDRESS.sub(place.address, f"{SPARK_PROLOGUE}{text}\nprint('done')"), encoding="utf-8")
-    examples = WITH_SPARK if place.is_first("examples with Spark") else []
-    run_in_turn(place, [*(str(ROOT / each) for each in examples), str(program)])
+    programs = [str(program)]
+    if place.is_first("examples and benchmarks with Spark"):
+        measuring = [command for name in DOCUMENTS for command in _with_spark(name)]
+        programs = [*(str(ROOT / each) for each in WITH_SPARK), *programs, str(write_rehearsal(place, measuring))]
+    run_in_turn(place, programs)
     if "flights-copy" in text:
         assert place.python(COPIED).strip() == "b'one'"
 

@@ -17,7 +17,7 @@ from tests.support.cluster import cluster
 pulsar = pytest.importorskip("pulsar")
 QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 CONTENTS = [b"content %d " % at * 30 for at in range(10)]
-LARGE = bytes(at % 251 for at in range(12_000_000))
+LARGE = bytes(range(251)) * 48_000
 
 
 @pytest.fixture(scope="module")
