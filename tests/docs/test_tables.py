@@ -1,6 +1,7 @@
 """Tables in docs/ that are made from the code are what the code says; no setting is without a text or a reader."""
 
 import ast
+import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,14 +76,23 @@ def _policies_unread() -> set[str]:
         node.attr
         for module in layout.modules("broker")
         for node in module.nodes
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value).rpartition(".")[2] == "applied"
+        if isinstance(node, ast.Attribute)
+        and (node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")) == "applied"
     }
     return set(POLICIES) - read
 
 
 def _read_outside(owner: str) -> set[str]:
     """Attributes read from something that is called like a configuration, outside of the class `owner` itself."""
-    return {name for module in layout.modules() for name in _reads(module.nodes, owner)}
+    return {
+        name for module in layout.modules()
+        for name in (_reads(module.nodes, owner) if f"class {owner}" in module.text else _all_reads(module))
+    }  # fmt: skip
+
+
+@functools.cache
+def _all_reads(module: layout.Module) -> set[str]:
+    return _reads(module.nodes, "")
 
 
 def _reads(nodes: Sequence[ast.AST], owner: str) -> set[str]:

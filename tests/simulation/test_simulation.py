@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -203,11 +204,12 @@ def test_a_block_counts_when_everything_before_it_in_its_file_is_synced() -> Non
     assert [record.entry for record in land(synced, path)] == [3]
 
 
-@pytest.mark.parametrize(
-    "kind", ["cancel", "dead-task", "mute", "unheard", "stranger", "twin", "clock-skew", "newer-record", "drain"]
-)
-def test_a_seed_passes_with_many_strikes_of_a_kind(kind: str) -> None:
-    for seed in (3, 4):  # of ledgers, and of topics
-        outcome = run_seed(seed, change=lambda options: replace(options, rates={}, times={kind: 8}))
-        assert outcome.failures == []
-        assert len(outcome.struck) == 8
+@pytest.mark.parametrize("seed", [3, 4], ids=["ledgers", "topics"])
+@pytest.mark.parametrize("kinds_", [
+    ("cancel", "dead-task", "mute"), ("unheard", "stranger", "twin"), ("clock-skew", "newer-record", "drain"),
+], ids=" ".join)  # fmt: skip
+def test_a_seed_passes_with_many_strikes_of_three_kinds(kinds_: tuple[str, ...], seed: int) -> None:
+    """Most of a seed's time is its load: three kinds in one are a third of it."""
+    outcome = run_seed(seed, change=lambda options: replace(options, rates={}, times=dict.fromkeys(kinds_, 8)))
+    assert outcome.failures == []
+    assert Counter(name.partition("#")[0] for name in outcome.struck) == dict.fromkeys(kinds_, 8)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.broker.subscription.core.dispatch_walk import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED, Walk
 
-SEEDS = {EXCLUSIVE: 12, SHARED: 20, FAILOVER: 20, KEY_SHARED: 48}
+SEEDS = {EXCLUSIVE: 6, SHARED: 10, FAILOVER: 10, KEY_SHARED: 24}
 """Of each walk; `--walks N` takes N times as many, the compiled twin a quarter."""
 STEPS = 400
 
@@ -31,7 +31,7 @@ def test_whatever_happens_nothing_is_skipped_doubled_stuck_or_out_of_order(
 def test_what_is_held_back_or_delayed_comes_when_it_is_let_go_or_due_and_not_before(
     type_: int, options: dict[str, bool], walks: Callable[[int], range]
 ) -> None:
-    for seed in walks(16):
+    for seed in walks(8):
         walk = Walk(type_, seed, **options)
         try:
             walk.run(STEPS)
