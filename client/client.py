@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from datetime import datetime
 from typing import Any, TypeVar
 from weakref import WeakMethod, finalize
 
@@ -53,7 +54,9 @@ from .model.message import ConsumerEventListener
 from .model.message_id import MessageId
 from .model.options import (
     CONSUMER,
+    OF_START,
     READER,
+    SubscriptionStart,
     make_client_settings,
     make_consumer_settings,
     make_producer_settings,
@@ -382,6 +385,11 @@ class Client(ClosedAfterAsyncWith):
         isolation: str = "read_committed",
         redelivery_order: str = "any",
         filter: str | None = None,
+        durable: bool | None = None,
+        broadcast: bool = False,
+        start_message_id: MessageId | None = None,
+        start_at: datetime | None = None,
+        partitions: Sequence[int] | None = None,
     ) -> Consumer:
         """Opens a consumer of a subscription, which is created if it does not exist. docs/settings.md describes the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
@@ -395,11 +403,21 @@ class Client(ClosedAfterAsyncWith):
         for the subscription, of which it is the filter. ConsumerBusy: the subscription has another one, or none.
         `priority_level` and
         `consumer_event_listener` are those of Pulsar's Java client. A pattern's new non-persistent topics are searched
-        for every `pattern_auto_discovery_period` seconds; the broker reports persistent topics at once."""
+        for every `pattern_auto_discovery_period` seconds; the broker reports persistent topics at once.
+
+        `durable` False: the subscription keeps no messages, and ends with its last consumer; after a reconnect the
+        consumer goes on after the last message that the program received. It begins after `start_message_id`, or at
+        `initial_position`. `broadcast`: the consumer has a subscription of its own, and so gets every message; it is
+        not durable, or, with `durable` True, has the name of the subscription and of the consumer. `start_at`: a
+        subscription that does not exist yet begins with the first message that a broker stored then or later, in each
+        partition. `partitions`: those that are read, of one topic (`Consumer.assign`)."""
         options = pick_parameters(locals(), "topic")
         check_parameters(CONSUMER, options)
         check_parameter("batch_receive_policy", make_instance_check(ConsumerBatchReceivePolicy), batch_receive_policy)
         subscription_name = parse_name_argument(check_subscription_name, options["subscription_name"])
+        ours = SubscriptionStart.from_options(options, lambda: self.connections.world.rng.randbytes(5).hex())
+        subscription_name += ours.name_suffix
+        options |= {"durable": ours.durable, "start_at_ms": ours.start_at_ms}
         settings = make_consumer_settings(
             pick_parameters(
                 options,
@@ -407,6 +425,7 @@ class Client(ClosedAfterAsyncWith):
                 "batch_receive_policy",
                 "is_pattern_topic",
                 "pattern_auto_discovery_period",
+                *OF_START,
             )
         )
         if is_pattern_topic and isinstance(topic, str):
@@ -415,15 +434,22 @@ class Client(ClosedAfterAsyncWith):
         mode = RegexSubscriptionMode(regex_subscription_mode)
         pattern = TopicPattern(topic, mode) if isinstance(topic, re.Pattern) else None
 
+        if partitions is not None and (names is None or len(names) != 1):
+            raise WrongValue("partitions are those of one topic")
+
         async def subscribe() -> Consumer:
             if names is not None:
-                return await Consumer.open(self.connections, names, subscription_name, settings, batch_receive_policy)
+                return await Consumer.open(
+                    self.connections, names, subscription_name, settings, batch_receive_policy,
+                    start=ours.start, partitions=partitions,
+                )
             assert pattern is not None, "names, or a pattern"
             watch = TopicPatternWatch(self.connections, pattern, pattern_auto_discovery_period)
             try:
                 found = await watch.open()
                 return await Consumer.open(
-                    self.connections, found, subscription_name, settings, batch_receive_policy, watch
+                    self.connections, found, subscription_name, settings, batch_receive_policy, watch,
+                    start=ours.start,
                 )
             except BaseException:
                 await watch.close()

@@ -62,7 +62,8 @@ FACES = (
     Face(Transaction, "ProcessBoundFacade[AsyncTransaction]", ends="commit prepare abort", facts="id state"),
     Face(
         Consumer, "ForkReopenedFacade[AsyncConsumer]",
-        waits="acknowledge_cumulative reconsume_later seek get_last_message_id unsubscribe",
+        waits="acknowledge_cumulative reconsume_later seek seek_index commit progress position end lag assign "
+        "get_last_message_id unsubscribe",
         facts="subscription_name consumer_name dead_letter_policy",
     ),
     Face(Reader, "ForkReopenedFacade[AsyncReader]", waits="seek"),

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from weakref import ref
 
 from .. import client as aio
-from ..common.checks import DURATION_MS_MAX
+from ..common.checks import DURATION_MS_MAX, WrongValue
 from ..common.closing import EPOCH
 from ..common.errors import (
     AlreadyClosed,
@@ -152,9 +152,12 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
             self._inner.inbox.call_when_queue_ends(events.close)
             events.start(self)
 
-    def receive(self, timeout_millis: int | None = None) -> Message:
+    def receive(self, timeout_millis: int | None = None, *, now: bool = False) -> Message:
         """Waits for the next message and returns it. Raises Timeout if no message arrives within `timeout_millis`
-        milliseconds; None: waits without a limit."""
+        milliseconds; None: waits without a limit.
+
+        `now`: asks the brokers instead of waiting, and raises NoMessageAvailable if they have no message for this
+        consumer. A message whose `send` was acknowledged before this call is found, if this consumer may have it."""
         if self._listener is not None:
             self._check_no_listener()
         if self._epoch != EPOCH[0]:
@@ -165,9 +168,20 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
             timeout_to_seconds(timeout_millis)
         inbox = self._inner.inbox
         message = inbox.take_nowait() if inbox.messages else None
+        if now and message is None:
+            if timeout_millis is not None:
+                raise WrongValue("now and timeout_millis exclude each other")
+            message = self._receive_now()
         if self._tracing is not None:
             return self._begin_process(inbox, self._wait(inbox, timeout_millis) if message is None else message)
         return self._wait(inbox, timeout_millis) if message is None else message
+
+    def _receive_now(self) -> Message:
+        while True:
+            self._run(self._inner.wait_available())
+            message = self._inner.inbox.take_nowait()  # another thread may have been faster
+            if message is not None:
+                return message
 
     def _begin_process(self, inbox: ReceiverQueue, message: Message) -> Message:
         """Begins the span of a message that the program receives, and returns the message. If Ctrl-C interrupts this,

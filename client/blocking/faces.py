@@ -9,7 +9,7 @@ Guards: tests/client/blocking/test_faces.py, tests/client/admin/test_stubs.py.
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterable, KeysView, Sequence, ValuesView
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from ...proto.states import TxnId
@@ -17,6 +17,7 @@ from .. import client as aio
 from ..common.closing import ClosedAfterWith
 from ..connect.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
 from ..consume.consumer import Consumer as AsyncConsumer
+from ..consume.consumer import PartitionProgress
 from ..consume.ranges import Reader as AsyncReader
 from ..consume.receiver_queue import ConsumerBatchReceivePolicy
 from ..consume.table_view import TableView as AsyncTableView
@@ -207,6 +208,11 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         isolation: str = "read_committed",
         redelivery_order: str = "any",
         filter: str | None = None,
+        durable: bool | None = None,
+        broadcast: bool = False,
+        start_message_id: MessageId | None = None,
+        start_at: datetime | None = None,
+        partitions: Sequence[int] | None = None,
     ) -> Consumer:
         """Opens a consumer of a subscription, which is created if it does not exist. docs/settings.md describes the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
@@ -221,6 +227,13 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         `priority_level` and
         `consumer_event_listener` are those of Pulsar's Java client. A pattern's new non-persistent topics are searched
         for every `pattern_auto_discovery_period` seconds; the broker reports persistent topics at once.
+
+        `durable` False: the subscription keeps no messages, and ends with its last consumer; after a reconnect the
+        consumer goes on after the last message that the program received. It begins after `start_message_id`, or at
+        `initial_position`. `broadcast`: the consumer has a subscription of its own, and so gets every message; it is
+        not durable, or, with `durable` True, has the name of the subscription and of the consumer. `start_at`: a
+        subscription that does not exist yet begins with the first message that a broker stored then or later, in each
+        partition. `partitions`: those that are read, of one topic (`Consumer.assign`).
 
         `message_listener(consumer, message)` is called in another thread, in order; at most `message_listener_threads`
         listeners of all consumers and readers of this client run at the same time. The event listener has its own
@@ -432,6 +445,54 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
         epoch: that at which a broker stored the message, not `publish_timestamp()`, which is the producer's clock.
         """
         self._run(self._current().seek(messageid))
+
+    def seek_index(self, index: int, *, partition: int | str | None = None) -> None:
+        """Moves the subscription in one partition to the message with this index, or to the first one after it that is
+        kept. `partition`: the number, or the full name of the topic; needed if the consumer has several.
+        """
+        self._run(self._current().seek_index(index, partition=partition))
+
+    def commit(self, index: int, note: bytes | None = None, *, partition: int | str | None = None) -> None:
+        """Acknowledges every message of a partition whose index is less than `index`; returns when this survives a
+        crash. After message `m` was processed, and all before it: `commit(m.index() + 1)`.
+
+        `note`: up to 1024 bytes, stored in the same write; `progress` returns them until the next commit replaces them,
+        or a seek removes them. On Failover only the active consumer can commit. Never moves the subscription back. An
+        index inside a chunked message counts as that of its first chunk. Raises InvalidConfiguration for an index after
+        the end of the topic; CumulativeAcknowledgementNotAllowedError for Shared and KeyShared; NotAllowedError for a
+        consumer that is not active, and for a note of a subscription that is not durable.
+        """
+        self._run(self._current().commit(index, note, partition=partition))
+
+    def progress(self) -> dict[str, PartitionProgress]:
+        """Asks the brokers where the subscription is in each partition. Returns it by the full name of the topic. What
+        this consumer acknowledged before counts, though it may not survive a crash yet.
+        """
+        return self._run(self._current().progress())
+
+    def position(self) -> dict[str, int]:
+        """Returns, for each partition, the index of the first message that is not acknowledged."""
+        return self._run(self._current().position())
+
+    def end(self) -> dict[str, int]:
+        """Returns, for each partition, the index that follows that of the newest message."""
+        return self._run(self._current().end())
+
+    def lag(self) -> dict[str, int]:
+        """Returns, for each partition, how many messages the subscription has not acknowledged, counted from its first
+        unacknowledged one.
+        """
+        return self._run(self._current().lag())
+
+    def assign(self, partitions: Iterable[int]) -> None:
+        """Reads these partitions of the topic from now on, and no others. Leaves the others first: their
+        acknowledgements are sent, and their messages that wait in the client are dropped.
+
+        For Exclusive and Failover. On Exclusive a partition has one consumer: if another one still has a partition of
+        `partitions`, raises ConsumerBusy, takes none of the new ones, and keeps those that it has; call it again when
+        the other has left. So no two consumers commit for one partition at the same time.
+        """
+        self._run(self._current().assign(partitions))
 
     def get_last_message_id(self) -> MessageId:
         """Returns the id of the topic's last message. Raises OperationNotSupported if the topic has several

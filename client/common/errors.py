@@ -16,6 +16,7 @@ Also in this file, below its heading: enums of the SDK (enums)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum, IntEnum
 
 from ...proto import errors as wire_errors
@@ -65,6 +66,7 @@ __all__ = [
     "MagnetarException",
     "MemoryBufferIsFull",
     "MessageTooBig",
+    "NoMessageAvailable",
     "NotAllowedError",
     "NotConnected",
     "OperationNotSupported",
@@ -184,6 +186,22 @@ class InvalidConfiguration(PulsarException, ValueError, TypeError):
 
 class Timeout(PulsarException, TimeoutError):
     """Raised when no answer arrived in time. The outcome is unknown: a message may be stored."""
+
+
+class NoMessageAvailable(Timeout):
+    """Raised by `receive(now=True)` when the brokers have no message for the consumer. `end_indexes` is their word, by
+    topic: nothing with an index below was left for this consumer; `reasons` says why, by topic."""
+
+    definite = True
+    retryable = True
+
+    def __init__(
+        self, message: str = "", end_indexes: Mapping[str, int] | None = None,
+        reasons: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.end_indexes = dict(end_indexes or {})
+        self.reasons = dict(reasons or {})
 
 
 class LookupError(PulsarException):

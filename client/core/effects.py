@@ -161,8 +161,15 @@ class Redeliver(NamedTuple):
     request_id: int = 0  # 0: nothing answers
 
 
+class MessageIndex(NamedTuple):
+    """A place to seek to: the message with this index in its partition."""
+
+    index: int
+
+
 class SendSeekRequest(NamedTuple):
-    """Effect: ask the broker to move the subscription's cursor to `to`."""
+    """Effect: ask the broker to move the subscription's cursor to `to`: a message id, a time in ms, or a
+    MessageIndex."""
 
     request_id: int
     to: Any
