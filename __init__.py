@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .client import admin, functions
     from .client import aio as asyncio  # noqa: F401 - see __all__
     from .client.blocking import client as tableview
-    from .client.blocking.client import Client, Consumer, Producer, Reader, TableView, Transaction
+    from .client.blocking.client import Client, Consumer, Producer, PullConsumer, Reader, TableView, Transaction
     from .client.blocking.process import process
     from .client.blocking.producer import Half
     from .client.common import errors as exceptions
@@ -102,6 +102,17 @@ if TYPE_CHECKING:
         AuthenticationToken,
     )
     from .client.connect.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
+    from .client.consume.assignment_core import assign_range, assign_round_robin, assign_sticky
+    from .client.consume.consumer import PartitionProgress
+    from .client.consume.pull import (
+        FileOffsetStore,
+        MemoryOffsetStore,
+        OffsetKey,
+        OffsetStore,
+        PullResult,
+        PullStatus,
+        SubscriptionOffsetStore,
+    )
     from .client.consume.ranges import IndexedMessage, StoredEntry
     from .client.consume.receiver_queue import BatchReceivePolicy, ConsumerBatchReceivePolicy
     from .client.core.transaction import TransactionState
@@ -187,6 +198,7 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "EncryptionKeyInfo",
     "ErrorGettingAuthenticationData",
     "FileLogger",
+    "FileOffsetStore",
     "Function",
     "Half",
     "HalfCheck",
@@ -210,6 +222,7 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "MagnetarError",
     "MagnetarException",
     "MemoryBufferIsFull",
+    "MemoryOffsetStore",
     "Message",
     "MessageBatch",
     "MessageId",
@@ -218,9 +231,12 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "NoMessageAvailable",
     "NotAllowedError",
     "NotConnected",
+    "OffsetKey",
+    "OffsetStore",
     "OperationNotSupported",
     "OutcomeUnknown",
     "Output",
+    "PartitionProgress",
     "PartitionsRoutingMode",
     "PickleSerDe",
     "ProcessStatistics",
@@ -233,6 +249,9 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "ProducerFenced",
     "ProducerNotInitialized",
     "ProducerQueueIsFull",
+    "PullConsumer",
+    "PullResult",
+    "PullStatus",
     "PulsarException",
     "ReadError",
     "Reader",
@@ -247,6 +266,7 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "ServiceUnitNotReady",
     "StoredEntry",
     "SubscriptionNotFound",
+    "SubscriptionOffsetStore",
     "TableView",
     "Timeout",
     "TooManyLookupRequestException",
@@ -266,6 +286,9 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "UnknownError",
     "UnsupportedVersionError",
     "admin",
+    "assign_range",
+    "assign_round_robin",
+    "assign_sticky",
     "exceptions",
     "functions",
     "process",
@@ -275,7 +298,15 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
 ]
 
 _PLACES = {
-    "client.blocking.client": ("Client", "Producer", "Consumer", "Reader", "TableView", "Transaction"),
+    "client.blocking.client": (
+        "Client", "Producer", "Consumer", "PullConsumer", "Reader", "TableView", "Transaction",
+    ),
+    "client.consume.assignment_core": ("assign_range", "assign_round_robin", "assign_sticky"),
+    "client.consume.consumer": ("PartitionProgress",),
+    "client.consume.pull": (
+        "FileOffsetStore", "MemoryOffsetStore", "OffsetKey", "OffsetStore", "PullResult", "PullStatus",
+        "SubscriptionOffsetStore",
+    ),
     "client.blocking.process": ("process",),
     "client.core.transaction": ("TransactionState",),
     "client.transactions.halves": ("Decision", "HalfCheck", "HalfContent"),

@@ -15,7 +15,17 @@ from ..proto.states import TxnId
 from .client import Client
 from .common.errors import PulsarException, Result, make_exception_for_result
 from .common.loggers import ignore_error, run_logging_errors
-from .consume.consumer import Consumer
+from .consume.consumer import Consumer, PartitionProgress
+from .consume.pull import (
+    FileOffsetStore,
+    MemoryOffsetStore,
+    OffsetKey,
+    OffsetStore,
+    PullConsumer,
+    PullResult,
+    PullStatus,
+    SubscriptionOffsetStore,
+)
 from .consume.ranges import IndexedMessage, Reader, StoredEntry
 from .consume.receiver_queue import ConsumerBatchReceivePolicy
 from .consume.table_view import TableView
@@ -77,25 +87,34 @@ __all__ = [
     "EncryptionKey",
     "EncryptionKeyInfo",
     "Extras",
+    "FileOffsetStore",
     "Half",
     "HalfCheck",
     "HalfContent",
     "IndexedMessage",
     "InitialPosition",
     "KeyReader",
+    "MemoryOffsetStore",
     "Message",
     "MessageId",
+    "OffsetKey",
+    "OffsetStore",
     "Output",
+    "PartitionProgress",
     "PartitionsRoutingMode",
     "ProcessStatistics",
     "Producer",
     "ProducerAccessMode",
+    "PullConsumer",
+    "PullResult",
+    "PullStatus",
     "PulsarException",
     "Reader",
     "RegexSubscriptionMode",
     "Result",
     "SinkStatus",
     "StoredEntry",
+    "SubscriptionOffsetStore",
     "TableView",
     "Transaction",
     "TransactionState",

@@ -45,6 +45,7 @@ from .connect.connections import Connections, make_client_world
 from .connect.service_info import AutoClusterFailover, ClientCluster, ServiceInfo, ServiceInfoProvider
 from .connect.topic_watch import TopicPattern, TopicPatternWatch
 from .consume.consumer import Consumer
+from .consume.pull import OffsetStore, PullConsumer
 from .consume.ranges import RangeReader, Reader, StoredEntry
 from .consume.receiver_queue import ConsumerBatchReceivePolicy
 from .consume.table_view import TableView
@@ -147,7 +148,7 @@ class Client(ClosedAfterAsyncWith):
         self._world = world
         self._connections: Connections | None = None
         self._reports: StatisticsReporter | None = None
-        self._open: dict[Producer | Consumer | Reader | TableView, None] = {}
+        self._open: dict[Producer | Consumer | PullConsumer | Reader | TableView, None] = {}
         self._detach = finalize(self, detach) if (detach := attach_logger(logger)) is not None else None
         self._looked_at = 0  # how many were open when closed ones were removed last
         self._closed = False
@@ -415,7 +416,10 @@ class Client(ClosedAfterAsyncWith):
         check_parameters(CONSUMER, options)
         check_parameter("batch_receive_policy", make_instance_check(ConsumerBatchReceivePolicy), batch_receive_policy)
         subscription_name = parse_name_argument(check_subscription_name, options["subscription_name"])
-        ours = SubscriptionStart.from_options(options, lambda: self.connections.world.rng.randbytes(5).hex())
+        ours = SubscriptionStart.choose(
+            durable, start_message_id, start_at, consumer_name, broadcast=broadcast,
+            inclusive=start_message_id_inclusive, make_name=lambda: self.connections.world.rng.randbytes(5).hex(),
+        )  # fmt: skip
         subscription_name += ours.name_suffix
         options |= {"durable": ours.durable, "start_at_ms": ours.start_at_ms}
         settings = make_consumer_settings(
@@ -507,6 +511,21 @@ class Client(ClosedAfterAsyncWith):
 
         return await self._keep(open_)
 
+    async def pull_consumer(
+        self, topic: str, *, offsets: OffsetStore | None = None, schema: Schema | None = None,
+        receiver_queue_size: int = 1000, is_read_compacted: bool = False, crypto_key_reader: KeyReader | None = None,
+        isolation: str = "read_committed",
+    ) -> PullConsumer:  # fmt: skip
+        """Opens a pull consumer, which pulls messages of a topic by index, without a subscription. `offsets`: where it
+        stores the indexes at which it goes on, an OffsetStore (docs/sdk.md). The other parameters are those of
+        `create_reader`; for a message that cannot be decrypted a pull raises CryptoError."""
+        options = pick_parameters(locals(), "topic", "offsets")
+        check_parameters(READER, options)
+        options["crypto_failure_action"] = ConsumerCryptoFailureAction.CONSUME  # so that the pull learns of it
+        settings = make_consumer_settings(options)
+        name, of = f"pull-{self.connections.world.rng.randbytes(5).hex()}", parse_topic(topic)
+        return await self._keep(lambda: PullConsumer.open(self.connections, of, settings, offsets, name=name))
+
     async def get_topic_partitions(self, topic: str) -> list[str]:
         """Returns the full names of the topic's partitions; only the name of the topic itself if it is not partitioned
         or does not exist. Creates nothing."""
@@ -568,7 +587,7 @@ class Client(ClosedAfterAsyncWith):
         if len(self._open) > 2 * self._looked_at + KEPT_MIN:
             self._open = {each: None for each in self._open if not each.is_over}
             self._looked_at = len(self._open)
-        assert isinstance(made, Producer | Consumer | Reader | TableView)
+        assert isinstance(made, Producer | Consumer | PullConsumer | Reader | TableView)
         self._open[made] = None
         return made
 

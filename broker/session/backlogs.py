@@ -97,6 +97,15 @@ async def find_start_mark(log: ReadableLog, start: MessageId, inclusive: bool) -
     return (mark, done) if done < found[0].count else (shape.clamp_mark_to_log(position), 0)
 
 
+async def find_first_unacked_index(subscription: Subscription) -> int:
+    """Returns the index of the first message that the subscription has not acknowledged, also inside a batch."""
+    log, cursor = subscription.log, subscription.cursor
+    mark = cursor.mark
+    index = await log.reader.message_index_after(mark)
+    done = cursor.count_leading_acked_messages(log.shape.after(mark)) if cursor.mark == mark else 0
+    return max(index + done, log.shape.first_index)
+
+
 async def find_time_mark(log: ReadableLog, time_ms: int) -> Position:
     """Returns the mark of a cursor that begins with the first message that arrived at or after `time_ms` (ms since the
     epoch), or before its first chunk."""

@@ -58,7 +58,14 @@ from ..subscription.core.subscription_types import EXCLUSIVE, SubscriptionType
 from ..subscription.dead_letters import move_mark_before_chunked_message
 from ..subscription.subscription import Subscription
 from ..topic.topic import Topic
-from .backlogs import compute_start_mark, find_acked_entry_before, find_last_message, find_start_mark, find_time_mark
+from .backlogs import (
+    compute_start_mark,
+    find_acked_entry_before,
+    find_first_unacked_index,
+    find_last_message,
+    find_start_mark,
+    find_time_mark,
+)
 from .producer import check_name_size
 
 _LOG = logging.getLogger("magnetar.broker.session")
@@ -507,17 +514,11 @@ class ConsumerSession:
     async def find_progress(self) -> SubscriptionProgress:
         """Returns where the subscription is in its log, as indexes of messages. Raises Unavailable as
         `find_last_message` does."""
-        subscription, log = self.subscription, self.subscription.log
-        mark = subscription.cursor.mark
-        position = await log.reader.message_index_after(mark)
-        following = log.shape.after(mark)
-        position += subscription.cursor.count_leading_acked_messages(following)
+        subscription = self.subscription
+        position = await find_first_unacked_index(subscription)
         self.topic.check_may_answer_end_of_topic()
-        shape = log.shape
-        return SubscriptionProgress(
-            shape.first_index, max(position, shape.first_index), shape.end_index, subscription.cursor.note,
-            self.topic.incarnation,
-        )  # fmt: skip
+        shape, note = subscription.log.shape, subscription.cursor.note
+        return SubscriptionProgress(shape.first_index, position, shape.end_index, note, self.topic.incarnation)
 
     async def probe(self) -> Probed:
         """Waits until it is known whether this consumer gets a message now, and returns why it gets none. What it gets

@@ -28,7 +28,7 @@ from ..common.refusals import check_incarnation
 from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from ..topic.topic import Topic
-from .backlogs import find_acked_entry_before
+from .backlogs import find_acked_entry_before, find_first_unacked_index
 
 TIMES_MAX = 1000
 """Most timestamps in one request for offsets: each costs some reads."""
@@ -121,9 +121,7 @@ class TopicQueries:
         index = -1
         if subscription:
             check_subscription_name(subscription)
-            index = await reader.message_index_after(
-                (await topic.registry.subscribe(subscription, shape.start)).cursor.mark
-            )
+            index = await find_first_unacked_index(await topic.registry.subscribe(subscription, shape.start))
         by_time, turns = list[int](), EventLoopSlices(self._broker.world.clock)
         for time_ms in times_ms:
             by_time.append((await reader.locate_time(time_ms)).first_index)

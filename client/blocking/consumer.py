@@ -31,7 +31,7 @@ from ..consume.ranges import Reader as AsyncReader
 from ..consume.receiver_queue import BatchReceiver, ReceiverQueue
 from ..model.message import ConsumerEventListener, Message, call_event_listener
 from ..model.message_id import MessageId
-from .faces import ConsumerFacade, ReaderFacade
+from .faces import ConsumerFacade, PullConsumerFacade, ReaderFacade
 from .loop_thread import ForkReopenedFacade, acquire_lock, asyncio_transaction_of, monotonic
 from .producer import Transaction
 
@@ -331,6 +331,23 @@ class Reader(ReaderFacade, _Receiving[AsyncReader]):
                 yield self.read_next()
             except AlreadyClosed:
                 return
+
+
+class PullConsumer(PullConsumerFacade):
+    """Pulls messages of a topic by index, without a subscription; see `Client.pull_consumer`.
+
+        with client.pull_consumer("flights", offsets=magnetar.FileOffsetStore("/var/lib/board/offsets")) as pull:
+            index = pull.load_offset()
+            while True:
+                found = pull.pull(index, timeout=30)
+                for message in found.messages:
+                    ...
+                index = found.next_index
+                pull.store_offset(index)
+
+    Any thread may pull. Errors: TopicNotFound if the topic was deleted, or made anew since this object was opened;
+    CryptoError and ChecksumError for a message that cannot be decrypted or is damaged, past which a pull does not go by
+    itself: pull from the next index."""
 
 
 def take_message_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Message:

@@ -18,6 +18,8 @@ from ..common.closing import ClosedAfterWith
 from ..connect.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
 from ..consume.consumer import Consumer as AsyncConsumer
 from ..consume.consumer import PartitionProgress
+from ..consume.pull import OffsetStore, PullResult
+from ..consume.pull import PullConsumer as AsyncPullConsumer
 from ..consume.ranges import Reader as AsyncReader
 from ..consume.receiver_queue import ConsumerBatchReceivePolicy
 from ..consume.table_view import TableView as AsyncTableView
@@ -50,7 +52,7 @@ from .loop_thread import BlockingFacade, ForkReopenedFacade, ProcessBoundFacade,
 
 if TYPE_CHECKING:
     from .client import TableView
-    from .consumer import Consumer, Reader
+    from .consumer import Consumer, PullConsumer, Reader
     from .producer import Half, Producer, Transaction
 
 
@@ -64,6 +66,7 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
     _create_producer: Callable[[dict[str, Any]], Producer]
     _subscribe: Callable[[dict[str, Any]], Consumer]
     _create_reader: Callable[[dict[str, Any]], Reader]
+    _pull_consumer: Callable[[dict[str, Any]], PullConsumer]
     _create_table_view: Callable[[dict[str, Any]], TableView]
 
     def __init__(
@@ -279,6 +282,23 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         decrypted.
         """
         return self._create_table_view(pick_parameters(locals()))
+
+    def pull_consumer(
+        self,
+        topic: str,
+        *,
+        offsets: OffsetStore | None = None,
+        schema: Schema | None = None,
+        receiver_queue_size: int = 1000,
+        is_read_compacted: bool = False,
+        crypto_key_reader: KeyReader | None = None,
+        isolation: str = "read_committed",
+    ) -> PullConsumer:
+        """Opens a pull consumer, which pulls messages of a topic by index, without a subscription. `offsets`: where it
+        stores the indexes at which it goes on, an OffsetStore (docs/sdk.md). The other parameters are those of
+        `create_reader`; for a message that cannot be decrypted a pull raises CryptoError.
+        """
+        return self._pull_consumer(pick_parameters(locals()))
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         """Returns the full names of the topic's partitions; only the name of the topic itself if it is not partitioned
@@ -503,6 +523,47 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
     def unsubscribe(self) -> None:
         """Deletes the subscription and closes the consumer."""
         self._run(self._current().unsubscribe())
+
+
+class PullConsumerFacade(ForkReopenedFacade[AsyncPullConsumer]):
+    """The methods of the blocking PullConsumer that only call or await those of the asyncio PullConsumer."""
+
+    def partitions(self) -> list[int]:
+        """Returns the numbers of the topic's partitions now; none if it is not partitioned."""
+        return self._run(self._current().partitions())
+
+    def pull(
+        self,
+        from_index: int,
+        max_messages: int = 100,
+        max_bytes: int = 1048576,
+        timeout: float = 0,
+        filter: str | None = None,
+        *,
+        partition: int | None = None,
+    ) -> PullResult:
+        """Returns the messages from `from_index` on that are there, in order: at most `max_messages`, and `max_bytes`
+        of payload, but always one. Waits up to `timeout` seconds for the first one; 0: returns what the broker has now.
+
+        `filter`: an expression of docs/features.md over properties; messages that it does not want are left out, and
+        `next_index` goes over them. `partition`: needed for a partitioned topic; see `partitions`. The result says
+        FOUND, NO_NEW, NO_MATCH or OUT_OF_RANGE. A cancelled pull may be repeated.
+        """
+        return self._run(self._current().pull(**pick_parameters(locals())))
+
+    def load_offset(self, *, partition: int | None = None) -> int:
+        """Returns the index that was stored last for this partition of this topic; if there is none, the index of the
+        oldest message.
+        """
+        return self._run(self._current().load_offset(partition=partition))
+
+    def store_offset(self, index: int, *, partition: int | None = None) -> None:
+        """Stores the index at which this program goes on."""
+        self._run(self._current().store_offset(index, partition=partition))
+
+    def progress(self, *, partition: int | None = None) -> PartitionProgress:
+        """Asks the broker for the range of a partition: `earliest` and `end`."""
+        return self._run(self._current().progress(partition=partition))
 
 
 class ReaderFacade(ForkReopenedFacade[AsyncReader]):

@@ -286,6 +286,10 @@ class Reader(ClosedAfterAsyncWith):
             await fetch_writer_schemas(self.inbox, message)
         return self.on_taken(message)
 
+    async def wait_available(self) -> None:
+        """Waits until a message waits in the client. Raises NoMessageAvailable if the brokers have none now."""
+        await self._partitions.wait_available()
+
     async def has_message_available(self) -> bool:
         """Returns whether the topic has a message after the last one that was read. Asks the broker if no message waits
         in the client."""

@@ -324,6 +324,23 @@ class DamagedMessage(Message):
         return error
 
 
+def read_filter_field(message: Message, name: str) -> str | int | None:
+    """Returns the value of a name of `proto.filters.SYSTEM_NAMES`."""
+    if name == "message.key":
+        return message.partition_key() if message.fields.HasField("partition_key") else None
+    if name == "message.ordering_key":
+        return message.ordering_key() if message.fields.HasField("ordering_key") else None
+    if name == "message.event_time":
+        return message.event_timestamp() or None
+    if name == "message.producer":
+        return message.producer_name()
+    if name == "message.publish_time":
+        return message.publish_timestamp()
+    if name == "message.size":
+        return len(message.data())
+    return message.int_schema_version() if message.writer_version else None
+
+
 # ------------------------------------------------------------------------------------------------- message_batch
 # `MessageBatch`: takes the payload of a batch apart, which a program got by other ways than a consumer.
 

@@ -245,21 +245,22 @@ class SubscriptionStart(NamedTuple):
     start_at_ms: int
 
     @classmethod
-    def from_options(cls, options: Mapping[str, Any], make_name: Callable[[], str]) -> SubscriptionStart:
-        """Returns what the parameters of `Client.subscribe` say. Raises WrongValue if they contradict each other.
+    def choose(
+        cls, durable: bool | None, place: MessageId | None, at: datetime | None, consumer_name: str | None, *,
+        broadcast: bool, inclusive: bool, make_name: Callable[[], str],
+    ) -> SubscriptionStart:  # fmt: skip
+        """Returns what these parameters of `Client.subscribe` say. Raises WrongValue if they contradict each other.
         `make_name()` returns a random name."""
-        broadcast, place, at = options["broadcast"], options["start_message_id"], options["start_at"]
-        durable = not broadcast if options["durable"] is None else options["durable"]
-        name = options["consumer_name"]
-        if durable and place is not None:
+        lasts = not broadcast if durable is None else durable
+        if lasts and place is not None:
             raise WrongValue("start_message_id is of a subscription that is not durable: seek, or give start_at")
         if place is not None and at is not None:
             raise WrongValue("start_message_id and start_at exclude each other")
-        if broadcast and durable and not name:
+        if broadcast and lasts and not consumer_name:
             raise WrongValue("a durable broadcast needs a consumer_name: its subscription is found again by it")
-        suffix = f"-{name if durable else make_name()}" if broadcast else ""
-        start = None if place is None else ReaderStart(place, options["start_message_id_inclusive"])
-        return cls(durable, suffix, start, 0 if at is None else max(1, int(at.timestamp() * 1000)))
+        suffix = f"-{consumer_name if lasts else make_name()}" if broadcast else ""
+        start = None if place is None else ReaderStart(place, inclusive)
+        return cls(lasts, suffix, start, 0 if at is None else max(1, int(at.timestamp() * 1000)))
 
 
 BATCH_INDEX_MAX = 2**31 - 1

@@ -17,6 +17,7 @@ from magnetar.client.common.errors import (
     PulsarException,
 )
 from magnetar.client.consume.consumer import PartitionProgress
+from tests.client.consume.test_now import take_all
 from tests.client.consume.test_ranges import fill, url_of
 from tests.support.cluster import cluster
 
@@ -173,13 +174,6 @@ async def test_a_partition_has_one_exclusive_consumer_and_changes_hands_without_
             await producer.send(each)
         done: list[bytes] = []
 
-        async def drain(consumer: aio.Consumer) -> None:
-            with pytest.raises(NoMessageAvailable):
-                while True:
-                    message = await consumer.receive(now=True)
-                    await consumer.acknowledge(message)
-                    done.append(message.data())
-
         for _ in range(10):
             message = await one.receive(now=True)
             await one.acknowledge(message)
@@ -191,7 +185,7 @@ async def test_a_partition_has_one_exclusive_consumer_and_changes_hands_without_
         await two.assign([2, 3])
         assert sorted(each.topic.partition for each in one.partitions) == [0, 1]
         for consumer in (one, two):
-            await drain(consumer)
+            done += await take_all(consumer)
         assert sorted(done, key=int) == sent, "each once, though a partition changed hands"
         await two.assign(())
         await one.assign(range(4))
